@@ -81,7 +81,7 @@ def train(
     loss_of: Callable[[nn.Module, object], tuple[torch.Tensor, int]],
     schedule: Schedule,
     folder: Path,
-    save_every: int = 250,
+    save_every: int = 100,
 ) -> list[dict]:
     """Train `model` in place and return the loss curve, one row per `save_every` steps.
 

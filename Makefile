@@ -1,0 +1,55 @@
+# make help lists the targets. Settings: STUDY (which study), CORES, PYTHON, PORT, VENV (an environment of your own),
+# PIP_ARGS, SNAKEMAKE_ARGS, PYTEST_ARGS.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help book test serve lab clean distclean
+
+PYTHON ?= python3
+VENV ?= .venv
+STUDY ?= study.yml
+CORES ?= all
+PORT ?= 8000
+PIP_ARGS ?=
+SNAKEMAKE_ARGS ?=
+STAMP := $(VENV)/.installed
+BOOK := book/_build/html/index.html
+RUN := PATH="$(abspath $(VENV))/bin:$$PATH"
+SNAKEMAKE := $(RUN) snakemake --cores $(CORES) --config study=$(STUDY) --rerun-incomplete --keep-going \
+    --quiet rules $(SNAKEMAKE_ARGS)
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z]+):.*  ## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	    "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the pinned packages into $(VENV); the first time takes a few minutes."
+	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) \
+	    --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+book: $(STAMP)  ## run the study and build the book
+	@if $(SNAKEMAKE) --summary 2>/dev/null | awk -F'\t' 'NR > 1 && $$NF != "no update" {stale = 1} \
+	    END {exit NR < 2 || stale}'; then echo "Nothing has changed: the book is up to date."; else \
+	    $(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }; fi
+	@echo "Open file://$(CURDIR)/$(BOOK) or run 'make serve'."
+
+test: $(STAMP)  ## run all tests; they build the book first
+	@tests/browser.sh
+	@$(RUN) python -m pytest --durations=10 $(PYTEST_ARGS)
+
+serve: book  ## build the book and open it in a browser
+	@echo "Serving the book at http://127.0.0.1:$(PORT)/ (Ctrl-C ends it)."
+	@($(RUN) python -m webbrowser -t http://127.0.0.1:$(PORT)/ >/dev/null 2>&1 || true) &
+	@$(RUN) python -m http.server --bind 127.0.0.1 --directory $(dir $(BOOK)) $(PORT)
+
+lab: $(STAMP)  ## open the notebooks in JupyterLab
+	@$(RUN) jupyter lab notebooks
+
+clean:  ## remove the book, results and logs; traces and the environment stay
+	rm -rf book/_build book/_toc.yml book/generated book/results results logs .snakemake
+
+distclean: clean  ## remove the traces and the environment as well
+	rm -rf runs .venv

@@ -1,0 +1,78 @@
+"""Every enabled model of the study through every notebook, then the book: `make book`, or snakemake anywhere."""
+
+import os
+import re
+import shlex
+
+from eelib.book import Study
+
+STUDY = Study.load(config.get("study", "study.yml"))
+os.environ |= {
+    "PYTHONHASHSEED": "0",
+    "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel of this environment, not one in the user's home
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+RUNS = [(model, notebook) for model in STUDY.models for notebook in STUDY.notebooks]
+PAGES = [f"book/results/{model}/{notebook}.ipynb" for model, notebook in RUNS]
+RESULTS = [f"results/{model}/{notebook}.json" for model, notebook in RUNS]
+
+
+wildcard_constraints:
+    model="|".join(map(re.escape, STUDY.models)),
+    notebook="|".join(map(re.escape, STUDY.notebooks)),
+
+
+localrules:
+    book,
+
+
+rule book:
+    input:
+        PAGES,
+        RESULTS,
+        STUDY.page_sources(),
+    output:
+        "book/_build/html/index.html",
+    log:
+        "logs/book.log",
+    params:
+        study=STUDY.path,
+    message:
+        "building the book"
+    shell:
+        "( python -m eelib.book --study {params.study:q}"
+        " && rm -rf book/_build"  # a cached page would hide its warnings
+        " && jupyter-book build book --config _config.yml -n -W --keep-going ) 2>&1 | tee {log}"
+
+
+rule results:
+    input:
+        PAGES,
+        RESULTS,
+
+
+rule notebook:
+    input:
+        lambda wildcards: STUDY.notebook_sources(wildcards.model, wildcards.notebook),
+    output:
+        page="book/results/{model}/{notebook}.ipynb",
+        results="results/{model}/{notebook}.json",
+    log:
+        "logs/{model}/{notebook}.log",
+    params:
+        draft="logs/{model}/{notebook}.ipynb",  # stays there when the notebook fails
+        values=lambda wildcards: " ".join(
+            f"-p {name} {shlex.quote(str(value))}"
+            for name, value in STUDY.parameters(wildcards.model, wildcards.notebook).items()
+        ),
+    threads: STUDY.threads
+    resources:
+        mem_mb=lambda wildcards: STUDY.models[wildcards.model].get("memory_gb", 4) * 1024,
+        gpu=lambda wildcards: STUDY.models[wildcards.model].get("gpu", 0),
+    message:
+        "{wildcards.notebook} on {wildcards.model}"
+    shell:
+        "OMP_NUM_THREADS={threads}"
+        " papermill notebooks/{wildcards.notebook}.ipynb {params.draft} -k python3 {params.values}"
+        " 2>&1 | tee {log} && mv {params.draft} {output.page}"

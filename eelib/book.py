@@ -1,0 +1,356 @@
+"""From results to pages: reads the study, and writes everything in the book that is not prose or a notebook.
+
+`python -m eelib.book` writes `book/_toc.yml` and the fragments in `book/generated/` that the prose pages include. The
+Snakefile uses `Study` to know what runs with which parameters and what it depends on.
+"""
+
+import argparse
+import ast
+import base64
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eelib.papers import Claim, claims
+
+PACKAGE = Path("eelib")
+DATA = Path("data")
+BOOK = Path("book")
+GENERATED = BOOK / "generated"
+RESULTS = Path("results")
+Results = dict[tuple[str, str], dict[str, Any]]  # by model and notebook
+VERDICTS = ("holds", "does not hold", "undecided", "not testable here")
+# Headings of the table of findings, by key in the results of the saturation notebook.
+HEADLINES = {
+    "BLEU": "BLEU",
+    "chrF": "chrF",
+    "F1": "F1",
+    "ROUGE-L": "ROUGE-L",
+    "perc_first": "perc, first",
+    "perc_stable": "perc, stable",
+    "avg_first": "avg, first",
+    "avg_stable": "avg, stable",
+}
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "pandas", "pyarrow", "spacy", "sacrebleu",
+            "rouge-score", "papermill", "jupyter-book", "snakemake")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What `study.yml` asks for. A model is a shipped name, a local folder or a hub id, whose last part is its folder."""
+
+    path: str
+    models: dict[str, dict[str, Any]]  # by folder; enabled ones only
+    notebooks: dict[str, dict[str, Any]]
+    shared: dict[str, Any]
+    threads: int
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Study":
+        """Read and check a study; ValueError names the key that is wrong."""
+        study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        if unknown := set(study) - {"threads", "parameters", "notebooks", "models"}:
+            raise ValueError(f"{path}: unknown {sorted(unknown)}; known are threads, parameters, notebooks and models")
+        models: dict[str, dict[str, Any]] = {}
+        for name, settings in study["models"].items():
+            settings = settings or {}
+            if unknown := set(settings) - {"enabled", "memory_gb", "gpu", "parameters"}:
+                known = "enabled, memory_gb, gpu and parameters"
+                raise ValueError(f"{path}: model {name}: unknown {sorted(unknown)}; known are {known}")
+            if settings.get("enabled", True):
+                folder = Path(name).name
+                if folder in models:
+                    raise ValueError(f"{path}: two models would share the folder results/{folder}")
+                models[folder] = settings | {"model": name}
+        notebooks = {name: values or {} for name, values in study["notebooks"].items()}
+        for kind, entries in (("model", models), ("notebook", notebooks)):
+            if not entries:
+                raise ValueError(f"{path}: no {kind} is enabled")
+        return cls(str(path), models, notebooks, study.get("parameters") or {}, study.get("threads", 1))
+
+    def parameters(self, model: str, notebook: str) -> dict[str, Any]:
+        """What papermill is told, by parameter name."""
+        settings = self.models[model]
+        own = settings.get("parameters") or {}
+        folders = {"runs_folder": "runs", "results_folder": str(RESULTS)}
+        return {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | folders
+
+    def notebook_sources(self, model: str, notebook: str) -> list[str]:
+        """Files that the page of a notebook on a model depends on: code, data, weights."""
+        source = Path("notebooks") / f"{notebook}.ipynb"
+        folders = ("texts", "papers", "models/pocket-tagger", f"models/{model}")
+        data = (file for folder in folders for file in (DATA / folder).rglob("*")
+                if file.is_file() and file.name != "card.json")
+        return [str(source), *map(str, modules_behind(source)), *sorted(map(str, data))]
+
+    def page_sources(self) -> list[str]:
+        """Files that the rest of the book depends on."""
+        found = [*BOOK.glob("*.md"), *BOOK.glob("*.bib"), *BOOK.glob("_static/*"), *DATA.glob("papers/*"),
+                 *DATA.rglob("card.json"), *modules_behind(PACKAGE / "book.py")]
+        return sorted({self.path, "_config.yml", *map(str, found)})
+
+
+def modules_behind(source: Path) -> list[Path]:
+    """The files of eelib that a notebook or a module of eelib imports, directly or through others; a module counts."""
+    stems = {file.stem for file in PACKAGE.glob("*.py")}
+    if source.suffix == ".ipynb":
+        cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        pending, seen = _imported(re.sub(r"(?m)^\s*[%!].*$", "", code), stems) | {"__init__"}, set()
+    else:
+        pending, seen = {source.stem}, set()
+    while pending:
+        stem = pending.pop()
+        seen.add(stem)
+        code = (PACKAGE / f"{stem}.py").read_text(encoding="utf-8")
+        pending |= _imported(code, stems, lazy=stem == "__init__") - seen
+    return sorted(PACKAGE / f"{stem}.py" for stem in seen)
+
+
+def _imported(code: str, stems: set[str], lazy: bool = False) -> set[str]:
+    """Modules of eelib that `code` imports. `lazy`: a module's name as a string counts, as in a table of imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import(names=imported):
+                names |= {alias.name.removeprefix("eelib.") for alias in imported}
+            case ast.ImportFrom(module=module, names=imported, level=level):
+                inner = (module or "").removeprefix("eelib").removeprefix(".")
+                if level or module.startswith("eelib"):
+                    names |= {inner} if inner else {alias.name for alias in imported}
+            case ast.Attribute(value=ast.Name(id="eelib"), attr=name):
+                names.add(name)
+            case ast.Constant(value=str(text)) if lazy:
+                names.add(text.removeprefix("eelib").removeprefix("."))
+    return names & stems
+
+
+# Pieces of Markdown
+
+
+def text(value: Any) -> str:
+    """A value as one line of Markdown: nothing in it is markup, addresses are links, floats are short."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(text, value))
+    parts = re.split(r"(https?://[^\s<>()|]+[^\s<>()|.,;])", " ".join(str(value).split()))  # odd parts are addresses
+    parts[::2] = [re.sub(r"([\\`*_{}\[\]<>$|#~])", r"\\\1", part) for part in parts[::2]]
+    parts[1::2] = [f"<{part}>" for part in parts[1::2]]
+    return "".join(parts)
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table; cells that are already Markdown are wrapped in `Markdown`."""
+    headings = list(headings)
+    lines = [headings, ["---"] * len(headings)]
+    lines += [[cell if isinstance(cell, Markdown) else text(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+class Markdown(str):
+    """Text that is Markdown already."""
+
+
+def interval(result: dict[str, Any]) -> str:
+    """An estimate with its interval; a dash where there is none."""
+    estimate, low, high = (text(result.get(key)) for key in ("estimate", "low", "high"))
+    return estimate if low == "–" else f"{estimate} ({low} to {high})"
+
+
+def curve(values: list, label: str, width: int = 480, height: int = 120) -> str:
+    """A line through numbers, or through (x, y) pairs, as inline SVG that follows the colour of the text."""
+    xs, ys = zip(*(pair if isinstance(pair, (list, tuple)) else (i, pair) for i, pair in enumerate(values)))
+    left, top = min(xs), max(ys)
+    across, down = width / (max(xs) - left or 1), height / (top - min(ys) or 1)
+    path = " ".join(f"{(x - left) * across:.1f},{(top - y) * down:.1f}" for x, y in zip(xs, ys))
+    caption = escape(f"{label}: from {float(ys[0]):.3g} to {float(ys[-1]):.3g}, over {xs[0]:,} to {xs[-1]:,}")
+    return (f'<figure class="curve"><svg viewBox="-4 -4 {width + 8} {height + 8}" role="img" aria-label="{caption}">'
+            f'<polyline points="{path}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
+            f"<figcaption>{caption}</figcaption></figure>\n")
+
+
+# Results
+
+
+def load_results(study: Study) -> Results:
+    """What the notebooks of the study wrote, by model and notebook; those that have not run are missing."""
+    runs_wanted = ((model, notebook) for model in study.models for notebook in study.notebooks)
+    paths = {(model, notebook): RESULTS / model / f"{notebook}.json" for model, notebook in runs_wanted}
+    return {key: json.loads(path.read_text(encoding="utf-8")) for key, path in paths.items() if path.exists()}
+
+
+def executed(model: str, notebook: str) -> dict[str, Any]:
+    """The executed notebook, as stored; empty where there is none."""
+    path = BOOK / "results" / model / f"{notebook}.ipynb"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def verdicts(results: Results, model: str) -> list[tuple[Claim, dict[str, Any]]]:
+    """Every claim on record with its verdict on a model; "not run" where no notebook has left one."""
+    found = {row["id"]: row for (name, _), result in results.items() if name == model for row in result["claims"]}
+    return [(claim, found.get(claim.id, {"verdict": "not run"})) for claim in claims()]
+
+
+def source(claim: Claim) -> str:
+    """Where a claim comes from, in words."""
+    return f"this study, after {claim.reference}" if claim.ours else claim.reference
+
+
+def contents(study: Study) -> dict[str, Any]:
+    """The table of contents: a page per model and notebook between the prose pages."""
+    captions = {"The study": ["run_on_your_model"]}
+    captions |= {f"Results: {model}": [f"results/{model}/{notebook}" for notebook in study.notebooks]
+                 for model in study.models}
+    captions["All together"] = ["scoreboard", "cards", "runs", "references"]
+    parts = [{"caption": caption, "chapters": [{"file": page} for page in pages]} for caption, pages in captions.items()]
+    return {"format": "jb-book", "root": "intro", "parts": parts}
+
+
+def findings(study: Study, results: Results) -> str:
+    """What was found, per model: verdicts counted and listed, the main table, the front page's figure."""
+    pieces = []
+    for model in study.models:
+        judged = verdicts(results, model)
+        count = Counter(row["verdict"] for _, row in judged)
+        listed = ", ".join(f"{count[verdict]} {verdict}" for verdict in (*VERDICTS, "not run") if count[verdict])
+        pieces += [f"### On {text(model)}\n", f"{len(judged)} claims were put to it: {listed}.\n"]
+        tasks = results.get((model, "saturation"), {}).get("tasks", {})
+        keys = [key for key in HEADLINES if any(key in values for values in tasks.values())]
+        if keys:
+            rows = ([task, *(values.get(key, {}).get("estimate") for key in keys)] for task, values in tasks.items())
+            pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows))
+        pieces.append(front_figure(model, study.notebooks))
+        for verdict in VERDICTS[:3]:  # the others say nothing about the claim; they are on the scoreboard
+            lines = [f"- {text(claim.claim)} ({text(source(claim))}): {interval(row)}"
+                     for claim, row in judged if row["verdict"] == verdict]
+            if lines:
+                pieces += [f"**{verdict.capitalize()}**\n", "\n".join(lines) + "\n"]
+    return "\n".join(pieces)
+
+
+def front_figure(model: str, notebooks: Iterable[str]) -> str:
+    """The figure of the first cell tagged `front-page` in the executed notebooks of a model."""
+    cells = (cell for notebook in notebooks for cell in executed(model, notebook).get("cells", []))
+    for cell in cells:
+        if "front-page" not in cell["metadata"].get("tags", []):
+            continue
+        for output in cell.get("outputs", []):
+            data, metadata = output.get("data", {}), output.get("metadata", {})
+            if "<img" in (html := "".join(data.get("text/html", ""))) or "<svg" in html:
+                return f"```{{raw}} html\n{html}\n```\n"
+            for kind, suffix in (("image/svg+xml", "svg"), ("image/png", "png")):
+                if kind in data:
+                    content = "".join(data[kind])
+                    path = GENERATED / f"{model}.{suffix}"
+                    path.write_bytes(base64.b64decode(content) if suffix == "png" else content.encode())
+                    alt = metadata.get("alt") or metadata.get(kind, {}).get("alt", "")
+                    return f"![{text(alt)}]({path.relative_to(BOOK)})\n"
+    return ""
+
+
+def scoreboard(study: Study, results: Results) -> str:
+    """Every claim and its verdict, a table per model."""
+    headings = ["Claim", "In our words", "Source", "Verdict", "Estimate (95% interval)", "Sequences", "Reason"]
+    pieces = []
+    for model in study.models:
+        rows = []
+        for claim, row in verdicts(results, model):
+            page = f"results/{model}/{claim.notebook}.ipynb"
+            verdict = text(row["verdict"])
+            reached = Markdown(f"[{verdict}]({page})" if (model, claim.notebook) in results else verdict)
+            rows.append([claim.id, claim.claim, source(claim), reached, Markdown(interval(row)), row.get("sequences"),
+                         row.get("reason")])
+        pieces += [f"## {text(model)}\n", table(headings, rows)]
+    return "\n".join(pieces)
+
+
+def cards() -> str:
+    """The cards of the shipped models and texts."""
+    pieces = []
+    for heading, pattern in (("Models", "models/*/card.json"), ("Texts", "texts/card.json")):
+        for path in sorted(DATA.glob(pattern)):
+            card = json.loads(path.read_text(encoding="utf-8"))
+            pieces += [f"## {heading}: {text(card.pop('name', path.parent.name))}\n", *card_parts(card)]
+    return "\n".join(pieces)
+
+
+def card_parts(card: dict[str, Any], title: str = "") -> Iterator[str]:
+    """A card's values as a table, its curves as figures, its inner parts below, each under its name."""
+    if title:
+        yield f"**{text(title.replace('_', ' '))}**\n"
+    rows, curves, inner = [], {}, {}
+    for key, value in card.items():
+        name = key.replace("_", " ")
+        if isinstance(value, dict):
+            inner[name] = value
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            inner |= {f"{name} {i}": part for i, part in enumerate(value, 1)}
+        elif isinstance(value, list) and len(value) > 8 and isinstance(value[0], (int, float, list)):
+            curves[name] = value
+        else:
+            rows.append([name, value])
+    if rows:
+        yield table(["", ""], rows)
+    yield from (curve(values, name) for name, values in curves.items())
+    shapes = {tuple(part) for part in inner.values()}
+    if len(inner) > 1 and len(shapes) == 1 and not any(isinstance(value, dict) for value in _values(inner)):
+        yield table(["", *shapes.pop()], ([name, *part.values()] for name, part in inner.items()))
+    else:
+        for name, part in inner.items():
+            yield from card_parts(part, f"{title}, {name}" if title else name)
+
+
+def _values(parts: dict[str, dict[str, Any]]) -> Iterator[Any]:
+    return (value for part in parts.values() for value in part.values())
+
+
+def runs(results: Results) -> str:
+    """Run times, settings and versions."""
+    headings = ["Model", "Notebook", "Date", "Time", "Device", "Number format", "Tasks", "Limit", "Most new tokens"]
+    rows, versions = [], {package: _version(package) for package in PACKAGES}
+    for (model, notebook), result in results.items():
+        manifest, parameters = result["manifest"], result["parameters"]
+        seconds = executed(model, notebook).get("metadata", {}).get("papermill", {}).get("duration")
+        rows.append([model, Markdown(f"[{text(notebook)}](results/{model}/{notebook}.ipynb)"), result["date"],
+                     f"{seconds:.0f} s" if seconds else None, *(manifest.get(key) for key in ("device", "dtype")),
+                     *(parameters.get(key) for key in ("tasks", "limit", "max_new_tokens"))])
+        versions |= manifest.get("versions", {})
+    return "\n".join([table(headings, rows), "## Versions\n", table(["Package", "Version"], versions.items())])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def main() -> None:
+    """Write the table of contents and the generated fragments."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--study", default="study.yml", help="which study (study.yml)")
+    study = Study.load(parser.parse_args().study)
+    results = load_results(study)
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    (BOOK / "_toc.yml").write_text(yaml.safe_dump(contents(study), sort_keys=False), encoding="utf-8")
+    fragments = {"findings": findings(study, results), "scoreboard": scoreboard(study, results),
+                 "cards": cards(), "runs": runs(results)}
+    for name, fragment in fragments.items():
+        (GENERATED / f"{name}.md").write_text(fragment + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

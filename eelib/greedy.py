@@ -1,0 +1,137 @@
+"""Greedy decoding of a batch with the model's own cache, keeping every layer's state of each emitted token."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache
+
+from .model import Model, causal_inputs
+from .probe import block_states, site_states
+
+
+@dataclass
+class Decoded:
+    """Outputs of one batch: token ids per row (the end token included, if reached) and the states they came from.
+
+    `states` is [sum of lengths, L+1, width], rows in order of sequence, then position; on the model's device.
+    """
+
+    ids: list[list[int]]
+    states: Tensor
+    gap: Tensor  # [sum of lengths], the emitted token's logit minus the runner-up's
+
+
+@torch.no_grad()
+def decode(model: Model, prompts: list[list[int]], max_new_tokens: int) -> Decoded:
+    """Plain argmax decoding of token id lists until an end token, the window, or `max_new_tokens`.
+
+    The state kept for a token is that of the position which predicted it.
+    """
+    inputs, cache = begin(model, prompts)
+    rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
+    ids: list[list[int]] = [[] for _ in prompts]
+    states: list[list[Tensor]] = [[] for _ in prompts]
+    gaps: list[list[Tensor]] = [[] for _ in prompts]
+    longest = max(len(p) for p in prompts) if model.kind == "causal" else 1
+    room = max(1, min(max_new_tokens, model.window - longest))
+    for step in range(room):
+        with block_states(model.blocks) as captured:
+            output = model.network(**inputs, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        layers = torch.stack([state[:, -1] for state in captured], dim=1)  # [rows, L+1, width]
+        top, best = output.logits[:, -1].float().topk(2, dim=-1)
+        emitted, gap = best[:, 0].tolist(), top[:, 0] - top[:, 1]
+        for place, row in enumerate(rows):
+            if row is not None:
+                ids[row].append(emitted[place])
+                states[row].append(layers[place])
+                gaps[row].append(gap[place])
+                if emitted[place] in model.eos_ids:
+                    rows[place] = None
+        going = [place for place, row in enumerate(rows) if row is not None]
+        if not going or step + 1 == room:
+            break
+        if len(going) <= len(rows) // 2 and hasattr(cache, "batch_select_indices"):
+            inputs = keep_rows(model, inputs, cache, going)
+            rows, emitted = [rows[place] for place in going], [emitted[place] for place in going]
+        inputs = advance(model, inputs, emitted)
+    return Decoded(ids, torch.stack([s for row in states for s in row]), torch.stack([g for row in gaps for g in row]).cpu())
+
+
+def begin(model: Model, prompts: list[list[int]]) -> tuple[dict, object]:
+    """Arguments of the first step and an empty cache; causal prompts are padded on the left, sources on the right."""
+    width = max(len(p) for p in prompts)
+    left = model.kind == "causal"
+    pad = [[model.pad_id] * (width - len(p)) for p in prompts]
+    ids = torch.tensor([q + p if left else p + q for p, q in zip(prompts, pad)], device=model.device)
+    ones = [[1] * len(p) for p in prompts]
+    mask = torch.tensor([[0] * len(q) + o if left else o + [0] * len(q) for o, q in zip(ones, pad)],
+                        device=model.device)
+    if left:
+        return causal_inputs(model, ids, mask), DynamicCache(config=model.network.config)
+    encoded = model.network.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
+    start = torch.full((len(prompts), 1), start_id(model), device=model.device)
+    return ({"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": start},
+            EncoderDecoderCache(DynamicCache(), DynamicCache()))
+
+
+def start_id(model: Model) -> int:
+    """The token an encoder-decoder's output starts from."""
+    config = model.network.config
+    chosen = [getattr(config, "decoder_start_token_id", None), getattr(config, "bos_token_id", None), model.pad_id]
+    return next(i for i in chosen if i is not None)
+
+
+def advance(model: Model, inputs: dict, emitted: list[int]) -> dict:
+    """Arguments of the next step: the emitted tokens, one per row."""
+    ids = torch.tensor(emitted, device=model.device)[:, None]
+    if model.kind == "seq2seq":
+        return {**inputs, "decoder_input_ids": ids}
+    mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids)], dim=1)
+    return causal_inputs(model, ids, mask)
+
+
+def keep_rows(model: Model, inputs: dict, cache, going: list[int]) -> dict:
+    """Drop finished rows from the cache (in place) and from the arguments."""
+    index = torch.tensor(going, device=model.device)
+    cache.batch_select_indices(index)
+    kept = {"attention_mask": inputs["attention_mask"][index]}
+    if model.kind == "seq2seq":
+        encoded = inputs["encoder_outputs"]
+        encoded.last_hidden_state = encoded.last_hidden_state[index]
+        kept["encoder_outputs"] = encoded
+    return kept
+
+
+@torch.no_grad()
+def states_of(model: Model, prompts: list[list[int]], outputs: list[list[int]], sites: bool = False
+              ) -> tuple[Tensor, dict[str, Tensor]]:
+    """States behind given outputs in one pass per sequence, no decoding.
+
+    Returns ([tokens, L+1, width], {site: [tokens, L, width]}), rows in order of sequence, then position. For masked
+    models `outputs` are the prompts themselves and each position is read in place.
+    """
+    if sites and not model.parts:
+        raise ValueError(model.parts_error)
+    layers, found = [], {}
+    for prompt, output in zip(prompts, outputs):
+        if model.kind == "causal":
+            ids = torch.tensor([prompt + output[:-1]], device=model.device)
+            inputs, first = {"input_ids": ids}, len(prompt) - 1
+        elif model.kind == "seq2seq":
+            inputs, first = {"input_ids": torch.tensor([prompt], device=model.device),
+                             "decoder_input_ids": torch.tensor([[start_id(model), *output[:-1]]], device=model.device)}, 0
+        else:
+            inputs, first = {"input_ids": torch.tensor([prompt], device=model.device)}, 0
+        extra = {} if model.kind == "masked" else {"use_cache": False}
+        if sites:
+            with block_states(model.blocks) as states, site_states(model.blocks, model.parts) as parts:
+                model.network(**inputs, **extra)
+            for site, values in parts.items():
+                found.setdefault(site, []).append(torch.stack([v[0, first:] for v in values], dim=1))
+        else:
+            with block_states(model.blocks) as states:
+                model.network(**inputs, **extra)
+        layers.append(torch.stack([state[0, first:] for state in states], dim=1))
+    return torch.cat(layers), {site: torch.cat(values) for site, values in found.items()}

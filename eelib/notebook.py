@@ -1,0 +1,216 @@
+"""What every notebook shares: checked parameters, traces of its tasks, results on disk and in the prose."""
+
+import ast
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from .model import DTYPES, Model, load_model, resolve_device
+from .papers import Verdict
+from .stats import Interval
+from .tasks import Task, load_task, task_names
+from .trace import Trace, trace, write_atomically
+
+KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
+
+
+class ParameterError(ValueError):
+    """A parameter that can't be used; shown as one line, in Jupyter and in papermill's log."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"ParameterError: {self}"]
+
+
+@dataclass(frozen=True)
+class Parameters(Mapping):
+    """The checked parameters of one run, by name."""
+
+    values: dict
+
+    def __getitem__(self, name: str):
+        return self.values[name]
+
+    def __getattr__(self, name: str):
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def check_parameters(choices: dict[str, tuple] | None = None, cells: list[str] | None = None,
+                     namespace: dict | None = None) -> Parameters:
+    """Check the notebook's parameters and return them; ParameterError names the bad one and what is allowed.
+
+    Declared are the annotated assignments of the notebook's cells; injected are the plain assignments of papermill's
+    cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter.
+    """
+    if cells is None:
+        from IPython import get_ipython
+        shell = get_ipython()
+        cells, namespace = shell.user_ns["In"], shell.user_ns
+    declared, injected = {}, []
+    for cell in cells:
+        try:
+            body = ast.parse(cell).body
+        except SyntaxError:  # cells with magics hold no parameters
+            continue
+        given = cell.lstrip().startswith("# Parameters")
+        for node in body:
+            if isinstance(node, ast.AnnAssign) and not given and node.value is not None:
+                declared.setdefault(node.target.id, ast.unparse(node.annotation))
+            elif isinstance(node, ast.Assign) and given:
+                injected += [target.id for target in node.targets]
+    unknown = sorted(set(injected) - set(declared))
+    if unknown:
+        raise ParameterError(f"parameter {unknown[0]!r} is not known; allowed: {', '.join(declared)}")
+    values = {name: namespace[name] for name in declared}
+    for name, kind in declared.items():
+        value = values[name]
+        if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
+            raise ParameterError(f"parameter {name} is {value!r}; it must be of type {kind}")
+    check_values(values, choices or {})
+    return Parameters(values)
+
+
+def check_values(values: dict, choices: dict[str, tuple]) -> None:
+    """The rules for the parameters that all notebooks share, and `choices`."""
+    allowed = {"dtype": tuple(DTYPES)} | choices
+    for name, options in allowed.items():
+        if name in values and values[name] not in options:
+            raise ParameterError(f"parameter {name} is {values[name]!r}; allowed: {', '.join(map(repr, options))}")
+    for name, least in (("limit", 0), ("max_new_tokens", 1), ("batch_size", 0), ("seed", 0)):
+        if name in values and values[name] < least:
+            raise ParameterError(f"parameter {name} is {values[name]}; it must be {least} or more")
+    if not values.get("model", "x").strip():
+        raise ParameterError("parameter model is empty; give a shipped name, a local folder or a hub id")
+    try:
+        task_names(values.get("tasks", "*"))
+        resolve_device(values.get("device", "auto"))
+    except ValueError as error:
+        raise ParameterError(str(error)) from None
+
+
+class Study:
+    """The model and traces that a notebook's parameters ask for.
+
+    `only` keeps tasks of these kinds; where none is left, ParameterError says so in one line.
+    """
+
+    def __init__(self, parameters: Parameters, only: tuple[str, ...] = (), sites: int = 0):
+        p = parameters
+        self.parameters = p
+        try:
+            self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
+            if only:
+                self.tasks = {n: t for n, t in self.tasks.items() if t.kind in only}
+            if not self.tasks:
+                raise ValueError(f"none of the tasks in {p.tasks!r} is of kind {' or '.join(only)}, which this notebook needs")
+            self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
+            self.traces: dict[str, Trace] = {
+                name: trace(self.model, task, max_new_tokens=p.max_new_tokens, folder=p.runs_folder,
+                            batch_size=p.batch_size or None, sites=sites, progress=False)
+                for name, task in self.tasks.items()}
+        except ValueError as error:
+            raise ParameterError(str(error)) from None
+
+    @cached_property
+    def quality(self) -> dict[str, dict[str, float]]:
+        """Scores of the outputs, by task."""
+        return {n: self.tasks[n].take(len(t.sequences)).quality(list(t.sequences["output"]))
+                if not t.manifest["skipped"] else self._quality_of_kept(n) for n, t in self.traces.items()}
+
+    def _quality_of_kept(self, name: str) -> dict[str, float]:
+        kept = self.traces[name].sequences
+        task = self.tasks[name]
+        rows = kept["sequence"].tolist()
+        part = Task(task.name, task.kind, [task.prompts[i] for i in rows], [task.references[i] for i in rows],
+                    [task.sources[i] for i in rows], [task.groups[i] for i in rows], task.source_language,
+                    task.target_language, task.baseline)
+        return part.quality(list(kept["output"]))
+
+    @cached_property
+    def learnt(self) -> dict[str, bool]:
+        """Whether the model is above each task's baseline, which was stated beforehand (`tasks.BASELINES`)."""
+        return {name: self.tasks[name].learnt(self.quality[name]) for name in self.traces}
+
+    @property
+    def where(self) -> str:
+        """Model, dtype, device and date, for captions."""
+        date = max(t.manifest["date"] for t in self.traces.values())
+        return f"{self.model.name}, {self.model.dtype} on {self.model.device.type}, {date}"
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one vocabulary entry, with leading space shown as an open box."""
+        return self.model.tokenizer.decode([int(token_id)]).replace(" ", "␣").replace("\n", "↵") or "∅"
+
+
+class Results:
+    """The figures that a notebook states: kept for the JSON file and glued for the prose."""
+
+    def __init__(self, notebook: str, study: Study):
+        self.notebook, self.study = notebook, study
+        self.tasks: dict[str, dict] = {}
+        self.overall: dict[str, dict] = {}
+        self.claims: list[dict] = []
+
+    def put(self, task: str, key: str, value: Interval | float) -> None:
+        """Keep one figure of one task."""
+        self.tasks.setdefault(task, {})[key] = as_dict(value)
+
+    def say(self, key: str, value: Interval | float | str) -> None:
+        """Keep one figure over all tasks and make it available to the prose as {glue:text}`key:format`.
+
+        An interval is glued as `key`, `key_low` and `key_high`.
+        """
+        from myst_nb import glue
+        self.overall[key] = as_dict(value)
+        if isinstance(value, Interval):
+            for name, part in ((key, value.estimate), (f"{key}_low", value.low), (f"{key}_high", value.high)):
+                glue(name, float(part), display=False)
+        else:
+            glue(key, value if isinstance(value, str) else float(value), display=False)
+
+    def judge(self, verdicts: list[Verdict]) -> None:
+        """Keep the verdicts on this notebook's claims."""
+        self.claims = [v.to_dict() for v in verdicts]
+
+    def save(self) -> Path:
+        """Write results/<model>/<notebook>.json, whole or not at all."""
+        study = self.study
+        path = Path(study.parameters.results_folder) / study.model.name / f"{self.notebook}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"notebook": self.notebook, "model": study.model.name, "date": time.strftime("%Y-%m-%d"),
+                   "parameters": dict(study.parameters), "quality": study.quality, "learnt": study.learnt,
+                   "traces": {n: {k: t.manifest.get(k) for k in ("weights", "task_hash", "settings", "code", "versions",
+                                                                 "seconds", "rows", "mismatches", "skipped", "layers")}
+                              for n, t in study.traces.items()},
+                   "tasks": self.tasks, "overall": self.overall, "claims": self.claims}
+        write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
+        return path
+
+
+def as_dict(value: Interval | float | str) -> dict:
+    """An interval, or a bare figure, as JSON keeps it."""
+    if isinstance(value, Interval):
+        return {"estimate": float(value.estimate), "low": float(value.low), "high": float(value.high),
+                "sequences": int(value.sequences)}
+    return {"estimate": value if isinstance(value, str) else float(value)}
+
+
+def clean(value):
+    """JSON has no NaN: such figures become null."""
+    if isinstance(value, dict):
+        return {k: clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,245 @@
+"""Tasks: texts, the paper's prompts, references, and how an output is scored."""
+
+import fnmatch
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .metrics import bleu_chrf, rouge, squad_f1
+from .prompts import LANGUAGES, question_prompt, summarization_prompt, translation_prompt
+
+TEXTS = Path(__file__).resolve().parent.parent / "data" / "texts"
+WMT22 = ("de-en", "de-fr", "en-de", "en-ja", "en-ru", "en-zh", "fr-de", "ja-en", "ru-en", "zh-en")  # P, Table 7
+HUB = {  # task -> (dataset, config, split), as P and M use them
+    "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "validation"),
+    "narrativeqa": ("deepmind/narrativeqa", None, "test"),
+    "squad": ("rajpurkar/squad", None, "validation"),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts with their references. `groups` names what is resampled together: the passage that questions share.
+
+    `kind` is translation, question_answering, summarization or prompts; `sources` are the bare inputs.
+    """
+
+    name: str
+    kind: str
+    prompts: list[str]
+    references: list[list[str]]
+    sources: list[str]
+    groups: list[str]
+    source_language: str = ""
+    target_language: str = ""
+    baseline: dict[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @staticmethod
+    def from_prompts(prompts: list[str], name: str = "prompts", references: list[list[str]] | None = None) -> "Task":
+        """A task of free prompts, with no metric unless references are given (then chrF)."""
+        if isinstance(prompts, str) or not prompts:
+            raise ValueError("prompts must be a list of at least one string")
+        bad = next((i for i, p in enumerate(prompts) if not isinstance(p, str) or not p.strip() or "\0" in p), None)
+        if bad is not None:
+            raise ValueError(f"prompt {bad} is empty, holds a NUL, or is not a string")
+        return Task(name, "prompts", list(prompts), references or [[] for _ in prompts], list(prompts),
+                    [str(i) for i in range(len(prompts))])
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of everything that a trace depends on."""
+        content = json.dumps([self.name, self.kind, self.prompts, self.references, self.groups], ensure_ascii=False)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def quality(self, outputs: list[str]) -> dict[str, float]:
+        """Scores of one output per prompt: BLEU and chrF (0-100), F1 (0-100), or ROUGE-1, 2, L (0-100)."""
+        if len(outputs) != len(self.references):
+            raise ValueError(f"{len(outputs)} outputs for {len(self.references)} prompts")
+        scored = [(o, r) for o, r in zip(outputs, self.references) if r]
+        if not scored:
+            return {}
+        hypotheses, references = [o for o, _ in scored], [r for _, r in scored]
+        if self.kind == "question_answering":
+            return squad_f1(hypotheses, references)
+        if self.kind == "summarization":
+            return rouge(hypotheses, references)
+        return bleu_chrf(hypotheses, references, self.target_language)
+
+    def learnt(self, quality: dict[str, float]) -> bool:
+        """Whether every score is above the baseline that was stated beforehand; true where none was stated."""
+        return all(quality.get(metric, 0.0) > value for metric, value in self.baseline.items())
+
+    def take(self, limit: int | None) -> "Task":
+        """The first `limit` items; all of them for None or 0."""
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit {limit} is negative; allowed: 0 (all) or a number of sequences")
+        if not limit or limit >= len(self):
+            return self
+        return replace(self, prompts=self.prompts[:limit], references=self.references[:limit],
+                       sources=self.sources[:limit], groups=self.groups[:limit])
+
+
+# Beforehand: below these a model has not learnt the task, so no claim is judged on it. BLEU 10 is the level under
+# which translations can't be followed; 10 F1 and 15 ROUGE-1 are what copying the input's first words reaches.
+BASELINES = {"translation": {"BLEU": 10.0}, "question_answering": {"F1": 10.0}, "summarization": {"ROUGE-1": 15.0}}
+
+
+def shipped_tasks() -> list[str]:
+    """Names of the tasks that come with the project."""
+    return sorted(str(p.relative_to(TEXTS).with_suffix("")) for p in TEXTS.glob("*/*.jsonl"))
+
+
+def task_names(pattern: str) -> list[str]:
+    """The tasks that a notebook's `tasks` parameter asks for: one name, several with commas, or a pattern with *.
+
+    Raises ValueError for a name that is neither shipped, nor a local folder or file, nor a hub task.
+    """
+    names: list[str] = []
+    for part in (p.strip() for p in str(pattern).split(",")):
+        found = fnmatch.filter(shipped_tasks(), part) if "*" in part else [part]
+        if not part or not found or not all(is_known(name) for name in found):
+            raise ValueError(f"task {part!r} is not known; allowed: {', '.join(known_tasks())}, a local folder or .jsonl "
+                             "file, several with commas, or a pattern such as translation/*")
+        names += [name for name in found if name not in names]
+    return names
+
+
+def known_tasks() -> list[str]:
+    """Shipped names, then the names of hub tasks."""
+    return shipped_tasks() + [f"wmt22/{pair}" for pair in WMT22] + list(HUB)
+
+
+def is_known(name: str) -> bool:
+    """Whether `load_task` can try this name."""
+    return name in known_tasks() or Path(name).exists()
+
+
+def load_task(name: str, limit: int | None = None, source: str | None = None) -> Task:
+    """A shipped task, a local folder or .jsonl file, or a hub task (wmt22/de-en, cnn_dailymail, narrativeqa, squad).
+
+    `source` loads a hub task from a local copy in the hub's own format instead (for wmt22: a sacreBLEU folder).
+    Raises ValueError: unknown name; a row with a missing, empty or NUL-holding text (file and row named).
+    """
+    if not is_known(name):
+        raise ValueError(f"task {name!r} is not known; allowed: {', '.join(known_tasks())}, or a local folder")
+    if name in shipped_tasks():
+        return task_of_rows(name, read_rows(TEXTS / f"{name}.jsonl")).take(limit)
+    if name.startswith("wmt22/"):
+        return task_of_rows(name, wmt22_rows(name.removeprefix("wmt22/"), source)).take(limit)
+    if name in HUB:
+        return task_of_rows(name, hub_rows(name, source, limit)).take(limit)
+    path = Path(name)
+    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.name.endswith((".jsonl", ".jsonl.gz")))
+    if not files:
+        raise ValueError(f"task folder {name!r} holds no .jsonl or .jsonl.gz file")
+    return task_of_rows(path.name.split(".jsonl")[0], [row for file in files for row in read_rows(file)]).take(limit)
+
+
+def read_rows(path: Path) -> list[dict]:
+    """Rows of a JSON Lines file; ValueError names the file and the line that is not a JSON object."""
+    import gzip
+    rows = []
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: not a JSON object")
+            rows.append(row)
+    return rows
+
+
+def hub_rows(name: str, source: str | None, limit: int | None) -> list[dict]:
+    """Rows of a hub dataset, or of a local copy of it in a format that `datasets` loads."""
+    import datasets
+    dataset, config, split = HUB[name]
+    try:
+        loaded = datasets.load_dataset(source, split=split) if source else datasets.load_dataset(dataset, config, split=split)
+    except Exception as error:  # datasets raises many kinds; the reader needs one line
+        raise ValueError(f"task {name!r} could not be loaded from {source or dataset}: {str(error).splitlines()[0]}") from None
+    return [dict(row) for row in loaded.select(range(min(limit or len(loaded), len(loaded))))]
+
+
+def wmt22_rows(pair: str, source: str | None) -> list[dict]:
+    """WMT22 general test of one pair, through sacreBLEU; `source` is a folder to use as its cache."""
+    if pair not in WMT22:
+        raise ValueError(f"direction {pair!r} is not one of P's Table 7; allowed: {', '.join(WMT22)}")
+    if source:
+        os.environ["SACREBLEU"] = str(source)
+    from sacrebleu import dataset, utils
+    if source:
+        dataset.base.SACREBLEU_DIR = utils.SACREBLEU_DIR = str(source)
+    files = utils.get_files("wmt22", pair)
+    named = {Path(f).name.split(f"{pair}.")[-1]: Path(f).read_text(encoding="utf-8").splitlines() for f in files}
+    references = [lines for key, lines in sorted(named.items()) if key.startswith("ref")]
+    return [{"source": s, "references": [r for r in refs if r]} for s, *refs in zip(named["src"], *references)]
+
+
+def task_of_rows(name: str, rows: list[dict]) -> Task:
+    """The task that rows describe, told by their fields: translation, question answering or summarization."""
+    if not rows:
+        raise ValueError(f"task {name!r} has no rows")
+    kind, read = reader_of(name, rows[0])
+    items = []
+    for number, row in enumerate(rows, 1):
+        try:
+            item = read(row, number)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"task {name!r}, row {number}: field {error} is missing or of the wrong type") from None
+        texts = [item[0], item[1], *item[2]]
+        if any(not isinstance(t, str) or not t.strip() or "\0" in t for t in texts):
+            raise ValueError(f"task {name!r}, row {number}: a text is empty, holds a NUL, or is not a string")
+        items.append(item)
+    prompts, sources, references, groups = (list(column) for column in zip(*items))
+    source, target = languages_of(name, rows[0]) if kind == "translation" else ("", "")
+    return Task(name, kind, prompts, references, sources, groups, source, target, BASELINES[kind])
+
+
+def reader_of(name: str, row: dict) -> tuple[str, Callable]:
+    """(kind, function from (row, number) to prompt, source, references, group)."""
+    if "context" in row and "question" in row:
+        return "question_answering", read_question
+    if "document" in row and "question" in row:
+        return "question_answering", read_narrative
+    if "article" in row:
+        return "summarization", lambda r, i: (summarization_prompt(r["article"]), r["article"], [r["highlights"]], str(i))
+    if "translation" in row or "source" in row:
+        source, target = languages_of(name, row)
+        if "translation" in row:
+            return "translation", lambda r, i: (translation_prompt(r["translation"][source], source, target),
+                                                r["translation"][source], [r["translation"][target]], str(i))
+        return "translation", lambda r, i: (translation_prompt(r["source"], source, target), r["source"],
+                                            list(r["references"]), str(i))
+    raise ValueError(f"task {name!r}: fields {', '.join(sorted(row))} fit no task; allowed: source + references, "
+                     "translation, context + question + answers, document + question + answers, article + highlights")
+
+
+def read_question(row: dict, _number: int) -> tuple[str, str, list[str], str]:
+    """A SQuAD-like row; `answers` is a list of strings, or SQuAD's own {"text": [...]}."""
+    answers = row["answers"]["text"] if isinstance(row["answers"], dict) else row["answers"]
+    return (question_prompt(row["context"], row["question"]), row["question"], list(answers),
+            str(row.get("passage") or hashlib.sha256(row["context"].encode()).hexdigest()[:12]))
+
+
+def read_narrative(row: dict, _number: int) -> tuple[str, str, list[str], str]:
+    """A NarrativeQA row: the summary is the context, as in P."""
+    context, question = row["document"]["summary"]["text"], row["question"]["text"]
+    return question_prompt(context, question), question, [a["text"] for a in row["answers"]], str(row["document"]["id"])
+
+
+def languages_of(name: str, row: dict) -> tuple[str, str]:
+    """(source, target) codes from the `de-en` at the end of a task's name."""
+    pair = name.replace("/", ".").split(".")[-1].split("-")[-2:]
+    pair = [part.split("_")[-1] for part in pair]
+    if len(pair) != 2 or any(code not in LANGUAGES for code in pair):
+        raise ValueError(f"direction of task {name!r} is not known: its name must end like de-en, with codes from "
+                         f"{', '.join(LANGUAGES)}")
+    return pair[0], pair[1]

@@ -1,0 +1,303 @@
+"""Words, their pieces and their parts of speech in a trace, and what they say about exit layers.
+
+P, section 6.1 and Figure 11. A word is a maximal run of letters and digits; combining marks belong to what they follow,
+apostrophes and hyphens to the word that goes on after them. "don't", "l'homme" and "well-known" are one word each,
+"dogs'" is a word and an apostrophe; a script without spaces makes one long word. A token is judged by its visible
+characters alone. One that emits no characters, because it is an unfinished part of a multi-byte character, counts as a
+holder of the character that is completed where it stands.
+"""
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+from scipy.stats import kruskal, mannwhitneyu, wilcoxon
+
+from .stats import Interval, bootstrap_difference, bootstrap_epsilon_squared, bootstrap_mean, bootstrap_totals
+from .stats import cliffs_delta, holm
+
+SHIPPED_TAGGER = "pocket-tagger"
+ROLES = ("prefix", "suffix", "single", "punctuation", "digits", "special", "mixed")
+JOINERS = frozenset("'\u2019\u02bc-\u2010\u2011\u00ad")  # apostrophes, hyphens (soft and non-breaking ones too)
+
+
+class Word(NamedTuple):
+    """A word of a text: characters start..end-1; anchor: its first letter (first digit where there is no letter)."""
+
+    start: int
+    end: int
+    anchor: int
+    digits: bool
+
+
+class WithinWord(NamedTuple):
+    """Exit layer of a word's prefix minus the mean of its suffixes, over words of several pieces."""
+
+    difference: Interval  # layers; above 0: the prefix exits later
+    later: Interval  # share of words whose prefix exits later than its suffixes do on average
+    earlier: Interval  # the same for earlier; the rest are equal
+    wilcoxon_p: float  # two-sided, signed ranks, words taken as independent
+    words: int
+
+
+class Matched(NamedTuple):
+    """Mean exit layer of prefixes minus that of single-piece words at the same output positions."""
+
+    difference: Interval  # layers; above 0: prefixes exit later
+    prefixes: int  # those at positions where there are singles too
+    singles: int
+    unmatched: int  # prefixes left out because no single stands in their bin
+
+
+class TagTests(NamedTuple):
+    """Do exit layers differ between part-of-speech tags? The p-values take tokens as independent."""
+
+    kruskal_h: float
+    kruskal_p: float
+    epsilon_squared: Interval
+    table: pd.DataFrame  # one row per tag: n, difference, low, high (tag minus rest, layers), cliffs_delta, p, p_holm
+    left_out: dict[str, int]  # tags with too few tokens, and how many they have
+
+
+def find_words(text: str) -> list[Word]:
+    """Words of `text`, in order."""
+    category = [unicodedata.category(character)[0] for character in text]
+    word, end = [], len(text)
+    for i, character in enumerate(text):
+        kind = "J" if character in JOINERS else category[i]
+        word.append(kind in "LN" or kind == "M" and i > 0 and word[i - 1])
+    for i in range(1, end - 1):
+        word[i] = word[i] or text[i] in JOINERS and word[i - 1] and category[i + 1] in "LN"
+    found, start = [], 0
+    while start < end:
+        if not word[start]:
+            start += 1
+            continue
+        stop = next((i for i in range(start, end) if not word[i]), end)
+        letters = [i for i in range(start, stop) if category[i] == "L" and text[i] not in JOINERS]
+        found.append(Word(start, stop, letters[0] if letters else start, not letters))
+        start = stop
+    return found
+
+
+def words_of(trace, special_ids: Collection[int] | None = None) -> pd.DataFrame:
+    """One row per token of `trace`, in its order and with its index: what the token is to the word that it is in.
+
+    Columns: sequence, position, group, is_eos as in the trace; word: index of the word in its sequence, or -1; piece:
+    0-based index in the word; pieces: tokens that hold a part of the word; role; anchor: offset of the word's first
+    letter in the output, or -1. Roles:
+        prefix, suffix   first piece of a word of several, and each of the others; single: a whole word
+        digits           inside a word without letters, as in 1,024 (two words)
+        mixed            part of a word together with anything else, another word included; `word` is the first it holds
+        punctuation      anything else that is visible, symbols and emoji included
+        special          end of sequence, ids in `special_ids` (default: the manifest's "special_ids"), white space
+                         only, characters never completed, and what a truncated output ends in the middle of: its
+                         last word, which may be unfinished
+    """
+    special = set(trace.manifest.get("special_ids", ()) if special_ids is None else special_ids)
+    outputs = trace.sequences.set_index("sequence")["output"]
+    tokens = trace.tokens
+    frame = tokens[["sequence", "position", "group", "is_eos"]].assign(word=-1, piece=-1, pieces=0, role="", anchor=-1)
+    parts = []
+    for sequence, rows in tokens.groupby("sequence", sort=False):
+        silent = (rows["is_eos"] | rows["token_id"].isin(special)).to_numpy(dtype=bool)
+        spans = list(zip(rows["start"], rows["end"]))
+        parts.append(_classify(outputs[sequence], spans, silent, bool(rows["truncated"].any())).set_index(rows.index))
+    if parts:
+        columns = ["word", "piece", "pieces", "role", "anchor"]
+        frame[columns] = pd.concat(parts).loc[frame.index, columns]
+    return frame
+
+
+def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, truncated: bool) -> pd.DataFrame:
+    """Word, piece, pieces, role and anchor of the tokens of one output; silent [tokens]: emits nothing by nature."""
+    words = find_words(text)
+    word_at = np.full(len(text), -1)
+    for number, word in enumerate(words):
+        word_at[word.start:word.end] = number
+    held, holders = [], defaultdict(list)  # per token: words that it holds a part of (-1: others); per word: its tokens
+    for token, (start, end) in enumerate(spans):
+        visible = range(0) if silent[token] else range(start, min(max(end, start + 1), len(text)))
+        held.append(list(dict.fromkeys(int(word_at[i]) for i in visible if not text[i].isspace())))
+        for number in held[-1]:
+            holders[number].append(token)
+    cut = word_at[-1] if truncated and len(text) else -1
+    rows = []
+    for token, numbers in enumerate(held):
+        number = next((n for n in numbers if n >= 0), -1)
+        if number < 0:
+            rows.append((-1, -1, 0, "punctuation" if numbers else "special", -1))
+            continue
+        piece, pieces = holders[number].index(token), len(holders[number])
+        if len(numbers) > 1:
+            role = "mixed"
+        elif number == cut:
+            role = "special"
+        elif words[number].digits:
+            role = "digits"
+        else:
+            role = "single" if pieces == 1 else "suffix" if piece else "prefix"
+        rows.append((number, piece, pieces, role, words[number].anchor))
+    return pd.DataFrame(rows, columns=["word", "piece", "pieces", "role", "anchor"])
+
+
+def load_tagger(name: str = SHIPPED_TAGGER):
+    """The shipped tagger, or any installed spaCy pipeline (name or folder) that sets token.pos_; else a ValueError."""
+    import spacy
+
+    shipped = Path(__file__).resolve().parent.parent / "data" / "models" / SHIPPED_TAGGER
+    allowed = f"allowed: {SHIPPED_TAGGER} or any installed spaCy pipeline that sets token.pos_"
+    try:
+        nlp = spacy.load(shipped if name == SHIPPED_TAGGER else name, exclude=["parser", "ner", "lemmatizer"])
+    except OSError:
+        raise ValueError(f"spaCy model '{name}' is not installed; {allowed}") from None
+    if not any(token.pos_ for token in nlp("The cat sleeps on a chair.")):
+        raise ValueError(f"spaCy model '{name}' does not set token.pos_; {allowed}")
+    return nlp
+
+
+def tags(words: pd.DataFrame, trace, nlp) -> pd.DataFrame:
+    """`words` with a column upos: the tag of the spaCy token that holds the word's first letter, for all its pieces.
+
+    Empty outside words, for mixed tokens and for unfinished words. Meant for outputs in the pipeline's language.
+    """
+    outputs = trace.sequences.set_index("sequence")["output"]
+    outputs = outputs[outputs.index.isin(words["sequence"].unique())]
+    tag_at = {}
+    for sequence, doc in zip(outputs.index, nlp.pipe(outputs, batch_size=64)):
+        tag_at.update(((sequence, i), token.pos_) for token in doc for i in range(token.idx, token.idx + len(token)))
+    wanted = words["role"].isin(["prefix", "suffix", "single", "digits"])
+    places = zip(words["sequence"], words["anchor"])
+    return words.assign(upos=[tag_at.get(place, "") if use else "" for place, use in zip(places, wanted)])
+
+
+# ---- pieces
+
+def multi_piece_share(words: pd.DataFrame) -> Interval:
+    """Share of all tokens but EOS that are the prefix or a suffix of a word (P: about 12% into English)."""
+    counted = words[~words["is_eos"]]
+    return bootstrap_mean(counted["role"].isin(["prefix", "suffix"]), counted["group"])
+
+
+def whole_words(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
+    """One row per word of several pieces, none of them mixed: sequence, word, group, prefix, suffixes (layers).
+
+    layers: exit layer of each row of `words`; suffixes: the mean over the word's pieces after the first.
+    """
+    pieces = words.assign(layer=np.asarray(layers, dtype=float))[words["role"].isin(["prefix", "suffix"])]
+    pieces = pieces.assign(prefix=pieces["layer"].where(pieces["role"] == "prefix"),
+                           suffixes=pieces["layer"].where(pieces["role"] == "suffix"))
+    by_word = pieces.groupby(["sequence", "word"], sort=False)
+    table = by_word.agg(group=("group", "first"), prefix=("prefix", "first"), suffixes=("suffixes", "mean"),
+                        found=("role", "size"), pieces=("pieces", "first")).reset_index()
+    return table[table["found"] == table["pieces"]].drop(columns=["found", "pieces"]).reset_index(drop=True)
+
+
+def prefix_suffix_difference(words: pd.DataFrame, layers: ArrayLike) -> WithinWord:
+    """Prefix minus the mean of its suffixes inside the same word; every word counts once. layers [rows of words]."""
+    table = whole_words(words, layers)
+    if table.empty:
+        raise ValueError("no word of several pieces in these outputs")
+    difference = table["prefix"] - table["suffixes"]
+    p = float(wilcoxon(difference).pvalue) if difference.any() else 1.0
+    return WithinWord(bootstrap_mean(difference, table["group"]), bootstrap_mean(difference > 0, table["group"]),
+                      bootstrap_mean(difference < 0, table["group"]), p, len(table))
+
+
+def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4) -> Matched:
+    """Prefixes minus singles at the same output position, in bins of `bin_width` positions, weighted by prefix counts.
+
+    Position alone moves exit layers, and long words prefer some positions; the weights take that out. layers [rows].
+    """
+    layers = np.asarray(layers, dtype=float)
+    kept = words["role"].isin(["prefix", "single"]).to_numpy()
+    kept_words, kept_layers = words[kept], layers[kept]
+    prefix = (kept_words["role"] == "prefix").to_numpy()
+    if not prefix.any() or prefix.all():
+        raise ValueError("a comparison of prefixes with single-piece words needs some of both")
+    groups, group_count = _numbered(kept_words["group"])
+    bins, bin_count = _numbered(kept_words["position"] // bin_width)
+    sums = np.zeros((group_count, 4, bin_count))  # layers and count of prefixes, layers and count of singles
+    for offset, side in ((0, prefix), (2, ~prefix)):
+        np.add.at(sums, (groups[side], offset, bins[side]), kept_layers[side])
+        np.add.at(sums, (groups[side], offset + 1, bins[side]), 1)
+    total = sums.sum(axis=0)
+    shared = (total[1] > 0) & (total[3] > 0)
+    if not shared.any():
+        raise ValueError("prefixes and single-piece words never stand at the same positions")
+
+    def statistic(totals: np.ndarray) -> np.ndarray:
+        prefix_sum, prefixes, single_sum, singles = totals.reshape(len(totals), 4, bin_count).transpose(1, 0, 2)
+        both = singles > 0  # a draw may miss a bin's singles: its prefixes are then left out of that draw
+        single_mean = np.where(both, single_sum / np.where(both, singles, 1), 0.0)
+        return ((prefix_sum - prefixes * single_mean) * both).sum(axis=1) / (prefixes * both).sum(axis=1)
+
+    return Matched(bootstrap_totals(statistic, sums.reshape(group_count, -1)), int(total[1][shared].sum()),
+                   int(total[3][shared].sum()), int(total[1][~shared].sum()))
+
+
+# ---- roles and parts of speech
+
+def exit_by_role(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
+    """Mean exit layer per role: role, n, share (of all tokens but EOS), mean, low, high, sequences, in ROLES' order."""
+    table = _exit_by("role", words.assign(layer=layers)[~words["is_eos"]])
+    return table.sort_values("role", key=lambda roles: roles.map(ROLES.index), ignore_index=True)
+
+
+def exit_by_upos(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
+    """Mean exit layer per tag: upos, n, share (of tagged tokens), mean, low, high, sequences; the latest exit first.
+
+    words: from `tags`. layers [rows of words].
+    """
+    return _exit_by("upos", words.assign(layer=layers)[words["upos"] != ""])
+
+
+def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20) -> TagTests:
+    """Kruskal-Wallis over tags, then each tag against all the others (Mann-Whitney, Holm-corrected).
+
+    Tags with fewer than `minimum` tokens are left out. words: from `tags`. layers [rows of words]. Intervals resample groups; p-values do not know about groups.
+    """
+    tagged = words.assign(layer=np.asarray(layers, dtype=float))[words["upos"] != ""]
+    sizes = tagged["upos"].value_counts()
+    left_out = {tag: int(n) for tag, n in sizes.items() if n < minimum}
+    tagged = tagged[~tagged["upos"].isin(list(left_out))]
+    names = sorted(tagged["upos"].unique())
+    if len(names) < 2:
+        raise ValueError(f"fewer than two part-of-speech tags have {minimum} tokens or more")
+    if tagged["layer"].nunique() == 1:
+        raise ValueError("every tagged token exits at the same layer: nothing to test")
+    h, p = kruskal(*(tagged.loc[tagged["upos"] == tag, "layer"] for tag in names))
+    rows = []
+    for tag in names:
+        mine, rest = tagged[tagged["upos"] == tag], tagged[tagged["upos"] != tag]
+        interval = bootstrap_difference(mine["layer"], mine["group"], rest["layer"], rest["group"])
+        rows.append({"upos": tag, "n": len(mine), "difference": interval.estimate, "low": interval.low,
+                     "high": interval.high, "cliffs_delta": cliffs_delta(mine["layer"], rest["layer"]),
+                     "p": float(mannwhitneyu(mine["layer"], rest["layer"]).pvalue)})
+    table = pd.DataFrame(rows)
+    table["p_holm"] = holm(table["p"])
+    table = table.sort_values("difference", ascending=False, ignore_index=True)
+    return TagTests(float(h), float(p), bootstrap_epsilon_squared(tagged["layer"], tagged["upos"], tagged["group"]),
+                    table, left_out)
+
+
+def _exit_by(column: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean of rows.layer per value of `column`, with interval, the largest mean first."""
+    table = []
+    for value, some in rows.groupby(column):
+        interval = bootstrap_mean(some["layer"], some["group"])
+        table.append({column: value, "n": len(some), "share": len(some) / len(rows), "mean": interval.estimate,
+                      "low": interval.low, "high": interval.high, "sequences": interval.sequences})
+    columns = [column, "n", "share", "mean", "low", "high", "sequences"]
+    return pd.DataFrame(table, columns=columns).sort_values("mean", ascending=False, ignore_index=True)
+
+
+def _numbered(labels: pd.Series) -> tuple[np.ndarray, int]:
+    """Labels as codes 0..n-1, and n."""
+    codes, distinct = pd.factorize(labels)
+    return codes, len(distinct)

@@ -1,0 +1,318 @@
+"""Words, pieces and tags on hand-made tokens; every analysis against plain loops."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from eelib import words as w
+
+ALPHABET = list("ab1é 'é-.,\u0301😀") + ["’", "\n"]
+
+
+def make_trace(*outputs, truncated=(), groups=None, special_ids=(), eos=True):
+    """A trace whose sequence i has the tokens outputs[i]; a str emits itself, None nothing (part of a character)."""
+    rows, sequences = [], []
+    for sequence, pieces in enumerate(outputs):
+        group = groups[sequence] if groups else sequence
+        cut, at = sequence in truncated, 0
+        for position, piece in enumerate([*pieces, *([""] if eos and not cut else [])]):
+            text = piece or ""
+            is_eos = eos and not cut and position == len(pieces)
+            rows.append(dict(sequence=sequence, position=position, token_id=2 if is_eos else 99, text=text, start=at,
+                             end=at + len(text), is_eos=is_eos, truncated=cut, group=group))
+            at += len(text)
+        sequences.append(dict(sequence=sequence, group=group, output="".join(p or "" for p in pieces)))
+    return SimpleNamespace(tokens=pd.DataFrame(rows), sequences=pd.DataFrame(sequences),
+                           manifest={"special_ids": list(special_ids)})
+
+
+def described(*pieces, **options):
+    """(role, word, piece, pieces) of each token but EOS of a one-sequence trace."""
+    frame = w.words_of(make_trace(list(pieces), **options))
+    frame = frame[~frame["is_eos"]]
+    return list(zip(frame["role"], frame["word"], frame["piece"], frame["pieces"]))
+
+
+def roles(*pieces, **options):
+    return [role for role, *_ in described(*pieces, **options)]
+
+
+def spelled(text):
+    return [text[word.start:word.end] for word in w.find_words(text)]
+
+
+# ---- words
+
+@pytest.mark.parametrize("text, expected", [
+    ("The well-known dog's bone.", ["The", "well-known", "dog's", "bone"]),
+    ("the dogs' bone, 'quoted'", ["the", "dogs", "bone", "quoted"]),
+    ("l'homme qu’il aujourd'hui", ["l'homme", "qu’il", "aujourd'hui"]),
+    ("In 2024: 3.5 or 1,024 (B2B) 2020-21", ["In", "2024", "3", "5", "or", "1", "024", "B2B", "2020-21"]),
+    ("a--b -c d- rock 'n' roll", ["a", "b", "c", "d", "rock", "n", "roll"]),
+    ("cafe\u0301 ole\u0301!", ["cafe\u0301", "ole\u0301"]),
+    ("\u0301 ❤\ufe0f 👍🏽", []),  # a mark on nothing, and marks on symbols, are no words
+    ("", []), ("...", []), ("über_alles", ["über", "alles"]), ("snow☃man", ["snow", "man"]),
+])
+def test_words(text, expected):
+    assert spelled(text) == expected
+
+
+def test_anchor_and_digits():
+    assert [(word.anchor, word.digits) for word in w.find_words("'s 2nd 42 co-op")] == [
+        (1, False), (4, False), (7, True), (10, False)]
+
+
+def words_by_loop(text):
+    """The definition once more, character by character."""
+    def is_word(i):
+        if text[i].isalpha() or text[i].isdigit():
+            return True
+        if text[i] == "\u0301":
+            return i > 0 and is_word(i - 1)
+        inner = text[i] in "'’-" and 0 < i < len(text) - 1
+        return inner and is_word(i - 1) and (text[i + 1].isalpha() or text[i + 1].isdigit())
+
+    found, current = [], ""
+    for i, character in enumerate(text):
+        if is_word(i):
+            current += character
+        elif current:
+            found, current = found + [current], ""
+    return found + [current] if current else found
+
+
+def test_words_match_the_loop_on_random_strings():
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        text = "".join(rng.choice(ALPHABET, size=rng.integers(0, 14)))
+        assert spelled(text) == words_by_loop(text), repr(text)
+
+
+# ---- roles
+
+def test_leading_spaces_and_pieces():
+    assert described("The", " un", "believ", "able", "  dog") == [
+        ("single", 0, 0, 1), ("prefix", 1, 0, 3), ("suffix", 1, 1, 3), ("suffix", 1, 2, 3), ("single", 2, 0, 1)]
+
+
+def test_hyphens_and_apostrophes_are_inside_their_word():
+    assert roles(" well", "-", "known") == ["prefix", "suffix", "suffix"]
+    assert roles("don", "'", "t") == ["prefix", "suffix", "suffix"]
+    assert roles("l", "'", "homme") == ["prefix", "suffix", "suffix"]
+    assert roles("dogs", "'", " bone") == ["single", "punctuation", "single"]
+    assert roles("wait", " -", " now") == ["single", "punctuation", "single"]
+
+
+def test_digits_are_a_class_of_their_own():
+    assert described(" 1", "024", " dogs") == [("digits", 0, 0, 2), ("digits", 0, 1, 2), ("single", 1, 0, 1)]
+    assert roles(" 3", ".", "5") == ["digits", "punctuation", "digits"]
+    assert roles("B", "2", "B") == ["prefix", "suffix", "suffix"]
+
+
+def test_punctuation_runs():
+    assert described("Well", "...", "?!", " \"") == [
+        ("single", 0, 0, 1), ("punctuation", -1, -1, 0), ("punctuation", -1, -1, 0), ("punctuation", -1, -1, 0)]
+
+
+def test_mixed_tokens():
+    assert described("Hello,", " in the", " \"un", "seen") == [
+        ("mixed", 0, 0, 1), ("mixed", 1, 0, 1), ("mixed", 3, 0, 2), ("suffix", 3, 1, 2)]
+    assert roles("$5", "%", ") x") == ["mixed", "punctuation", "mixed"]
+    # A token over two words opens the second one, whose rest is then a suffix.
+    assert described("in th", "e") == [("mixed", 0, 0, 1), ("suffix", 1, 1, 2)]
+
+
+def test_characters_in_several_tokens():
+    assert roles("ok", " ", None, None, "😀", "!") == ["single", "special", *["punctuation"] * 4]
+    assert described("caf", None, "é") == [("prefix", 0, 0, 3), ("suffix", 0, 1, 3), ("suffix", 0, 2, 3)]
+    assert described(None, "é", "t", "é", " b") == [
+        ("prefix", 0, 0, 4), ("suffix", 0, 1, 4), ("suffix", 0, 2, 4), ("suffix", 0, 3, 4), ("single", 1, 0, 1)]
+    assert roles("caf", None) == ["single", "special"]  # never completed
+
+
+def test_combining_marks_belong_to_their_letter():
+    assert described("cafe", "\u0301", "s") == [("prefix", 0, 0, 3), ("suffix", 0, 1, 3), ("suffix", 0, 2, 3)]
+
+
+def test_roles_match_a_loop_over_words_on_random_cuts():
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        text = "".join(rng.choice(ALPHABET, size=rng.integers(1, 16)))
+        cuts = [0, *sorted(set(rng.integers(1, len(text) + 1, size=5).tolist()) - {len(text)}), len(text)]
+        pieces = [text[a:b] for a, b in zip(cuts, cuts[1:])]
+        expected, found = [], w.find_words(text)
+        for a, b in zip(cuts, cuts[1:]):
+            touched = [n for n, word in enumerate(found) if word.start < b and a < word.end]
+            inside = sum(min(b, found[n].end) - max(a, found[n].start) for n in touched)
+            visible = sum(not character.isspace() for character in text[a:b])
+            if not touched:
+                expected.append("punctuation" if visible else "special")
+            elif len(touched) > 1 or inside < visible:
+                expected.append("mixed")
+            elif not any(character.isalpha() for character in text[found[touched[0]].start:found[touched[0]].end]):
+                expected.append("digits")
+            else:
+                word = found[touched[0]]
+                whole = not any(word.start < cut < word.end for cut in cuts)
+                expected.append("single" if whole else "prefix" if a <= word.start else "suffix")
+        assert roles(*pieces) == expected, pieces
+
+
+def test_special_tokens():
+    frame = w.words_of(make_trace(["a", "\n", " ", "b"]))
+    assert frame["role"].tolist() == ["single", "special", "special", "single", "special"]
+    trace = make_trace(["a", None, "b"])
+    trace.tokens.loc[1, "token_id"] = 7
+    assert w.words_of(trace)["role"].tolist()[:3] == ["prefix", "suffix", "suffix"]
+    assert w.words_of(trace, special_ids=[7])["role"].tolist()[:3] == ["prefix", "special", "suffix"]
+    trace.manifest["special_ids"] = [7]
+    assert w.words_of(trace)["role"].tolist()[:3] == ["prefix", "special", "suffix"]
+
+
+def test_unfinished_last_word_of_a_truncated_output():
+    assert roles("a", " un", "fin", truncated=[0]) == ["single", "special", "special"]
+    assert roles("a", " b", ".", truncated=[0]) == ["single", "single", "punctuation"]
+
+
+def test_index_and_order_are_kept():
+    trace = make_trace(["un", "do"], ["a"])
+    trace.tokens = trace.tokens.iloc[::-1].set_index(np.arange(10, 15))
+    trace.tokens = pd.concat([part.sort_values("position") for _, part in trace.tokens.groupby("sequence", sort=False)])
+    frame = w.words_of(trace)
+    assert frame.index.equals(trace.tokens.index)
+    assert frame["role"].tolist() == ["single", "special", "prefix", "suffix", "special"]
+
+
+# ---- tags
+
+class Echo:
+    """A tagger that splits at spaces and before apostrophes; the tag is the token itself."""
+
+    def pipe(self, texts, batch_size):
+        for text in texts:
+            marked, at = [], 0
+            for part in text.replace("'", " '").split(" "):
+                at = text.find(part, at)
+                marked.append(type("Token", (), {"idx": at, "pos_": part, "__len__": lambda self: len(self.pos_)})())
+                at += len(part)
+            yield marked
+
+
+def test_a_word_takes_the_tag_at_its_first_letter():
+    trace = make_trace(["The", " d", "og", "'s", " 12", " bone", "!"], [" yes"])
+    frame = w.tags(w.words_of(trace), trace, Echo())
+    assert frame["upos"].tolist() == ["The", "dog", "dog", "dog", "12", "bone!", "", "", "yes", ""]
+
+
+# ---- analyses against loops
+
+@pytest.fixture(scope="module")
+def random_case():
+    rng = np.random.default_rng(1)
+    pieces = [" the", " un", "do", "ing", ",", " 12", " x.", " cat", " co", "-", "op"]
+    outputs = [list(rng.choice(pieces, size=rng.integers(5, 25))) for _ in range(30)]
+    trace = make_trace(*outputs, groups=[i // 2 for i in range(30)])
+    frame = w.words_of(trace)
+    layers = rng.integers(1, 13, len(frame)) + 2 * (frame["role"] == "prefix").to_numpy()
+    return frame, layers
+
+
+def test_multi_piece_share(random_case):
+    frame, _ = random_case
+    counted = [role for role, is_eos in zip(frame["role"], frame["is_eos"]) if not is_eos]
+    share = w.multi_piece_share(frame)
+    assert share.estimate == pytest.approx(sum(role in ("prefix", "suffix") for role in counted) / len(counted))
+    assert share.low < share.estimate < share.high and share.sequences == 15
+
+
+def test_prefix_suffix_difference(random_case):
+    frame, layers = random_case
+    differences = []
+    for _, rows in frame.assign(layer=layers).groupby(["sequence", "word"]):
+        of_word = rows[rows["role"].isin(["prefix", "suffix"])]
+        if len(of_word) >= 2 and len(of_word) == of_word["pieces"].iloc[0]:
+            differences.append(of_word["layer"].iloc[0] - of_word["layer"].iloc[1:].mean())
+    result = w.prefix_suffix_difference(frame, layers)
+    assert result.words == len(differences) > 20
+    assert result.difference.estimate == pytest.approx(np.mean(differences))
+    assert result.later.estimate == pytest.approx(np.mean(np.array(differences) > 0))
+    assert result.earlier.estimate == pytest.approx(np.mean(np.array(differences) < 0))
+    assert result.difference.low > 0 and 0 < result.wilcoxon_p < 0.01
+
+
+def test_words_with_a_mixed_piece_are_not_compared():
+    frame = w.words_of(make_trace([' "un', "seen", " un", "do"]))
+    table = w.whole_words(frame, [1, 2, 9, 4, 0])
+    assert table[["word", "prefix", "suffixes"]].values.tolist() == [[1, 9, 4]]
+    with pytest.raises(ValueError, match="no word of several pieces"):
+        w.prefix_suffix_difference(w.words_of(make_trace(["a", " b"])), [1, 2, 3])
+    assert w.prefix_suffix_difference(w.words_of(make_trace([" un", "do"])), [3, 3, 3]).wilcoxon_p == 1
+
+
+def test_prefix_vs_single(random_case):
+    frame, layers = random_case
+    by_bin = {}
+    for role, position, layer in zip(frame["role"], frame["position"], layers):
+        if role in ("prefix", "single"):
+            by_bin.setdefault(position // 4, {"prefix": [], "single": []})[role].append(layer)
+    total = count = singles = lost = 0
+    for sides in by_bin.values():
+        if sides["prefix"] and sides["single"]:
+            total += len(sides["prefix"]) * (np.mean(sides["prefix"]) - np.mean(sides["single"]))
+            count += len(sides["prefix"])
+            singles += len(sides["single"])
+        else:
+            lost += len(sides["prefix"])
+    result = w.prefix_vs_single(frame, layers)
+    assert result.difference.estimate == pytest.approx(total / count)
+    assert (result.prefixes, result.singles, result.unmatched) == (count, singles, lost)
+
+
+def test_matching_takes_a_pure_position_effect_out():
+    outputs = [[" a"] * 6 + [" un", "do"] * 6] * 8 + [[" un", "do"] * 3 + [" a"] * 9] * 8
+    frame = w.words_of(make_trace(*outputs))
+    position_only = frame["position"].to_numpy() // 4
+    prefix, single = (position_only[frame["role"] == role].mean() for role in ("prefix", "single"))
+    assert prefix != single
+    assert w.prefix_vs_single(frame, position_only).difference[:3] == pytest.approx((0, 0, 0))
+    with pytest.raises(ValueError, match="never stand at the same"):
+        w.prefix_vs_single(w.words_of(make_trace([" un", "do", ".", ".", " a"])), [1] * 6)
+    with pytest.raises(ValueError, match="some of both"):
+        w.prefix_vs_single(w.words_of(make_trace([" a"])), [1, 1])
+
+
+def test_roles_and_tags(random_case):
+    frame, layers = random_case
+    table = w.exit_by_role(frame, layers).set_index("role")
+    assert list(table.index) == [role for role in w.ROLES if role in set(frame["role"][~frame["is_eos"]])]
+    assert table["share"].sum() == pytest.approx(1)
+    mask = (frame["role"] == "digits").to_numpy()
+    assert table.loc["digits", "mean"] == pytest.approx(layers[mask].mean())
+    upos = frame["role"].map({"prefix": "NOUN", "suffix": "NOUN", "single": "DET", "digits": "NUM"}).fillna("")
+    tagged = frame.assign(upos=upos)
+    by_tag = w.exit_by_upos(tagged, layers).set_index("upos")
+    assert set(by_tag.index) == {"NOUN", "DET", "NUM"} and by_tag["n"].sum() == (upos != "").sum()
+    assert by_tag.loc["DET", "mean"] == pytest.approx(layers[(upos == "DET").to_numpy()].mean())
+
+
+def test_upos_tests(random_case):
+    frame, _ = random_case
+    upos = frame["role"].map({"prefix": "NOUN", "suffix": "VERB", "single": "DET", "digits": "NUM"}).fillna("")
+    layers = np.random.default_rng(2).integers(1, 7, len(frame)) + 5 * (upos == "NOUN").to_numpy()
+    tests = w.upos_tests(frame.assign(upos=upos), layers, minimum=5)
+    noun, rest = layers[(upos == "NOUN").to_numpy()], layers[(~upos.isin(["NOUN", ""])).to_numpy()]
+    row = tests.table.set_index("upos").loc["NOUN"]
+    assert row["cliffs_delta"] == pytest.approx(np.mean([(a > b) - float(a < b) for a in noun for b in rest]))
+    assert row["difference"] == pytest.approx(noun.mean() - rest.mean()) and row["n"] == len(noun)
+    assert (tests.table["p_holm"] >= tests.table["p"]).all() and row["p_holm"] < 0.001
+    assert tests.kruskal_p < 0.001 and tests.epsilon_squared.low > 0.1
+    assert tests.epsilon_squared.estimate == pytest.approx(tests.kruskal_h / ((upos != "").sum() - 1))
+    assert tests.left_out == {}
+    few = w.upos_tests(frame.assign(upos=upos.where(frame.index != 0, "X")), layers, minimum=5)
+    assert few.left_out == {"X": 1}
+    with pytest.raises(ValueError, match="fewer than two"):
+        w.upos_tests(frame.assign(upos=upos), layers, minimum=10**6)
+    with pytest.raises(ValueError, match="same layer"):
+        w.upos_tests(frame.assign(upos=upos), np.ones(len(frame)))
