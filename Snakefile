@@ -43,7 +43,7 @@ rule book:
     shell:
         "( python -m eelib.book --study {params.study:q}"
         " && rm -rf book/_build"  # a cached page would hide its warnings
-        " && jupyter-book build book --config _config.yml -n -W --keep-going ) 2>&1 | tee {log}"
+        " && jupyter-book build book --config _config.yml --path-output book -n -W --keep-going ) 2>&1 | tee {log}"
 
 
 rule results:

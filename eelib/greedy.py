@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import DynamicCache, EncoderDecoderCache
 
 from .model import Model, causal_inputs
@@ -57,6 +58,18 @@ def decode(model: Model, prompts: list[list[int]], max_new_tokens: int) -> Decod
             rows, emitted = [rows[place] for place in going], [emitted[place] for place in going]
         inputs = advance(model, inputs, emitted)
     return Decoded(ids, torch.stack([s for row in states for s in row]), torch.stack([g for row in gaps for g in row]).cpu())
+
+
+def generate(model: Model, prompts: list[str], max_new_tokens: int, batch_size: int = 64) -> list[str]:
+    """Output texts of prompts, in their order, special tokens dropped; no readout."""
+    encoded = model.tokenizer(prompts)["input_ids"]
+    order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
+    texts = [""] * len(prompts)
+    for start in tqdm(range(0, len(order), batch_size), unit="batch", mininterval=5):
+        part = order[start:start + batch_size]
+        for i, ids in zip(part, decode(model, [encoded[i] for i in part], max_new_tokens).ids):
+            texts[i] = model.tokenizer.decode(ids, skip_special_tokens=True)
+    return texts
 
 
 def begin(model: Model, prompts: list[list[int]]) -> tuple[dict, object]:

@@ -211,7 +211,7 @@ def note_ignored_generation(network: nn.Module, name: str) -> None:
     kept = {"eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
             "_from_model_config", "use_cache", "max_length", "max_new_tokens"}
     plain = GenerationConfig().to_dict()
-    ignored = {k: v for k, v in asked.to_dict().items() if k not in kept and v not in (None, plain.get(k))}
+    ignored = {k: v for k, v in asked.to_dict().items() if k not in kept and v not in (None, False, plain.get(k))}
     if ignored:
         print(f"{name}: greedy decoding ignores " + ", ".join(f"{k}={v}" for k, v in sorted(ignored.items())))
 

@@ -4,13 +4,15 @@ import ast
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from transformers.utils import logging as transformers_logging
+
 from .model import DTYPES, Model, load_model, resolve_device
-from .papers import Verdict
+from .papers import Verdict, judge, untestable
 from .stats import Interval
 from .tasks import Task, load_task, task_names
 from .trace import Trace, trace, write_atomically
@@ -107,14 +109,17 @@ class Study:
     """
 
     def __init__(self, parameters: Parameters, only: tuple[str, ...] = (), sites: int = 0):
-        p = parameters
-        self.parameters = p
+        # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
+        root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
+        self.parameters = p = Parameters({**parameters, **{name: str(root / parameters[name])
+                                                           for name in ("runs_folder", "results_folder")}})
         try:
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
             if only:
                 self.tasks = {n: t for n, t in self.tasks.items() if t.kind in only}
             if not self.tasks:
                 raise ValueError(f"none of the tasks in {p.tasks!r} is of kind {' or '.join(only)}, which this notebook needs")
+            transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
             self.traces: dict[str, Trace] = {
                 name: trace(self.model, task, max_new_tokens=p.max_new_tokens, folder=p.runs_folder,
@@ -142,6 +147,23 @@ class Study:
     def learnt(self) -> dict[str, bool]:
         """Whether the model is above each task's baseline, which was stated beforehand (`tasks.BASELINES`)."""
         return {name: self.tasks[name].learnt(self.quality[name]) for name in self.traces}
+
+    def learnt_tokens(self, values) -> dict[str, tuple]:
+        """{task: (values, groups)} of the learnt tasks, where `values(trace)` gives such a pair; empty ones left out."""
+        found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
+        return {name: pair for name, pair in found.items() if len(pair[0])}
+
+    def judge(self, claim_id: str, make: Callable[[], Interval]) -> Verdict:
+        """Verdict on a claim; "not testable here" where no task is learnt or `make` finds nothing to estimate."""
+        if not any(self.learnt.values()):
+            return untestable(claim_id, "no task of this run is learnt")
+        try:
+            interval = make()
+        except ValueError as error:
+            return untestable(claim_id, str(error))
+        if not math.isfinite(interval.estimate):
+            return untestable(claim_id, "nothing to estimate it from")
+        return judge(claim_id, interval)
 
     @property
     def where(self) -> str:
@@ -190,7 +212,10 @@ class Results:
         path = Path(study.parameters.results_folder) / study.model.name / f"{self.notebook}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"notebook": self.notebook, "model": study.model.name, "date": time.strftime("%Y-%m-%d"),
-                   "parameters": dict(study.parameters), "quality": study.quality, "learnt": study.learnt,
+                   "parameters": dict(study.parameters), "manifest": {
+                       "device": study.model.device.type, "dtype": study.model.dtype,
+                       "versions": next(iter(study.traces.values())).manifest["versions"]},
+                    "quality": study.quality, "learnt": study.learnt,
                    "traces": {n: {k: t.manifest.get(k) for k in ("weights", "task_hash", "settings", "code", "versions",
                                                                  "seconds", "rows", "mismatches", "skipped", "layers")}
                               for n, t in study.traces.items()},

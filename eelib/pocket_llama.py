@@ -1,6 +1,10 @@
 """The recipe of pocket-llama: a small Llama that translates de-en, en-de, fr-en, en-fr and answers questions."""
 
+import hashlib
+import json
+import platform
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +12,11 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from .corpora import Example, both_ways, joined, multi30k, questions, tatoeba
+from .corpora import Example, both_ways, joined, multi30k, questions, read_jsonl, tatoeba
+from .greedy import generate
+from .metrics import bleu_chrf, squad_f1
+from .model import Model, load_model
+from .prompts import question_prompt, translation_prompt
 from .tokenizer import train_tokenizer
 from .training import Schedule, train
 
@@ -21,18 +29,22 @@ PASSAGE_WORDS = 130
 
 
 def examples(corpora: Path, epoch: int) -> list[Example]:
-    """The training texts of one epoch: all of Multi30k, a third of Tatoeba, a sixth of the questions."""
+    """The training texts of one epoch.
+
+    Epoch 0 is broad: Multi30k alone and joined, a third of Tatoeba joined, a sixth of the questions. Later epochs, in
+    which the learning rate falls, are three quarters Multi30k.
+    """
     rng = random.Random(SEED * 1000 + epoch)
+    share = {"joined": 2, "tatoeba": 3, "questions": 6} if epoch == 0 else {"joined": 8, "tatoeba": 12, "questions": 18}
     texts = []
     for language in ("de", "fr"):
         captions = multi30k(corpora, "train", language)
-        texts += both_ways(captions, language) + both_ways(joined(captions, 4, rng)[::2], language)
+        texts += both_ways(captions, language) + both_ways(joined(captions, 4, rng)[::share["joined"]], language)
         pairs, _ = tatoeba(corpora, language)
-        texts += both_ways(joined(pairs, 6, rng)[epoch % 3::3], language)
+        texts += both_ways(joined(pairs, 6, rng)[epoch % 3::share["tatoeba"]], language)
     asked = questions(corpora, ("fairytaleqa.train", "squadshifts.new_wiki", "squadshifts.amazon_reviews",
                                 "squadshifts.reddit"), PASSAGE_WORDS)
-    texts += asked[epoch % 6::6]
-    return texts
+    return texts + asked[epoch % 6::share["questions"]]
 
 
 def build(device: str = "cpu") -> LlamaForCausalLM:
@@ -91,8 +103,8 @@ def target_loss(model: LlamaForCausalLM, batch: list[tuple]) -> tuple[torch.Tens
     return F.cross_entropy(model.lm_head(chosen).float(), torch.tensor(labels, device=device)), ids.numel()
 
 
-def run(corpora: Path, out: Path, work: Path, device: str) -> list[dict]:
-    """Train, resuming from `work`, and write the finished model to `out`; returns the loss curve."""
+def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
+    """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_for(corpora, work)
     model = build(device)
@@ -108,7 +120,58 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> list[dict]:
             start = max(0, start - len(plan))
             epoch += 1
 
-    curve = train(model, batches, target_loss, SCHEDULE, work)
+    train(model, batches, target_loss, SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    return curve
+    return write_card(corpora, out, work, device)
+
+
+def measure(corpora: Path, folder: Path, device: str) -> dict[str, dict]:
+    """Quality of the finished model: Multi30k test2016 (all 1,000), held-out Tatoeba (first 500), FairytaleQA test."""
+    model = load_model(str(folder), device=device)
+    found = {}
+    for language in ("de", "fr"):
+        _, held = tatoeba(corpora, language)
+        captions = multi30k(corpora, "test2016", language)
+        for source, target, at in ((language, "en", 0), ("en", language, 1)):
+            found[f"Multi30k test2016 {source}-{target}"] = translated(model, captions, source, target, at)
+            found[f"Tatoeba held out {source}-{target}"] = translated(model, held, source, target, at, 500)
+    rows = read_jsonl(corpora / "question_answering/fairytaleqa.test.jsonl.gz")
+    prompts = [question_prompt(row["context"], row["question"]) for row in rows]
+    fits = [i for i, ids in enumerate(model.tokenizer(prompts)["input_ids"]) if len(ids) < model.window - 32]
+    scores = squad_f1(generate(model, [prompts[i] for i in fits], 32), [rows[i]["answers"] for i in fits])
+    found["FairytaleQA test"] = scores | {"items": len(fits), "beyond the window": len(rows) - len(fits)}
+    return found
+
+
+def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: str, at: int, most: int = 0) -> dict:
+    """BLEU and chrF of the pairs' column `at` translated; several targets of one source are several references."""
+    references: dict[str, list[str]] = {}
+    for pair in pairs:
+        references.setdefault(pair[at], []).append(pair[1 - at])
+    texts = list(references)[:most or None] if most else [pair[at] for pair in pairs]
+    wanted = [references[text] for text in texts] if most else [[pair[1 - at]] for pair in pairs]
+    outputs = generate(model, [translation_prompt(text, source, target) for text in texts], 128)
+    return bleu_chrf(outputs, wanted) | {"items": len(texts)}
+
+
+def write_card(corpora: Path, out: Path, work: Path, device: str) -> dict:
+    """Measure the model in `out` and write its card.json: where it comes from, how good it is, what its files are."""
+    curve = json.loads((work / "curve.json").read_text())
+    card = {
+        "name": NAME, "kind": "LlamaForCausalLM, 12 blocks of width 256, byte-level BPE of 8,192 entries, bf16",
+        "corpus": "Multi30k train (research and education), Tatoeba de-en and fr-en (CC BY 2.0 FR), FairytaleQA train "
+                  "(Apache-2.0), SQuADShifts (CC BY 4.0); read at training time, not shipped",
+        "licence": "weights: MIT, like the code", "recipe": f"python -m eelib.training {NAME} --corpora DIR", "seed": SEED,
+        "steps": curve[-1]["step"], "tokens": curve[-1]["tokens"], "training_minutes": round(curve[-1]["seconds"] / 60),
+        "quality": measure(corpora, out, device),
+        "loss_by_step": [[row["step"], row["loss"]] for row in curve],
+        "prompts": "P's Table 8, unshortened; its fixed parts are one vocabulary entry each",
+        "held_out": f"one English Tatoeba sentence in 50 by hash, with every pair that shares a sentence with it; passages "
+                    f"of more than {PASSAGE_WORDS} words are not trained on",
+        "sha256": {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(out.iterdir())
+                   if f.name != "card.json"},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__}, "date": time.strftime("%Y-%m-%d"),
+    }
+    (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    return card

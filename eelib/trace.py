@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from .greedy import Decoded, decode, states_of
 from .model import Model

@@ -1,5 +1,7 @@
 """The training loop of the shipped models: bf16 weights with a float32 master copy, resumable, any device."""
 
+import argparse
+import importlib
 import json
 import math
 import os
@@ -118,3 +120,31 @@ def train(
             progress.set_postfix(loss=f"{mean:.3f}", tokens=tokens)
     progress.close()
     return curve
+
+
+RECIPES = {"pocket-llama": "pocket_llama", "pocket-tagger": "pocket_tagger"}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train one of the shipped models, continuing where a run stopped, measure it, and write its card."""
+    parser = argparse.ArgumentParser(prog="python -m eelib.training", description=main.__doc__)
+    parser.add_argument("name", choices=sorted(RECIPES), help="which model")
+    parser.add_argument("--corpora", type=Path, required=True, help="folder of the public corpora (see its README)")
+    parser.add_argument("--out", type=Path, help="where the model goes (default: data/models/NAME)")
+    parser.add_argument("--work", type=Path, help="checkpoints and logs (default: checkpoints/NAME)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--measure", action="store_true", help="do not train; print the quality of the model in --out")
+    given = parser.parse_args(arguments)
+    if not given.corpora.is_dir():
+        parser.error(f"--corpora {given.corpora} is not a folder")
+    out = given.out or Path(__file__).resolve().parent.parent / "data" / "models" / given.name
+    recipe = importlib.import_module(f".{RECIPES[given.name]}", "eelib")
+    work = given.work or Path("checkpoints") / given.name
+    if given.measure:
+        print(json.dumps(recipe.measure(given.corpora, out, given.device), indent=1))
+    else:
+        recipe.run(given.corpora, out, work, given.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,16 @@ class Word(NamedTuple):
     digits: bool
 
 
+class Piece(NamedTuple):
+    """What a token is to its word, as in `words_of`; the defaults are those of a token outside words."""
+
+    word: int = -1
+    piece: int = -1
+    pieces: int = 0
+    role: str = "special"
+    anchor: int = -1
+
+
 class WithinWord(NamedTuple):
     """Exit layer of a word's prefix minus the mean of its suffixes, over words of several pieces."""
 
@@ -96,26 +106,26 @@ def words_of(trace, special_ids: Collection[int] | None = None) -> pd.DataFrame:
         mixed            part of a word together with anything else, another word included; `word` is the first it holds
         punctuation      anything else that is visible, symbols and emoji included
         special          end of sequence, ids in `special_ids` (default: the manifest's "special_ids"), white space
-                         only, characters never completed, and what a truncated output ends in the middle of: its
-                         last word, which may be unfinished
+                         only, characters never completed, and the last word of a truncated output (perhaps
+                         unfinished)
     """
     special = set(trace.manifest.get("special_ids", ()) if special_ids is None else special_ids)
     outputs = trace.sequences.set_index("sequence")["output"]
     tokens = trace.tokens
-    frame = tokens[["sequence", "position", "group", "is_eos"]].assign(word=-1, piece=-1, pieces=0, role="", anchor=-1)
-    parts = []
-    for sequence, rows in tokens.groupby("sequence", sort=False):
-        silent = (rows["is_eos"] | rows["token_id"].isin(special)).to_numpy(dtype=bool)
-        spans = list(zip(rows["start"], rows["end"]))
-        parts.append(_classify(outputs[sequence], spans, silent, bool(rows["truncated"].any())).set_index(rows.index))
-    if parts:
-        columns = ["word", "piece", "pieces", "role", "anchor"]
-        frame[columns] = pd.concat(parts).loc[frame.index, columns]
+    frame = tokens[["sequence", "position", "group", "is_eos"]].copy()
+    silent = (tokens["is_eos"] | tokens["token_id"].isin(special)).to_numpy(dtype=bool)
+    starts, ends, cut = (tokens[column].to_numpy() for column in ("start", "end", "truncated"))
+    described = [Piece()] * len(tokens)
+    for sequence, rows in tokens.groupby("sequence", sort=False).indices.items():
+        spans = list(zip(starts[rows].tolist(), ends[rows].tolist()))
+        for row, values in zip(rows, _classify(outputs[sequence], spans, silent[rows], bool(cut[rows].any()))):
+            described[row] = values
+    frame[list(Piece._fields)] = pd.DataFrame(described, columns=Piece._fields, index=frame.index)
     return frame
 
 
-def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, truncated: bool) -> pd.DataFrame:
-    """Word, piece, pieces, role and anchor of the tokens of one output; silent [tokens]: emits nothing by nature."""
+def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, truncated: bool) -> list[Piece]:
+    """The tokens of one output, each characters start..end-1 of `text`; silent [tokens]: emits nothing by nature."""
     words = find_words(text)
     word_at = np.full(len(text), -1)
     for number, word in enumerate(words):
@@ -131,7 +141,7 @@ def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, trunc
     for token, numbers in enumerate(held):
         number = next((n for n in numbers if n >= 0), -1)
         if number < 0:
-            rows.append((-1, -1, 0, "punctuation" if numbers else "special", -1))
+            rows.append(Piece(role="punctuation" if numbers else "special"))
             continue
         piece, pieces = holders[number].index(token), len(holders[number])
         if len(numbers) > 1:
@@ -142,8 +152,8 @@ def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, trunc
             role = "digits"
         else:
             role = "single" if pieces == 1 else "suffix" if piece else "prefix"
-        rows.append((number, piece, pieces, role, words[number].anchor))
-    return pd.DataFrame(rows, columns=["word", "piece", "pieces", "role", "anchor"])
+        rows.append(Piece(number, piece, pieces, role, words[number].anchor))
+    return rows
 
 
 def load_tagger(name: str = SHIPPED_TAGGER):
@@ -260,7 +270,7 @@ def exit_by_upos(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
 def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20) -> TagTests:
     """Kruskal-Wallis over tags, then each tag against all the others (Mann-Whitney, Holm-corrected).
 
-    Tags with fewer than `minimum` tokens are left out. words: from `tags`. layers [rows of words]. Intervals resample groups; p-values do not know about groups.
+    Tags with fewer than `minimum` tokens are left out. words: from `tags`. layers [rows of words].
     """
     tagged = words.assign(layer=np.asarray(layers, dtype=float))[words["upos"] != ""]
     sizes = tagged["upos"].value_counts()

@@ -149,7 +149,8 @@ def test_bad_input_is_named(call, message):
 
 
 def test_table_and_json_show_the_verdict():
-    verdicts = [papers.judge("P-S1", Interval(0.61234, 0.58, 0.645, 200)), papers.untestable("M-D4", "no whole outputs")]
+    holding = papers.judge("P-S1", Interval(0.61234, 0.58, 0.645, 200))
+    verdicts = [holding, papers.untestable("M-D4", "no whole outputs")]
     table = papers.verdict_table(verdicts)
     assert list(table.columns) == ["Claim", "Source", "Statistic", "Paper", "This run", "Verdict"]
     assert list(table["This run"]) == ["0.612 [0.58, 0.645], n = 200", "–"]

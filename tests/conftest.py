@@ -1,0 +1,55 @@
+"""Fixtures: tiny checkpoints of every family in temporary folders, loaded once per session; no network, one thread."""
+
+import os
+from functools import cache
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import families
+import pytest
+import torch
+
+import eelib
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory):
+    """folder_of(family): a checkpoint folder, written once."""
+    return cache(lambda name: families.save(name, tmp_path_factory.mktemp("checkpoints") / name))
+
+
+@pytest.fixture(scope="session")
+def model_of(folder_of):
+    """model_of(family): the checkpoint through `load_model`, loaded once; leave it as it was."""
+    return cache(lambda name: eelib.load_model(str(folder_of(name)), device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def oracle_of():
+    """oracle_of(family): the same weights in float64, never touched by eelib."""
+    return cache(lambda name: families.build(name).double())
+
+
+@pytest.fixture
+def eos(request):
+    """eos(model, ids): give a model other end tokens until the test is over."""
+    def set_ids(model, ids):
+        before = model.network.generation_config.eos_token_id
+        request.addfinalizer(lambda: setattr(model.network.generation_config, "eos_token_id", before))
+        model.network.generation_config.eos_token_id = sorted(ids)
+    return set_ids
+
+
+@pytest.fixture
+def one_line():
+    """one_line(ValueError, "part", call): the call fails with a single line that holds every part."""
+    def check(kind, parts, call):
+        with pytest.raises(kind) as caught:
+            call()
+        text = str(caught.value.args[0] if kind is KeyError else caught.value)
+        assert "\n" not in text
+        for part in ([parts] if isinstance(parts, str) else parts):
+            assert part in text, text
+    return check

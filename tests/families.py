@@ -1,0 +1,240 @@
+"""Tiny random networks of several families, each with its tail written out by hand in float64: the tests' oracle."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+import transformers as hf
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+
+PAD, END, START, MASK = "<pad>", "</s>", "<s>", "<mask>"
+LINES = ["The small dog ran over the green hill.", "Der kleine Hund lief über den grünen Hügel.", "Wo ist das Buch? Here!",
+         "a quick test 😀 of café and naïve words", "one two three, four; five.\n"]
+PROMPTS = ["The small dog", "Wo ist das Buch? Here, over the hill!", "a", "one two three four five, café 😀", "Der kleine"]
+
+
+@cache
+def tokenizer_for(kind: str) -> hf.PreTrainedTokenizerFast:
+    """Byte-level BPE of 300 entries; like the real ones, encoders end their input and masked models frame it."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(LINES, trainers.BpeTrainer(
+        vocab_size=300, special_tokens=[PAD, END, START, MASK], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    frame = {"causal": "$A", "seq2seq": f"$A {END}", "masked": f"{START} $A {END}"}[kind]
+    bpe.post_processor = processors.TemplateProcessing(
+        single=frame, special_tokens=[(t, bpe.token_to_id(t)) for t in (START, END)])
+    return hf.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=PAD, eos_token=END, bos_token=START,
+                                      mask_token=AddedToken(MASK, special=True), model_max_length=64)
+
+
+def rms(states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm."""
+    return states / (states.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def layer_norm(states: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """Layer norm, written out."""
+    centred = states - states.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def gelu(states: Tensor) -> Tensor:
+    """Exact GELU."""
+    return states * (1 + torch.erf(states / math.sqrt(2))) / 2
+
+
+def llama_tail(n, h):
+    return rms(h, n.model.norm.weight, n.config.rms_norm_eps) @ n.lm_head.weight.T
+
+
+def granite_tail(n, h):
+    return llama_tail(n, h) / n.config.logits_scaling
+
+
+def gemma_tail(n, h):
+    logits = rms(h, 1 + n.model.norm.weight, n.config.rms_norm_eps) @ n.model.embed_tokens.weight.T
+    return torch.tanh(logits / n.config.final_logit_softcapping) * n.config.final_logit_softcapping
+
+
+def gpt2_tail(n, h):
+    return layer_norm(h, n.transformer.ln_f) @ n.transformer.wte.weight.T
+
+
+def neox_tail(n, h):
+    return layer_norm(h, n.gpt_neox.final_layer_norm) @ n.get_output_embeddings().weight.T
+
+
+def t5_tail(n, h):
+    return rms(h, n.decoder.final_layer_norm.weight, n.config.layer_norm_epsilon) @ n.lm_head.weight.T
+
+
+def t5_tied_tail(n, h):
+    normed = rms(h, n.decoder.final_layer_norm.weight, n.config.layer_norm_epsilon)
+    return (normed * n.config.d_model ** -0.5) @ n.shared.weight.T
+
+
+def marian_tail(n, h):
+    return h @ n.model.shared.weight.T + n.final_logits_bias[0]
+
+
+def bert_tail(n, h):
+    head = n.cls.predictions
+    dense = h @ head.transform.dense.weight.T + head.transform.dense.bias
+    return layer_norm(gelu(dense), head.transform.LayerNorm) @ n.bert.embeddings.word_embeddings.weight.T + head.bias
+
+
+def roberta_tail(n, h):
+    dense = h @ n.lm_head.dense.weight.T + n.lm_head.dense.bias
+    return layer_norm(gelu(dense), n.lm_head.layer_norm) @ n.roberta.embeddings.word_embeddings.weight.T + n.lm_head.bias
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a tiny network is made, and where its blocks and sub-layers are: `sites` maps a site to a path in a block."""
+
+    kind: str
+    config: Callable[..., hf.PretrainedConfig]
+    network: type
+    tail: Callable[[nn.Module, Tensor], Tensor]
+    blocks: str
+    sites: dict[str, str]
+    normed_last: bool = True  # transformers' hidden_states[-1] already went through the final norm
+
+
+PRE = {"attention": "self_attn", "feed_forward": "mlp"}
+SANDWICH = {"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"}
+BERT = {"attention": "attention.output.dense", "after_attention": "attention.output.LayerNorm",
+        "feed_forward": "output.dense"}
+T5 = {"attention": "layer.0.SelfAttention", "cross_attention": "layer.1.EncDecAttention",
+      "feed_forward": "layer.2.DenseReluDense"}
+MARIAN = {"attention": "self_attn", "after_attention": "self_attn_layer_norm", "cross_attention": "encoder_attn",
+          "feed_forward": "fc2"}
+WIDE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, max_position_embeddings=64)
+
+
+def llama_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
+    """A configuration with the field names that most families share."""
+    return lambda **ids: config(**WIDE, **more, **ids)
+
+
+def t5_config(**more) -> Callable[..., hf.PretrainedConfig]:
+    """A configuration of T5's own field names."""
+    return lambda **ids: hf.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
+                                     decoder_start_token_id=0, **more, **ids)
+
+
+FAMILIES = {
+    "llama": Family("causal", llama_like(hf.LlamaConfig, num_key_value_heads=2), hf.LlamaForCausalLM, llama_tail,
+                    "model.layers", PRE),
+    "qwen3": Family("causal", llama_like(hf.Qwen3Config, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
+                    hf.Qwen3ForCausalLM, llama_tail, "model.layers", PRE),
+    "gemma2": Family("causal", llama_like(hf.Gemma2Config, num_key_value_heads=2, head_dim=8, sliding_window=8,
+                                          final_logit_softcapping=3.0, query_pre_attn_scalar=8),
+                     hf.Gemma2ForCausalLM, gemma_tail, "model.layers", SANDWICH),
+    "gpt2": Family("causal", lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=64, **ids),
+                   hf.GPT2LMHeadModel, gpt2_tail, "transformer.h", {"attention": "attn", "feed_forward": "mlp"}),
+    "gpt_neox": Family("causal", llama_like(hf.GPTNeoXConfig, use_parallel_residual=True), hf.GPTNeoXForCausalLM,
+                       neox_tail, "gpt_neox.layers", {"attention": "attention", "feed_forward": "mlp"}),
+    "granite": Family("causal", llama_like(hf.GraniteConfig, num_key_value_heads=2, logits_scaling=4.0,
+                                           embedding_multiplier=3.0), hf.GraniteForCausalLM, granite_tail,
+                      "model.layers", PRE),
+    "t5": Family("seq2seq", t5_config(tie_word_embeddings=False, feed_forward_proj="gated-gelu"),
+                 hf.T5ForConditionalGeneration, t5_tail, "decoder.block", T5),
+    "t5_tied": Family("seq2seq", t5_config(), hf.T5ForConditionalGeneration, t5_tied_tail, "decoder.block", T5),
+    "marian": Family("seq2seq", lambda **ids: hf.MarianConfig(
+        d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, decoder_start_token_id=0,
+        decoder_vocab_size=ids["vocab_size"], **ids),
+        hf.MarianMTModel, marian_tail, "model.decoder.layers", MARIAN, normed_last=False),
+    "bert": Family("masked", llama_like(hf.BertConfig), hf.BertForMaskedLM, bert_tail, "bert.encoder.layer", BERT,
+                   normed_last=False),
+    "roberta": Family("masked", llama_like(hf.RobertaConfig), hf.RobertaForMaskedLM, roberta_tail,
+                      "roberta.encoder.layer", BERT, normed_last=False),
+}
+CAUSAL = [name for name, family in FAMILIES.items() if family.kind == "causal"]
+SEQ2SEQ = [name for name, family in FAMILIES.items() if family.kind == "seq2seq"]
+GENERATING = CAUSAL + SEQ2SEQ
+
+
+def build(name: str, seed: int = 0) -> nn.Module:
+    """The family's network with weights that leave nothing at its default: matrices, norms, biases, logit bias."""
+    family, tokenizer = FAMILIES[name], tokenizer_for(FAMILIES[name].kind)
+    torch.manual_seed(seed)
+    network = family.network(family.config(vocab_size=len(tokenizer) + 4, pad_token_id=tokenizer.pad_token_id,
+                                           eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if not parameter.requires_grad:  # Marian's sinusoidal positions are not in a checkpoint
+                continue
+            if parameter.ndim == 1:
+                parameter += 0.4 * torch.randn_like(parameter)
+            else:
+                parameter.copy_(torch.randn_like(parameter) * 1.6 / parameter.shape[-1] ** 0.5)
+        if hasattr(network, "final_logits_bias"):
+            network.final_logits_bias.normal_(0.0, 0.5)
+    return network.eval()
+
+
+def save(name: str, folder: Path, seed: int = 0) -> Path:
+    """A checkpoint folder of the family, as `load_model` expects one."""
+    build(name, seed).save_pretrained(folder)
+    tokenizer_for(FAMILIES[name].kind).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def oracle_run(network: nn.Module, family: Family, prompt: list[int], output: list[int]) -> dict:
+    """One sequence through a float64 network, no cache, no padding: what every position saw, layer by layer.
+
+    Returns "states" [tokens, L+1, width], the model's own "logits" and transformers' last of the "hidden_states"
+    [tokens, ...], and for every site a tensor [tokens, L, width].
+    """
+    blocks, seen, handles = network.get_submodule(family.blocks), {}, []
+
+    def keep(key):
+        def hook(_module, _args, result):
+            seen[key] = (result[0] if isinstance(result, tuple) else result)[0]
+        return hook
+
+    for number, block in enumerate(blocks):
+        for site, path in {**family.sites, "block": ""}.items():
+            handles.append(block.get_submodule(path).register_forward_hook(keep((site, number))))
+    if family.kind == "causal":
+        inputs, first = {"input_ids": torch.tensor([prompt + output[:-1]]), "use_cache": False}, len(prompt) - 1
+    elif family.kind == "seq2seq":
+        inputs, first = {"input_ids": torch.tensor([prompt]), "use_cache": False, "decoder_input_ids": torch.tensor(
+            [[network.config.decoder_start_token_id, *output[:-1]]])}, 0
+    else:
+        inputs, first = {"input_ids": torch.tensor([prompt])}, 0
+    result = network(**inputs, output_hidden_states=True)
+    for handle in handles:
+        handle.remove()
+    hidden = result.decoder_hidden_states if family.kind == "seq2seq" else result.hidden_states
+    layers = [*(h[0] for h in hidden[:-1]), seen["block", len(blocks) - 1]]
+    found = {"states": torch.stack(layers, 1)[first:], "logits": result.logits[0, first:],
+             "hidden_states": hidden[-1][0, first:]}
+    for site in (*family.sites, "block"):
+        found[site] = torch.stack([seen[site, i] for i in range(len(blocks))], 1)[first:]
+    if "after_attention" not in found:
+        found["after_attention"] = found["states"][:, :-1] + found["attention"]
+    return found
+
+
+@torch.no_grad()
+def plain_greedy(network: nn.Module, family: Family, prompt: list[int], steps: int, ends: set[int]) -> list[int]:
+    """Argmax one token at a time, one row, no cache, no padding."""
+    output: list[int] = []
+    while len(output) < steps and not (output and output[-1] in ends):
+        if family.kind == "causal":
+            inputs = {"input_ids": torch.tensor([prompt + output])}
+        else:
+            inputs = {"input_ids": torch.tensor([prompt]),
+                      "decoder_input_ids": torch.tensor([[network.config.decoder_start_token_id, *output]])}
+        output.append(int(network(**inputs, use_cache=False).logits[0, -1].argmax()))
+    return output

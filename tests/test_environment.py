@@ -1,0 +1,51 @@
+"""environment.yml, pyproject.toml and constraints.txt say the same thing, and it is what is installed."""
+
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
+
+
+def pins() -> dict[str, Requirement]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    requirements = [Requirement(line) for line in lines if not line.startswith("#")]
+    return {canonicalize_name(pin.name): pin for pin in requirements}
+
+
+def test_conda_environment_installs_the_project_with_the_same_pins():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    plain = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
+    python = next(entry for entry in plain if entry.startswith("python="))
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python.removeprefix("python=") + ".0")
+    assert {"pip", "make", "git"} <= set(plain)
+    (through_pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    assert through_pip == ["--constraint constraints.txt", "--editable .[test]"]
+
+
+def test_every_dependency_is_pinned_within_what_the_project_allows():
+    for dependency in DEPENDENCIES:
+        pin = pins()[canonicalize_name(dependency.name)]
+        (exact,) = pin.specifier
+        assert exact.operator == "==" and dependency.specifier.contains(exact.version), pin
+
+
+def test_jupyter_book_stays_below_2():
+    book = next(dependency for dependency in DEPENDENCIES if dependency.name == "jupyter-book")
+    assert not book.specifier.contains("2.0.0")
+
+
+def test_installed_versions_are_the_pinned_ones():
+    assert sys.version_info >= (3, 11)
+    wrong = {name: version(name) for name, pin in pins().items()
+             if any(name == canonicalize_name(dependency.name) for dependency in DEPENDENCIES)
+             and not pin.specifier.contains(version(name).partition("+")[0])}
+    assert not wrong

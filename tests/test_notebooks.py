@@ -1,0 +1,87 @@
+"""Every notebook through papermill at small size: on the shipped model, and on a tiny model of another family."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import families
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MODELS = ("pocket-llama", "gpt2")
+SHARED = {"model", "tasks", "limit", "max_new_tokens", "batch_size", "dtype", "device", "seed", "runs_folder",
+          "results_folder"}
+
+
+def papermill(notebook: Path, out: Path, folder: Path, **values) -> subprocess.CompletedProcess:
+    """One plain papermill call, as a user types it, at the project's root."""
+    values = {"tasks": "translation/de-en", "limit": 4, "max_new_tokens": 12, "device": "cpu",
+              "runs_folder": folder / "runs", "results_folder": folder / "results"} | values
+    options = [part for name, value in values.items() for part in ("-p", name, str(value))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                                "JUPYTER_PREFER_ENV_PATH": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([sys.executable, "-m", "papermill", str(notebook), str(out), "-k", "python3",
+                           "--no-progress-bar", *options],
+                          cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """{(model, notebook): (finished process, folder)}, two at a time."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    names = {"pocket-llama": "pocket-llama", "gpt2": str(families.save("gpt2", folder / "gpt2"))}
+
+    def run(case):
+        model, notebook = case
+        out = folder / f"{model}-{notebook.name}"
+        return papermill(notebook, out, folder, model=names[model]), out, folder / "results" / model
+
+    cases = [(model, notebook) for notebook in NOTEBOOKS for model in MODELS]
+    with ThreadPoolExecutor(2) as pool:
+        return {(model, notebook.stem): result for (model, notebook), result in zip(cases, pool.map(run, cases))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", [n.stem for n in NOTEBOOKS])
+def test_runs_alone_and_writes_its_results(runs, model, name):
+    process, out, results = runs[model, name]
+    assert process.returncode == 0, process.stderr[-3000:]
+    written = json.loads((results / f"{name}.json").read_text())
+    assert written["model"] == model and written["parameters"]["limit"] == 4
+    assert written["claims"] and all(claim["verdict"] == "not testable here" for claim in written["claims"])
+    errors = [o for cell in nbformat.read(out, 4).cells for o in cell.get("outputs", []) if o.output_type == "error"]
+    assert not errors
+
+
+@pytest.mark.slow
+def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
+    process = papermill(NOTEBOOKS[0], tmp_path / "out.ipynb", tmp_path, modle="pocket-llama")
+    assert process.returncode != 0
+    lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
+    assert lines and "'modle' is not known; allowed: model, tasks" in lines[-1]
+    assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_source_is_stripped_and_declares_its_parameters(path):
+    cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells)
+    assert not any("import torch" in cell.source for cell in cells)
+    (parameters,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    from papermill.inspection import inspect_notebook
+    declared = inspect_notebook(str(path))
+    assert SHARED <= set(declared)
+    assert all(p["help"] and p["inferred_type_name"] != "None" for p in declared.values())
+    assert all("#" in line for line in parameters.source.splitlines())
+
+
+def test_every_notebook_is_in_the_study():
+    import yaml
+    study = yaml.safe_load((ROOT / "study.yml").read_text())
+    assert {n.stem for n in NOTEBOOKS} == set(study["notebooks"])
