@@ -39,13 +39,13 @@ HEADLINES = {
     "avg_first": "avg, first",
     "avg_stable": "avg, stable",
 }
-PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "pandas", "pyarrow", "spacy", "sacrebleu",
-            "rouge-score", "papermill", "jupyter-book", "snakemake")
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "pandas", "pyarrow", "spacy",
+            "sacrebleu", "rouge-score", "papermill", "jupyter-book", "snakemake")
 
 
 @dataclass(frozen=True)
 class Study:
-    """What `study.yml` asks for. A model is a shipped name, a local folder or a hub id, whose last part is its folder."""
+    """What `study.yml` asks for. A model is a shipped name, a local folder or a hub id; its last part is its folder."""
 
     path: str
     models: dict[str, dict[str, Any]]  # by folder; enabled ones only
@@ -215,7 +215,8 @@ def contents(study: Study) -> dict[str, Any]:
     captions |= {f"Results: {model}": [f"results/{model}/{notebook}" for notebook in study.notebooks]
                  for model in study.models}
     captions["All together"] = ["scoreboard", "cards", "runs", "references"]
-    parts = [{"caption": caption, "chapters": [{"file": page} for page in pages]} for caption, pages in captions.items()]
+    parts = [{"caption": caption, "chapters": [{"file": page} for page in pages]}
+             for caption, pages in captions.items()]
     return {"format": "jb-book", "root": "intro", "parts": parts}
 
 

@@ -34,9 +34,10 @@ def decode(model: Model, prompts: list[list[int]], max_new_tokens: int) -> Decod
     ids: list[list[int]] = [[] for _ in prompts]
     states: list[list[Tensor]] = [[] for _ in prompts]
     gaps: list[list[Tensor]] = [[] for _ in prompts]
-    longest = max(len(p) for p in prompts) if model.kind == "causal" else 1
-    room = max(1, min(max_new_tokens, model.window - longest))
-    for step in range(room):
+    ends = model.eos_ids
+    taken = [len(p) if model.kind == "causal" else 1 for p in prompts]
+    room = [max(1, min(max_new_tokens, model.window - size)) for size in taken]  # its own, whatever it is batched with
+    for step in range(max(room)):
         with block_states(model.blocks) as captured:
             output = model.network(**inputs, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
@@ -48,10 +49,10 @@ def decode(model: Model, prompts: list[list[int]], max_new_tokens: int) -> Decod
                 ids[row].append(emitted[place])
                 states[row].append(layers[place])
                 gaps[row].append(gap[place])
-                if emitted[place] in model.eos_ids:
+                if emitted[place] in ends or step + 1 == room[row]:
                     rows[place] = None
         going = [place for place, row in enumerate(rows) if row is not None]
-        if not going or step + 1 == room:
+        if not going:
             break
         if len(going) <= len(rows) // 2 and hasattr(cache, "batch_select_indices"):
             inputs = keep_rows(model, inputs, cache, going)

@@ -194,7 +194,7 @@ def mean_over_tasks(tasks: Mapping[str, Estimator], seed: int = 0, minimum: int 
 
 def minus(a: Estimator, b: Estimator) -> Estimator:
     """a - b, paired: a group drawn for one is drawn for the other."""
-    sums = pd.concat([a.sums, b.sums], axis=1, ignore_index=True).fillna(0.0)
+    sums = pd.concat([a.sums, b.sums], axis=1, ignore_index=True).fillna(0.0).sort_index()
     split = a.sums.shape[1]
     return Estimator(sums, lambda t: a.statistic(t[:, :split]) - b.statistic(t[:, split:]), min(a.sequences, b.sequences))
 

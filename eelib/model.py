@@ -117,19 +117,21 @@ def load_model(name: str, dtype: str = "float32", device: str = "auto", revision
     try:
         config = AutoConfig.from_pretrained(path, **options)
         kind = kind_of(config)
-        network = CLASSES[kind].from_pretrained(path, config=config, dtype=DTYPES[dtype], use_safetensors=True, **options)
-    except (OSError, ValueError) as error:
+        network, loaded = CLASSES[kind].from_pretrained(path, config=config, dtype=DTYPES[dtype], use_safetensors=True,
+                                                        output_loading_info=True, **options)
+    except Exception as error:  # transformers and safetensors raise many kinds; the reader needs one line
         known = ", ".join(shipped_models()) or "none"
         raise ValueError(f"model {name!r} could not be loaded ({first_line(error)}); shipped models: {known}; "
                          "or give a local folder or a hub id with safetensors weights") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise ValueError(f"model {name!r} has no tokenizer that can be loaded ({first_line(error)})") from None
+    if loaded["missing_keys"]:  # transformers would leave them random
+        raise ValueError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
     network.to(place).eval()
     note_ignored_generation(network, name)
-    return prepare(network, tokenizer, Path(path).name if Path(path).is_dir() else name.replace("/", "--"), kind,
-                   weights_hash(path, revision))
+    return prepare(network, tokenizer, Path(path).name, kind, weights_hash(path, revision))
 
 
 def prepare(network: nn.Module, tokenizer, name: str, kind: str, weights: str = "") -> Model:

@@ -187,7 +187,7 @@ def example_token(trace, sequences: int, sequence: int = -1, position: int = -1)
         if sequence not in set(tokens["sequence"][mine]):
             shown = sorted(set(tokens["sequence"][mine]))
             raise ValueError(f"example_sequence {sequence} has no sub-layer readouts; allowed: -1, or {shown[0]} to {shown[-1]}")
-        mine &= (tokens["sequence"] == sequence).to_numpy()
+        mine = mine & (tokens["sequence"] == sequence).to_numpy()
     if position >= 0:
         if sequence < 0:
             raise ValueError(f"example_position {position} needs an example_sequence, which is {sequence}")

@@ -1,5 +1,6 @@
 """Tasks: texts, the paper's prompts, references, and how an output is scored."""
 
+import copy
 import fnmatch
 import hashlib
 import json
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .metrics import bleu_chrf, rouge, squad_f1
+from .model import first_line
 from .prompts import LANGUAGES, question_prompt, summarization_prompt, translation_prompt
 
 TEXTS = Path(__file__).resolve().parent.parent / "data" / "texts"
@@ -164,7 +166,7 @@ def hub_rows(name: str, source: str | None, limit: int | None) -> list[dict]:
     try:
         loaded = datasets.load_dataset(source, split=split) if source else datasets.load_dataset(dataset, config, split=split)
     except Exception as error:  # datasets raises many kinds; the reader needs one line
-        raise ValueError(f"task {name!r} could not be loaded from {source or dataset}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"task {name!r} could not be loaded from {source or dataset}: {first_line(error)}") from None
     return [dict(row) for row in loaded.select(range(min(limit or len(loaded), len(loaded))))]
 
 
@@ -172,15 +174,19 @@ def wmt22_rows(pair: str, source: str | None) -> list[dict]:
     """WMT22 general test of one pair, through sacreBLEU; `source` is a folder to use as its cache."""
     if pair not in WMT22:
         raise ValueError(f"direction {pair!r} is not one of P's Table 7; allowed: {', '.join(WMT22)}")
-    if source:
-        os.environ["SACREBLEU"] = str(source)
-    from sacrebleu import dataset, utils
-    if source:
-        dataset.base.SACREBLEU_DIR = utils.SACREBLEU_DIR = str(source)
-    files = utils.get_files("wmt22", pair)
-    named = {Path(f).name.split(f"{pair}.")[-1]: Path(f).read_text(encoding="utf-8").splitlines() for f in files}
-    references = [lines for key, lines in sorted(named.items()) if key.startswith("ref")]
-    return [{"source": s, "references": [r for r in refs if r]} for s, *refs in zip(named["src"], *references)]
+    from sacrebleu.dataset import DATASETS
+    data = copy.copy(DATASETS["wmt22"])
+    if source:  # sacreBLEU settles on its cache folder when it is imported
+        data._outdir = os.path.join(source, "wmt22")
+        data._rawdir = os.path.join(data._outdir, "raw")
+        data.maybe_download = lambda: None
+    try:
+        files = [data.get_source_file(pair), *data.get_reference_files(pair)]
+    except (Exception, SystemExit) as error:  # sacreBLEU leaves the program where a download is damaged
+        raise ValueError(f"task 'wmt22/{pair}' could not be loaded from {source or 'sacreBLEU'}: {first_line(error)}"
+                         ) from None
+    columns = [Path(file).read_text(encoding="utf-8").split("\n")[:-1] for file in files]
+    return [{"source": s, "references": [r for r in refs if r]} for s, *refs in zip(*columns, strict=True)]
 
 
 def task_of_rows(name: str, rows: list[dict]) -> Task:

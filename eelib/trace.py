@@ -117,13 +117,16 @@ class Maker:
     def make_outputs(self) -> None:
         """Decode and read whatever shards are missing or damaged, then seal the manifest."""
         manifest = self.plan()
-        missing = [i for i in range(len(manifest["plan"])) if not intact(self.place, manifest, f"tokens-{i:05d}")]
+        missing = [i for i in range(len(manifest["plan"])) if not all(
+            intact(self.place, manifest, f"{part}-{i:05d}") for part in ("tokens", "sequences"))]
         if not missing and manifest.get("finished"):
             return
         began = time.monotonic()
         encoded = encode(self.model, self.task)
         for index in tqdm(missing, desc=f"{self.model.name} {self.task.name}", unit="batch", disable=not self.progress):
             self.make_shard(manifest, index, encoded)
+        for key in ("rows", "mismatches"):
+            manifest[key] = sum(counts[key] for counts in manifest["counts"].values())
         manifest["seconds"] = round(manifest.get("seconds", 0.0) + time.monotonic() - began, 1)
         manifest["finished"] = True
         save_manifest(self.place, manifest)
@@ -148,9 +151,10 @@ class Maker:
             else:
                 plan.append([i])
         manifest = {**self.identity, "layers": model.layers, "kind": self.task.kind, "vocabulary": model.vocabulary,
+                    "special_ids": sorted(set(map(int, model.tokenizer.all_special_ids))),
                     "prompts": len(lengths), "skipped": skipped, "plan": plan, "batch_size": self.batch_size,
                     "versions": versions(), "machine": platform.machine(), "date": time.strftime("%Y-%m-%d"),
-                    "files": {}, "mismatches": 0, "rows": 0}
+                    "files": {}, "counts": {}}
         save_manifest(self.place, manifest)
         return manifest
 
@@ -161,8 +165,8 @@ class Maker:
         emitted = torch.tensor([t for ids in decoded.ids for t in ids])
         known = torch.tensor([t for i, ids in zip(rows, decoded.ids) for t in self.reference_ids(i, ids)])
         result = read(self.model.tail, decoded.states, emitted, known)
-        manifest["mismatches"] += settle_last_layer(result, emitted, decoded.gap, self.model)
-        manifest["rows"] += len(emitted)
+        mismatches = settle_last_layer(result, emitted, decoded.gap, self.model)
+        manifest["counts"][str(index)] = {"rows": len(emitted), "mismatches": mismatches}
         tokens, sequences = self.tables(rows, decoded.ids, [len(encoded[i]) for i in rows])
         tokens |= {name: result[name].numpy() for name in READOUTS}
         for name, frame in ((f"tokens-{index:05d}", tokens), (f"sequences-{index:05d}", sequences)):

@@ -18,8 +18,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.stats import kruskal, mannwhitneyu, wilcoxon
 
-from .stats import Interval, bootstrap_difference, bootstrap_epsilon_squared, bootstrap_mean, bootstrap_totals
-from .stats import cliffs_delta, holm
+from .stats import Interval, bootstrap, bootstrap_difference, bootstrap_epsilon_squared, bootstrap_mean
+from .stats import bootstrap_totals, cliffs_delta, epsilon_squared, holm
 
 SHIPPED_TAGGER = "pocket-tagger"
 ROLES = ("prefix", "suffix", "single", "punctuation", "digits", "special", "mixed")
@@ -51,7 +51,8 @@ class WithinWord(NamedTuple):
     difference: Interval  # layers; above 0: the prefix exits later
     later: Interval  # share of words whose prefix exits later than its suffixes do on average
     earlier: Interval  # the same for earlier; the rest are equal
-    wilcoxon_p: float  # two-sided, signed ranks, words taken as independent
+    effect: Interval  # later minus earlier, -1..1: Cliff's delta for pairs
+    wilcoxon_p: float  # two-sided, signed ranks of the groups' mean differences
     words: int
 
 
@@ -59,6 +60,8 @@ class Matched(NamedTuple):
     """Mean exit layer of prefixes minus that of single-piece words at the same output positions."""
 
     difference: Interval  # layers; above 0: prefixes exit later
+    effect: float  # Cliff's delta inside position bins, averaged over prefixes, -1..1
+    wilcoxon_p: float  # two-sided, signed ranks of the groups' mean differences to the singles of the bin
     prefixes: int  # those at positions where there are singles too
     singles: int
     unmatched: int  # prefixes left out because no single stands in their bin
@@ -105,15 +108,17 @@ def words_of(trace, special_ids: Collection[int] | None = None) -> pd.DataFrame:
         digits           inside a word without letters, as in 1,024 (two words)
         mixed            part of a word together with anything else, another word included; `word` is the first it holds
         punctuation      anything else that is visible, symbols and emoji included
-        special          end of sequence, ids in `special_ids` (default: the manifest's "special_ids"), white space
-                         only, characters never completed, and the last word of a truncated output (perhaps
-                         unfinished)
+        special          end of sequence, the tokenizer's special tokens and ids in `special_ids` (default: the
+                         manifest's "special_ids"), white space only, characters never completed, and the last word
+                         of a truncated output (perhaps unfinished)
     """
     special = set(trace.manifest.get("special_ids", ()) if special_ids is None else special_ids)
     outputs = trace.sequences.set_index("sequence")["output"]
     tokens = trace.tokens
     frame = tokens[["sequence", "position", "group", "is_eos"]].copy()
     silent = (tokens["is_eos"] | tokens["token_id"].isin(special)).to_numpy(dtype=bool)
+    if "is_special" in tokens:
+        silent |= tokens["is_special"].to_numpy(dtype=bool)
     starts, ends, cut = (tokens[column].to_numpy() for column in ("start", "end", "truncated"))
     described = [Piece()] * len(tokens)
     for sequence, rows in tokens.groupby("sequence", sort=False).indices.items():
@@ -194,6 +199,23 @@ def multi_piece_share(words: pd.DataFrame) -> Interval:
     return bootstrap_mean(counted["role"].isin(["prefix", "suffix"]), counted["group"])
 
 
+def share_readings(words: pd.DataFrame, layers: ArrayLike) -> dict[str, Interval]:
+    """Shares that P's "12% of tokens" may stand for, by what is counted. layers [rows of words]."""
+    counted = words[~words["is_eos"]]
+    pieces = counted["role"].isin(["prefix", "suffix"])
+    starts = counted[counted["role"].isin(["prefix", "single"])]
+    table = whole_words(words, layers)
+    later = pd.MultiIndex.from_frame(table.loc[table["prefix"] > table["suffixes"], ["sequence", "word"]])
+    of_later = (counted["role"] == "prefix") & pd.MultiIndex.from_frame(counted[["sequence", "word"]]).isin(later)
+    return {"tokens that share their word with another token, of all tokens": bootstrap_mean(pieces, counted["group"]),
+            "the same, end tokens among all tokens": bootstrap_mean(words["role"].isin(["prefix", "suffix"]),
+                                                                    words["group"]),
+            "pieces after a word's first, of all tokens": bootstrap_mean(counted["role"] == "suffix", counted["group"]),
+            "words whose first piece exits later than the rest, of all tokens": bootstrap_mean(of_later,
+                                                                                             counted["group"]),
+            "words of several pieces, of all words": bootstrap_mean(starts["role"] == "prefix", starts["group"])}
+
+
 def whole_words(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
     """One row per word of several pieces, none of them mixed: sequence, word, group, prefix, suffixes (layers).
 
@@ -213,10 +235,18 @@ def prefix_suffix_difference(words: pd.DataFrame, layers: ArrayLike) -> WithinWo
     table = whole_words(words, layers)
     if table.empty:
         raise ValueError("no word of several pieces in these outputs")
-    difference = table["prefix"] - table["suffixes"]
-    p = float(wilcoxon(difference).pvalue) if difference.any() else 1.0
-    return WithinWord(bootstrap_mean(difference, table["group"]), bootstrap_mean(difference > 0, table["group"]),
-                      bootstrap_mean(difference < 0, table["group"]), p, len(table))
+    difference, group = table["prefix"] - table["suffixes"], table["group"]
+    return WithinWord(bootstrap_mean(difference, group), bootstrap_mean(difference > 0, group),
+                      bootstrap_mean(difference < 0, group), bootstrap_mean(np.sign(difference), group),
+                      _signed_ranks(difference, group), len(table))
+
+
+def neighbouring_singles(words: pd.DataFrame, layers: ArrayLike) -> Interval:
+    """A single-piece word minus the single-piece word right after it: what one position does with no word around it."""
+    layers, group, sequence = np.asarray(layers, dtype=float), words["group"].to_numpy(), words["sequence"].to_numpy()
+    single = (words["role"] == "single").to_numpy()
+    pair = single[:-1] & single[1:] & (sequence[:-1] == sequence[1:])
+    return bootstrap_mean((layers[:-1] - layers[1:])[pair], group[:-1][pair])
 
 
 def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4) -> Matched:
@@ -247,7 +277,12 @@ def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4)
         single_mean = np.where(both, single_sum / np.where(both, singles, 1), 0.0)
         return ((prefix_sum - prefixes * single_mean) * both).sum(axis=1) / (prefixes * both).sum(axis=1)
 
-    return Matched(bootstrap_totals(statistic, sums.reshape(group_count, -1)), int(total[1][shared].sum()),
+    by_bin = [[kept_layers[side & (bins == b)] for side in (prefix, ~prefix)] for b in np.flatnonzero(shared)]
+    effect = np.average([cliffs_delta(*pair) for pair in by_bin], weights=[len(mine) for mine, _ in by_bin])
+    mine = prefix & shared[bins]
+    above = kept_layers[mine] - (total[2] / np.maximum(total[3], 1))[bins[mine]]
+    return Matched(bootstrap_totals(statistic, sums.reshape(group_count, -1)), float(effect),
+                   _signed_ranks(pd.Series(above), kept_words["group"].to_numpy()[mine]), int(total[1][shared].sum()),
                    int(total[3][shared].sum()), int(total[1][~shared].sum()))
 
 
@@ -294,6 +329,40 @@ def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20) -> Tag
     table = table.sort_values("difference", ascending=False, ignore_index=True)
     return TagTests(float(h), float(p), bootstrap_epsilon_squared(tagged["layer"], tagged["upos"], tagged["group"]),
                     table, left_out)
+
+
+def mean_epsilon_squared(tasks: dict[str, tuple[ArrayLike, ArrayLike, ArrayLike]], seed: int = 0) -> Interval:
+    """Unweighted mean over tasks of the epsilon-squared of exit layer by tag, from {task: (layers, tags, groups)}.
+
+    Tags of different tasks are never compared, so that a task's level and its mix of tags can't be taken for one another.
+    """
+    if not tasks:
+        raise ValueError("no tasks")
+    layers, tags_, groups, starts, sizes = [], [], [], [0], []
+    for name, (values, labels, group) in tasks.items():
+        layers.append(np.asarray(values, dtype=float))
+        tags_.append(pd.factorize(pd.Series(labels))[0])
+        groups += [f"{name} {g}" for g in group]
+        starts.append(starts[-1] + len(layers[-1]))
+        sizes.append(len(set(group)))
+
+    def statistic(weights: np.ndarray) -> float:
+        found = []
+        for values, codes, start, stop in zip(layers, tags_, starts, starts[1:]):
+            rows = np.repeat(np.arange(stop - start), weights[start:stop].astype(int))
+            try:
+                found.append(epsilon_squared(values[rows], codes[rows]))
+            except ValueError:  # the draw missed the task, or left one layer only
+                return float("nan")
+        return float(np.mean(found))
+
+    return bootstrap(statistic, groups, seed=seed)._replace(sequences=min(sizes))
+
+
+def _signed_ranks(differences: pd.Series, groups: ArrayLike) -> float:
+    """Two-sided Wilcoxon p of the groups' means: rows of one group are one observation."""
+    means = differences.groupby(np.asarray(groups)).mean()
+    return float(wilcoxon(means).pvalue) if means.any() else 1.0
 
 
 def _exit_by(column: str, rows: pd.DataFrame) -> pd.DataFrame:
