@@ -15,7 +15,7 @@ from .stats import DRAWS, LEVELS, Interval
 
 STARTS = (0, 4, 8)  # layers from which M asks for a strict increase
 DEPTH_OF_M = 24  # blocks of T5-large
-LABELS = ("row", "sequence", "group")  # columns of a table of units that are no properties
+LABELS = ("row", "sequence", "group", "truncated")  # columns of a table of units that are no properties
 NOTHING = Interval(float("nan"), float("nan"), float("nan"), 0)  # where no unit is left
 AT_ONCE = 4_000_000  # bootstrap weights held at once: 32 MB a copy
 
@@ -65,7 +65,7 @@ def checked(cosine: np.ndarray) -> np.ndarray:
 def prefixes(trace, threshold: float) -> pd.DataFrame:
     """One row per decoded prefix, end tokens left out.
 
-    row, sequence, group; length: output tokens decoded before the state was formed (0 for the first); mean_similarity;
+    row, sequence, group, truncated (the output was cut at max_new_tokens); length: output tokens decoded before the state was formed (0 for the first); mean_similarity;
     entropy: of the last layer, nats; first_similar; similar_states; stays: 1 where no state after the first similar
     one is dissimilar; increasing_k: 1 where the cosine rises strictly from layer k on, k = 0..L-1.
     """
@@ -73,6 +73,7 @@ def prefixes(trace, threshold: float) -> pd.DataFrame:
     tokens, cosine = trace.tokens.iloc[rows], trace["cosine"][rows]
     first, number = first_similar(cosine, threshold), similar_states(cosine, threshold)
     columns = {"row": rows, "sequence": tokens["sequence"].to_numpy(), "group": tokens["group"].to_numpy(),
+               "truncated": tokens["truncated"].to_numpy(bool),
                "length": tokens["position"].to_numpy(), "mean_similarity": mean_similarity(cosine),
                "entropy": trace["entropy"][rows, -1], "first_similar": first, "similar_states": number,
                "stays": (first + number == trace.layers).astype(float)}
@@ -86,7 +87,7 @@ def outputs(trace, threshold: float) -> pd.DataFrame:
     Outputs cut at max_new_tokens are left out, their length is unknown; so are empty ones.
     """
     whole = trace.sequences[~trace.sequences["truncated"].astype(bool)].set_index("sequence")
-    made = prefixes(trace, threshold).drop(columns=["row", "length", "group"]).groupby("sequence").mean()
+    made = prefixes(trace, threshold).drop(columns=["row", "length", "group", "truncated"]).groupby("sequence").mean()
     made = made[made.index.isin(whole.index)]
     made.insert(0, "group", whole["group"].loc[made.index])
     made.insert(1, "length", whole["length"].loc[made.index])
@@ -195,13 +196,18 @@ def interval(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
 def scaled(value: Interval, factor: float) -> Interval:
     """The interval times `factor`; a negative one swaps its ends (difficult minus easy)."""
     low, high = sorted((value.low * factor, value.high * factor))
-    return Interval(value.estimate * factor, low, high, value.sequences)
+    return Interval(value.estimate * factor + 0.0, low + 0.0, high + 0.0, value.sequences)  # + 0.0: no minus zero
+
+
+def without_contrast(found: Comparison) -> bool:
+    """Whether every unit of both kinds has one and the same value: an interval of no width, which says nothing."""
+    return found.easy_deviation == found.difficult_deviation == found.difference.estimate == 0
 
 
 def in_words(value: Interval, above: str, below: str) -> str:
     """`above` or `below`, whichever side of 0 the whole interval lies on, for prose."""
     if not np.isfinite(value.estimate):
-        return "not measured"
+        return "not measured against"
     return above if value.low > 0 else below if value.high < 0 else f"not clearly {above} or {below}"
 
 

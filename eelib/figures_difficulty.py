@@ -43,7 +43,7 @@ def examples_figure(cosine: np.ndarray, names: Sequence[str], kinds: Sequence[st
     axis.set(xlabel="layer (0: embeddings)", ylabel="cosine to the last layer")
     threshold_line(axis, threshold)
     if names:
-        axis.legend(ncols=2, loc="lower right", title="E easy, D difficult")
+        axis.legend(ncols=2, loc="lower right", title="E easy, D difficult", title_fontsize=9.5)
     return fig
 
 
@@ -64,8 +64,10 @@ def increasing_figure(shares: dict[str, pd.DataFrame], depth: int, published: pd
     for kind, curve in shares.items():
         colour, marker, line = KINDS[kind]
         axis.fill_between(curve["start"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
-        axis.plot(curve["start"], curve["estimate"], color=colour, marker=marker, linestyle=line, label=f"{kind}, this run")
-        axis.plot(published["share"] * depth, published[kind], color=colour, marker=marker, linestyle="none", markersize=9,
+        # the larger mark still shows below the smaller one where both shares are alike
+        axis.plot(curve["start"], curve["estimate"], color=colour, marker=marker, linestyle=line, label=f"{kind}, this run",
+                  markersize=8 if kind == "easy" else 4)
+        axis.plot(published["share"] * depth, published[kind], color=colour, marker=marker, linestyle="none", markersize=11,
                   markerfacecolor="none", markeredgewidth=1.8, label=f"{kind}, M at the same share of depth")
     axis.set(xlabel=f"start layer (of {depth})", ylabel="prefixes rising at every later layer", ylim=(-0.03, 1.03))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -87,7 +89,7 @@ def length_figure(differences: dict[str, dict[str, Interval]]) -> plt.Figure:
         axis.errorbar(middle, places, xerr=reach, color=colour, marker=marker, linestyle="none", capsize=3, label=unit)
     axis.axvline(0, color=ORANGE, linewidth=1.2)
     axis.set_yticks(range(len(differences)), list(differences))
-    axis.set(xlabel="length, easy minus difficult (tokens)", ylim=(len(differences) - 0.5, -0.5))
+    axis.set(xlabel="length, easy minus difficult (tokens; right of 0: easy is longer)", ylim=(len(differences) - 0.5, -0.5))
     if axis.get_legend_handles_labels()[0]:
         fig.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return fig

@@ -1,4 +1,4 @@
-"""Plots of the length section. Every panel of a figure has the same task colours and markers."""
+"""Plots of the length section."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.ticker import MaxNLocator
 
-from .figures import BLACK, BLUE, GREEN, ORANGE, TASK_COLOURS
+from .figures import BLACK, BLUE, DEFINITION_COLOURS, GREEN, ORANGE
 
 MARKERS = "osD^vPX*"
 SLOPES = {"length": ("length, sequence means", BLACK), "length_matched": ("length, same position", BLUE),
@@ -18,7 +18,7 @@ Curves = Mapping[str, Mapping[str, pd.DataFrame]]  # definition -> task -> curve
 
 
 def length_figure(curves: Curves) -> plt.Figure:
-    """Mean exit layer by output length (`length.by_length`) with intervals, one panel per definition; log-scaled length.
+    """Mean exit layer by output length (`length.by_length`) with intervals, one panel per task; log-scaled length.
 
     Dashed: what the same outputs would show if only position mattered.
     """
@@ -26,12 +26,12 @@ def length_figure(curves: Curves) -> plt.Figure:
 
 
 def position_figure(curves: Curves) -> plt.Figure:
-    """Mean exit layer by position in the output (`length.by_position`) with intervals, one panel per definition.
+    """Mean exit layer by position in the output (`length.by_position`) with intervals, one panel per task.
 
     The scale counts the first token as 1, so that it can be logarithmic.
     """
     shifted = {d: {t: c.assign(place=c["position"] + 1) for t, c in by_task.items()} for d, by_task in curves.items()}
-    return _curve_figure(shifted, "place", "position in the output (first token: 1)")
+    return _curve_figure(shifted, "place", "position (first token: 1)")
 
 
 def both_figure(tables: Mapping[str, Mapping[str, pd.DataFrame]], depth: int) -> plt.Figure:
@@ -42,7 +42,8 @@ def both_figure(tables: Mapping[str, Mapping[str, pd.DataFrame]], depth: int) ->
     tasks = [t for t in next(iter(tables.values())) if any(not by_task[t].empty for by_task in tables.values())]
     shown = [by_task[t].to_numpy(float).ravel() for by_task in tables.values() for t in tasks]
     values = np.concatenate(shown) if shown else np.array([])
-    low, high = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (0, depth)
+    low, high = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (1, depth)
+    low -= 0.2 * (high - low)  # the smallest is still told from a blank
     fig, axes = plt.subplots(max(1, len(tasks)), len(tables), figsize=(7.2, PANEL * max(1, len(tasks))), squeeze=False,
                              layout="constrained")
     for row, task in zip(axes, tasks):
@@ -50,7 +51,7 @@ def both_figure(tables: Mapping[str, Mapping[str, pd.DataFrame]], depth: int) ->
             if by_task[task].empty:
                 axis.set_axis_off()
                 continue
-            sns.heatmap(by_task[task], ax=axis, vmin=low, vmax=high, cmap="cividis", annot=True, fmt=".1f", cbar=False,
+            sns.heatmap(by_task[task], ax=axis, vmin=low, vmax=high, cmap="Blues", annot=True, fmt=".1f", cbar=False,
                         annot_kws={"fontsize": 9}, linewidths=0.5)
             axis.set(title=f'{task}, "{definition}"', xlabel="output length (tokens)", ylabel="position (first: 0)")
             axis.tick_params(rotation=0)
@@ -89,25 +90,33 @@ def slope_figure(slopes: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> plt
 
 
 def _curve_figure(curves: Curves, x: str, label: str, dashed: str | None = None) -> plt.Figure:
-    fig, axes = plt.subplots(1, len(curves), figsize=(7.2, PANEL + 1.2), sharey=True, layout="constrained", squeeze=False)
-    for axis, (definition, by_task) in zip(axes[0], curves.items()):
-        for (task, curve), colour, marker in zip(by_task.items(), TASK_COLOURS * 9, MARKERS * 9):
+    tasks = list(next(iter(curves.values())))
+    wide, high = min(2, len(tasks)), -(-len(tasks) // 2)
+    fig, axes = plt.subplots(high, wide, figsize=(7.2, 0.8 + (PANEL - 0.3 * (high > 1)) * high), sharex=True, sharey=True,
+                             layout="constrained", squeeze=False)
+    places = [v for by_task in curves.values() for c in by_task.values() for v in c[x]]
+    low, top = (min(places) * 0.9, max(places) * 1.1) if places else (1, 2)
+    for axis, task in zip(axes.ravel(), tasks):
+        for definition, marker in zip(curves, MARKERS):
+            curve, colour = curves[definition][task], DEFINITION_COLOURS[definition]
             axis.fill_between(curve[x], curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
-            axis.plot(curve[x], curve["estimate"], color=colour, marker=marker, markersize=4, label=task)
+            axis.plot(curve[x], curve["estimate"], color=colour, marker=marker, markersize=4, label=f'"{definition}"')
             if dashed:
-                axis.plot(curve[x], curve[dashed], color=colour, linestyle="--", linewidth=1.2)
-        axis.set(title=f'"{definition}"', xlabel=label, xscale="log")
-        places = [v for c in by_task.values() for v in c[x]]
-        low, high = (min(places) * 0.9, max(places) * 1.1) if places else (1, 2)
-        axis.set_xlim(low, high)
-        axis.set_xticks(ticks := [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if low <= t <= high], map(str, ticks))
+                axis.plot(curve[x], curve[dashed], color=colour, linestyle="--", linewidth=1.3,
+                          label=f'"{definition}", position alone')
+        axis.set(title=task, xscale="log", xlim=(low, top))
+        axis.set_xticks(ticks := [2 ** k for k in range(12) if low <= 2 ** k <= top], map(str, ticks))
         axis.minorticks_off()
-        if not places:
+        if all(by_task[task].empty for by_task in curves.values()):
             _empty(axis)
-    axes[0][0].set_ylabel("mean exit layer (blocks run)")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    if handles:
-        fig.legend(handles, labels, loc="outside lower center", ncols=3)
+    for axis in axes.ravel()[len(tasks):]:
+        axis.set_axis_off()
+    for column in range(wide):  # the lowest panel in use carries the scale
+        lowest = axes[(len(tasks) - 1 - column) // wide][column]
+        lowest.set_xlabel(label)
+        lowest.tick_params(labelbottom=True)
+    fig.supylabel("mean exit layer (blocks run)", fontsize=10.5)
+    fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 
 

@@ -54,14 +54,16 @@ def early_figure(curves: dict[str, dict[str, pd.DataFrame]], depth: int) -> plt.
     return fig
 
 
-def distribution_figure(layers: dict[str, np.ndarray], depth: int) -> plt.Figure:
-    """Histogram of exit layers over all tokens shown, both definitions side by side. `layers[definition]` [tokens]."""
+def distribution_figure(shares: dict[str, pd.DataFrame]) -> plt.Figure:
+    """Share of tokens by exit layer with intervals, both definitions side by side. `shares[definition]` per layer."""
     fig, axis = plt.subplots(figsize=(7.2, 3.4), layout="constrained")
     width = 0.4
-    for shift, (definition, values) in zip((-width / 2, width / 2), layers.items()):
-        share = np.bincount(values.astype(int), minlength=depth + 1)[1:] / max(len(values), 1)
-        axis.bar(np.arange(1, depth + 1) + shift, share, width, color=DEFINITION_COLOURS[definition],
-                 label=f'"{definition}"', hatch="//" if definition == "stable" else "", edgecolor="white", linewidth=0.5)
+    for shift, (definition, table) in zip((-width / 2, width / 2), shares.items()):
+        errors = (table["estimate"] - table["low"], table["high"] - table["estimate"])
+        axis.bar(table["layer"] + shift, table["estimate"], width, yerr=errors, color=DEFINITION_COLOURS[definition],
+                 label=f'"{definition}"', hatch="//" if definition == "stable" else "", edgecolor="white", linewidth=0.5,
+                 error_kw={"elinewidth": 1.2, "ecolor": "#222222"})
+        depth = int(table["layer"].max())
     axis.set(xlabel="exit layer (blocks run)", ylabel="share of tokens", xlim=(0.4, depth + 0.6))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -41,7 +41,7 @@ def hypotheses_table(rows: list[dict], final, token_text: Callable[[object], str
         lines.append(f'<tr{edge}><th>{name}</th><td style="white-space:nowrap">{SITE_LABELS[row["site"]]}</td>{numbers}'
                      f'<td style="text-align:left">{" &nbsp; ".join(pieces)}</td></tr>')
     heads = ["layer", "site", *(["top-1 probability", "rank of the final token"] if known else []), "top ten, best first"]
-    head = "".join(f"<th>{h}</th>" for h in heads)
+    head = "".join(f"<th>{h}</th>" for h in heads[:-1]) + f'<th style="text-align:left">{heads[-1]}</th>'
     return (f'<div class="ee-scroll"><table class="ee-table"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody>'
             f'</table></div><p class="ee-caption">{html.escape(caption)}</p>')
 
@@ -58,7 +58,8 @@ def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
             axis.set_yscale("log")
             axis.invert_yaxis()
             axis.axhline(10, color=VERMILION, linewidth=1, linestyle=":")
-            axis.annotate("rank 10", (0.02, 10), xycoords=("axes fraction", "data"), va="bottom", color=VERMILION, fontsize=9)
+            axis.annotate("rank 10", (1.0, 10), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=VERMILION,
+                          fontsize=9)
             axis.set_ylabel("geometric mean over tokens")
         else:
             axis.set(ylim=(0, 1.02), ylabel="mean over tokens")

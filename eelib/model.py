@@ -193,10 +193,13 @@ def padding_is_inert(model: Model) -> bool:
 
 
 def causal_inputs(model: Model, ids: Tensor, mask: Tensor) -> dict:
-    """Arguments of a causal forward: position ids count real tokens only, where the network takes them."""
+    """Arguments of a causal forward: position ids count real tokens only, where the network takes them.
+
+    They stay inside the window for rows that are finished and only keep their place in the batch.
+    """
     inputs = {"input_ids": ids, "attention_mask": mask}
     if model.accepts("position_ids"):
-        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]
+        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(0, model.window - 1)[:, -ids.shape[1]:]
     return inputs
 
 

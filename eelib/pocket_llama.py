@@ -24,7 +24,7 @@ NAME = "pocket-llama"
 SEED = 20
 VOCABULARY, WINDOW = 8192, 512
 TOKENS_PER_BATCH, LONGEST = 4096, 400
-SCHEDULE = Schedule(steps=4400, peak=2e-3, warmup=100, decay=1300)
+SCHEDULE = Schedule(steps=3900, peak=2e-3, warmup=100, decay=1100)
 PASSAGE_WORDS = 130
 
 

@@ -131,3 +131,11 @@ def task_table(study, seed: int = 0) -> pd.DataFrame:
         row["avg first, with EOS"] = summary(made, "first", seed, with_eos=True)["avg"]
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def distribution(tasks: dict[str, tuple], depth: int, seed: int = 0) -> pd.DataFrame:
+    """Share of all tokens of the tasks, pooled, that exit at each layer: columns layer, estimate, low, high."""
+    layers = np.concatenate([pair[0] for pair in tasks.values()])
+    groups = np.concatenate([np.char.add(f"{name}/", np.asarray(pair[1], str)) for name, pair in tasks.items()])
+    return pd.DataFrame([{"layer": at, **bootstrap_mean((layers == at).astype(float), groups, seed=seed)._asdict()}
+                         for at in range(1, depth + 1)])

@@ -23,8 +23,9 @@ class Measures:
     """Site readouts of one task, end tokens left out. Arrays are [tokens, L, S], S in the order of `names`.
 
     confidence: top-1 probability. final_overlap: share of the top ten that is in the last block's top ten.
-    neighbour_overlap [tokens, L-1, S]: the same between layers l and l + 1 of one site. rank: of the emitted token, 1 =
-    top. saturation [tokens]: exit layer, "stable". k: length of the lists, 10 or the vocabulary where that is smaller.
+    other_overlap: the same with another token's final top ten, drawn at random. neighbour_overlap [tokens, L-1, S]: between
+    layers l and l + 1 of one site. rank: of the emitted token, 1 = top. saturation [tokens]: exit layer, "stable".
+    k: length of the lists, 10 or the vocabulary where that is smaller.
     """
 
     names: tuple[str, ...]
@@ -32,6 +33,7 @@ class Measures:
     saturation: np.ndarray
     confidence: np.ndarray
     final_overlap: np.ndarray
+    other_overlap: np.ndarray
     neighbour_overlap: np.ndarray
     rank: np.ndarray
     k: int
@@ -71,18 +73,22 @@ def site_rows(trace, sequences: int) -> np.ndarray:
     return trace.sites.tokens["sequence"].isin(trace.sequences["sequence"][:sequences]).to_numpy()
 
 
-def measure(trace, sequences: int) -> Measures:
+def measure(trace, sequences: int, seed: int = 0) -> Measures:
     """Measures of the first `sequences` sequences; a trace may hold more, and those do not change the result."""
     sites = trace.sites
     keep = np.flatnonzero(site_rows(trace, sequences) & ~sites.tokens["is_eos"].to_numpy())
     ids = sites["topk_ids"][keep]
     final = ids[:, -1, sites.names.index("block")]
+    ring = np.random.default_rng(seed).permutation(len(keep))
+    other = np.empty_like(final)
+    other[ring] = final[np.roll(ring, 1)]  # no token gets its own list, unless it is the only one
     layers = range(ids.shape[1])
     return Measures(
         names=sites.names, groups=sites.tokens["group"].to_numpy()[keep],
         saturation=trace.exit_layer("stable")[sites.rows[keep]], confidence=sites["probability"][keep].astype(float),
-        final_overlap=np.stack([overlap(ids[:, l], final[:, None]) for l in layers], axis=1),
-        neighbour_overlap=np.stack([overlap(ids[:, l], ids[:, l + 1]) for l in layers[:-1]], axis=1) if len(layers) > 1
+        final_overlap=np.stack([overlap(ids[:, layer], final[:, None]) for layer in layers], axis=1),
+        other_overlap=np.stack([overlap(ids[:, layer], other[:, None]) for layer in layers], axis=1),
+        neighbour_overlap=np.stack([overlap(ids[:, layer], ids[:, layer + 1]) for layer in layers[:-1]], axis=1) if len(layers) > 1
         else np.empty((len(keep), 0, len(sites.names))),
         rank=sites["final_rank"][keep].astype(float), k=ids.shape[-1])
 
@@ -219,6 +225,11 @@ def hypotheses(trace, row: int, layers: list[int]) -> list[dict]:
 
 # ---- P's Table 10
 
+def regrouped(printed: pd.DataFrame) -> list[dict]:
+    """P's rows from the last layer down and in the order of `TOP_DOWN` inside a layer, as in `hypotheses`."""
+    return sorted(printed.to_dict("records"), key=lambda row: (-row["layer"], TOP_DOWN.index(row["site"])))
+
+
 def printed_overlaps(printed: pd.DataFrame) -> pd.DataFrame:
     """Overlaps of P's printed lists with the last block's: columns row, layer, site, complete, low, high, rank.
 
@@ -246,5 +257,5 @@ def printed_neighbours(printed: pd.DataFrame) -> pd.DataFrame:
 
 
 def depth_matched(layer: int, of: int, depth: int) -> int:
-    """The layer of a model of `depth` at the same share of the depth as `layer` of `of`, rounded up."""
-    return -(-layer * depth // of)
+    """The layer of a model of `depth` nearest to the same share of the depth as `layer` of `of`; halves round up."""
+    return max(1, (2 * layer * depth + of) // (2 * of))

@@ -2,9 +2,11 @@
 
 import copy
 import fnmatch
+import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,6 +52,8 @@ class Task:
         bad = next((i for i, p in enumerate(prompts) if not isinstance(p, str) or not p.strip() or "\0" in p), None)
         if bad is not None:
             raise ValueError(f"prompt {bad} is empty, holds a NUL, or is not a string")
+        if references and len(references) != len(prompts):
+            raise ValueError(f"{len(references)} references for {len(prompts)} prompts")
         return Task(name, "prompts", list(prompts), references or [[] for _ in prompts], list(prompts),
                     [str(i) for i in range(len(prompts))])
 
@@ -145,17 +149,19 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
 
 def read_rows(path: Path) -> list[dict]:
     """Rows of a JSON Lines file; ValueError names the file and the line that is not a JSON object."""
-    import gzip
-    rows = []
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: not a JSON object")
-            rows.append(row)
+    rows: list[dict] = []
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    row = None
+                if not isinstance(row, dict):
+                    raise ValueError(f"{path}, line {number}: not a JSON object")
+                rows.append(row)
+    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+        raise ValueError(f"{path}, after line {len(rows)}: can't be read ({first_line(error)})") from None
     return rows
 
 
@@ -164,7 +170,9 @@ def hub_rows(name: str, source: str | None, limit: int | None) -> list[dict]:
     import datasets
     dataset, config, split = HUB[name]
     try:
-        loaded = datasets.load_dataset(source, split=split) if source else datasets.load_dataset(dataset, config, split=split)
+        if source and config not in datasets.get_dataset_config_names(source):
+            config = None
+        loaded = datasets.load_dataset(source or dataset, config, split=split)
     except Exception as error:  # datasets raises many kinds; the reader needs one line
         raise ValueError(f"task {name!r} could not be loaded from {source or dataset}: {first_line(error)}") from None
     return [dict(row) for row in loaded.select(range(min(limit or len(loaded), len(loaded))))]

@@ -44,6 +44,9 @@ def trace(model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path
         raise ValueError(f"max_new_tokens {max_new_tokens} is not allowed; it must be at least 1")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size {batch_size} is not allowed; it must be at least 1")
+    for kind, wanted in (("sites", sites), ("pairs", pairs)):
+        if wanted < 0:
+            raise ValueError(f"{kind} {wanted} is not allowed; it must be True, False or a number of sequences")
     settings = {"max_new_tokens": max_new_tokens, "dtype": model.dtype, "device": model.device.type}
     identity = {"model": model.name, "weights": model.hash, "task": task.name, "task_hash": task.hash,
                 "settings": settings, "code": code_hash(), "torch": torch.__version__}
@@ -134,8 +137,9 @@ class Maker:
     def plan(self) -> dict:
         """The manifest: as found, or a new one with sequences sorted by prompt length and cut into shards."""
         path = self.place / "manifest.json"
-        if path.exists():
-            return json.loads(path.read_text())
+        known = json.loads(path.read_text()) if path.exists() else None
+        if known and not (self.strict and known["skipped"]):
+            return known
         model, lengths = self.model, [len(ids) for ids in encode(self.model, self.task)]
         fits = [i for i, n in enumerate(lengths) if n < model.window]
         skipped = len(lengths) - len(fits)

@@ -52,7 +52,8 @@ class WithinWord(NamedTuple):
     later: Interval  # share of words whose prefix exits later than its suffixes do on average
     earlier: Interval  # the same for earlier; the rest are equal
     effect: Interval  # later minus earlier, -1..1: Cliff's delta for pairs
-    wilcoxon_p: float  # two-sided, signed ranks of the groups' mean differences
+    wilcoxon_p: float  # two-sided, signed ranks, words taken as independent
+    groups_p: float  # the same over the groups' mean differences: words of one group are one observation
     words: int
 
 
@@ -61,7 +62,7 @@ class Matched(NamedTuple):
 
     difference: Interval  # layers; above 0: prefixes exit later
     effect: float  # Cliff's delta inside position bins, averaged over prefixes, -1..1
-    wilcoxon_p: float  # two-sided, signed ranks of the groups' mean differences to the singles of the bin
+    groups_p: float  # two-sided, signed ranks of the groups' mean differences to the singles of their bins
     prefixes: int  # those at positions where there are singles too
     singles: int
     unmatched: int  # prefixes left out because no single stands in their bin
@@ -118,7 +119,7 @@ def words_of(trace, special_ids: Collection[int] | None = None) -> pd.DataFrame:
     frame = tokens[["sequence", "position", "group", "is_eos"]].copy()
     silent = (tokens["is_eos"] | tokens["token_id"].isin(special)).to_numpy(dtype=bool)
     if "is_special" in tokens:
-        silent |= tokens["is_special"].to_numpy(dtype=bool)
+        silent = silent | tokens["is_special"].to_numpy(dtype=bool)
     starts, ends, cut = (tokens[column].to_numpy() for column in ("start", "end", "truncated"))
     described = [Piece()] * len(tokens)
     for sequence, rows in tokens.groupby("sequence", sort=False).indices.items():
@@ -161,6 +162,20 @@ def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, trunc
     return rows
 
 
+def example_sequence(words: pd.DataFrame, least: int = 8, most: int = 16) -> int:
+    """The sequence of `least` to `most` tokens with the most words of several pieces, else the shortest.
+
+    Raises ValueError where no sequence has a token.
+    """
+    counted = words[~words["is_eos"]]
+    if counted.empty:
+        raise ValueError("no output has a token")
+    size = counted.groupby("sequence").size()
+    prefixes = (counted["role"] == "prefix").groupby(counted["sequence"]).sum()
+    fits = prefixes[size.between(least, most)]
+    return int(fits.idxmax() if len(fits) else size.idxmin())
+
+
 def load_tagger(name: str = SHIPPED_TAGGER):
     """The shipped tagger, or any installed spaCy pipeline (name or folder) that sets token.pos_; else a ValueError."""
     import spacy
@@ -193,13 +208,13 @@ def tags(words: pd.DataFrame, trace, nlp) -> pd.DataFrame:
 
 # ---- pieces
 
-def multi_piece_share(words: pd.DataFrame) -> Interval:
+def multi_piece_share(words: pd.DataFrame, seed: int = 0) -> Interval:
     """Share of all tokens but EOS that are the prefix or a suffix of a word (P: about 12% into English)."""
     counted = words[~words["is_eos"]]
-    return bootstrap_mean(counted["role"].isin(["prefix", "suffix"]), counted["group"])
+    return bootstrap_mean(counted["role"].isin(["prefix", "suffix"]), counted["group"], seed=seed)
 
 
-def share_readings(words: pd.DataFrame, layers: ArrayLike) -> dict[str, Interval]:
+def share_readings(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> dict[str, Interval]:
     """Shares that P's "12% of tokens" may stand for, by what is counted. layers [rows of words]."""
     counted = words[~words["is_eos"]]
     pieces = counted["role"].isin(["prefix", "suffix"])
@@ -207,13 +222,13 @@ def share_readings(words: pd.DataFrame, layers: ArrayLike) -> dict[str, Interval
     table = whole_words(words, layers)
     later = pd.MultiIndex.from_frame(table.loc[table["prefix"] > table["suffixes"], ["sequence", "word"]])
     of_later = (counted["role"] == "prefix") & pd.MultiIndex.from_frame(counted[["sequence", "word"]]).isin(later)
-    return {"tokens that share their word with another token, of all tokens": bootstrap_mean(pieces, counted["group"]),
-            "the same, end tokens among all tokens": bootstrap_mean(words["role"].isin(["prefix", "suffix"]),
-                                                                    words["group"]),
-            "pieces after a word's first, of all tokens": bootstrap_mean(counted["role"] == "suffix", counted["group"]),
-            "words whose first piece exits later than the rest, of all tokens": bootstrap_mean(of_later,
-                                                                                             counted["group"]),
-            "words of several pieces, of all words": bootstrap_mean(starts["role"] == "prefix", starts["group"])}
+    every = counted["group"]
+    return {name: bootstrap_mean(share, group, seed=seed) for name, share, group in (
+        ("tokens that share their word with another token, of all tokens", pieces, every),
+        ("the same, end tokens among all tokens", words["role"].isin(["prefix", "suffix"]), words["group"]),
+        ("pieces after a word's first, of all tokens", counted["role"] == "suffix", every),
+        ("words whose first piece exits later than the rest, of all tokens", of_later, every),
+        ("words of several pieces, of all words", starts["role"] == "prefix", starts["group"])) if len(group)}
 
 
 def whole_words(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
@@ -230,26 +245,27 @@ def whole_words(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
     return table[table["found"] == table["pieces"]].drop(columns=["found", "pieces"]).reset_index(drop=True)
 
 
-def prefix_suffix_difference(words: pd.DataFrame, layers: ArrayLike) -> WithinWord:
+def prefix_suffix_difference(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> WithinWord:
     """Prefix minus the mean of its suffixes inside the same word; every word counts once. layers [rows of words]."""
     table = whole_words(words, layers)
     if table.empty:
         raise ValueError("no word of several pieces in these outputs")
     difference, group = table["prefix"] - table["suffixes"], table["group"]
-    return WithinWord(bootstrap_mean(difference, group), bootstrap_mean(difference > 0, group),
-                      bootstrap_mean(difference < 0, group), bootstrap_mean(np.sign(difference), group),
-                      _signed_ranks(difference, group), len(table))
+    intervals = [bootstrap_mean(values, group, seed=seed)
+                 for values in (difference, difference > 0, difference < 0, np.sign(difference))]
+    by_group = difference.groupby(group.to_numpy()).mean()
+    return WithinWord(*intervals, _signed_ranks(difference), _signed_ranks(by_group), len(table))
 
 
-def neighbouring_singles(words: pd.DataFrame, layers: ArrayLike) -> Interval:
+def neighbouring_singles(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> Interval:
     """A single-piece word minus the single-piece word right after it: what one position does with no word around it."""
     layers, group, sequence = np.asarray(layers, dtype=float), words["group"].to_numpy(), words["sequence"].to_numpy()
     single = (words["role"] == "single").to_numpy()
     pair = single[:-1] & single[1:] & (sequence[:-1] == sequence[1:])
-    return bootstrap_mean((layers[:-1] - layers[1:])[pair], group[:-1][pair])
+    return bootstrap_mean((layers[:-1] - layers[1:])[pair], group[:-1][pair], seed=seed)
 
 
-def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4) -> Matched:
+def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4, seed: int = 0) -> Matched:
     """Prefixes minus singles at the same output position, in bins of `bin_width` positions, weighted by prefix counts.
 
     Position alone moves exit layers, and long words prefer some positions; the weights take that out. layers [rows].
@@ -280,37 +296,37 @@ def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4)
     by_bin = [[kept_layers[side & (bins == b)] for side in (prefix, ~prefix)] for b in np.flatnonzero(shared)]
     effect = np.average([cliffs_delta(*pair) for pair in by_bin], weights=[len(mine) for mine, _ in by_bin])
     mine = prefix & shared[bins]
-    above = kept_layers[mine] - (total[2] / np.maximum(total[3], 1))[bins[mine]]
-    return Matched(bootstrap_totals(statistic, sums.reshape(group_count, -1)), float(effect),
-                   _signed_ranks(pd.Series(above), kept_words["group"].to_numpy()[mine]), int(total[1][shared].sum()),
-                   int(total[3][shared].sum()), int(total[1][~shared].sum()))
+    above = pd.Series(kept_layers[mine] - (total[2] / np.maximum(total[3], 1))[bins[mine]])
+    by_group = above.groupby(groups[mine]).mean()
+    return Matched(bootstrap_totals(statistic, sums.reshape(group_count, -1), seed=seed), float(effect),
+                   _signed_ranks(by_group), int(total[1][shared].sum()), int(total[3][shared].sum()),
+                   int(total[1][~shared].sum()))
 
 
 # ---- roles and parts of speech
 
-def exit_by_role(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
+def exit_by_role(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> pd.DataFrame:
     """Mean exit layer per role: role, n, share (of all tokens but EOS), mean, low, high, sequences, in ROLES' order."""
-    table = _exit_by("role", words.assign(layer=layers)[~words["is_eos"]])
+    table = _exit_by("role", words.assign(layer=layers)[~words["is_eos"]], seed)
     return table.sort_values("role", key=lambda roles: roles.map(ROLES.index), ignore_index=True)
 
 
-def exit_by_upos(words: pd.DataFrame, layers: ArrayLike) -> pd.DataFrame:
+def exit_by_upos(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> pd.DataFrame:
     """Mean exit layer per tag: upos, n, share (of tagged tokens), mean, low, high, sequences; the latest exit first.
 
     words: from `tags`. layers [rows of words].
     """
-    return _exit_by("upos", words.assign(layer=layers)[words["upos"] != ""])
+    return _exit_by("upos", words.assign(layer=layers)[words["upos"] != ""], seed)
 
 
-def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20) -> TagTests:
+def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20, seed: int = 0) -> TagTests:
     """Kruskal-Wallis over tags, then each tag against all the others (Mann-Whitney, Holm-corrected).
 
     Tags with fewer than `minimum` tokens are left out. words: from `tags`. layers [rows of words].
     """
-    tagged = words.assign(layer=np.asarray(layers, dtype=float))[words["upos"] != ""]
-    sizes = tagged["upos"].value_counts()
+    sizes = words.loc[words["upos"] != "", "upos"].value_counts()
     left_out = {tag: int(n) for tag, n in sizes.items() if n < minimum}
-    tagged = tagged[~tagged["upos"].isin(list(left_out))]
+    tagged = _frequent(words, layers, minimum)
     names = sorted(tagged["upos"].unique())
     if len(names) < 2:
         raise ValueError(f"fewer than two part-of-speech tags have {minimum} tokens or more")
@@ -320,56 +336,61 @@ def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20) -> Tag
     rows = []
     for tag in names:
         mine, rest = tagged[tagged["upos"] == tag], tagged[tagged["upos"] != tag]
-        interval = bootstrap_difference(mine["layer"], mine["group"], rest["layer"], rest["group"])
+        interval = bootstrap_difference(mine["layer"], mine["group"], rest["layer"], rest["group"], seed=seed)
         rows.append({"upos": tag, "n": len(mine), "difference": interval.estimate, "low": interval.low,
                      "high": interval.high, "cliffs_delta": cliffs_delta(mine["layer"], rest["layer"]),
                      "p": float(mannwhitneyu(mine["layer"], rest["layer"]).pvalue)})
     table = pd.DataFrame(rows)
     table["p_holm"] = holm(table["p"])
     table = table.sort_values("difference", ascending=False, ignore_index=True)
-    return TagTests(float(h), float(p), bootstrap_epsilon_squared(tagged["layer"], tagged["upos"], tagged["group"]),
-                    table, left_out)
+    size = bootstrap_epsilon_squared(tagged["layer"], tagged["upos"], tagged["group"], seed=seed)
+    return TagTests(float(h), float(p), size, table, left_out)
 
 
-def mean_epsilon_squared(tasks: dict[str, tuple[ArrayLike, ArrayLike, ArrayLike]], seed: int = 0) -> Interval:
-    """Unweighted mean over tasks of the epsilon-squared of exit layer by tag, from {task: (layers, tags, groups)}.
+def mean_epsilon_squared(tasks: dict[str, tuple[pd.DataFrame, ArrayLike]], minimum: int = 20,
+                         seed: int = 0) -> Interval:
+    """Unweighted mean over tasks of the epsilon-squared of exit layer by tag, from {task: (words of `tags`, layers)}.
 
-    Tags of different tasks are never compared, so that a task's level and its mix of tags can't be taken for one another.
+    Tags are compared inside a task only, lest a task's level and its mix of tags be taken for one another.
     """
-    if not tasks:
-        raise ValueError("no tasks")
-    layers, tags_, groups, starts, sizes = [], [], [], [0], []
-    for name, (values, labels, group) in tasks.items():
-        layers.append(np.asarray(values, dtype=float))
-        tags_.append(pd.factorize(pd.Series(labels))[0])
-        groups += [f"{name} {g}" for g in group]
-        starts.append(starts[-1] + len(layers[-1]))
-        sizes.append(len(set(group)))
+    kept = {name: _frequent(words, layers, minimum) for name, (words, layers) in tasks.items()}
+    kept = {name: tagged for name, tagged in kept.items() if tagged["upos"].nunique() > 1}
+    if not kept:
+        raise ValueError(f"fewer than two part-of-speech tags have {minimum} tokens or more")
+    pairs = [(tagged["layer"].to_numpy(), pd.factorize(tagged["upos"])[0]) for tagged in kept.values()]
+    ends = np.cumsum([len(layers) for layers, _ in pairs])[:-1]
 
     def statistic(weights: np.ndarray) -> float:
         found = []
-        for values, codes, start, stop in zip(layers, tags_, starts, starts[1:]):
-            rows = np.repeat(np.arange(stop - start), weights[start:stop].astype(int))
+        for (layers, codes), drawn in zip(pairs, np.split(weights.astype(int), ends)):
+            rows = np.repeat(np.arange(len(drawn)), drawn)
             try:
-                found.append(epsilon_squared(values[rows], codes[rows]))
-            except ValueError:  # the draw missed the task, or left one layer only
+                found.append(epsilon_squared(layers[rows], codes[rows]))
+            except ValueError:  # the draw missed this task, or left it with one layer
                 return float("nan")
         return float(np.mean(found))
 
-    return bootstrap(statistic, groups, seed=seed)._replace(sequences=min(sizes))
+    groups = [f"{name} {group}" for name, tagged in kept.items() for group in tagged["group"]]
+    smallest = min(tagged["group"].nunique() for tagged in kept.values())
+    return bootstrap(statistic, groups, seed=seed)._replace(sequences=smallest)
 
 
-def _signed_ranks(differences: pd.Series, groups: ArrayLike) -> float:
-    """Two-sided Wilcoxon p of the groups' means: rows of one group are one observation."""
-    means = differences.groupby(np.asarray(groups)).mean()
-    return float(wilcoxon(means).pvalue) if means.any() else 1.0
+def _frequent(words: pd.DataFrame, layers: ArrayLike, minimum: int) -> pd.DataFrame:
+    """The tagged tokens, with their layer, of the tags that have `minimum` tokens or more."""
+    tagged = words.assign(layer=np.asarray(layers, dtype=float))[words["upos"] != ""]
+    return tagged[tagged.groupby("upos")["upos"].transform("size") >= minimum]
 
 
-def _exit_by(column: str, rows: pd.DataFrame) -> pd.DataFrame:
+def _signed_ranks(differences: pd.Series) -> float:
+    """Two-sided Wilcoxon p; 1 where nothing differs."""
+    return float(wilcoxon(differences).pvalue) if differences.any() else 1.0
+
+
+def _exit_by(column: str, rows: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Mean of rows.layer per value of `column`, with interval, the largest mean first."""
     table = []
     for value, some in rows.groupby(column):
-        interval = bootstrap_mean(some["layer"], some["group"])
+        interval = bootstrap_mean(some["layer"], some["group"], seed=seed)
         table.append({column: value, "n": len(some), "share": len(some) / len(rows), "mean": interval.estimate,
                       "low": interval.low, "high": interval.high, "sequences": interval.sequences})
     columns = [column, "n", "share", "mean", "low", "high", "sequences"]

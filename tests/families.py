@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch import Tensor, nn
 
 PAD, END, START, MASK = "<pad>", "</s>", "<s>", "<mask>"
+WINDOW = 128
 LINES = ["The small dog ran over the green hill.", "Der kleine Hund lief über den grünen Hügel.", "Wo ist das Buch? Here!",
          "a quick test 😀 of café and naïve words", "one two three, four; five.\n"]
 PROMPTS = ["The small dog", "Wo ist das Buch? Here, over the hill!", "a", "one two three four five, café 😀", "Der kleine"]
@@ -30,7 +31,7 @@ def tokenizer_for(kind: str) -> hf.PreTrainedTokenizerFast:
     bpe.post_processor = processors.TemplateProcessing(
         single=frame, special_tokens=[(t, bpe.token_to_id(t)) for t in (START, END)])
     return hf.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=PAD, eos_token=END, bos_token=START,
-                                      mask_token=AddedToken(MASK, special=True), model_max_length=64)
+                                      mask_token=AddedToken(MASK, special=True), model_max_length=WINDOW)
 
 
 def rms(states: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -115,7 +116,7 @@ T5 = {"attention": "layer.0.SelfAttention", "cross_attention": "layer.1.EncDecAt
       "feed_forward": "layer.2.DenseReluDense"}
 MARIAN = {"attention": "self_attn", "after_attention": "self_attn_layer_norm", "cross_attention": "encoder_attn",
           "feed_forward": "fc2"}
-WIDE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, max_position_embeddings=64)
+WIDE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, max_position_embeddings=WINDOW)
 
 
 def llama_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
@@ -137,7 +138,7 @@ FAMILIES = {
     "gemma2": Family("causal", llama_like(hf.Gemma2Config, num_key_value_heads=2, head_dim=8, sliding_window=8,
                                           final_logit_softcapping=3.0, query_pre_attn_scalar=8),
                      hf.Gemma2ForCausalLM, gemma_tail, "model.layers", SANDWICH),
-    "gpt2": Family("causal", lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=64, **ids),
+    "gpt2": Family("causal", lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, **ids),
                    hf.GPT2LMHeadModel, gpt2_tail, "transformer.h", {"attention": "attn", "feed_forward": "mlp"}),
     "gpt_neox": Family("causal", llama_like(hf.GPTNeoXConfig, use_parallel_residual=True), hf.GPTNeoXForCausalLM,
                        neox_tail, "gpt_neox.layers", {"attention": "attention", "feed_forward": "mlp"}),
@@ -149,7 +150,7 @@ FAMILIES = {
     "t5_tied": Family("seq2seq", t5_config(), hf.T5ForConditionalGeneration, t5_tied_tail, "decoder.block", T5),
     "marian": Family("seq2seq", lambda **ids: hf.MarianConfig(
         d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, decoder_start_token_id=0,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, scale_embedding=True, max_position_embeddings=WINDOW, decoder_start_token_id=0,
         decoder_vocab_size=ids["vocab_size"], **ids),
         hf.MarianMTModel, marian_tail, "model.decoder.layers", MARIAN, normed_last=False),
     "bert": Family("masked", llama_like(hf.BertConfig), hf.BertForMaskedLM, bert_tail, "bert.encoder.layer", BERT,
@@ -178,7 +179,7 @@ def build(name: str, seed: int = 0) -> nn.Module:
                 parameter.copy_(torch.randn_like(parameter) * 1.6 / parameter.shape[-1] ** 0.5)
         if hasattr(network, "final_logits_bias"):
             network.final_logits_bias.normal_(0.0, 0.5)
-    return network.eval()
+    return network.eval().requires_grad_(False)
 
 
 def save(name: str, folder: Path, seed: int = 0) -> Path:

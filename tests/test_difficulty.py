@@ -19,6 +19,7 @@ class FakeTrace:
         for sequence, (length, truncated) in enumerate(zip(lengths, cut)):
             for position in range(length + (not truncated)):
                 rows.append({"sequence": sequence, "position": position, "is_eos": position == length,
+                             "truncated": truncated,
                              "group": f"g{sequence // 2}"})
         self.layers, self.tokens = layers, pd.DataFrame(rows)
         self.sequences = pd.DataFrame({"sequence": range(len(lengths)), "length": lengths, "truncated": cut,
@@ -203,14 +204,24 @@ def test_constant_cosine_shows_no_difference():
     assert gap[:3] == (0, 0, 0)
 
 
+@pytest.mark.parametrize("value, expected", [(3.0, True), (0.0, True), (None, False)])
+def test_one_value_everywhere_is_no_contrast(value, expected):
+    units = units_of(60, 12)
+    units["length"] = units["length"] if value is None else value
+    made = [difficulty.compare(units, units["mean_similarity"], 0.4, n, 50) for n in range(2)]
+    assert difficulty.without_contrast(difficulty.comparison(made, "length")) is expected
+    assert not difficulty.without_contrast(difficulty.comparison([], "length"))
+
+
 def test_scaled_swaps_the_ends_and_words_follow_the_interval():
     value = Interval(2.0, 1.0, 4.0, 9)
     assert difficulty.scaled(value, -1) == (-2, -4, -1, 9)
+    assert not np.signbit(difficulty.scaled(Interval(0.0, 0.0, 0.0, 3), -1)[:3]).any()
     assert difficulty.scaled(value, 100) == (200, 100, 400, 9)
     assert difficulty.in_words(value, "longer", "shorter") == "longer"
     assert difficulty.in_words(difficulty.scaled(value, -1), "longer", "shorter") == "shorter"
     assert difficulty.in_words(value._replace(low=-1.0), "longer", "shorter") == "not clearly longer or shorter"
-    assert difficulty.in_words(difficulty.scaled(difficulty.NOTHING, -1), "longer", "shorter") == "not measured"
+    assert difficulty.in_words(difficulty.scaled(difficulty.NOTHING, -1), "longer", "shorter") == "not measured against"
 
 
 # ---- tables of units
@@ -221,6 +232,7 @@ def test_prefixes_are_tokens_but_the_end_and_count_what_was_decoded():
     kept = [i for i, end in enumerate(made.tokens["is_eos"]) if not end]
     assert units["row"].tolist() == kept
     assert units["length"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
+    assert units["truncated"].tolist() == [False] * 4 + [True] * 6
     for _, unit in units.iterrows():
         row = made["cosine"][unit["row"]].astype(float)
         assert unit["mean_similarity"] == pytest.approx(row[1:5].mean())
@@ -265,7 +277,6 @@ def test_plots_draw_with_and_without_units():
     drawn = [figures_difficulty.curves_figure({"a": {"easy": cosine, "difficult": empty}, "b": {}}, 0.9),
              figures_difficulty.examples_figure(cosine[:2], ["E1", "D1"], ["easy", "difficult"], 0.9),
              figures_difficulty.examples_figure(empty, [], [], 0.9),
-             figures_difficulty.length_figure({}),
              figures_difficulty.length_figure({"t": {unit: difficulty.NOTHING for unit in figures_difficulty.UNITS}}),
              figures_difficulty.length_figure({"t": {unit: Interval(1, 2, 3, 4) for unit in figures_difficulty.UNITS}})]
     for fig in drawn:

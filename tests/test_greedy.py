@@ -5,7 +5,7 @@ from itertools import combinations
 import families
 import pytest
 import torch
-from families import FAMILIES, GENERATING, PROMPTS
+from families import FAMILIES, GENERATING, PROMPTS, WINDOW
 
 from eelib.greedy import decode, states_of
 
@@ -59,10 +59,10 @@ def test_one_token(name, model_of, free):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_window_ends_each_row_by_itself(name, model_of, oracle_of, eos):
-    """A row stops at the window whatever it is batched with; 61 and 50 tokens leave room for 3 and 14."""
+    """A row stops at the window whatever it is batched with."""
     model = model_of(name)
     eos(model, {model.vocabulary + 1})
-    prompts = [[20 + (7 * i) % 200 for i in range(size)] for size in (61, 50, 63, 5)]
+    prompts = [[20 + (7 * i) % 200 for i in range(size)] for size in (WINDOW - 3, WINDOW - 14, WINDOW - 1, 5)]
     got = decode(model, prompts, 20)
     assert [len(ids) for ids in got.ids] == [3, 14, 1, 20]
     for prompt, ids in zip(prompts, got.ids):
@@ -73,7 +73,7 @@ def test_window_ends_each_row_by_itself(name, model_of, oracle_of, eos):
 def test_window_of_a_decoder(name, model_of, eos):
     model = model_of(name)
     eos(model, {model.vocabulary + 1})
-    assert [len(ids) for ids in decode(model, [[20] * 60, [30] * 3], 90).ids] == [63, 63]
+    assert [len(ids) for ids in decode(model, [[20] * 60, [30] * 3], WINDOW + 9).ids] == [WINDOW - 1] * 2
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])

@@ -15,7 +15,7 @@ from eelib.model import causal_inputs, prepare
 def test_facts(name, model_of):
     model, network = model_of(name), families.build(name)
     assert (model.name, model.kind) == (name, FAMILIES[name].kind)
-    assert (model.layers, model.width, model.window, model.dtype) == (3, 32, 64, "float32")
+    assert (model.layers, model.width, model.window, model.dtype) == (3, 32, families.WINDOW, "float32")
     assert model.vocabulary == network.config.vocab_size == len(model.tokenizer) + 4
     assert model.eos_ids == {model.tokenizer.eos_token_id} and model.pad_id == model.tokenizer.pad_token_id
     assert model.pads and not model.parts_error

@@ -11,7 +11,7 @@ import torch
 
 import eelib
 from eelib import figures_sublayers as plots
-from eelib import papers, sublayers
+from eelib import notebook, papers, sublayers
 from eelib.greedy import states_of
 from eelib.model import prepare
 
@@ -66,6 +66,15 @@ def test_measures_equal_plain_loops_over_sets():
                 if layer:
                     below = set(ids[i, layer - 1, s])
                     assert got.site("neighbour_overlap", name)[n, layer - 1] == pytest.approx(len(here & below) / 10)
+
+
+def test_the_other_list_is_never_the_tokens_own():
+    made = FakeTrace()
+    made.sites["topk_ids"][:] = 10 * np.arange(TOKENS)[:, None, None, None] + np.arange(K)  # no two tokens share an id
+    got = sublayers.measure(made, 3)
+    assert (got.other_overlap == 0).all() and (got.final_overlap == 1).all()
+    made.sites["topk_ids"][:] = np.arange(K)
+    assert (sublayers.measure(made, 3).other_overlap == 1).all()
 
 
 @pytest.mark.parametrize("quantity", ["confidence", "final_overlap", "neighbour_overlap"])
@@ -179,8 +188,15 @@ def test_printed_lists_give_the_overlaps_that_a_reader_counts():
     assert pairs.set_index(["site", "layer"]).loc[("block", 20), "overlap"] == 1.0
 
 
-def test_depth_matching_rounds_up_and_keeps_both_ends():
-    assert [sublayers.depth_matched(x, 40, 12) for x in (1, 19, 20, 40)] == [1, 6, 6, 12]
+def test_published_rows_are_shown_from_the_last_layer_down():
+    rows = sublayers.regrouped(papers.published("P-table-10"))
+    assert [r["row"] for r in rows[:5]] == ["h_ffn 40", "h_attn 40", "FFN(h_attn 40)", "ATTN(h_ffn 39)", "h_ffn 39"]
+    assert len(rows) == 19 and rows[-1]["layer"] == 19
+    assert plots.hypotheses_table(rows, "_fields", str, "", 40).count("⋮") == 2
+
+
+def test_depth_matching_takes_the_nearest_layer_and_keeps_both_ends():
+    assert [sublayers.depth_matched(x, 40, 12) for x in (1, 19, 20, 23, 38, 40)] == [1, 6, 6, 7, 11, 12]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
@@ -244,6 +260,18 @@ def test_a_longer_site_table_in_the_same_trace_changes_nothing(model_of, tmp_pat
     many = sublayers.measure(eelib.trace(model_of("llama"), task, sites=5, **options), 2)
     np.testing.assert_array_equal(few.rank, many.rank)
     np.testing.assert_array_equal(few.final_overlap, many.final_overlap)
+
+
+def test_a_model_without_known_sub_layers_stops_the_notebook_in_one_line(monkeypatch, tmp_path, one_line):
+    tokenizer = families.tokenizer_for("causal")
+    model = prepare(families.build("gpt2"), tokenizer, "gpt2", "causal")
+    model.parts, model.parts_error = [], "gpt2: no two or three modules of transformer.h.0 add up to its output"
+    monkeypatch.setattr(notebook, "load_model", lambda *_, **__: model)
+    monkeypatch.setattr(notebook, "task_names", lambda _: ["prompts"])
+    monkeypatch.setattr(notebook, "load_task", lambda *_, **__: eelib.Task.from_prompts(families.PROMPTS[:2]))
+    given = dict(model="gpt2", tasks="prompts", limit=2, max_new_tokens=3, batch_size=0, dtype="float32", device="cpu", seed=0,
+                 runs_folder=str(tmp_path), results_folder=str(tmp_path))
+    one_line(notebook.ParameterError, "add up to its output", lambda: notebook.Study(notebook.Parameters(given), sites=2))
 
 
 def test_plots_draw_every_site_once_with_labelled_axes():

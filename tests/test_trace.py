@@ -279,12 +279,12 @@ def test_bad_arguments_write_nothing(options, part, model_of, tmp_path, one_line
 def test_prompts_beyond_the_window(model_of, tmp_path, one_line):
     """Skipped and counted, or refused if the caller is strict; the others keep their numbers."""
     model = model_of("llama")
-    task = eelib.Task.from_prompts(["a", "word " * 90, "the hill"])
+    task = eelib.Task.from_prompts(["a", "word " * 200, "the hill"])
     one_line(ValueError, "1 of 3 prompts do not fit", lambda: make(model, tmp_path / "strict", task, strict=True))
     trace = make(model, tmp_path, task)
     assert trace.manifest["skipped"] == 1 and trace.sequences["sequence"].tolist() == [0, 2]
     one_line(ValueError, "1 of 3 prompts do not fit", lambda: make(model, tmp_path, task, strict=True))
-    one_line(ValueError, "1 of 1", lambda: make(model, tmp_path, eelib.Task.from_prompts(["word " * 90])))
+    one_line(ValueError, "1 of 1", lambda: make(model, tmp_path, eelib.Task.from_prompts(["word " * 200])))
     assert not list(tmp_path.rglob("*.parquet.partial"))
 
 
