@@ -34,8 +34,8 @@ HEADLINES = {
     "chrF": "chrF",
     "F1": "F1",
     "ROUGE-L": "ROUGE-L",
-    "perc_first": "perc, first",
-    "perc_stable": "perc, stable",
+    "perc_first": "perc, first (%)",
+    "perc_stable": "perc, stable (%)",
     "avg_first": "avg, first",
     "avg_stable": "avg, stable",
 }
@@ -231,7 +231,9 @@ def findings(study: Study, results: Results) -> str:
         tasks = results.get((model, "saturation"), {}).get("tasks", {})
         keys = [key for key in HEADLINES if any(key in values for values in tasks.values())]
         if keys:
-            rows = ([task, *(values.get(key, {}).get("estimate") for key in keys)] for task, values in tasks.items())
+            learnt = results[model, "saturation"].get("learnt", {})
+            rows = ([task if learnt.get(task, True) else f"{task} (not learnt)", *(headline(values, key) for key in keys)]
+                    for task, values in tasks.items())
             pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows))
         pieces.append(front_figure(model, study.notebooks))
         for verdict in VERDICTS[:3]:  # the others say nothing about the claim; they are on the scoreboard
@@ -240,6 +242,12 @@ def findings(study: Study, results: Results) -> str:
             if lines:
                 pieces += [f"**{verdict.capitalize()}**\n", "\n".join(lines) + "\n"]
     return "\n".join(pieces)
+
+
+def headline(values: dict[str, Any], key: str) -> str:
+    """One figure of the table of findings, one decimal, shares as percent; a dash where there is none."""
+    estimate = values.get(key, {}).get("estimate")
+    return "–" if estimate is None else f"{estimate * (100 if key.startswith('perc') else 1):.1f}"
 
 
 def front_figure(model: str, notebooks: Iterable[str]) -> str:

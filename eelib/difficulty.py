@@ -35,7 +35,7 @@ def first_similar(cosine: np.ndarray, threshold: float) -> np.ndarray:
 
 
 def similar_states(cosine: np.ndarray, threshold: float) -> np.ndarray:
-    """Number of layers 1..L-1 with cosine >= threshold, int [units]. With `first_similar` at most L (M: L - 1, from 0)."""
+    """Number of layers 1..L-1 with cosine >= threshold, int [units]; with `first_similar` at most L (M: L-1)."""
     return (checked(cosine)[:, 1:-1] >= threshold).sum(axis=1)
 
 
@@ -65,9 +65,10 @@ def checked(cosine: np.ndarray) -> np.ndarray:
 def prefixes(trace, threshold: float) -> pd.DataFrame:
     """One row per decoded prefix, end tokens left out.
 
-    row, sequence, group, truncated (the output was cut at max_new_tokens); length: output tokens decoded before the state was formed (0 for the first); mean_similarity;
-    entropy: of the last layer, nats; first_similar; similar_states; stays: 1 where no state after the first similar
-    one is dissimilar; increasing_k: 1 where the cosine rises strictly from layer k on, k = 0..L-1.
+    row, sequence, group; truncated: the output was cut at max_new_tokens; length: output tokens decoded before the
+    state was formed (0 for the first); mean_similarity; entropy: of the last layer, nats; first_similar;
+    similar_states; stays: 1 where no state after the first similar one is dissimilar; increasing_k: 1 where
+    the cosine rises strictly from layer k on, k = 0..L-1.
     """
     rows = np.flatnonzero(trace.statistic_rows())
     tokens, cosine = trace.tokens.iloc[rows], trace["cosine"][rows]
@@ -212,7 +213,7 @@ def in_words(value: Interval, above: str, below: str) -> str:
 
 
 def examples(units: pd.DataFrame, side: np.ndarray, count: int) -> list[int]:
-    """`count` indices into `units`, evenly spaced over `side` (extreme first), from different sequences if there are."""
+    """`count` indices into `units`, evenly spaced over `side` (extreme first), of different sequences if there are."""
     chosen: list[int] = []
     for wanted in range(min(count, len(side))):
         rank = int((wanted + 0.5) / count * len(side))

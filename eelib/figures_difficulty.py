@@ -16,7 +16,7 @@ BAND = (0.1, 0.9)  # quantiles
 
 
 def curves_figure(panels: dict[str, dict[str, np.ndarray]], threshold: float) -> plt.Figure:
-    """Mean cosine to the last layer by layer with the band from 10% to 90% of units; `panels[title][kind]` [units, L+1]."""
+    """Mean cosine to the last layer, and its band from 10% to 90% of units; `panels[title][kind]` is [units, L+1]."""
     fig, axes = plt.subplots(1, len(panels), figsize=(7.2, 3.8), sharey=True, layout="constrained", squeeze=False)
     for axis, (title, kinds) in zip(axes[0], panels.items()):
         for kind, cosine in kinds.items():
@@ -25,7 +25,8 @@ def curves_figure(panels: dict[str, dict[str, np.ndarray]], threshold: float) ->
             colour, marker, line = KINDS[kind]
             layers, (low, high) = np.arange(cosine.shape[1]), np.quantile(cosine, BAND, axis=0)
             axis.fill_between(layers, low, high, color=colour, alpha=0.18, linewidth=0)
-            axis.plot(layers, cosine.mean(axis=0), color=colour, marker=marker, linestyle=line, markersize=4, label=kind)
+            mean = cosine.mean(axis=0)
+            axis.plot(layers, mean, color=colour, marker=marker, linestyle=line, markersize=4, label=kind)
         axis.set(xlabel="layer (0: embeddings)", title=title)
         threshold_line(axis, threshold)
     axes[0, 0].set_ylabel("cosine to the last layer")
@@ -34,7 +35,7 @@ def curves_figure(panels: dict[str, dict[str, np.ndarray]], threshold: float) ->
 
 
 def examples_figure(cosine: np.ndarray, names: Sequence[str], kinds: Sequence[str], threshold: float) -> plt.Figure:
-    """Cosine to the last layer of single prefixes [m, L+1]; the same letter and number name each in the table below it."""
+    """Cosine to the last layer of single prefixes [m, L+1]; `names` (E1, D1, ...) tie them to their texts."""
     fig, axis = plt.subplots(figsize=(7.2, 4.0), layout="constrained")
     shapes = {kind: iter("osD^vPX*" * len(names)) for kind in KINDS}
     for curve, name, kind in zip(cosine, names, kinds):
@@ -50,7 +51,8 @@ def examples_figure(cosine: np.ndarray, names: Sequence[str], kinds: Sequence[st
 def threshold_line(axis: plt.Axes, threshold: float) -> None:
     """Whole layers on the x axis, and the threshold of similarity across it."""
     axis.axhline(threshold, color=BLACK, linewidth=1, linestyle=":")
-    axis.annotate(f"similar: {threshold:g}", (0.02, threshold), xycoords=("axes fraction", "data"), va="bottom", fontsize=9)
+    axis.annotate(f"similar: {threshold:g}", (0.02, threshold), xycoords=("axes fraction", "data"), va="bottom",
+                  fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -65,10 +67,11 @@ def increasing_figure(shares: dict[str, pd.DataFrame], depth: int, published: pd
         colour, marker, line = KINDS[kind]
         axis.fill_between(curve["start"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
         # the larger mark still shows below the smaller one where both shares are alike
-        axis.plot(curve["start"], curve["estimate"], color=colour, marker=marker, linestyle=line, label=f"{kind}, this run",
-                  markersize=8 if kind == "easy" else 4)
-        axis.plot(published["share"] * depth, published[kind], color=colour, marker=marker, linestyle="none", markersize=11,
-                  markerfacecolor="none", markeredgewidth=1.8, label=f"{kind}, M at the same share of depth")
+        axis.plot(curve["start"], curve["estimate"], color=colour, marker=marker, linestyle=line,
+                  label=f"{kind}, this run", markersize=8 if kind == "easy" else 4)
+        axis.plot(published["share"] * depth, published[kind], color=colour, marker=marker, linestyle="none",
+                  markersize=11, markerfacecolor="none", markeredgewidth=1.8,
+                  label=f"{kind}, M at the same share of depth")
     axis.set(xlabel=f"start layer (of {depth})", ylabel="prefixes rising at every later layer", ylim=(-0.03, 1.03))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -77,7 +80,7 @@ def increasing_figure(shares: dict[str, pd.DataFrame], depth: int, published: pd
 
 
 def length_figure(differences: dict[str, dict[str, Interval]]) -> plt.Figure:
-    """Length of easy minus length of difficult units, tokens, with intervals; `differences[row][unit]`, one row per task."""
+    """Length of easy minus difficult units, tokens, with intervals; `differences[row][unit]`, one row per task."""
     fig, axis = plt.subplots(figsize=(7.2, 1.6 + 0.55 * len(differences)), layout="constrained")
     for step, (unit, (colour, marker)) in zip((-0.14, 0.14), UNITS.items()):
         found = [(y + step, row[unit]) for y, row in enumerate(differences.values()) if np.isfinite(row[unit].estimate)]
@@ -89,7 +92,8 @@ def length_figure(differences: dict[str, dict[str, Interval]]) -> plt.Figure:
         axis.errorbar(middle, places, xerr=reach, color=colour, marker=marker, linestyle="none", capsize=3, label=unit)
     axis.axvline(0, color=ORANGE, linewidth=1.2)
     axis.set_yticks(range(len(differences)), list(differences))
-    axis.set(xlabel="length, easy minus difficult (tokens; right of 0: easy is longer)", ylim=(len(differences) - 0.5, -0.5))
+    axis.set(xlabel="length, easy minus difficult (tokens; right of 0: easy is longer)",
+             ylim=(len(differences) - 0.5, -0.5))
     if axis.get_legend_handles_labels()[0]:
         fig.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return fig

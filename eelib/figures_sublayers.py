@@ -12,8 +12,8 @@ from .figures import SITE_COLOURS, VERMILION
 SITE_LABELS = {"block": "block output", "after_attention": "after attention", "feed_forward": "feed-forward module",
                "cross_attention": "cross-attention module", "attention": "attention module"}
 MARKERS = {"block": "D", "after_attention": "o", "feed_forward": "s", "cross_attention": "v", "attention": "^"}
-DASHES = {"block": (0, (1, 1)), "after_attention": "-", "feed_forward": (0, (5, 2)), "cross_attention": (0, (3, 1, 1, 1)),
-          "attention": (0, (7, 2, 1, 2))}
+DASHES = {"block": (0, (1, 1)), "after_attention": "-", "feed_forward": (0, (5, 2)),
+          "cross_attention": (0, (3, 1, 1, 1)), "attention": (0, (7, 2, 1, 2))}
 QUANTITY_LABELS = {"confidence": "top-1 probability", "final_overlap": "top ten shared with the final top ten",
                    "neighbour_overlap": "top ten shared with the layer below",
                    "log_rank": "rank of the final token (1 = top)"}
@@ -40,14 +40,15 @@ def hypotheses_table(rows: list[dict], final, token_text: Callable[[object], str
         numbers = f'<td>{row["probability"]:.3f}</td><td>{int(row["rank"]):,}</td>' if known else ""
         lines.append(f'<tr{edge}><th>{name}</th><td style="white-space:nowrap">{SITE_LABELS[row["site"]]}</td>{numbers}'
                      f'<td style="text-align:left">{" &nbsp; ".join(pieces)}</td></tr>')
-    heads = ["layer", "site", *(["top-1 probability", "rank of the final token"] if known else []), "top ten, best first"]
+    heads = ["layer", "site", *(["top-1 probability", "rank of the final token"] if known else []),
+             "top ten, best first"]
     head = "".join(f"<th>{h}</th>" for h in heads[:-1]) + f'<th style="text-align:left">{heads[-1]}</th>'
-    return (f'<div class="ee-scroll"><table class="ee-table"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody>'
-            f'</table></div><p class="ee-caption">{html.escape(caption)}</p>')
+    return (f'<div class="ee-scroll"><table class="ee-table"><thead><tr>{head}</tr></thead>'
+            f'<tbody>{"".join(lines)}</tbody></table></div><p class="ee-caption">{html.escape(caption)}</p>')
 
 
 def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
-    """By layer, one panel per quantity, one line per site with its band. `curves[quantity][site]`; at most two panels."""
+    """By layer, one panel per quantity (at most two), one line per site with its band. `curves[quantity][site]`."""
     fig, axes = plt.subplots(1, len(curves), figsize=(7.2, 4.0), layout="constrained", squeeze=False)
     for axis, (quantity, by_site) in zip(axes[0], curves.items()):
         for site, found in by_site.items():
@@ -58,8 +59,8 @@ def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
             axis.set_yscale("log")
             axis.invert_yaxis()
             axis.axhline(10, color=VERMILION, linewidth=1, linestyle=":")
-            axis.annotate("rank 10", (1.0, 10), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=VERMILION,
-                          fontsize=9)
+            axis.annotate("rank 10", (1.0, 10), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+                          color=VERMILION, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
             axis.set_ylabel("geometric mean over tokens")
         else:
             axis.set(ylim=(0, 1.02), ylabel="mean over tokens")
@@ -91,8 +92,8 @@ def _inert(text: str) -> str:
 def _line(axis: plt.Axes, x: pd.Series, found: pd.DataFrame, site: str) -> None:
     """One site's estimate and band."""
     axis.fill_between(x, found["low"], found["high"], color=SITE_COLOURS[site], alpha=0.18, linewidth=0)
-    axis.plot(x, found["estimate"], color=SITE_COLOURS[site], marker=MARKERS[site], linestyle=DASHES[site], markersize=4,
-              label=SITE_LABELS[site])
+    axis.plot(x, found["estimate"], color=SITE_COLOURS[site], marker=MARKERS[site], linestyle=DASHES[site],
+              markersize=4, label=SITE_LABELS[site])
 
 
 def _legend(fig: plt.Figure, axis: plt.Axes) -> None:

@@ -52,8 +52,8 @@ def differences_figure(comparisons: Mapping[str, Mapping[str, Mapping[str, Inter
                 _interval(axis, interval, tasks.index(task) + shift, DEFINITION_COLOURS[definition],
                           DEFINITION_MARKERS[definition], f'"{definition}"')
         axis.set(title=title, xlabel="difference, layers")
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    _classes_axis(axes[0][0], tasks)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    _classes_axis(axes[0], tasks)
     _legend(fig, axes[0])
     return fig
 
@@ -65,9 +65,9 @@ def classes_figure(means: Mapping[str, Mapping[str, pd.DataFrame]], column: str,
     means[definition][task]: from `words.exit_by_role` or `exit_by_upos`; `column` names the class, others are left out.
     """
     tasks = list(dict.fromkeys(task for by_task in means.values() for task in by_task))
-    height = 1.5 + len(order) * max(0.28, 0.12 + 0.13 * len(tasks))
+    height = 1.5 + len(order) * (0.16 + 0.14 * len(tasks))
     fig, axes = plt.subplots(1, len(means), figsize=(7.2, height), sharey=True, layout="constrained", squeeze=False)
-    shifts = np.linspace(-0.28, 0.28, len(tasks)) if len(tasks) > 1 else [0.0]
+    shifts = (np.arange(len(tasks)) - (len(tasks) - 1) / 2) * min(0.26, 0.66 / max(len(tasks), 1))
     for axis, (definition, by_task) in zip(axes[0], means.items()):
         for task, table in by_task.items():
             number = tasks.index(task)
@@ -77,7 +77,7 @@ def classes_figure(means: Mapping[str, Mapping[str, pd.DataFrame]], column: str,
                 _interval(axis, interval, order.index(row[column]) + shifts[number], colour, marker, task)
         axis.set(title=f'"{definition}"', xlabel="mean exit layer (blocks run)", xlim=(0.8, depth + 0.2))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    _classes_axis(axes[0][0], order)
+    _classes_axis(axes[0], order)
     _legend(fig, axes[0])
     return fig
 
@@ -87,10 +87,14 @@ def _interval(axis: plt.Axes, interval: Interval, y: float, colour: str, marker:
     axis.plot(interval.estimate, y, marker, color=colour, markersize=5, label=label)
 
 
-def _classes_axis(axis: plt.Axes, names: list[str]) -> None:
-    """Names down the y axis, the first on top."""
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
+def _classes_axis(axes: np.ndarray, names: list[str]) -> None:
+    """Names down the shared y axis, the first on top; a line between two classes."""
+    axes[0].set_yticks(range(len(names)), [name.replace(" (", "\n(") for name in names])
+    axes[0].set_ylim(len(names) - 0.5, -0.5)
+    for axis in axes:
+        axis.grid(False, axis="y")
+        for edge in range(1, len(names)):
+            axis.axhline(edge - 0.5, color="#dddddd", linewidth=1)
 
 
 def _legend(fig: plt.Figure, axes: np.ndarray) -> None:

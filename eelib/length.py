@@ -1,9 +1,9 @@
 """Exit layer against output length and against position inside the output, told apart (P §6.1, Figure 5).
 
-A later position exists only in a longer output, so the two look alike. An output of n tokens has mean position (n - 1) / 2:
-a slope of b layers per position, with no effect of length at all, still makes sequence means move by b / 2 per token of
-length. Three slopes tell them apart: of sequence means on length (what P plots), of tokens on position inside their
-sequence, and of tokens on length at the same position. All are in layers per token.
+A later position exists only in a longer output, so the two look alike. An output of n tokens has mean position
+(n - 1) / 2: a slope of b layers per position, with no effect of length at all, still makes sequence means move by b / 2
+per token of length. Three slopes tell them apart: of sequence means on length (what P plots), of tokens on position
+inside their sequence, and of tokens on length at the same position. All are in layers per token.
 
 Outputs cut at max_new_tokens have no known length and are left out; so are end tokens, unless `with_eos`.
 """
@@ -30,8 +30,8 @@ COARSE = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # the same, for the table o
 def token_table(trace, with_eos: bool = False, with_cut: bool = False) -> pd.DataFrame:
     """One row per token of the finished outputs that have at least one token.
 
-    Columns: sequence, group, position, length (tokens of the output, end token not counted), is_eos, and the exit layers
-    `first` and `stable` (float). with_eos keeps end tokens, with_cut the outputs that were cut.
+    Columns: sequence, group, position, length (tokens of the output, end token not counted), is_eos, and the exit
+    layers `first` and `stable` (float). with_eos keeps end tokens, with_cut the outputs that were cut.
     """
     frame = trace.tokens[["sequence", "group", "position", "is_eos", "truncated"]].copy()
     for definition in DEFINITIONS:
@@ -52,7 +52,8 @@ def counts(trace) -> dict[str, int]:
     table = trace.sequences
     cut = table["truncated"].to_numpy(dtype=bool)
     empty = ~cut & (table["length"] == 0).to_numpy()
-    return {"sequences": len(table), "cut": int(cut.sum()), "empty": int(empty.sum()), "used": int((~cut & ~empty).sum())}
+    used = ~cut & ~empty
+    return {"sequences": len(table), "cut": int(cut.sum()), "empty": int(empty.sum()), "used": int(used.sum())}
 
 
 def equal_count_bins(values: ArrayLike, most: int) -> np.ndarray:
@@ -84,8 +85,8 @@ def bin_name(index: int, steps: tuple[int, ...] = STEPS) -> str:
 def by_length(tokens: pd.DataFrame, definition: str, seed: int = 0) -> pd.DataFrame:
     """Mean of sequence means by bins of output length that hold about equally many sequences.
 
-    Columns: shortest, longest, length (mean of the bin), estimate, low, high, sequences (groups), and position_only: the
-    mean that the bin would have if only position mattered (`position_profile`).
+    Columns: shortest, longest, length (mean of the bin), estimate, low, high, sequences (groups), and position_only:
+    the mean that the bin would have if only position mattered (`position_profile`).
     """
     table = sequence_table(tokens)
     bins = equal_count_bins(table["length"], max(1, min(LENGTH_BINS, 2 * len(table) // LEAST)))
@@ -178,17 +179,20 @@ class Estimator:
 def mean_over_tasks(tasks: Mapping[str, Estimator], seed: int = 0, minimum: int = 1) -> Interval:
     """Unweighted mean over tasks of one statistic; ValueError where no task gives it a value.
 
-    Tasks with fewer than `minimum` groups are left out, unless all have fewer. The groups of all tasks are drawn together:
-    the statistics do not depend on how often a task is drawn, only on what is drawn of it.
+    Tasks with fewer than `minimum` groups are left out, unless all have fewer. The groups of all tasks are drawn
+    together: the statistics do not depend on how often a task is drawn, only on what is drawn of it.
     """
     chosen = [t for t in tasks.values() if np.isfinite(t.value())]
     if not chosen:
-        raise ValueError("no learnt task has finished outputs of different lengths, with several tokens, to estimate it from")
+        raise ValueError("no learnt task has finished outputs of several tokens and different lengths")
     chosen = [t for t in chosen if t.sequences >= minimum] or chosen
     ends = np.cumsum([0, *(t.sums.shape[1] for t in chosen)])
     blocks = sparse.block_diag([t.sums.to_numpy() for t in chosen], format="csr")
-    interval = bootstrap_totals(lambda totals: np.mean([t.statistic(totals[:, a:b]) for t, a, b in zip(chosen, ends, ends[1:])],
-                                                       axis=0), blocks, seed=seed)
+
+    def mean(totals: np.ndarray) -> np.ndarray:
+        return np.mean([t.statistic(totals[:, a:b]) for t, a, b in zip(chosen, ends, ends[1:])], axis=0)
+
+    interval = bootstrap_totals(mean, blocks, seed=seed)
     return interval._replace(sequences=min(t.sequences for t in chosen))
 
 
@@ -196,7 +200,8 @@ def minus(a: Estimator, b: Estimator) -> Estimator:
     """a - b, paired: a group drawn for one is drawn for the other."""
     sums = pd.concat([a.sums, b.sums], axis=1, ignore_index=True).fillna(0.0).sort_index()
     split = a.sums.shape[1]
-    return Estimator(sums, lambda t: a.statistic(t[:, :split]) - b.statistic(t[:, split:]), min(a.sequences, b.sequences))
+    return Estimator(sums, lambda totals: a.statistic(totals[:, :split]) - b.statistic(totals[:, split:]),
+                     min(a.sequences, b.sequences))
 
 
 def length_slope(sequences: pd.DataFrame, definition: str) -> Estimator:
@@ -283,7 +288,7 @@ def position_trend(tokens: pd.DataFrame, definition: str, seed: int = 0) -> Inte
 # ---- words for the prose
 
 def direction(interval: Interval) -> str:
-    """What a slope says of exit: 'earlier' (whole interval below 0), 'later' (above), else 'neither earlier nor later'."""
+    """What a slope says of exit: 'earlier' where the whole interval is below 0, 'later' where above, else neither."""
     if interval.high < 0:
         return "earlier"
     return "later" if interval.low > 0 else "neither clearly earlier nor clearly later"

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 def bleu_chrf(outputs: list[str], references: list[list[str]], language: str = "") -> dict[str, float]:
-    """Corpus BLEU and chrF by sacreBLEU, 0-100; its own tokenizers for Japanese and Chinese. COMET where installed."""
+    """Corpus BLEU and chrF by sacreBLEU, 0-100; its own tokenizers for Japanese and Chinese."""
     import sacrebleu
     most = max(len(r) for r in references)
     streams = [[r[min(i, len(r) - 1)] for r in references] for i in range(most)]

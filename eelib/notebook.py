@@ -121,6 +121,8 @@ class Study:
                 raise ValueError(f"none of the tasks in {p.tasks!r} is of kind {' or '.join(only)}, which this notebook needs")
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
+            if sites and not self.model.parts:  # said before hours of decoding, not after
+                raise ValueError(self.model.parts_error)
             self.traces: dict[str, Trace] = {
                 name: trace(self.model, task, max_new_tokens=p.max_new_tokens, folder=p.runs_folder,
                             batch_size=p.batch_size or None, sites=sites, progress=False)

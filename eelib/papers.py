@@ -129,17 +129,18 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
         "Statistic": v.claim.statistic,
         "Paper": NOT_IN_PAPER if v.claim.published is None else _number(v.claim.published),
         "This run": format_interval(v.interval),
+        "Sequences": str(v.interval.sequences) if v.interval else "–",
         "Verdict": f"{v.verdict} ({v.reason})" if v.verdict == UNTESTABLE else v.verdict,
     } for v in verdicts]
-    return pd.DataFrame(rows, columns=["Claim", "Source", "Statistic", "Paper", "This run", "Verdict"])
+    return pd.DataFrame(rows, columns=["Claim", "Source", "Statistic", "Paper", "This run", "Sequences", "Verdict"])
 
 
 def format_interval(interval: Interval | None) -> str:
-    """'0.612 [0.58, 0.645], n = 200', or a dash."""
-    if interval is None:
+    """'0.612 [0.58, 0.645]', kept on one line, or a dash where there is nothing."""
+    if interval is None or not math.isfinite(interval.estimate):
         return "–"
     estimate, low, high = map(_number, interval[:3])
-    return f"{estimate} [{low}, {high}], n = {interval.sequences}"
+    return f"{estimate}\u00a0[{low},\u00a0{high}]"
 
 
 def tables() -> list[str]:

@@ -1,5 +1,6 @@
 """Find a network's blocks, its way from the last block to the logits, and its sub-layers, from one recorded run."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -77,13 +78,14 @@ def close(a: Tensor, b: Tensor) -> bool:
 def find_blocks(network: nn.Module, kind: str, runs: Runs) -> list[tuple[str, nn.Module]]:
     """The blocks, in order: the longest list of modules that were each called once on [1, tokens, width] states."""
     called = {call.name: call for call in runs.calls}
+    times = Counter(call.name for call in runs.calls)  # shared blocks (ALBERT) run several times: no list of layers
     prefix = next((n for n, m in network.named_modules() if kind == "seq2seq" and m is network.get_decoder()), "")
     best: list[tuple[str, nn.Module]] = []
     for name, module in network.named_modules():
         if not isinstance(module, nn.ModuleList) or not name.startswith(prefix):
             continue
         items = [(f"{name}.{i}", child) for i, child in enumerate(module)]
-        states = [called[n].given for n, _ in items if n in called and called[n].given is not None]
+        states = [called[n].given for n, _ in items if times[n] == 1 and called[n].given is not None]
         if len(states) == len(items) > len(best) and all(s.shape == states[0].shape and s.ndim == 3 for s in states):
             best = items
     if not best:

@@ -23,9 +23,9 @@ class Measures:
     """Site readouts of one task, end tokens left out. Arrays are [tokens, L, S], S in the order of `names`.
 
     confidence: top-1 probability. final_overlap: share of the top ten that is in the last block's top ten.
-    other_overlap: the same with another token's final top ten, drawn at random. neighbour_overlap [tokens, L-1, S]: between
-    layers l and l + 1 of one site. rank: of the emitted token, 1 = top. saturation [tokens]: exit layer, "stable".
-    k: length of the lists, 10 or the vocabulary where that is smaller.
+    other_overlap: the same with another token's final top ten, drawn at random. neighbour_overlap [tokens, L-1, S]:
+    between layers l and l + 1 of one site. rank: of the emitted token, 1 = top. saturation [tokens]: exit layer,
+    "stable". k: length of the lists, 10 or the vocabulary where that is smaller.
     """
 
     names: tuple[str, ...]
@@ -82,20 +82,18 @@ def measure(trace, sequences: int, seed: int = 0) -> Measures:
     ring = np.random.default_rng(seed).permutation(len(keep))
     other = np.empty_like(final)
     other[ring] = final[np.roll(ring, 1)]  # no token gets its own list, unless it is the only one
-    layers = range(ids.shape[1])
     return Measures(
         names=sites.names, groups=sites.tokens["group"].to_numpy()[keep],
         saturation=trace.exit_layer("stable")[sites.rows[keep]], confidence=sites["probability"][keep].astype(float),
-        final_overlap=np.stack([overlap(ids[:, layer], final[:, None]) for layer in layers], axis=1),
-        other_overlap=np.stack([overlap(ids[:, layer], other[:, None]) for layer in layers], axis=1),
-        neighbour_overlap=np.stack([overlap(ids[:, layer], ids[:, layer + 1]) for layer in layers[:-1]], axis=1) if len(layers) > 1
-        else np.empty((len(keep), 0, len(sites.names))),
+        final_overlap=overlap(ids, final[:, None, None]), other_overlap=overlap(ids, other[:, None, None]),
+        neighbour_overlap=overlap(ids[:, 1:], ids[:, :-1]),
         rank=sites["final_rank"][keep].astype(float), k=ids.shape[-1])
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Share of the ids in a [..., k] that are also in b [..., k]; both lists are free of repeats."""
-    return (a[..., :, None] == b[..., None, :]).any(-1).mean(-1)
+    shared = sum((a == b[..., i, None]).sum(-1) for i in range(b.shape[-1]))  # k small comparisons spare memory
+    return shared / a.shape[-1]
 
 
 def contrast(measures: Measures, quantity: str) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +146,7 @@ def curve(tasks: Mapping[str, Measures], quantity: str, name: str, seed: int = 0
         if quantity == "log_rank":
             found = Interval(*(10 ** v for v in found[:3]), found.sequences)
         rows.append({"layer": layer, **found._asdict()})
-    return pd.DataFrame(rows, columns=["layer", *Interval._fields])
+    return pd.DataFrame(rows, columns=["layer", *Interval._fields], dtype=float)
 
 
 def around_saturation(tasks: Mapping[str, Measures], name: str, seed: int = 0, least: int = 30) -> pd.DataFrame:
@@ -165,11 +163,11 @@ def around_saturation(tasks: Mapping[str, Measures], name: str, seed: int = 0, l
             return measures.site("in_top", name)[inside, layer[inside] - 1], measures.groups[inside]
         if sum(len(at(m)[0]) for m in tasks.values()) >= least:
             rows.append({"distance": distance, **over_tasks(tasks, at, seed)._asdict()})
-    return pd.DataFrame(rows, columns=["distance", *Interval._fields])
+    return pd.DataFrame(rows, columns=["distance", *Interval._fields], dtype=float)
 
 
 def site_table(tasks: Mapping[str, Measures], seed: int = 0) -> pd.DataFrame:
-    """One row per task and site, Intervals: confidence, overlaps (means over layers), in the top ten past saturation."""
+    """One row per task and site: Intervals of confidence and overlaps, and of in_top past saturation."""
     rows = []
     for task, measures in tasks.items():
         one = {task: measures}
@@ -192,7 +190,8 @@ def example_token(trace, sequences: int, sequence: int = -1, position: int = -1)
     if sequence >= 0:
         if sequence not in set(tokens["sequence"][mine]):
             shown = sorted(set(tokens["sequence"][mine]))
-            raise ValueError(f"example_sequence {sequence} has no sub-layer readouts; allowed: -1, or {shown[0]} to {shown[-1]}")
+            raise ValueError(f"example_sequence {sequence} has no sub-layer readouts; allowed: -1, or {shown[0]} to "
+                             f"{shown[-1]}")
         mine = mine & (tokens["sequence"] == sequence).to_numpy()
     if position >= 0:
         if sequence < 0:
@@ -211,15 +210,16 @@ def example_token(trace, sequences: int, sequence: int = -1, position: int = -1)
 
 def shown_layers(saturation: int, depth: int) -> list[int]:
     """Layers of the example table, from L down: the last two, and those just above, at and below saturation."""
-    return sorted({depth, depth - 1, saturation + 1, saturation, saturation - 1} & set(range(1, depth + 1)), reverse=True)
+    wanted = {depth, depth - 1, saturation + 1, saturation, saturation - 1}
+    return sorted(wanted & set(range(1, depth + 1)), reverse=True)
 
 
 def hypotheses(trace, row: int, layers: list[int]) -> list[dict]:
     """The token's top ten by layer and site, in the order of P's Table 10: layer, site, top_10, probability, rank."""
     sites = trace.sites
     ids, probability, rank = (sites[n][row] for n in ("topk_ids", "probability", "final_rank"))
-    return [{"layer": layer, "site": name, "top_10": ids[layer - 1, s].tolist(), "probability": probability[layer - 1, s],
-             "rank": rank[layer - 1, s]}
+    return [{"layer": layer, "site": name, "top_10": ids[layer - 1, s].tolist(),
+             "probability": probability[layer - 1, s], "rank": rank[layer - 1, s]}
             for layer in layers for name in TOP_DOWN if name in sites.names for s in [sites.names.index(name)]]
 
 
@@ -249,7 +249,7 @@ def printed_overlaps(printed: pd.DataFrame) -> pd.DataFrame:
 
 
 def printed_neighbours(printed: pd.DataFrame) -> pd.DataFrame:
-    """Overlaps of neighbouring layers of one site where P prints both whole: columns site, layer (the upper), overlap."""
+    """Overlaps of neighbouring layers where P prints both lists whole: columns site, layer (the upper), overlap."""
     whole = {(r["site"], r["layer"]): set(r["top_10"]) for r in printed.to_dict("records") if r["complete"]}
     rows = [{"site": site, "layer": layer, "overlap": len(ids & whole[site, layer - 1]) / len(ids)}
             for (site, layer), ids in whole.items() if (site, layer - 1) in whole]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .metrics import bleu_chrf, rouge, squad_f1
+from .metrics import bleu_chrf, comet, rouge, squad_f1
 from .model import first_line
 from .prompts import LANGUAGES, question_prompt, summarization_prompt, translation_prompt
 
@@ -64,7 +64,7 @@ class Task:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def quality(self, outputs: list[str]) -> dict[str, float]:
-        """Scores of one output per prompt: BLEU and chrF (0-100), F1 (0-100), or ROUGE-1, 2, L (0-100)."""
+        """Scores (0-100) of one output per prompt: BLEU and chrF (COMET-22 where installed), F1, or ROUGE-1, 2, L."""
         if len(outputs) != len(self.references):
             raise ValueError(f"{len(outputs)} outputs for {len(self.references)} prompts")
         scored = [(o, r) for o, r in zip(outputs, self.references) if r]
@@ -75,7 +75,10 @@ class Task:
             return squad_f1(hypotheses, references)
         if self.kind == "summarization":
             return rouge(hypotheses, references)
-        return bleu_chrf(hypotheses, references, self.target_language)
+        scores = bleu_chrf(hypotheses, references, self.target_language)
+        judged = comet(hypotheses, [s for s, r in zip(self.sources, self.references) if r], references) \
+            if self.kind == "translation" else None
+        return scores if judged is None else scores | {"COMET-22": judged}
 
     def learnt(self, quality: dict[str, float]) -> bool:
         """Whether every score is above the baseline that was stated beforehand; true where none was stated."""

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from .greedy import Decoded, decode, states_of
 from .model import Model
-from .readout import SCALARS, Readout, read, top_k
+from .readout import LOGITS_AT_ONCE, SCALARS, Readout, read, top_k
 from .similarity import PAIRS, layer_pairs
 from .tasks import Task
 
@@ -182,7 +182,8 @@ class Maker:
         limit = self.identity["settings"]["max_new_tokens"]
         if self.model.kind == "masked":
             states, _ = states_of(self.model, prompts, prompts)
-            top, best = self.model.tail(states[:, -1]).topk(2)
+            parts = states[:, -1].split(max(1, LOGITS_AT_ONCE // self.model.vocabulary))
+            top, best = (torch.cat(column) for column in zip(*(self.model.tail(part).topk(2) for part in parts)))
             ids, start = [], 0
             for prompt in prompts:
                 ids.append(best[start:start + len(prompt), 0].tolist())

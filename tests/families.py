@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 PAD, END, START, MASK = "<pad>", "</s>", "<s>", "<mask>"
 WINDOW = 128
-LINES = ["The small dog ran over the green hill.", "Der kleine Hund lief über den grünen Hügel.", "Wo ist das Buch? Here!",
+LINES = ["The small dog ran over the green hill.", "Der kleine Hund lief über den grünen Hügel.",
+         "Wo ist das Buch? Here!",
          "a quick test 😀 of café and naïve words", "one two three, four; five.\n"]
-PROMPTS = ["The small dog", "Wo ist das Buch? Here, over the hill!", "a", "one two three four five, café 😀", "Der kleine"]
+PROMPTS = ["The small dog", "Wo ist das Buch? Here, over the hill!", "a", "one two three four five, café 😀",
+           "Der kleine"]
 
 
 @cache
@@ -92,7 +94,8 @@ def bert_tail(n, h):
 
 def roberta_tail(n, h):
     dense = h @ n.lm_head.dense.weight.T + n.lm_head.dense.bias
-    return layer_norm(gelu(dense), n.lm_head.layer_norm) @ n.roberta.embeddings.word_embeddings.weight.T + n.lm_head.bias
+    normed = layer_norm(gelu(dense), n.lm_head.layer_norm)
+    return normed @ n.roberta.embeddings.word_embeddings.weight.T + n.lm_head.bias
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ T5 = {"attention": "layer.0.SelfAttention", "cross_attention": "layer.1.EncDecAt
       "feed_forward": "layer.2.DenseReluDense"}
 MARIAN = {"attention": "self_attn", "after_attention": "self_attn_layer_norm", "cross_attention": "encoder_attn",
           "feed_forward": "fc2"}
-WIDE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, max_position_embeddings=WINDOW)
+WIDE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
+            max_position_embeddings=WINDOW)
 
 
 def llama_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
@@ -150,8 +154,8 @@ FAMILIES = {
     "t5_tied": Family("seq2seq", t5_config(), hf.T5ForConditionalGeneration, t5_tied_tail, "decoder.block", T5),
     "marian": Family("seq2seq", lambda **ids: hf.MarianConfig(
         d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=48, decoder_ffn_dim=48, scale_embedding=True, max_position_embeddings=WINDOW, decoder_start_token_id=0,
-        decoder_vocab_size=ids["vocab_size"], **ids),
+        encoder_ffn_dim=48, decoder_ffn_dim=48, scale_embedding=True, max_position_embeddings=WINDOW,
+        decoder_start_token_id=0, decoder_vocab_size=ids["vocab_size"], **ids),
         hf.MarianMTModel, marian_tail, "model.decoder.layers", MARIAN, normed_last=False),
     "bert": Family("masked", llama_like(hf.BertConfig), hf.BertForMaskedLM, bert_tail, "bert.encoder.layer", BERT,
                    normed_last=False),

@@ -11,7 +11,8 @@ TEXT = st.text(alphabet="ab the.,! ", max_size=20)
 
 
 def test_bleu_and_chrf():
-    outputs, references = ["the dog runs over the hill now", "a house"], [["the dog runs over a hill now"], ["the house"]]
+    outputs = ["the dog runs over the hill now", "a house"]
+    references = [["the dog runs over a hill now"], ["the house"]]
     got = bleu_chrf(outputs, references)
     streams = [[r[0] for r in references]]
     assert got == {"BLEU": sacrebleu.corpus_bleu(outputs, streams).score,

@@ -9,6 +9,7 @@ from traitlets.config import Config
 
 from eelib.notebook import ParameterError, Parameters, Results, Study, check_parameters, clean
 from eelib.stats import Interval
+from eelib.tasks import Task
 
 DECLARED = '''model: str = "pocket-llama"  # a shipped name
 tasks: str = "translation/de-en"  # tasks
@@ -41,10 +42,13 @@ def test_values():
 
 @pytest.mark.parametrize("injected, parts", [
     ("limt = 5", ("'limt'", "limit", "max_new_tokens")),
-    ('limit = "5"', ("limit", "'5'", "int")), ("limit = True", ("limit", "True", "int")), ("limit = 2.5", ("limit", "int")),
-    ("limit = None", ("limit", "None")), ("show_all = 1", ("show_all", "bool")), ('threshold = "x"', ("threshold", "float")),
+    ('limit = "5"', ("limit", "'5'", "int")), ("limit = True", ("limit", "True", "int")),
+    ("limit = 2.5", ("limit", "int")),
+    ("limit = None", ("limit", "None")), ("show_all = 1", ("show_all", "bool")),
+    ('threshold = "x"', ("threshold", "float")),
     ("model = 3", ("model", "str")), ('model = " "', ("model", "empty")),
-    ("limit = -1", ("limit", "-1")), ("max_new_tokens = 0", ("max_new_tokens", "1 or more")), ("batch_size = -2", "batch_size"),
+    ("limit = -1", ("limit", "-1")), ("max_new_tokens = 0", ("max_new_tokens", "1 or more")),
+    ("batch_size = -2", "batch_size"),
     ("seed = -1", "seed"), ('dtype = "int8"', ("dtype", "'int8'", "bfloat16")),
     ('tasks = "translation/xx"', ("'translation/xx'", "translation/de-en")), ('tasks = "nothing/*"', "'nothing/*'"),
     ('device = "gpu"', ("'gpu'", "cuda")), ('device = "cuda:77"', "'cuda:77'"),
@@ -54,7 +58,8 @@ def test_bad_parameter(injected, parts, one_line):
 
 
 def test_choices(one_line):
-    one_line(ParameterError, ("unit", "'word'", "'token', 'output'"), lambda: check('unit = "word"', unit=("token", "output")))
+    one_line(ParameterError, ("unit", "'word'", "'token', 'output'"),
+             lambda: check('unit = "word"', unit=("token", "output")))
     assert check('unit = "output"', unit=("token", "output")).unit == "output"
 
 
@@ -115,8 +120,9 @@ def test_study_and_results(parameters, tmp_path):
     assert saved["traces"][given.tasks]["mismatches"] == 0 and saved["model"] == "gpt2"
 
 
-@pytest.mark.parametrize("change, part", [({"model": "no-such-model"}, "no-such-model"), ({"max_new_tokens": 0}, "max_new_tokens"),
-                                          ({"limit": -4}, "limit -4")])
+@pytest.mark.parametrize("change, part", [
+    ({"model": "no-such-model"}, "no-such-model"), ({"max_new_tokens": 0}, "max_new_tokens"), ({"limit": -4}, "limit -4"),
+])
 def test_study_stops_in_one_line(change, part, parameters, one_line):
     one_line(ParameterError, part, lambda: Study(parameters(**change)))
 
@@ -133,7 +139,8 @@ def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     made = next(iter(study.traces.values()))
     assert made.sequences["sequence"].tolist() == [1, 2] and made.manifest["skipped"] == 1
     task = next(iter(study.tasks.values()))
-    expected = type(task).from_prompts(task.prompts[1:], references=task.references[1:]).quality(list(made.sequences["output"]))
+    kept = Task.from_prompts(task.prompts[1:], references=task.references[1:])
+    expected = kept.quality(list(made.sequences["output"]))
     assert next(iter(study.quality.values())) == expected
 
 

@@ -4,6 +4,7 @@ import families
 import pytest
 import torch
 from families import CAUSAL, FAMILIES, PROMPTS
+from transformers import AlbertConfig, AlbertForMaskedLM
 
 from eelib.greedy import states_of
 from eelib.model import prepare
@@ -29,7 +30,8 @@ def test_sites(name, model_of, oracle_of):
     (states, sites), expected = run_both(name, model_of(name), oracle_of(name))
     assert set(sites) == {*FAMILIES[name].sites, "block"} | ({"after_attention"} if name != "gpt_neox" else set())
     for site, values in sites.items():
-        torch.testing.assert_close(values.double(), expected[site], rtol=1e-4, atol=3e-4, msg=lambda m, s=site: f"{s}: {m}")
+        torch.testing.assert_close(values.double(), expected[site], rtol=1e-4, atol=3e-4,
+                                   msg=lambda m, s=site: f"{s}: {m}")
     assert torch.equal(sites["block"], states[:, 1:])
 
 
@@ -55,7 +57,7 @@ def test_tail_gives_the_models_own_logits(name, model_of, oracle_of):
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if FAMILIES[n].normed_last])
 def test_norming_twice_is_another_readout(name, model_of, oracle_of):
-    """transformers' last hidden state is normed already: through the tail it gives other top-1s (design, Definitions)."""
+    """transformers' last hidden state is normed already: through the tail it gives something else (design, Definitions)."""
     model = model_of(name)
     _, expected = run_both(name, model, oracle_of(name))
     twice = model.tail(expected["hidden_states"].float())
@@ -71,6 +73,14 @@ def test_hooks_are_gone_afterwards(model_of):
     model.network(input_ids=ids + 1)
     assert all(torch.equal(a, b) for a, b in zip(before[0], states, strict=True))
     assert all(torch.equal(a, b) for k in sites for a, b in zip(before[1][k], sites[k], strict=True))
+
+
+def test_blocks_that_share_weights_are_refused(one_line):
+    """ALBERT runs one block several times: its passes are not modules of their own."""
+    tokenizer = families.tokenizer_for("masked")
+    network = AlbertForMaskedLM(AlbertConfig(**families.WIDE, embedding_size=16, vocab_size=len(tokenizer)))
+    one_line(ValueError, ("AlbertForMaskedLM", "no list of transformer blocks"),
+             lambda: prepare(network.eval(), tokenizer, "odd", "masked"))
 
 
 def test_head_that_is_not_used_is_named(one_line):

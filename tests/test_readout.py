@@ -51,7 +51,8 @@ def test_top_ids(both):
     """The ids are distinct and their float64 logits are the largest ones, in order; ties may fall either way."""
     model, got, logits, _, _, _ = both
     ids = got["topk_ids"].long()
-    torch.testing.assert_close(logits.gather(2, ids), logits.sort(-1, descending=True).values[..., :10], rtol=0, atol=NEAR)
+    largest = logits.sort(-1, descending=True).values[..., :10]
+    torch.testing.assert_close(logits.gather(2, ids), largest, rtol=0, atol=NEAR)
     assert (ids.sort(-1).values.diff(dim=-1) > 0).all()
     assert torch.equal(got["top1"], got["topk_ids"][..., 0])
     assert (got["top1"] == logits.argmax(-1)).double().mean() > 0.98
@@ -107,12 +108,15 @@ def test_bounds(layers, token):
     assert (got["topk_probability"] <= 1).all() and (got["margin"] >= 0).all()
 
 
+FOUR = st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4)
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4), st.lists(st.floats(-30, 30, width=32), min_size=4,
-                                                                               max_size=4))
+@given(FOUR, FOUR)
 def test_divergence_is_symmetric(a, b):
-    there, back = (read(Plain(4), torch.tensor([[x, y]]), torch.tensor([0]))["js_final"][0, 0] for x, y in ((a, b), (b, a)))
-    assert float(there) == pytest.approx(float(back), abs=1e-6)
+    there, back = (float(read(Plain(4), torch.tensor([pair]), torch.tensor([0]))["js_final"][0, 0])
+                   for pair in ([a, b], [b, a]))
+    assert there == pytest.approx(back, abs=1e-6)
 
 
 def test_opposite_distributions_reach_ln_2():

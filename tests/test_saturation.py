@@ -131,7 +131,8 @@ def test_lens_grid():
 
 def test_rank_by_layer():
     trace = fake([[0, 5, 5], [0, 1, 6], [0, 7, 8]], ends=[2])
-    np.testing.assert_array_equal(s.rank_by_layer(trace), np.quantile([[5, 1, 1], [5, 5, 1]], [0.25, 0.5, 0.75], axis=0))
+    expected = np.quantile([[5, 1, 1], [5, 5, 1]], [0.25, 0.5, 0.75], axis=0)
+    np.testing.assert_array_equal(s.rank_by_layer(trace), expected)
 
 
 def test_example_sequence(one_line):

@@ -29,7 +29,8 @@ class FakeTrace:
         position = np.concatenate([np.arange(n) for n in (5, 6, 3)])
         self.tokens = pd.DataFrame({"sequence": sequence, "position": position, "group": [f"g{s}" for s in sequence],
                                     "is_eos": np.isin(np.arange(TOKENS), (4, 10, 13)),
-                                    "text": ["a", " bird", "12", ".", "", "the", " long", "é", "!", "x", "", "?", "yes", ""]})
+                                    "text": ["a", " bird", "12", ".", "", "the", " long", "é", "!", "x", "", "?", "yes",
+                                             ""]})
         self.sequences = pd.DataFrame({"sequence": [0, 2, 3]})
         shape = (TOKENS, layers, len(names))
         ids = np.argsort(rng.random((*shape, 40)), axis=-1)[..., :K].astype(np.int32)
@@ -115,7 +116,8 @@ def test_curves_are_unweighted_over_tasks_and_ranks_geometric():
     assert sublayers.curve(tasks, "neighbour_overlap", "block")["layer"].tolist() == [2, 3, 4, 5]
     ranks = sublayers.curve({"a": tasks["a"]}, "log_rank", "attention")["estimate"]
     raw = tasks["a"].site("rank", "attention")
-    assert ranks.tolist() == pytest.approx([math.prod(float(v) for v in raw[:, x]) ** (1 / len(raw)) for x in range(LAYERS)])
+    geometric = [math.prod(float(v) for v in raw[:, x]) ** (1 / len(raw)) for x in range(LAYERS)]
+    assert ranks.tolist() == pytest.approx(geometric)
 
 
 def test_around_saturation_lines_tokens_up_and_drops_thin_distances():
@@ -135,7 +137,8 @@ def test_nothing_to_average_is_nan_not_a_crash():
     measures = sublayers.measure(made, 3)
     assert sublayers.over_tasks({}, lambda m: sublayers.contrast(m, "confidence")).sequences == 0
     assert len(sublayers.contrast(measures, "final_overlap")[0]) == 0
-    assert math.isnan(sublayers.over_tasks({"a": measures}, lambda m: sublayers.contrast(m, "neighbour_overlap")).estimate)
+    found = sublayers.over_tasks({"a": measures}, lambda m: sublayers.contrast(m, "neighbour_overlap"))
+    assert math.isnan(found.estimate)
     made.tokens["is_eos"] = True
     empty = sublayers.measure(made, 3)
     assert len(empty.groups) == 0 and sublayers.site_table({"a": empty})["confidence"].iloc[0].sequences == 0
@@ -155,8 +158,8 @@ def test_example_token_follows_its_rule_and_names_what_is_allowed(one_line):
     assert sublayers.example_token(made, 3) in range(TOKENS)
 
 
-@pytest.mark.parametrize("saturation, depth, layers", [(6, 12, [12, 11, 7, 6, 5]), (12, 12, [12, 11]), (1, 12, [12, 11, 2, 1]),
-                                                       (1, 1, [1]), (2, 2, [2, 1])])
+@pytest.mark.parametrize("saturation, depth, layers", [
+    (6, 12, [12, 11, 7, 6, 5]), (12, 12, [12, 11]), (1, 12, [12, 11, 2, 1]), (1, 1, [1]), (2, 2, [2, 1])])
 def test_shown_layers_are_the_last_and_those_around_saturation(saturation, depth, layers):
     assert sublayers.shown_layers(saturation, depth) == layers
 
@@ -211,7 +214,8 @@ def test_modules_and_skip_add_up_at_every_block(family):
         torch.testing.assert_close(total, states[:, layer + 1], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found["block"][:, layer], states[:, layer + 1])
         if family != "gpt_neox":
-            torch.testing.assert_close(found["after_attention"][:, layer], states[:, layer] + found["attention"][:, layer])
+            skip = states[:, layer] + found["attention"][:, layer]
+            torch.testing.assert_close(found["after_attention"][:, layer], skip)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "t5", "bert"])
@@ -226,13 +230,15 @@ def test_measures_of_a_trace_equal_a_float64_hook_and_matmul_oracle(family, tmp_
         tokens = made.tokens[made.tokens["sequence"] == sequence]
         keep = ~tokens["is_eos"].to_numpy()
         emitted = tokens["token_id"].to_numpy()
-        seen = families.oracle_run(oracle_of(family), shape, tokenizer(task.prompts[sequence])["input_ids"], emitted.tolist())
+        prompt = tokenizer(task.prompts[sequence])["input_ids"]
+        seen = families.oracle_run(oracle_of(family), shape, prompt, emitted.tolist())
         count, lists = int(keep.sum()), {}
         rows = slice(start, start + count)
         for name in got.names:
             logits = shape.tail(oracle_of(family), seen[name]).detach()[keep]
             own = logits.gather(-1, torch.tensor(emitted[keep])[:, None, None].expand(-1, model.layers, 1))
-            np.testing.assert_allclose(got.site("confidence", name)[rows], logits.softmax(-1).amax(-1), rtol=1e-3, atol=1e-6)
+            confidence = logits.softmax(-1).amax(-1)
+            np.testing.assert_allclose(got.site("confidence", name)[rows], confidence, rtol=1e-3, atol=1e-6)
             near = ((logits - own).abs() < 1e-3).sum(-1) - 1  # ids so close that float32 may order them otherwise
             rank = (logits > own).sum(-1) + 1
             assert (np.abs(got.site("rank", name)[rows] - rank.numpy()) <= near.numpy()).all()
@@ -269,9 +275,10 @@ def test_a_model_without_known_sub_layers_stops_the_notebook_in_one_line(monkeyp
     monkeypatch.setattr(notebook, "load_model", lambda *_, **__: model)
     monkeypatch.setattr(notebook, "task_names", lambda _: ["prompts"])
     monkeypatch.setattr(notebook, "load_task", lambda *_, **__: eelib.Task.from_prompts(families.PROMPTS[:2]))
-    given = dict(model="gpt2", tasks="prompts", limit=2, max_new_tokens=3, batch_size=0, dtype="float32", device="cpu", seed=0,
-                 runs_folder=str(tmp_path), results_folder=str(tmp_path))
-    one_line(notebook.ParameterError, "add up to its output", lambda: notebook.Study(notebook.Parameters(given), sites=2))
+    given = dict(model="gpt2", tasks="prompts", limit=2, max_new_tokens=3, batch_size=0, dtype="float32", device="cpu",
+                 seed=0, runs_folder=str(tmp_path), results_folder=str(tmp_path))
+    one_line(notebook.ParameterError, "add up to its output",
+             lambda: notebook.Study(notebook.Parameters(given), sites=2))
 
 
 def test_plots_draw_every_site_once_with_labelled_axes():
@@ -281,3 +288,5 @@ def test_plots_draw_every_site_once_with_labelled_axes():
     assert all(axis.get_xlabel() and axis.get_ylabel() and axis.get_title() for axis in fig.axes)
     fig = plots.around_figure({s: sublayers.around_saturation(tasks, s, least=1) for s in NAMES}, 0.5)
     assert fig.axes[0].get_xlabel() and fig.axes[0].get_ylabel()
+    thin = sublayers.around_saturation(tasks, "block", least=TOKENS + 1)
+    assert thin.empty and plots.around_figure({"block": thin}, 0.5).axes

@@ -52,13 +52,15 @@ def test_unknown_names(pattern, texts, one_line):
 
 
 def test_shipped_texts_load():
-    """Everything in data/texts is readable, not empty, and of the kind that its folder says."""
+    """All of data/texts is readable, not empty, and of the kind that its folder says; "prose" is longer translation."""
     names = shipped_tasks()
     assert "translation/de-en" in names
     for name in names:
         task = load_task(name)
-        assert task.name == name and task.kind == name.split("/")[0] and len(set(task.prompts)) == len(task)
+        assert task.name == name and len(set(task.prompts)) == len(task)
         assert len(task.references) == len(task.groups) == len(task.sources) == len(task) and all(task.references)
+        folder = name.split("/")[0]
+        assert task.kind == {"prose": "translation"}.get(folder, folder)
         if task.kind == "translation":
             assert f"{task.source_language}-{task.target_language}" == name.split("/")[1]
         elif task.kind == "question_answering":
@@ -119,7 +121,8 @@ SQUAD = [{"id": str(i), "title": "t", "context": f"Passage {i // 2} tells.", "qu
           "answers": {"text": ["Ann", "Ann Lee"], "answer_start": [0, 0]}} for i in range(4)]
 NARRATIVE = [{"document": {"id": f"d{i // 2}", "kind": "book", "summary": {"text": f"Story {i // 2}.", "title": "t"}},
               "question": {"text": f"Why {i}?", "tokens": ["Why"]},
-              "answers": [{"text": "because", "tokens": ["because"]}, {"text": "so", "tokens": ["so"]}]} for i in range(4)]
+              "answers": [{"text": "because", "tokens": ["because"]}, {"text": "so", "tokens": ["so"]}]}
+             for i in range(4)]
 NEWS = [{"article": f"Long story {i}.", "highlights": f"Short {i}.", "id": str(i)} for i in range(4)]
 README = """---
 configs:
@@ -205,8 +208,8 @@ def test_prompts_are_the_papers():
     assert summarization_prompt("x y") == (
         "### Instruction:\nSummarize the following article to a sentence:\n### Input:\nx y\n### Response:\n")
     assert question_prompt("c d", "q?") == (
-        "### Instruction:\nI will provide a context and a question to you. You need to answer me the question based on the "
-        "context.\n### Context:\nc d\n### Question:\nq?\n### Answer:\n")
+        "### Instruction:\nI will provide a context and a question to you. You need to answer me the question based on "
+        "the context.\n### Context:\nc d\n### Question:\nq?\n### Answer:\n")
 
 
 @pytest.mark.parametrize("text", ["{text}", "a {src} b", "50 % {", "### Response:\n"])
@@ -216,7 +219,8 @@ def test_prompts_take_any_text(text):
 
 def test_free_prompts(one_line):
     task = Task.from_prompts(["one", "two"])
-    assert (task.kind, task.references, task.groups) == ("prompts", [[], []], ["0", "1"]) and task.quality(["x", "y"]) == {}
+    assert (task.kind, task.references, task.groups) == ("prompts", [[], []], ["0", "1"])
+    assert task.quality(["x", "y"]) == {}
     assert Task.from_prompts(["one"], references=[["a b c d"]]).quality(["a b c d"])["chrF"] == pytest.approx(100)
     for prompts, part in ((["ok", " "], "prompt 1"), (["a\0"], "prompt 0"), ([], "at least one"), ("text", "list"),
                           (["ok", 5], "prompt 1")):
@@ -231,6 +235,7 @@ def test_quality_and_learnt(kind, metrics, one_line):
     task = Task("t", kind, ["p"], [["the small dog sleeps here"]], ["s"], ["0"], baseline=BASELINES[kind])
     perfect, nothing = task.quality(["the small dog sleeps here"]), task.quality([""])
     assert set(perfect) == metrics and all(v == pytest.approx(100) for v in perfect.values())
-    assert task.learnt(perfect) and not task.learnt(nothing) and not task.learnt(BASELINES[kind]) and not task.learnt({})
+    assert task.learnt(perfect)
+    assert not any(task.learnt(quality) for quality in (nothing, BASELINES[kind], {}))
     assert eelib.Task.from_prompts(["a"]).learnt({})
     one_line(ValueError, "2 outputs for 1", lambda: task.quality(["a", "b"]))

@@ -1,8 +1,10 @@
 """Traces: right against the oracle, the same however they came to be, whole or not at all."""
 
+import importlib
 import json
 import multiprocessing
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 
 import families
 import numpy as np
@@ -14,17 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eelib
-from eelib import trace as tracing
 from eelib.saturation import exit_layer
 from eelib.trace import READOUTS, Sites, pieces
 
+tracing = importlib.import_module("eelib.trace")  # the package gives its function that name
 STEPS = 6
 TASK = eelib.Task.from_prompts(PROMPTS + ["Hügel 😀", "over, over!", "test of words"], references=[["of the"]] * 8)
 
 
 def make(model, folder, task=TASK, **more):
     """A trace without a progress bar, in shards of three sequences."""
-    return eelib.trace(model, task, **{"max_new_tokens": STEPS, "folder": folder, "batch_size": 3, "progress": False} | more)
+    options = {"max_new_tokens": STEPS, "batch_size": 3, "progress": False} | more
+    return eelib.trace(model, task, folder=folder, **options)
 
 
 def assert_same(a, b, exact=True):
@@ -85,7 +88,8 @@ def test_tables(name, made, model_of):
     for (_, rows), row in zip(tokens.groupby("sequence"), sequences.itertuples()):
         assert rows["position"].tolist() == list(range(len(rows)))
         body = rows[~rows["is_eos"]]
-        assert row.length == len(body) and "".join(body["text"]) == row.output == model.tokenizer.decode(body["token_id"])
+        assert row.length == len(body)
+        assert "".join(body["text"]) == row.output == model.tokenizer.decode(body["token_id"])
         assert all(row.output[s:e] == t for s, e, t in zip(body["start"], body["end"], body["text"]))
         assert row.truncated == (name != "bert" and not rows["is_eos"].any())
         assert set(rows["truncated"]) == {row.truncated} and set(rows["group"]) == {row.group}
@@ -154,11 +158,11 @@ def no_decoding(*_args):
 
 def test_finished_trace_is_only_read(made, model_of, monkeypatch):
     trace = made("llama")
-    before = {f.name: f.stat().st_mtime_ns for f in trace.place.glob("*.*")}
+    before = {f.name: f.stat().st_mtime_ns for f in trace.place.glob("[!.]*")}
     monkeypatch.setattr(tracing, "decode", no_decoding)
     monkeypatch.setattr(tracing, "states_of", no_decoding)
     assert_same(made("llama"), trace)
-    assert {f.name: f.stat().st_mtime_ns for f in trace.place.glob("*.*")} == before
+    assert {f.name: f.stat().st_mtime_ns for f in trace.place.glob("[!.]*")} == before
 
 
 class Killed(BaseException):
@@ -168,7 +172,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("name", ["llama", "t5"])
 @pytest.mark.parametrize("survive", [1, 2])
 def test_killed_while_decoding(name, survive, made, model_of, tmp_path, monkeypatch):
-    """Killed in shard `survive` + 1 of three, then asked again: only the rest is made, and all is as if never killed."""
+    """Killed in shard `survive` + 1 of three, then asked again: only the rest is made; all is as if never killed."""
     calls, model = [], model_of(name)
 
     def decode(*args):
@@ -235,25 +239,19 @@ def test_damage_is_found_and_redone(damage, made, model_of, tmp_path):
         assert tracing.intact(place, again.manifest, name)
 
 
-def ask(folder, runs, queue):
-    """One of two processes that want the same trace."""
-    torch.set_num_threads(1)
+def ask(folder, runs):
+    """One of two processes that want the same trace: (shards it decoded, a sum that stands for the content)."""
     decodings = []
     plain = tracing.decode
     tracing.decode = lambda *args: decodings.append(1) or plain(*args)
     trace = make(eelib.load_model(folder, device="cpu"), runs)
-    queue.put((len(decodings), trace["entropy"].sum()))
+    return len(decodings), trace["entropy"].sum()
 
 
 def test_two_asking_at_once_make_it_once(folder_of, tmp_path, made):
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    asking = [context.Process(target=ask, args=(str(folder_of("llama")), tmp_path, queue)) for _ in range(2)]
-    for process in asking:
-        process.start()
-    answers = sorted(queue.get(timeout=300) for _ in asking)
-    for process in asking:
-        process.join()
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        asked = [pool.submit(ask, str(folder_of("llama")), tmp_path) for _ in range(2)]
+        answers = sorted(future.result(timeout=120) for future in asked)
     assert [count for count, _ in answers] == [0, 3]
     assert answers[0][1] == answers[1][1] == made("llama")["entropy"].sum()
 
@@ -337,7 +335,8 @@ def test_reference_ends_with_the_end_token(model_of, made):
     maker = tracing.Maker(model, eelib.Task.from_prompts(["a"], references=[["of"]]), None, {}, 1, False, False)
     ids = model.tokenizer("of")["input_ids"]
     assert maker.reference_ids(0, ids + [200, 201]) == [*ids, 1, -1]
-    assert tracing.Maker(model, eelib.Task.from_prompts(["a"]), None, {}, 1, False, False).reference_ids(0, [5, 6]) == [-1] * 2
+    maker = tracing.Maker(model, eelib.Task.from_prompts(["a"]), None, {}, 1, False, False)
+    assert maker.reference_ids(0, [5, 6]) == [-1, -1]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -356,7 +355,8 @@ def test_sites(name, made, model_of, oracle_of):
     block = sites.names.index("block")
     for readout in Sites.READOUTS:  # the block site is the block's readout of the trace
         if "topk_ids" not in readout and "rank" not in readout:
-            np.testing.assert_allclose(sites[readout][:, :, block], trace[readout][sites.rows][:, 1:], rtol=3e-3, atol=3e-4)
+            whole = trace[readout][sites.rows][:, 1:]
+            np.testing.assert_allclose(sites[readout][:, :, block], whole, rtol=3e-3, atol=3e-4)
 
 
 def test_more_sites_later(model_of, tmp_path, made):
