@@ -62,7 +62,8 @@ def classes_figure(means: Mapping[str, Mapping[str, pd.DataFrame]], column: str,
                    depth: int) -> plt.Figure:
     """Mean exit layer with interval by class: a panel per definition, a row per class of `order`, a mark per task.
 
-    means[definition][task]: from `words.exit_by_role` or `exit_by_upos`; `column` names the class, others are left out.
+    means[definition][task]: from `word_exits.exit_by_role` or `exit_by_upos`; `column` names the class. Classes not in
+    `order` are left out.
     """
     tasks = list(dict.fromkeys(task for by_task in means.values() for task in by_task))
     height = 1.5 + len(order) * (0.16 + 0.14 * len(tasks))

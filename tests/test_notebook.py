@@ -121,7 +121,8 @@ def test_study_and_results(parameters, tmp_path):
 
 
 @pytest.mark.parametrize("change, part", [
-    ({"model": "no-such-model"}, "no-such-model"), ({"max_new_tokens": 0}, "max_new_tokens"), ({"limit": -4}, "limit -4"),
+    ({"model": "no-such-model"}, "no-such-model"), ({"max_new_tokens": 0}, "max_new_tokens"),
+    ({"limit": -4}, "limit -4"),
 ])
 def test_study_stops_in_one_line(change, part, parameters, one_line):
     one_line(ParameterError, part, lambda: Study(parameters(**change)))

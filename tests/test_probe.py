@@ -57,7 +57,7 @@ def test_tail_gives_the_models_own_logits(name, model_of, oracle_of):
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if FAMILIES[n].normed_last])
 def test_norming_twice_is_another_readout(name, model_of, oracle_of):
-    """transformers' last hidden state is normed already: through the tail it gives something else (design, Definitions)."""
+    """transformers' last hidden state is normed already: the tail makes other logits of it (design)."""
     model = model_of(name)
     _, expected = run_both(name, model, oracle_of(name))
     twice = model.tail(expected["hidden_states"].float())

@@ -1,31 +1,13 @@
-"""Words, pieces and tags on hand-made tokens; every analysis against plain loops."""
-
-from types import SimpleNamespace
+"""Words, pieces and tags on hand-made tokens."""
 
 import numpy as np
 import pandas as pd
 import pytest
+from words_made import make_trace
 
 from eelib import words as w
 
 ALPHABET = list("ab1é 'é-.,\u0301😀") + ["’", "\n"]
-
-
-def make_trace(*outputs, truncated=(), groups=None, special_ids=(), eos=True):
-    """A trace whose sequence i has the tokens outputs[i]; a str emits itself, None nothing (part of a character)."""
-    rows, sequences = [], []
-    for sequence, pieces in enumerate(outputs):
-        group = groups[sequence] if groups else sequence
-        cut, at = sequence in truncated, 0
-        for position, piece in enumerate([*pieces, *([""] if eos and not cut else [])]):
-            text = piece or ""
-            is_eos = eos and not cut and position == len(pieces)
-            rows.append(dict(sequence=sequence, position=position, token_id=2 if is_eos else 99, text=text, start=at,
-                             end=at + len(text), is_eos=is_eos, truncated=cut, group=group))
-            at += len(text)
-        sequences.append(dict(sequence=sequence, group=group, output="".join(p or "" for p in pieces)))
-    return SimpleNamespace(tokens=pd.DataFrame(rows), sequences=pd.DataFrame(sequences),
-                           manifest={"special_ids": list(special_ids)})
 
 
 def described(*pieces, **options):
@@ -206,113 +188,19 @@ def test_a_word_takes_the_tag_at_its_first_letter():
     assert frame["upos"].tolist() == ["The", "dog", "dog", "dog", "12", "bone!", "", "", "yes", ""]
 
 
-# ---- analyses against loops
-
-@pytest.fixture(scope="module")
-def random_case():
-    rng = np.random.default_rng(1)
-    pieces = [" the", " un", "do", "ing", ",", " 12", " x.", " cat", " co", "-", "op"]
-    outputs = [list(rng.choice(pieces, size=rng.integers(5, 25))) for _ in range(30)]
-    trace = make_trace(*outputs, groups=[i // 2 for i in range(30)])
-    frame = w.words_of(trace)
-    layers = rng.integers(1, 13, len(frame)) + 2 * (frame["role"] == "prefix").to_numpy()
-    return frame, layers
-
-
-def test_multi_piece_share(random_case):
-    frame, _ = random_case
-    counted = [role for role, is_eos in zip(frame["role"], frame["is_eos"]) if not is_eos]
-    share = w.multi_piece_share(frame)
-    assert share.estimate == pytest.approx(sum(role in ("prefix", "suffix") for role in counted) / len(counted))
-    assert share.low < share.estimate < share.high and share.sequences == 15
-
-
-def test_prefix_suffix_difference(random_case):
-    frame, layers = random_case
-    differences = []
-    for _, rows in frame.assign(layer=layers).groupby(["sequence", "word"]):
-        of_word = rows[rows["role"].isin(["prefix", "suffix"])]
-        if len(of_word) >= 2 and len(of_word) == of_word["pieces"].iloc[0]:
-            differences.append(of_word["layer"].iloc[0] - of_word["layer"].iloc[1:].mean())
-    result = w.prefix_suffix_difference(frame, layers)
-    assert result.words == len(differences) > 20
-    assert result.difference.estimate == pytest.approx(np.mean(differences))
-    assert result.later.estimate == pytest.approx(np.mean(np.array(differences) > 0))
-    assert result.earlier.estimate == pytest.approx(np.mean(np.array(differences) < 0))
-    assert result.difference.low > 0 and 0 < result.wilcoxon_p < 0.01
-
-
-def test_words_with_a_mixed_piece_are_not_compared():
-    frame = w.words_of(make_trace([' "un', "seen", " un", "do"]))
-    table = w.whole_words(frame, [1, 2, 9, 4, 0])
-    assert table[["word", "prefix", "suffixes"]].values.tolist() == [[1, 9, 4]]
-    with pytest.raises(ValueError, match="no word of several pieces"):
-        w.prefix_suffix_difference(w.words_of(make_trace(["a", " b"])), [1, 2, 3])
-    assert w.prefix_suffix_difference(w.words_of(make_trace([" un", "do"])), [3, 3, 3]).wilcoxon_p == 1
-
-
-def test_prefix_vs_single(random_case):
-    frame, layers = random_case
-    by_bin = {}
-    for role, position, layer in zip(frame["role"], frame["position"], layers):
-        if role in ("prefix", "single"):
-            by_bin.setdefault(position // 4, {"prefix": [], "single": []})[role].append(layer)
-    total = count = singles = lost = 0
-    for sides in by_bin.values():
-        if sides["prefix"] and sides["single"]:
-            total += len(sides["prefix"]) * (np.mean(sides["prefix"]) - np.mean(sides["single"]))
-            count += len(sides["prefix"])
-            singles += len(sides["single"])
-        else:
-            lost += len(sides["prefix"])
-    result = w.prefix_vs_single(frame, layers)
-    assert result.difference.estimate == pytest.approx(total / count)
-    assert (result.prefixes, result.singles, result.unmatched) == (count, singles, lost)
-
-
-def test_matching_takes_a_pure_position_effect_out():
-    outputs = [[" a"] * 6 + [" un", "do"] * 6] * 8 + [[" un", "do"] * 3 + [" a"] * 9] * 8
-    frame = w.words_of(make_trace(*outputs))
-    position_only = frame["position"].to_numpy() // 4
-    prefix, single = (position_only[frame["role"] == role].mean() for role in ("prefix", "single"))
-    assert prefix != single
-    assert w.prefix_vs_single(frame, position_only).difference[:3] == pytest.approx((0, 0, 0))
-    with pytest.raises(ValueError, match="never stand at the same"):
-        w.prefix_vs_single(w.words_of(make_trace([" un", "do", ".", ".", " a"])), [1] * 6)
-    with pytest.raises(ValueError, match="some of both"):
-        w.prefix_vs_single(w.words_of(make_trace([" a"])), [1, 1])
-
-
-def test_roles_and_tags(random_case):
-    frame, layers = random_case
-    table = w.exit_by_role(frame, layers).set_index("role")
-    assert list(table.index) == [role for role in w.ROLES if role in set(frame["role"][~frame["is_eos"]])]
-    assert table["share"].sum() == pytest.approx(1)
-    mask = (frame["role"] == "digits").to_numpy()
-    assert table.loc["digits", "mean"] == pytest.approx(layers[mask].mean())
-    upos = frame["role"].map({"prefix": "NOUN", "suffix": "NOUN", "single": "DET", "digits": "NUM"}).fillna("")
-    tagged = frame.assign(upos=upos)
-    by_tag = w.exit_by_upos(tagged, layers).set_index("upos")
-    assert set(by_tag.index) == {"NOUN", "DET", "NUM"} and by_tag["n"].sum() == (upos != "").sum()
-    assert by_tag.loc["DET", "mean"] == pytest.approx(layers[(upos == "DET").to_numpy()].mean())
-
-
-def test_upos_tests(random_case):
-    frame, _ = random_case
-    upos = frame["role"].map({"prefix": "NOUN", "suffix": "VERB", "single": "DET", "digits": "NUM"}).fillna("")
-    layers = np.random.default_rng(2).integers(1, 7, len(frame)) + 5 * (upos == "NOUN").to_numpy()
-    tests = w.upos_tests(frame.assign(upos=upos), layers, minimum=5)
-    noun, rest = layers[(upos == "NOUN").to_numpy()], layers[(~upos.isin(["NOUN", ""])).to_numpy()]
-    row = tests.table.set_index("upos").loc["NOUN"]
-    assert row["cliffs_delta"] == pytest.approx(np.mean([(a > b) - float(a < b) for a in noun for b in rest]))
-    assert row["difference"] == pytest.approx(noun.mean() - rest.mean()) and row["n"] == len(noun)
-    assert (tests.table["p_holm"] >= tests.table["p"]).all() and row["p_holm"] < 0.001
-    assert tests.kruskal_p < 0.001 and tests.epsilon_squared.low > 0.1
-    assert tests.epsilon_squared.estimate == pytest.approx(tests.kruskal_h / ((upos != "").sum() - 1))
-    assert tests.left_out == {}
-    few = w.upos_tests(frame.assign(upos=upos.where(frame.index != 0, "X")), layers, minimum=5)
-    assert few.left_out == {"X": 1}
-    with pytest.raises(ValueError, match="fewer than two"):
-        w.upos_tests(frame.assign(upos=upos), layers, minimum=10**6)
-    with pytest.raises(ValueError, match="same layer"):
-        w.upos_tests(frame.assign(upos=upos), np.ones(len(frame)))
+def test_example_sequence_matches_a_loop():
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        outputs = [list(rng.choice([" a", " un", "do", "ing", "."], size=rng.integers(1, 25))) for _ in range(6)]
+        cut = [i for i in range(6) if rng.random() < 0.3]
+        frame = w.words_of(make_trace(*outputs, truncated=cut))
+        best, shortest = None, None
+        for sequence, output in enumerate(outputs):
+            prefixes = sum(frame["role"][frame["sequence"] == sequence] == "prefix")
+            if 5 <= len(output) <= 12 and (best is None or prefixes > best[0]):
+                best = (prefixes, sequence)
+            if shortest is None or len(output) < shortest[0]:
+                shortest = (len(output), sequence)
+        assert w.example_sequence(frame, 5, 12) == (best or shortest)[1]
+    with pytest.raises(ValueError, match="no output has a token"):
+        w.example_sequence(w.words_of(make_trace([], [])))
