@@ -232,7 +232,8 @@ def findings(study: Study, results: Results) -> str:
         keys = [key for key in HEADLINES if any(key in values for values in tasks.values())]
         if keys:
             learnt = results[model, "saturation"].get("learnt", {})
-            rows = ([task if learnt.get(task, True) else f"{task} (not learnt)", *(headline(values, key) for key in keys)]
+            rows = ([task if learnt.get(task, True) else f"{task} (not learnt)",
+                     *(headline(values, key) for key in keys)]
                     for task, values in tasks.items())
             pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows))
         pieces.append(front_figure(model, study.notebooks))

@@ -61,7 +61,8 @@ def distribution_figure(shares: dict[str, pd.DataFrame]) -> plt.Figure:
     for shift, (definition, table) in zip((-width / 2, width / 2), shares.items()):
         errors = (table["estimate"] - table["low"], table["high"] - table["estimate"])
         axis.bar(table["layer"] + shift, table["estimate"], width, yerr=errors, color=DEFINITION_COLOURS[definition],
-                 label=f'"{definition}"', hatch="//" if definition == "stable" else "", edgecolor="white", linewidth=0.5,
+                 label=f'"{definition}"', hatch="//" if definition == "stable" else "",
+                 edgecolor="white", linewidth=0.5,
                  error_kw={"elinewidth": 1.2, "ecolor": "#222222"})
         depth = int(table["layer"].max())
     axis.set(xlabel="exit layer (blocks run)", ylabel="share of tokens", xlim=(0.4, depth + 0.6))

@@ -58,7 +58,8 @@ def decode(model: Model, prompts: list[list[int]], max_new_tokens: int) -> Decod
             inputs = keep_rows(model, inputs, cache, going)
             rows, emitted = [rows[place] for place in going], [emitted[place] for place in going]
         inputs = advance(model, inputs, emitted)
-    return Decoded(ids, torch.stack([s for row in states for s in row]), torch.stack([g for row in gaps for g in row]).cpu())
+    return Decoded(ids, torch.stack([s for row in states for s in row]),
+                   torch.stack([g for row in gaps for g in row]).cpu())
 
 
 def generate(model: Model, prompts: list[str], max_new_tokens: int, batch_size: int = 64) -> list[str]:
@@ -134,8 +135,9 @@ def states_of(model: Model, prompts: list[list[int]], outputs: list[list[int]], 
             ids = torch.tensor([prompt + output[:-1]], device=model.device)
             inputs, first = {"input_ids": ids}, len(prompt) - 1
         elif model.kind == "seq2seq":
-            inputs, first = {"input_ids": torch.tensor([prompt], device=model.device),
-                             "decoder_input_ids": torch.tensor([[start_id(model), *output[:-1]]], device=model.device)}, 0
+            begun = torch.tensor([[start_id(model), *output[:-1]]], device=model.device)
+            inputs = {"input_ids": torch.tensor([prompt], device=model.device), "decoder_input_ids": begun}
+            first = 0
         else:
             inputs, first = {"input_ids": torch.tensor([prompt], device=model.device)}, 0
         extra = {} if model.kind == "masked" else {"use_cache": False}

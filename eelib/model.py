@@ -9,7 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
 )
 
 from .probe import BlockParts, Tail, block_states, find_blocks, find_parts, find_tail, record
@@ -229,7 +234,7 @@ def weights_hash(path: str, revision: str | None) -> str:
         folder = Path(hf_hub_download(path, "config.json", revision=revision)).parent
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*")):
-        if file.suffix == ".safetensors" or file.name in ("config.json", "tokenizer.json", "generation_config.json"):
+        if file.suffix in (".safetensors", ".json", ".txt", ".model", ".spm") and file.name != "card.json":
             digest.update(file.name.encode())
             with open(file, "rb") as content:
                 digest.update(hashlib.file_digest(content, "sha256").digest())

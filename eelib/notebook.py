@@ -13,9 +13,10 @@ from transformers.utils import logging as transformers_logging
 
 from .model import DTYPES, Model, load_model, resolve_device
 from .papers import Verdict, judge, untestable
+from .shards import write_atomically
 from .stats import Interval
 from .tasks import Task, load_task, task_names
-from .trace import Trace, trace, write_atomically
+from .trace import Trace, trace
 
 KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
@@ -78,6 +79,8 @@ def check_parameters(choices: dict[str, tuple] | None = None, cells: list[str] |
     values = {name: namespace[name] for name in declared}
     for name, kind in declared.items():
         value = values[name]
+        if kind not in KINDS:
+            raise ParameterError(f"parameter {name} is declared as {kind}; allowed: {', '.join(KINDS)}")
         if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ParameterError(f"parameter {name} is {value!r}; it must be of type {kind}")
     check_values(values, choices or {})
@@ -118,7 +121,8 @@ class Study:
             if only:
                 self.tasks = {n: t for n, t in self.tasks.items() if t.kind in only}
             if not self.tasks:
-                raise ValueError(f"none of the tasks in {p.tasks!r} is of kind {' or '.join(only)}, which this notebook needs")
+                raise ValueError(f"none of the tasks in {p.tasks!r} is of kind {' or '.join(only)}, "
+                                 "which this notebook needs")
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
             if sites and not self.model.parts:  # said before hours of decoding, not after
@@ -151,7 +155,7 @@ class Study:
         return {name: self.tasks[name].learnt(self.quality[name]) for name in self.traces}
 
     def learnt_tokens(self, values) -> dict[str, tuple]:
-        """{task: (values, groups)} of the learnt tasks, where `values(trace)` gives such a pair; empty ones left out."""
+        """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
         found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
         return {name: pair for name, pair in found.items() if len(pair[0])}
 

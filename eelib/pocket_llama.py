@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from .corpora import Example, both_ways, joined, multi30k, questions, read_jsonl, tatoeba
+from .corpora import HELD_OUT_SHARE, Example, both_ways, joined, multi30k, questions, read_jsonl, tatoeba
 from .greedy import generate
 from .metrics import bleu_chrf, squad_f1
 from .model import Model, load_model
@@ -162,16 +162,18 @@ def write_card(corpora: Path, out: Path, work: Path, device: str) -> dict:
         "name": NAME, "kind": "LlamaForCausalLM, 12 blocks of width 256, byte-level BPE of 8,192 entries, bf16",
         "corpus": "Multi30k train (research and education), Tatoeba de-en and fr-en (CC BY 2.0 FR), FairytaleQA train "
                   "(Apache-2.0), SQuADShifts (CC BY 4.0); read at training time, not shipped",
-        "licence": "weights: MIT, like the code", "recipe": f"python -m eelib.training {NAME} --corpora DIR", "seed": SEED,
+        "licence": "weights: MIT, like the code",
+        "recipe": f"python -m eelib.training {NAME} --corpora DIR", "seed": SEED,
         "steps": curve[-1]["step"], "tokens": curve[-1]["tokens"], "training_minutes": round(curve[-1]["seconds"] / 60),
         "quality": measure(corpora, out, device),
         "loss_by_step": [[row["step"], row["loss"]] for row in curve],
         "prompts": "P's Table 8, unshortened; its fixed parts are one vocabulary entry each",
-        "held_out": f"one English Tatoeba sentence in 50 by hash, with every pair that shares a sentence with it; passages "
-                    f"of more than {PASSAGE_WORDS} words are not trained on",
+        "held_out": f"one English Tatoeba sentence in {HELD_OUT_SHARE} by hash, with every pair that shares a "
+                    f"sentence with it; passages of more than {PASSAGE_WORDS} words are not trained on",
         "sha256": {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(out.iterdir())
                    if f.name != "card.json"},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__}, "date": time.strftime("%Y-%m-%d"),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "date": time.strftime("%Y-%m-%d"),
     }
     (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
     return card

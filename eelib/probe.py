@@ -149,13 +149,13 @@ def find_tail(network: nn.Module, blocks: list, runs: Runs, name: str) -> Tail:
                   and not (c.given.shape == state.shape and torch.equal(c.given, state))]
         if not takers:  # some families call their activation as a function, which leaves no module behind
             act = next((a for a in (nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.Tanh(), nn.SiLU())
-                        if steps and any(c.taken.shape == state.shape and close(c.taken, a(state)) for c in free)), None)
+                        if steps and any(close(c.taken, a(state)) for c in free)), None)
             if act is None:
                 raise ValueError(f"{name}: the way from {trail[-1] if trail else last} to the head was not found: no "
                                  "module takes that state on")
             steps.append(act)
             trail.append(type(act).__name__)
-            state = next(c.taken for c in free if c.taken.shape == state.shape and close(c.taken, act(state)))
+            state = next(c.taken for c in free if close(c.taken, act(state)))
             continue
         step = min(takers, key=lambda c: c.name.count("."))
         steps.append(step.module)
@@ -176,8 +176,8 @@ def find_tail(network: nn.Module, blocks: list, runs: Runs, name: str) -> Tail:
     got = tail(final[0])
     if not close(got, target[0]):
         worst = float((got - target[0]).abs().max())
-        raise ValueError(f"{name}: {' > '.join([*trail, type(head).__name__])} on the last state differs from the model's "
-                         f"own logits by {worst:.3g}, so its layers can't be read out")
+        raise ValueError(f"{name}: {' > '.join([*trail, type(head).__name__])} on the last state differs from the "
+                         f"model's own logits by {worst:.3g}, so its layers can't be read out")
     return tail
 
 
@@ -226,14 +226,16 @@ def parts_of(block: str, runs: Runs, name: str) -> BlockParts:
     candidates.sort(key=lambda c: order[c.name])
     found = prenorm_sum(candidates, whole) or postnorm_sum(candidates, inside, whole)
     if found is None:
-        raise ValueError(f"{name}: no two or three modules of {block} add up to its output, so its sub-layers can't be read")
+        raise ValueError(f"{name}: no two or three modules of {block} add up to its output, so its sub-layers "
+                         "can't be read")
     chosen, norms = found
     chosen = sorted(chosen, key=lambda c: not is_attention(c.name, block)) if not norms else list(chosen)
     skip = whole.taken + chosen[0].given
     parallel = not norms and not any(c.taken is not None and close(c.taken, skip) for c in inside
                                      if c.taken is not None and c.taken.shape == skip.shape)
     cross = chosen[1].module if len(chosen) == 3 else None
-    return BlockParts(chosen[0].module, chosen[-1].module, cross, [n.module for n in norms] if norms else None, parallel)
+    after = [norm.module for norm in norms] or None
+    return BlockParts(chosen[0].module, chosen[-1].module, cross, after, parallel)
 
 
 def is_attention(name: str, block: str) -> bool:
@@ -294,7 +296,8 @@ def block_states(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
 def site_states(blocks: list[nn.Module], parts: list[BlockParts]) -> Iterator[dict[str, list[Tensor]]]:
     """While open, each forward fills the yielded dict: site name -> one state [batch, tokens, width] per block.
 
-    Sites: attention, after_attention (not in parallel blocks), cross_attention (where there is one), feed_forward, block.
+    Sites: attention, after_attention (not in parallel blocks), cross_attention (where there is one), feed_forward,
+    block.
     """
     sites: dict[str, list[Tensor]] = {}
     inputs: dict[int, Tensor] = {}

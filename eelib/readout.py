@@ -1,4 +1,4 @@
-"""What the head says of a hidden state: top-k, probability, entropy, rank, divergence; never layers x tokens x vocabulary."""
+"""What the head says of a state: top-k, probability, entropy, rank, divergence; never layers x tokens x vocabulary."""
 
 import math
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def read(tail: Tail, states: Tensor, final_ids: Tensor, reference_ids: Tensor | 
         for site in range(sites):
             state = states[part, site]
             if not bool(torch.isfinite(state).all()):
-                raise ValueError(f"state {site} of {sites} holds values that are not finite; nothing was written for it")
+                raise ValueError(f"state {site} of {sites} holds values that are not finite; nothing was written")
             for name, value in read_site(tail, state, last[part], target, wanted, known, k).items():
                 values[name][part, site] = value.to("cpu", values[name].dtype)
     return Readout(values)

@@ -62,11 +62,12 @@ def at_least_early(layers: np.ndarray, depth: int, fraction: float) -> np.ndarra
 
 
 def example_sequence(trace, wanted: int = -1, least: int = 8, most: int = 14) -> int:
-    """`wanted` if it is in the trace; for -1 the first finished output of `least` to `most` tokens, else the shortest."""
+    """`wanted` if the trace has it; for -1 the first finished output of `least` to `most` tokens, else the shortest."""
     table = trace.sequences
     if wanted >= 0:
         if wanted not in set(table["sequence"]):
-            raise ValueError(f"example_sequence {wanted} is not in the trace; allowed: -1, or 0 to {table['sequence'].max()}")
+            raise ValueError(f"example_sequence {wanted} is not in the trace; allowed: -1, or 0 to "
+                             f"{table['sequence'].max()}")
         return wanted
     fits = table[(~table["truncated"]) & table["length"].between(least, most)]
     return int((fits if len(fits) else table.sort_values("length"))["sequence"].iloc[0])

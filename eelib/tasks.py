@@ -113,8 +113,8 @@ def task_names(pattern: str) -> list[str]:
     for part in (p.strip() for p in str(pattern).split(",")):
         found = fnmatch.filter(shipped_tasks(), part) if "*" in part else [part]
         if not part or not found or not all(is_known(name) for name in found):
-            raise ValueError(f"task {part!r} is not known; allowed: {', '.join(known_tasks())}, a local folder or .jsonl "
-                             "file, several with commas, or a pattern such as translation/*")
+            raise ValueError(f"task {part!r} is not known; allowed: {', '.join(known_tasks())}, a local folder or "
+                             ".jsonl file, several with commas, or a pattern such as translation/*")
         names += [name for name in found if name not in names]
     return names
 
@@ -227,7 +227,8 @@ def reader_of(name: str, row: dict) -> tuple[str, Callable]:
     if "document" in row and "question" in row:
         return "question_answering", read_narrative
     if "article" in row:
-        return "summarization", lambda r, i: (summarization_prompt(r["article"]), r["article"], [r["highlights"]], str(i))
+        return "summarization", lambda r, i: (summarization_prompt(r["article"]), r["article"], [r["highlights"]],
+                                              str(i))
     if "translation" in row or "source" in row:
         source, target = languages_of(name, row)
         if "translation" in row:

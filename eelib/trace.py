@@ -1,14 +1,9 @@
 """Decode a task once, read every layer, keep it as Parquet shards; resumable, one maker at a time."""
 
-import fcntl
 import hashlib
 import json
-import os
 import platform
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,17 +18,21 @@ from tqdm import tqdm
 from .greedy import Decoded, decode, states_of
 from .model import Model
 from .readout import LOGITS_AT_ONCE, SCALARS, Readout, read, top_k
+from .shards import add_file, intact, only_one, save_manifest, to_bytes
 from .similarity import PAIRS, layer_pairs
 from .tasks import Task
 
 READOUTS = ("top1", *SCALARS, "topk_ids", "topk_probability")
+TOKEN_COLUMNS = ("sequence", "position", "token_id", "text", "start", "end", "is_eos", "is_special",
+                 "truncated", "group")
 SHARD = 32  # sequences per shard, and the batch where none is given
-CODE = ("trace.py", "greedy.py", "readout.py", "probe.py", "similarity.py", "model.py")
+CODE = ("trace.py", "greedy.py", "readout.py", "probe.py", "similarity.py", "model.py", "shards.py")
 SUBSET = 24  # sequences read for sites or pairs where the caller says only True
 
 
-def trace(model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path = "runs", batch_size: int | None = None,
-          sites: bool | int = False, pairs: bool | int = False, strict: bool = False, progress: bool = True) -> "Trace":
+def trace(model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path = "runs",
+          batch_size: int | None = None, sites: bool | int = False, pairs: bool | int = False, strict: bool = False,
+          progress: bool = True) -> "Trace":
     """The trace of `task` under `model`: made if it does not exist, finished if it is half made, else returned.
 
     Greedy decoding up to `max_new_tokens`; every emitted token is read at layers 0..L. `sites` and `pairs` (True, or a
@@ -67,47 +66,9 @@ def code_hash() -> str:
     return hashlib.sha256(b"".join((here / name).read_bytes() for name in CODE)).hexdigest()[:16]
 
 
-@contextmanager
-def only_one(place: Path) -> Iterator[None]:
-    """Hold the folder's lock; a second asker waits here until the first has finished."""
-    place.mkdir(parents=True, exist_ok=True)
-    with open(place / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Either the old file or the whole new one; a full disk leaves nothing and says what was needed."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        raise OSError(f"{path} needs {len(content):,} bytes, {free:,} are free: {error.strerror}") from None
-
-
-def to_bytes(frame: dict[str, np.ndarray | list]) -> bytes:
-    """A Parquet file in memory; 2- and 3-dimensional arrays become fixed-size lists."""
-    columns = {}
-    for name, values in frame.items():
-        if isinstance(values, np.ndarray) and values.ndim > 1:
-            flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-            columns[name] = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
-        else:
-            columns[name] = pa.array(values)
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
-
-
 @dataclass
 class Maker:
-    """Makes the shards of one trace; every shard is a pure function of the model, the task and its list of sequences."""
+    """Makes the shards of one trace; each is a pure function of the model, the task and its list of sequences."""
 
     model: Model
     task: Task
@@ -144,8 +105,8 @@ class Maker:
         fits = [i for i, n in enumerate(lengths) if n < model.window]
         skipped = len(lengths) - len(fits)
         if not fits or (skipped and self.strict):
-            raise ValueError(f"{self.task.name}: {skipped} of {len(lengths)} prompts do not fit {model.name}'s window of "
-                             f"{model.window} tokens (longest: {max(lengths)})")
+            raise ValueError(f"{self.task.name}: {skipped} of {len(lengths)} prompts do not fit {model.name}'s window "
+                             f"of {model.window} tokens (longest: {max(lengths)})")
         order = sorted(fits, key=lambda i: (lengths[i], i))
         plan: list[list[int]] = []
         for i in order:
@@ -154,7 +115,8 @@ class Maker:
                 plan[-1].append(i)
             else:
                 plan.append([i])
-        manifest = {**self.identity, "layers": model.layers, "kind": self.task.kind, "vocabulary": model.vocabulary,
+        manifest = {**self.identity, "layers": model.layers, "kind": self.task.kind, "architecture": model.kind,
+                    "vocabulary": model.vocabulary,
                     "special_ids": sorted(set(map(int, model.tokenizer.all_special_ids))),
                     "prompts": len(lengths), "skipped": skipped, "plan": plan, "batch_size": self.batch_size,
                     "versions": versions(), "machine": platform.machine(), "date": time.strftime("%Y-%m-%d"),
@@ -171,7 +133,7 @@ class Maker:
         result = read(self.model.tail, decoded.states, emitted, known)
         mismatches = settle_last_layer(result, emitted, decoded.gap, self.model)
         manifest["counts"][str(index)] = {"rows": len(emitted), "mismatches": mismatches}
-        tokens, sequences = self.tables(rows, decoded.ids, [len(encoded[i]) for i in rows])
+        tokens, sequences = self.tables(rows, decoded.ids, [encoded[i] for i in rows])
         tokens |= {name: result[name].numpy() for name in READOUTS}
         for name, frame in ((f"tokens-{index:05d}", tokens), (f"sequences-{index:05d}", sequences)):
             add_file(self.place, manifest, name, to_bytes(frame))
@@ -202,7 +164,7 @@ class Maker:
                            torch.cat([p.gap for p in parts]))
 
     def reference_ids(self, sequence: int, ids: list[int]) -> list[int]:
-        """For each output position the first reference's next token while the output so far is its beginning; then -1."""
+        """The first reference's next token at each output position while the output is its beginning; then -1."""
         references = self.task.references[sequence]
         if not references or self.model.kind == "masked":
             return [-1] * len(ids)
@@ -211,32 +173,33 @@ class Maker:
         agree = next((p for p, (a, b) in enumerate(zip(ids, wanted)) if a != b), min(len(ids), len(wanted)))
         return [wanted[p] if p <= agree and p < len(wanted) else -1 for p in range(len(ids))]
 
-    def tables(self, rows: list[int], outputs: list[list[int]], prompt_tokens: list[int]) -> tuple[dict, dict]:
+    def tables(self, rows: list[int], outputs: list[list[int]], prompts: list[list[int]]) -> tuple[dict, dict]:
         """The columns that describe tokens and sequences, without the readouts."""
         task, model = self.task, self.model
         special = set(model.tokenizer.all_special_ids)
-        tokens: dict[str, list] = {k: [] for k in ("sequence", "position", "token_id", "text", "start", "end", "is_eos",
-                                                   "is_special", "truncated", "group")}
+        tokens: dict[str, list] = {k: [] for k in TOKEN_COLUMNS}
         sequences: dict[str, list] = {k: [] for k in ("sequence", "group", "prompt", "source", "reference", "output",
                                                       "length", "truncated", "prompt_tokens")}
-        for i, ids, size in zip(rows, outputs, prompt_tokens):
-            ended = ids[-1] in model.eos_ids
+        masked = model.kind == "masked"
+        for i, ids, prompt in zip(rows, outputs, prompts):
+            ended = ids[-1] in model.eos_ids and not masked
             body = ids[:-1] if ended else ids
-            truncated = not ended and model.kind != "masked"
+            truncated = not ended and not masked
             texts, starts, ends, output = pieces(model.tokenizer, body)
             if ended:
                 texts, starts = texts + [model.tokenizer.decode(ids[-1:])], starts + [len(output)]
                 ends = ends + [len(output)]
             count = len(ids)
-            for key, values in (("sequence", [i] * count), ("position", range(count)), ("token_id", ids), ("text", texts),
-                                ("start", starts), ("end", ends), ("is_eos", [False] * len(body) + [True] * ended),
-                                ("is_special", [t in special for t in ids]), ("truncated", [truncated] * count),
-                                ("group", [task.groups[i]] * count)):
+            for key, values in (("sequence", [i] * count), ("position", range(count)), ("token_id", ids),
+                                ("text", texts), ("start", starts), ("end", ends),
+                                ("is_eos", [False] * len(body) + [True] * ended),
+                                ("is_special", [t in special for t in (prompt if masked else ids)]),
+                                ("truncated", [truncated] * count), ("group", [task.groups[i]] * count)):
                 tokens[key].extend(values)
             for key, value in (("sequence", i), ("group", task.groups[i]), ("prompt", task.prompts[i]),
                                ("source", task.sources[i]), ("reference", (task.references[i] or [""])[0]),
                                ("output", output), ("length", len(body)), ("truncated", truncated),
-                               ("prompt_tokens", size)):
+                               ("prompt_tokens", len(prompt))):
                 sequences[key].append(value)
         return tokens, sequences
 
@@ -275,8 +238,8 @@ def settle_last_layer(result: Readout, emitted: torch.Tensor, gap: torch.Tensor,
     wrong = result["top1"][:, -1] != emitted
     if model.dtype == "float32" and bool((wrong & (gap > 1e-3)).any()):
         row = int((wrong & (gap > 1e-3)).nonzero()[0])
-        raise ValueError(f"{model.name}: last-layer top-1 of token row {row} is {int(result['top1'][row, -1])}, decoding "
-                         f"emitted {int(emitted[row])}")
+        raise ValueError(f"{model.name}: last-layer top-1 of token row {row} is {int(result['top1'][row, -1])}, "
+                         f"decoding emitted {int(emitted[row])}")
     result["top1"][wrong, -1] = emitted[wrong].to(torch.int32)
     return int(wrong.sum())
 
@@ -311,23 +274,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def add_file(place: Path, manifest: dict, name: str, content: bytes) -> None:
-    """Write one Parquet file and note its checksum in `manifest` (not yet saved)."""
-    write_atomically(place / f"{name}.parquet", content)
-    manifest["files"][name] = hashlib.sha256(content).hexdigest()
-
-
-def save_manifest(place: Path, manifest: dict) -> None:
-    """Write the manifest."""
-    write_atomically(place / "manifest.json", json.dumps(manifest, indent=1).encode())
-
-
-def intact(place: Path, manifest: dict, name: str) -> bool:
-    """Whether a file is there with the bytes that the manifest promises."""
-    path = place / f"{name}.parquet"
-    return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == manifest["files"].get(name)
-
-
 class Trace:
     """A finished trace on disk. Rows are generated tokens, in order of sequence, then position.
 
@@ -355,13 +301,16 @@ class Trace:
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """One row per generated token: sequence, position, token_id, text, start, end, is_eos, is_special, truncated, group."""
-        names = ["sequence", "position", "token_id", "text", "start", "end", "is_eos", "is_special", "truncated", "group"]
+        """One row per generated token, with the columns `TOKEN_COLUMNS`; start and end are offsets in the output."""
+        names = list(TOKEN_COLUMNS)
         return self._table("tokens", names).to_pandas().iloc[self._order].reset_index(drop=True)
 
     @cached_property
     def sequences(self) -> pd.DataFrame:
-        """One row per sequence: sequence, group, prompt, source, reference, output, length, truncated, prompt_tokens."""
+        """One row per sequence: sequence, group, prompt, source, reference, output, length, truncated, prompt_tokens.
+
+        `length` counts tokens without the end token.
+        """
         return self._table("sequences").to_pandas().sort_values("sequence").reset_index(drop=True)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -382,8 +331,9 @@ class Trace:
         return len(self.tokens)
 
     def statistic_rows(self) -> np.ndarray:
-        """Boolean [tokens]: the rows that statistics use, all but the end tokens."""
-        return ~self.tokens["is_eos"].to_numpy()
+        """Boolean [tokens]: rows that statistics use: no end tokens, and of a masked model's text no special ones."""
+        framed = self.tokens["is_special"].to_numpy() & (self.manifest["architecture"] == "masked")
+        return ~self.tokens["is_eos"].to_numpy() & ~framed
 
     def exit_layer(self, definition: str) -> np.ndarray:
         """int [tokens], 1..L. "first": smallest l >= 1 whose top-1 is the emitted token (P, §4); "stable": smallest l
@@ -398,7 +348,7 @@ class Trace:
 
     @cached_property
     def pairs(self) -> dict[str, np.ndarray]:
-        """Layer-by-layer similarities [tokens, L+1, L+1] by name, with "row" into `tokens`; `trace(..., pairs=True)`."""
+        """Similarities [tokens, L+1, L+1] of layers by name, and "row" into `tokens`; `trace(..., pairs=True)`."""
         table = extra_table(self, "pairs")
         size = self.layers + 1
         found = {n: table[n].combine_chunks().flatten().to_numpy().reshape(-1, size, size) for n in PAIRS}
@@ -414,7 +364,10 @@ def extra_table(made: Trace, kind: str) -> pa.Table:
 
 
 class Sites:
-    """Readouts of sub-layers. `sites["probability"]` is numpy [rows, L, S], S in the order of `names`; `rows` index tokens."""
+    """Readouts of sub-layers. `sites["probability"]` is numpy [rows, L, S], S in the order of `names`.
+
+    `rows` index the trace's tokens.
+    """
 
     READOUTS = ("top1", "probability", "entropy", "final_rank", "final_probability", "topk_ids", "topk_probability")
 

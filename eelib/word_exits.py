@@ -11,8 +11,17 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.stats import kruskal, mannwhitneyu, wilcoxon
 
-from .stats import Interval, bootstrap, bootstrap_difference, bootstrap_epsilon_squared, bootstrap_mean
-from .stats import bootstrap_totals, cliffs_delta, epsilon_squared, holm
+from .stats import (
+    Interval,
+    bootstrap,
+    bootstrap_difference,
+    bootstrap_epsilon_squared,
+    bootstrap_mean,
+    bootstrap_totals,
+    cliffs_delta,
+    epsilon_squared,
+    holm,
+)
 from .words import ROLES
 
 

@@ -32,7 +32,8 @@ def test_uneven_numbers_of_references():
 def test_languages_without_spaces():
     assert bleu_chrf(["我喜欢读书"], [["我喜欢读书"]], "zh")["BLEU"] == pytest.approx(100.0)
     assert bleu_chrf(["私は本が好き"], [["私は本が嫌い"]], "ja")["BLEU"] > 20
-    assert bleu_chrf(["我喜欢读书"], [["我喜欢读报"]], "zh")["BLEU"] > bleu_chrf(["我喜欢读书"], [["我喜欢读报"]], "en")["BLEU"]
+    outputs, references = ["我喜欢读书"], [["我喜欢读报"]]
+    assert bleu_chrf(outputs, references, "zh")["BLEU"] > bleu_chrf(outputs, references, "en")["BLEU"]
 
 
 def test_squad_normalisation():

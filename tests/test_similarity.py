@@ -2,7 +2,6 @@
 
 import math
 
-import families
 import numpy as np
 import pytest
 import torch
