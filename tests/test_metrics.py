@@ -1,11 +1,15 @@
 """Scores: the packages are called as meant, and the parts written here are SQuAD's."""
 
+import sys
+import types
+
 import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eelib.metrics import bleu_chrf, normalised, rouge, squad_f1, token_f1
+from eelib.tasks import Task
 
 TEXT = st.text(alphabet="ab the.,! ", max_size=20)
 
@@ -56,3 +60,16 @@ def test_rouge():
     assert got["ROUGE-L"] == pytest.approx(75.0)
     assert rouge(["a dog"], [["nothing else"], ]) == pytest.approx({"ROUGE-1": 0.0, "ROUGE-2": 0.0, "ROUGE-L": 0.0})
     assert rouge(["a dog"], [["nothing else", "a dog"]])["ROUGE-1"] == pytest.approx(100.0)
+
+
+def test_comet_joins_the_scores_of_a_translation_where_it_is_installed(monkeypatch):
+    class Scorer:
+        def predict(self, rows, progress_bar):
+            assert rows == [{"src": "Ein Hund.", "mt": "A dog.", "ref": "One dog."}]
+            return types.SimpleNamespace(system_score=0.5)
+
+    fake = types.SimpleNamespace(download_model=lambda name: name, load_from_checkpoint=lambda path: Scorer())
+    task = Task("translation/de-en", "translation", ["p"], [["One dog."]], ["Ein Hund."], ["0"], "de", "en")
+    assert "COMET-22" not in task.quality(["A dog."])
+    monkeypatch.setitem(sys.modules, "comet", fake)
+    assert task.quality(["A dog."])["COMET-22"] == 50.0
