@@ -7,6 +7,7 @@ emits no characters, because it is an unfinished part of a multi-byte character,
 that is completed where it stands.
 """
 
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection
@@ -136,6 +137,12 @@ def example_sequence(words: pd.DataFrame, least: int = 8, most: int = 16) -> int
     prefixes = (counted["role"] == "prefix").groupby(counted["sequence"]).sum()
     fits = prefixes[size.between(least, most)]
     return int(fits.idxmax() if len(fits) else size.idxmin())
+
+
+def outside_joined_words(words: pd.DataFrame, trace) -> np.ndarray:
+    """Boolean [tokens]: False for the pieces of words written with an apostrophe or a hyphen, such as contractions."""
+    joiner = trace.tokens["text"].str.contains("|".join(map(re.escape, JOINERS))) & (words["word"] >= 0)
+    return ~joiner.groupby([words["sequence"], words["word"]]).transform("any").to_numpy()
 
 
 def load_tagger(name: str = SHIPPED_TAGGER):

@@ -204,3 +204,10 @@ def test_example_sequence_matches_a_loop():
         assert w.example_sequence(frame, 5, 12) == (best or shortest)[1]
     with pytest.raises(ValueError, match="no output has a token"):
         w.example_sequence(w.words_of(make_trace([], [])))
+
+
+def test_words_with_an_apostrophe_or_hyphen_are_told_apart():
+    trace = make_trace(["I", "'", "m", " gar", "den", "ing", "-", " x"], ["we", "ll", "-", "known", " '", "a"])
+    inside = w.outside_joined_words(w.words_of(trace), trace)
+    assert inside.tolist() == [False, False, False, True, True, True, True, True, True,
+                               False, False, False, False, True, True, True]
