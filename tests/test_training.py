@@ -1,6 +1,7 @@
 """Training: the schedule, resuming bit for bit, the loss by hand, and nothing held out in the training texts."""
 
 import gzip
+import hashlib
 import json
 import math
 import random
@@ -12,8 +13,10 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoTokenizer, GenerationConfig
 
+import eelib
 from eelib import corpora, pocket_llama
 from eelib.corpora import is_held_out, joined, tatoeba
+from eelib.model import SHIPPED
 from eelib.pocket_llama import target_loss
 from eelib.training import Schedule, train
 
@@ -204,3 +207,19 @@ def test_recipe_resumes_in_the_right_epoch(folder, tmp_path, monkeypatch):
     assert pocket_llama.run(folder, tmp_path / "out", tmp_path, "cpu") == {"card": tmp_path / "out"}
     tokenizer, generation = (kind.from_pretrained(tmp_path / "out") for kind in (AutoTokenizer, GenerationConfig))
     assert generation.eos_token_id == tokenizer.eos_token_id and (tmp_path / "out/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("folder", sorted(p.parent for p in SHIPPED.glob("*/config.json")), ids=lambda p: p.name)
+def test_shipped_files_are_those_of_the_card(folder):
+    """The weights are what the card measured; none is larger than what the repository may hold."""
+    card = json.loads((folder / "card.json").read_text())
+    files = {f.name: f for f in folder.iterdir() if f.name != "card.json"}
+    assert {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()} == card["sha256"]
+    assert all(f.stat().st_size < 40e6 for f in files.values())
+    assert card["seed"] and card["recipe"].startswith("python -m eelib.training") and card["quality"]
+
+
+def test_shipped_tokenizer_gives_every_text_back():
+    tokenizer = eelib.load_model("pocket-llama").tokenizer
+    for text in ("  two  spaces ", "<0x41>", "emoji 😀👩‍👩‍👧", "don't – well-known…", "é e\u0301 ﷽", "\n\n\t a", "</s> <|end", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
