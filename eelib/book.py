@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from eelib.papers import Claim, claims
+from eelib.papers import UNTESTABLE, Claim, claims
 
 PACKAGE = Path("eelib")
 DATA = Path("data")
@@ -209,6 +209,12 @@ def source(claim: Claim) -> str:
     return f"this study, after {claim.reference}" if claim.ours else claim.reference
 
 
+def claimed(claim: Claim) -> str:
+    """The side on which a claim's statistic has to lie, in words."""
+    around = f" ± {text(claim.tolerance)}" if claim.tolerance else ""
+    return f"{claim.direction} {text(claim.threshold)}{around}"
+
+
 def contents(study: Study) -> dict[str, Any]:
     """The table of contents: a page per model and notebook between the prose pages."""
     captions = {"The study": ["run_on_your_model"]}
@@ -238,7 +244,8 @@ def findings(study: Study, results: Results) -> str:
             pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows))
         pieces.append(front_figure(model, study.notebooks))
         for verdict in VERDICTS[:3]:  # the others say nothing about the claim; they are on the scoreboard
-            lines = [f"- {text(claim.claim)} ({text(source(claim))}): {interval(row)}"
+            lines = [f"- {text(claim.claim)} ({text(source(claim))}). Measured: {text(claim.statistic)}: "
+                     f"**{interval(row)}**; claimed: {claimed(claim)}."
                      for claim, row in judged if row["verdict"] == verdict]
             if lines:
                 pieces += [f"**{verdict.capitalize()}**\n", "\n".join(lines) + "\n"]
@@ -273,16 +280,18 @@ def front_figure(model: str, notebooks: Iterable[str]) -> str:
 
 def scoreboard(study: Study, results: Results) -> str:
     """Every claim and its verdict, a table per model."""
-    headings = ["Claim", "In our words", "Source", "Verdict", "Estimate (95% interval)", "Sequences", "Reason"]
+    headings = ["Claim", "In our words", "Source", "Claimed", "Measured (95% interval)", "Sequences", "Verdict"]
     pieces = []
     for model in study.models:
         rows = []
         for claim, row in verdicts(results, model):
-            page = f"results/{model}/{claim.notebook}.ipynb"
             verdict = text(row["verdict"])
-            reached = Markdown(f"[{verdict}]({page})" if (model, claim.notebook) in results else verdict)
-            rows.append([claim.id, claim.claim, source(claim), reached, Markdown(interval(row)), row.get("sequences"),
-                         row.get("reason")])
+            if (model, claim.notebook) in results:
+                verdict = f"[{verdict}](results/{model}/{claim.notebook}.ipynb)"
+            if row["verdict"] == UNTESTABLE:
+                verdict += f": {text(row['reason'])}"
+            rows.append([claim.id, Markdown(f"{text(claim.claim)} *{text(claim.statistic)}*"), source(claim),
+                         claimed(claim), Markdown(interval(row)), row.get("sequences"), Markdown(verdict)])
         pieces += [f"## {text(model)}\n", table(headings, rows)]
     return "\n".join(pieces)
 
@@ -303,7 +312,7 @@ def card_parts(card: dict[str, Any], title: str = "") -> Iterator[str]:
         yield f"**{text(title.replace('_', ' '))}**\n"
     rows, curves, inner = [], {}, {}
     for key, value in card.items():
-        name = key.replace("_", " ")
+        name = key if "." in key else key.replace("_", " ")  # a file keeps its name
         if isinstance(value, dict):
             inner[name] = value
         elif isinstance(value, list) and value and isinstance(value[0], dict):
@@ -315,16 +324,17 @@ def card_parts(card: dict[str, Any], title: str = "") -> Iterator[str]:
     if rows:
         yield table(["", ""], rows)
     yield from (curve(values, name) for name, values in curves.items())
-    shapes = {tuple(part) for part in inner.values()}
-    if len(inner) > 1 and len(shapes) == 1 and not any(isinstance(value, dict) for value in _values(inner)):
-        yield table(["", *shapes.pop()], ([name, *part.values()] for name, part in inner.items()))
+    if len(inner) > 1 and _one_table(list(inner.values())):
+        keys = list(dict.fromkeys(key for part in inner.values() for key in part))
+        yield table(["", *keys], ([name, *map(part.get, keys)] for name, part in inner.items()))
     else:
         for name, part in inner.items():
             yield from card_parts(part, f"{title}, {name}" if title else name)
 
 
-def _values(parts: dict[str, dict[str, Any]]) -> Iterator[Any]:
-    return (value for part in parts.values() for value in part.values())
+def _one_table(parts: list[dict[str, Any]]) -> bool:
+    """Whether parts are rows of one table: bare values, and each shares a heading with the first."""
+    return all(set(part) & set(parts[0]) and not any(isinstance(v, dict) for v in part.values()) for part in parts)
 
 
 def runs(results: Results) -> str:

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -52,6 +53,7 @@ def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = No
         shown[column] = [pattern.format(v) if isinstance(v, (int, float, np.number)) and np.isfinite(v) else "–"
                          if isinstance(v, (float, np.floating)) else v for v in shown[column]]
     body = shown.to_html(index=False, escape=True, border=0, classes="ee-table", na_rep="–")
+    body = re.sub(r"<td>([^<]{1,28})</td>", r'<td class="ee-short">\1</td>', body)  # short cells stay on one line
     display(HTML(f'<div class="ee-scroll">{body}</div><p class="ee-caption">{html.escape(caption)}</p>'))
 
 

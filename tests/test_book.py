@@ -78,10 +78,11 @@ def test_values_become_one_line_of_markdown(value, expected):
 
 
 def test_cards_keep_every_value():
-    quality = {"a": {"BLEU": 1.5}, "b": {"BLEU": 2.5}}
+    quality = {"a": {"BLEU": 1.5}, "b": {"BLEU": 2.5, "items": 9}}
     card = {"steps": 7, "quality": quality, "loss": [[i, 3 / (i + 1)] for i in range(10)]}
     page = "\n".join(book.card_parts(card))
-    assert "| steps | 7 |" in page and "| b | 2.5 |" in page and "from 3 to 0.3, over 0 to 9" in page
+    assert "|  | BLEU | items |" in page and "| b | 2.5 | 9 |" in page and "| a | 1.5 | – |" in page
+    assert "| steps | 7 |" in page and "from 3 to 0.3, over 0 to 9" in page
 
 
 # The built book
