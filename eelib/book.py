@@ -35,6 +35,7 @@ HEADLINES = {
     "F1": "F1",
     "ROUGE-L": "ROUGE-L",
     "perc_first": "perc, first (%)",
+    "perc_chance": "perc, chance (%)",
     "perc_stable": "perc, stable (%)",
     "avg_first": "avg, first",
     "avg_stable": "avg, stable",
@@ -232,8 +233,10 @@ def findings(study: Study, results: Results) -> str:
     for model in study.models:
         judged = verdicts(results, model)
         count = Counter(row["verdict"] for _, row in judged)
-        listed = ", ".join(f"{count[verdict]} {verdict}" for verdict in (*VERDICTS, "not run") if count[verdict])
-        pieces += [f"### On {text(model)}\n", f"{len(judged)} claims were put to it: {listed}.\n"]
+        listed = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
+        ran = len(judged) - count["not run"]
+        pieces += [f"### On {text(model)}\n",
+                   f"{ran} of the {len(judged)} claims on record were put to it: {listed}.\n"]
         tasks = results.get((model, "saturation"), {}).get("tasks", {})
         keys = [key for key in HEADLINES if any(key in values for values in tasks.values())]
         if keys:

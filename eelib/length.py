@@ -37,7 +37,8 @@ def token_table(trace, with_eos: bool = False, with_cut: bool = False) -> pd.Dat
     for definition in DEFINITIONS:
         frame[definition] = trace.exit_layer(definition).astype(float)
     frame["length"] = frame["sequence"].map(trace.sequences.set_index("sequence")["length"]).astype(float)
-    keep = (frame["length"] > 0) & (with_cut | ~frame["truncated"]) & (with_eos | ~frame["is_eos"])
+    counted = trace.statistic_rows() | (with_eos & frame["is_eos"])
+    keep = (frame["length"] > 0) & (with_cut | ~frame["truncated"]) & counted
     return frame[keep].drop(columns="truncated").reset_index(drop=True)
 
 
@@ -289,6 +290,8 @@ def position_trend(tokens: pd.DataFrame, definition: str, seed: int = 0) -> Inte
 
 def direction(interval: Interval) -> str:
     """What a slope says of exit: 'earlier' where the whole interval is below 0, 'later' where above, else neither."""
+    if not np.isfinite(interval.estimate):
+        return "at a layer that was not measured"
     if interval.high < 0:
         return "earlier"
     return "later" if interval.low > 0 else "neither clearly earlier nor clearly later"

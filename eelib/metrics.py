@@ -50,7 +50,7 @@ def normalised(text: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def rouge_scorer():
-    """ROUGE with stemming, sentences split on new lines for ROUGE-L's summary form."""
+    """ROUGE-1, ROUGE-2 and sentence-level ROUGE-L, with NLTK's Porter stemmer."""
     from rouge_score.rouge_scorer import RougeScorer
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
 

@@ -18,6 +18,7 @@ from .stats import Interval
 from .tasks import Task, load_task, task_names
 from .trace import Trace, trace
 
+MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left out of averages, unless all have fewer
 KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
@@ -106,23 +107,15 @@ def check_values(values: dict, choices: dict[str, tuple]) -> None:
 
 
 class Study:
-    """The model and traces that a notebook's parameters ask for.
+    """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had."""
 
-    `only` keeps tasks of these kinds; where none is left, ParameterError says so in one line.
-    """
-
-    def __init__(self, parameters: Parameters, only: tuple[str, ...] = (), sites: int = 0):
+    def __init__(self, parameters: Parameters, sites: int = 0):
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters({**parameters, **{name: str(root / parameters[name])
                                                            for name in ("runs_folder", "results_folder")}})
         try:
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
-            if only:
-                self.tasks = {n: t for n, t in self.tasks.items() if t.kind in only}
-            if not self.tasks:
-                raise ValueError(f"none of the tasks in {p.tasks!r} is of kind {' or '.join(only)}, "
-                                 "which this notebook needs")
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
             if sites and not self.model.parts:  # said before hours of decoding, not after
@@ -137,17 +130,8 @@ class Study:
     @cached_property
     def quality(self) -> dict[str, dict[str, float]]:
         """Scores of the outputs, by task."""
-        return {n: self.tasks[n].take(len(t.sequences)).quality(list(t.sequences["output"]))
-                if not t.manifest["skipped"] else self._quality_of_kept(n) for n, t in self.traces.items()}
-
-    def _quality_of_kept(self, name: str) -> dict[str, float]:
-        kept = self.traces[name].sequences
-        task = self.tasks[name]
-        rows = kept["sequence"].tolist()
-        part = Task(task.name, task.kind, [task.prompts[i] for i in rows], [task.references[i] for i in rows],
-                    [task.sources[i] for i in rows], [task.groups[i] for i in rows], task.source_language,
-                    task.target_language, task.baseline)
-        return part.quality(list(kept["output"]))
+        return {n: self.tasks[n].pick(t.sequences["sequence"].tolist()).quality(list(t.sequences["output"]))
+                for n, t in self.traces.items()}
 
     @cached_property
     def learnt(self) -> dict[str, bool]:
@@ -157,10 +141,15 @@ class Study:
     def learnt_tokens(self, values) -> dict[str, tuple]:
         """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
         found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
-        return {name: pair for name, pair in found.items() if len(pair[0])}
+        found = {name: pair for name, pair in found.items() if len(pair[0])}
+        # One small task must not make a claim untestable that four large ones can speak to.
+        return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
 
-    def judge(self, claim_id: str, make: Callable[[], Interval]) -> Verdict:
-        """Verdict on a claim; "not testable here" where no task is learnt or `make` finds nothing to estimate."""
+    def judge(self, claim_id: str, make: Callable[[], Interval], requirement_met: bool = False) -> Verdict:
+        """Verdict on a claim; "not testable here" where no task is learnt or `make` finds nothing to estimate.
+
+        `requirement_met`: whether this run meets the claim's own condition, for claims that have one.
+        """
         if not any(self.learnt.values()):
             return untestable(claim_id, "no task of this run is learnt")
         try:
@@ -169,7 +158,7 @@ class Study:
             return untestable(claim_id, str(error))
         if not math.isfinite(interval.estimate):
             return untestable(claim_id, "nothing to estimate it from")
-        return judge(claim_id, interval)
+        return judge(claim_id, interval, requirement_met=requirement_met)
 
     @property
     def where(self) -> str:

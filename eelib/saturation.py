@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from .stats import Interval, bootstrap_mean
+from .stats import Interval, bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 
 DEFINITIONS = ("first", "stable")
 NOTHING = Interval(float("nan"), float("nan"), float("nan"), 0)  # where no token is left to average
@@ -24,11 +24,19 @@ def exit_layer(top1: np.ndarray, final: np.ndarray, definition: str) -> np.ndarr
     return np.where(wrong.any(1), same.shape[1] + 1 - wrong.argmax(1), 1)
 
 
-def chance_share(top1: np.ndarray, final: np.ndarray, seed: int = 0, draws: int = 20) -> float:
-    """perc ("first") if each token's target were another token's: the share that matches by chance before layer L."""
+def chance_matches(top1: np.ndarray, final: np.ndarray, seed: int = 0, draws: int = 20) -> np.ndarray:
+    """How often each token matches before layer L if its target is another token's, over `draws` shuffles; [tokens]."""
     rng = np.random.default_rng(seed)
     inner = top1[:, 1:-1]
-    return float(np.mean([(inner == rng.permutation(final)[:, None]).any(1).mean() for _ in range(draws)]))
+    return np.mean([(inner == rng.permutation(final)[:, None]).any(1) for _ in range(draws)], axis=0)
+
+
+def above_chance(trace, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(1.0 where a token exits before layer L ("first"), minus its chance of that [tokens], groups [tokens])."""
+    rows = trace.statistic_rows()
+    layers, groups = token_layers(trace, "first")
+    chance = chance_matches(trace["top1"][rows], trace.tokens["token_id"].to_numpy()[rows], seed)
+    return (layers < trace.layers) - chance, groups
 
 
 def token_layers(trace, definition: str) -> tuple[np.ndarray, np.ndarray]:
@@ -112,11 +120,12 @@ def relative_over_tasks(tasks: dict[str, tuple], depth: int) -> dict[str, tuple]
 
 
 def chance_over_tasks(traces: dict, names: list[str], seed: int = 0) -> float:
-    """Unweighted mean over tasks of `chance_share`, end tokens left out."""
+    """perc ("first") of shuffled targets, unweighted mean over tasks, end tokens left out."""
     shares = []
     for name in names:
         rows = traces[name].statistic_rows()
-        shares.append(chance_share(traces[name]["top1"][rows], traces[name].tokens["token_id"].to_numpy()[rows], seed))
+        final = traces[name].tokens["token_id"].to_numpy()[rows]
+        shares.append(chance_matches(traces[name]["top1"][rows], final, seed).mean())
     return float(np.mean(shares)) if shares else float("nan")
 
 
@@ -135,8 +144,12 @@ def task_table(study, seed: int = 0) -> pd.DataFrame:
 
 
 def distribution(tasks: dict[str, tuple], depth: int, seed: int = 0) -> pd.DataFrame:
-    """Share of all tokens of the tasks, pooled, that exit at each layer: columns layer, estimate, low, high."""
-    layers = np.concatenate([pair[0] for pair in tasks.values()])
-    groups = np.concatenate([np.char.add(f"{name}/", np.asarray(pair[1], str)) for name, pair in tasks.items()])
-    return pd.DataFrame([{"layer": at, **bootstrap_mean((layers == at).astype(float), groups, seed=seed)._asdict()}
-                         for at in range(1, depth + 1)])
+    """Share of tokens that exit at each layer, unweighted mean over tasks: columns layer, estimate, low, high."""
+    return pd.DataFrame([{"layer": at, **settle_share(tasks, at, at, seed)._asdict()} for at in range(1, depth + 1)])
+
+
+def settle_share(tasks: dict[str, tuple], least: int, most: int, seed: int = 0) -> Interval:
+    """Share of tokens that exit at layers `least` to `most`, unweighted mean over tasks of (exit layers, groups)."""
+    inside = {name: (((layers >= least) & (layers <= most)).astype(float), groups)
+              for name, (layers, groups) in tasks.items()}
+    return bootstrap_unweighted_mean_over_tasks(inside, seed=seed)

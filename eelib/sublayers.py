@@ -76,7 +76,7 @@ def site_rows(trace, sequences: int) -> np.ndarray:
 def measure(trace, sequences: int, seed: int = 0) -> Measures:
     """Measures of the first `sequences` sequences; a trace may hold more, and those do not change the result."""
     sites = trace.sites
-    keep = np.flatnonzero(site_rows(trace, sequences) & ~sites.tokens["is_eos"].to_numpy())
+    keep = np.flatnonzero(site_rows(trace, sequences) & trace.statistic_rows()[sites.rows])
     ids = sites["topk_ids"][keep]
     final = ids[:, -1, sites.names.index("block")]
     ring = np.random.default_rng(seed).permutation(len(keep))

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -90,8 +90,13 @@ class Task:
             raise ValueError(f"limit {limit} is negative; allowed: 0 (all) or a number of sequences")
         if not limit or limit >= len(self):
             return self
-        return replace(self, prompts=self.prompts[:limit], references=self.references[:limit],
-                       sources=self.sources[:limit], groups=self.groups[:limit])
+        return self.pick(range(limit))
+
+    def pick(self, rows: Iterable[int]) -> "Task":
+        """The items with these numbers, in this order."""
+        rows = list(rows)
+        return replace(self, **{name: [getattr(self, name)[i] for i in rows]
+                                for name in ("prompts", "references", "sources", "groups")})
 
 
 # Beforehand: below these a model has not learnt the task, so no claim is judged on it. BLEU 10 is the level under

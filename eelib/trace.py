@@ -156,12 +156,13 @@ class Maker:
         except torch.OutOfMemoryError:
             if len(prompts) == 1:
                 raise
-            torch.cuda.empty_cache()
-            half = len(prompts) // 2
-            print(f"out of memory: batch of {len(prompts)} halved")
-            parts = [self.decode(prompts[:half]), self.decode(prompts[half:])]
-            return Decoded(parts[0].ids + parts[1].ids, torch.cat([p.states for p in parts]),
-                           torch.cat([p.gap for p in parts]))
+        # Outside the handler: inside it, the traceback would still hold the failed batch's memory.
+        torch.cuda.empty_cache()
+        half = len(prompts) // 2
+        print(f"out of memory: batch of {len(prompts)} halved")
+        parts = [self.decode(prompts[:half]), self.decode(prompts[half:])]
+        return Decoded(parts[0].ids + parts[1].ids, torch.cat([p.states for p in parts]),
+                       torch.cat([p.gap for p in parts]))
 
     def reference_ids(self, sequence: int, ids: list[int]) -> list[int]:
         """The first reference's next token at each output position while the output is its beginning; then -1."""

@@ -59,12 +59,6 @@ class TagTests(NamedTuple):
 
 # ---- pieces
 
-def multi_piece_share(words: pd.DataFrame, seed: int = 0) -> Interval:
-    """Share of all tokens but EOS that are the prefix or a suffix of a word (P: about 12% into English)."""
-    counted = words[~words["is_eos"]]
-    return bootstrap_mean(counted["role"].isin(["prefix", "suffix"]), counted["group"], seed=seed)
-
-
 def share_readings(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> dict[str, Interval]:
     """Shares that P's "12% of tokens" may stand for, by what is counted. layers [rows of words]."""
     counted = words[~words["is_eos"]]

@@ -23,6 +23,7 @@ def make_trace(*layers, cut=(), groups=None, eos=1):
         sequences.append(dict(sequence=number, group=group, length=len(own), truncated=not ended))
     tokens = pd.DataFrame(rows, columns=["sequence", "group", "position", "is_eos", "truncated", "layer"])
     return SimpleNamespace(tokens=tokens, sequences=pd.DataFrame(sequences), layers=12,
+                           statistic_rows=lambda: ~tokens["is_eos"].to_numpy(bool),
                            exit_layer=lambda definition: tokens["layer"].to_numpy() - (definition == "first"))
 
 
@@ -231,7 +232,8 @@ def test_trends(noisy):
 def test_direction():
     interval = stats.Interval
     assert le.direction(interval(-2, -3, -1, 9)) == "earlier" and le.direction(interval(2, 1, 3, 9)) == "later"
-    assert le.direction(interval(0, -1, 1, 9)).startswith("neither") and le.direction(le.NOTHING).startswith("neither")
+    assert le.direction(interval(0, -1, 1, 9)).startswith("neither")
+    assert le.direction(le.NOTHING) == "at a layer that was not measured"
 
 
 # ---- several tasks

@@ -128,10 +128,6 @@ def test_study_stops_in_one_line(change, part, parameters, one_line):
     one_line(ParameterError, part, lambda: Study(parameters(**change)))
 
 
-def test_study_without_a_fitting_task(parameters, one_line):
-    one_line(ParameterError, ("question_answering", "kind"), lambda: Study(parameters(), only=("question_answering",)))
-
-
 def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     """Outputs are scored against their own references when a prompt did not fit the window."""
     rows = [{"source": "word " * 200, "references": ["x"]}] + PAIRS[:2]

@@ -117,3 +117,16 @@ def test_block_that_does_not_add_up_is_named(name):
     assert not model.parts and f"{FAMILIES[name].blocks}.1" in model.parts_error and "\n" not in model.parts_error
     with pytest.raises(ValueError, match="add up"):
         states_of(model, [[5, 6]], [[7]], sites=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sub_layers_are_found_beside_massive_activations(dtype):
+    """One dimension of the running state a thousand times the rest, as in large trained models."""
+    network = families.build("llama")
+    with torch.no_grad():
+        network.model.embed_tokens.weight[:, 3] = 1500.0
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.05)
+            layer.mlp.down_proj.weight.mul_(0.05)
+    model = prepare(network.to(dtype), families.tokenizer_for("causal"), "massive", "causal")
+    assert not model.parts_error and type(model.parts[0].attention).__name__ == "LlamaAttention"

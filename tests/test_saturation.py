@@ -104,21 +104,25 @@ def test_at_least_early_rounds_up(depth, fraction, most):
     assert s.at_least_early(layers, depth, fraction).tolist() == (layers <= most).astype(float).tolist()
 
 
+def share(top1, final, seed=0):
+    return s.chance_matches(top1, final, seed).mean()
+
+
 def test_chance_share():
     """Constant targets always match; targets that no inner layer names never do; else what shuffling gives."""
     same = np.full((9, 4), 3)
-    assert s.chance_share(same, same[:, -1]) == 1.0
+    assert share(same, same[:, -1]) == 1.0
     never = np.c_[np.zeros((9, 3)), np.arange(1, 10)]
-    assert s.chance_share(never, never[:, -1]) == 0.0
+    assert share(never, never[:, -1]) == 0.0
     rng = np.random.default_rng(1)
     top1 = rng.integers(0, 4, (4000, 3))
-    assert s.chance_share(top1, top1[:, -1]) == pytest.approx(0.25, abs=0.02)
-    assert s.chance_share(top1, top1[:, -1], seed=3) == s.chance_share(top1, top1[:, -1], seed=3)
+    assert share(top1, top1[:, -1]) == pytest.approx(0.25, abs=0.02)
+    assert share(top1, top1[:, -1], seed=3) == share(top1, top1[:, -1], seed=3)
 
 
 def test_embeddings_do_not_count_as_chance():
     top1 = np.c_[np.full(9, 3), np.zeros(9), np.full(9, 3)]
-    assert s.chance_share(top1, top1[:, -1]) == 0.0
+    assert share(top1, top1[:, -1]) == 0.0
 
 
 def test_lens_grid():
@@ -141,3 +145,29 @@ def test_example_sequence(one_line):
     assert s.example_sequence(trace) == 2 and s.example_sequence(trace, 4) == 4
     assert s.example_sequence(SimpleNamespace(sequences=table[:2])) == 1
     one_line(ValueError, ("example_sequence 3", "0 to 4"), lambda: s.example_sequence(trace, 3))
+
+
+def test_above_chance_is_the_exit_minus_its_own_chance():
+    rng = np.random.default_rng(1)
+    top1 = rng.integers(0, 5, (60, 7))
+    final = top1[:, -1].copy()
+    tokens = pd.DataFrame({"token_id": final, "group": np.repeat(range(20), 3)})
+
+    class Made(dict):
+        layers, statistic_rows = 6, staticmethod(lambda: np.ones(60, bool))
+        exit_layer = staticmethod(lambda definition: s.exit_layer(top1, final, definition))
+
+    trace = Made(top1=top1)
+    trace.tokens = tokens
+    values, groups = s.above_chance(trace)
+    early = [any(row[1:-1] == row[-1]) for row in top1]
+    np.testing.assert_allclose(values, early - s.chance_matches(top1, final))
+    assert groups.tolist() == tokens["group"].tolist()
+
+
+def test_shares_by_layer_average_tasks_without_weights():
+    tasks = {"long": (np.array([1.0] * 30 + [2.0] * 10), np.arange(40)),
+             "short": (np.array([2.0, 2.0]), np.array([0, 1]))}
+    table = s.distribution(tasks, 2)
+    assert table["estimate"].tolist() == pytest.approx([0.375, 0.625])
+    assert s.settle_share(tasks, 1, 2).estimate == 1.0

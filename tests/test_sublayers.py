@@ -35,6 +35,7 @@ class FakeTrace:
         shape = (TOKENS, layers, len(names))
         ids = np.argsort(rng.random((*shape, 40)), axis=-1)[..., :K].astype(np.int32)
         table = {"topk_ids": ids, "probability": rng.random(shape), "final_rank": rng.integers(1, 30, shape)}
+        self.statistic_rows = lambda: ~self.tokens["is_eos"].to_numpy()
         self.sites = SimpleNamespace(names=names, rows=np.arange(TOKENS), tokens=self.tokens)
         self.sites = type("Sites", (), {"__getitem__": lambda _, name: table[name], **vars(self.sites)})()
         self.saturation = rng.integers(1, layers + 1, TOKENS)
@@ -228,7 +229,7 @@ def test_measures_of_a_trace_equal_a_float64_hook_and_matmul_oracle(family, tmp_
     got, start = sublayers.measure(made, 3), 0
     for sequence in range(3):
         tokens = made.tokens[made.tokens["sequence"] == sequence]
-        keep = ~tokens["is_eos"].to_numpy()
+        keep = made.statistic_rows()[tokens.index]
         emitted = tokens["token_id"].to_numpy()
         prompt = tokenizer(task.prompts[sequence])["input_ids"]
         seen = families.oracle_run(oracle_of(family), shape, prompt, emitted.tolist())

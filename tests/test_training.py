@@ -221,5 +221,7 @@ def test_shipped_files_are_those_of_the_card(folder):
 
 def test_shipped_tokenizer_gives_every_text_back():
     tokenizer = eelib.load_model("pocket-llama").tokenizer
-    for text in ("  two  spaces ", "<0x41>", "emoji 😀👩‍👩‍👧", "don't – well-known…", "é e\u0301 ﷽", "\n\n\t a", "</s> <|end", ""):
+    texts = ("  two  spaces ", "<0x41>", "emoji 😀👩‍👩‍👧", "don't – well-known…", "é e\u0301 ﷽",
+             "\n\n\t a", "</s> <|end", "")
+    for text in texts:
         assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -51,14 +51,6 @@ def words_by_loop(frame, layers):
     return {place: word for place, word in found.items() if len(word[1]) == wanted[place]}
 
 
-def test_multi_piece_share(random_case):
-    frame, _ = random_case
-    counted = [role for role, is_eos in zip(frame["role"], frame["is_eos"]) if not is_eos]
-    share = exits.multi_piece_share(frame)
-    assert share.estimate == pytest.approx(sum(role in ("prefix", "suffix") for role in counted) / len(counted))
-    assert share.low < share.estimate < share.high and share.sequences == 15
-
-
 def test_share_readings(random_case):
     frame, layers = random_case
     later = {place for place, (_, (prefix, *rest)) in words_by_loop(frame, layers).items() if prefix > np.mean(rest)}
@@ -76,7 +68,6 @@ def test_share_readings(random_case):
     assert [share.estimate for share in shares.values()] == pytest.approx(
         [in_several / tokens, in_several / (tokens + ends), suffixes / tokens, of_later / tokens, cut / words])
     assert all(share.low < share.estimate < share.high and share.sequences == 15 for share in shares.values())
-    assert next(iter(shares.values())) == exits.multi_piece_share(frame)
     assert [*exits.share_readings(words_of(make_trace([])), [1])] == ["the same, end tokens among all tokens"]
 
 
