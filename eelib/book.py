@@ -28,6 +28,7 @@ GENERATED = BOOK / "generated"
 RESULTS = Path("results")
 Results = dict[tuple[str, str], dict[str, Any]]  # by model and notebook
 VERDICTS = ("holds", "does not hold", "undecided", "not testable here")
+COUNTED = dict(zip(VERDICTS, ("hold", "do not hold", "undecided", "not testable here")))
 # Headings of the table of findings, by key in the results of the saturation notebook.
 HEADLINES = {
     "BLEU": "BLEU",
@@ -148,7 +149,7 @@ def text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(text, value))
     parts = re.split(r"(https?://[^\s<>()|]+[^\s<>()|.,;])", " ".join(str(value).split()))  # odd parts are addresses
-    parts[::2] = [re.sub(r"([\\`*_{}\[\]<>$|#~])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([\\`*_{}\[\]<>$|#~]|(?<=-)-)", r"\\\1", part) for part in parts[::2]]
     parts[1::2] = [f"<{part}>" for part in parts[1::2]]
     return "".join(parts)
 
@@ -233,7 +234,7 @@ def findings(study: Study, results: Results) -> str:
     for model in study.models:
         judged = verdicts(results, model)
         count = Counter(row["verdict"] for _, row in judged)
-        listed = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
+        listed = ", ".join(f"{count[verdict]} {COUNTED[verdict]}" for verdict in VERDICTS if count[verdict])
         ran = len(judged) - count["not run"]
         pieces += [f"### On {text(model)}\n",
                    f"{ran} of the {len(judged)} claims on record were put to it: {listed}.\n"]
@@ -247,7 +248,7 @@ def findings(study: Study, results: Results) -> str:
             pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows))
         pieces.append(front_figure(model, study.notebooks))
         for verdict in VERDICTS[:3]:  # the others say nothing about the claim; they are on the scoreboard
-            lines = [f"- {text(claim.claim)} ({text(source(claim))}). Measured: {text(claim.statistic)}: "
+            lines = [f"- {text(claim.claim).rstrip('.')} ({text(source(claim))}). Measured: {text(claim.statistic)}: "
                      f"**{interval(row)}**; claimed: {claimed(claim)}."
                      for claim, row in judged if row["verdict"] == verdict]
             if lines:
@@ -283,7 +284,7 @@ def front_figure(model: str, notebooks: Iterable[str]) -> str:
 
 def scoreboard(study: Study, results: Results) -> str:
     """Every claim and its verdict, a table per model."""
-    headings = ["Claim", "In our words", "Source", "Claimed", "Measured (95% interval)", "Sequences", "Verdict"]
+    headings = ["Claim", "In our words", "Verdict", "Measured (95% interval)", "Claimed", "Sequences", "Source"]
     pieces = []
     for model in study.models:
         rows = []
@@ -293,8 +294,8 @@ def scoreboard(study: Study, results: Results) -> str:
                 verdict = f"[{verdict}](results/{model}/{claim.notebook}.ipynb)"
             if row["verdict"] == UNTESTABLE:
                 verdict += f": {text(row['reason'])}"
-            rows.append([claim.id, Markdown(f"{text(claim.claim)} *{text(claim.statistic)}*"), source(claim),
-                         claimed(claim), Markdown(interval(row)), row.get("sequences"), Markdown(verdict)])
+            rows.append([claim.id, Markdown(f"{text(claim.claim)} *{text(claim.statistic)}*"), Markdown(verdict),
+                         Markdown(interval(row)), claimed(claim), row.get("sequences"), source(claim)])
         pieces += [f"## {text(model)}\n", table(headings, rows)]
     return "\n".join(pieces)
 
