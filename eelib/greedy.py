@@ -1,65 +1,55 @@
-"""Greedy decoding of a batch with the model's own cache, keeping every layer's state of each emitted token."""
+"""Greedy decoding of a batch with the model's own cache; every layer's state of a token is read out as it is made."""
 
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import EncoderDecoderCache
 
+from .cache import growing_cache
 from .model import Model, causal_inputs
 from .probe import block_states, site_states
-
-
-@dataclass
-class Decoded:
-    """Outputs of one batch: token ids per row (the end token included, if reached) and the states they came from.
-
-    `states` is [sum of lengths, L+1, width], rows in order of sequence, then position; on the model's device.
-    """
-
-    ids: list[list[int]]
-    states: Tensor
-    gap: Tensor  # [sum of lengths], the emitted token's logit minus the runner-up's
+from .reader import Reader
 
 
 @torch.no_grad()
-def decode(model: Model, prompts: list[list[int]], max_new_tokens: int) -> Decoded:
+def decode(model: Model, prompts: list[list[int]], max_new_tokens: int, reader: Reader | None = None
+           ) -> list[list[int]]:
     """Plain argmax decoding of token id lists until an end token, the window, or `max_new_tokens`.
 
-    The state kept for a token is that of the position which predicted it.
+    Returns the ids of each row, the end token included if it was reached. The `reader`, where there is one, is given
+    each token's states, those of the position which predicted it.
     """
-    inputs, cache = begin(model, prompts)
-    rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
-    ids: list[list[int]] = [[] for _ in prompts]
-    states: list[list[Tensor]] = [[] for _ in prompts]
-    gaps: list[list[Tensor]] = [[] for _ in prompts]
     ends = model.eos_ids
     taken = [len(p) if model.kind == "causal" else 1 for p in prompts]
     room = [max(1, min(max_new_tokens, model.window - size)) for size in taken]  # its own, whatever it is batched with
-    for step in range(max(room)):
-        with block_states(model.blocks) as captured:
+    inputs, cache = begin(model, prompts, max(taken) + max(room))
+    rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
+    ids: list[list[int]] = [[] for _ in prompts]
+    with block_states(model.blocks) if reader else nullcontext() as captured:
+        for step in range(max(room)):
             output = model.network(**inputs, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        layers = torch.stack([state[:, -1] for state in captured], dim=1)  # [rows, L+1, width]
-        top, best = output.logits[:, -1].float().topk(2, dim=-1)
-        emitted, gap = best[:, 0].tolist(), top[:, 0] - top[:, 1]
-        for place, row in enumerate(rows):
-            if row is not None:
+            cache = output.past_key_values
+            emitted = output.logits[:, -1].argmax(-1).tolist()
+            live = [place for place, row in enumerate(rows) if row is not None]
+            if reader:
+                layers = torch.stack([state[:, -1] for state in captured], dim=1)  # [rows, L+1, width]
+                reader.add(layers if len(live) == len(rows) else layers[live], [rows[place] for place in live],
+                           [emitted[place] for place in live])
+            for place in live:
+                row = rows[place]
                 ids[row].append(emitted[place])
-                states[row].append(layers[place])
-                gaps[row].append(gap[place])
                 if emitted[place] in ends or step + 1 == room[row]:
                     rows[place] = None
-        going = [place for place, row in enumerate(rows) if row is not None]
-        if not going:
-            break
-        if len(going) <= len(rows) // 2 and hasattr(cache, "batch_select_indices"):
-            inputs = keep_rows(model, inputs, cache, going)
-            rows, emitted = [rows[place] for place in going], [emitted[place] for place in going]
-        inputs = advance(model, inputs, emitted)
-    return Decoded(ids, torch.stack([s for row in states for s in row]),
-                   torch.stack([g for row in gaps for g in row]).cpu())
+            going = [place for place in live if rows[place] is not None]
+            if not going:
+                break
+            if len(going) <= len(rows) // 2 and hasattr(cache, "batch_select_indices"):
+                inputs = keep_rows(model, inputs, cache, going)
+                rows, emitted = [rows[place] for place in going], [emitted[place] for place in going]
+            inputs = advance(model, inputs, emitted)
+    return ids
 
 
 def generate(model: Model, prompts: list[str], max_new_tokens: int, batch_size: int = 64) -> list[str]:
@@ -69,13 +59,13 @@ def generate(model: Model, prompts: list[str], max_new_tokens: int, batch_size: 
     texts = [""] * len(prompts)
     for start in tqdm(range(0, len(order), batch_size), unit="batch", mininterval=5):
         part = order[start:start + batch_size]
-        for i, ids in zip(part, decode(model, [encoded[i] for i in part], max_new_tokens).ids):
+        for i, ids in zip(part, decode(model, [encoded[i] for i in part], max_new_tokens)):
             texts[i] = model.tokenizer.decode(ids, skip_special_tokens=True)
     return texts
 
 
-def begin(model: Model, prompts: list[list[int]]) -> tuple[dict, object]:
-    """Arguments of the first step and an empty cache; causal prompts are padded on the left, sources on the right."""
+def begin(model: Model, prompts: list[list[int]], limit: int = 0) -> tuple[dict, object]:
+    """Arguments of the first step and an empty cache for up to `limit` tokens; causal prompts are padded on the left, sources on the right."""
     width = max(len(p) for p in prompts)
     left = model.kind == "causal"
     pad = [[model.pad_id] * (width - len(p)) for p in prompts]
@@ -84,11 +74,11 @@ def begin(model: Model, prompts: list[list[int]]) -> tuple[dict, object]:
     mask = torch.tensor([[0] * len(q) + o if left else o + [0] * len(q) for o, q in zip(ones, pad)],
                         device=model.device)
     if left:
-        return causal_inputs(model, ids, mask), DynamicCache(config=model.network.config)
+        return causal_inputs(model, ids, mask) | last_logits(model), growing_cache(model.network.config, limit)
     encoded = model.network.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
     start = torch.full((len(prompts), 1), start_id(model), device=model.device)
     return ({"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": start},
-            EncoderDecoderCache(DynamicCache(), DynamicCache()))
+            EncoderDecoderCache(growing_cache(limit=limit), growing_cache()))
 
 
 def start_id(model: Model) -> int:
@@ -104,7 +94,12 @@ def advance(model: Model, inputs: dict, emitted: list[int]) -> dict:
     if model.kind == "seq2seq":
         return {**inputs, "decoder_input_ids": ids}
     mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids)], dim=1)
-    return causal_inputs(model, ids, mask)
+    return causal_inputs(model, ids, mask) | last_logits(model)
+
+
+def last_logits(model: Model) -> dict:
+    """The argument that keeps a network from computing logits of a whole prompt, where it takes one."""
+    return {"logits_to_keep": 1} if model.accepts("logits_to_keep") else {}
 
 
 def keep_rows(model: Model, inputs: dict, cache, going: list[int]) -> dict:

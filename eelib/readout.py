@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from . import rows
 from .probe import Tail
 
 TOP = 10
-LOGITS_AT_ONCE = 4 << 20  # logits held at a time, in elements: with their exponentials about 50 MB in float32
+LOGITS_AT_ONCE = 24 << 20  # logits held at a time, in elements: 96 MB in float32
 SCALARS = ("probability", "margin", "entropy", "final_rank", "final_probability", "reference_probability", "cosine",
            "js_final")
 
@@ -38,55 +39,116 @@ def read(tail: Tail, states: Tensor, final_ids: Tensor, reference_ids: Tensor | 
     Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
     against layer L, symmetric, at most ln 2. Raises ValueError naming the state index if a state is not finite.
     """
-    count, sites, _ = states.shape
-    last = states[:, -1] if last is None else last
+    count, sites, width = states.shape
+    check_finite(states)
+    if last is not None:
+        states = torch.cat([states, last[:, None]], dim=1)
     k = top_k(tail.vocabulary)
     values = {name: torch.empty(count, sites) for name in SCALARS}
     values["top1"] = torch.empty(count, sites, dtype=torch.int32)
     values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
     values["topk_probability"] = torch.empty(count, sites, k)
-    rows = max(1, LOGITS_AT_ONCE // tail.vocabulary)
-    for start in range(0, count, rows):
-        part = slice(start, min(count, start + rows))
-        wanted = final_ids[part].to(states.device)
-        known = None if reference_ids is None else reference_ids[part].to(states.device)
-        target = log_probabilities(tail, last[part])
-        for site in range(sites):
-            state = states[part, site]
-            if not bool(torch.isfinite(state).all()):
-                raise ValueError(f"state {site} of {sites} holds values that are not finite; nothing was written")
-            for name, value in read_site(tail, state, last[part], target, wanted, known, k).items():
-                values[name][part, site] = value.to("cpu", values[name].dtype)
+    unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
+    read_some = read_on_cpu if states.device.type == "cpu" else read_on_device
+    tokens = max(1, LOGITS_AT_ONCE // (tail.vocabulary * states.shape[1]))
+    for start in range(0, count, tokens):
+        part = slice(start, min(count, start + tokens))
+        found = read_some(tail, states[part], final_ids[part], unknown[part], k)
+        for name, value in found.items():
+            values[name][part] = value[:, :sites]
     return Readout(values)
 
 
-def log_probabilities(tail: Tail, states: Tensor) -> Tensor:
-    """Log-probabilities [n, vocabulary], float32."""
-    return torch.log_softmax(tail(states), dim=-1)
+def check_finite(states: Tensor) -> None:
+    """ValueError naming the first of the S states [n, S, width] that holds an infinity or a NaN."""
+    if not bool(torch.isfinite(states).all()):
+        bad = torch.isfinite(states).all(-1).all(0).tolist().index(False)
+        raise ValueError(f"state {bad} of {states.shape[1]} holds values that are not finite; nothing was written")
 
 
-def read_site(tail: Tail, state: Tensor, last: Tensor, target: Tensor, wanted: Tensor, known: Tensor | None,
-              k: int) -> dict[str, Tensor]:
-    """All readouts of one state per token: `state`, `last` [n, width], `target` = log p of layer L [n, vocabulary]."""
-    logs = log_probabilities(tail, state)
-    probabilities = logs.exp()
-    entropy = -(probabilities * logs).nan_to_num(0.0).sum(-1)
-    top, ids = logs.topk(k, dim=-1)
-    own = logs.gather(1, wanted[:, None].long())
-    result = {
-        "top1": ids[:, 0], "topk_ids": ids, "topk_probability": top.exp(),
-        "probability": top[:, 0].exp(), "margin": top[:, 0].exp() - top[:, min(1, k - 1)].exp(),
-        "entropy": entropy.clamp(0.0, math.log(logs.shape[-1])),
-        "final_rank": (logs > own).sum(-1) + 1, "final_probability": own[:, 0].exp(),
-        "cosine": torch.cosine_similarity(state.float(), last.float(), dim=-1).clamp(-1.0, 1.0),
-        "js_final": jensen_shannon(logs, probabilities, target),
+@torch.no_grad()
+def top_ids(tail: Tail, states: Tensor) -> list[int]:
+    """The top-1 ids of states [n, width]."""
+    pieces = states.split(max(1, LOGITS_AT_ONCE // tail.vocabulary))
+    return torch.cat([tail(piece).argmax(-1) for piece in pieces]).tolist()
+
+
+def logits_into(tail: Tail, states: Tensor, out: Tensor) -> None:
+    """Fill `out` [n, vocabulary] with the logits of states [n, width]; a plain float32 head writes them in place."""
+    head = getattr(tail, "head", None)
+    if type(head) is not nn.Linear or head.weight.dtype != torch.float32:
+        out.copy_(tail(states))
+        return
+    torch.mm(tail.normed(states), head.weight.T, out=out)
+    if head.bias is not None:
+        out += head.bias
+    if tail.after != 1.0:
+        out *= tail.after
+    if tail.cap:
+        out.div_(tail.cap).tanh_().mul_(tail.cap)
+    if tail.bias is not None:
+        out += tail.bias
+
+
+def read_on_cpu(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+    """All readouts [n, S] of states [n, S, width] on the CPU: one matrix product, then one pass over its rows."""
+    count, sites, width = states.shape
+    size = count * sites
+    logits = torch.empty(size, tail.vocabulary)
+    logits_into(tail, states.reshape(size, width), logits)
+    wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
+    top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
+    normalizer, entropy, divergence = torch.empty(size), torch.empty(size), torch.empty(size)
+    rank = torch.empty(size, dtype=torch.int32)
+    numbers = logits.numpy()
+    rows.over_rows(rows.summarize, size, numbers, wanted.numpy(), top.numpy(), ids.numpy(), normalizer.numpy(),
+                   entropy.numpy(), rank.numpy())
+    rows.over_rows(rows.diverge, size, numbers, normalizer.numpy(), sites, divergence.numpy())
+    own = logits.gather(1, wanted[:, None])[:, 0]
+    reference = logits.gather(1, known.clamp(min=0)[:, None])[:, 0].masked_fill(known < 0, math.nan)
+    found = finish(top, ids, normalizer, entropy, rank, own, reference, divergence, tail.vocabulary)
+    found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
+    return found | {"cosine": cosine(states)}
+
+
+def read_on_device(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+    """All readouts [n, S] of states [n, S, width] by plain tensor operations, one of the S at a time."""
+    wanted, known = (ids.to(states.device).long()[:, None] for ids in (wanted, known))
+    target = torch.log_softmax(tail(states[:, -1]), dim=-1)
+    columns = []
+    for state in states.unbind(1):
+        logits = tail(state)
+        normalizer = logits.logsumexp(-1)
+        logs = logits - normalizer[:, None]
+        probabilities = logs.exp()
+        top, ids = logits.topk(k, dim=-1)
+        own = logits.gather(1, wanted)
+        reference = logits.gather(1, known.clamp(min=0)).masked_fill(known < 0, math.nan)
+        entropy = -(probabilities * logs).nan_to_num(0.0).sum(-1)
+        columns.append(finish(top, ids, normalizer, entropy, (logits > own).sum(-1) + 1, own[:, 0], reference[:, 0],
+                              jensen_shannon(logs, probabilities, target), tail.vocabulary))
+    found = {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
+    return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
+
+
+def finish(top: Tensor, ids: Tensor, normalizer: Tensor, entropy: Tensor, rank: Tensor, own: Tensor, reference: Tensor,
+           divergence: Tensor, vocabulary: int) -> dict[str, Tensor]:
+    """Readouts [n] and [n, k] from the logits of the top-k, of the emitted token and of the reference's token."""
+    shares = (top - normalizer[:, None]).clamp(max=0.0).exp()
+    return {
+        "top1": ids[:, 0], "topk_ids": ids, "topk_probability": shares,
+        "probability": shares[:, 0], "margin": shares[:, 0] - shares[:, min(1, shares.shape[1] - 1)],
+        "entropy": entropy.clamp(0.0, math.log(vocabulary)), "final_rank": rank,
+        "final_probability": (own - normalizer).clamp(max=0.0).exp(),
+        "reference_probability": (reference - normalizer).clamp(max=0.0).exp(),
+        "js_final": divergence.clamp(0.0, math.log(2.0)),
     }
-    if known is None:
-        result["reference_probability"] = torch.full_like(entropy, math.nan)
-    else:
-        chosen = logs.gather(1, known.clamp(min=0)[:, None].long())[:, 0].exp()
-        result["reference_probability"] = chosen.masked_fill(known < 0, math.nan)
-    return result
+
+
+def cosine(states: Tensor) -> Tensor:
+    """Cosine [n, S] of each of the states [n, S, width] and the last, before the final norm."""
+    states = states.float()
+    return torch.cosine_similarity(states, states[:, -1:], dim=-1).clamp(-1.0, 1.0)
 
 
 def jensen_shannon(logs: Tensor, probabilities: Tensor, target: Tensor) -> Tensor:
@@ -97,4 +159,4 @@ def jensen_shannon(logs: Tensor, probabilities: Tensor, target: Tensor) -> Tenso
     other = target.exp()
     middle = ((probabilities + other) / 2).clamp(min=torch.finfo(torch.float32).tiny).log()
     both = probabilities * (logs - middle) + other * (target - middle)
-    return (both.nan_to_num(0.0).sum(-1) / 2).clamp(0.0, math.log(2.0))
+    return both.nan_to_num(0.0).sum(-1) / 2

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from .metrics import bleu_chrf, comet, rouge, squad_f1
 from .model import first_line
 from .prompts import LANGUAGES, question_prompt, summarization_prompt, translation_prompt
+from .values import check_limit, check_text
 
 TEXTS = Path(__file__).resolve().parent.parent / "data" / "texts"
 WMT22 = ("de-en", "de-fr", "en-de", "en-ja", "en-ru", "en-zh", "fr-de", "ja-en", "ru-en", "zh-en")  # P, Table 7
@@ -22,6 +25,8 @@ HUB = {  # task -> (dataset, config, split), as P and M use them
     "narrativeqa": ("deepmind/narrativeqa", None, "test"),
     "squad": ("rajpurkar/squad", None, "validation"),
 }
+Row = tuple[str, dict]  # (where it stands, for messages; its fields)
+Item = tuple[str, str, list[str], str]  # prompt, source, references, group
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,18 @@ class Task:
     @staticmethod
     def from_prompts(prompts: list[str], name: str = "prompts", references: list[list[str]] | None = None) -> "Task":
         """A task of free prompts, with no metric unless references are given (then chrF)."""
-        if isinstance(prompts, str) or not prompts:
+        if not isinstance(prompts, (list, tuple)) or not prompts:
             raise ValueError("prompts must be a list of at least one string")
-        bad = next((i for i, p in enumerate(prompts) if not isinstance(p, str) or not p.strip() or "\0" in p), None)
-        if bad is not None:
-            raise ValueError(f"prompt {bad} is empty, holds a NUL, or is not a string")
+        check_text("name", name)
+        for number, prompt in enumerate(prompts):
+            check_text(f"prompt {number}", prompt)
         if references and len(references) != len(prompts):
             raise ValueError(f"{len(references)} references for {len(prompts)} prompts")
+        for number, known in enumerate(references or []):
+            if not isinstance(known, (list, tuple)):
+                raise ValueError(f"references of prompt {number} must be a list of strings")
+            for text in known:
+                check_text(f"reference of prompt {number}", text)
         return Task(name, "prompts", list(prompts), references or [[] for _ in prompts], list(prompts),
                     [str(i) for i in range(len(prompts))])
 
@@ -86,8 +96,7 @@ class Task:
 
     def take(self, limit: int | None) -> "Task":
         """The first `limit` items; all of them for None or 0."""
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit {limit} is negative; allowed: 0 (all) or a number of sequences")
+        check_limit(limit)
         if not limit or limit >= len(self):
             return self
         return self.pick(range(limit))
@@ -130,46 +139,60 @@ def known_tasks() -> list[str]:
 
 def is_known(name: str) -> bool:
     """Whether `load_task` can try this name."""
-    return name in known_tasks() or Path(name).exists()
+    if not isinstance(name, str) or not name:
+        return False
+    try:
+        return name in known_tasks() or Path(name).exists()
+    except OSError:  # too long for a file's name
+        return False
 
 
 def load_task(name: str, limit: int | None = None, source: str | None = None) -> Task:
     """A shipped task, a local folder or .jsonl file, or a hub task (wmt22/de-en, cnn_dailymail, narrativeqa, squad).
 
     `source` loads a hub task from a local copy in the hub's own format instead (for wmt22: a sacreBLEU folder).
-    Raises ValueError: unknown name; a row with a missing, empty or NUL-holding text (file and row named).
+    Raises ValueError: unknown name; a row with a missing, empty or NUL-holding text (file, line and field named).
     """
     if not is_known(name):
         raise ValueError(f"task {name!r} is not known; allowed: {', '.join(known_tasks())}, or a local folder")
+    check_limit(limit)
     if name in shipped_tasks():
         return task_of_rows(name, read_rows(TEXTS / f"{name}.jsonl")).take(limit)
     if name.startswith("wmt22/"):
-        return task_of_rows(name, wmt22_rows(name.removeprefix("wmt22/"), source)).take(limit)
+        return task_of_rows(name, numbered(name, wmt22_rows(name.removeprefix("wmt22/"), source))).take(limit)
     if name in HUB:
-        return task_of_rows(name, hub_rows(name, source, limit)).take(limit)
-    path = Path(name)
+        return task_of_rows(name, numbered(name, hub_rows(name, source, limit))).take(limit)
+    path = Path(name).resolve()
     files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.name.endswith((".jsonl", ".jsonl.gz")))
     if not files:
         raise ValueError(f"task folder {name!r} holds no .jsonl or .jsonl.gz file")
     return task_of_rows(path.name.split(".jsonl")[0], [row for file in files for row in read_rows(file)]).take(limit)
 
 
-def read_rows(path: Path) -> list[dict]:
-    """Rows of a JSON Lines file; ValueError names the file and the line that is not a JSON object."""
-    rows: list[dict] = []
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a JSON Lines file with their places; ValueError names the file and the line that can't be read."""
+    rows: list[Row] = []
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
+                place = f"{path}, line {number}"
                 try:
-                    row = json.loads(line)
-                except ValueError:
+                    row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                except UnicodeDecodeError:
+                    raise ValueError(f"{place}: not UTF-8") from None
+                except (ValueError, RecursionError):
                     row = None
                 if not isinstance(row, dict):
-                    raise ValueError(f"{path}, line {number}: not a JSON object")
-                rows.append(row)
-    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+                    raise ValueError(f"{place}: not a JSON object")
+                rows.append((place, row))
+    except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}, after line {len(rows)}: can't be read ({first_line(error)})") from None
     return rows
+
+
+def numbered(name: str, rows: list[dict]) -> list[Row]:
+    """Rows that stand in no file, with their places."""
+    return [(f"task {name!r}, row {number}", row) for number, row in enumerate(rows, 1)]
 
 
 def hub_rows(name: str, source: str | None, limit: int | None) -> list[dict]:
@@ -204,23 +227,19 @@ def wmt22_rows(pair: str, source: str | None) -> list[dict]:
     return [{"source": s, "references": [r for r in refs if r]} for s, *refs in zip(*columns, strict=True)]
 
 
-def task_of_rows(name: str, rows: list[dict]) -> Task:
+def task_of_rows(name: str, rows: list[Row]) -> Task:
     """The task that rows describe, told by their fields: translation, question answering or summarization."""
     if not rows:
         raise ValueError(f"task {name!r} has no rows")
-    kind, read = reader_of(name, rows[0])
+    kind, read = reader_of(name, rows[0][1])
     items = []
-    for number, row in enumerate(rows, 1):
+    for number, (place, row) in enumerate(rows, 1):
         try:
-            item = read(row, number)
-        except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"task {name!r}, row {number}: field {error} is missing or of the wrong type") from None
-        texts = [item[0], item[1], *item[2]]
-        if any(not isinstance(t, str) or not t.strip() or "\0" in t for t in texts):
-            raise ValueError(f"task {name!r}, row {number}: a text is empty, holds a NUL, or is not a string")
-        items.append(item)
+            items.append(read(row, number))
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
     prompts, sources, references, groups = (list(column) for column in zip(*items))
-    source, target = languages_of(name, rows[0]) if kind == "translation" else ("", "")
+    source, target = languages_of(name, rows[0][1]) if kind == "translation" else ("", "")
     return Task(name, kind, prompts, references, sources, groups, source, target, BASELINES[kind])
 
 
@@ -231,30 +250,71 @@ def reader_of(name: str, row: dict) -> tuple[str, Callable]:
     if "document" in row and "question" in row:
         return "question_answering", read_narrative
     if "article" in row:
-        return "summarization", lambda r, i: (summarization_prompt(r["article"]), r["article"], [r["highlights"]],
-                                              str(i))
+        return "summarization", read_article
     if "translation" in row or "source" in row:
         source, target = languages_of(name, row)
-        if "translation" in row:
-            return "translation", lambda r, i: (translation_prompt(r["translation"][source], source, target),
-                                                r["translation"][source], [r["translation"][target]], str(i))
-        return "translation", lambda r, i: (translation_prompt(r["source"], source, target), r["source"],
-                                            list(r["references"]), str(i))
+
+        def read_pair(row: dict, number: int) -> Item:
+            if "translation" in row:
+                text, known = text_of(row, "translation", source), [text_of(row, "translation", target)]
+            else:
+                text, known = text_of(row, "source"), texts_of(row, "references")
+            return translation_prompt(text, source, target), text, known, str(number)
+        return "translation", read_pair
     raise ValueError(f"task {name!r}: fields {', '.join(sorted(row))} fit no task; allowed: source + references, "
                      "translation, context + question + answers, document + question + answers, article + highlights")
 
 
-def read_question(row: dict, _number: int) -> tuple[str, str, list[str], str]:
+def read_question(row: dict, _number: int) -> Item:
     """A SQuAD-like row; `answers` is a list of strings, or SQuAD's own {"text": [...]}."""
-    answers = row["answers"]["text"] if isinstance(row["answers"], dict) else row["answers"]
-    return (question_prompt(row["context"], row["question"]), row["question"], list(answers),
-            str(row.get("passage") or hashlib.sha256(row["context"].encode()).hexdigest()[:12]))
+    context, question = text_of(row, "context"), text_of(row, "question")
+    answers = texts_of(row, "answers", "text") if isinstance(row.get("answers"), dict) else texts_of(row, "answers")
+    group = str(row.get("passage") or hashlib.sha256(context.encode()).hexdigest()[:12])
+    check_text("field passage", group)
+    return question_prompt(context, question), question, answers, group
 
 
-def read_narrative(row: dict, _number: int) -> tuple[str, str, list[str], str]:
+def read_narrative(row: dict, _number: int) -> Item:
     """A NarrativeQA row: the summary is the context, as in P."""
-    context, question = row["document"]["summary"]["text"], row["question"]["text"]
-    return question_prompt(context, question), question, [a["text"] for a in row["answers"]], str(row["document"]["id"])
+    context, question = text_of(row, "document", "summary", "text"), text_of(row, "question", "text")
+    answers = inside(row, "answers")
+    if not isinstance(answers, (list, np.ndarray)):
+        raise ValueError("field answers is not a list")
+    known = [text_of({"answers": answer}, "answers", "text") for answer in answers]
+    return question_prompt(context, question), question, known, text_of(row, "document", "id")
+
+
+def read_article(row: dict, number: int) -> Item:
+    """A CNN/DailyMail row."""
+    article = text_of(row, "article")
+    return summarization_prompt(article), article, [text_of(row, "highlights")], str(number)
+
+
+def inside(row: dict, *path: str) -> object:
+    """What a row holds under nested field names; ValueError names the field that is not there."""
+    value: object = row
+    for depth, name in enumerate(path, 1):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"field {'.'.join(path[:depth])} is missing")
+        value = value[name]
+    return value
+
+
+def text_of(row: dict, *path: str) -> str:
+    """A text that a row holds; ValueError names the field that is missing, empty or not a text."""
+    text = inside(row, *path)
+    check_text(f"field {'.'.join(path)}", text)
+    return text
+
+
+def texts_of(row: dict, *path: str) -> list[str]:
+    """A list of texts that a row holds; the same errors."""
+    texts, name = inside(row, *path), ".".join(path)
+    if not isinstance(texts, (list, np.ndarray)):  # a string is a sequence too, of characters
+        raise ValueError(f"field {name} is not a list")
+    for text in texts:
+        check_text(f"a text in field {name}", text)
+    return list(texts)
 
 
 def languages_of(name: str, row: dict) -> tuple[str, str]:

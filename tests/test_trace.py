@@ -336,10 +336,9 @@ def test_reference_ends_with_the_end_token(model_of, made):
     """Where the output has said the whole reference, the next reference token is the end."""
     model = model_of("llama")
     maker = tracing.Maker(model, eelib.Task.from_prompts(["a"], references=[["of"]]), None, {}, 1, False, False)
-    ids = model.tokenizer("of")["input_ids"]
-    assert maker.reference_ids(0, ids + [200, 201]) == [*ids, 1, -1]
+    assert maker.reference_ids(0) == [*model.tokenizer("of")["input_ids"], 1]
     maker = tracing.Maker(model, eelib.Task.from_prompts(["a"]), None, {}, 1, False, False)
-    assert maker.reference_ids(0, [5, 6]) == [-1, -1]
+    assert maker.reference_ids(0) == []
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -384,11 +383,47 @@ def test_last_layer_must_be_the_emitted_token(model_of, one_line):
     """Off by more than rounding stops a float32 run; within rounding the emitted token stands and is counted."""
     model = model_of("llama")
     top1 = torch.tensor([[5, 9], [5, 7]], dtype=torch.int32)
-    result = tracing.Readout({"top1": top1.clone()})
+    shares = {"probability": torch.tensor([[0.5, 0.5], [0.5, 0.5]]), "top1": top1.clone()}
+    far = tracing.Readout(shares | {"final_probability": torch.tensor([[0.5, 0.5], [0.5, 0.3]])})
     one_line(ValueError, ("row 1", "is 7", "emitted 8"), lambda: tracing.settle_last_layer(
-        result, torch.tensor([9, 8]), torch.tensor([1.0, 0.5]), model))
-    assert tracing.settle_last_layer(result, torch.tensor([9, 8]), torch.tensor([1.0, 1e-5]), model) == 1
-    assert result["top1"].tolist() == [[5, 9], [5, 8]]
+        far, torch.tensor([9, 8]), model))
+    near = tracing.Readout(shares | {"final_probability": torch.tensor([[0.5, 0.5], [0.5, 0.49999]])})
+    assert tracing.settle_last_layer(near, torch.tensor([9, 8]), model) == 1
+    assert near["top1"].tolist() == [[5, 9], [5, 8]]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")])
+def test_out_of_memory_halves_the_batch(error, made, model_of, tmp_path, monkeypatch, capsys):
+    """Only batches of two fit: the result is the same, and it is said once."""
+    plain = tracing.read_outputs
+
+    def limited(model, prompts, references, most):
+        if len(prompts) > 2:
+            raise error
+        return plain(model, prompts, references, most)
+
+    monkeypatch.setattr(tracing, "read_outputs", limited)
+    trace = make(model_of("llama"), tmp_path)
+    assert capsys.readouterr().out.count("out of memory") == 1
+    assert (trace.tokens == made("llama").tokens).all(axis=None)
+    np.testing.assert_allclose(trace["entropy"], made("llama")["entropy"], rtol=1e-4, atol=1e-5)
+
+
+def test_other_errors_are_not_out_of_memory(model_of, tmp_path, monkeypatch):
+    def broken(*_args):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(tracing, "read_outputs", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        make(model_of("llama"), tmp_path)
+
+
+@pytest.mark.parametrize("memory, size", [(1 << 40, 32), (1 << 26, 16), (1 << 20, 1)])
+def test_batch_size_from_free_memory(memory, size, model_of, monkeypatch):
+    monkeypatch.setattr(tracing, "free_memory", lambda _device: memory)
+    chosen = tracing.batch_that_fits(model_of("llama"), 50000)
+    assert chosen <= size and (chosen == size or memory == 1 << 26)
 
 
 TOKENIZER = families.tokenizer_for("causal")
