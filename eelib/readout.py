@@ -10,7 +10,9 @@ from . import rows
 from .probe import Tail
 
 TOP = 10
-LOGITS_AT_ONCE = 24 << 20  # logits held at a time, in elements: 96 MB in float32
+LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
+ROWS_AT_ONCE = 256  # enough for a matrix product at full rate; more only while the logits stay in the cache
+IN_CACHE = 4 << 20  # elements
 SCALARS = ("probability", "margin", "entropy", "final_rank", "final_probability", "reference_probability", "cosine",
            "js_final")
 
@@ -50,7 +52,8 @@ def read(tail: Tail, states: Tensor, final_ids: Tensor, reference_ids: Tensor | 
     values["topk_probability"] = torch.empty(count, sites, k)
     unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
     read_some = read_on_cpu if states.device.type == "cpu" else read_on_device
-    tokens = max(1, LOGITS_AT_ONCE // (tail.vocabulary * states.shape[1]))
+    most = min(LOGITS_AT_ONCE, max(IN_CACHE, ROWS_AT_ONCE * tail.vocabulary))
+    tokens = max(1, most // (tail.vocabulary * states.shape[1]))
     for start in range(0, count, tokens):
         part = slice(start, min(count, start + tokens))
         found = read_some(tail, states[part], final_ids[part], unknown[part], k)
@@ -103,7 +106,7 @@ def read_on_cpu(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: in
     numbers = logits.numpy()
     rows.over_rows(rows.summarize, size, numbers, wanted.numpy(), top.numpy(), ids.numpy(), normalizer.numpy(),
                    entropy.numpy(), rank.numpy())
-    rows.over_rows(rows.diverge, size, numbers, normalizer.numpy(), sites, divergence.numpy())
+    rows.over_rows(rows.diverge, count, numbers, normalizer.numpy(), sites, divergence.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
     reference = logits.gather(1, known.clamp(min=0)[:, None])[:, 0].masked_fill(known < 0, math.nan)
     found = finish(top, ids, normalizer, entropy, rank, own, reference, divergence, tail.vocabulary)

@@ -18,9 +18,11 @@ LN2_HIGH = np.float32(0.693359375)  # exact in few bits, so that n * LN2_HIGH is
 LN2_LOW = np.float32(math.log(2) - 0.693359375)
 LN2 = np.float32(math.log(2))
 ONE, HALF = np.float32(1), np.float32(0.5)
-E2, E3, E4, E5, E6, E7 = (np.float32(1 / math.factorial(n)) for n in range(2, 8))
-L3, L5, L7, L9 = (np.float32(1 / n) for n in (3, 5, 7, 9))
+E2, E3, E4, E5, E6 = (np.float32(1 / math.factorial(n)) for n in range(2, 7))  # the next term is below 2e-7
 ROOT_HALF = np.int32(0x3F3504F3)  # bits of the square root of 1/2
+L0, L1, L2, L3, L4, L5, L6, L7, L8 = map(np.float32, np.polynomial.Chebyshev.interpolate(
+    lambda t: np.where(t == 0, 1.0, np.log1p(t) / np.where(t == 0, 1.0, t)), 8,
+    domain=[math.sqrt(0.5) - 1, math.sqrt(2) - 1]).convert(kind=np.polynomial.Polynomial).coef)  # ln(1 + t) / t
 
 
 @intrinsic
@@ -41,28 +43,37 @@ def exp(x):
     x = max(x, LOWEST)
     n = np.int32(x * LOG2_E - HALF)
     r = x - np.float32(n) * LN2_HIGH - np.float32(n) * LN2_LOW
-    series = ONE + r * (ONE + r * (E2 + r * (E3 + r * (E4 + r * (E5 + r * (E6 + r * E7))))))
+    series = ONE + r * (ONE + r * (E2 + r * (E3 + r * (E4 + r * (E5 + r * E6)))))
     return series * as_float((n + np.int32(127)) << np.int32(23))
 
 
 @numba.njit(fastmath=FAST, inline="always")
 def log(x):
-    """ln x for 0 < x <= 1 to float32 accuracy: the exponent's part plus 2 artanh((f - 1) / (f + 1))."""
+    """ln x for 0 < x <= 1 to float32 accuracy: the exponent's part plus that of the rest, from 0.71 to 1.41."""
     bits = as_bits(max(x, np.float32(1.2e-38))) - ROOT_HALF
     exponent = bits >> np.int32(23)
-    f = as_float((bits & np.int32(0x007FFFFF)) + ROOT_HALF)
-    s = (f - ONE) / (f + ONE)
-    y = s * s
-    return np.float32(exponent) * LN2 + (s + s) * (ONE + y * (L3 + y * (L5 + y * (L7 + y * L9))))
+    t = as_float((bits & np.int32(0x007FFFFF)) + ROOT_HALF) - ONE
+    series = L0 + t * (L1 + t * (L2 + t * (L3 + t * (L4 + t * (L5 + t * (L6 + t * (L7 + t * L8)))))))
+    return np.float32(exponent) * LN2 + t * series
 
 
 @numba.njit(fastmath=FAST, inline="always")
-def largest(row, start, end):
-    """The maximum of row[start:end]."""
+def largest(row, start, size):
+    """The maximum of row[start:start + size]."""
     top = row[start]
-    for j in range(start, end):
+    for j in range(start, start + size):
         top = max(top, row[j])
     return top
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def block_maxima(row, found):
+    """Fill `found` with the maximum of each `BLOCK` columns; the last block may be shorter."""
+    whole = len(row) // BLOCK
+    for b in range(whole):
+        found[b] = largest(row, b * BLOCK, BLOCK)
+    if whole < len(found):
+        found[whole] = largest(row, whole * BLOCK, len(row) - whole * BLOCK)
 
 
 @numba.njit(inline="always")
@@ -76,22 +87,20 @@ def insert(value, index, values, ids):
 
 
 @numba.njit(inline="always")
-def top_of(row, values, ids):
+def top_of(row, values, ids, maxima):
     """Fill `values` and `ids` with the k largest of a row, falling; of equals, the lower id first."""
-    width, k = len(row), len(values)
-    blocks = (width + BLOCK - 1) // BLOCK
-    maxima = np.empty(blocks, np.float32)
+    last = len(values) - 1
+    block_maxima(row, maxima)
     values[:], ids[:] = -np.inf, 0
-    for b in range(blocks):
-        maxima[b] = largest(row, b * BLOCK, min(width, (b + 1) * BLOCK))
-        if maxima[b] > values[k - 1]:
+    for b in range(len(maxima)):
+        if maxima[b] > values[last]:
             insert(maxima[b], np.int32(b), values, ids)
-    floor = values[k - 1]  # at least k values are this large or larger
-    values[:], ids[:] = -np.inf, 0
-    for b in range(blocks):
-        if maxima[b] >= floor and maxima[b] > values[k - 1]:
-            for j in range(b * BLOCK, min(width, (b + 1) * BLOCK)):
-                if row[j] > values[k - 1]:
+    floor = values[last]  # at least k values are this large or larger
+    values[:] = -np.inf
+    for b in range(len(maxima)):
+        if maxima[b] >= floor and maxima[b] > values[last]:
+            for j in range(b * BLOCK, min(len(row), (b + 1) * BLOCK)):
+                if row[j] > values[last]:
                     insert(row[j], np.int32(j), values, ids)
 
 
@@ -112,9 +121,10 @@ def sums(row, top, own):
 def summarize(start, end, logits, wanted, values, ids, normalizer, entropy, rank):
     """Fill, for rows start..end of logits [n, V]: the top-k logits `values` [n, k] and `ids`, falling; `normalizer`
     [n], the log of the sum of exponentials; `entropy` [n] in nats; `rank` [n] of column `wanted` [n], 1 at the top."""
+    maxima = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, np.float32)
     for r in range(start, end):
         row = logits[r]
-        top_of(row, values[r], ids[r])
+        top_of(row, values[r], ids[r], maxima)
         total, weighted, above = sums(row, values[r, 0], row[wanted[r]])
         size = math.log(total)
         normalizer[r] = values[r, 0] + size
@@ -122,20 +132,36 @@ def summarize(start, end, logits, wanted, values, ids, normalizer, entropy, rank
         rank[r] = above + 1
 
 
+@numba.njit(fastmath=FAST, inline="always")
+def exponentials(row, normalizer, found):
+    """Fill `found` with the probabilities of a row of logits."""
+    for j in range(len(row)):
+        found[j] = exp(row[j] - normalizer)
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def divergence(row, normalizer, last, last_normalizer, last_shares):
+    """Twice the Jensen-Shannon divergence, as sum of p (log p - log m) + q (log q - log m): exact where p is q."""
+    total = np.float32(0)
+    for j in range(len(row)):
+        log_p = max(row[j] - normalizer, LOWEST)
+        log_q = max(last[j] - last_normalizer, LOWEST)
+        p, q = exp(log_p), last_shares[j]
+        log_m = log((p + q) * HALF)
+        total += p * (log_p - log_m) + q * (log_q - log_m)
+    return total
+
+
 @numba.njit(fastmath=FAST, nogil=True, cache=True)
 def diverge(start, end, logits, normalizer, size, found):
-    """Fill `found` [n], for rows start..end, with the Jensen-Shannon divergence, in nats, of each row of logits and the
-    last of its `size` rows."""
-    for r in range(start, end):
-        last = r // size * size + size - 1
-        total = np.float32(0)
-        for j in range(logits.shape[1]):
-            log_p = max(logits[r, j] - normalizer[r], LOWEST)
-            log_q = max(logits[last, j] - normalizer[last], LOWEST)
-            p, q = exp(log_p), exp(log_q)
-            log_m = log((p + q) * HALF)
-            total += p * (log_p - log_m) + q * (log_q - log_m)
-        found[r] = total * HALF
+    """Fill `found` [n], for tokens start..end of `size` rows of logits each, with the Jensen-Shannon divergence, in
+    nats, of each row and the token's last."""
+    shares = np.empty(logits.shape[1], np.float32)
+    for token in range(start, end):
+        final = token * size + size - 1
+        exponentials(logits[final], normalizer[final], shares)
+        for r in range(token * size, final + 1):
+            found[r] = HALF * divergence(logits[r], normalizer[r], logits[final], normalizer[final], shares)
 
 
 def over_rows(function, count: int, *arrays) -> None:
