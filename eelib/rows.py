@@ -20,6 +20,7 @@ LN2 = np.float32(math.log(2))
 ONE, HALF = np.float32(1), np.float32(0.5)
 E2, E3, E4, E5, E6 = (np.float32(1 / math.factorial(n)) for n in range(2, 7))  # the next term is below 2e-7
 ROOT_HALF = np.int32(0x3F3504F3)  # bits of the square root of 1/2
+SMALLEST = np.float32(2.0 ** -126)  # that is normal
 L0, L1, L2, L3, L4, L5, L6, L7, L8 = map(np.float32, np.polynomial.Chebyshev.interpolate(
     lambda t: np.where(t == 0, 1.0, np.log1p(t) / np.where(t == 0, 1.0, t)), 8,
     domain=[math.sqrt(0.5) - 1, math.sqrt(2) - 1]).convert(kind=np.polynomial.Polynomial).coef)  # ln(1 + t) / t
@@ -50,7 +51,7 @@ def exp(x):
 @numba.njit(fastmath=FAST, inline="always")
 def log(x):
     """ln x for 0 < x <= 1 to float32 accuracy: the exponent's part plus that of the rest, from 0.71 to 1.41."""
-    bits = as_bits(max(x, np.float32(1.2e-38))) - ROOT_HALF
+    bits = as_bits(max(x, SMALLEST)) - ROOT_HALF
     exponent = bits >> np.int32(23)
     t = as_float((bits & np.int32(0x007FFFFF)) + ROOT_HALF) - ONE
     series = L0 + t * (L1 + t * (L2 + t * (L3 + t * (L4 + t * (L5 + t * (L6 + t * (L7 + t * L8)))))))
