@@ -1,9 +1,9 @@
 # make help lists the targets. Settings: STUDY (which study), CORES, PYTHON, PORT, VENV (an environment of your own),
-# PIP_ARGS, SNAKEMAKE_ARGS, PYTEST_ARGS.
+# PIP_ARGS, SNAKEMAKE_ARGS, PYTEST_ARGS, BENCH_ARGS.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help book test serve lab clean distclean
+.PHONY: help book test checks bench serve lab clean distclean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,6 +12,7 @@ CORES ?= all
 PORT ?= 8000
 PIP_ARGS ?=
 SNAKEMAKE_ARGS ?=
+BENCH_ARGS ?=
 STAMP := $(VENV)/.installed
 BOOK := book/_build/html/index.html
 RUN := PATH="$(abspath $(VENV))/bin:$$PATH"
@@ -40,6 +41,14 @@ test: $(STAMP)  ## run all tests; they build the book first
 	@tests/browser.sh
 	@$(RUN) python -m pytest --durations=10 $(PYTEST_ARGS)
 
+checks: $(STAMP)  ## run the long checks of the engine, except the benchmark; data/checks gets their results
+	@for check in families crashes bad_input reproducible; do echo "== $$check"; \
+	    $(RUN) python -m checks.$$check || { echo "$$check did not finish"; exit 1; }; done
+	@echo "What changed in data/checks:"; git status --short -- data/checks; git --no-pager diff --stat -- data/checks
+
+bench: $(STAMP)  ## time a trace beside its floor, the plain way and the peers; BENCH_ARGS passes options
+	@$(RUN) python -m checks.speed $(BENCH_ARGS)
+
 serve: book  ## build the book and open it in a browser
 	@echo "Serving the book at http://127.0.0.1:$(PORT)/ (Ctrl-C ends it)."
 	@($(RUN) python -m webbrowser -t http://127.0.0.1:$(PORT)/ >/dev/null 2>&1 || true) &
@@ -51,5 +60,5 @@ lab: $(STAMP)  ## open the notebooks in JupyterLab
 clean:  ## remove the book, results and logs; traces and the environment stay
 	rm -rf book/_build book/_toc.yml book/generated book/results results logs .snakemake
 
-distclean: clean  ## remove the traces and the environment as well
-	rm -rf runs .venv
+distclean: clean  ## remove the traces, the environments and what the benchmark keeps
+	rm -rf runs .venv checks/.cache

@@ -10,15 +10,16 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from eelib.book_engine import engine
+from eelib.markdown import Markdown, card_parts, interval, table, text
 from eelib.papers import UNTESTABLE, Claim, claims
 
 PACKAGE = Path("eelib")
@@ -96,6 +97,7 @@ class Study:
     def page_sources(self) -> list[str]:
         """Files that the rest of the book depends on."""
         found = [*BOOK.glob("*.md"), *BOOK.glob("*.bib"), *BOOK.glob("_static/*"), *DATA.glob("papers/*"),
+                 *DATA.glob("checks/*.json"),
                  *DATA.rglob("card.json"), *modules_behind(PACKAGE / "book.py")]
         return sorted({self.path, "_config.yml", *map(str, found)})
 
@@ -133,55 +135,6 @@ def _imported(code: str, stems: set[str], lazy: bool = False) -> set[str]:
             case ast.Constant(value=str(text)) if lazy:
                 names.add(text.removeprefix("eelib").removeprefix("."))
     return names & stems
-
-
-# Pieces of Markdown
-
-
-def text(value: Any) -> str:
-    """A value as one line of Markdown: nothing in it is markup, addresses are links, floats are short."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "–"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(text, value))
-    parts = re.split(r"(https?://[^\s<>()|]+[^\s<>()|.,;])", " ".join(str(value).split()))  # odd parts are addresses
-    parts[::2] = [re.sub(r"([\\`*_{}\[\]<>$|#~]|(?<=-)-)", r"\\\1", part) for part in parts[::2]]
-    parts[1::2] = [f"<{part}>" for part in parts[1::2]]
-    return "".join(parts)
-
-
-def table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A Markdown table; cells that are already Markdown are wrapped in `Markdown`."""
-    headings = list(headings)
-    lines = [headings, ["---"] * len(headings)]
-    lines += [[cell if isinstance(cell, Markdown) else text(cell) for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-class Markdown(str):
-    """Text that is Markdown already."""
-
-
-def interval(result: dict[str, Any]) -> str:
-    """An estimate with its interval; a dash where there is none."""
-    estimate, low, high = (text(result.get(key)) for key in ("estimate", "low", "high"))
-    return estimate if low == "–" else f"{estimate} ({low} to {high})"
-
-
-def curve(values: list, label: str, width: int = 480, height: int = 120) -> str:
-    """A line through numbers, or through (x, y) pairs, as inline SVG that follows the colour of the text."""
-    xs, ys = zip(*(pair if isinstance(pair, (list, tuple)) else (i, pair) for i, pair in enumerate(values)))
-    left, top = min(xs), max(ys)
-    across, down = width / (max(xs) - left or 1), height / (top - min(ys) or 1)
-    path = " ".join(f"{(x - left) * across:.1f},{(top - y) * down:.1f}" for x, y in zip(xs, ys))
-    caption = escape(f"{label}: from {float(ys[0]):.3g} to {float(ys[-1]):.3g}, over {xs[0]:,} to {xs[-1]:,}")
-    return (f'<figure class="curve"><svg viewBox="-4 -4 {width + 8} {height + 8}" role="img" aria-label="{caption}">'
-            f'<polyline points="{path}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
-            f"<figcaption>{caption}</figcaption></figure>\n")
 
 
 # Results
@@ -222,7 +175,7 @@ def contents(study: Study) -> dict[str, Any]:
     captions = {"The study": ["run_on_your_model"]}
     captions |= {f"Results: {model}": [f"results/{model}/{notebook}" for notebook in study.notebooks]
                  for model in study.models}
-    captions["All together"] = ["scoreboard", "cards", "runs", "references"]
+    captions["All together"] = ["scoreboard", "cards", "engine", "runs", "references"]
     parts = [{"caption": caption, "chapters": [{"file": page} for page in pages]}
              for caption, pages in captions.items()]
     return {"format": "jb-book", "root": "intro", "parts": parts}
@@ -310,37 +263,6 @@ def cards() -> str:
     return "\n".join(pieces)
 
 
-def card_parts(card: dict[str, Any], title: str = "") -> Iterator[str]:
-    """A card's values as a table, its curves as figures, its inner parts below, each under its name."""
-    if title:
-        yield f"**{text(title.replace('_', ' '))}**\n"
-    rows, curves, inner = [], {}, {}
-    for key, value in card.items():
-        name = key if "." in key else key.replace("_", " ")  # a file keeps its name
-        if isinstance(value, dict):
-            inner[name] = value
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            inner |= {f"{name} {i}": part for i, part in enumerate(value, 1)}
-        elif isinstance(value, list) and len(value) > 8 and isinstance(value[0], (int, float, list)):
-            curves[name] = value
-        else:
-            rows.append([name, value])
-    if rows:
-        yield table(["", ""], rows)
-    yield from (curve(values, name) for name, values in curves.items())
-    if len(inner) > 1 and _one_table(list(inner.values())):
-        keys = list(dict.fromkeys(key for part in inner.values() for key in part))
-        yield table(["", *keys], ([name, *map(part.get, keys)] for name, part in inner.items()))
-    else:
-        for name, part in inner.items():
-            yield from card_parts(part, f"{title}, {name}" if title else name)
-
-
-def _one_table(parts: list[dict[str, Any]]) -> bool:
-    """Whether parts are rows of one table: bare values, and each shares a heading with the first."""
-    return all(set(part) & set(parts[0]) and not any(isinstance(v, dict) for v in part.values()) for part in parts)
-
-
 def runs(results: Results) -> str:
     """Run times, settings and versions."""
     headings = ["Model", "Notebook", "Date", "Time", "Device", "Number format", "Tasks", "Limit", "Most new tokens"]
@@ -371,7 +293,7 @@ def main() -> None:
     GENERATED.mkdir(parents=True, exist_ok=True)
     (BOOK / "_toc.yml").write_text(yaml.safe_dump(contents(study), sort_keys=False), encoding="utf-8")
     fragments = {"findings": findings(study, results), "scoreboard": scoreboard(study, results),
-                 "cards": cards(), "runs": runs(results)}
+                 "cards": cards(), "runs": runs(results)} | engine(DATA / "checks", GENERATED)
     for name, fragment in fragments.items():
         (GENERATED / f"{name}.md").write_text(fragment + "\n", encoding="utf-8")
 

@@ -19,6 +19,7 @@ DEFINITION_COLOURS = {"first": BLUE, "stable": VERMILION}
 SITE_COLOURS = {"attention": ORANGE, "after_attention": BLUE, "cross_attention": PINK, "feed_forward": GREEN,
                 "block": BLACK}
 TASK_COLOURS = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK, YELLOW)
+PLAIN = "tex2jax_ignore mathjax_ignore"  # classes of what may hold any text: dollar signs in it are no formulas
 SAVE_TO: list[Path] = []  # a notebook sets one folder; figures are saved there too, for other pages
 
 
@@ -28,7 +29,8 @@ def style(folder: str | Path | None = None) -> None:
         "figure.dpi": 100, "savefig.dpi": 160, "figure.figsize": (7.2, 4.0), "axes.spines.top": False,
         "axes.spines.right": False, "axes.titlesize": 11, "axes.labelsize": 10.5, "legend.frameon": False,
         "legend.fontsize": 9.5, "xtick.labelsize": 9.5, "ytick.labelsize": 9.5, "lines.linewidth": 1.8,
-        "grid.color": "#dddddd", "font.family": "DejaVu Sans"})
+        "grid.color": "#dddddd", "font.family": "DejaVu Sans",
+        "text.parse_math": False})  # names of tasks and models may hold dollar signs
     SAVE_TO[:] = [] if folder is None else [Path(folder)]
 
 
@@ -54,7 +56,8 @@ def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = No
                          if isinstance(v, (float, np.floating)) else v for v in shown[column]]
     body = shown.to_html(index=False, escape=True, border=0, classes="ee-table", na_rep="–")
     body = re.sub(r"<td>([^<]{1,28})</td>", r'<td class="ee-short">\1</td>', body)  # short cells stay on one line
-    display(HTML(f'<div class="ee-scroll">{body}</div><p class="ee-caption">{html.escape(caption)}</p>'))
+    display(HTML(f'<div class="ee-scroll {PLAIN}">{body}</div>'
+                 f'<p class="ee-caption {PLAIN}">{html.escape(caption)}</p>'))
 
 
 def shade(value: float) -> str:

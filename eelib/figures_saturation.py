@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .figures import DEFINITION_COLOURS, TASK_COLOURS, VERMILION, shade
+from .figures import DEFINITION_COLOURS, PLAIN, TASK_COLOURS, VERMILION, shade
 
 MARKERS = "osD^vPX*"
 
@@ -34,8 +34,8 @@ def lens_table(grid: pd.DataFrame, token_text, caption: str) -> str:
             rest = "".join(f"<br><small>{t}</small>" for t in texts[1:])
             row.append(f'<td style="{shade(float(cell["topk_probability"][0]))};{frame}">{first}{rest}</td>')
         lines.append(f"<tr>{''.join(row)}</tr>")
-    return (f'<div class="ee-scroll"><table class="ee-lens"><thead><tr><th>layer</th>{head}</tr></thead>'
-            f'<tbody>{"".join(lines)}</tbody></table></div><p class="ee-caption">{html.escape(caption)}</p>')
+    return (f'<div class="ee-scroll {PLAIN}"><table class="ee-lens"><thead><tr><th>layer</th>{head}</tr></thead>'
+            f'<tbody>{"".join(lines)}</tbody></table></div><p class="ee-caption {PLAIN}">{html.escape(caption)}</p>')
 
 
 def early_figure(curves: dict[str, dict[str, pd.DataFrame]], depth: int) -> plt.Figure:

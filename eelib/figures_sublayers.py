@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .figures import SITE_COLOURS, VERMILION
+from .figures import PLAIN, SITE_COLOURS, VERMILION
 
 SITE_LABELS = {"block": "block output", "after_attention": "after attention", "feed_forward": "feed-forward module",
                "cross_attention": "cross-attention module", "attention": "attention module"}
@@ -43,8 +43,8 @@ def hypotheses_table(rows: list[dict], final, token_text: Callable[[object], str
     heads = ["layer", "site", *(["top-1 probability", "rank of the final token"] if known else []),
              "top ten, best first"]
     head = "".join(f"<th>{h}</th>" for h in heads[:-1]) + f'<th style="text-align:left">{heads[-1]}</th>'
-    return (f'<div class="ee-scroll"><table class="ee-table"><thead><tr>{head}</tr></thead>'
-            f'<tbody>{"".join(lines)}</tbody></table></div><p class="ee-caption">{html.escape(caption)}</p>')
+    return (f'<div class="ee-scroll {PLAIN}"><table class="ee-table"><thead><tr>{head}</tr></thead>'
+            f'<tbody>{"".join(lines)}</tbody></table></div><p class="ee-caption {PLAIN}">{html.escape(caption)}</p>')
 
 
 def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from .figures import DEFINITION_COLOURS, TASK_COLOURS, shade
+from .figures import DEFINITION_COLOURS, PLAIN, TASK_COLOURS, shade
 from .stats import Interval
+from .words import visible
 
 MARKERS = "osD^vPX*"
 DEFINITION_MARKERS = {"first": "o", "stable": "s"}
@@ -21,7 +22,7 @@ def pieces_table(pieces: pd.DataFrame, depth: int, caption: str) -> str:
     pieces: one row per token in order: text, word (-1: none), role, upos ("" where there is none), first, stable.
     Every text is escaped.
     """
-    rows = {"word": [], "tag": [], "piece": [_cell(_visible(text)) for text in pieces["text"]],
+    rows = {"word": [], "tag": [], "piece": [_cell(visible(text)) for text in pieces["text"]],
             "class": [_cell(role) for role in pieces["role"]]}
     inside = pieces["role"].isin(["prefix", "suffix", "single", "digits"]) & (pieces["word"] >= 0)
     run = ((pieces["word"] != pieces["word"].shift()) | ~inside | ~inside.shift(fill_value=False)).cumsum()
@@ -33,8 +34,8 @@ def pieces_table(pieces: pd.DataFrame, depth: int, caption: str) -> str:
         rows[f"exit layer, “{definition}”"] = [
             f'<td style="{shade(min(1.0, layer / depth))}">{int(layer)}</td>' for layer in pieces[definition]]
     body = "".join(f'<tr><th style="text-align:left">{name}</th>{"".join(cells)}</tr>' for name, cells in rows.items())
-    return (f'<div class="ee-scroll"><table class="ee-table">{body}</table></div>'
-            f'<p class="ee-caption">{html.escape(caption)}</p>')
+    return (f'<div class="ee-scroll {PLAIN}"><table class="ee-table">{body}</table></div>'
+            f'<p class="ee-caption {PLAIN}">{html.escape(caption)}</p>')
 
 
 def differences_figure(comparisons: Mapping[str, Mapping[str, Mapping[str, Interval]]]) -> plt.Figure:
@@ -107,8 +108,3 @@ def _legend(fig: plt.Figure, axes: np.ndarray) -> None:
 def _cell(text: str, columns: int = 1) -> str:
     span = f' colspan="{columns}"' if columns > 1 else ""
     return f'<td{span} style="text-align:center">{html.escape(text)}</td>'
-
-
-def _visible(text: str) -> str:
-    """A piece with its spaces and line breaks shown; ∅ where it completes no character."""
-    return text.replace(" ", "␣").replace("\n", "↵") or "∅"

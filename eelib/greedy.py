@@ -5,12 +5,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import EncoderDecoderCache
 
-from .cache import growing_cache
 from .model import Model, causal_inputs
-from .probe import block_states, site_states
+from .parts import site_states
+from .probe import block_states
 from .reader import Reader
+from .stepping import cached, new_cache
 
 
 @torch.no_grad()
@@ -29,8 +29,8 @@ def decode(model: Model, prompts: list[list[int]], max_new_tokens: int, reader: 
     ids: list[list[int]] = [[] for _ in prompts]
     with block_states(model.blocks) if reader else nullcontext() as captured:
         for step in range(max(room)):
-            output = model.network(**inputs, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model.network(**inputs, **cached(model, cache))
+            cache = getattr(output, "past_key_values", None)
             emitted = output.logits[:, -1].argmax(-1).tolist()
             live = [place for place, row in enumerate(rows) if row is not None]
             if reader:
@@ -74,11 +74,11 @@ def begin(model: Model, prompts: list[list[int]], limit: int = 0) -> tuple[dict,
     mask = torch.tensor([[0] * len(q) + o if left else o + [0] * len(q) for o, q in zip(ones, pad)],
                         device=model.device)
     if left:
-        return causal_inputs(model, ids, mask) | last_logits(model), growing_cache(model.network.config, limit)
+        return causal_inputs(model, ids, mask) | last_logits(model), new_cache(model, limit)
     encoded = model.network.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
     start = torch.full((len(prompts), 1), start_id(model), device=model.device)
     return ({"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": start},
-            EncoderDecoderCache(growing_cache(limit=limit), growing_cache()))
+            new_cache(model, limit))
 
 
 def start_id(model: Model) -> int:
@@ -91,9 +91,12 @@ def start_id(model: Model) -> int:
 def advance(model: Model, inputs: dict, emitted: list[int]) -> dict:
     """Arguments of the next step: the emitted tokens, one per row."""
     ids = torch.tensor(emitted, device=model.device)[:, None]
+    if model.cache == "none":  # each step runs the whole text
+        name = "decoder_input_ids" if model.kind == "seq2seq" else "input_ids"
+        ids = torch.cat([inputs[name], ids], dim=1)
     if model.kind == "seq2seq":
         return {**inputs, "decoder_input_ids": ids}
-    mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids)], dim=1)
+    mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, -1:])], dim=1)
     return causal_inputs(model, ids, mask) | last_logits(model)
 
 
@@ -120,7 +123,8 @@ def states_of(model: Model, prompts: list[list[int]], outputs: list[list[int]], 
     """States behind given outputs in one pass per sequence, no decoding.
 
     Returns ([tokens, L+1, width], {site: [tokens, L, width]}), rows in order of sequence, then position. For masked
-    models `outputs` are the prompts themselves and each position is read in place.
+    models `outputs` are the prompts themselves and each position is read in place; of a classifier's text, the one
+    position that it reads.
     """
     if sites and not model.parts:
         raise ValueError(model.parts_error)
@@ -135,14 +139,17 @@ def states_of(model: Model, prompts: list[list[int]], outputs: list[list[int]], 
             first = 0
         else:
             inputs, first = {"input_ids": torch.tensor([prompt], device=model.device)}, 0
-        extra = {} if model.kind == "masked" else {"use_cache": False}
+        extra = {"use_cache": False} if model.kind in ("causal", "seq2seq") and model.cache != "none" else {}
+        read = slice(first, None)
+        if model.kind == "classifier":  # one position stands for the text
+            read = slice(model.read_at(prompt), model.read_at(prompt) + 1)
         if sites:
             with block_states(model.blocks) as states, site_states(model.blocks, model.parts) as parts:
                 model.network(**inputs, **extra)
             for site, values in parts.items():
-                found.setdefault(site, []).append(torch.stack([v[0, first:] for v in values], dim=1))
+                found.setdefault(site, []).append(torch.stack([v[0, read] for v in values], dim=1))
         else:
             with block_states(model.blocks) as states:
                 model.network(**inputs, **extra)
-        layers.append(torch.stack([state[0, first:] for state in states], dim=1))
+        layers.append(torch.stack([state[0, read] for state in states], dim=1))
     return torch.cat(layers), {site: torch.cat(values) for site, values in found.items()}

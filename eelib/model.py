@@ -1,37 +1,41 @@
 """Load any Hugging Face checkpoint, find its parts by running it once, and prove that they were found."""
 
-import hashlib
-import inspect
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    GenerationConfig,
+from transformers import GenerationConfig
+
+from .checkpoint import (
+    DTYPES,
+    SHIPPED,
+    first_line,
+    kind_of,
+    path_of,
+    read_checkpoint,
+    resolve_device,
+    shipped_models,
+    weights_hash,
 )
-
-from .probe import BlockParts, Tail, block_states, find_blocks, find_parts, find_tail, record
-
-SHIPPED = Path(__file__).resolve().parent.parent / "data" / "models"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CLASSES = {"causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM, "masked": AutoModelForMaskedLM}
-log = logging.getLogger(__name__)
+from .classifier import classifier_probe, find_classifier_tail
+from .encoder import encoder_tail
+from .parts import BlockParts, find_parts
+from .probe import accepts, block_states, find_blocks, plain_inputs, record, stack_of
+from .stepping import causal_inputs, choose_cache, position_offset, tolerance
+from .tail import Tail, find_tail, prove_tail
 
 
 @dataclass
 class Model:
     """A checkpoint whose blocks, sub-layers, final norm and head are known and checked.
 
-    `layers` is L: layer 0 is the embeddings, layer l the output of block l. `tail` maps states [n, width] to the
-    logits [n, vocabulary] that the model itself would give. `parts[l - 1]` names the sub-layers of block l; where they
-    could not be found, `parts` is empty and `parts_error` says why.
+    `kind`: causal, seq2seq, masked or classifier. `layers` is L: layer 0 is the embeddings, layer l the output of block
+    l. `tail` maps states [n, width] to the logits [n, vocabulary] that the model itself would give (a classifier's
+    vocabulary is its labels). `parts[l - 1]` names the sub-layers of block l; where they could not be found, `parts` is
+    empty and `parts_error` says why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours),
+    "full" (ours, no layer forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`: the position id of a text's first
+    token; None where the network takes none.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Model:
     parts_error: str
     hash: str
     pads: bool
+    cache: str = "growing"
+    offset: int | None = 0
 
     @property
     def layers(self) -> int:
@@ -57,24 +63,27 @@ class Model:
 
     @property
     def vocabulary(self) -> int:
-        """Number of logits."""
+        """Number of logits: tokens, or a classifier's labels."""
         return self.tail.vocabulary
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
-        return next(self.network.parameters()).device
+        """Where inputs go; of a network spread over devices, where its embeddings are."""
+        embeddings = self.network.get_input_embeddings()
+        return next((embeddings if embeddings is not None else self.network).parameters()).device
 
     @property
     def dtype(self) -> str:
-        """Name of the weights' floating-point type."""
-        return str(next(self.network.parameters()).dtype).removeprefix("torch.")
+        """Name of the floating-point type that the network computes in (not that of quantized weights)."""
+        kinds = [p.dtype for p in self.network.parameters() if p.dtype in DTYPES.values() or p.dtype == torch.float64]
+        return str(kinds[0] if kinds else self.network.dtype).removeprefix("torch.")
 
     @property
     def window(self) -> int:
         """Longest input plus output in tokens; the tokenizer's and the config's limits, whichever is smaller."""
         config = self.network.config.get_text_config(decoder=True)
         limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "n_ctx")]
+        limits = [limit - (self.offset or 0) if isinstance(limit, int) else None for limit in limits]
         limits.append(self.tokenizer.model_max_length)
         return int(min([limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9], default=10**9))
 
@@ -82,7 +91,7 @@ class Model:
     def eos_ids(self) -> set[int]:
         """Token ids that end an output: those of the generation config, else of the config, else of the tokenizer."""
         generation = getattr(self.network, "generation_config", None)
-        for holder in (generation, self.network.config, self.tokenizer):
+        for holder in (generation, self.network.config, self.network.config.get_text_config(decoder=True), self.tokenizer):
             ids = getattr(holder, "eos_token_id", None)
             if ids is not None:
                 return set(ids) if isinstance(ids, (list, tuple)) else {ids}
@@ -92,125 +101,164 @@ class Model:
     def pad_id(self) -> int:
         """A token id for padding; any id serves, because padded positions are masked."""
         ids = [self.tokenizer.pad_token_id, getattr(self.network.config, "pad_token_id", None), *self.eos_ids, 0]
-        return next(i for i in ids if i is not None and i >= 0)
+        return next(i for i in ids if isinstance(i, int) and i >= 0)
 
     def accepts(self, argument: str) -> bool:
         """Whether the network's forward takes `argument`."""
-        return argument in inspect.signature(self.network.forward).parameters
+        return accepts(self.network, argument)
 
+    def encode(self, prompts: list[str], chat: bool = False) -> list[list[int]]:
+        """Token ids of prompts with the tokenizer's own special tokens; `chat`: each as a user's turn in its chat template.
 
-def shipped_models() -> list[str]:
-    """Names of the language models that come with the project."""
-    return sorted(p.parent.name for p in SHIPPED.glob("*/config.json"))
+        Raises ValueError if `chat` is asked of a tokenizer that has no template.
+        """
+        if not chat:
+            return self.tokenizer(prompts)["input_ids"]
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
+        texts = [self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False,
+                                                    add_generation_prompt=True) for prompt in prompts]
+        return self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+    def read_at(self, ids: list[int]) -> int:
+        """The position of a text that a classifier reads. ValueError if it is the end token's and there is none."""
+        if self.tail.reads == "first":
+            return 0
+        if self.tail.reads == "eos":
+            places = [i for i, token in enumerate(ids) if token == self.network.config.eos_token_id]
+            if not places:
+                raise ValueError(f"{self.name}: a text without an end token can't be classified")
+            return places[-1]
+        return len(ids) - 1
 
 
 def load_model(name: str, dtype: str = "float32", device: str = "auto", revision: str | None = None,
-               trust_remote_code: bool = False) -> Model:
-    """Load a shipped name, a local folder or a hub id, and check it (see `probe`).
+               trust_remote_code: bool = False, stack: str = "decoder") -> Model:
+    """Load a shipped name, a local folder or a hub id, and check it (see `prepare`).
 
-    Raises ValueError, one line: unknown name, dtype or device; weights that are not safetensors; no tokenizer;
-    a model whose logits could not be rebuilt from its last captured state.
+    `device`: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N. `stack="encoder"` reads an
+    encoder-decoder's encoder, in place, through its final norm and the shared head.
+    Raises ValueError, one line: unknown name, dtype, device or stack; weights that are not safetensors or not all there;
+    no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose logits could not be
+    rebuilt from its last captured state.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
+    if stack not in ("decoder", "encoder"):
+        raise ValueError(f"stack {stack!r} is not known; allowed: decoder, encoder")
     place = resolve_device(device)
-    shipped = SHIPPED / name
-    path = str(shipped) if (shipped / "config.json").exists() else str(name)
-    if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
-        raise ValueError(f"model folder {path!r} does not exist")
-    options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    try:
-        config = AutoConfig.from_pretrained(path, **options)
-        kind = kind_of(config)
-        network, loaded = CLASSES[kind].from_pretrained(path, config=config, dtype=DTYPES[dtype], use_safetensors=True,
-                                                        output_loading_info=True, **options)
-    except Exception as error:  # transformers and safetensors raise many kinds; the reader needs one line
-        known = ", ".join(shipped_models()) or "none"
-        raise ValueError(f"model {name!r} could not be loaded ({first_line(error)}); shipped models: {known}; "
-                         "or give a local folder or a hub id with safetensors weights") from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except Exception as error:
-        raise ValueError(f"model {name!r} has no tokenizer that can be loaded ({first_line(error)})") from None
-    if loaded["missing_keys"]:  # transformers would leave them random
-        raise ValueError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
-    network.to(place).eval()
+    path = path_of(name)
+    network, tokenizer, kind = read_checkpoint(name, path, dtype, place, revision, trust_remote_code)
     note_ignored_generation(network, name)
-    return prepare(network, tokenizer, Path(path).name, kind, weights_hash(path, revision))
-
-
-def prepare(network: nn.Module, tokenizer, name: str, kind: str, weights: str = "") -> Model:
-    """Wrap a network that is in memory: find blocks, tail and sub-layers with one probe run, and check them."""
-    runs = record(network, kind, probe_ids(network, tokenizer))
-    blocks = find_blocks(network, kind, runs)
-    tail = find_tail(network, blocks, runs, name)
     try:
-        parts, error = find_parts(blocks, runs, name), ""
-    except ValueError as problem:
-        parts, error = [], str(problem)
-    model = Model(name, kind, network, tokenizer, [block for _, block in blocks], tail, parts, error, weights, False)
-    model.pads = kind != "causal" or padding_is_inert(model)
+        return prepare(network, tokenizer, Path(path).name, kind, weights_hash(path, revision), stack)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever an unknown network raises when its modules are tried, the reader needs one line
+        raise ValueError(f"{Path(path).name}: {type(network).__name__} can't be read out ({type(error).__name__}: "
+                         f"{first_line(error)})") from None
+
+
+def prepare(network: nn.Module, tokenizer, name: str, kind: str, weights: str = "", stack: str = "decoder") -> Model:
+    """Wrap a network that is in memory: find blocks, tail and sub-layers with one probe run, and prove them.
+
+    Proven: the tail gives the network's own logits, for the last state and for a middle one put in its place; sub-layers
+    and skip are each block's output; a causal network does not read to the right; states are finite; position ids,
+    padding and cache change nothing, or are left out. Raises ValueError, one line naming the module.
+    """
+    ids = probe_ids(network, tokenizer)
+    if stack == "encoder":
+        return prepare_encoder(network, tokenizer, name, kind, weights, ids)
+    eos = getattr(network.config, "eos_token_id", None)
+    runs = run_probe(network, kind, classifier_probe(ids, eos) if kind == "classifier" else ids, name)
+    blocks = find_blocks(network, runs, name, stack_of(network, kind))
+    tail, position = find_classifier_tail(network, blocks[-1], runs, name, eos) if kind == "classifier" else (
+        find_tail(network, blocks[-1], runs, name), None)
+    prove_tail(network, tail, blocks, runs, name, position)
+    if kind == "causal":
+        refuse_right_reading(network, runs, name)
+    model = assemble(network, tokenizer, name, kind, weights, blocks, tail, runs)
+    if kind == "causal":
+        model.offset = position_offset(model, runs)
+    model.pads = padding_is_inert(model, ids)
+    if kind in ("causal", "seq2seq"):
+        choose_cache(model, runs)
     return model
 
 
-def kind_of(config) -> str:
-    """"causal", "seq2seq" or "masked", from the architecture that the checkpoint names."""
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    if config.is_encoder_decoder:
-        return "seq2seq"
-    if architecture.endswith("ForMaskedLM"):
-        return "masked"
-    if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) or not architecture:
-        return "causal"
-    raise ValueError(f"architecture {architecture} is not one of causal, encoder-decoder or masked language model")
+def prepare_encoder(network: nn.Module, tokenizer, name: str, kind: str, weights: str, ids: Tensor) -> Model:
+    """The encoder of an encoder-decoder as a model of kind "masked": each position of the input is read in place."""
+    if kind != "seq2seq":
+        raise ValueError(f"{name}: stack='encoder' is for encoder-decoders; this model is {kind}")
+    whole = prepare(network, tokenizer, name, kind, weights)
+    encoder = network.get_encoder()
+    runs = run_probe(encoder, "encoder", ids, name)
+    blocks = find_blocks(encoder, runs, name)
+    tail = encoder_tail(encoder, blocks[-1], runs, whole.tail, name)
+    return assemble(encoder, tokenizer, name, "masked", weights, blocks, tail, runs)
 
 
-def resolve_device(device: str) -> torch.device:
-    """"auto" (CUDA where there is one), or a torch device name that exists here; else ValueError."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def run_probe(network: nn.Module, kind: str, ids: Tensor, name: str):
+    """The recorded run; whatever it raises becomes one line."""
     try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-        return place
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} is not available ({first_line(error)}); allowed: auto, cpu, cuda, cuda:N"
-                         ) from None
+        return record(network, kind, ids)
+    except Exception as error:  # a network may need inputs that a text model does not have
+        raise ValueError(f"{name}: {type(network).__name__} does not run on token ids alone "
+                         f"({type(error).__name__}: {first_line(error)})") from None
+
+
+def assemble(network: nn.Module, tokenizer, name: str, kind: str, weights: str, blocks: list, tail: Tail, runs) -> Model:
+    """The model, with its sub-layers or the reason why there are none."""
+    try:
+        parts, error = find_parts(network, blocks, runs, name), ""
+    except ValueError as problem:
+        parts, error = [], str(problem)
+    return Model(name, kind, network, tokenizer, [call.module for call in blocks], tail, parts, error, weights, True)
+
+
+@torch.no_grad()
+def refuse_right_reading(network: nn.Module, runs, name: str) -> None:
+    """ValueError if the first tokens' logits change with what follows them."""
+    some = plain_inputs(network, "causal", runs.inputs["input_ids"][:, :-2])
+    logits = network(**some).logits
+    if (logits - runs.logits[:, :-2]).abs().max() > tolerance(logits) * logits.abs().max():
+        raise ValueError(f"{name}: {type(network).__name__} is read as a causal model, but its logits depend on the tokens "
+                         "to the right")
 
 
 def probe_ids(network: nn.Module, tokenizer) -> Tensor:
-    """Five different ordinary token ids, [1, 5]."""
-    size = network.config.get_text_config(decoder=True).vocab_size
+    """Eight different ordinary token ids, [1, 8]."""
+    size = getattr(network.config.get_text_config(decoder=True), "vocab_size", None) or len(tokenizer)
     special = set(getattr(tokenizer, "all_special_ids", []) or [])
-    ids = [i for i in range(size // 7, size) if i not in special][:: max(1, size // 11)][:5]
+    ids = [i for i in range(size // 7, size) if i not in special][:: max(1, size // 11)][:8]
     return torch.tensor([ids], device=next(network.parameters()).device)
 
 
 @torch.no_grad()
-def padding_is_inert(model: Model) -> bool:
-    """Whether a left-padded row of a batch gets the states that it gets alone; if not, only equal lengths share one."""
-    ids = probe_ids(model.network, model.tokenizer)
-    alone = model.network(**causal_inputs(model, ids[:, 2:], torch.ones_like(ids[:, 2:])), use_cache=False).logits
-    padded, mask = torch.cat([ids, ids]), torch.ones_like(ids).repeat(2, 1)
-    padded[1, :2], mask[1, :2] = model.pad_id, 0
-    both = model.network(**causal_inputs(model, padded, mask), use_cache=False).logits
-    return bool((both[1, 2:] - alone[0]).abs().max() <= tolerance(alone) * alone.abs().max())
+def padding_is_inert(model: Model, ids: Tensor) -> bool:
+    """Whether a row that is padded in a batch gets what it gets alone; if not, only equal lengths share a batch.
 
-
-def causal_inputs(model: Model, ids: Tensor, mask: Tensor) -> dict:
-    """Arguments of a causal forward: position ids count real tokens only, where the network takes them.
-
-    They stay inside the window for rows that are finished and only keep their place in the batch.
+    Causal rows are padded on the left, sources and other texts on the right.
     """
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    if model.accepts("position_ids"):
-        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(0, model.window - 1)[:, -ids.shape[1]:]
-    return inputs
+    left, short = model.kind == "causal", ids[:, 2:]
+    padded, mask = ids.repeat(2, 1), torch.ones_like(ids).repeat(2, 1)
+    there, gone = (slice(2, None), slice(0, 2)) if left else (slice(0, -2), slice(-2, None))
+    padded[1, there], padded[1, gone], mask[1, gone] = short[0], model.pad_id, 0
 
+    def logits(rows: Tensor, seen: Tensor) -> Tensor:
+        plain = plain_inputs(model.network, model.kind, rows)
+        if left:
+            return model.network(**{**plain, **causal_inputs(model, rows, seen)}).logits
+        if model.kind == "seq2seq":
+            plain["decoder_input_ids"] = ids.expand(len(rows), -1)
+        return model.network(**plain, attention_mask=seen).logits
 
-def tolerance(tensor: Tensor) -> float:
-    """Relative difference that rounding alone explains at the tensor's precision."""
-    return 1e-4 if tensor.dtype in (torch.float32, torch.float64) else 5e-2
+    try:
+        alone, both = logits(short, torch.ones_like(short))[0], logits(padded, mask)[1]
+    except Exception:  # a network that takes no mask
+        return False
+    got = both if both.shape == alone.shape else both[there]
+    return bool((got - alone).abs().max() <= tolerance(alone) * alone.abs().max())
 
 
 def note_ignored_generation(network: nn.Module, name: str) -> None:
@@ -226,24 +274,5 @@ def note_ignored_generation(network: nn.Module, name: str) -> None:
         print(f"{name}: greedy decoding ignores " + ", ".join(f"{k}={v}" for k, v in sorted(ignored.items())))
 
 
-def weights_hash(path: str, revision: str | None) -> str:
-    """SHA-256 over the names and bytes of the weight and tokenizer files of a folder or of a cached hub snapshot."""
-    folder = Path(path)
-    if not folder.is_dir():
-        from huggingface_hub import hf_hub_download
-        folder = Path(hf_hub_download(path, "config.json", revision=revision)).parent
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*")):
-        if file.suffix in (".safetensors", ".json", ".txt", ".model", ".spm") and file.name != "card.json":
-            digest.update(file.name.encode())
-            with open(file, "rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, for messages that must stay on one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-__all__ = ["Model", "block_states", "load_model", "prepare", "shipped_models"]
+__all__ = ["DTYPES", "SHIPPED", "Model", "block_states", "causal_inputs", "first_line", "kind_of", "load_model",
+           "prepare", "resolve_device", "shipped_models"]

@@ -17,6 +17,7 @@ from .shards import write_atomically
 from .stats import Interval
 from .tasks import Task, load_task, task_names
 from .trace import Trace, trace
+from .words import visible
 
 MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left out of averages, unless all have fewer
 KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
@@ -124,7 +125,7 @@ class Study:
                 name: trace(self.model, task, max_new_tokens=p.max_new_tokens, folder=p.runs_folder,
                             batch_size=p.batch_size or None, sites=sites, progress=False)
                 for name, task in self.tasks.items()}
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # OSError: a full disk, a folder that can't be written to
             raise ParameterError(str(error)) from None
 
     @cached_property
@@ -167,8 +168,8 @@ class Study:
         return f"{self.model.name}, {self.model.dtype} on {self.model.device.type}, {date}"
 
     def token_text(self, token_id: int) -> str:
-        """The text of one vocabulary entry, with leading space shown as an open box."""
-        return self.model.tokenizer.decode([int(token_id)]).replace(" ", "␣").replace("\n", "↵") or "∅"
+        """The text of one vocabulary entry, spaces and control characters shown."""
+        return visible(self.model.tokenizer.decode([int(token_id)]))
 
 
 class Results:

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from .probe import Tail
-from .readout import Readout, read
+from .readout import Readout, Scratch, read
+from .tail import Tail
 
-STATES_AT_ONCE = 32 << 20  # bytes of states that wait for their readout
+STATES_AT_ONCE = 32 << 20  # bytes of states that wait for their readout; on a GPU, which is faster, more
+ON_GPU = 8
 
 
 class Reader:
@@ -20,7 +21,7 @@ class Reader:
         self.tail, self.references = tail, references
         self.lengths, self.agrees = [0] * len(references), [True] * len(references)
         self.waiting: Tensor | None = None  # [room, L+1, width]
-        self.filled = 0
+        self.filled, self.scratch = 0, Scratch()
         self.rows: list[int] = []
         self.ids: list[int] = []
         self.known: list[int] = []
@@ -30,7 +31,8 @@ class Reader:
         """Take the states [n, L+1, width] behind tokens `ids` of the sequences `rows`."""
         count = len(rows)
         if self.waiting is None:
-            room = max(count, STATES_AT_ONCE // (states[0].numel() * states.element_size()))
+            most = STATES_AT_ONCE * (ON_GPU if states.is_cuda else 1)
+            room = max(1, most // (states[0].numel() * states.element_size()))
             self.waiting = torch.empty(room, *states.shape[1:], dtype=states.dtype, device=states.device)
         if self.filled + count > len(self.waiting):
             self.flush()
@@ -58,12 +60,12 @@ class Reader:
         if self.filled:
             new = slice(len(self.ids) - self.filled, None)
             self.done.append(read(self.tail, self.waiting[:self.filled], torch.tensor(self.ids[new]),
-                                  torch.tensor(self.known[new])))
+                                  torch.tensor(self.known[new]), scratch=self.scratch))
             self.filled = 0
 
     def finish(self) -> Readout:
         """All readouts, in order of sequence, then position."""
         self.flush()
-        self.waiting = None
+        self.waiting = self.scratch = None
         order = torch.argsort(torch.tensor(self.rows), stable=True)
         return Readout({name: torch.cat([part[name] for part in self.done])[order] for name in self.done[0].values})

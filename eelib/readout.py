@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from . import rows
-from .probe import Tail
+from . import kernel, rows
+from .products import head_product
+from .tail import Tail
 
 TOP = 10
 LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
@@ -32,14 +34,27 @@ def top_k(vocabulary: int) -> int:
     return min(TOP, vocabulary)
 
 
+class Scratch:
+    """Memory for logits that is used again: fresh pages for every piece would cost a third of the matrix product."""
+
+    def __init__(self):
+        self.kept = torch.empty(0)
+
+    def take(self, rows: int, columns: int) -> Tensor:
+        """Uninitialized float32 [rows, columns], which the next call takes back."""
+        if self.kept.numel() < rows * columns:
+            self.kept = torch.empty(rows * columns)
+        return self.kept[:rows * columns].view(rows, columns)
+
+
 @torch.no_grad()
 def read(tail: Tail, states: Tensor, final_ids: Tensor, reference_ids: Tensor | None = None,
-         last: Tensor | None = None) -> Readout:
+         last: Tensor | None = None, scratch: Scratch | None = None) -> Readout:
     """Read states [n, S, width] through `tail`; the last of the S is layer L unless `last` [n, width] is given.
 
     `final_ids` [n] are the emitted tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
     Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
-    against layer L, symmetric, at most ln 2. Raises ValueError naming the state index if a state is not finite.
+    against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises ValueError naming the state index if a state is not finite.
     """
     count, sites, width = states.shape
     check_finite(states)
@@ -51,9 +66,12 @@ def read(tail: Tail, states: Tensor, final_ids: Tensor, reference_ids: Tensor | 
     values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
     values["topk_probability"] = torch.empty(count, sites, k)
     unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
-    read_some = read_on_cpu if states.device.type == "cpu" else read_on_device
     most = min(LOGITS_AT_ONCE, max(IN_CACHE, ROWS_AT_ONCE * tail.vocabulary))
-    tokens = max(1, most // (tail.vocabulary * states.shape[1]))
+    tokens, read_some = max(1, most // (tail.vocabulary * states.shape[1])), read_on_device
+    if states.device.type == "cpu":
+        read_some = partial(read_on_cpu, scratch=scratch or Scratch())
+    elif type(tail.head) is nn.Linear and kernel.supports(states[:1, 0], tail.head.weight):
+        tokens, read_some = count, read_by_kernel  # it holds no logits
     for start in range(0, count, tokens):
         part = slice(start, min(count, start + tokens))
         found = read_some(tail, states[part], final_ids[part], unknown[part], k)
@@ -82,7 +100,7 @@ def logits_into(tail: Tail, states: Tensor, out: Tensor) -> None:
     if type(head) is not nn.Linear or head.weight.dtype != torch.float32:
         out.copy_(tail(states))
         return
-    torch.mm(tail.normed(states), head.weight.T, out=out)
+    head_product(tail.normed(states), head, out)
     if head.bias is not None:
         out += head.bias
     if tail.after != 1.0:
@@ -93,11 +111,12 @@ def logits_into(tail: Tail, states: Tensor, out: Tensor) -> None:
         out += tail.bias
 
 
-def read_on_cpu(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+def read_on_cpu(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: int, scratch: Scratch
+                ) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, width] on the CPU: one matrix product, then one pass over its rows."""
     count, sites, width = states.shape
     size = count * sites
-    logits = torch.empty(size, tail.vocabulary)
+    logits = scratch.take(size, tail.vocabulary)
     logits_into(tail, states.reshape(size, width), logits)
     wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
     top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
@@ -112,6 +131,23 @@ def read_on_cpu(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: in
     found = finish(top, ids, normalizer, entropy, rank, own, reference, divergence, tail.vocabulary)
     found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
     return found | {"cosine": cosine(states)}
+
+
+def read_by_kernel(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+    """All readouts [n, S] of states [n, S, width] by the Triton kernel: one pass over the vocabulary, one for JS."""
+    count, sites, width = states.shape
+    weight, device = tail.head.weight, tail.head.weight.device
+    hidden = tail.normed(states.reshape(count * sites, width))
+    wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
+    scaling = dict(bias=tail.bias, head_bias=tail.head.bias, after=tail.after, cap=tail.cap)
+    got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known, **scaling)
+    last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
+    divergence = kernel.read_js(hidden, weight, got["log_normalizer"], hidden[last], got["log_normalizer"][last],
+                                **scaling)
+    found = finish(got["top_logits"], got["top_ids"], got["log_normalizer"], got["entropy"], got["final_rank"],
+                   got["final_logit"], got["reference_logit"], divergence, tail.vocabulary)
+    found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
+    return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
 
 
 def read_on_device(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .probe import Tail
+from .tail import Tail
 
 PAIRS = ("cosine", "pearson", "kl", "js")
 

@@ -6,10 +6,11 @@ import platform
 import re
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 import transformers
 from tqdm import tqdm
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from .greedy import decode, states_of
 from .model import Model
 from .reader import Reader
-from .readout import SCALARS, Readout, read, top_ids, top_k
+from .readout import Readout, read, top_ids
 from .shards import (
     READOUTS,
     TOKEN_COLUMNS,
@@ -35,8 +36,9 @@ from .tasks import Task
 from .values import check_whole
 
 SHARD = {"cpu": 32, "cuda": 128}  # most sequences in a batch, and so in a shard, where no batch size is given
-CODE = ("trace.py", "greedy.py", "cache.py", "reader.py", "readout.py", "rows.py", "probe.py", "similarity.py", "model.py",
-        "shards.py")
+CODE = ("trace.py", "greedy.py", "cache.py", "reader.py", "readout.py", "rows.py", "products.py", "kernel.py", "kernel_triton.py",
+        "probe.py", "tail.py", "parts.py", "stepping.py", "similarity.py", "model.py", "checkpoint.py",
+        "encoder.py", "classifier.py", "shards.py")
 SUBSET = 24  # sequences read for sites or pairs where the caller says only True
 
 
@@ -78,8 +80,9 @@ def trace(model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path
     return Trace(place)
 
 
+@cache
 def code_hash() -> str:
-    """Hash of the code that a trace's numbers depend on."""
+    """Hash of the code that a trace's numbers depend on, as it was when this process first asked."""
     here = Path(__file__).parent
     return hashlib.sha256(b"".join((here / name).read_bytes() for name in CODE)).hexdigest()[:16]
 
@@ -149,7 +152,8 @@ class Maker:
                 "special_ids": sorted(set(map(int, model.tokenizer.all_special_ids))),
                 "prompts": len(lengths), "skipped": skipped, "batch_size": size,
                 "plan": self.cut(sorted(fits, key=lambda i: (lengths[i], i)), size),
-                "versions": versions(), "machine": platform.machine(), "files": {}, "counts": {}}
+                "versions": versions(), "machine": platform.machine(),
+                "threads": torch.get_num_threads(), "files": {}, "counts": {}}
 
     def cut(self, order: list[int], size: int) -> list[list[int]]:
         """Shards of at most `size` sequences; where padding would change a row, all of one prompt length."""
@@ -339,7 +343,7 @@ def pieces(tokenizer, ids: list[int]) -> tuple[list[str], list[int], list[int], 
 def encode(model: Model, task: Task, chosen: list[int] | None = None) -> list[list[int]]:
     """Prompt token ids, with the tokenizer's own special tokens."""
     prompts = task.prompts if chosen is None else [task.prompts[i] for i in chosen]
-    return model.tokenizer(prompts)["input_ids"]
+    return model.tokenizer(prompts, verbose=False)["input_ids"]  # too long ones are counted, not warned of
 
 
 def versions() -> dict[str, str]:

@@ -36,7 +36,8 @@ class MasterOptimizer:
         self.live = [p for p in model.parameters() if p.requires_grad]
         self.master = [p.detach().float().clone().requires_grad_(True) for p in self.live]
         names = [n for n, p in model.named_parameters() if p.requires_grad]
-        inside = [p.ndim == 2 and "embed" not in n and "head" not in n for n, p in zip(names, self.live)]
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        inside = [p.ndim == 2 and id(p) not in tables and "head" not in n for n, p in zip(names, self.live)]
         matrices = [m for m, i in zip(self.master, inside) if i]
         rest = [m for m, i in zip(self.master, inside) if not i]
         self.parts = [
@@ -122,7 +123,7 @@ def train(
     return curve
 
 
-RECIPES = {"pocket-llama": "pocket_llama", "pocket-tagger": "pocket_tagger"}
+RECIPES = {"pocket-llama": "pocket_llama", "pocket-t5": "pocket_t5", "pocket-tagger": "pocket_tagger"}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -19,6 +19,7 @@ import pandas as pd
 
 SHIPPED_TAGGER = "pocket-tagger"
 ROLES = ("prefix", "suffix", "single", "punctuation", "digits", "special", "mixed")
+TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # text around them, too
 JOINERS = frozenset("'\u2019\u02bc-\u2010\u2011\u00ad")  # apostrophes, hyphens (soft and non-breaking ones too)
 
 
@@ -39,6 +40,16 @@ class Piece(NamedTuple):
     pieces: int = 0
     role: str = "special"
     anchor: int = -1
+
+
+def visible(text: str) -> str:
+    """A token's text to be looked at: ␣ for a space, ↵ for a line break, ∅ for nothing, U+XXXX for what only controls.
+
+    What would turn the text around it from right to left is such a control.
+    """
+    shown = {" ": "␣", "\n": "↵"}
+    return "".join(shown.get(c) or (f"U+{ord(c):04X}" if c in TURNING or unicodedata.category(c) == "Cc" else c)
+                   for c in text) or "∅"
 
 
 def find_words(text: str) -> list[Word]:

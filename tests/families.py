@@ -62,11 +62,24 @@ def granite_tail(n, h):
 
 def gemma_tail(n, h):
     logits = rms(h, 1 + n.model.norm.weight, n.config.rms_norm_eps) @ n.model.embed_tokens.weight.T
-    return torch.tanh(logits / n.config.final_logit_softcapping) * n.config.final_logit_softcapping
+    cap = n.config.final_logit_softcapping
+    return torch.tanh(logits / cap) * cap if cap else logits
 
 
 def gpt2_tail(n, h):
     return layer_norm(h, n.transformer.ln_f) @ n.transformer.wte.weight.T
+
+
+def opt_tail(n, h):
+    return layer_norm(h, n.model.decoder.final_layer_norm) @ n.model.decoder.embed_tokens.weight.T
+
+
+def falcon_tail(n, h):
+    return layer_norm(h, n.transformer.ln_f) @ n.lm_head.weight.T
+
+
+def gptj_tail(n, h):
+    return falcon_tail(n, h) + n.lm_head.bias
 
 
 def neox_tail(n, h):
@@ -98,6 +111,20 @@ def roberta_tail(n, h):
     return normed @ n.roberta.embeddings.word_embeddings.weight.T + n.lm_head.bias
 
 
+def distilbert_tail(n, h):
+    dense = h @ n.vocab_transform.weight.T + n.vocab_transform.bias
+    return layer_norm(gelu(dense), n.vocab_layer_norm) @ n.vocab_projector.weight.T + n.vocab_projector.bias
+
+
+def bert_labels(n, h):
+    pooled = torch.tanh(h @ n.bert.pooler.dense.weight.T + n.bert.pooler.dense.bias)
+    return pooled @ n.classifier.weight.T + n.classifier.bias
+
+
+def gpt2_labels(n, h):
+    return layer_norm(h, n.transformer.ln_f) @ n.score.weight.T
+
+
 @dataclass(frozen=True)
 class Family:
     """How a tiny network is made, and where its blocks and sub-layers are: `sites` maps a site to a path in a block."""
@@ -109,6 +136,8 @@ class Family:
     blocks: str
     sites: dict[str, str]
     normed_last: bool = True  # transformers' hidden_states[-1] already went through the final norm
+    parallel: bool = False  # attention and feed-forward both read the block's input
+    scale: float = 1.0  # of what a sub-layer gives, when it is added to the skip
 
 
 PRE = {"attention": "self_attn", "feed_forward": "mlp"}
@@ -145,10 +174,29 @@ FAMILIES = {
     "gpt2": Family("causal", lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, **ids),
                    hf.GPT2LMHeadModel, gpt2_tail, "transformer.h", {"attention": "attn", "feed_forward": "mlp"}),
     "gpt_neox": Family("causal", llama_like(hf.GPTNeoXConfig, use_parallel_residual=True), hf.GPTNeoXForCausalLM,
-                       neox_tail, "gpt_neox.layers", {"attention": "attention", "feed_forward": "mlp"}),
+                       neox_tail, "gpt_neox.layers", {"attention": "attention", "feed_forward": "mlp"}, parallel=True),
     "granite": Family("causal", llama_like(hf.GraniteConfig, num_key_value_heads=2, logits_scaling=4.0,
-                                           embedding_multiplier=3.0), hf.GraniteForCausalLM, granite_tail,
-                      "model.layers", PRE),
+                                           embedding_multiplier=3.0, residual_multiplier=0.6), hf.GraniteForCausalLM, granite_tail,
+                      "model.layers", PRE, scale=0.6),
+    "opt": Family("causal", lambda **ids: hf.OPTConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32,
+        max_position_embeddings=WINDOW, **ids), hf.OPTForCausalLM, opt_tail, "model.decoder.layers",
+        {"attention": "self_attn", "feed_forward": "fc2"}),
+    "gptj": Family("causal", lambda **ids: hf.GPTJConfig(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, rotary_dim=4,
+                                                         **ids),
+                   hf.GPTJForCausalLM, gptj_tail, "transformer.h", {"attention": "attn", "feed_forward": "mlp"},
+                   parallel=True),
+    "falcon": Family("causal", lambda **ids: hf.FalconConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
+                                                             max_position_embeddings=WINDOW, **ids),
+                     hf.FalconForCausalLM, falcon_tail, "transformer.h",
+                     {"attention": "self_attention", "feed_forward": "mlp"}, parallel=True),
+    "olmo2": Family("causal", llama_like(hf.Olmo2Config, num_key_value_heads=2), hf.Olmo2ForCausalLM, llama_tail,
+                    "model.layers", SANDWICH),
+    "gemma3": Family("causal", llama_like(hf.Gemma3TextConfig, num_key_value_heads=2, head_dim=8, sliding_window=8,
+                                          query_pre_attn_scalar=8),
+                     hf.Gemma3ForCausalLM, gemma_tail, "model.layers", SANDWICH),
+    "mixtral": Family("causal", llama_like(hf.MixtralConfig, num_key_value_heads=2, num_local_experts=4),
+                      hf.MixtralForCausalLM, llama_tail, "model.layers", PRE),
     "t5": Family("seq2seq", t5_config(tie_word_embeddings=False, feed_forward_proj="gated-gelu"),
                  hf.T5ForConditionalGeneration, t5_tail, "decoder.block", T5),
     "t5_tied": Family("seq2seq", t5_config(), hf.T5ForConditionalGeneration, t5_tied_tail, "decoder.block", T5),
@@ -157,10 +205,27 @@ FAMILIES = {
         encoder_ffn_dim=48, decoder_ffn_dim=48, scale_embedding=True, max_position_embeddings=WINDOW,
         decoder_start_token_id=0, decoder_vocab_size=ids["vocab_size"], **ids),
         hf.MarianMTModel, marian_tail, "model.decoder.layers", MARIAN, normed_last=False),
+    "bart": Family("seq2seq", lambda **ids: hf.BartConfig(
+        d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=WINDOW, decoder_start_token_id=0, **ids),
+        hf.BartForConditionalGeneration, marian_tail, "model.decoder.layers", MARIAN, normed_last=False),
     "bert": Family("masked", llama_like(hf.BertConfig), hf.BertForMaskedLM, bert_tail, "bert.encoder.layer", BERT,
                    normed_last=False),
     "roberta": Family("masked", llama_like(hf.RobertaConfig), hf.RobertaForMaskedLM, roberta_tail,
                       "roberta.encoder.layer", BERT, normed_last=False),
+    "distilbert": Family("masked", lambda **ids: hf.DistilBertConfig(
+        dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=WINDOW, **ids), hf.DistilBertForMaskedLM,
+        distilbert_tail, "distilbert.transformer.layer",
+        {"attention": "attention", "after_attention": "sa_layer_norm", "feed_forward": "ffn"}, normed_last=False),
+}
+# Sequence classifiers with three labels, and where a text is read: at its first or last position.
+CLASSIFIERS = {
+    "bert_labels": (Family("masked", llama_like(hf.BertConfig, num_labels=3), hf.BertForSequenceClassification, bert_labels,
+                           "bert.encoder.layer", BERT, normed_last=False), 0),
+    "gpt2_labels": (Family("causal", lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW,
+                                                                 num_labels=3, **ids),
+                           hf.GPT2ForSequenceClassification, gpt2_labels, "transformer.h",
+                           {"attention": "attn", "feed_forward": "mlp"}), -1),
 }
 CAUSAL = [name for name, family in FAMILIES.items() if family.kind == "causal"]
 SEQ2SEQ = [name for name, family in FAMILIES.items() if family.kind == "seq2seq"]
@@ -169,10 +234,12 @@ GENERATING = CAUSAL + SEQ2SEQ
 
 def build(name: str, seed: int = 0) -> nn.Module:
     """The family's network with weights that leave nothing at its default: matrices, norms, biases, logit bias."""
-    family, tokenizer = FAMILIES[name], tokenizer_for(FAMILIES[name].kind)
+    family = CLASSIFIERS[name][0] if name in CLASSIFIERS else FAMILIES[name]
+    tokenizer = tokenizer_for(family.kind)
     torch.manual_seed(seed)
     network = family.network(family.config(vocab_size=len(tokenizer) + 4, pad_token_id=tokenizer.pad_token_id,
                                            eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id))
+    network.config._experts_implementation = "eager"  # the other ways of running experts have no float64
     with torch.no_grad():
         for parameter in network.parameters():
             if not parameter.requires_grad:  # Marian's sinusoidal positions are not in a checkpoint
@@ -189,7 +256,8 @@ def build(name: str, seed: int = 0) -> nn.Module:
 def save(name: str, folder: Path, seed: int = 0) -> Path:
     """A checkpoint folder of the family, as `load_model` expects one."""
     build(name, seed).save_pretrained(folder)
-    tokenizer_for(FAMILIES[name].kind).save_pretrained(folder)
+    family = CLASSIFIERS[name][0] if name in CLASSIFIERS else FAMILIES[name]
+    tokenizer_for(family.kind).save_pretrained(folder)
     return folder
 
 
@@ -204,7 +272,9 @@ def oracle_run(network: nn.Module, family: Family, prompt: list[int], output: li
 
     def keep(key):
         def hook(_module, _args, result):
-            seen[key] = (result[0] if isinstance(result, tuple) else result)[0]
+            state = result[0] if isinstance(result, tuple) else result
+            state = state[0] if state.ndim == 3 else state  # OPT's feed-forward drops the batch
+            seen[key] = state * (1.0 if key[0] in ("block", "after_attention") else family.scale)
         return hook
 
     for number, block in enumerate(blocks):

@@ -1,13 +1,17 @@
 """Loading: what a model says of itself, and every refusal in one line."""
 
+import importlib.util
+import json
 import shutil
 
 import families
 import pytest
 import torch
 from families import FAMILIES
+from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel, RobertaConfig, RobertaForCausalLM
 
 import eelib
+from eelib.greedy import decode, states_of
 from eelib.model import causal_inputs, prepare
 
 
@@ -109,15 +113,119 @@ def with_broken_config(folder):
 
 def with_another_head(folder):
     text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace("LlamaForCausalLM", "LlamaForSequenceClassification"))
+    (folder / "config.json").write_text(text.replace("LlamaForCausalLM", "LlamaForQuestionAnswering"))
+
+
+def without_a_shard(folder):
+    network = families.build("llama")
+    (folder / "model.safetensors").unlink()
+    network.save_pretrained(folder, max_shard_size="20KB")
+    sorted(folder.glob("model-*.safetensors"))[1].unlink()
+
+
+def without_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def config_with(folder, **more):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **more}))
+
+
+def with_code_of_its_own(folder):
+    config_with(folder, architectures=["OwnForCausalLM"], model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+
+
+def quantized(folder):
+    config_with(folder, quantization_config={"quant_method": "gptq", "bits": 4})
 
 
 @pytest.mark.parametrize("damage, part", [
     (without_tokenizer, "tokenizer"), (with_pickled_weights, "safetensors"), (with_cut_weights, "could not be loaded"),
     (with_missing_weights, "up_proj"), (with_broken_config, "could not be loaded"),
-    (with_another_head, "LlamaForSequenceClassification"),
+    (with_another_head, "LlamaForQuestionAnswering"),
+    (without_a_shard, "lacks 1 of"), (with_code_of_its_own, "trust_remote_code"), (without_weights, "no weights"),
+    (quantized, "library gptqmodel"),
 ])
 def test_damaged_folder(damage, part, folder_of, tmp_path, one_line):
     folder = shutil.copytree(folder_of("llama"), tmp_path / "damaged")
     damage(folder)
     one_line(ValueError, part, lambda: eelib.load_model(str(folder)))
+
+
+def test_home_folder_is_expanded(folder_of, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder_of("llama").parent))
+    assert eelib.load_model("~/llama", device="cpu").name == "llama"
+
+
+def test_chat_template(model_of, one_line):
+    model = model_of("llama")
+    assert model.encode(["a b"]) == [model.tokenizer("a b")["input_ids"]]
+    one_line(ValueError, ("llama", "chat template"), lambda: model.encode(["a"], chat=True))
+    model.tokenizer.chat_template = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+                                     "{% if add_generation_prompt %}<reply>{% endif %}")
+    try:
+        assert model.encode(["a b"], chat=True) == [model.tokenizer("<user>a b<reply>")["input_ids"]]
+    finally:
+        model.tokenizer.chat_template = None
+
+
+def test_tokenizer_without_pad_or_begin(folder_of, tmp_path):
+    bare = shutil.copytree(folder_of("llama"), tmp_path / "bare")
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (bare / name).exists():
+            known = json.loads((bare / name).read_text())
+            (bare / name).write_text(json.dumps({k: v for k, v in known.items() if k not in ("pad_token", "bos_token")}))
+    config_with(bare, pad_token_id=None, bos_token_id=None)
+    model = eelib.load_model(str(bare), device="cpu")
+    assert model.tokenizer.pad_token_id is None and model.pad_id == 1 and model.pads
+
+
+@pytest.mark.parametrize("name", families.SEQ2SEQ)
+def test_encoder_of_an_encoder_decoder(name, folder_of, oracle_of, model_of):
+    """Each position of the source, read in place: the encoder's own last state through the decoder's head."""
+    model, oracle = eelib.load_model(str(folder_of(name)), device="cpu", stack="encoder"), oracle_of(name)
+    ids = model.encode(["Wo ist das Buch?"])[0]
+    states, sites = states_of(model, [ids], [ids], sites=True)
+    given = oracle.get_encoder()(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    assert (model.kind, model.layers, set(sites)) == (
+        "masked", 2, {"attention", "after_attention", "feed_forward", "block"})
+    torch.testing.assert_close(states[:, :2].double(), torch.stack(given.hidden_states[:2], 2)[0], rtol=1e-4, atol=3e-4)
+    scale = oracle.config.d_model ** -0.5 if name == "t5_tied" else 1.0
+    logits = oracle.get_output_embeddings()(given.last_hidden_state[0] * scale)
+    bias = getattr(oracle, "final_logits_bias", torch.zeros(1))
+    torch.testing.assert_close(model.tail(states[:, -1]).double(), logits + bias, rtol=1e-4, atol=3e-4)
+
+
+def test_stack_is_checked(folder_of, one_line):
+    one_line(ValueError, ("'middle'", "decoder, encoder"), lambda: eelib.load_model(str(folder_of("t5")), stack="middle"))
+    one_line(ValueError, "causal", lambda: eelib.load_model(str(folder_of("llama")), stack="encoder"))
+
+
+def test_balanced_needs_accelerate_or_gives_the_same(folder_of, model_of, one_line):
+    if importlib.util.find_spec("accelerate") is None:
+        return one_line(ValueError, "accelerate", lambda: eelib.load_model(str(folder_of("llama")), device="balanced"))
+    spread = eelib.load_model(str(folder_of("llama")), device="balanced")
+    states = [states_of(m, [[5, 6, 7]], [[8]])[0].cpu() for m in (spread, model_of("llama"))]
+    torch.testing.assert_close(*states)
+
+
+def test_positions_start_where_the_family_starts_them(model_of):
+    """RoBERTa's decoder counts from the padding id on; what it counts itself and what it is given must agree."""
+    network = RobertaForCausalLM(RobertaConfig(**{**families.WIDE, "max_position_embeddings": 64}, vocab_size=304,
+                                               is_decoder=True, pad_token_id=0)).eval()
+    model = prepare(network, families.tokenizer_for("causal"), "roberta", "causal")
+    assert model.offset == 1 and model.window == 63 and model.pads
+    ids = torch.tensor([[9, 8, 7]])
+    given = causal_inputs(model, ids, torch.ones_like(ids))
+    torch.testing.assert_close(network(**given).logits, network(input_ids=ids).logits)
+
+
+def test_network_without_a_cache_runs_the_whole_text():
+    network = OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_embd=32, n_layer=3, n_head=4, n_positions=32, vocab_size=304)).eval()
+    model = prepare(network, families.tokenizer_for("causal"), "gpt", "causal")
+    prompts = [[9, 8, 7, 30], [5, 6, 11, 40]]
+    assert model.cache == "none"
+    for prompt, ids in zip(prompts, decode(model, prompts, 4), strict=True):
+        for n, token in enumerate(ids):
+            assert int(network(input_ids=torch.tensor([prompt + ids[:n]])).logits[0, -1].argmax()) == token

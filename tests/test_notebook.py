@@ -128,6 +128,11 @@ def test_study_stops_in_one_line(change, part, parameters, one_line):
     one_line(ParameterError, part, lambda: Study(parameters(**change)))
 
 
+def test_a_runs_folder_that_cannot_be_stops_in_one_line(parameters, tmp_path, one_line):
+    (tmp_path / "file").write_text("x")
+    one_line(ParameterError, "can't be made", lambda: Study(parameters(runs_folder=str(tmp_path / "file"))))
+
+
 def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     """Outputs are scored against their own references when a prompt did not fit the window."""
     rows = [{"source": "word " * 200, "references": ["x"]}] + PAIRS[:2]

@@ -4,11 +4,20 @@ import families
 import pytest
 import torch
 from families import CAUSAL, FAMILIES, PROMPTS
-from transformers import AlbertConfig, AlbertForMaskedLM
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    BartForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+)
 
+import eelib
 from eelib.greedy import states_of
-from eelib.model import prepare
-from eelib.probe import block_states, site_states
+from eelib.model import prepare, probe_ids
+from eelib.parts import site_states
+from eelib.probe import block_states
 
 
 def run_both(name, model, oracle):
@@ -28,7 +37,7 @@ def test_states_of_every_layer(name, model_of, oracle_of):
 def test_sites(name, model_of, oracle_of):
     """Every sub-layer's output is the family's own module's; parallel blocks have no state after attention."""
     (states, sites), expected = run_both(name, model_of(name), oracle_of(name))
-    assert set(sites) == {*FAMILIES[name].sites, "block"} | ({"after_attention"} if name != "gpt_neox" else set())
+    assert set(sites) == {*FAMILIES[name].sites, "block"} | ({"after_attention"} if not FAMILIES[name].parallel else set())
     for site, values in sites.items():
         torch.testing.assert_close(values.double(), expected[site], rtol=1e-4, atol=3e-4,
                                    msg=lambda m, s=site: f"{s}: {m}")
@@ -75,12 +84,83 @@ def test_hooks_are_gone_afterwards(model_of):
     assert all(torch.equal(a, b) for k in sites for a, b in zip(before[1][k], sites[k], strict=True))
 
 
-def test_blocks_that_share_weights_are_refused(one_line):
-    """ALBERT runs one block several times: its passes are not modules of their own."""
+def test_blocks_that_share_weights_are_one_for_each_pass():
+    """ALBERT runs one block several times: its passes are the layers."""
     tokenizer = families.tokenizer_for("masked")
-    network = AlbertForMaskedLM(AlbertConfig(**families.WIDE, embedding_size=16, vocab_size=len(tokenizer)))
-    one_line(ValueError, ("AlbertForMaskedLM", "no list of transformer blocks"),
-             lambda: prepare(network.eval(), tokenizer, "odd", "masked"))
+    torch.manual_seed(0)
+    network = AlbertForMaskedLM(AlbertConfig(**families.WIDE, embedding_size=16, vocab_size=len(tokenizer))).eval()
+    model = prepare(network, tokenizer, "albert", "masked")
+    ids = model.encode(PROMPTS)[1]
+    states, sites = states_of(model, [ids], [ids], sites=True)
+    with torch.no_grad():
+        given = network(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    torch.testing.assert_close(states, torch.stack(given.hidden_states, 2)[0])
+    torch.testing.assert_close(model.tail(states[:, -1]), given.logits[0])
+    assert model.layers == 3 and torch.equal(sites["block"], states[:, 1:])
+    norm = model.parts[0].post_norm[0]
+    torch.testing.assert_close(norm(states[:, 1] + sites["attention"][:, 1]), sites["after_attention"][:, 1])
+
+
+@pytest.mark.parametrize("name", families.CLASSIFIERS)
+def test_classifier_is_read_at_its_one_position(name, tmp_path, monkeypatch):
+    """Labels of every layer: the pooler and head that are written out by hand, at the position that the network reads."""
+    family, place = families.CLASSIFIERS[name]
+    model, oracle = eelib.load_model(str(families.save(name, tmp_path)), device="cpu"), families.build(name).double()
+    ids = model.encode(PROMPTS)[1]
+    states, sites = states_of(model, [ids], [ids], sites=True)
+    assert (model.kind, model.vocabulary, model.read_at(ids)) == ("classifier", 3, place % len(ids))
+    assert states.shape == (1, 4, 32) and sites["block"].shape == (1, 3, 32)
+    given = oracle(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    torch.testing.assert_close(model.tail(states[:, -1]).double(), given.logits, rtol=1e-4, atol=1e-4)
+    for layer in range(3):
+        own = given.hidden_states[layer][0, place][None]
+        torch.testing.assert_close(states[:, layer].double(), own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.tail(states[:, layer]).double(), family.tail(oracle, own), rtol=1e-4, atol=1e-4)
+
+
+def test_end_token_is_where_bart_classifies(one_line):
+    config = FAMILIES["bart"].config(vocab_size=300, pad_token_id=0, eos_token_id=1, bos_token_id=2)
+    config.num_labels = 3
+    torch.manual_seed(0)
+    network = BartForSequenceClassification(config).eval()
+    model = prepare(network, families.tokenizer_for("seq2seq"), "bart", "classifier")
+    assert model.read_at([9, 8, 1, 7]) == 2 and model.parts[0].cross_attention is not None
+    one_line(ValueError, "end token", lambda: model.read_at([9, 8]))
+
+
+def test_regression_head_is_refused(one_line):
+    config = families.CLASSIFIERS["bert_labels"][0].config(vocab_size=300)
+    config.num_labels = 1
+    one_line(ValueError, ("odd", "regression"), lambda: prepare(
+        BertForSequenceClassification(config).eval(), families.tokenizer_for("masked"), "odd", "classifier"))
+
+
+def test_tail_that_fits_the_last_state_by_luck_is_refused(one_line):
+    """A network whose logits also need the embeddings: no state of a layer alone gives them."""
+    network = families.build("llama")
+    plain = network.lm_head.forward
+    kept = []
+    network.model.embed_tokens.register_forward_hook(lambda _m, _a, out: kept.append(out))
+    network.model.norm.register_forward_hook(lambda _m, _a, out: kept.append(out))
+    with torch.no_grad():
+        ids = probe_ids(network, families.tokenizer_for("causal"))
+        usual = network(input_ids=ids).logits
+    network.lm_head.forward = lambda states: usual[:, :states.shape[1]] if states.shape[1] == 8 else plain(states)
+    one_line(ValueError, ("odd", "middle layer"), lambda: prepare(network, families.tokenizer_for("causal"), "odd", "causal"))
+
+
+@pytest.mark.parametrize("place, part", [("model.layers.1", "model.layers.1"), ("lm_head", "logits")])
+def test_values_that_are_not_finite_are_named(place, part, one_line):
+    network = families.build("llama")
+    network.get_submodule(place).register_forward_hook(
+        lambda _m, _a, out: out * float("nan") if isinstance(out, torch.Tensor) else (out[0] * float("nan"), *out[1:]))
+    one_line(ValueError, ("odd", part, "not finite"), lambda: prepare(network, families.tokenizer_for("causal"), "odd",
+                                                                      "causal"))
+
+
+def test_causal_model_that_reads_to_the_right_is_refused(one_line):
+    network = BertLMHeadModel(BertConfig(**families.WIDE, vocab_size=304)).eval()
+    one_line(ValueError, ("odd", "to the right"), lambda: prepare(network, families.tokenizer_for("causal"), "odd", "causal"))
 
 
 def test_head_that_is_not_used_is_named(one_line):
@@ -111,7 +191,7 @@ def test_block_that_does_not_add_up_is_named(name):
     network = families.build(name)
     block = network.get_submodule(FAMILIES[name].blocks)[1]
     handle = block.register_forward_hook(
-        lambda _m, _a, out: out * 1.5 if isinstance(out, torch.Tensor) else (out[0] * 1.5, *out[1:]))
+        lambda _m, _a, out: out + 0.1 * out**2 if isinstance(out, torch.Tensor) else (out[0] + 0.1 * out[0]**2, *out[1:]))
     model = prepare(network, families.tokenizer_for("causal"), "odd", "causal")
     handle.remove()
     assert not model.parts and f"{FAMILIES[name].blocks}.1" in model.parts_error and "\n" not in model.parts_error

@@ -15,6 +15,14 @@ from eelib.tasks import BASELINES, Task, load_task, shipped_tasks, task_names
 PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
 QUESTION = {"context": "Ann has a red kite.", "question": "What has Ann?", "answers": ["a kite", "kite"]}
 
+SQUAD = [{"id": str(i), "title": "t", "context": f"Passage {i // 2} tells.", "question": f"Who {i}?",
+          "answers": {"text": ["Ann", "Ann Lee"], "answer_start": [0, 0]}} for i in range(4)]
+NARRATIVE = [{"document": {"id": f"d{i // 2}", "kind": "book", "summary": {"text": f"Story {i // 2}.", "title": "t"}},
+              "question": {"text": f"Why {i}?", "tokens": ["Why"]},
+              "answers": [{"text": "because", "tokens": ["because"]}, {"text": "so", "tokens": ["so"]}]}
+             for i in range(4)]
+NEWS = [{"article": f"Long story {i}.", "highlights": f"Short {i}.", "id": str(i)} for i in range(4)]
+
 
 def write(path, rows):
     """A JSON Lines file, gzipped by its name."""
@@ -77,7 +85,14 @@ def test_translation_task(texts):
 def test_limit(texts, one_line):
     assert [len(load_task("translation/de-en", limit=n)) for n in (None, 0, 1, 2, 9)] == [2, 2, 1, 2, 2]
     assert load_task("translation/de-en", 1).prompts == load_task("translation/de-en").prompts[:1]
-    one_line(ValueError, "limit -1", lambda: load_task("translation/de-en", -1))
+    for bad in (-1, "5", 2.0, True):
+        one_line(ValueError, (f"limit {bad!r}", "0 (all)"), lambda: load_task("translation/de-en", bad))
+        one_line(ValueError, f"limit {bad!r}", lambda: load_task("translation/de-en").take(bad))
+
+
+@pytest.mark.parametrize("name", ["", 5, None, "x" * 5000, "a\0b"])
+def test_names_that_no_file_can_have(name, one_line):
+    one_line(ValueError, "is not known", lambda: load_task(name))
 
 
 def test_hash_follows_content(texts):
@@ -100,15 +115,49 @@ def test_local_folder_and_files(tmp_path, one_line):
 
 @pytest.mark.parametrize("rows, part", [
     ([PAIR, "{broken"], "line 2"), ([PAIR, "[1]"], "line 2"), ([PAIR, ""], "line 2"),
-    ([PAIR, {"source": "Hm."}], "row 2"), ([PAIR, PAIR | {"source": " "}], "row 2"),
-    ([PAIR, PAIR | {"source": "a\0b"}], "row 2"), ([PAIR, PAIR | {"source": 7}], "row 2"),
-    ([PAIR, PAIR | {"references": ["ok", ""]}], "row 2"), ([PAIR, PAIR | {"references": None}], "row 2"),
+    ([PAIR, "[" * 100_000], "line 2: not a JSON object"),
+    ([PAIR, {"source": "Hm."}], "line 2: field references is missing"),
+    ([PAIR, PAIR | {"source": " "}], "line 2: field source is empty"),
+    ([PAIR, PAIR | {"source": "a\0b"}], "line 2: field source holds a NUL"),
+    ([PAIR, PAIR | {"source": "a\ud83d"}], "line 2: field source holds half a character (the surrogate U+D83D alone)"),
+    ([PAIR, PAIR | {"source": 7}], "line 2: field source is not a string"),
+    ([PAIR, PAIR | {"references": ["ok", ""]}], "line 2: a text in field references is empty"),
+    ([PAIR, PAIR | {"references": None}], "line 2: field references is not a list"),
+    ([PAIR, PAIR | {"references": "The dog."}], "line 2: field references is not a list"),
+    ([{"translation": {"de": "Ja.", "en": "Yes."}}, {"translation": {"de": "Ja."}}],
+     "line 2: field translation.en is missing"),
     ([{"text": "no task has this"}], "fields text fit no task"),
-    ([QUESTION, QUESTION | {"answers": [" "]}], "row 2"), ([QUESTION, QUESTION | {"question": None}], "row 2"),
+    ([QUESTION, QUESTION | {"answers": [" "]}], "line 2: a text in field answers is empty"),
+    ([QUESTION, QUESTION | {"answers": "a kite"}], "line 2: field answers is not a list"),
+    ([QUESTION, QUESTION | {"context": 5}], "line 2: field context is not a string"),
+    ([QUESTION, QUESTION | {"question": None}], "line 2: field question is not a string"),
+    ([NARRATIVE[0], NARRATIVE[1] | {"document": "x"}], "line 2: field document.summary is missing"),
+    ([NARRATIVE[0], NARRATIVE[1] | {"answers": ["so"]}], "line 2: field answers.text is missing"),
+    ([NEWS[0], {"article": "A story."}], "line 2: field highlights is missing"),
 ])
 def test_bad_rows_are_named(rows, part, tmp_path, one_line):
     path = write(tmp_path / "bad.de-en.jsonl", rows)
     one_line(ValueError, ("bad.de-en", part), lambda: load_task(str(path)))
+
+
+def test_not_utf8_is_named_by_line(tmp_path, one_line):
+    """The line itself, however far the file was read ahead; a byte order mark at the start is none of the text."""
+    path = write(tmp_path / "bad.de-en.jsonl", [PAIR] * 5)
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2].replace(b"dog", b"d\xffg")
+    path.write_bytes(b"\n".join(lines))
+    one_line(ValueError, "bad.de-en.jsonl, line 3: not UTF-8", lambda: load_task(str(path)))
+    marked = tmp_path / "marked.de-en.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + lines[0] + b"\n")
+    assert load_task(str(marked)).sources == [PAIR["source"]]
+
+
+def test_weird_but_valid_texts(tmp_path):
+    """Emoji, right to left, combining marks, markup, 100,000 characters: kept as they are."""
+    texts = ["👩‍👩‍👧 🏳️‍🌈", "שלום \u202eabc", "Z\u0338\u0330a\u0335", "<script>alert(1)</script>",
+             "\u2028 line", "x " * 50_000, "$a$ `b` | c"]
+    path = write(tmp_path / "odd.de-en.jsonl", [PAIR | {"source": text} for text in texts])
+    assert load_task(str(path)).sources == texts and Task.from_prompts(texts).prompts == texts
 
 
 def test_damaged_gzip_is_one_line(tmp_path, one_line):
@@ -117,13 +166,6 @@ def test_damaged_gzip_is_one_line(tmp_path, one_line):
     one_line(ValueError, "bad.de-en.jsonl.gz", lambda: load_task(str(path)))
 
 
-SQUAD = [{"id": str(i), "title": "t", "context": f"Passage {i // 2} tells.", "question": f"Who {i}?",
-          "answers": {"text": ["Ann", "Ann Lee"], "answer_start": [0, 0]}} for i in range(4)]
-NARRATIVE = [{"document": {"id": f"d{i // 2}", "kind": "book", "summary": {"text": f"Story {i // 2}.", "title": "t"}},
-              "question": {"text": f"Why {i}?", "tokens": ["Why"]},
-              "answers": [{"text": "because", "tokens": ["because"]}, {"text": "so", "tokens": ["so"]}]}
-             for i in range(4)]
-NEWS = [{"article": f"Long story {i}.", "highlights": f"Short {i}.", "id": str(i)} for i in range(4)]
 README = """---
 configs:
 - config_name: 1.0.0
@@ -223,8 +265,11 @@ def test_free_prompts(one_line):
     assert task.quality(["x", "y"]) == {}
     assert Task.from_prompts(["one"], references=[["a b c d"]]).quality(["a b c d"])["chrF"] == pytest.approx(100)
     for prompts, part in ((["ok", " "], "prompt 1"), (["a\0"], "prompt 0"), ([], "at least one"), ("text", "list"),
-                          (["ok", 5], "prompt 1")):
+                          (["ok", 5], "prompt 1"), (["a\ud800"], "U+D800"), (None, "list")):
         one_line(ValueError, part, lambda: Task.from_prompts(prompts))
+    one_line(ValueError, "name is empty", lambda: Task.from_prompts(["a"], name=""))
+    for references, part in ((["x"], "must be a list"), ([["x", 3]], "prompt 0 is not a string")):
+        one_line(ValueError, part, lambda: Task.from_prompts(["a"], references=references))
     one_line(ValueError, "references", lambda: Task.from_prompts(["a", "b"], references=[["x"]]))
 
 

@@ -1,10 +1,10 @@
 """Traces: right against the oracle, the same however they came to be, whole or not at all."""
 
 import importlib
-import json
 import multiprocessing
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import families
 import numpy as np
@@ -214,12 +214,12 @@ def flip_byte(place):
 
 
 def killed_before_the_manifest(place):
-    manifest = json.loads((place / "manifest.json").read_text())
+    manifest = shards.load_manifest(place)
     manifest["files"] = {k: v for k, v in manifest["files"].items() if not k.endswith("2")}
     manifest["counts"].pop("2")
     for key in ("finished", "rows", "mismatches"):
         manifest.pop(key)
-    (place / "manifest.json").write_text(json.dumps(manifest))
+    shards.save_manifest(place, manifest)
     (place / "tokens-00002.parquet.partial").write_bytes(b"half")
 
 
@@ -270,7 +270,11 @@ def test_full_disk_leaves_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options, part", [
     ({"max_new_tokens": 0}, "max_new_tokens 0"), ({"max_new_tokens": -3}, "max_new_tokens -3"),
-    ({"batch_size": 0}, "batch_size 0"), ({"sites": -1}, "sites -1"), ({"pairs": -2}, "pairs -2"),
+    ({"max_new_tokens": "8"}, "max_new_tokens '8'"), ({"max_new_tokens": 2.0}, "max_new_tokens 2.0"),
+    ({"max_new_tokens": True}, "max_new_tokens True"), ({"max_new_tokens": None}, "max_new_tokens None"),
+    ({"batch_size": 0}, "batch_size 0"), ({"batch_size": "4"}, "batch_size '4'"), ({"sites": -1}, "sites -1"),
+    ({"sites": "yes"}, "sites 'yes'"), ({"pairs": -2}, "pairs -2"), ({"pairs": 0.5}, "pairs 0.5"),
+    ({"task": "translation/de-en"}, "eelib.load_task"),
 ])
 def test_bad_arguments_write_nothing(options, part, model_of, tmp_path, one_line):
     one_line(ValueError, part, lambda: make(model_of("llama"), tmp_path / "runs", **options))
@@ -286,7 +290,57 @@ def test_prompts_beyond_the_window(model_of, tmp_path, one_line):
     assert trace.manifest["skipped"] == 1 and trace.sequences["sequence"].tolist() == [0, 2]
     one_line(ValueError, "1 of 3 prompts do not fit", lambda: make(model, tmp_path, task, strict=True))
     one_line(ValueError, "1 of 1", lambda: make(model, tmp_path, eelib.Task.from_prompts(["word " * 200])))
-    assert not list(tmp_path.rglob("*.parquet.partial"))
+    assert not (tmp_path / "strict").exists() and len(list(tmp_path.glob("*/*"))) == 1  # the refused left nothing
+
+
+def test_states_that_are_not_finite_leave_nothing(folder_of, tmp_path, one_line):
+    """Found in the first shard: the layer is named, no folder stays."""
+    model = eelib.load_model(str(folder_of("llama")), device="cpu")
+    model.blocks[1].mlp.down_proj.weight.data[0, 0] = float("nan")
+    one_line(ValueError, ("2", "not finite"), lambda: make(model, tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sites_that_cannot_be_read_are_refused_before_decoding(model_of, tmp_path, monkeypatch, one_line):
+    model = model_of("llama")
+    monkeypatch.setattr(model, "parts", [])
+    monkeypatch.setattr(model, "parts_error", "no sub-layers were found")
+    one_line(ValueError, "no sub-layers", lambda: make(model, tmp_path / "runs", sites=1))
+    assert not (tmp_path / "runs").exists()
+
+
+WEIRD = ["👩‍👩‍👧 🏳️‍🌈", "שלום \u202eabc", "Z\u0338\u0330a\u0335", "<script>alert(1)</script>", "a\u2028b\x07\x1b[31m",
+         "\u200b\u200d", "$x$ `y` | z", "x" * 100_000]
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "bert"])
+def test_weird_texts_pass(name, model_of, tmp_path):
+    """Each is put to the model as it is; only the line of 100,000 characters is beyond the window, and counted."""
+    task = eelib.Task.from_prompts(WEIRD, name="../weird/ $n$ " + "n" * 300)
+    trace = make(model_of(name), tmp_path, task, sites=2)
+    assert trace.manifest["skipped"] == 1 and trace.sequences["prompt"].tolist() == WEIRD[:-1]
+    assert trace.place.parent.parent == tmp_path and np.isfinite(trace["entropy"]).all()
+    assert [*tmp_path.iterdir()] == [trace.place.parent]
+
+
+def test_outputs_of_one_token_and_outputs_that_end_at_once(model_of, tmp_path, eos):
+    model = model_of("llama")
+    one = make(model, tmp_path / "one", max_new_tokens=1, sites=2, pairs=2)
+    assert one.sequences["length"].tolist() == [1] * len(TASK) and len(one) == len(TASK)
+    eos(model, set(one.tokens["token_id"]))
+    none = make(model, tmp_path / "none", sites=2, pairs=2)
+    assert none.sequences["length"].tolist() == [0] * len(TASK) and none.sequences["output"].eq("").all()
+    assert none.tokens["is_eos"].all() and not none.tokens["truncated"].any() and not none.statistic_rows().any()
+    np.testing.assert_array_equal(none["top1"], one["top1"])
+
+
+def test_code_hash_covers_the_code(monkeypatch):
+    """Whatever `eelib.trace` imports decides the numbers, but for what is named here."""
+    from eelib.book import modules_behind
+    monkeypatch.chdir(Path(tracing.__file__).parent.parent)
+    apart = {"__init__", "tasks", "metrics", "prompts",  # their texts are hashed with the task
+             "stored", "saturation", "stats", "values"}  # only read, or only check
+    assert {file.stem for file in modules_behind(Path("eelib/trace.py"))} - apart == {n[:-3] for n in tracing.CODE}
 
 
 def test_unknown_readouts_and_what_was_not_made(made, model_of, tmp_path, one_line):

@@ -1,0 +1,259 @@
+"""The Triton readout in Triton's interpreter against float64; `test_kernel` runs this in a process of its own.
+
+By hand: TRITON_INTERPRET=1 python -m pytest tests/interpreted_kernel.py
+"""
+
+import math
+import os
+
+import pytest
+import torch
+
+from eelib.kernel import Tiles, merge, read_js, read_rows, supports
+from eelib.readout import Scratch, read_by_kernel, read_on_cpu
+from eelib.tail import Tail
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
+torch.set_num_threads(1)
+NEAR = 2e-5  # logits of order 1 this close may swap places between float32 and float64
+SHAPES = [(1, 24, 11, "float32"), (3, 65, 257, "bfloat16"), (17, 160, 1000, "bfloat16"), (65, 24, 257, "float32"),
+          (1, 160, 4099, "bfloat16"), (3, 65, 1000, "float16"), (17, 65, 4099, "float32")]
+
+
+def logits_of(hidden, weight, head_bias=None, bias=None, after=1.0, cap=0.0):
+    """Logits in float64, written the plainest way."""
+    z = hidden.double() @ weight.double().T
+    z = (z if head_bias is None else z + head_bias.double()) * after
+    z = cap * torch.tanh(z / cap) if cap else z
+    return z if bias is None else z + bias.double()
+
+
+def made(rows, width, vocabulary, dtype="float32", size=3.0):
+    """States and weights whose logits have about the standard deviation `size`, final and reference ids."""
+    torch.manual_seed(rows + vocabulary)
+    hidden = torch.randn(rows, width).to(getattr(torch, dtype))
+    weight = (torch.randn(vocabulary, width) * size / width ** 0.5).to(hidden.dtype)
+    final = torch.randint(0, vocabulary, (rows,))
+    final[::2] = logits_of(hidden, weight).argmax(-1)[::2]
+    return hidden, weight, final, torch.randint(-1, vocabulary, (rows,))
+
+
+def entropy_of(z):
+    logs = z - z.logsumexp(-1, keepdim=True)
+    return -(logs.exp() * logs).nan_to_num(0.0).sum(-1)
+
+
+def compare(got, z, final, k, near=NEAR):
+    """Every readout against the logits z [n, vocabulary], and the bounds that hold whatever the rounding."""
+    exact = dict(rtol=1e-6, atol=near)
+    own = z.gather(1, final[:, None])
+    torch.testing.assert_close(got["log_normalizer"].double(), z.logsumexp(-1), **exact)
+    torch.testing.assert_close(got["max"].double(), z.amax(-1), **exact)
+    torch.testing.assert_close(got["entropy"].double(), entropy_of(z), rtol=1e-5, atol=near)
+    torch.testing.assert_close(got["final_logit"].double(), own[:, 0], **exact)
+    torch.testing.assert_close(got["top_logits"].double(), z.sort(-1, descending=True).values[:, :k], **exact)
+    torch.testing.assert_close(z.gather(1, got["top_ids"].long()), got["top_logits"].double(), **exact)
+    low, high = ((z > own + shift).sum(-1) + 1 for shift in (near, -near))
+    assert ((low <= got["final_rank"]) & (got["final_rank"] <= high)).all()
+    assert (high - low).double().mean() < 2  # the tolerance is narrow enough to mean something
+    bounds(got, z.shape[1])
+
+
+def bounds(got, vocabulary):
+    """No log-probability above 0, entropy within [0, ln V], top-k in order and without repeats."""
+    for name in ("max", "final_logit"):
+        assert (got[name] <= got["log_normalizer"]).all()
+    assert (got["top_logits"] <= got["log_normalizer"][:, None]).all() and (got["max"] == got["top_logits"][:, 0]).all()
+    assert ((0 <= got["entropy"]) & (got["entropy"] <= math.log(vocabulary) + 1e-6)).all()
+    assert (got["top_logits"].diff(dim=1) <= 0).all() and (got["top_ids"].sort(1).values.diff(dim=1) > 0).all()
+    assert ((1 <= got["final_rank"]) & (got["final_rank"] <= vocabulary)).all()
+
+
+@pytest.mark.parametrize(("rows", "width", "vocabulary", "dtype"), SHAPES)
+def test_odd_shapes(rows, width, vocabulary, dtype):
+    hidden, weight, final, reference = made(rows, width, vocabulary, dtype)
+    assert supports(hidden, weight)
+    got, z = read_rows(hidden, weight, final, reference_ids=reference), logits_of(hidden, weight)
+    compare(got, z, final, 10)
+    assert (got["final_rank"][::2] == 1).all() and (got["final_logit"][::2] == got["max"][::2]).all()
+    expected = z.gather(1, reference.clamp(min=0)[:, None])[:, 0].masked_fill(reference < 0, math.nan)
+    torch.testing.assert_close(got["reference_logit"].double(), expected, rtol=1e-6, atol=NEAR, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "tiles"), [("float32", None), ("bfloat16", Tiles(16, 32, 32))])
+def test_ties(dtype, tiles):
+    """Whole numbers, so every sum is exact and most logits are shared: ids, ranks and logits are exact too."""
+    torch.manual_seed(1)
+    hidden = torch.randint(-1, 2, (17, 24)).to(getattr(torch, dtype))
+    weight = torch.randint(-1, 2, (700, 24)).to(hidden.dtype)
+    z = logits_of(hidden, weight)
+    final = torch.arange(17) * 40
+    got = read_rows(hidden, weight, final, k=16, tiles=tiles)
+    values, ids = z.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(got["top_ids"].long(), ids[:, :16]) and torch.equal(got["top_logits"].double(), values[:, :16])
+    own = z.gather(1, final[:, None])
+    assert torch.equal(got["final_rank"].long(), (z > own).sum(1) + 1)
+    assert torch.equal(got["final_logit"].double(), own[:, 0])
+    assert (values[:, 15] == values[:, 16]).any()  # ties across the edge of the list did occur
+    torch.testing.assert_close(got["log_normalizer"].double(), z.logsumexp(-1), rtol=1e-6, atol=NEAR)
+    torch.testing.assert_close(got["entropy"].double(), entropy_of(z), rtol=1e-5, atol=NEAR)
+    bounds(got, 700)
+
+
+def test_all_logits_equal():
+    got = read_rows(torch.zeros(3, 24), torch.ones(600, 24), torch.tensor([0, 300, 599]), k=3)
+    assert got["top_ids"].tolist() == [[0, 1, 2]] * 3 and got["final_rank"].tolist() == [1, 1, 1]
+    torch.testing.assert_close(got["entropy"], torch.full((3,), math.log(600)))
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_large_logits(size):
+    """Log-probabilities stay at or below 0 and the entropy finite, as rounding of z * log2(e) would not allow."""
+    hidden, weight, final, _ = made(17, 24, 1000, size=size)
+    z = logits_of(hidden, weight)
+    assert z.abs().max() > size
+    compare(read_rows(hidden, weight, final), z, final, 10, near=size * 5e-6)
+
+
+def test_bias_of_minus_infinity():
+    """Forbidden tokens have no probability, rank last, and fill the list, lower ids first, where nothing is left."""
+    hidden, weight, _, _ = made(3, 65, 600)
+    bias = torch.full((600,), -math.inf)
+    bias[[500, 7, 300]] = 0.0
+    for given in (dict(bias=bias), dict(head_bias=bias), dict(bias=bias, head_bias=torch.zeros(600))):
+        got = read_rows(hidden, weight, torch.tensor([7, 500, 0]), k=5, **given)
+        z = logits_of(hidden, weight, bias=bias)
+        assert torch.equal(got["top_ids"][:, :3].long(), z.topk(3).indices)
+        assert got["top_ids"][:, 3:].tolist() == [[0, 1]] * 3 and (got["top_logits"][:, 3:] < -1e38).all()
+        torch.testing.assert_close(got["log_normalizer"].double(), z.logsumexp(-1), rtol=0, atol=NEAR)
+        torch.testing.assert_close(got["entropy"].double(), entropy_of(z), rtol=0, atol=NEAR)
+        assert got["final_rank"][2] == 4 and got["final_logit"][2] < -1e38
+        bounds(got, 600)
+        other = read_rows(hidden.flip(0), weight, torch.tensor([7, 500, 0]), k=5, **given)
+        js = read_js(hidden, weight, got["log_normalizer"], hidden.flip(0), other["log_normalizer"], **given)
+        assert ((0 <= js) & (js <= math.log(2))).all() and js[1] < 1e-6 < js[0]
+
+
+@pytest.mark.parametrize("given", [dict(after=0.25), dict(cap=5.0), dict(after=2.0, cap=30.0), dict(after=0.5)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_scale_cap_and_biases(given, biased):
+    hidden, weight, final, _ = made(17, 24, 300, size=8.0)
+    if biased:
+        given = given | dict(head_bias=torch.randn(300), bias=torch.randn(300))
+    compare(read_rows(hidden, weight, final, **given), logits_of(hidden, weight, **given), final, 10, near=6e-5)
+
+
+def test_biases_in_half_precision_and_shape_of_transformers():
+    """BART keeps its last bias as [1, vocabulary] in the weights' dtype."""
+    hidden, weight, final, _ = made(3, 24, 300, "bfloat16")
+    bias = torch.randn(1, 300).to(torch.bfloat16)
+    compare(read_rows(hidden, weight, final, bias=bias), logits_of(hidden, weight, bias=bias), final, 10)
+
+
+def test_tile_shapes_and_strides_change_nothing():
+    hidden, weight, final, _ = made(17, 65, 257)
+    one = read_rows(hidden, weight, final)
+    for tiles in (Tiles(16, 16, 16), Tiles(32, 64, 32), Tiles(16, 512, 128)):
+        other = read_rows(hidden.T.contiguous().T, weight, final, tiles=tiles)
+        assert torch.equal(one["top_ids"], other["top_ids"]) and torch.equal(one["final_rank"], other["final_rank"])
+        for name in ("log_normalizer", "entropy", "top_logits", "final_logit"):
+            torch.testing.assert_close(one[name], other[name], rtol=1e-6, atol=NEAR)
+
+
+@pytest.mark.parametrize("k", [1, 3, 11])
+def test_lengths_of_the_list(k):
+    hidden, weight, final, _ = made(3, 24, 11)
+    compare(read_rows(hidden, weight, final, k=k), logits_of(hidden, weight), final, k)
+
+
+@pytest.mark.parametrize(("rows", "width", "vocabulary", "dtype"),
+                         [(3, 65, 257, "bfloat16"), (33, 24, 1000, "float32")])
+def test_divergence(rows, width, vocabulary, dtype):
+    given = dict(after=0.5, cap=20.0, head_bias=torch.linspace(-1, 1, vocabulary))
+    hidden, weight, final, _ = made(rows, width, vocabulary, dtype)
+    last = hidden.roll(1, 0) * torch.linspace(0, 2, rows)[:, None].to(hidden.dtype) + hidden
+    last[-1] = hidden[-1]
+    norms = [read_rows(states, weight, final, **given)["log_normalizer"] for states in (hidden, last)]
+    js = read_js(hidden, weight, norms[0], last, norms[1], **given)
+    p, q = (logits_of(states, weight, **given).softmax(-1) for states in (hidden, last))
+    middle = (p + q) / 2
+    expected = ((p * (p / middle).log()).sum(-1) + (q * (q / middle).log()).sum(-1)) / 2
+    torch.testing.assert_close(js.double(), expected, rtol=1e-4, atol=1e-6)
+    assert js[-1] < 1e-6 and js.max() > 1e-2 and (js <= math.log(2)).all()
+
+
+def test_opposite_distributions_reach_ln_2():
+    weight = torch.eye(24)
+    hidden, last = 500 * weight[:3], 500 * weight[3:6]
+    norms = [read_rows(states, weight, torch.arange(3))["log_normalizer"] for states in (hidden, last)]
+    js = read_js(hidden, weight, norms[0], last, norms[1])
+    assert (js <= math.log(2)).all() and js.min() == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_top_token_has_rank_1_however_sums_round():
+    """The final token's logit is summed twice; here the second sum is too low, so that others seem to be above it."""
+    parts = [torch.tensor([[2.0], [1.0]]), torch.ones(2, 1), torch.zeros(2, 1), torch.tensor([[1], [2]]).int(),
+             torch.tensor([[[1.0, 2.0]], [[1.0, 0.5]]]), torch.tensor([[[3, 7]], [[9, 8]]]).int()]
+    for final, expected in ((7, (1, 2.0)), (3, (2, 1.0)), (9, (4, 0.25))):  # 9 is not among the top 2
+        result = {name: torch.zeros(1) for name in ("log_normalizer", "max", "entropy")}
+        result |= {"final_logit": torch.tensor([0.25]), "final_rank": torch.zeros(1).int(),
+                   "top_logits": torch.zeros(1, 2), "top_ids": torch.zeros(1, 2).int()}
+        merge(parts, result, torch.tensor([final]).int(), None, 10)
+        assert result["top_ids"].tolist() == [[7, 3]]
+        assert (result["final_rank"].item(), result["final_logit"].item()) == expected
+
+
+def test_no_rows():
+    weight = torch.randn(300, 24)
+    got = read_rows(torch.empty(0, 24), weight, torch.empty(0, dtype=torch.long), reference_ids=torch.empty(0).long())
+    assert got["top_ids"].shape == (0, 10) and all(len(value) == 0 for value in got.values())
+    assert len(read_js(torch.empty(0, 24), weight, torch.empty(0), torch.empty(0, 24), torch.empty(0))) == 0
+
+
+def refused(part, call):
+    with pytest.raises(ValueError, match=part) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_refusals_are_one_line():
+    hidden, weight, final, _ = made(3, 24, 11)
+    refused("k is 12: 1 to 11", lambda: read_rows(hidden, weight, final, k=12))
+    refused("k is 0: 1 to 11", lambda: read_rows(hidden, weight, final, k=0))
+    refused("width", lambda: read_rows(hidden[:, 1:], weight, final))
+    refused("bfloat16", lambda: read_rows(hidden.bfloat16(), weight, final))
+    refused("float64", lambda: read_rows(hidden.double(), weight.double(), final))
+    refused(r"final_ids has shape \(2,\), but there are 3", lambda: read_rows(hidden, weight, final[:2]))
+    refused("reference_ids", lambda: read_rows(hidden, weight, final, reference_ids=final[:2]))
+    refused("bias has 3 values", lambda: read_rows(hidden, weight, final, bias=torch.zeros(3)))
+    refused("hidden_last has 2", lambda: read_js(hidden, weight, torch.zeros(3), hidden[:2], torch.zeros(3)))
+
+
+def test_the_benchmark_finds_what_is_wrong(monkeypatch):
+    """`checks.kernel` passes right readouts, agrees with its own plain way, and stops at wrong ones."""
+    checks = pytest.importorskip("checks.kernel")
+    hidden, weight, final, _ = made(17, 24, 300)
+    assert max(checks.compare(hidden, weight, final).values()) < 1e-4
+    monkeypatch.setattr(checks, "CHUNK", 5 * 300)
+    got = read_rows(hidden, weight, final)
+    names = ("log_normalizer", "entropy", "top_logits", "top_ids", "final_logit", "final_rank")
+    for name, value in zip(names, checks.chunked(checks.chunk, hidden, weight, final)):
+        torch.testing.assert_close(got[name], value.to(got[name].dtype), rtol=1e-5, atol=NEAR)
+    monkeypatch.setattr(checks.kernel, "read_rows", lambda *given, **more: got | {"entropy": got["entropy"] + 1})
+    with pytest.raises(SystemExit, match="entropy"):
+        checks.compare(hidden, weight, final)
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+def test_readout_by_kernel_is_the_readout_on_the_cpu(cap):
+    """Every readout of `readout.read`, through norm, head bias, scaling and soft cap, both ways."""
+    torch.manual_seed(1)
+    head, norm = torch.nn.Linear(24, 257), torch.nn.LayerNorm(24)
+    tail = Tail([norm], head, 1.5, 2.0, cap, None, 24, 257)
+    states, wanted, known = torch.randn(5, 4, 24), torch.arange(5), torch.tensor([3, -1, 0, 256, -1])
+    with torch.no_grad():
+        mine = read_by_kernel(tail, states, wanted, known, 10)
+        plain = read_on_cpu(tail, states, wanted, known, 10, Scratch())
+    assert set(mine) == set(plain)
+    for name, values in plain.items():
+        torch.testing.assert_close(mine[name].double(), values.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
