@@ -1,8 +1,9 @@
 """Every architecture that transformers can build from a tiny random configuration, checked against a float64 oracle.
 
-`python -m checks.families [--only NAME ...] [--kind KIND ...]` writes data/checks/families.json: machine, versions and one
-row per architecture: {architecture, model_type, kind, built, attention_based, readout, sublayers, padding, decoding,
-reason, seconds}; readout, sublayers and decoding are pass, refused or fail.
+`python -m checks.families [--only NAME ...] [--kind KIND ...]` writes data/checks/families.json:
+machine, versions and one row per architecture: {architecture, model_type, kind, built, attention_based, readout,
+sublayers, padding, decoding, reason, seconds}; readout, sublayers and decoding are pass, refused or fail;
+attention_based: every layer holds attention, softmax or linear.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 RESULT = Path(__file__).resolve().parent.parent / "data" / "checks" / "families.json"
+VERDICTS = ("readout", "sublayers", "padding", "decoding")
 LIMIT = 60.0  # seconds for one architecture
 
 
@@ -123,7 +125,7 @@ def summary(rows: list[dict]) -> str:
         lines.append(f"{kind}: {len(own)} architectures, {len(built)} built; readout passes in "
                      f"{sum(r['readout'] == 'pass' for r in built)}, everything in {sum(map(passes, built))}; of "
                      f"{len(attending)} attention-based {sum(map(passes, attending))} pass everything; "
-                     f"{sum('fail' in (r['readout'], r['sublayers'], r['padding'], r['decoding']) for r in built)} fail")
+                     f"{sum('fail' in [r[k] for k in VERDICTS] for r in built)} fail")
     return "\n".join(lines)
 
 
@@ -131,9 +133,9 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="model types to check (default: all)")
-    parser.add_argument("--kind", nargs="+", choices=["causal", "seq2seq", "masked", "classifier"], help="heads to check")
+    parser.add_argument("--kind", nargs="+", choices=["causal", "seq2seq", "masked", "classifier"], help="heads")
     parser.add_argument("--processes", type=int, default=2, help="architectures at a time")
-    parser.add_argument("--output", type=Path, help="where the JSON goes (default: data/checks/families.json, of a full run)")
+    parser.add_argument("--output", type=Path, help="the JSON (default, of a full run: data/checks/families.json)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -150,7 +152,8 @@ def main() -> None:
     if output is not None:
         import torch
         import transformers
-        record = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "seconds": round(time.monotonic() - began, 1),
+        record = {"date": time.strftime("%Y-%m-%d"), "machine": machine(),
+                  "seconds": round(time.monotonic() - began, 1),
                   "versions": {"python": platform.python_version(), "torch": torch.__version__,
                                "transformers": transformers.__version__}, "rows": rows}
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +164,8 @@ def machine() -> dict:
     """CPU model, cores and memory."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    name = named[0] if named else platform.processor()
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"cpu": name, "cores": os.cpu_count(), "memory_gib": round(pages / 2**30, 1)}
 

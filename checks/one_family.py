@@ -19,8 +19,6 @@ from tests.families import PROMPTS, tokenizer_for
 
 STEPS = 6
 TOLERANCE = 1e-4  # relative; both sides run in float64, but some networks compute their norms in float32
-
-
 class Differs(Exception):
     """A number that is not the oracle's."""
 
@@ -32,8 +30,7 @@ class NotFinite(Differs):
 def check(kind: str, model_type: str) -> dict:
     """The row of one architecture (see `checks.families`)."""
     row = {"architecture": KINDS[kind][model_type], "model_type": model_type, "kind": kind, "built": False,
-           "attention_based": True, "readout": "", "sublayers": "", "padding": "",
-           "decoding": "", "reason": ""}
+           "attention_based": True, "readout": "", "sublayers": "", "padding": "", "decoding": "", "reason": ""}
     began = time.monotonic()
     try:
         fill(row, kind, model_type)
@@ -87,13 +84,21 @@ def fill(row: dict, kind: str, model_type: str) -> None:
             row[name] = "fail"
             row["reason"] = row["reason"] or f"{name} crashed: {type(error).__name__} {short(error)}"
     if row["sublayers"] == "refused":
-        row["reason"] = row["reason"] or short(model.parts_error)
+        row["reason"] = row["reason"] or short(model.parts_error, model.name)
 
 
 def attends(network: nn.Module) -> bool:
-    """Whether a module of the network is called attention (a state-space or Fourier mixer is not)."""
-    return any("attn" in n.lower() or "attention" in type(m).__name__.lower()
-               for n, m in network.named_modules() if "fourier" not in type(m).__name__.lower() and "fnet" not in n)
+    """Whether every layer of some stack holds a module that is called attention, softmax or linear.
+
+    False of state-space, recurrent and Fourier networks, and of hybrids that have layers without any.
+    """
+    def holds(name: str, layer: nn.Module) -> bool:
+        return any("attn" in f"{name}.{inner}".lower() or "attention" in f"{name}.{inner} {type(m).__name__}".lower()
+                   for inner, m in layer.named_modules())
+
+    lists = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.ModuleList)]
+    stacks = [(name, module) for name, module in lists if len(module) > 1] or lists  # ALBERT: one block for all layers
+    return any(all(holds(name.rsplit(".", 1)[-1], layer) for layer in stack) for name, stack in stacks)
 
 
 def as_double(network: nn.Module, model) -> nn.Module:
@@ -108,10 +113,13 @@ def as_double(network: nn.Module, model) -> nn.Module:
     return oracle
 
 
-def short(error, folder: str = "?") -> str:
-    """One line of at most 200 characters."""
+def short(error, folder: str = "") -> str:
+    """One line of at most 240 characters, without the temporary folder's name."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text.replace(folder.rsplit("/", 1)[-1], "model")[:200]
+    if folder:
+        own = folder.rsplit("/", 1)[-1]
+        text = text.replace(f"{own}: ", "").replace(folder, own).replace(own, "tiny")
+    return text[:240]
 
 
 def arguments(model, network: nn.Module, prompt: list[int], output: list[int]) -> dict:
@@ -219,7 +227,7 @@ def readouts(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
 
 @torch.no_grad()
 def sublayers(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
-    """Outputs plus the skip are the block's output on other text than the probe's; attention is what mixes positions."""
+    """Outputs plus the skip are the block's output on another text; attention is what mixes positions."""
     if not model.parts:
         return "refused"
     prompt, output = prompts[1], [40, 9, 77, 200, 41]
@@ -231,7 +239,8 @@ def sublayers(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
         parts = [sites[s][index] for s in ("attention", "cross_attention", "feed_forward") if s in part.sums]
         if part.post_norm is None:
             constant = 0.0 if part.constant is None else part.constant
-            same(states[index] * part.skip + sum(parts) + constant, states[index + 1], f"skip plus sub-layers of block {index + 1}")
+            total = states[index] * part.skip + sum(parts) + constant
+            same(total, states[index + 1], f"skip plus sub-layers of block {index + 1}")
         else:
             state = states[index]
             for norm, added in zip(part.post_norm, parts):
@@ -244,13 +253,15 @@ def sublayers(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
 
 @torch.no_grad()
 def mixing(model, given: dict, states: list[Tensor]) -> None:
-    """In a middle block: another last state but one reaches attention's last position, and the feed-forward's only by it."""
+    """In a middle block: another last state but one reaches attention's last position, the feed-forward's only so."""
     index = len(model.blocks) // 2
     block, part = model.blocks[index], model.parts[index]
 
+    place = -2
+
     def bend(_module, args, kwargs):
         state = (args[0] if args else kwargs["hidden_states"]).clone()
-        state[:, -2] = state[:, -2] * -0.5 + 1.0
+        state[:, place] = state[:, place] * -0.5 + 1.0
         return (state, *args[1:]) if args else (), kwargs if args else {**kwargs, "hidden_states": state}
 
     def run(bent: bool, frozen: dict | None = None, inputs: dict = given) -> dict[nn.Module, Tensor]:
@@ -272,11 +283,14 @@ def mixing(model, given: dict, states: list[Tensor]) -> None:
     plain, bent = run(False), run(True)
     attention = {module: plain[module] for module, _ in part.sums["attention"]}
     held = run(True, attention)
+    place = 0  # a short convolution on the feed-forward's output reaches its neighbours, not this far
+    far = run(True, attention)
     for module in attention:
         if torch.allclose(plain[module][:, -1], bent[module][:, -1], atol=1e-9, rtol=0):
             raise Differs(f"the attention site of block {index + 1} does not mix positions")
     for module, _ in part.sums["feed_forward"]:
-        if not torch.allclose(plain[module][:, -1], held[module][:, -1], atol=1e-5, rtol=1e-5):
+        if not any(torch.allclose(plain[module][:, -1], other[module][:, -1], atol=1e-5, rtol=1e-5)
+                   for other in (held, far)):
             raise Differs(f"the feed-forward site of block {index + 1} mixes positions")
     if "cross_attention" in part.sums:
         other = run(False, attention, {**given, "input_ids": given["input_ids"].flip(1)})

@@ -1,4 +1,4 @@
-"""A tiny random network of any architecture in transformers, from a shrunken default configuration, without downloads."""
+"""A tiny random network of any architecture in transformers: its default configuration, shrunken; no downloads."""
 
 import dataclasses
 import re
@@ -28,7 +28,7 @@ SIZES = [
      r"|hidden_dim|mamba_d_ssm|ffn_hidden_size", 64),
     (r"num_key_value_heads|num_kv_heads|swa_num_key_value_heads|num_query_groups", 2),
     (r"index_n_heads|mamba_n_heads|mamba_num_heads|n_mamba_heads", 8),
-    (r".*(attention_heads|num_heads|n_heads?|encoder_attention_heads|num_attention_heads)|linear_num_(key|value)_heads", 4),
+    (r".*(attention_heads|num_heads|n_heads?|num_attention_heads)|linear_num_(key|value)_heads", 4),
     (r"num_hidden_layers|n_layers?|num_layers|(num_)?(decoder|encoder)_layers|speech_encoder_layers|depth|num_blocks"
      r"|t2u_(en|de)coder_layers", LAYERS),
     (r"num_experts_per_tok(en)?|moe_topk?|moe_k|num_experts_per_token", 2),
@@ -41,7 +41,8 @@ SIZES = [
     (r".*(state_size|d_state)", 8), (r"(mamba_)?chunk_size", 16), (r"index_topk.*", 64), (r"image_size", 16),
     (r"patch_size", 8), (r"num_mel_bins", 16), (r"mamba_expand|expand", 2), (r"prompt_length", 4),
     (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|moe_num_shared_experts|n_shared_experts", 1),
-    (r"num_kv_shared_layers", 0), (r".*_pattern|interleave_moe_layer_step|global_attn_every_n_layers|layer_group_size", 2),
+    (r"num_kv_shared_layers", 0),
+    (r".*_pattern|interleave_moe_layer_step|global_attn_every_n_layers|layer_group_size", 2),
     (r"residual_multiplier", 0.6), (r"embedding_multiplier|logits_scaling", 2.0), (r"logit_scale", 0.5),
 ]
 
@@ -62,10 +63,13 @@ OVERRIDES: dict[str, dict] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "bamba": {"attn_layer_indices": [1, 3]}, "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2}, "xmod": {"default_language": "en_XX"},
-    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0}, "longcat_flash": {"qk_head_dim": 16}, "neomme": {"head_dim": 16},
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0}, "longcat_flash": {"qk_head_dim": 16},
+    "neomme": {"head_dim": 16},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16}, "perceiver": {"num_latents": 8, "d_latents": 32,
                                                                                   "num_self_attends_per_block": 2},
-    "hy_v4": {"indexer_types": ["full"] * 4}, "dots3_note": {"text_config.adapter_in_dim": 32},
+    "hy_v4": {"indexer_types": ["full"] * 4}, "dots3_note": {
+        "vision_config.adapter_in_dim": 32, "vision_config.adapter_out_dim": 32, "audio_config.adapter_input_size": 32,
+        "audio_config.adapter_out_dim": 32, "audio_config.downsample_hidden_size": 16},
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8,
                        "indexer_budget": 64, "indexer_compress_ratio": 4},
 }

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: where it is, which class its config names, weights, tokenizer, hash; every refusal one line."""
+"""Files of a checkpoint: where it is, which class its config names, weights, tokenizer, hash; refusals of one line."""
 
 import hashlib
 import importlib.util
@@ -24,8 +24,9 @@ CLASSES = {"causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM, "ma
            "classifier": AutoModelForSequenceClassification}
 # Libraries of the quantized formats, where the format's name is not the library's.
 QUANTIZERS = {"bitsandbytes": "bitsandbytes", "bitsandbytes_4bit": "bitsandbytes", "bitsandbytes_8bit": "bitsandbytes",
-              "gptq": "gptqmodel", "awq": "gptqmodel", "compressed-tensors": "compressed_tensors", "quanto": "optimum.quanto",
-              "torchao": "torchao", "hqq": "hqq", "aqlm": "aqlm", "eetq": "eetq", "vptq": "vptq", "higgs": "flute",
+              "gptq": "gptqmodel", "awq": "gptqmodel", "quanto": "optimum.quanto",
+              "compressed-tensors": "compressed_tensors", "torchao": "torchao", "hqq": "hqq", "aqlm": "aqlm",
+              "eetq": "eetq", "vptq": "vptq", "higgs": "flute",
               "fbgemm_fp8": "fbgemm_gpu", "auto-round": "auto_round"}
 
 
@@ -40,7 +41,7 @@ def first_line(error: Exception) -> str:
 
 
 def path_of(name: str) -> str:
-    """A shipped model's folder, a local folder (`~` expanded), or the name as it is: a hub id. ValueError if missing."""
+    """A shipped model's folder, a local folder (`~` expanded), or the name itself: a hub id. ValueError if missing."""
     shipped = SHIPPED / name
     if (shipped / "config.json").exists():
         return str(shipped)
@@ -53,7 +54,7 @@ def path_of(name: str) -> str:
 
 
 def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
-    """Refuse, in one line, a local folder whose weights are not safetensors or not all there, or that needs its own code."""
+    """Refuse a local folder whose weights are not safetensors or not all there, or that needs code of its own."""
     folder = Path(path)
     if not folder.is_dir():
         return
@@ -62,7 +63,8 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
     except (OSError, ValueError) as error:
         raise ValueError(f"model {name!r} could not be loaded (config.json: {first_line(error)})") from None
     if config.get("auto_map") and not trust_remote_code and not known_class(config):
-        raise ValueError(f"model {name!r} needs code of its own from its folder; allowed only with trust_remote_code=True")
+        raise ValueError(f"model {name!r} needs code of its own from its folder; allowed only with "
+                         "trust_remote_code=True")
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -71,9 +73,11 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
             raise ValueError(f"model {name!r} could not be loaded ({index.name}: {first_line(error)})") from None
         missing = sorted(shard for shard in shards if not (folder / shard).exists())
         if missing:
-            raise ValueError(f"model {name!r} lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing[:3])}")
+            raise ValueError(f"model {name!r} lacks {len(missing)} of {len(shards)} weight files: "
+                             f"{', '.join(missing[:3])}")
     elif not any(folder.glob("*.safetensors")):
-        other = sorted(f.name for f in folder.glob("*") if f.suffix in (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf"))
+        kinds = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")
+        other = sorted(f.name for f in folder.glob("*") if f.suffix in kinds)
         what = f"has weights only as {', '.join(other[:3])}" if other else "has no weights"
         raise ValueError(f"model {name!r} {what}; allowed are safetensors files")
 
@@ -84,7 +88,7 @@ def known_class(config: dict) -> bool:
 
 
 def kind_of(config) -> str:
-    """"causal", "seq2seq", "masked" or "classifier", from the architecture that the checkpoint names; else ValueError."""
+    """"causal", "seq2seq", "masked" or "classifier", from the architecture that a checkpoint names; or ValueError."""
     architecture = (getattr(config, "architectures", None) or [""])[0]
     text_classes = {kind: set(names.values()) for kind, names in (
         ("causal", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), ("masked", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
@@ -119,8 +123,8 @@ def resolve_device(device: str) -> torch.device | None:
         torch.empty(0, device=place)
         return place
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} is not available ({first_line(error)}); allowed: auto, balanced, cpu, cuda, "
-                         "cuda:N") from None
+        raise ValueError(f"device {device!r} is not available ({first_line(error)}); allowed: auto, balanced, cpu, "
+                         "cuda, cuda:N") from None
 
 
 def check_quantizer(config, name: str) -> bool:

@@ -12,7 +12,8 @@ def find_classifier_tail(network: nn.Module, last: Call, runs: Runs, name: str, 
     """(tail, position read in the probe run). Raises ValueError where the pooled state is not that of one position."""
     labels = runs.logits.shape[-1]
     if labels < 2 or getattr(network.config, "problem_type", None) == "regression":
-        raise ValueError(f"{name}: a regression head has no labels to choose from; allowed are classifiers of 2 or more")
+        raise ValueError(f"{name}: a regression head has no labels to choose from; allowed are classifiers of 2 "
+                         "or more")
     if not bool(torch.isfinite(runs.logits).all()):
         raise ValueError(f"{name}: the logits hold values that are not finite")
     after = runs.calls[place_of(last, runs) + 1:]
@@ -23,8 +24,8 @@ def find_classifier_tail(network: nn.Module, last: Call, runs: Runs, name: str, 
     into = heads[-1]
     found = way(network, last, into, after)
     if found is None:
-        raise ValueError(f"{name}: the way from {last.name} to the head {into.name} was not found: no module takes the state "
-                         "of one position on")
+        raise ValueError(f"{name}: the way from {last.name} to the head {into.name} was not found: no module takes "
+                         "the state of one position on")
     steps, trail, position = found
     if position is None:
         rows = rows_with(into.given, runs.logits)
@@ -32,15 +33,15 @@ def find_classifier_tail(network: nn.Module, last: Call, runs: Runs, name: str, 
     if position is None:
         raise ValueError(f"{name}: the label scores are not those of one position's state, so no layer can be read out")
     count = last.given.shape[1]
-    reads = "first" if position == 0 else "last" if position == count - 1 else "eos" if eos_at(runs, eos) == position else ""
-    if not reads:
-        raise ValueError(f"{name}: the label scores are read at position {position} of {count}, which is neither the first, "
-                         "the last nor the end token's")
+    reads = {eos_at(runs, eos): "eos", 0: "first", count - 1: "last"}.get(position)
+    if reads is None:
+        raise ValueError(f"{name}: the label scores are read at position {position} of {count}, which is neither the "
+                         "first, the last nor the end token's")
     tail = Tail(steps, into.module, 1.0, 1.0, 0.0, None, last.given.shape[-1], labels, reads)
     got = tail(last.given[0, position:position + 1])
     if not close(got, runs.logits.float()):
-        raise ValueError(f"{name}: {' > '.join([*trail, into.name])} on the last state differs from the label scores by "
-                         f"{float((got - runs.logits.float()).abs().max()):.3g}, so its layers can't be read out")
+        raise ValueError(f"{name}: {' > '.join([*trail, into.name])} on the last state differs from the label scores "
+                         f"by {float((got - runs.logits.float()).abs().max()):.3g}, so its layers can't be read out")
     return tail, position
 
 

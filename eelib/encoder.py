@@ -16,12 +16,14 @@ def encoder_tail(encoder: nn.Module, last: Call, runs: Runs, whole: Tail, name: 
     output = after[-1].given  # the encoder's own call is the last to end
     state, steps = last.given, []
     while not torch.equal(state, output):
-        step = next((c for c in after[:-1] if c.taken is not None and c.given is not None and torch.equal(c.taken, state)
-                     and not torch.equal(c.given, state) and c.given.shape == state.shape), None)
+        step = next((c for c in after[:-1] if c.taken is not None and c.given is not None
+                     and c.given.shape == state.shape and torch.equal(c.taken, state)
+                     and not torch.equal(c.given, state)), None)
         if step is None or len(steps) > 3:
             break
         steps.append(step.module)
         state = step.given
     if not close(state, output):
         raise ValueError(f"{name}: the way from {last.name} to the encoder's output was not found")
-    return Tail(steps, whole.head, whole.before, whole.after, whole.cap, whole.bias, last.given.shape[-1], whole.vocabulary)
+    return Tail(steps, whole.head, whole.before, whole.after, whole.cap, whole.bias, last.given.shape[-1],
+                whole.vocabulary)

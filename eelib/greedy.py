@@ -65,7 +65,10 @@ def generate(model: Model, prompts: list[str], max_new_tokens: int, batch_size: 
 
 
 def begin(model: Model, prompts: list[list[int]], limit: int = 0) -> tuple[dict, object]:
-    """Arguments of the first step and an empty cache for up to `limit` tokens; causal prompts are padded on the left, sources on the right."""
+    """Arguments of the first step, and an empty cache for up to `limit` tokens.
+
+    Causal prompts are padded on the left, sources on the right.
+    """
     width = max(len(p) for p in prompts)
     left = model.kind == "causal"
     pad = [[model.pad_id] * (width - len(p)) for p in prompts]
@@ -97,7 +100,11 @@ def advance(model: Model, inputs: dict, emitted: list[int]) -> dict:
     if model.kind == "seq2seq":
         return {**inputs, "decoder_input_ids": ids}
     mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, -1:])], dim=1)
-    return causal_inputs(model, ids, mask) | last_logits(model)
+    if model.cache == "none" or "position_ids" not in inputs:
+        return causal_inputs(model, ids, mask) | last_logits(model)
+    # The row of a finished sequence stays inside the window, too.
+    positions = (inputs["position_ids"][:, -1:] + 1).clamp(max=model.window - 1 + model.offset)
+    return {**inputs, "input_ids": ids, "attention_mask": mask, "position_ids": positions}
 
 
 def last_logits(model: Model) -> dict:
@@ -109,7 +116,7 @@ def keep_rows(model: Model, inputs: dict, cache, going: list[int]) -> dict:
     """Drop finished rows from the cache (in place) and from the arguments."""
     index = torch.tensor(going, device=model.device)
     cache.batch_select_indices(index)
-    kept = {"attention_mask": inputs["attention_mask"][index]}
+    kept = {name: inputs[name][index] for name in ("attention_mask", "position_ids") if name in inputs}
     if model.kind == "seq2seq":
         encoded = inputs["encoder_outputs"]
         encoded.last_hidden_state = encoded.last_hidden_state[index]

@@ -34,8 +34,8 @@ class Model:
     l. `tail` maps states [n, width] to the logits [n, vocabulary] that the model itself would give (a classifier's
     vocabulary is its labels). `parts[l - 1]` names the sub-layers of block l; where they could not be found, `parts` is
     empty and `parts_error` says why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours),
-    "full" (ours, no layer forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`: the position id of a text's first
-    token; None where the network takes none.
+    "full" (ours, no layer forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`:
+    the position id of a text's first token; None where the network takes none.
     """
 
     name: str
@@ -91,7 +91,8 @@ class Model:
     def eos_ids(self) -> set[int]:
         """Token ids that end an output: those of the generation config, else of the config, else of the tokenizer."""
         generation = getattr(self.network, "generation_config", None)
-        for holder in (generation, self.network.config, self.network.config.get_text_config(decoder=True), self.tokenizer):
+        config = self.network.config
+        for holder in (generation, config, config.get_text_config(decoder=True), self.tokenizer):
             ids = getattr(holder, "eos_token_id", None)
             if ids is not None:
                 return set(ids) if isinstance(ids, (list, tuple)) else {ids}
@@ -108,17 +109,17 @@ class Model:
         return accepts(self.network, argument)
 
     def encode(self, prompts: list[str], chat: bool = False) -> list[list[int]]:
-        """Token ids of prompts with the tokenizer's own special tokens; `chat`: each as a user's turn in its chat template.
+        """Token ids of prompts with the tokenizer's own special tokens; `chat`: each as a user's turn in its template.
 
         Raises ValueError if `chat` is asked of a tokenizer that has no template.
         """
         if not chat:
-            return self.tokenizer(prompts)["input_ids"]
+            return self.tokenizer(prompts, verbose=False)["input_ids"]  # long ones are counted, not warned of
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
         texts = [self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False,
                                                     add_generation_prompt=True) for prompt in prompts]
-        return self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
     def read_at(self, ids: list[int]) -> int:
         """The position of a text that a classifier reads. ValueError if it is the end token's and there is none."""
@@ -136,11 +137,11 @@ def load_model(name: str, dtype: str = "float32", device: str = "auto", revision
                trust_remote_code: bool = False, stack: str = "decoder") -> Model:
     """Load a shipped name, a local folder or a hub id, and check it (see `prepare`).
 
-    `device`: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N. `stack="encoder"` reads an
-    encoder-decoder's encoder, in place, through its final norm and the shared head.
-    Raises ValueError, one line: unknown name, dtype, device or stack; weights that are not safetensors or not all there;
-    no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose logits could not be
-    rebuilt from its last captured state.
+    `device`: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N. `stack="encoder"` reads
+    an encoder-decoder's encoder, in place, through its final norm and the shared head.
+    Raises ValueError, one line: unknown name, dtype, device or stack; weights that are not safetensors or not all
+    there; no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose logits
+    could not be rebuilt from its last captured state.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
@@ -154,7 +155,7 @@ def load_model(name: str, dtype: str = "float32", device: str = "auto", revision
         return prepare(network, tokenizer, Path(path).name, kind, weights_hash(path, revision), stack)
     except ValueError:
         raise
-    except Exception as error:  # whatever an unknown network raises when its modules are tried, the reader needs one line
+    except Exception as error:  # whatever an unknown network raises, the reader needs one line
         raise ValueError(f"{Path(path).name}: {type(network).__name__} can't be read out ({type(error).__name__}: "
                          f"{first_line(error)})") from None
 
@@ -162,9 +163,9 @@ def load_model(name: str, dtype: str = "float32", device: str = "auto", revision
 def prepare(network: nn.Module, tokenizer, name: str, kind: str, weights: str = "", stack: str = "decoder") -> Model:
     """Wrap a network that is in memory: find blocks, tail and sub-layers with one probe run, and prove them.
 
-    Proven: the tail gives the network's own logits, for the last state and for a middle one put in its place; sub-layers
-    and skip are each block's output; a causal network does not read to the right; states are finite; position ids,
-    padding and cache change nothing, or are left out. Raises ValueError, one line naming the module.
+    Proven: the tail gives the network's own logits, for the last state and for a middle one put in its place;
+    sub-layers and skip are each block's output; a causal network does not read to the right; states are finite;
+    position ids, padding and cache change nothing, or are left out. Raises ValueError, one line naming the module.
     """
     ids = probe_ids(network, tokenizer)
     if stack == "encoder":
@@ -207,7 +208,8 @@ def run_probe(network: nn.Module, kind: str, ids: Tensor, name: str):
                          f"({type(error).__name__}: {first_line(error)})") from None
 
 
-def assemble(network: nn.Module, tokenizer, name: str, kind: str, weights: str, blocks: list, tail: Tail, runs) -> Model:
+def assemble(network: nn.Module, tokenizer, name: str, kind: str, weights: str, blocks: list, tail: Tail, runs
+             ) -> Model:
     """The model, with its sub-layers or the reason why there are none."""
     try:
         parts, error = find_parts(network, blocks, runs, name), ""
@@ -222,8 +224,8 @@ def refuse_right_reading(network: nn.Module, runs, name: str) -> None:
     some = plain_inputs(network, "causal", runs.inputs["input_ids"][:, :-2])
     logits = network(**some).logits
     if (logits - runs.logits[:, :-2]).abs().max() > tolerance(logits) * logits.abs().max():
-        raise ValueError(f"{name}: {type(network).__name__} is read as a causal model, but its logits depend on the tokens "
-                         "to the right")
+        raise ValueError(f"{name}: {type(network).__name__} is read as a causal model, but its logits depend on the "
+                         "tokens to the right")
 
 
 def probe_ids(network: nn.Module, tokenizer) -> Tensor:

@@ -23,9 +23,10 @@ class BlockParts:
 
     `sums` maps a site to the modules whose outputs, each times its scale, are what the site adds to the block's output
     (more than one where, say, a shared expert stands beside the routed ones). Pre-norm blocks: output = `skip` times
-    the input, plus the sites, plus a `constant` [width] where a block adds one. `post_norm` is None in those; in post-norm blocks it names, for each sub-layer in order,
-    the norm that follows its residual sum. `after` is a module that takes the state after attention; None in post-norm
-    blocks, and in parallel ones, whose attention and feed-forward both read the block's input.
+    the input, plus the sites, plus a `constant` [width] where a block adds one. `post_norm` is None in those; in
+    post-norm blocks it names, for each sub-layer in order, the norm that follows its residual sum. `after` is a module
+    that takes the state after attention; None in post-norm blocks, and in parallel ones, whose attention and
+    feed-forward both read the block's input.
     """
 
     sums: dict[str, list[tuple[nn.Module, Scale]]]
@@ -60,7 +61,7 @@ class Enough(Exception):
 
 
 def find_parts(network: nn.Module, blocks: list[Call], runs: Runs, name: str) -> list[BlockParts]:
-    """The sub-layers of every block, each checked: with the skip they add up to the block's output. ValueError if not."""
+    """The sub-layers of every block, each checked: with the skip they add up to its output. ValueError if not."""
     found, roles = [], {}
     starts = {id(call): i for i, call in enumerate(runs.calls)}
     ends = [starts[id(block)] for block in blocks]
@@ -81,11 +82,10 @@ def find_parts(network: nn.Module, blocks: list[Call], runs: Runs, name: str) ->
             sums.setdefault(site, []).append((call.module, scale))
         missing = [site for site in ("attention", "feed_forward") if site not in sums]
         if missing:
-            raise ValueError(f"{name}: block {block.name} adds up, of {', '.join(n[1:] for n in names)}, but none of these "
-                             f"is its {missing[0].replace('_', '-')}, so its sub-layers can't be read")
-        found.append(BlockParts(sums, [n.module for n in norms] or None,
-                                None if norms else after_attention(block, calls, chosen, scales, skip, roles[names]), skip,
-                                constant))
+            raise ValueError(f"{name}: block {block.name} adds up, of {', '.join(n[1:] for n in names)}, but none of "
+                             f"these is its {missing[0].replace('_', '-')}, so its sub-layers can't be read")
+        after = None if norms else after_attention(block, calls, chosen, scales, skip, roles[names])
+        found.append(BlockParts(sums, [n.module for n in norms] or None, after, skip, constant))
     return found
 
 
@@ -101,7 +101,7 @@ def reshaped(call: Call, block: Call) -> Call:
 
 def sum_of(block: Call, calls: list[Call], known: list[tuple[str, ...]], name: str
            ) -> tuple[list[Call], list[Scale], list[Call], Scale]:
-    """(sub-layers in order, their scales, post-norms, the skip's scale) of a block; ValueError names it if there is none.
+    """(sub-layers in order, their scales, post-norms, the skip's scale) of a block; ValueError names it if none fit.
 
     Sub-layers that were `known` in other blocks are tried first.
     """
@@ -110,6 +110,7 @@ def sum_of(block: Call, calls: list[Call], known: list[tuple[str, ...]], name: s
     for call in sorted(calls, key=lambda c: c.name.count(".")):  # of modules with one output, the outermost
         if not any(torch.equal(call.given, other.given) for other in candidates):
             candidates.append(call)
+    shallow = sorted(candidates[:12], key=lambda c: order[id(c)])
     candidates = sorted(candidates[:MOST], key=lambda c: order[id(c)])
     tries = [[c for c in candidates if c.name.removeprefix(block.name) in names] for names in known]
     tries = [chosen for chosen, names in zip(tries, known) if len(chosen) == len(names)]
@@ -120,7 +121,7 @@ def sum_of(block: Call, calls: list[Call], known: list[tuple[str, ...]], name: s
     found = postnorm_sum(candidates, calls, block)
     if found is not None:
         return found[0], [ONE] * len(found[0]), found[1], ONE
-    more = [list(chosen) for size in (4, 5) for chosen in combinations(candidates[:12], size)]
+    more = [list(chosen) for size in (4, 5) for chosen in combinations(shallow, size)]
     for chosen in more:
         if adds_up(block.taken + sum(c.given for c in chosen), block):
             return chosen, [ONE] * len(chosen), [], ONE
@@ -133,7 +134,8 @@ def sum_of(block: Call, calls: list[Call], known: list[tuple[str, ...]], name: s
             factors = fit([block.taken, *(c.given for c in chosen)], block)
             if factors is not None:
                 return chosen, factors[1:], [], factors[0]
-    raise ValueError(f"{name}: no two to five modules of {block.name} add up to its output, so its sub-layers can't be read")
+    raise ValueError(f"{name}: no two to five modules of {block.name} add up to its output, so its sub-layers can't be "
+                     "read")
 
 
 def adds_up(total: Tensor, block: Call) -> bool:
@@ -143,12 +145,13 @@ def adds_up(total: Tensor, block: Call) -> bool:
     """
     taken, given = block.taken.double(), block.given.double()
     exact = block.given.dtype in (torch.float32, torch.float64)
-    allowed = (1e-4 if exact else 3e-2) * (given - taken).abs().max() + 4 * torch.finfo(block.given.dtype).eps * given.abs()
+    rounding = 4 * torch.finfo(block.given.dtype).eps * given.abs()
+    allowed = (1e-4 if exact else 3e-2) * (given - taken).abs().max() + rounding
     return bool(((total.double() - given).abs() <= allowed).all())
 
 
 def constant_of(block: Call, chosen: list[Call]) -> Tensor | None:
-    """The vector [width] that a block adds at every position, on top of its input and sub-layers; None if there is none."""
+    """The vector [width] that a block adds at every position, besides its input and sub-layers; None if none."""
     total = block.taken + sum(c.given for c in chosen)
     rest = (block.given - total)[0].mean(0)
     return rest if adds_up(total + rest, block) and not adds_up(total, block) else None
@@ -202,19 +205,26 @@ def roles_of(network: nn.Module, block: Call, chosen: list[Call], runs: Runs) ->
     The block is run again on its recorded input, with the sub-layers before the one in question held as they were.
     """
     plain = [c.given for c in chosen]
-    bent = block.taken.clone()
-    bent[:, -2] = bent[:, -2].flip(-1) * 0.5 + bent[:, -2].abs().mean()
     source = runs.logits is not None and getattr(network.config, "is_encoder_decoder", False)
     other = {**runs.inputs, "input_ids": runs.inputs["input_ids"].flip(1)} if source else None
+
+    def reads(index: int, position: int) -> bool:
+        """Whether the last position of a sub-layer's output changes with the block's input at another position."""
+        bent = block.taken.clone()
+        bent[:, position] = bent[:, position].flip(-1) * 0.5 + bent[:, position].abs().mean()
+        seen = run_block(network, block, chosen, index, plain, bent, runs.inputs)
+        return not close(seen[:, -1], plain[index][:, -1])
+
     roles = []
     for index in range(len(chosen)):
         if source and not close(run_block(network, block, chosen, index, plain, block.taken, other), plain[index]):
             roles.append("cross_attention")
         else:
-            seen = run_block(network, block, chosen, index, plain, bent, runs.inputs)
-            roles.append("feed_forward" if close(seen[:, -1], plain[index][:, -1]) else "attention")
+            roles.append("attention" if reads(index, -2) else "feed_forward")
     if "attention" not in roles and roles.count("cross_attention") == 1:  # one module reads target and source together
         roles[roles.index("cross_attention")] = "attention"
+    if "feed_forward" not in roles:  # a short convolution may follow it, which reaches only its neighbours
+        roles = ["feed_forward" if r == "attention" and not reads(i, 0) else r for i, r in enumerate(roles)]
     return roles
 
 
@@ -250,8 +260,8 @@ def run_block(network: nn.Module, block: Call, chosen: list[Call], index: int, p
     return seen[0]
 
 
-def after_attention(block: Call, calls: list[Call], chosen: list[Call], scales: list[Scale], skip: Scale, roles: list[str]
-                    ) -> nn.Module | None:
+def after_attention(block: Call, calls: list[Call], chosen: list[Call], scales: list[Scale], skip: Scale,
+                    roles: list[str]) -> nn.Module | None:
     """A module that takes the state after attention; None where no module takes it, as in parallel blocks."""
     added = sum(c.given.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
     state = block.taken.double() * skip + added
@@ -303,7 +313,8 @@ def site_states(blocks: list[nn.Module], parts: list[BlockParts]) -> Iterator[di
 
         def hook(_module, _args, output):
             value = first_tensor(output)
-            put(block, site, value if plain else value * (scale.to(value.device) if isinstance(scale, Tensor) else scale), more)
+            factor = scale.to(value.device) if isinstance(scale, Tensor) else scale
+            put(block, site, value if plain else value * factor, more)
         return hook
 
     def took(block):

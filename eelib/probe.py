@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +59,14 @@ def with_tensor(value, old: Tensor, new: Tensor):
 
 
 def accepts(network: nn.Module, argument: str) -> bool:
-    """Whether the network's forward takes `argument` by name."""
-    return argument in inspect.signature(network.forward).parameters
+    """Whether the network's forward takes `argument`."""
+    return argument in arguments_of(type(network))
+
+
+@cache
+def arguments_of(kind: type[nn.Module]) -> frozenset[str]:
+    """Names of what a network's forward takes; looked up at each step of a decoding, so found once."""
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def plain_inputs(network: nn.Module, kind: str, ids: Tensor) -> dict:
@@ -127,7 +134,8 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
     for path, module in network.named_modules():
         if not isinstance(module, nn.ModuleList) or not path.startswith(inside):
             continue
-        found = sorted((c for i in range(len(module)) for c in calls.get(f"{path}.{i}", [])), key=lambda c: place[id(c)])
+        found = [c for i in range(len(module)) for c in calls.get(f"{path}.{i}", [])]
+        found.sort(key=lambda c: place[id(c)])
         if len(found) <= len(best):
             continue
         if any(c.taken is None or c.given is None for c in found) or len(found) < 2 <= len(module):

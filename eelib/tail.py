@@ -118,7 +118,8 @@ def follow(network: nn.Module, last: Call, into: Call, after: list[Call], name: 
 def bias_of(network: nn.Module, rest: Tensor) -> Tensor | None:
     """The vector [vocabulary] that is added to the head's scores, if what is added is the same at every position."""
     kept = [*network.named_parameters(), *network.named_buffers()]
-    vectors = [v.flatten().float() for n, v in kept if v.numel() == rest.shape[-1] and v.is_floating_point() and "bias" in n]
+    vectors = [v.flatten().float() for n, v in kept
+               if "bias" in n and v.numel() == rest.shape[-1] and v.is_floating_point()]
     size = rest.abs().max().clamp(min=1e-6)
     share = 1e-4 if next(network.parameters()).dtype in (torch.float32, torch.float64) else 3e-2
     return next((v.detach() for v in vectors if bool(((rest - v.to(rest.device)).abs() <= share * size).all())), None)
@@ -158,8 +159,8 @@ def prove_tail(network: nn.Module, tail: Tail, blocks: list[Call], runs: Runs, n
     expected = expected[0] if position is None else expected
     if not close(got, expected):
         worst = float((got - expected).abs().max()) if got.shape == expected.shape else float("nan")
-        raise ValueError(f"{name}: with a middle layer's state in place of {blocks[-1].name}'s output the network's logits "
-                         f"differ from its head's by {worst:.3g}, so its layers can't be read out")
+        raise ValueError(f"{name}: with a middle layer's state in place of {blocks[-1].name}'s output the network's "
+                         f"logits differ from its head's by {worst:.3g}, so its layers can't be read out")
 
 
 def ratio(a: Tensor, b: Tensor) -> float:

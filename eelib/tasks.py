@@ -45,13 +45,18 @@ class Task:
     source_language: str = ""
     target_language: str = ""
     baseline: dict[str, float] = field(default_factory=dict)
+    chat: bool = False  # each prompt is a user's turn in the model's chat template
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     @staticmethod
-    def from_prompts(prompts: list[str], name: str = "prompts", references: list[list[str]] | None = None) -> "Task":
-        """A task of free prompts, with no metric unless references are given (then chrF)."""
+    def from_prompts(prompts: list[str], name: str = "prompts", references: list[list[str]] | None = None,
+                     chat: bool = False) -> "Task":
+        """A task of free prompts, with no metric unless references are given (then chrF).
+
+        `chat` puts each into the model's chat template, as does `replace(task, chat=True)` for any other task.
+        """
         if not isinstance(prompts, (list, tuple)) or not prompts:
             raise ValueError("prompts must be a list of at least one string")
         check_text("name", name)
@@ -65,12 +70,13 @@ class Task:
             for text in known:
                 check_text(f"reference of prompt {number}", text)
         return Task(name, "prompts", list(prompts), references or [[] for _ in prompts], list(prompts),
-                    [str(i) for i in range(len(prompts))])
+                    [str(i) for i in range(len(prompts))], chat=chat)
 
     @property
     def hash(self) -> str:
         """SHA-256 of everything that a trace depends on."""
-        content = json.dumps([self.name, self.kind, self.prompts, self.references, self.groups], ensure_ascii=False)
+        content = json.dumps([self.name, self.kind, self.prompts, self.references, self.groups, self.chat],
+                             ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def quality(self, outputs: list[str]) -> dict[str, float]:

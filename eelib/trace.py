@@ -225,12 +225,16 @@ class Maker:
         tokens: dict[str, list] = {k: [] for k in TOKEN_COLUMNS}
         sequences: dict[str, list] = {k: [] for k in ("sequence", "group", "prompt", "source", "reference", "output",
                                                       "length", "truncated", "prompt_tokens")}
-        masked = model.kind == "masked"
+        writes = model.kind in ("causal", "seq2seq")
         for i, ids, prompt in zip(rows, outputs, prompts):
-            ended = ids[-1] in model.eos_ids and not masked
+            ended = writes and ids[-1] in model.eos_ids
             body = ids[:-1] if ended else ids
-            truncated = not ended and not masked
-            texts, starts, ends, output = pieces(model.tokenizer, body)
+            truncated = writes and not ended
+            if model.kind == "classifier":
+                output = label(model, ids[0])
+                texts, starts, ends = [output], [0], [len(output)]
+            else:
+                texts, starts, ends, output = pieces(model.tokenizer, body)
             if ended:
                 texts, starts = texts + [model.tokenizer.decode(ids[-1:])], starts + [len(output)]
                 ends = ends + [len(output)]
@@ -238,7 +242,8 @@ class Maker:
             for key, values in (("sequence", [i] * count), ("position", range(count)), ("token_id", ids),
                                 ("text", texts), ("start", starts), ("end", ends),
                                 ("is_eos", [False] * len(body) + [True] * ended),
-                                ("is_special", [t in special for t in (prompt if masked else ids)]),
+                                ("is_special", [model.kind != "classifier" and t in special
+                                                for t in (prompt if model.kind == "masked" else ids)]),
                                 ("truncated", [truncated] * count), ("group", [task.groups[i]] * count)):
                 tokens[key].extend(values)
             for key, value in (("sequence", i), ("group", task.groups[i]), ("prompt", task.prompts[i]),
@@ -262,8 +267,7 @@ class Maker:
         columns: dict[str, list[np.ndarray]] = {}
         for prompt, output in tqdm(list(zip(prompts, outputs)), desc=f"{self.task.name} {kind}", unit="seq",
                                    disable=not self.progress):
-            states, found = states_of(self.model, [prompt], [prompt if self.model.kind == "masked" else output],
-                                      sites=kind == "sites")
+            states, found = states_of(self.model, [prompt], [output], sites=kind == "sites")
             emitted = torch.tensor(output)
             if kind == "sites":
                 read_out = {site: read(self.model.tail, values, emitted, last=states[:, -1])
@@ -280,7 +284,10 @@ class Maker:
 
 def read_outputs(model: Model, prompts: list[list[int]], references: list[list[int]], max_new_tokens: int
                  ) -> tuple[list[list[int]], Readout]:
-    """Decode prompts and read every layer of every token; of a masked model, each position of the prompts in place."""
+    """Decode prompts and read every layer of every token.
+
+    Of a masked model each position of the prompts is read in place; of a classifier, the one that it judges by.
+    """
     reader = Reader(model.tail, references)
     if model.kind in ("causal", "seq2seq"):
         return decode(model, prompts, max_new_tokens, reader), reader.finish()
@@ -290,6 +297,11 @@ def read_outputs(model: Model, prompts: list[list[int]], references: list[list[i
         outputs.append(top_ids(model.tail, states[:, -1]))
         reader.add(states, [row] * len(states), outputs[-1])
     return outputs, reader.finish()
+
+
+def label(model: Model, number: int) -> str:
+    """The name that a classifier gives to one of its labels."""
+    return str((getattr(model.network.config, "id2label", None) or {}).get(number, number))
 
 
 def batch_that_fits(model: Model, tokens: int) -> int:
@@ -341,9 +353,9 @@ def pieces(tokenizer, ids: list[int]) -> tuple[list[str], list[int], list[int], 
 
 
 def encode(model: Model, task: Task, chosen: list[int] | None = None) -> list[list[int]]:
-    """Prompt token ids, with the tokenizer's own special tokens."""
+    """Prompt token ids, with the tokenizer's own special tokens, or in its chat template where the task asks."""
     prompts = task.prompts if chosen is None else [task.prompts[i] for i in chosen]
-    return model.tokenizer(prompts, verbose=False)["input_ids"]  # too long ones are counted, not warned of
+    return model.encode(prompts, task.chat)
 
 
 def versions() -> dict[str, str]:

@@ -176,14 +176,14 @@ FAMILIES = {
     "gpt_neox": Family("causal", llama_like(hf.GPTNeoXConfig, use_parallel_residual=True), hf.GPTNeoXForCausalLM,
                        neox_tail, "gpt_neox.layers", {"attention": "attention", "feed_forward": "mlp"}, parallel=True),
     "granite": Family("causal", llama_like(hf.GraniteConfig, num_key_value_heads=2, logits_scaling=4.0,
-                                           embedding_multiplier=3.0, residual_multiplier=0.6), hf.GraniteForCausalLM, granite_tail,
-                      "model.layers", PRE, scale=0.6),
+                                           embedding_multiplier=3.0, residual_multiplier=0.6), hf.GraniteForCausalLM,
+                      granite_tail, "model.layers", PRE, scale=0.6),
     "opt": Family("causal", lambda **ids: hf.OPTConfig(
         hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32,
         max_position_embeddings=WINDOW, **ids), hf.OPTForCausalLM, opt_tail, "model.decoder.layers",
         {"attention": "self_attn", "feed_forward": "fc2"}),
-    "gptj": Family("causal", lambda **ids: hf.GPTJConfig(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, rotary_dim=4,
-                                                         **ids),
+    "gptj": Family("causal", lambda **ids: hf.GPTJConfig(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW,
+                                                         rotary_dim=4, **ids),
                    hf.GPTJForCausalLM, gptj_tail, "transformer.h", {"attention": "attn", "feed_forward": "mlp"},
                    parallel=True),
     "falcon": Family("causal", lambda **ids: hf.FalconConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
@@ -220,8 +220,8 @@ FAMILIES = {
 }
 # Sequence classifiers with three labels, and where a text is read: at its first or last position.
 CLASSIFIERS = {
-    "bert_labels": (Family("masked", llama_like(hf.BertConfig, num_labels=3), hf.BertForSequenceClassification, bert_labels,
-                           "bert.encoder.layer", BERT, normed_last=False), 0),
+    "bert_labels": (Family("masked", llama_like(hf.BertConfig, num_labels=3), hf.BertForSequenceClassification,
+                           bert_labels, "bert.encoder.layer", BERT, normed_last=False), 0),
     "gpt2_labels": (Family("causal", lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW,
                                                                  num_labels=3, **ids),
                            hf.GPT2ForSequenceClassification, gpt2_labels, "transformer.h",

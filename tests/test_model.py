@@ -175,7 +175,8 @@ def test_tokenizer_without_pad_or_begin(folder_of, tmp_path):
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (bare / name).exists():
             known = json.loads((bare / name).read_text())
-            (bare / name).write_text(json.dumps({k: v for k, v in known.items() if k not in ("pad_token", "bos_token")}))
+            kept = {k: v for k, v in known.items() if k not in ("pad_token", "bos_token")}
+            (bare / name).write_text(json.dumps(kept))
     config_with(bare, pad_token_id=None, bos_token_id=None)
     model = eelib.load_model(str(bare), device="cpu")
     assert model.tokenizer.pad_token_id is None and model.pad_id == 1 and model.pads
@@ -198,7 +199,8 @@ def test_encoder_of_an_encoder_decoder(name, folder_of, oracle_of, model_of):
 
 
 def test_stack_is_checked(folder_of, one_line):
-    one_line(ValueError, ("'middle'", "decoder, encoder"), lambda: eelib.load_model(str(folder_of("t5")), stack="middle"))
+    one_line(ValueError, ("'middle'", "decoder, encoder"),
+             lambda: eelib.load_model(str(folder_of("t5")), stack="middle"))
     one_line(ValueError, "causal", lambda: eelib.load_model(str(folder_of("llama")), stack="encoder"))
 
 
@@ -222,7 +224,8 @@ def test_positions_start_where_the_family_starts_them(model_of):
 
 
 def test_network_without_a_cache_runs_the_whole_text():
-    network = OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_embd=32, n_layer=3, n_head=4, n_positions=32, vocab_size=304)).eval()
+    config = OpenAIGPTConfig(n_embd=32, n_layer=3, n_head=4, n_positions=32, vocab_size=304)
+    network = OpenAIGPTLMHeadModel(config).eval()
     model = prepare(network, families.tokenizer_for("causal"), "gpt", "causal")
     prompts = [[9, 8, 7, 30], [5, 6, 11, 40]]
     assert model.cache == "none"

@@ -37,7 +37,8 @@ def test_states_of_every_layer(name, model_of, oracle_of):
 def test_sites(name, model_of, oracle_of):
     """Every sub-layer's output is the family's own module's; parallel blocks have no state after attention."""
     (states, sites), expected = run_both(name, model_of(name), oracle_of(name))
-    assert set(sites) == {*FAMILIES[name].sites, "block"} | ({"after_attention"} if not FAMILIES[name].parallel else set())
+    after = set() if FAMILIES[name].parallel else {"after_attention"}
+    assert set(sites) == {*FAMILIES[name].sites, "block"} | after
     for site, values in sites.items():
         torch.testing.assert_close(values.double(), expected[site], rtol=1e-4, atol=3e-4,
                                    msg=lambda m, s=site: f"{s}: {m}")
@@ -103,7 +104,7 @@ def test_blocks_that_share_weights_are_one_for_each_pass():
 
 @pytest.mark.parametrize("name", families.CLASSIFIERS)
 def test_classifier_is_read_at_its_one_position(name, tmp_path, monkeypatch):
-    """Labels of every layer: the pooler and head that are written out by hand, at the position that the network reads."""
+    """Labels of every layer: the pooler and head written out by hand, at the position that the network reads."""
     family, place = families.CLASSIFIERS[name]
     model, oracle = eelib.load_model(str(families.save(name, tmp_path)), device="cpu"), families.build(name).double()
     ids = model.encode(PROMPTS)[1]
@@ -115,7 +116,8 @@ def test_classifier_is_read_at_its_one_position(name, tmp_path, monkeypatch):
     for layer in range(3):
         own = given.hidden_states[layer][0, place][None]
         torch.testing.assert_close(states[:, layer].double(), own, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(model.tail(states[:, layer]).double(), family.tail(oracle, own), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.tail(states[:, layer]).double(), family.tail(oracle, own), rtol=1e-4,
+                                   atol=1e-4)
 
 
 def test_end_token_is_where_bart_classifies(one_line):
@@ -136,17 +138,15 @@ def test_regression_head_is_refused(one_line):
 
 
 def test_tail_that_fits_the_last_state_by_luck_is_refused(one_line):
-    """A network whose logits also need the embeddings: no state of a layer alone gives them."""
+    """A network that gives the same logits for the probe's length whatever its last block says."""
     network = families.build("llama")
     plain = network.lm_head.forward
-    kept = []
-    network.model.embed_tokens.register_forward_hook(lambda _m, _a, out: kept.append(out))
-    network.model.norm.register_forward_hook(lambda _m, _a, out: kept.append(out))
     with torch.no_grad():
         ids = probe_ids(network, families.tokenizer_for("causal"))
         usual = network(input_ids=ids).logits
     network.lm_head.forward = lambda states: usual[:, :states.shape[1]] if states.shape[1] == 8 else plain(states)
-    one_line(ValueError, ("odd", "middle layer"), lambda: prepare(network, families.tokenizer_for("causal"), "odd", "causal"))
+    one_line(ValueError, ("odd", "middle layer"),
+             lambda: prepare(network, families.tokenizer_for("causal"), "odd", "causal"))
 
 
 @pytest.mark.parametrize("place, part", [("model.layers.1", "model.layers.1"), ("lm_head", "logits")])
@@ -160,7 +160,8 @@ def test_values_that_are_not_finite_are_named(place, part, one_line):
 
 def test_causal_model_that_reads_to_the_right_is_refused(one_line):
     network = BertLMHeadModel(BertConfig(**families.WIDE, vocab_size=304)).eval()
-    one_line(ValueError, ("odd", "to the right"), lambda: prepare(network, families.tokenizer_for("causal"), "odd", "causal"))
+    one_line(ValueError, ("odd", "to the right"),
+             lambda: prepare(network, families.tokenizer_for("causal"), "odd", "causal"))
 
 
 def test_head_that_is_not_used_is_named(one_line):
@@ -189,9 +190,13 @@ def test_logits_that_can_not_be_rebuilt_stop_the_load(one_line):
 def test_block_that_does_not_add_up_is_named(name):
     """Readouts still work; sub-layers are refused with the block's name."""
     network = families.build(name)
+
+    def bent(state):
+        return state + 0.1 * state ** 2
+
     block = network.get_submodule(FAMILIES[name].blocks)[1]
     handle = block.register_forward_hook(
-        lambda _m, _a, out: out + 0.1 * out**2 if isinstance(out, torch.Tensor) else (out[0] + 0.1 * out[0]**2, *out[1:]))
+        lambda _m, _a, out: bent(out) if isinstance(out, torch.Tensor) else (bent(out[0]), *out[1:]))
     model = prepare(network, families.tokenizer_for("causal"), "odd", "causal")
     handle.remove()
     assert not model.parts and f"{FAMILIES[name].blocks}.1" in model.parts_error and "\n" not in model.parts_error

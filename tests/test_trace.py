@@ -500,3 +500,33 @@ def test_pieces_of_an_emoji():
     texts, starts, ends, whole = pieces(TOKENIZER, ids)
     assert whole == "a🐯b" and texts == ["a", "", "", "", "🐯", "b"]
     assert (starts, ends) == ([0, 1, 1, 1, 1, 2], [1, 1, 1, 1, 2, 3])
+
+
+@pytest.mark.parametrize("name", families.CLASSIFIERS)
+def test_classifier(name, tmp_path):
+    """One row for each text: the label, read at the position that the network judges by, layer by layer."""
+    family, position = families.CLASSIFIERS[name]
+    written = [0] if family.kind == "causal" else None  # the oracle runs a prompt and what it wrote but the last
+    model = eelib.load_model(str(families.save(name, tmp_path / name)))
+    task = eelib.Task.from_prompts(PROMPTS)
+    trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=True, progress=False)
+    oracle, prompts = families.build(name).double(), model.tokenizer(PROMPTS)["input_ids"]
+    runs = [families.oracle_run(oracle, family, p, written or p) for p in prompts]
+    logits = family.tail(oracle, torch.stack([run["states"][position] for run in runs])).detach()
+    assert trace["top1"].tolist() == logits.argmax(-1).tolist()
+    np.testing.assert_allclose(trace["probability"], logits.softmax(-1).amax(-1), rtol=1e-3, atol=1e-5)
+    assert trace["topk_ids"].shape == (len(PROMPTS), 4, 3)
+    assert trace.sequences["output"].tolist() == [f"LABEL_{i}" for i in trace["top1"][:, -1]]
+    assert trace.statistic_rows().all() and not trace.tokens["truncated"].any()
+    assert trace.sites["top1"].shape[:2] == (len(PROMPTS), 3)
+
+
+def test_chat_template_where_the_task_asks(folder_of, tmp_path, one_line):
+    model = eelib.load_model(str(folder_of("llama")))
+    task = eelib.Task.from_prompts(["The small dog"], chat=True)
+    one_line(ValueError, ["chat template"], lambda: make(model, tmp_path, task))
+    model.tokenizer.chat_template = "{% for m in messages %}User: {{ m['content'] }}\n{% endfor %}Answer:"
+    trace = make(model, tmp_path, task)
+    prompt = model.tokenizer("User: The small dog\nAnswer:")["input_ids"]
+    assert trace.sequences["prompt_tokens"].tolist() == [len(prompt)]
+    assert trace.place != make(model, tmp_path, eelib.Task.from_prompts(["The small dog"])).place
