@@ -161,7 +161,8 @@ def scaled(parts: list[Tensor], block: Call) -> list[Scale] | None:
     """One factor for each part, by least squares, if the sum so weighted is the block's output and needs every part."""
     columns = torch.stack([p.double().flatten() for p in parts], 1)
     gram = columns.T @ columns
-    factors = torch.linalg.lstsq(gram, columns.T @ block.given.double().flatten(), driver="gelsd").solution
+    factors = torch.linalg.lstsq(gram, columns.T @ block.given.double().flatten(),
+                                 driver=None if gram.is_cuda else "gelsd").solution
     one = (factors - 1).abs() < (1e-4 if block.given.dtype in (torch.float32, torch.float64) else 1e-2)
     factors[one] = 1.0
     if bool((factors.abs() < 1e-3).any()) or not adds_up((columns @ factors).reshape(block.given.shape), block):
@@ -171,14 +172,20 @@ def scaled(parts: list[Tensor], block: Call) -> list[Scale] | None:
 
 def scaled_by_dimension(parts: list[Tensor], block: Call) -> list[Scale] | None:
     """A factor for each part and dimension, as learned residual weights and layer scales need."""
-    columns = torch.stack([p.double()[0].T for p in parts], -1)  # [width, tokens, parts]
-    if columns.shape[1] <= len(parts) + 1:
+    if block.given.shape[1] <= len(parts) + 1:
         return None
-    factors = torch.linalg.lstsq(columns, block.given.double()[0].T.unsqueeze(-1), driver="gelsd").solution
-    total = (columns @ factors).squeeze(-1).T.unsqueeze(0)
-    if bool((factors.abs().amax(0) < 1e-3).any()) or not adds_up(total, block):
-        return None
-    return [f.to(block.given.dtype) for f in factors.squeeze(-1).T]
+    factors = torch.empty(block.given.shape[-1], len(parts), dtype=torch.float64, device=block.given.device)
+    for begin, end in ((0, 32), (32, None)):  # most choices fail within the first dimensions
+        some = slice(begin, end)
+        columns = torch.stack([p[0, :, some].double().T for p in parts], -1)  # [dimensions, tokens, parts]
+        if not len(columns):
+            break
+        wanted = block.given[0, :, some].double().T.unsqueeze(-1)
+        factors[some] = torch.linalg.lstsq(columns, wanted, driver=None if wanted.is_cuda else "gelsd").solution[..., 0]
+        part = Call(block.name, block.module, block.taken[..., some], block.given[..., some])
+        if not adds_up((columns @ factors[some].unsqueeze(-1)).squeeze(-1).T.unsqueeze(0), part):
+            return None
+    return None if bool((factors.abs().amax(0) < 1e-3).any()) else [f.to(block.given.dtype) for f in factors.T]
 
 
 def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tuple[list[Call], list[Call]] | None:
@@ -278,7 +285,8 @@ def after_attention(block: Call, calls: list[Call], chosen: list[Call], scales: 
 def same_mix(state: Tensor, parts: list[Tensor]) -> bool:
     """Whether a state is a weighted sum of parts, all of them needed."""
     columns = torch.stack([p.double().flatten() for p in parts], 1)
-    factors = torch.linalg.lstsq(columns, state.double().flatten(), driver="gelsd").solution
+    gram, wanted = columns.T @ columns, columns.T @ state.double().flatten()
+    factors = torch.linalg.lstsq(gram, wanted, driver=None if gram.is_cuda else "gelsd").solution
     return bool((factors.abs() > 1e-3).all()) and close((columns @ factors).reshape(state.shape), state.double())
 
 

@@ -1,4 +1,4 @@
-"""Float32 matrix products on CPUs that multiply bfloat16 faster, at float32's accuracy, for weights that fit bfloat16."""
+"""Float32 matrix products at full accuracy on CPUs that multiply bfloat16 faster, for weights that fit bfloat16."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def bfloat16_products() -> Iterator[None]:
 
 
 def head_product(states: Tensor, head: nn.Linear, out: Tensor) -> None:
-    """Fill `out` [n, vocabulary] with the float32 product of states [n, width] and the head's weights, without its bias.
+    """Fill `out` [n, vocabulary] with float32 products of states [n, width] and the head's weights, without its bias.
 
     A state is the sum of two bfloat16 numbers up to 2^-17 of itself, so where the weights are bfloat16 numbers two
     bfloat16 products make one of float32, in less time.

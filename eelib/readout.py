@@ -54,10 +54,11 @@ def read(tail: Tail, states: Tensor, final_ids: Tensor, reference_ids: Tensor | 
 
     `final_ids` [n] are the emitted tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
     Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
-    against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises ValueError naming the state index if a state is not finite.
+    against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises
+    ValueError naming the layer if a state is not finite.
     """
     count, sites, width = states.shape
-    check_finite(states)
+    check_finite(states, first=0 if last is None else 1)
     if last is not None:
         states = torch.cat([states, last[:, None]], dim=1)
     k = top_k(tail.vocabulary)
@@ -80,11 +81,12 @@ def read(tail: Tail, states: Tensor, final_ids: Tensor, reference_ids: Tensor | 
     return Readout(values)
 
 
-def check_finite(states: Tensor) -> None:
-    """ValueError naming the first of the S states [n, S, width] that holds an infinity or a NaN."""
+def check_finite(states: Tensor, first: int) -> None:
+    """ValueError naming the first layer of states [n, S, width], those of layers first.., that is not finite."""
     if not bool(torch.isfinite(states).all()):
         bad = torch.isfinite(states).all(-1).all(0).tolist().index(False)
-        raise ValueError(f"state {bad} of {states.shape[1]} holds values that are not finite; nothing was written")
+        raise ValueError(f"the states of layer {bad + first} of {states.shape[1] - 1 + first} hold values that are not "
+                         "finite, so nothing was written of this batch")
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ STEPS = 9
 
 
 class Keeper:
-    """In place of a reader: keeps what it is given; `states` is [tokens, L+1, width], in order of row, then position."""
+    """In place of a reader: keeps what it is given; `states` is [tokens, L+1, width], by row, then position."""
 
     def __init__(self):
         self.kept, self.rows = [], []

@@ -153,4 +153,4 @@ def test_given_last_state_is_the_target():
 def test_state_that_is_not_finite_is_named(bad, one_line):
     states = torch.zeros(2, 3, 4)
     states[1, 1, 2] = bad
-    one_line(ValueError, "state 1 of 3", lambda: read(Plain(4), states, torch.tensor([0, 0])))
+    one_line(ValueError, "layer 1 of 2", lambda: read(Plain(4), states, torch.tensor([0, 0])))
