@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from .parallel import Spread
+
 _fits: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
 
 
@@ -37,16 +39,26 @@ def bfloat16_products() -> Iterator[None]:
         settings.fp32_precision = before
 
 
-def head_product(states: Tensor, head: nn.Linear, out: Tensor) -> None:
+def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -> None:
     """Fill `out` [n, vocabulary] with float32 products of states [n, width] and the head's weights, without its bias.
 
     A state is the sum of two bfloat16 numbers up to 2^-17 of itself, so where the weights are bfloat16 numbers two
-    bfloat16 products make one of float32, in less time.
+    bfloat16 products make one of float32, in less time. `spread` shares the columns out to the cores.
     """
+    weights = head.weight.detach()  # torch.no_grad() does not reach other threads
+
+    def plain(start: int, end: int) -> None:
+        torch.mm(states, weights[start:end].T, out=out[:, start:end])
+
+    def split(start: int, end: int) -> None:
+        part, weight = out[:, start:end], weights[start:end].T
+        torch.mm(high, weight, out=part)
+        torch.addmm(part, low, weight, out=part)
+
     if not (has_fast_bfloat16() and fits_bfloat16(head)):
-        torch.mm(states, head.weight.T, out=out)
+        spread(plain, len(head.weight))
         return
     high = states.bfloat16().float()
+    low = states - high
     with bfloat16_products():
-        torch.mm(high, head.weight.T, out=out)
-        torch.addmm(out, states - high, head.weight.T, out=out)
+        spread(split, len(head.weight))

@@ -6,7 +6,7 @@ from torch import Tensor
 from .readout import Readout, Scratch, read
 from .tail import Tail
 
-STATES_AT_ONCE = 32 << 20  # bytes of states that wait for their readout; on a GPU, which is faster, more
+STATES_AT_ONCE = 16 << 20  # bytes of states that wait for their readout; on a GPU, which is faster, more
 ON_GPU = 8
 
 
@@ -68,4 +68,7 @@ class Reader:
         self.flush()
         self.waiting = self.scratch = None
         order = torch.argsort(torch.tensor(self.rows), stable=True)
-        return Readout({name: torch.cat([part[name] for part in self.done])[order] for name in self.done[0].values})
+        found = {}
+        for name in list(self.done[0].values):  # one after the other, so that there are never two copies of all
+            found[name] = torch.cat([part.values.pop(name) for part in self.done])[order]
+        return Readout(found)

@@ -1,6 +1,7 @@
 """What the head says of a state: top-k, probability, entropy, rank, divergence; never layers x tokens x vocabulary."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from . import kernel, rows
+from .parallel import Spread, spread_over_cores
 from .products import head_product
 from .tail import Tail
 
 TOP = 10
 LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
-ROWS_AT_ONCE = 256  # enough for a matrix product at full rate; more only while the logits stay in the cache
-IN_CACHE = 4 << 20  # elements
+ROWS_AT_ONCE = 256  # a matrix product of fewer rows packs its weights for too little work
+FEWEST_LOGITS = 16 << 20  # held at a time, where there are as many
 SCALARS = ("probability", "margin", "entropy", "final_rank", "final_probability", "reference_probability", "cosine",
            "js_final")
 
@@ -67,17 +69,19 @@ def read(tail: Tail, states: Tensor, final_ids: Tensor, reference_ids: Tensor | 
     values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
     values["topk_probability"] = torch.empty(count, sites, k)
     unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
-    most = min(LOGITS_AT_ONCE, max(IN_CACHE, ROWS_AT_ONCE * tail.vocabulary))
+    most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * tail.vocabulary))
     tokens, read_some = max(1, most // (tail.vocabulary * states.shape[1])), read_on_device
-    if states.device.type == "cpu":
-        read_some = partial(read_on_cpu, scratch=scratch or Scratch())
-    elif type(tail.head) is nn.Linear and kernel.supports(states[:1, 0], tail.head.weight):
+    on_cpu = states.device.type == "cpu"
+    if not on_cpu and type(tail.head) is nn.Linear and kernel.supports(states[:1, 0], tail.head.weight):
         tokens, read_some = count, read_by_kernel  # it holds no logits
-    for start in range(0, count, tokens):
-        part = slice(start, min(count, start + tokens))
-        found = read_some(tail, states[part], final_ids[part], unknown[part], k)
-        for name, value in found.items():
-            values[name][part] = value[:, :sites]
+    with spread_over_cores() if on_cpu else nullcontext() as spread:
+        if on_cpu:
+            read_some = partial(read_on_cpu, scratch=scratch or Scratch(), spread=spread)
+        for start in range(0, count, tokens):
+            part = slice(start, min(count, start + tokens))
+            found = read_some(tail, states[part], final_ids[part], unknown[part], k)
+            for name, value in found.items():
+                values[name][part] = value[:, :sites]
     return Readout(values)
 
 
@@ -96,13 +100,13 @@ def top_ids(tail: Tail, states: Tensor) -> list[int]:
     return torch.cat([tail(piece).argmax(-1) for piece in pieces]).tolist()
 
 
-def logits_into(tail: Tail, states: Tensor, out: Tensor) -> None:
+def logits_into(tail: Tail, states: Tensor, out: Tensor, spread: Spread) -> None:
     """Fill `out` [n, vocabulary] with the logits of states [n, width]; a plain float32 head writes them in place."""
     head = getattr(tail, "head", None)
     if type(head) is not nn.Linear or head.weight.dtype != torch.float32:
         out.copy_(tail(states))
         return
-    head_product(tail.normed(states), head, out)
+    head_product(tail.normed(states), head, out, spread)
     if head.bias is not None:
         out += head.bias
     if tail.after != 1.0:
@@ -113,21 +117,21 @@ def logits_into(tail: Tail, states: Tensor, out: Tensor) -> None:
         out += tail.bias
 
 
-def read_on_cpu(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: int, scratch: Scratch
-                ) -> dict[str, Tensor]:
+def read_on_cpu(tail: Tail, states: Tensor, wanted: Tensor, known: Tensor, k: int, scratch: Scratch,
+                spread: Spread) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, width] on the CPU: one matrix product, then one pass over its rows."""
     count, sites, width = states.shape
     size = count * sites
     logits = scratch.take(size, tail.vocabulary)
-    logits_into(tail, states.reshape(size, width), logits)
     wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
     top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
     normalizer, entropy, divergence = torch.empty(size), torch.empty(size), torch.empty(size)
     rank = torch.empty(size, dtype=torch.int32)
     numbers = logits.numpy()
-    rows.over_rows(rows.summarize, size, numbers, wanted.numpy(), top.numpy(), ids.numpy(), normalizer.numpy(),
-                   entropy.numpy(), rank.numpy())
-    rows.over_rows(rows.diverge, count, numbers, normalizer.numpy(), sites, divergence.numpy())
+    logits_into(tail, states.reshape(size, width), logits, spread)
+    spread(rows.summarize, size, numbers, wanted.numpy(), top.numpy(), ids.numpy(), normalizer.numpy(),
+           entropy.numpy(), rank.numpy())
+    spread(rows.diverge, count, numbers, normalizer.numpy(), sites, divergence.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
     reference = logits.gather(1, known.clamp(min=0)[:, None])[:, 0].masked_fill(known < 0, math.nan)
     found = finish(top, ids, normalizer, entropy, rank, own, reference, divergence, tail.vocabulary)

@@ -1,11 +1,9 @@
 """One pass over each row of logits on the CPU: everything a readout needs of them, compiled by numba."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
@@ -163,15 +161,3 @@ def diverge(start, end, logits, normalizer, size, found):
         exponentials(logits[final], normalizer[final], shares)
         for r in range(token * size, final + 1):
             found[r] = HALF * divergence(logits[r], normalizer[r], logits[final], normalizer[final], shares)
-
-
-def over_rows(function, count: int, *arrays) -> None:
-    """Call function(start, end, *arrays) for slices of `count` rows, on as many threads as torch uses.
-
-    The threads live for one call: they outlive no fork, and two traces in one process do not meet.
-    """
-    threads = max(1, min(torch.get_num_threads(), count))
-    bounds = [count * i // threads for i in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-        for part in [pool.submit(function, *ends, *arrays) for ends in zip(bounds, bounds[1:])]:
-            part.result()

@@ -115,7 +115,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def to_bytes(frame: dict[str, np.ndarray | list]) -> bytes:
+def to_bytes(frame: dict[str, np.ndarray | list]) -> memoryview:
     """A Parquet file in memory; 2- and 3-dimensional arrays become fixed-size lists."""
     columns = {}
     for name, values in frame.items():
@@ -126,7 +126,7 @@ def to_bytes(frame: dict[str, np.ndarray | list]) -> bytes:
             columns[name] = pa.array(values)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
+    return memoryview(sink.getvalue())
 
 
 def add_file(place: Path, manifest: dict, name: str, content: bytes) -> None:

@@ -36,9 +36,9 @@ from .tasks import Task
 from .values import check_whole
 
 SHARD = {"cpu": 32, "cuda": 128}  # most sequences in a batch, and so in a shard, where no batch size is given
-CODE = ("trace.py", "greedy.py", "cache.py", "reader.py", "readout.py", "rows.py", "products.py", "kernel.py",
-        "kernel_triton.py", "probe.py", "tail.py", "parts.py", "stepping.py", "similarity.py", "model.py",
-        "checkpoint.py", "encoder.py", "classifier.py", "shards.py")
+CODE = ("trace.py", "greedy.py", "cache.py", "reader.py", "readout.py", "rows.py", "products.py", "parallel.py",
+        "kernel.py", "kernel_triton.py", "probe.py", "tail.py", "parts.py", "stepping.py", "similarity.py",
+        "model.py", "checkpoint.py", "encoder.py", "classifier.py", "shards.py")
 SUBSET = 24  # sequences read for sites or pairs where the caller says only True
 
 

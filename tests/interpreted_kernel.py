@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from eelib.kernel import Tiles, merge, read_js, read_rows, supports
+from eelib.parallel import spread_over_cores
 from eelib.readout import Scratch, read_by_kernel, read_on_cpu
 from eelib.tail import Tail
 
@@ -253,7 +254,8 @@ def test_readout_by_kernel_is_the_readout_on_the_cpu(cap):
     states, wanted, known = torch.randn(5, 4, 24), torch.arange(5), torch.tensor([3, -1, 0, 256, -1])
     with torch.no_grad():
         mine = read_by_kernel(tail, states, wanted, known, 10)
-        plain = read_on_cpu(tail, states, wanted, known, 10, Scratch())
+        with spread_over_cores() as spread:
+            plain = read_on_cpu(tail, states, wanted, known, 10, Scratch(), spread)
     assert set(mine) == set(plain)
     for name, values in plain.items():
         torch.testing.assert_close(mine[name].double(), values.double(), rtol=1e-4, atol=1e-5, equal_nan=True)

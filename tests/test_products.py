@@ -5,23 +5,25 @@ import torch
 from torch import nn
 
 from eelib import products
+from eelib.parallel import spread_over_cores
 
 
 def head(width, vocabulary, fits):
     torch.manual_seed(width)
-    made = nn.Linear(width, vocabulary, bias=False).requires_grad_(False)
-    made.weight.normal_(0.0, 3.0 / width ** 0.5)
+    made = nn.Linear(width, vocabulary, bias=False)
+    made.weight.data.normal_(0.0, 3.0 / width ** 0.5)
     if fits:
-        made.weight.copy_(made.weight.bfloat16().float())
+        made.weight.data.copy_(made.weight.bfloat16().float())
     return made
 
 
 def error_of(states, made):
     """Largest error of both ways, and how much of the float64 product's size it is."""
-    exact = states.double() @ made.weight.double().T
+    exact = states.double() @ made.weight.detach().double().T
     out = torch.empty(len(states), made.weight.shape[0])
-    products.head_product(states, made, out)
-    plain = torch.mm(states, made.weight.T)
+    with spread_over_cores() as spread:
+        products.head_product(states, made, out, spread)
+    plain = torch.mm(states, made.weight.detach().T)
     return [float((found.double() - exact).abs().max() / exact.abs().max()) for found in (out, plain)]
 
 
@@ -48,3 +50,21 @@ def test_the_setting_is_put_back():
         assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
         raise RuntimeError
     assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_every_row_once_on_each_number_of_cores(cores):
+    """Slices cover the range, errors come through, and torch's number of threads is what it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        for count in (1, 2, 7):
+            seen = []
+            with spread_over_cores() as spread:
+                spread(lambda start, end, more: seen.extend(range(start, end)), count, None)
+            assert sorted(seen) == list(range(count))
+        with pytest.raises(ZeroDivisionError), spread_over_cores() as spread:
+            spread(lambda start, end: 1 // 0, 5)
+        assert torch.get_num_threads() == cores
+    finally:
+        torch.set_num_threads(before)

@@ -17,7 +17,7 @@ def summarized(logits, wanted, k):
     n = len(logits)
     found = (np.empty((n, k), np.float32), np.empty((n, k), np.int32), np.empty(n, np.float32),
              np.empty(n, np.float32), np.empty(n, np.int32))
-    rows.over_rows(rows.summarize, n, logits, wanted, *found)
+    rows.summarize(0, n, logits, wanted, *found)
     return found
 
 
@@ -77,7 +77,7 @@ def test_divergence(width):
     logits[2] = logits[3]  # tokens of four rows each: here p is q
     normalizer = summarized(logits, np.zeros(12, np.int64), 1)[2]
     found = np.empty(12, np.float32)
-    rows.over_rows(rows.diverge, 3, logits, normalizer, 4, found)
+    rows.diverge(0, 3, logits, normalizer, 4, found)
     z = logits.astype(np.float64)
     p = np.exp(z - exact(logits)[0][:, None])
     q = np.repeat(p[3::4], 4, axis=0)
