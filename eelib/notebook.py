@@ -108,13 +108,17 @@ def check_values(values: dict, choices: dict[str, tuple]) -> None:
 
 
 class Study:
-    """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had."""
+    """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
 
-    def __init__(self, parameters: Parameters, sites: int = 0):
+    `sites` and `pairs` are what `trace` takes. `other` are values that stand in place of the parameters', for a
+    notebook that looks at several models: Study(p, model=p.after).
+    """
+
+    def __init__(self, parameters: Parameters, sites: int = 0, pairs: int = 0, **other: str):
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
-        self.parameters = p = Parameters({**parameters, **{name: str(root / parameters[name])
-                                                           for name in ("runs_folder", "results_folder")}})
+        self.parameters = p = Parameters({**parameters, **other, **{name: str(root / parameters[name])
+                                                                    for name in ("runs_folder", "results_folder")}})
         try:
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
             transformers_logging.disable_progress_bar()  # bars litter a page
@@ -123,7 +127,7 @@ class Study:
                 raise ValueError(self.model.parts_error)
             self.traces: dict[str, Trace] = {
                 name: trace(self.model, task, max_new_tokens=p.max_new_tokens, folder=p.runs_folder,
-                            batch_size=p.batch_size or None, sites=sites, progress=False)
+                            batch_size=p.batch_size or None, sites=sites, pairs=pairs, progress=False)
                 for name, task in self.tasks.items()}
         except (ValueError, OSError) as error:  # OSError: a full disk, a folder that can't be written to
             raise ParameterError(str(error)) from None

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -43,8 +44,8 @@ def epoch_batches(corpora: Path, tokenizer: PreTrainedTokenizerFast, epoch: int)
                   widths=lambda pair: (len(pair[0]) + len(pair[1]),), rng=random.Random(SEED * 1000 + epoch))
 
 
-def target_loss(model: LlamaForCausalLM, batch: list[tuple]) -> tuple[torch.Tensor, int]:
-    """Mean cross-entropy of the target tokens; the head runs on the rows that predict them only."""
+def inputs_of(batch: list[Pair], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """(token ids [texts, longest], flat positions of the rows that predict the targets, the targets)."""
     width = max(len(p) + len(t) for p, t in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     rows, labels = [], []
@@ -52,11 +53,16 @@ def target_loss(model: LlamaForCausalLM, batch: list[tuple]) -> tuple[torch.Tens
         ids[i, :len(prompt) + len(target)] = torch.tensor(prompt + target)
         rows.extend(range(i * width + len(prompt) - 1, i * width + len(prompt) + len(target) - 1))
         labels.extend(target)
-    device = model.device
+    return ids.to(device), torch.tensor(rows, device=device), torch.tensor(labels, device=device)
+
+
+def target_loss(model: LlamaForCausalLM, batch: list[Pair]) -> tuple[Tensor, int]:
+    """Mean cross-entropy of the target tokens; the head runs on the rows that predict them only."""
+    ids, rows, labels = inputs_of(batch, model.device)
     # Right padding under a causal mask: no real token sees a padded one, so no mask is needed.
-    states = model.model(input_ids=ids.to(device), use_cache=False).last_hidden_state
-    chosen = states.reshape(-1, states.shape[-1])[torch.tensor(rows, device=device)]
-    return F.cross_entropy(model.lm_head(chosen).float(), torch.tensor(labels, device=device)), ids.numel()
+    states = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    chosen = states.reshape(-1, states.shape[-1])[rows]
+    return F.cross_entropy(model.lm_head(chosen).float(), labels), ids.numel()
 
 
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
@@ -14,8 +14,9 @@ from .recipes import SEED, Pair, encoded, examples, from_step, measure, packed, 
 from .training import Schedule, train
 
 NAME = "pocket-t5"
-KIND = "T5ForConditionalGeneration, 4 encoder and 8 decoder blocks of width 256, the tokenizer of pocket-llama, bf16"
-SCHEDULE = Schedule(steps=4000, peak=2e-3, warmup=200, decay=1100)
+KIND = "T5ForConditionalGeneration, 4 encoder and 8 decoder blocks of width 192, the tokenizer of pocket-llama, bf16"
+SCHEDULE = Schedule(steps=3000, peak=2e-3, warmup=200, decay=1000)
+BROAD_STEPS = 2000  # of epoch 0, so that the learning rate falls on epoch 1
 IGNORED = -100  # a label that is padding
 
 
@@ -27,7 +28,7 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
     begins at sqrt(width), which cancels the division, and the embeddings begin small.
     """
     torch.manual_seed(SEED)
-    shape = {"d_model": 256, "d_kv": 64, "d_ff": 688, "num_heads": 4, "num_layers": 4, "num_decoder_layers": 8} | sizes
+    shape = {"d_model": 192, "d_kv": 32, "d_ff": 448, "num_heads": 6, "num_layers": 4, "num_decoder_layers": 8} | sizes
     config = T5Config(
         **shape, vocab_size=len(tokenizer), feed_forward_proj="gated-gelu", dropout_rate=0.0,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
@@ -40,26 +41,32 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
 
 def epoch_batches(corpora: Path, tokenizer: PreTrainedTokenizerFast, epoch: int) -> list[list[Pair]]:
     """Batches of (prompt ids, target ids), alike in both lengths, of about 4,096 padded tokens of either side."""
-    return packed(encoded(examples(corpora, epoch), tokenizer), bucket=lambda pair: (len(pair[1]) // 8, len(pair[0])),
-                  widths=lambda pair: (len(pair[0]), len(pair[1])), rng=random.Random(SEED * 1000 + epoch))
+    batches = packed(encoded(examples(corpora, epoch), tokenizer), bucket=lambda pair: (len(pair[1]) // 8, len(pair[0])),
+                     widths=lambda pair: (len(pair[0]), len(pair[1])), rng=random.Random(SEED * 1000 + epoch))
+    return batches if epoch else batches[:BROAD_STEPS]
 
 
-def padded(rows: list[list[int]], fill: int, device: torch.device) -> torch.Tensor:
+def padded(rows: list[list[int]], fill: int, device: torch.device) -> Tensor:
     """The rows, filled up on the right: [rows, longest]."""
     width = max(len(row) for row in rows)
     return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
 
 
-def label_loss(model: T5ForConditionalGeneration, batch: list[Pair]) -> tuple[torch.Tensor, int]:
-    """Mean cross-entropy of the target tokens, in float32, and the number of padded tokens of both sides."""
+def inputs_of(model: T5ForConditionalGeneration, batch: list[Pair]) -> tuple[dict, Tensor]:
+    """(arguments of the network, labels [texts, longest] with IGNORED for padding)."""
     prompts, targets = zip(*batch)
-    ids = padded(prompts, model.config.pad_token_id, model.device)
-    mask = padded([[1] * len(p) for p in prompts], 0, model.device)
     labels = padded(targets, IGNORED, model.device)
-    decoder_ids = model.prepare_decoder_input_ids_from_labels(labels)
-    logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=decoder_ids, use_cache=False).logits
+    return {"input_ids": padded(prompts, model.config.pad_token_id, model.device),
+            "attention_mask": padded([[1] * len(p) for p in prompts], 0, model.device),
+            "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels), "use_cache": False}, labels
+
+
+def label_loss(model: T5ForConditionalGeneration, batch: list[Pair]) -> tuple[Tensor, int]:
+    """Mean cross-entropy of the target tokens, in float32, and the number of padded tokens of both sides."""
+    inputs, labels = inputs_of(model, batch)
     real = labels != IGNORED
-    return F.cross_entropy(logits[real].float(), labels[real]), ids.numel() + labels.numel()
+    logits = model(**inputs).logits
+    return F.cross_entropy(logits[real].float(), labels[real]), inputs["input_ids"].numel() + labels.numel()
 
 
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:

@@ -50,8 +50,8 @@ def encoded(texts: list[Example], tokenizer: PreTrainedTokenizerFast) -> list[Pa
 
 
 def packed(pairs: list[Pair], bucket: Callable[[Pair], object], widths: Callable[[Pair], tuple[int, ...]],
-           rng: random.Random) -> list[list[Pair]]:
-    """Batches of about TOKENS_PER_BATCH padded tokens, in a random order.
+           rng: random.Random, most: int = TOKENS_PER_BATCH) -> list[list[Pair]]:
+    """Batches of at most about `most` padded tokens, in a random order.
 
     A batch holds neighbours in the order of `bucket(pair)`; the order inside a bucket is random. `widths(pair)` are
     the lengths that are padded, each to its longest in the batch.
@@ -61,7 +61,7 @@ def packed(pairs: list[Pair], bucket: Callable[[Pair], object], widths: Callable
     batches, batch, longest = [], [], ()
     for pair in pairs:
         wider = tuple(map(max, longest, widths(pair))) if batch else widths(pair)
-        if batch and sum(wider) * (len(batch) + 1) > TOKENS_PER_BATCH:
+        if batch and sum(wider) * (len(batch) + 1) > most:
             batches.append(batch)
             batch, wider = [], widths(pair)
         batch.append(pair)
@@ -110,21 +110,32 @@ def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: 
     return bleu_chrf(outputs, wanted) | {"items": len(texts)}
 
 
-def write_card(corpora: Path, out: Path, work: Path, device: str, name: str, kind: str) -> dict:
-    """Measure the model in `out` and write its card.json: where it comes from, how good it is, what its files are."""
-    curve = json.loads((work / "curve.json").read_text())
-    card = {
-        "name": name, "kind": kind,
+def write_card(corpora: Path, out: Path, work: Path, device: str, name: str, kind: str, **more: str) -> dict:
+    """Measure the translating model in `out` and write its card; `more` are further lines of it, after `kind`."""
+    return save_card(out, work, {
+        "name": name, "kind": kind, **more,
         "corpus": "Multi30k train (research and education), Tatoeba de-en and fr-en (CC BY 2.0 FR), FairytaleQA train "
-                  "(Apache-2.0), SQuADShifts (CC BY 4.0); read at training time, not shipped",
-        "licence": "weights: MIT, like the code",
-        "recipe": f"python -m eelib.training {name} --corpora DIR", "seed": SEED,
-        "steps": curve[-1]["step"], "tokens": curve[-1]["tokens"], "training_minutes": round(curve[-1]["seconds"] / 60),
-        "quality": measure(corpora, out, device),
-        "loss_by_step": [[row["step"], row["loss"]] for row in curve],
+                  "(Apache-2.0), SQuADShifts (CC BY 4.0); read at training time, not shipped"},
+        measure(corpora, out, device), {
         "prompts": "P's Table 8, unshortened; its fixed parts are one vocabulary entry each",
         "held_out": f"one English Tatoeba sentence in {HELD_OUT_SHARE} by hash, with every pair that shares a "
-                    f"sentence with it; passages of more than {PASSAGE_WORDS} words are not trained on",
+                    f"sentence with it; passages of more than {PASSAGE_WORDS} words are not trained on"})
+
+
+def save_card(out: Path, work: Path, origin: dict[str, str], quality: dict, notes: dict[str, str]) -> dict:
+    """Write card.json of the model in `out`: where it comes from, how good it is, what its files are; returns it.
+
+    `origin` has the card's first lines, with the model's name; `notes` follow the loss. `work` holds the loss curve.
+    """
+    curve = json.loads((work / "curve.json").read_text())
+    card = {
+        **origin,
+        "licence": "weights: MIT, like the code",
+        "recipe": f"python -m eelib.training {origin['name']} --corpora DIR", "seed": SEED,
+        "steps": curve[-1]["step"], "tokens": curve[-1]["tokens"], "training_minutes": round(curve[-1]["seconds"] / 60),
+        "quality": quality,
+        "loss_by_step": [[row["step"], row["loss"]] for row in curve],
+        **notes,
         "sha256": {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(out.iterdir())
                    if f.name != "card.json"},
         "versions": {"python": platform.python_version(), "torch": torch.__version__},

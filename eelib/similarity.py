@@ -26,7 +26,7 @@ def layer_pairs(tail: Tail, states: Tensor) -> dict[str, np.ndarray]:
         p = logs.exp()
         own = (p * logs).nan_to_num(0.0).sum(-1)
         kl.append((own[:, None] - p @ logs.T).clamp(min=0.0))
-        js.append(torch.stack([middle_divergence(p, own, row) for row in range(len(p))]))
+        js.append(divergences(p, own))
     found |= {"kl": torch.stack(kl), "js": torch.stack(js)}
     return {name: value.float().cpu().numpy() for name, value in found.items()}
 
@@ -37,8 +37,11 @@ def gram(vectors: Tensor) -> Tensor:
     return (unit @ unit.transpose(1, 2)).clamp(-1.0, 1.0)
 
 
-def middle_divergence(p: Tensor, own: Tensor, row: int) -> Tensor:
-    """JS [m] of row `row` of probabilities p [m, vocabulary] against every row; `own` is sum p log p of each."""
-    middle = (p + p[row]) / 2
-    mixed = (middle * middle.clamp(min=1e-300).log()).sum(-1)
-    return ((own + own[row]) / 2 - mixed).clamp(0.0, math.log(2.0))
+def divergences(p: Tensor, own: Tensor) -> Tensor:
+    """JS [m, m] of probabilities p [m, vocabulary] against each other; `own` is sum p log p of each."""
+    js = torch.zeros(len(p), len(p), dtype=p.dtype, device=p.device)
+    for row in range(len(p) - 1):
+        middle = (p[row + 1:] + p[row]) / 2
+        mixed = (middle * middle.clamp(min=1e-300).log()).sum(-1)
+        js[row, row + 1:] = ((own[row + 1:] + own[row]) / 2 - mixed).clamp(0.0, math.log(2.0))
+    return js + js.T

@@ -49,10 +49,7 @@ def bootstrap_mean(values: ArrayLike, groups: ArrayLike, draws: int = DRAWS, see
 def bootstrap_difference(a_values: ArrayLike, a_groups: ArrayLike, b_values: ArrayLike, b_groups: ArrayLike,
                          draws: int = DRAWS, seed: int = 0) -> Interval:
     """mean(a) - mean(b), paired: a draw gives a group the same weight on both sides, wherever it occurs."""
-    a, b = _numbers(a_values, "a_values"), _numbers(b_values, "b_values")
-    codes, count, sequences = _joint_codes(a_groups, len(a), b_groups, len(b))
-    sums = np.hstack([_sums([side, np.ones_like(side)], side_codes, count) for side, side_codes in zip((a, b), codes)])
-    return _difference(_ratio, sums, draws, seed, sequences)
+    return _paired(a_values, a_groups, b_values, b_groups, draws, seed)[0]
 
 
 # ---- slopes
@@ -86,6 +83,19 @@ def bootstrap_slope_difference(a_x: ArrayLike, a_y: ArrayLike, a_groups: ArrayLi
 def bootstrap_unweighted_mean_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
     """Mean over tasks of each task's token-weighted mean; groups are resampled within their task."""
     return _over_tasks(tasks, lambda means: means.mean(axis=-1), draws, seed)
+
+
+def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Mean over tasks of mean(a) - mean(b), each token-weighted; groups are resampled within their task, paired."""
+    if not a or set(a) != set(b):
+        raise ValueError(f"a difference needs the same tasks on both sides, not {', '.join(a)} and {', '.join(b)}")
+    whole, drawn, sequences = [], [], []
+    for number, name in enumerate(sorted(a)):
+        interval, differences = _paired(*a[name], *b[name], draws, [seed, number])
+        whole.append(interval.estimate)
+        drawn.append(differences)
+        sequences.append(interval.sequences)
+    return _interval(np.mean(whole), np.mean(drawn, axis=0), min(sequences))
 
 
 def bootstrap_spread_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
@@ -198,6 +208,18 @@ def _interval(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
         raise ValueError("no draw gave a finite value: too few groups, or draws")
     low, high = np.quantile(drawn, LEVELS)
     return Interval(estimate, float(low), float(high), int(sequences))
+
+
+def _paired(a_values: ArrayLike, a_groups: ArrayLike, b_values: ArrayLike, b_groups: ArrayLike, draws: int, seed: Any
+            ) -> tuple[Interval, np.ndarray]:
+    """mean(a) - mean(b) with its interval, and the difference of every draw [draws]."""
+    a, b = _numbers(a_values, "a_values"), _numbers(b_values, "b_values")
+    codes, count, sequences = _joint_codes(a_groups, len(a), b_groups, len(b))
+    sums = np.hstack([_sums([side, np.ones_like(side)], side_codes, count) for side, side_codes in zip((a, b), codes)])
+    with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite
+        totals = np.concatenate([weights @ sums for weights in _weights(count, draws, seed, sums.shape[1])])
+        drawn = _ratio(totals[:, :2]) - _ratio(totals[:, 2:])
+    return _interval(a.mean() - b.mean(), drawn, sequences), drawn
 
 
 def _difference(statistic: Callable, sums: np.ndarray, draws: int, seed: int, sequences: int) -> Interval:

@@ -23,7 +23,6 @@ class Tail(nn.Module):
         self.before, self.after, self.cap, self.bias = before, after, cap, bias
         self.width, self.vocabulary, self.reads = width, vocabulary, reads
 
-    @torch.no_grad()
     def normed(self, states: Tensor) -> Tensor:
         """What the head sees: states [n, width] after the final norm and any scaling."""
         place = next(self.head.parameters()).device
@@ -34,7 +33,6 @@ class Tail(nn.Module):
         out = out.reshape(len(states), -1)
         return out * self.before if self.before != 1.0 else out
 
-    @torch.no_grad()
     def forward(self, states: Tensor) -> Tensor:
         """Logits [n, vocabulary] of states [n, width], in float32 and on the states' device, wherever the head is."""
         logits = self.head(self.normed(states)).float().to(states.device)

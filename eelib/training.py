@@ -1,10 +1,10 @@
 """The training loop of the shipped models: bf16 weights with a float32 master copy, resumable, any device."""
 
 import argparse
-import importlib
 import json
 import math
 import os
+import pkgutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -123,7 +123,10 @@ def train(
     return curve
 
 
-RECIPES = {"pocket-llama": "pocket_llama", "pocket-t5": "pocket_t5", "pocket-tagger": "pocket_tagger"}
+# Where the recipe of each shipped model is: a module, or an object in one; both have `run` and `measure`.
+RECIPES = {"pocket-llama": "pocket_llama", "pocket-llama-joint": "pocket_joint:LLAMA_JOINT",
+           "pocket-t5": "pocket_t5", "pocket-t5-free": "pocket_joint:T5_FREE",
+           "pocket-t5-weighted": "pocket_joint:T5_WEIGHTED", "pocket-tagger": "pocket_tagger"}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -139,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not given.corpora.is_dir():
         parser.error(f"--corpora {given.corpora} is not a folder")
     out = given.out or Path(__file__).resolve().parent.parent / "data" / "models" / given.name
-    recipe = importlib.import_module(f".{RECIPES[given.name]}", "eelib")
+    recipe = pkgutil.resolve_name(f"eelib.{RECIPES[given.name]}")
     work = given.work or Path("checkpoints") / given.name
     if given.measure:
         print(json.dumps(recipe.measure(given.corpora, out, given.device), indent=1))
