@@ -15,8 +15,8 @@ from .training import Schedule, train
 
 NAME = "pocket-t5"
 KIND = "T5ForConditionalGeneration, 4 encoder and 8 decoder blocks of width 192, the tokenizer of pocket-llama, bf16"
-SCHEDULE = Schedule(steps=3000, peak=2e-3, warmup=200, decay=1000)
-BROAD_STEPS = 2000  # of epoch 0, so that the learning rate falls on epoch 1
+SCHEDULE = Schedule(steps=2600, peak=2e-3, warmup=200, decay=950)
+BROAD_STEPS = 1650  # of epoch 0, so that the learning rate falls on epoch 1
 IGNORED = -100  # a label that is padding
 
 

@@ -74,6 +74,7 @@ def test_layers_loss_and_gradients_equal_plain_ones(name, at_once, model_of, mon
     assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
     for mine, state in zip(got, states):
         torch.testing.assert_close(mine, state.grad, rtol=1e-4, atol=1e-7)
+    model.network.zero_grad()
 
 
 def test_only_the_last_layer_is_plain_training(model_of):

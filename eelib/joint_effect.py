@@ -1,0 +1,136 @@
+"""What joint optimization changes, on the same prompts before and after (P §5.1, Figures 3 and 4, Table 9)."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from .notebook import MINIMUM_GROUPS, ParameterError, Study
+from .quality import quality_difference
+from .saturation import DEFINITIONS, NOTHING, token_layers
+from .stats import Interval, bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
+from .stored import Trace
+
+MEASURES = {"cosine": "cosine of states", "pearson": "Pearson correlation of states",
+            "js": "JS of distributions (nats)", "kl": "KL of distributions (nats)"}
+
+
+def check_pair(before: Study, after: Study) -> None:
+    """ParameterError unless both models have the same architecture and share tasks."""
+    one, two = before.model, after.model
+    if (one.kind, one.layers, one.width, one.vocabulary) != (two.kind, two.layers, two.width, two.vocabulary):
+        raise ParameterError(f"{two.name} ({two.kind}, {two.layers} layers of width {two.width}) is not {one.name} "
+                             f"({one.kind}, {one.layers} layers of width {one.width}) after joint optimization; give "
+                             "parameter after a checkpoint of the same architecture")
+
+
+def common_tasks(before: Study, after: Study) -> list[str]:
+    """The tasks that the model has learnt before and after; small ones only where all are (see `learnt_tokens`)."""
+    learnt = [name for name in before.traces if before.learnt[name] and after.learnt[name]]
+    large = [name for name in learnt if before.traces[name].sequences["group"].nunique() >= MINIMUM_GROUPS]
+    return large or learnt
+
+
+def change(before: Study, after: Study, values: Callable, tasks: list[str], seed: int = 0) -> dict[str, Interval]:
+    """{"before", "after", "difference"} of values(trace) -> (values, groups): unweighted means over the tasks.
+
+    The difference is paired by group, the intervals resample groups.
+    """
+    old = {name: values(before.traces[name]) for name in tasks}
+    new = {name: values(after.traces[name]) for name in tasks}
+    if not tasks or not all(len(pair[0]) for side in (old, new) for pair in side.values()):
+        return dict.fromkeys(("before", "after", "difference"), NOTHING)
+    return {"before": bootstrap_unweighted_mean_over_tasks(old, seed=seed),
+            "after": bootstrap_unweighted_mean_over_tasks(new, seed=seed),
+            "difference": bootstrap_unweighted_difference_over_tasks(new, old, seed=seed)}
+
+
+def likeness(trace: Trace, measure: str) -> tuple[np.ndarray, np.ndarray]:
+    """(mean over all pairs of two different layers of 1..L [tokens], groups [tokens]), end tokens left out."""
+    pairs = trace.pairs
+    values, rows = pairs[measure][:, 1:, 1:], pairs["row"]
+    kept = trace.statistic_rows()[rows]
+    apart = ~np.eye(trace.layers, dtype=bool)
+    return values[kept][:, apart].mean(axis=1).astype(float), trace.tokens["group"].to_numpy()[rows[kept]]
+
+
+def mean_pairs(traces: dict[str, Trace], tasks: list[str], measure: str) -> np.ndarray:
+    """Mean over tokens, then tasks, of a measure between layers 1..L: [L, L]."""
+    found = []
+    for name in tasks:
+        kept = traces[name].statistic_rows()[traces[name].pairs["row"]]
+        found.append(traces[name].pairs[measure][kept][:, 1:, 1:].mean(axis=0))
+    return np.mean(found, axis=0)
+
+
+def by_layer(traces: dict[str, Trace], tasks: list[str], readout: str, seed: int = 0) -> pd.DataFrame:
+    """Unweighted mean over tasks by layer 1..L, with intervals: columns layer, estimate, low, high, sequences.
+
+    `readout` "confidence" is the probability of the layer's own top token (P, Figure 4); "agreement" the share of
+    tokens whose top token is the one finally emitted.
+    """
+    values, groups = {}, {}
+    for name in tasks:
+        trace, rows = traces[name], traces[name].statistic_rows()
+        final = trace.tokens["token_id"].to_numpy()[rows, None]
+        values[name] = trace["probability"][rows] if readout == "confidence" else trace["top1"][rows] == final
+        groups[name] = trace.tokens["group"].to_numpy()[rows]
+    depth = traces[tasks[0]].layers
+    return pd.DataFrame([{"layer": layer, **bootstrap_unweighted_mean_over_tasks(
+        {name: (values[name][:, layer].astype(float), groups[name]) for name in tasks}, seed=seed)._asdict()}
+        for layer in range(1, depth + 1)])
+
+
+def exit_share(trace: Trace, definition: str) -> tuple[np.ndarray, np.ndarray]:
+    """(exit layer / L [tokens], groups)."""
+    layers, groups = token_layers(trace, definition)
+    return layers / trace.layers, groups
+
+
+def early(trace: Trace, definition: str) -> tuple[np.ndarray, np.ndarray]:
+    """(1.0 where a token leaves before layer L [tokens], groups)."""
+    layers, groups = token_layers(trace, definition)
+    return (layers < trace.layers).astype(float), groups
+
+
+def same_prompts(before: Study, after: Study, task: str) -> tuple:
+    """(task of the prompts that both models could take, outputs before, outputs after)."""
+    old, new = (study.traces[task].sequences.set_index("sequence")["output"] for study in (before, after))
+    both = sorted(set(old.index) & set(new.index))
+    return before.tasks[task].pick(both), list(old[both]), list(new[both])
+
+
+def change_table(before: Study, after: Study, seed: int = 0) -> pd.DataFrame:
+    """One row per task: quality, avg and perc of both definitions, before, after and their difference.
+
+    Columns: task, learnt (both), and {quality metric | avg first | perc first | ...}, each a dict of three intervals or,
+    of quality, {"before": score, "after": score, "difference": Interval}; "quality" holds the metric's name.
+    """
+    rows = []
+    for name in before.traces:
+        picked, old, new = same_prompts(before, after, name)
+        differences = quality_difference(picked, old, new, seed)
+        metric = next(iter(differences), "")
+        row = {"task": name, "learnt": before.learnt[name] and after.learnt[name], "metric": metric,
+               "quality": {"before": picked.quality(old).get(metric, float("nan")),
+                           "after": picked.quality(new).get(metric, float("nan")),
+                           "difference": differences.get(metric, NOTHING)},
+               "same outputs": float(np.mean([a == b for a, b in zip(old, new)]))}
+        for definition in DEFINITIONS:
+            row[f"avg {definition}"] = change(before, after, lambda t, d=definition: token_layers(t, d), [name], seed)
+            row[f"perc {definition}"] = change(before, after, lambda t, d=definition: early(t, d), [name], seed)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def other_pairs(text: str) -> list[tuple[str, str, str]]:
+    """(before, after, tasks) from "before > after = tasks; ..."; empty text gives none. ParameterError for other forms."""
+    found = []
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        names, _, tasks = (piece.strip() for piece in part.partition("="))
+        before, _, after = (piece.strip() for piece in names.partition(">"))
+        if not (before and after and tasks):
+            raise ParameterError(f"parameter others holds {part!r}; allowed are entries such as "
+                                 "'pocket-t5 > pocket-t5-weighted = translation/*', several with semicolons, or none")
+        found.append((before, after, tasks))
+    return found
