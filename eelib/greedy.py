@@ -131,7 +131,7 @@ def states_of(model: Model, prompts: list[list[int]], outputs: list[list[int]], 
 
     Returns ([tokens, L+1, width], {site: [tokens, L, width]}), rows in order of sequence, then position. For masked
     models `outputs` are the prompts themselves and each position is read in place; of a classifier's text, the one
-    position that it reads.
+    position that it reads. Prompts come from `Model.encode`, which knows the token types of a pair.
     """
     if sites and not model.parts:
         raise ValueError(model.parts_error)
@@ -146,6 +146,8 @@ def states_of(model: Model, prompts: list[list[int]], outputs: list[list[int]], 
             first = 0
         else:
             inputs, first = {"input_ids": torch.tensor([prompt], device=model.device)}, 0
+            if types := getattr(prompt, "types", None):
+                inputs["token_type_ids"] = torch.tensor([types], device=model.device)
         extra = {"use_cache": False} if model.kind in ("causal", "seq2seq") and model.cache != "none" else {}
         read = slice(first, None)
         if model.kind == "classifier":  # one position stands for the text

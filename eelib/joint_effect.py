@@ -124,13 +124,13 @@ def change_table(before: Study, after: Study, seed: int = 0) -> pd.DataFrame:
 
 
 def other_pairs(text: str) -> list[tuple[str, str, str]]:
-    """(before, after, tasks) from "before > after = tasks; ..."; empty text gives none. ParameterError for other forms."""
+    """(before, after, tasks) of "before > after on tasks; ..."; an empty text gives none, another form ParameterError."""
     found = []
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        names, _, tasks = (piece.strip() for piece in part.partition("="))
+        names, _, tasks = (piece.strip() for piece in part.rpartition(" on "))
         before, _, after = (piece.strip() for piece in names.partition(">"))
         if not (before and after and tasks):
             raise ParameterError(f"parameter others holds {part!r}; allowed are entries such as "
-                                 "'pocket-t5 > pocket-t5-weighted = translation/*', several with semicolons, or none")
+                                 "'pocket-t5 > pocket-t5-weighted on translation/*', several with semicolons, or none")
         found.append((before, after, tasks))
     return found

@@ -26,6 +26,12 @@ from .stepping import causal_inputs, choose_cache, position_offset, tolerance
 from .tail import Tail, find_tail, prove_tail
 
 
+class TextIds(list):
+    """Token ids of one text, with their token types where a network is to be given them (`types`, else empty)."""
+
+    types: list[int] | tuple = ()
+
+
 @dataclass
 class Model:
     """A checkpoint whose blocks, sub-layers, final norm and head are known and checked.
@@ -65,6 +71,12 @@ class Model:
     def vocabulary(self) -> int:
         """Number of logits: tokens, or a classifier's labels."""
         return self.tail.vocabulary
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of a classifier's labels, by number; empty for other kinds."""
+        names = getattr(self.network.config, "id2label", None) or {}
+        return [str(names.get(i, i)) for i in range(self.vocabulary)] if self.kind == "classifier" else []
 
     @property
     def device(self) -> torch.device:
@@ -108,18 +120,37 @@ class Model:
         """Whether the network's forward takes `argument`."""
         return accepts(self.network, argument)
 
-    def encode(self, prompts: list[str], chat: bool = False) -> list[list[int]]:
+    def encode(self, prompts: list[str], chat: bool = False, seconds: list[str] | None = None) -> list[list[int]]:
         """Token ids of prompts with the tokenizer's own special tokens; `chat`: each as a user's turn in its template.
 
-        Raises ValueError if `chat` is asked of a tokenizer that has no template.
+        `seconds` are the second texts of pairs. For a classifier, a row carries the token types that the network takes
+        (`TextIds`). Raises ValueError if `chat` is asked of a tokenizer that has no template, or for pairs; if the
+        tokenizer tells more types apart than the network.
         """
-        if not chat:
-            return self.tokenizer(prompts, verbose=False)["input_ids"]  # long ones are counted, not warned of
+        if chat and seconds:
+            raise ValueError(f"{self.name}: pairs of texts are not put into a chat template; allowed is chat=False")
+        if not chat:  # long ones are counted, not warned of
+            encoded = self.tokenizer(prompts, text_pair=seconds or None, verbose=False)
+            return self.typed(encoded) if self.kind == "classifier" else encoded["input_ids"]
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
         texts = [self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False,
                                                     add_generation_prompt=True) for prompt in prompts]
         return self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def typed(self, encoded) -> list[list[int]]:
+        """Rows of a tokenizer's output; with their token types if the network takes them and they are not all 0."""
+        rows, types = encoded["input_ids"], encoded.get("token_type_ids")
+        most = max(map(max, filter(None, types or [])), default=0)
+        if not most or not self.accepts("token_type_ids"):
+            return rows
+        known = getattr(self.network.config, "type_vocab_size", None)
+        if known and most >= known:  # 0: the network reads none
+            raise ValueError(f"{self.name}: the tokenizer gives token types up to {most}, the network knows {known}")
+        rows = [TextIds(row) for row in rows]
+        for row, own in zip(rows, types):
+            row.types = own
+        return rows
 
     def read_at(self, ids: list[int]) -> int:
         """The position of a text that a classifier reads. ValueError if it is the end token's and there is none."""
@@ -257,6 +288,8 @@ def padding_is_inert(model: Model, ids: Tensor) -> bool:
 
     try:
         alone, both = logits(short, torch.ones_like(short))[0], logits(padded, mask)[1]
+    except torch.OutOfMemoryError:
+        raise
     except Exception:  # a network that takes no mask
         return False
     got = both if both.shape == alone.shape else both[there]
@@ -276,5 +309,5 @@ def note_ignored_generation(network: nn.Module, name: str) -> None:
         print(f"{name}: greedy decoding ignores " + ", ".join(f"{k}={v}" for k, v in sorted(ignored.items())))
 
 
-__all__ = ["DTYPES", "SHIPPED", "Model", "block_states", "causal_inputs", "first_line", "kind_of", "load_model",
-           "prepare", "resolve_device", "shipped_models"]
+__all__ = ["DTYPES", "SHIPPED", "Model", "TextIds", "block_states", "causal_inputs", "first_line", "kind_of",
+           "load_model", "prepare", "resolve_device", "shipped_models"]

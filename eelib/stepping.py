@@ -36,6 +36,8 @@ def position_offset(model, runs: Runs) -> int | None:
         try:
             if close(model.network(**runs.inputs, position_ids=positions).logits, runs.logits):
                 return offset
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # positions of another shape
             return None
     return None
@@ -72,6 +74,8 @@ def choose_cache(model, runs: Runs) -> None:
                 if steps_agree(model, runs, pads):
                     model.pads = pads
                     return
+            except torch.OutOfMemoryError:  # says nothing about the cache
+                raise
             except Exception:  # this cache is not for this network
                 continue
     model.cache = "none"
@@ -93,6 +97,8 @@ def forgets_as_it_should(model, runs: Runs) -> bool:
         for holder in (config, *holders):
             holder.sliding_window = 2
         return not close(model.network(**runs.inputs).logits, runs.logits)
+    except torch.OutOfMemoryError:
+        raise
     except Exception:  # a network that can't do with so small a window looks to it
         return True
     finally:

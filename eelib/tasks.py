@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from . import classification
 from .metrics import bleu_chrf, comet, rouge, squad_f1
 from .model import first_line
 from .prompts import LANGUAGES, question_prompt, summarization_prompt, translation_prompt
-from .values import check_limit, check_text
+from .values import check_limit, check_text, inside, text_of, texts_of
 
 TEXTS = Path(__file__).resolve().parent.parent / "data" / "texts"
 WMT22 = ("de-en", "de-fr", "en-de", "en-ja", "en-ru", "en-zh", "fr-de", "ja-en", "ru-en", "zh-en")  # P, Table 7
@@ -24,16 +25,17 @@ HUB = {  # task -> (dataset, config, split), as P and M use them
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "validation"),
     "narrativeqa": ("deepmind/narrativeqa", None, "test"),
     "squad": ("rajpurkar/squad", None, "validation"),
-}
+} | classification.HUB
 Row = tuple[str, dict]  # (where it stands, for messages; its fields)
-Item = tuple[str, str, list[str], str]  # prompt, source, references, group
+Item = tuple[str, str, list[str], str]  # prompt, source, references, group; of pairs to classify, the second text, too
 
 
 @dataclass(frozen=True)
 class Task:
     """Prompts with their references. `groups` names what is resampled together: the passage that questions share.
 
-    `kind` is translation, question_answering, summarization or prompts; `sources` are the bare inputs.
+    `kind` is translation, question_answering, summarization, classification or prompts; `sources` are the bare inputs.
+    `labels` are a classification task's, in GLUE's order; where it judges pairs, `seconds` are the second texts.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Task:
     target_language: str = ""
     baseline: dict[str, float] = field(default_factory=dict)
     chat: bool = False  # each prompt is a user's turn in the model's chat template
+    labels: tuple[str, ...] = ()
+    seconds: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -75,12 +79,15 @@ class Task:
     @property
     def hash(self) -> str:
         """SHA-256 of everything that a trace depends on."""
-        content = json.dumps([self.name, self.kind, self.prompts, self.references, self.groups, self.chat],
-                             ensure_ascii=False)
+        parts = [self.name, self.kind, self.prompts, self.references, self.groups, self.chat]
+        content = json.dumps(parts + [self.seconds] * bool(self.seconds), ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def quality(self, outputs: list[str]) -> dict[str, float]:
-        """Scores (0-100) of one output per prompt: BLEU and chrF (COMET-22 where installed), F1, or ROUGE-1, 2, L."""
+        """Scores (0-100) of one output per prompt: BLEU and chrF (COMET-22 where installed), F1, or ROUGE-1, 2, L.
+
+        Of labels: accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as GLUE has it for the task.
+        """
         if len(outputs) != len(self.references):
             raise ValueError(f"{len(outputs)} outputs for {len(self.references)} prompts")
         scored = [(o, r) for o, r in zip(outputs, self.references) if r]
@@ -91,6 +98,8 @@ class Task:
             return squad_f1(hypotheses, references)
         if self.kind == "summarization":
             return rouge(hypotheses, references)
+        if self.kind == "classification":
+            return classification.label_scores(self.name, hypotheses, references)
         scores = bleu_chrf(hypotheses, references, self.target_language)
         judged = comet(hypotheses, [s for s, r in zip(self.sources, self.references) if r], references) \
             if self.kind == "translation" else None
@@ -110,11 +119,15 @@ class Task:
     def pick(self, rows: Iterable[int]) -> "Task":
         """The items with these numbers, in this order."""
         rows = list(rows)
-        return replace(self, **{name: [getattr(self, name)[i] for i in rows]
-                                for name in ("prompts", "references", "sources", "groups")})
+        names = ("prompts", "references", "sources", "groups", *["seconds"] * bool(self.seconds))
+        picked = replace(self, **{name: [getattr(self, name)[i] for i in rows] for name in names})
+        if self.kind != "classification" or not rows:
+            return picked
+        return replace(picked, baseline=classification.majority(self.name, picked.references))
 
 
 # At or below these a model has not learnt the task, so no claim is judged on it. Round levels, set before any run.
+# (Of a classification task the scores of its majority class, `classification.majority`.)
 BASELINES = {"translation": {"BLEU": 10.0}, "question_answering": {"F1": 10.0}, "summarization": {"ROUGE-1": 15.0}}
 
 
@@ -154,7 +167,7 @@ def is_known(name: str) -> bool:
 
 
 def load_task(name: str, limit: int | None = None, source: str | None = None) -> Task:
-    """A shipped task, a local folder or .jsonl file, or a hub task (wmt22/de-en, cnn_dailymail, narrativeqa, squad).
+    """A shipped task, a local folder or .jsonl file, or a hub task (wmt22/de-en, glue/sst2, cnn_dailymail, squad ...).
 
     `source` loads a hub task from a local copy in the hub's own format instead (for wmt22: a sacreBLEU folder).
     Raises ValueError: unknown name; a row with a missing, empty or NUL-holding text (file, line and field named).
@@ -234,7 +247,7 @@ def wmt22_rows(pair: str, source: str | None) -> list[dict]:
 
 
 def task_of_rows(name: str, rows: list[Row]) -> Task:
-    """The task that rows describe, told by their fields: translation, question answering or summarization."""
+    """The task that rows describe, told by their fields: translation, question answering, summarization or labels."""
     if not rows:
         raise ValueError(f"task {name!r} has no rows")
     kind, read = reader_of(name, rows[0][1])
@@ -244,7 +257,10 @@ def task_of_rows(name: str, rows: list[Row]) -> Task:
             items.append(read(row, number))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
-    prompts, sources, references, groups = (list(column) for column in zip(*items))
+    prompts, sources, references, groups, *seconds = (list(column) for column in zip(*items))
+    if kind == "classification":
+        return Task(name, kind, prompts, references, sources, groups, labels=classification.labels_of(name),
+                    baseline=classification.majority(name, references), seconds=seconds[0] if seconds else [])
     source, target = languages_of(name, rows[0][1]) if kind == "translation" else ("", "")
     return Task(name, kind, prompts, references, sources, groups, source, target, BASELINES[kind])
 
@@ -267,8 +283,11 @@ def reader_of(name: str, row: dict) -> tuple[str, Callable]:
                 text, known = text_of(row, "source"), texts_of(row, "references")
             return translation_prompt(text, source, target), text, known, str(number)
         return "translation", read_pair
+    if classification.is_labelled(row):
+        return "classification", classification.labelled_reader(name)
     raise ValueError(f"task {name!r}: fields {', '.join(sorted(row))} fit no task; allowed: source + references, "
-                     "translation, context + question + answers, document + question + answers, article + highlights")
+                     "translation, context + question + answers, document + question + answers, article + highlights, "
+                     "sentence + label, sentence1 + sentence2 + label")
 
 
 def read_question(row: dict, _number: int) -> Item:
@@ -294,33 +313,6 @@ def read_article(row: dict, number: int) -> Item:
     """A CNN/DailyMail row."""
     article = text_of(row, "article")
     return summarization_prompt(article), article, [text_of(row, "highlights")], str(number)
-
-
-def inside(row: dict, *path: str) -> object:
-    """What a row holds under nested field names; ValueError names the field that is not there."""
-    value: object = row
-    for depth, name in enumerate(path, 1):
-        if not isinstance(value, dict) or name not in value:
-            raise ValueError(f"field {'.'.join(path[:depth])} is missing")
-        value = value[name]
-    return value
-
-
-def text_of(row: dict, *path: str) -> str:
-    """A text that a row holds; ValueError names the field that is missing, empty or not a text."""
-    text = inside(row, *path)
-    check_text(f"field {'.'.join(path)}", text)
-    return text
-
-
-def texts_of(row: dict, *path: str) -> list[str]:
-    """A list of texts that a row holds; the same errors."""
-    texts, name = inside(row, *path), ".".join(path)
-    if not isinstance(texts, (list, np.ndarray)):  # a string is a sequence too, of characters
-        raise ValueError(f"field {name} is not a list")
-    for text in texts:
-        check_text(f"a text in field {name}", text)
-    return list(texts)
 
 
 def languages_of(name: str, row: dict) -> tuple[str, str]:

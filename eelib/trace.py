@@ -15,6 +15,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from .classification import check_model
 from .greedy import decode, states_of
 from .model import Model
 from .reader import Reader
@@ -56,6 +57,7 @@ def trace(model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path
     if not isinstance(model, Model) or not isinstance(task, Task):
         raise ValueError(f"a trace needs a model from eelib.load_model and a task from eelib.load_task; got "
                          f"{type(model).__name__} and {type(task).__name__}")
+    check_model(model, task)
     check_whole("max_new_tokens", max_new_tokens, 1)
     if batch_size is not None:
         check_whole("batch_size", batch_size, 1)
@@ -231,7 +233,7 @@ class Maker:
             body = ids[:-1] if ended else ids
             truncated = writes and not ended
             if model.kind == "classifier":
-                output = label(model, ids[0])
+                output = model.labels[ids[0]]
                 texts, starts, ends = [output], [0], [len(output)]
             else:
                 texts, starts, ends, output = pieces(model.tokenizer, body)
@@ -299,11 +301,6 @@ def read_outputs(model: Model, prompts: list[list[int]], references: list[list[i
     return outputs, reader.finish()
 
 
-def label(model: Model, number: int) -> str:
-    """The name that a classifier gives to one of its labels."""
-    return str((getattr(model.network.config, "id2label", None) or {}).get(number, number))
-
-
 def batch_that_fits(model: Model, tokens: int) -> int:
     """The largest power of two of rows, each `tokens` long, whose caches and activations fill half the free memory."""
     size = next(model.network.parameters()).element_size()
@@ -354,8 +351,8 @@ def pieces(tokenizer, ids: list[int]) -> tuple[list[str], list[int], list[int], 
 
 def encode(model: Model, task: Task, chosen: list[int] | None = None) -> list[list[int]]:
     """Prompt token ids, with the tokenizer's own special tokens, or in its chat template where the task asks."""
-    prompts = task.prompts if chosen is None else [task.prompts[i] for i in chosen]
-    return model.encode(prompts, task.chat)
+    rows = range(len(task)) if chosen is None else chosen
+    return model.encode([task.prompts[i] for i in rows], task.chat, [task.seconds[i] for i in rows if task.seconds])
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""What callers and files may give: whole numbers in range, texts that a model can read."""
+"""What callers and files may give: whole numbers in range, texts that a model can read, the fields of a row."""
 
 from numbers import Integral
+
+import numpy as np
 
 
 def check_whole(name: str, value: object, least: int, allowed: str = "") -> None:
@@ -26,3 +28,30 @@ def check_text(name: str, text: object) -> None:
         raise ValueError(f"{name} holds a NUL")
     if half := next((c for c in text if "\ud800" <= c <= "\udfff"), ""):
         raise ValueError(f"{name} holds half a character (the surrogate U+{ord(half):X} alone)")
+
+
+def inside(row: dict, *path: str) -> object:
+    """What a row holds under nested field names; ValueError names the field that is not there."""
+    value: object = row
+    for depth, name in enumerate(path, 1):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"field {'.'.join(path[:depth])} is missing")
+        value = value[name]
+    return value
+
+
+def text_of(row: dict, *path: str) -> str:
+    """A text that a row holds; ValueError names the field that is missing, empty or not a text."""
+    text = inside(row, *path)
+    check_text(f"field {'.'.join(path)}", text)
+    return text
+
+
+def texts_of(row: dict, *path: str) -> list[str]:
+    """A list of texts that a row holds; the same errors."""
+    texts, name = inside(row, *path), ".".join(path)
+    if not isinstance(texts, (list, np.ndarray)):  # a string is a sequence too, of characters
+        raise ValueError(f"field {name} is not a list")
+    for text in texts:
+        check_text(f"a text in field {name}", text)
+    return list(texts)

@@ -124,7 +124,7 @@ def test_another_architecture_is_refused():
 
 def test_other_pairs_are_read():
     assert other_pairs("") == []
-    assert other_pairs("a > b = translation/*; c>d=x,y ;") == [("a", "b", "translation/*"), ("c", "d", "x,y")]
-    for wrong in ("a", "a > b", "a = x", "> b = x"):
+    assert other_pairs("a > b on translation/*; c>d on x,y ;") == [("a", "b", "translation/*"), ("c", "d", "x,y")]
+    for wrong in ("a", "a > b", "a on x", "> b on x"):
         with pytest.raises(ParameterError, match="parameter others holds"):
             other_pairs(wrong)

@@ -65,7 +65,7 @@ def test_shipped_texts_load():
     assert "translation/de-en" in names
     for name in names:
         task = load_task(name)
-        assert task.name == name and len(set(task.prompts)) == len(task)
+        assert task.name == name and len(set(zip(task.prompts, task.sources))) == len(task)
         assert len(task.references) == len(task.groups) == len(task.sources) == len(task) and all(task.references)
         folder = name.split("/")[0]
         assert task.kind == {"prose": "translation"}.get(folder, folder)
