@@ -13,9 +13,8 @@ os.environ |= {
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-RUNS = [(model, notebook) for model in STUDY.models for notebook in STUDY.notebooks]
-PAGES = [f"book/results/{model}/{notebook}.ipynb" for model, notebook in RUNS]
-RESULTS = [f"results/{model}/{notebook}.json" for model, notebook in RUNS]
+PAGES = [f"book/results/{model}/{notebook}.ipynb" for model, notebook in STUDY.runs]
+RESULTS = [f"results/{model}/{notebook}.json" for model, notebook in STUDY.runs]
 
 
 wildcard_constraints:

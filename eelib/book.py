@@ -63,21 +63,35 @@ class Study:
         if unknown := set(study) - {"threads", "parameters", "notebooks", "models"}:
             raise ValueError(f"{path}: unknown {sorted(unknown)}; known are threads, parameters, notebooks and models")
         models: dict[str, dict[str, Any]] = {}
+        notebooks = {name: values or {} for name, values in study["notebooks"].items()}
         for name, settings in study["models"].items():
             settings = settings or {}
-            if unknown := set(settings) - {"enabled", "memory_gb", "gpu", "parameters"}:
-                known = "enabled, memory_gb, gpu and parameters"
+            if unknown := set(settings) - {"enabled", "memory_gb", "gpu", "notebooks", "parameters"}:
+                known = "enabled, memory_gb, gpu, notebooks and parameters"
                 raise ValueError(f"{path}: model {name}: unknown {sorted(unknown)}; known are {known}")
+            wanted = settings.get("notebooks", list(notebooks))
+            if not isinstance(wanted, list) or not wanted or not set(wanted) <= set(notebooks):
+                raise ValueError(f"{path}: model {name}: notebooks is {wanted!r}; allowed is a list of some of "
+                                 f"{', '.join(notebooks)}")
             if settings.get("enabled", True):
                 folder = Path(name).name
                 if folder in models:
                     raise ValueError(f"{path}: two models would share the folder results/{folder}")
                 models[folder] = settings | {"model": name}
-        notebooks = {name: values or {} for name, values in study["notebooks"].items()}
         for kind, entries in (("model", models), ("notebook", notebooks)):
             if not entries:
                 raise ValueError(f"{path}: no {kind} is enabled")
         return cls(str(path), models, notebooks, study.get("parameters") or {}, study.get("threads", 1))
+
+    def notebooks_of(self, model: str) -> list[str]:
+        """The notebooks that a model runs, in the order of the study: those that it names, or all."""
+        wanted = self.models[model].get("notebooks", self.notebooks)
+        return [notebook for notebook in self.notebooks if notebook in wanted]
+
+    @property
+    def runs(self) -> list[tuple[str, str]]:
+        """Every (model, notebook) that is run."""
+        return [(model, notebook) for model in self.models for notebook in self.notebooks_of(model)]
 
     def parameters(self, model: str, notebook: str) -> dict[str, Any]:
         """What papermill is told, by parameter name."""
@@ -87,9 +101,12 @@ class Study:
         return {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | folders
 
     def notebook_sources(self, model: str, notebook: str) -> list[str]:
-        """Files that the page of a notebook on a model depends on: code, data, weights."""
+        """Files that the page of a notebook on a model depends on: code, data, weights of all models that it names."""
         source = Path("notebooks") / f"{notebook}.ipynb"
-        folders = ("texts", "papers", "models/pocket-tagger", f"models/{model}")
+        said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
+        beside = {folder.name for folder in (DATA / "models").glob("*")
+                  if re.search(rf"(?<![\w-]){re.escape(folder.name)}(?![\w-])", said)}
+        folders = ("texts", "papers", "models/pocket-tagger", *(f"models/{name}" for name in sorted({model, *beside})))
         data = (file for folder in folders for file in (DATA / folder).rglob("*")
                 if file.is_file() and file.name != "card.json")
         return [str(source), *map(str, modules_behind(source)), *sorted(map(str, data))]
@@ -142,8 +159,7 @@ def _imported(code: str, stems: set[str], lazy: bool = False) -> set[str]:
 
 def load_results(study: Study) -> Results:
     """What the notebooks of the study wrote, by model and notebook; those that have not run are missing."""
-    runs_wanted = ((model, notebook) for model in study.models for notebook in study.notebooks)
-    paths = {(model, notebook): RESULTS / model / f"{notebook}.json" for model, notebook in runs_wanted}
+    paths = {(model, notebook): RESULTS / model / f"{notebook}.json" for model, notebook in study.runs}
     return {key: json.loads(path.read_text(encoding="utf-8")) for key, path in paths.items() if path.exists()}
 
 
@@ -173,7 +189,7 @@ def claimed(claim: Claim) -> str:
 def contents(study: Study) -> dict[str, Any]:
     """The table of contents: a page per model and notebook between the prose pages."""
     captions = {"The study": ["run_on_your_model"]}
-    captions |= {f"Results: {model}": [f"results/{model}/{notebook}" for notebook in study.notebooks]
+    captions |= {f"Results: {model}": [f"results/{model}/{notebook}" for notebook in study.notebooks_of(model)]
                  for model in study.models}
     captions["All together"] = ["scoreboard", "cards", "engine", "runs", "references"]
     parts = [{"caption": caption, "chapters": [{"file": page} for page in pages]}
@@ -199,7 +215,7 @@ def findings(study: Study, results: Results) -> str:
                      *(headline(values, key) for key in keys)]
                     for task, values in tasks.items())
             pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows))
-        pieces.append(front_figure(model, study.notebooks))
+        pieces.append(front_figure(model, study.notebooks_of(model)))
         for verdict in VERDICTS[:3]:  # the others say nothing about the claim; they are on the scoreboard
             lines = [f"- {text(claim.claim).rstrip('.')} ({text(source(claim))}). Measured: {text(claim.statistic)}: "
                      f"**{interval(row)}**; claimed: {claimed(claim)}."

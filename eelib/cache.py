@@ -21,7 +21,7 @@ class GrowingLayer(DynamicLayer):
         filled = self.get_seq_length()
         total = filled + key_states.shape[2]
         # The rows may have been selected anew since the last call: then the keys are no longer those in the buffer.
-        mine = self.buffers is not None and self.keys.data_ptr() == self.buffers[0].data_ptr()
+        mine = self.buffers is not None and (not filled or self.keys.data_ptr() == self.buffers[0].data_ptr())
         if not mine or self.buffers[0].shape[2] < total:
             length = max(total, min(2 * total, self.limit) if self.limit else 2 * total)
             kept = (self.keys, self.values)
@@ -33,6 +33,10 @@ class GrowingLayer(DynamicLayer):
             buffer[:, :, filled:total] = new
         self.keys, self.values = (buffer[:, :, :total] for buffer in self.buffers)
         return self.keys, self.values
+
+    def set_length(self, tokens: int) -> None:
+        """Go back to the first `tokens` tokens, or forward again: those behind are kept until they are written over."""
+        self.keys, self.values = (buffer[:, :, :tokens] for buffer in self.buffers)
 
     def reset(self) -> None:
         """Forget everything."""

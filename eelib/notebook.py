@@ -4,8 +4,8 @@ import ast
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from .model import DTYPES, Model, load_model, resolve_device
 from .papers import Verdict, judge, untestable
+from .quality import quality_interval
 from .shards import write_atomically
 from .stats import Interval
 from .tasks import Task, load_task, task_names
@@ -121,6 +122,8 @@ class Study:
                                                                     for name in ("runs_folder", "results_folder")}})
         try:
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
+            if p.get("template"):
+                self.tasks = {n: in_template(task, p.template) for n, task in self.tasks.items()}
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
             if sites and not self.model.parts:  # said before hours of decoding, not after
@@ -140,8 +143,16 @@ class Study:
 
     @cached_property
     def learnt(self) -> dict[str, bool]:
-        """Whether the model is above each task's baseline, which was stated beforehand (`tasks.BASELINES`)."""
-        return {name: self.tasks[name].learnt(self.quality[name]) for name in self.traces}
+        """Whether each task's baseline, stated beforehand, lies below the whole 95% interval of every score it names.
+
+        A coin would be above the majority class of two balanced labels half the time; an interval tells it from skill.
+        """
+        found = {}
+        for name, made in self.traces.items():
+            task = self.tasks[name].pick(made.sequences["sequence"].tolist())
+            scores = quality_interval(task, list(made.sequences["output"])) if task.baseline else {}
+            found[name] = task.learnt({metric: interval.low for metric, interval in scores.items()})
+        return found
 
     def learnt_tokens(self, values) -> dict[str, tuple]:
         """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
@@ -176,11 +187,22 @@ class Study:
         return visible(self.model.tokenizer.decode([int(token_id)]))
 
 
-class Results:
-    """The figures that a notebook states: kept for the JSON file and glued for the prose."""
+def in_template(task: Task, template: str) -> Task:
+    """A translation task whose prompts are `template` with each source in place of {source}; ValueError for others."""
+    if task.kind != "translation" or "{source}" not in template:
+        raise ValueError(f"parameter template is {template!r}, task {task.name!r}; allowed are a template that holds "
+                         "{source}, for translation tasks, or nothing")
+    return replace(task, prompts=[template.replace("{source}", source) for source in task.sources])
 
-    def __init__(self, notebook: str, study: Study):
-        self.notebook, self.study = notebook, study
+
+class Results:
+    """The figures that a notebook states: kept for the JSON file and glued for the prose.
+
+    `beside` are studies of further models on the same page.
+    """
+
+    def __init__(self, notebook: str, study: Study, beside: Sequence[Study] = ()):
+        self.notebook, self.study, self.beside = notebook, study, beside
         self.tasks: dict[str, dict] = {}
         self.overall: dict[str, dict] = {}
         self.claims: list[dict] = []
@@ -215,13 +237,19 @@ class Results:
                    "parameters": dict(study.parameters), "manifest": {
                        "device": study.model.device.type, "dtype": study.model.dtype,
                        "versions": next(iter(study.traces.values())).manifest["versions"]},
-                    "quality": study.quality, "learnt": study.learnt,
-                   "traces": {n: {k: t.manifest.get(k) for k in ("weights", "task_hash", "settings", "code", "versions",
-                                                                 "seconds", "rows", "mismatches", "skipped", "layers")}
-                              for n, t in study.traces.items()},
-                   "tasks": self.tasks, "overall": self.overall, "claims": self.claims}
+                   **described(study), "tasks": self.tasks, "overall": self.overall, "claims": self.claims}
+        if self.beside:
+            content["beside"] = {other.model.name: described(other) for other in self.beside}
         write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
         return path
+
+
+def described(study: Study) -> dict:
+    """Quality, what is learnt, and the traces of a study."""
+    return {"quality": study.quality, "learnt": study.learnt,
+            "traces": {n: {k: t.manifest.get(k) for k in ("weights", "task_hash", "settings", "code", "versions",
+                                                          "seconds", "rows", "mismatches", "skipped", "layers")}
+                       for n, t in study.traces.items()}}
 
 
 def as_dict(value: Interval | float | str) -> dict:

@@ -29,6 +29,23 @@ class Schedule:
         return self.peak * min((step + 1) / self.warmup, 1.0, (self.steps - step) / self.decay)
 
 
+@dataclass(frozen=True)
+class Cycles:
+    """Two schedules, one after the other: the rate rises again after its first fall."""
+
+    first: Schedule
+    second: Schedule
+
+    @property
+    def steps(self) -> int:
+        """Steps of both."""
+        return self.first.steps + self.second.steps
+
+    def rate(self, step: int) -> float:
+        """Learning rate of 0-based `step`."""
+        return self.first.rate(step) if step < self.first.steps else self.second.rate(step - self.first.steps)
+
+
 class MasterOptimizer:
     """Muon on the matrices inside the blocks, AdamW on the rest, both on float32 copies of bf16 weights."""
 
@@ -37,7 +54,10 @@ class MasterOptimizer:
         self.master = [p.detach().float().clone().requires_grad_(True) for p in self.live]
         names = [n for n, p in model.named_parameters() if p.requires_grad]
         tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-        inside = [p.ndim == 2 and id(p) not in tables and "head" not in n for n, p in zip(names, self.live)]
+        # Heads are AdamW's: the gradient of two labels' scores has rank 1, and evening out its singular values, as Muon
+        # does, would blow up rounding noise. A pooler is one more matrix between states, so it is Muon's.
+        inside = [p.ndim == 2 and id(p) not in tables and not any(word in n for word in ("head", "classifier"))
+                  for n, p in zip(names, self.live)]
         matrices = [m for m, i in zip(self.master, inside) if i]
         rest = [m for m, i in zip(self.master, inside) if not i]
         self.parts = [
@@ -82,7 +102,7 @@ def train(
     model: nn.Module,
     batches: Callable[[int], Iterator],
     loss_of: Callable[[nn.Module, object], tuple[torch.Tensor, int]],
-    schedule: Schedule,
+    schedule: Schedule | Cycles,
     folder: Path,
     save_every: int = 100,
 ) -> list[dict]:
@@ -124,7 +144,12 @@ def train(
 
 
 # Where the recipe of each shipped model is: a module, or an object in one; both have `run` and `measure`.
-RECIPES = {"pocket-llama": "pocket_llama", "pocket-llama-joint": "pocket_joint:LLAMA_JOINT",
+RECIPES = {"pocket-bert": "pocket_bert",
+           "pocket-bert-cola": "pocket_glue:COLA", "pocket-bert-cola-joint": "pocket_glue:COLA_JOINT",
+           "pocket-bert-mrpc": "pocket_glue:MRPC", "pocket-bert-mrpc-joint": "pocket_glue:MRPC_JOINT",
+           "pocket-bert-rte": "pocket_glue:RTE", "pocket-bert-rte-joint": "pocket_glue:RTE_JOINT",
+           "pocket-bert-sst2": "pocket_glue:SST2", "pocket-bert-sst2-joint": "pocket_glue:SST2_JOINT",
+           "pocket-llama": "pocket_llama", "pocket-llama-joint": "pocket_joint:LLAMA_JOINT",
            "pocket-t5": "pocket_t5", "pocket-t5-free": "pocket_joint:T5_FREE",
            "pocket-t5-weighted": "pocket_joint:T5_WEIGHTED", "pocket-tagger": "pocket_tagger"}
 

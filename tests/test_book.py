@@ -49,10 +49,36 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
     ("models: {a: {memory: 3}}\nnotebooks: {n: {}}", "memory"),
     ("models: {a/m: {}, b/m: {}}\nnotebooks: {n: {}}", "results/m"),
     ("models: {a: {enabled: false}}\nnotebooks: {n: {}}", "no model"),
+    ("models: {a: {notebooks: [m]}}\nnotebooks: {n: {}}", r"model a: notebooks is \['m'\]; allowed is .* n$"),
+    ("models: {a: {notebooks: n}}\nnotebooks: {n: {}}", "model a: notebooks is 'n'"),
+    ("models: {a: {notebooks: []}}\nnotebooks: {n: {}}", "model a: notebooks"),
 ])
 def test_a_wrong_study_is_refused_by_name(tmp_path, text, named):
     with pytest.raises(ValueError, match=named):
         book.Study.load(write_study(tmp_path, text))
+
+
+def test_a_model_runs_the_notebooks_that_it_names_or_all(tmp_path):
+    study = book.Study.load(write_study(tmp_path, """
+        notebooks: {length: {}, architectures: {}}
+        models: {some/model: {}, other/classifier: {notebooks: [architectures]}}"""))
+    assert study.runs == [("model", "length"), ("model", "architectures"), ("classifier", "architectures")]
+    chapters = [part["chapters"] for part in book.contents(study)["parts"]]
+    assert chapters[2] == [{"file": "results/classifier/architectures"}]
+
+
+def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("eelib").mkdir()
+    Path("eelib/__init__.py").write_text("", encoding="utf-8")
+    for name in ("main", "beside", "beside-2", "other"):
+        Path(f"data/models/{name}").mkdir(parents=True)
+        Path(f"data/models/{name}/model.safetensors").write_text(name, encoding="utf-8")
+    Path("notebooks").mkdir()
+    Path("notebooks/n.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 'beside on a'"}]}))
+    study = book.Study.load(write_study(tmp_path, "notebooks: {n: {after: other}, m: {}}\nmodels: {main: {}}"))
+    weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if "models" in file}
+    assert weights == {"main", "beside", "other"}
 
 
 def test_a_notebook_depends_on_what_it_imports_and_on_nothing_else(tmp_path, monkeypatch):
@@ -112,7 +138,7 @@ def test_a_second_build_does_nothing_and_says_so(pages):
 @slow
 def test_every_page_of_the_study_is_in_the_book(pages):
     study = book.Study.load(ROOT / "study.yml")
-    wanted = {HTML / "results" / model / f"{notebook}.html" for model in study.models for notebook in study.notebooks}
+    wanted = {HTML / "results" / model / f"{notebook}.html" for model, notebook in study.runs}
     assert wanted <= set(pages)
 
 

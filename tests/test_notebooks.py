@@ -30,16 +30,30 @@ def papermill(notebook: Path, out: Path, folder: Path, **values) -> subprocess.C
                           cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
 
 
+def tiny_beside(folder: Path) -> str:
+    """A tiny encoder-decoder and a tiny classifier with three labels, each with its task."""
+    rows = [{"premise": "The dog ran", "hypothesis": "a dog " * (i % 3 + 1), "label": i % 3} for i in range(9)]
+    (folder / "tiny.mnli.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    t5, bert = (families.save(name, folder / name) for name in ("t5", "bert_labels"))
+    return f"{t5} on translation/de-en; {bert} on {folder / 'tiny.mnli.jsonl'}"
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """{(model, notebook): (finished process, folder)}, two at a time."""
     folder = tmp_path_factory.mktemp("notebooks")
     names = {"pocket-llama": "pocket-llama", "gpt2": str(families.save("gpt2", folder / "gpt2"))}
+    others = tiny_beside(folder)
+    more = {("gpt2", "architectures"): {"beside": others, "timed_sequences": 2},
+            ("gpt2", "joint_optimization"): {"after": families.save("gpt2", folder / "after", seed=1), "pair_sequences": 2, "others": "; ".join(
+                f"{part.split(' on ')[0]} > {part}" for part in others.split("; "))},
+            ("pocket-llama", "joint_optimization"): {"pair_sequences": 2}}
 
     def run(case):
         model, notebook = case
         out = folder / f"{model}-{notebook.name}"
-        return papermill(notebook, out, folder, model=names[model]), out, folder / "results" / model
+        done = papermill(notebook, out, folder, model=names[model], **more.get((model, notebook.stem), {}))
+        return done, out, folder / "results" / model
 
     cases = [(model, notebook) for notebook in NOTEBOOKS for model in MODELS]
     with ThreadPoolExecutor(2) as pool:
@@ -65,6 +79,16 @@ def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
     assert process.returncode != 0
     lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
     assert lines and "'modle' is not known; allowed: model, tasks" in lines[-1]
+    assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_beside_that_is_not_there_stops_with_one_clear_line(tmp_path):
+    process = papermill(ROOT / "notebooks/architectures.ipynb", tmp_path / "out.ipynb", tmp_path,
+                        beside="pocket-none on translation/de-en")
+    assert process.returncode != 0
+    lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
+    assert lines and "parameter beside: model 'pocket-none' could not be loaded" in lines[-1]
     assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
 
 
