@@ -25,7 +25,8 @@ KIND = "BertForMaskedLM, 12 layers of width 128, uncased WordPiece of 4,096 entr
 VOCABULARY, WINDOW, ALPHABET = 4096, 256, 120
 SCHEDULE = Schedule(steps=5000, peak=2e-3, warmup=200, decay=1700)
 TOKENS_PER_BATCH, LENGTH = 2048, 128  # batches of twice the size learnt more slowly for the same number of tokens
-LONG_EVERY = 8  # one batch in this many has pieces of WINDOW tokens, so that every position is trained
+FEW, FEW_STEPS = 32, 800  # at first pieces are short: among few tokens a model soon finds that neighbours matter
+LONG_EVERY = 8  # later one batch in this many has pieces of WINDOW tokens, so that every position is trained
 ARTICLES = 3  # about one piece in this many is of articles, the others of novels
 HELD_OUT_SHARE = 50  # the last novels, one line in this many, are kept out of training
 MASKED, AS_MASK, AS_RANDOM = 0.15, 0.8, 0.1
@@ -111,7 +112,7 @@ def masked(ids: Tensor, generator: torch.Generator) -> Batch:
 def batch_at(streams: tuple[Tensor, Tensor], step: int) -> Batch:
     """The batch of 0-based `step`: pieces from random places of (articles, novels), and their masks."""
     generator = torch.Generator().manual_seed(SEED * 10**6 + step)
-    length = WINDOW if step % LONG_EVERY == LONG_EVERY - 1 else LENGTH
+    length = FEW if step < FEW_STEPS else WINDOW if step % LONG_EVERY == LONG_EVERY - 1 else LENGTH
     size = TOKENS_PER_BATCH // length
     ids = [pieces(stream, torch.randint(len(stream) - length + 3, (n,), generator=generator), length)
            for stream, n in zip(streams, (size // ARTICLES, size - size // ARTICLES))]
@@ -126,18 +127,21 @@ def batches(start: int, streams: tuple[Tensor, Tensor]) -> Iterator[Batch]:
 def build(device: str = "cpu", **sizes: int) -> BertForMaskedLM:
     """The untrained model, bf16; `sizes` replace those of BertConfig.
 
-    Positions begin as sinusoids of about the size that the words' embeddings grow to. Begun at random and small, they
-    drowned: attention stayed uniform, and the model learnt no more than which words a text has.
+    Begun at random as BERT is, this one stayed at uniform attention for millions of tokens, and learnt only which words
+    a text has. So positions begin as sinusoids, about as large as the words' embeddings become, and each sub-layer
+    begins by adding nothing, since what is read below fades on its way through twelve norms.
     """
     torch.manual_seed(SEED)
-    shape = {"hidden_size": 128, "num_hidden_layers": 12, "num_attention_heads": 2, "intermediate_size": 384,
-             "initializer_range": 0.05} | sizes
+    shape = {"hidden_size": 128, "num_hidden_layers": 12, "num_attention_heads": 2, "intermediate_size": 384} | sizes
     config = BertConfig(
         **shape, vocab_size=VOCABULARY, max_position_embeddings=WINDOW, pad_token_id=0, tie_word_embeddings=True,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
+        initializer_range=0.05, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
     model = BertForMaskedLM(config)
     with torch.no_grad():
         model.bert.embeddings.position_embeddings.weight.copy_(0.15 * sinusoids(WINDOW, config.hidden_size))
+        for layer in model.bert.encoder.layer:
+            layer.attention.output.dense.weight.zero_()
+            layer.output.dense.weight.zero_()
     return model.to(device=device, dtype=torch.bfloat16)
 
 

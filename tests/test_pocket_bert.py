@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import random
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from transformers import AutoTokenizer
 
 import eelib
 from eelib import pocket_bert
-from eelib.pocket_bert import LENGTH, MASK, SEPARATOR, WINDOW, WORDS, batch_at, batches, build, masked, masked_loss
+from eelib.pocket_bert import FEW_STEPS, LENGTH, MASK, SEPARATOR, WINDOW, WORDS, batch_at, batches, build, masked, masked_loss
 from eelib.training import RECIPES, Schedule, train
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
@@ -94,11 +95,10 @@ def streams():
     return torch.arange(WORDS, 2000).short(), torch.arange(2000, 4096).short()
 
 
-@pytest.mark.parametrize("step", [0, 7])
-def test_pieces_are_packed(step):
-    """Each is a run of one text in a frame, full; a third of them is of articles; every eighth batch is long."""
+@pytest.mark.parametrize("step, length", [(7, 32), (FEW_STEPS - 1, 32), (FEW_STEPS, LENGTH), (FEW_STEPS + 7, WINDOW)])
+def test_pieces_are_packed(step, length):
+    """Each is a run of one text in a frame, full; a third is of articles; short at first, every eighth batch long."""
     batch = batch_at(streams(), step)
-    length = WINDOW if step == 7 else LENGTH
     ids = restored(batch)
     assert ids.shape == (pocket_bert.TOKENS_PER_BATCH // length, length)
     assert set(ids[:, 0].tolist()) == {pocket_bert.FIRST} and set(ids[:, -1].tolist()) == {SEPARATOR}
@@ -108,7 +108,7 @@ def test_pieces_are_packed(step):
 
 
 def test_pieces_reach_both_ends_of_a_text():
-    short = torch.arange(WORDS, WORDS + LENGTH - 1).short()  # room for two places
+    short = torch.arange(WORDS, WORDS + 31).short()  # room for two places
     first = {int(row[1]) for step in range(6) for row in restored(batch_at((short, short), step))}
     assert first == {WORDS, WORDS + 1}
 
@@ -177,6 +177,18 @@ def test_size_and_head():
     assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
     loss, _ = masked_loss(model, masked(torch.randint(WORDS, 4096, (4, 32)), torch.Generator().manual_seed(0)))
     assert loss.item() == pytest.approx(torch.tensor(4096.0).log().item(), abs=0.5)
+
+
+def test_beginning():
+    """Positions are sinusoids; no sub-layer adds anything yet, so every layer gives what the embeddings do."""
+    model = build(**TINY).float()
+    table = model.bert.embeddings.position_embeddings.weight / 0.15
+    for position, pair in ((0, 0), (3, 0), (200, 5), (255, 15)):
+        angle = position / 10000 ** (2 * pair / 32)
+        assert table[position, 2 * pair:2 * pair + 2].tolist() == pytest.approx(
+            [math.sin(angle), math.cos(angle)], abs=0.01)
+    states = model.bert(input_ids=torch.randint(WORDS, 4096, (2, 9)), output_hidden_states=True).hidden_states
+    assert all(torch.allclose(state, states[0], atol=1e-4) for state in states)
 
 
 def test_texts(corpora):

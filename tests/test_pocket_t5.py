@@ -13,7 +13,7 @@ import eelib
 from eelib import pocket_t5, recipes, training
 from eelib.greedy import generate
 from eelib.pocket_t5 import build, epoch_batches, label_loss
-from eelib.training import MasterOptimizer, Schedule, train
+from eelib.training import Cycles, MasterOptimizer, Schedule, train
 
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
 
@@ -106,9 +106,21 @@ def test_epochs(folder, tokenizer):  # noqa: F811
     assert sum(map(len, plan)) > 0.9 * len(recipes.examples(folder, 2))
 
 
+def test_cycles_see_each_batch_of_epoch_0_once(folder, tokenizer, monkeypatch):  # noqa: F811
+    """The second cycle begins with what the first left of epoch 0; later epochs follow, each once."""
+    monkeypatch.setattr(pocket_t5, "BROAD_STEPS", 2)
+    monkeypatch.setattr(pocket_t5, "SCHEDULE", Cycles(Schedule(3, 1e-3), Schedule(9, 1e-3)))
+    epochs = [epoch_batches(folder, tokenizer, epoch) for epoch in range(4)]
+    parts = [pocket_t5.cycle_batches(folder, tokenizer, part) for part in range(5)]
+    assert len(parts[0]) + len(parts[1]) == pocket_t5.SCHEDULE.first.steps and len(epochs[0]) > 2
+    assert parts[0] + parts[2] == epochs[0] and parts[1] == epochs[1][:1]
+    assert parts[3:] == epochs[2:]
+
+
 def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, tiny):  # noqa: F811
     """The whole recipe at a tiny size: the saved model is an encoder-decoder that starts from padding and can end."""
-    monkeypatch.setattr(pocket_t5, "SCHEDULE", Schedule(steps=2, peak=1e-3, warmup=1, decay=1))
+    one = Schedule(steps=1, peak=1e-3, warmup=1, decay=1)
+    monkeypatch.setattr(pocket_t5, "SCHEDULE", Cycles(one, one))
     trained = tiny()
     monkeypatch.setattr(pocket_t5, "build", lambda tokenizer, device: trained)
     monkeypatch.setattr(pocket_t5, "write_card", lambda corpora, out, *_: {"card": out})

@@ -18,7 +18,7 @@ from eelib import corpora, pocket_llama
 from eelib.corpora import is_held_out, joined, tatoeba
 from eelib.model import SHIPPED
 from eelib.pocket_llama import target_loss
-from eelib.training import Schedule, train
+from eelib.training import Cycles, Schedule, train
 
 
 def test_schedule():
@@ -28,6 +28,14 @@ def test_schedule():
     assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
     assert set(rates[9:81]) == {2.0}
     assert rates[80:] == pytest.approx([0.1 * (20 - i) for i in range(20)])
+
+
+def test_cycles():
+    """One schedule after the other: the rate falls, rises again and falls."""
+    one, two = Schedule(steps=20, peak=2.0, warmup=2, decay=5), Schedule(steps=30, peak=1.0, warmup=3, decay=9)
+    cycles = Cycles(one, two)
+    assert cycles.steps == 50
+    assert [cycles.rate(s) for s in range(50)] == [one.rate(s) for s in range(20)] + [two.rate(s) for s in range(30)]
 
 
 def tiny(dtype):
