@@ -13,6 +13,9 @@ from .saturation import DEFINITIONS
 COLOURS = {DECODER: BLUE, BOTH: VERMILION, ENCODER: GREEN}
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
+# What the page is about comes first: a reader sees the left of a wide table.
+EXIT_COLUMNS = ["model", "task", "exit layer", "avg", "perc (%)", "quality", "learnt", "by chance (%)",
+                "above chance (points)", "avg / L", "L", "baseline", "sequences", "tokens", "cut"]
 
 
 def depth_figure(curves: pd.DataFrame) -> plt.Figure:
@@ -92,7 +95,7 @@ def exit_table(printed: list[dict], rows: pd.DataFrame) -> pd.DataFrame:
                 "by chance (%)": f"{100 * row['perc chance']:.1f}" if first and row["tokens"] else "–",
                 "above chance (points)": format_interval(percent(row["above chance"])) if first else "–",
                 "sequences": row["sequences"], "tokens": row["tokens"], "cut": row["cut"]})
-    return pd.DataFrame(shown)
+    return pd.DataFrame(shown, columns=EXIT_COLUMNS)
 
 
 def printed_row(model: str, task: str, quality: str, row: dict, base: int | str) -> dict:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
+from .markdown import text
 from .model import DTYPES, Model, load_model, resolve_device
 from .papers import Verdict, judge, untestable
 from .quality import quality_interval
@@ -223,6 +224,13 @@ class Results:
                 glue(name, float(part), display=False)
         else:
             glue(key, value if isinstance(value, str) else float(value), display=False)
+
+    def tell(self, key: str, sentences: str) -> None:
+        """Keep whole sentences and make them available to the prose as {glue:md}`key`; nothing in them is markup."""
+        from IPython.display import Markdown
+        from myst_nb import glue
+        self.overall[key] = as_dict(sentences)
+        glue(key, Markdown(text(sentences)), display=False)
 
     def judge(self, verdicts: list[Verdict]) -> None:
         """Keep the verdicts on this notebook's claims."""

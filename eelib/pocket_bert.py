@@ -25,7 +25,7 @@ KIND = "BertForMaskedLM, 12 layers of width 128, uncased WordPiece of 4,096 entr
 VOCABULARY, WINDOW, ALPHABET = 4096, 256, 120
 SCHEDULE = Schedule(steps=5000, peak=2e-3, warmup=200, decay=1700)
 TOKENS_PER_BATCH, LENGTH = 2048, 128  # batches of twice the size learnt more slowly for the same number of tokens
-FEW, FEW_STEPS = 32, 800  # at first pieces are short: among few tokens a model soon finds that neighbours matter
+FEW, FEW_STEPS = 32, 1600  # at first pieces are short: among few tokens a model soon finds that neighbours matter
 LONG_EVERY = 8  # later one batch in this many has pieces of WINDOW tokens, so that every position is trained
 ARTICLES = 3  # about one piece in this many is of articles, the others of novels
 HELD_OUT_SHARE = 50  # the last novels, one line in this many, are kept out of training
@@ -132,10 +132,11 @@ def build(device: str = "cpu", **sizes: int) -> BertForMaskedLM:
     begins by adding nothing, since what is read below fades on its way through twelve norms.
     """
     torch.manual_seed(SEED)
-    shape = {"hidden_size": 128, "num_hidden_layers": 12, "num_attention_heads": 2, "intermediate_size": 384} | sizes
+    shape = {"hidden_size": 128, "num_hidden_layers": 12, "num_attention_heads": 2, "intermediate_size": 384,
+             "initializer_range": 0.05} | sizes
     config = BertConfig(
         **shape, vocab_size=VOCABULARY, max_position_embeddings=WINDOW, pad_token_id=0, tie_word_embeddings=True,
-        initializer_range=0.05, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
     model = BertForMaskedLM(config)
     with torch.no_grad():
         model.bert.embeddings.position_embeddings.weight.copy_(0.15 * sinusoids(WINDOW, config.hidden_size))

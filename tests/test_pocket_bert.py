@@ -17,7 +17,19 @@ from transformers import AutoTokenizer
 
 import eelib
 from eelib import pocket_bert
-from eelib.pocket_bert import FEW_STEPS, LENGTH, MASK, SEPARATOR, WINDOW, WORDS, batch_at, batches, build, masked, masked_loss
+from eelib.pocket_bert import (
+    FEW_STEPS,
+    LENGTH,
+    MASK,
+    SEPARATOR,
+    WINDOW,
+    WORDS,
+    batch_at,
+    batches,
+    build,
+    masked,
+    masked_loss,
+)
 from eelib.training import RECIPES, Schedule, train
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
