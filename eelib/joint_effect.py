@@ -103,8 +103,9 @@ def same_prompts(before: Study, after: Study, task: str) -> tuple:
 def change_table(before: Study, after: Study, seed: int = 0) -> pd.DataFrame:
     """One row per task: quality, avg and perc of both definitions, before, after and their difference.
 
-    Columns: task, learnt (both), and {quality metric | avg first | perc first | ...}, each a dict of three intervals or,
-    of quality, {"before": score, "after": score, "difference": Interval}; "quality" holds the metric's name.
+    Columns: task, learnt (both times), metric (the name of the score), quality ({"before", "after": scores,
+    "difference": Interval}), "avg first", "perc first", "avg stable", "perc stable" (as `change` gives them) and "same
+    outputs", the share of outputs that did not change.
     """
     rows = []
     for name in before.traces:
@@ -124,7 +125,7 @@ def change_table(before: Study, after: Study, seed: int = 0) -> pd.DataFrame:
 
 
 def other_pairs(text: str) -> list[tuple[str, str, str]]:
-    """(before, after, tasks) of "before > after on tasks; ..."; an empty text gives none, another form ParameterError."""
+    """(before, after, tasks) of each "before > after on tasks"; ParameterError for another form."""
     found = []
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         names, _, tasks = (piece.strip() for piece in part.rpartition(" on "))

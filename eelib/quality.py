@@ -1,4 +1,4 @@
-"""Intervals of quality: every score is a function of sums over items, so items can be resampled without scoring anew."""
+"""Intervals of quality: a score is a function of sums over items, so items can be resampled without scoring anew."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,10 @@ ORDERS = 4  # of BLEU's n-grams
 
 
 def quality_interval(task: Task, outputs: list[str], seed: int = 0) -> dict[str, Interval]:
-    """Each score of the outputs (0-100), items resampled by group. Scores: BLEU, F1, ROUGE-1, 2, L, accuracy, Matthews."""
+    """Each score of the outputs (0-100), items resampled by group.
+
+    BLEU of translations, F1 of answers, ROUGE-1, 2 and L of summaries, GLUE's scores of labels; {} without references.
+    """
     return {name: bootstrap_totals(score, grouped(sums, task.groups), seed=seed)
             for name, (sums, score) in item_sums(task, outputs).items()}
 

@@ -1,4 +1,4 @@
-"""Objectives of joint optimization, against values by hand and plain float64 references; and what they hold in memory."""
+"""Objectives of joint optimization: values by hand, plain float64 references, and what they hold in memory."""
 
 import math
 

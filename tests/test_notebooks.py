@@ -44,9 +44,10 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebooks")
     names = {"pocket-llama": "pocket-llama", "gpt2": str(families.save("gpt2", folder / "gpt2"))}
     others = tiny_beside(folder)
+    pairs = "; ".join(f"{part.split(' on ')[0]} > {part}" for part in others.split("; "))  # each with itself
+    after = families.save("gpt2", folder / "after", seed=1)
     more = {("gpt2", "architectures"): {"beside": others, "timed_sequences": 2},
-            ("gpt2", "joint_optimization"): {"after": families.save("gpt2", folder / "after", seed=1), "pair_sequences": 2, "others": "; ".join(
-                f"{part.split(' on ')[0]} > {part}" for part in others.split("; "))},
+            ("gpt2", "joint_optimization"): {"after": after, "pair_sequences": 2, "others": pairs},
             ("pocket-llama", "joint_optimization"): {"pair_sequences": 2}}
 
     def run(case):
