@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from transformers import AutoConfig
 
 from . import oracle
-from .checkpoint import not_loaded, path_of
+from .checkpoint import path_of
 from .model import Model
-from .notebook import MINIMUM_GROUPS, ParameterError, Parameters, Results, Study
+from .notebook import MINIMUM_GROUPS, ParameterError, Parameters, Results, Study, config_of
 from .papers import Verdict, as_depth, claim, judge, published, untestable
 from .saturation import (
     DEFINITIONS,
@@ -68,10 +67,7 @@ def studies(p: Parameters) -> list[Study]:
     except ValueError as error:
         raise ParameterError(str(error)) from None
     for name, _ in pairs:
-        try:
-            AutoConfig.from_pretrained(path_of(name))
-        except Exception as error:  # transformers raises many kinds; the reader needs one line
-            raise ParameterError(f"parameter beside: {not_loaded(name, error)}") from None
+        config_of("beside", name)
     found = [Study(p)] + [Study(p, model=name, tasks=tasks, template="") for name, tasks in pairs]
     names = [study.model.name for study in found]
     if twice := next((name for name in names if names.count(name) > 1), ""):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from .notebook import MINIMUM_GROUPS, ParameterError, Study
+from .notebook import MINIMUM_GROUPS, ParameterError, Study, config_of
 from .quality import quality_difference
 from .saturation import DEFINITIONS, NOTHING, token_layers
 from .stats import Interval, bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
@@ -15,13 +15,19 @@ MEASURES = {"cosine": "cosine of states", "pearson": "Pearson correlation of sta
             "js": "JS of distributions (nats)", "kl": "KL of distributions (nats)"}
 
 
-def check_pair(before: Study, after: Study) -> None:
-    """ParameterError unless both models have the same architecture and share tasks."""
-    one, two = before.model, after.model
-    if (one.kind, one.layers, one.width, one.vocabulary) != (two.kind, two.layers, two.width, two.vocabulary):
-        raise ParameterError(f"{two.name} ({two.kind}, {two.layers} layers of width {two.width}) is not {one.name} "
-                             f"({one.kind}, {one.layers} layers of width {one.width}) after joint optimization; give "
-                             "parameter after a checkpoint of the same architecture")
+SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
+
+
+def check_pairs(parameter: str, pairs: list[tuple[str, str]]) -> None:
+    """ParameterError unless both checkpoints of each pair are there and of one architecture; nothing is decoded."""
+    for before, after in pairs:
+        configs = config_of("model" if parameter == "after" else parameter, before), config_of(parameter, after)
+        one, two = ({name: getattr(config.get_text_config(decoder=True), name, None) for name in SHAPE}
+                    for config in configs)
+        if one != two:
+            differs = "; ".join(f"{name} {one[name]} and {two[name]}" for name in SHAPE if one[name] != two[name])
+            raise ParameterError(f"parameter {parameter}: {after} is not {before} trained on ({differs}); allowed is "
+                                 "a checkpoint of the same architecture")
 
 
 def common_tasks(before: Study, after: Study) -> list[str]:

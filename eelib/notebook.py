@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from .checkpoint import not_loaded, path_of
 from .markdown import text
 from .model import DTYPES, Model, load_model, resolve_device
 from .papers import Verdict, judge, untestable
@@ -107,6 +109,14 @@ def check_values(values: dict, choices: dict[str, tuple]) -> None:
         resolve_device(values.get("device", "auto"))
     except ValueError as error:
         raise ParameterError(str(error)) from None
+
+
+def config_of(parameter: str, name: str) -> PretrainedConfig:
+    """A checkpoint's config, read before anything is decoded; ParameterError where there is none."""
+    try:
+        return AutoConfig.from_pretrained(path_of(name))
+    except Exception as error:  # transformers raises many kinds; the reader needs one line
+        raise ParameterError(f"parameter {parameter}: {not_loaded(name, error)}") from None
 
 
 class Study:

@@ -137,6 +137,8 @@ def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:
         tokens = {0, len(output) // 2, len(output) - 1}
         return all(close(*(state_at(model, model.layers, way.inputs(t))[:, -1] for way in (step, whole)))
                    for t in sorted(tokens, reverse=True))
+    except torch.OutOfMemoryError:  # says nothing about the cache
+        raise
     except Exception:  # this cache is not for this network
         return False
 

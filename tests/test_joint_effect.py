@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from eelib import stats
-from eelib.joint_effect import by_layer, change, check_pair, common_tasks, likeness, mean_pairs, other_pairs
+from eelib.joint_effect import by_layer, change, check_pairs, common_tasks, likeness, mean_pairs, other_pairs
 from eelib.notebook import ParameterError
 
 LAYERS = 3
@@ -118,9 +118,15 @@ def test_only_tasks_learnt_on_both_sides_count():
     assert common_tasks(study(1, learnt=False), after) == []
 
 
-def test_another_architecture_is_refused():
-    with pytest.raises(ParameterError, match=r"made-2 \(causal, 4 layers of width 8\) is not made-1"):
-        check_pair(study(1), study(2, layers=4))
+def test_another_architecture_is_refused(folder_of):
+    llama, gpt2 = str(folder_of("llama")), str(folder_of("gpt2"))
+    check_pairs("after", [(llama, llama)])
+    with pytest.raises(ParameterError, match=f"parameter after: {gpt2} is not {llama} trained on .model_type"):
+        check_pairs("after", [(llama, gpt2)])
+    with pytest.raises(ParameterError, match="parameter others: model 'pocket-none' could not be loaded"):
+        check_pairs("others", [(llama, "pocket-none")])
+    with pytest.raises(ParameterError, match="parameter model: model 'pocket-none' could not be loaded"):
+        check_pairs("after", [("pocket-none", llama)])
 
 
 def test_other_pairs_are_read():
