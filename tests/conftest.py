@@ -8,6 +8,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import families
 import pytest
 import torch
+import traces
 
 import eelib
 
@@ -30,6 +31,13 @@ def model_of(folder_of):
 def oracle_of():
     """oracle_of(family): the same weights in float64, never touched by eelib."""
     return cache(lambda name: families.build(name).double())
+
+
+@pytest.fixture(scope="session")
+def made(model_of, tmp_path_factory):
+    """made(family): a finished trace with sites and pairs of two sequences; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs")
+    return lambda name: traces.make(model_of(name), folder, sites=2, pairs=2)
 
 
 @pytest.fixture
