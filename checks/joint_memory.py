@@ -17,7 +17,7 @@ from checks.crashes import versions
 from checks.families import machine
 
 RESULT = Path("data/checks/joint_memory.json")
-VOCABULARIES, WAYS, MOST = (8192, 131072), ("plain", "joint", "joint, all logits held"), 1.5
+VOCABULARIES, WAYS, MOST = (8192, 32000), ("plain", "joint", "joint, all logits held"), 1.5
 TEXTS, TOKENS, TARGETS = 32, 128, 64  # 4,096 tokens a step, half of them targets
 
 
