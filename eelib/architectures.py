@@ -1,6 +1,7 @@
 """Models side by side, by architecture: exit layers, chance, quality, and time (P §4.1 and §5, Tables 3 to 5)."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -62,17 +63,22 @@ def studies(p: Parameters) -> list[Study]:
     Checkpoints that are not there are refused before anything is decoded.
     """
     try:
-        main = path_of(p.model)
-        pairs = [(name, tasks) for name, tasks in parse_beside(p.beside) if path_of(name) != main]
+        main, pairs = place(p.model), parse_beside(p.beside)
+        pairs = [(name, tasks) for name, tasks in pairs if place(name) != main]
     except ValueError as error:
         raise ParameterError(str(error)) from None
     for name, _ in pairs:
         config_of("beside", name)
-    found = [Study(p)] + [Study(p, model=name, tasks=tasks, template="") for name, tasks in pairs]
-    names = [study.model.name for study in found]
+    names = [Path(name).name for name in (p.model, *(name for name, _ in pairs))]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ParameterError(f"parameter beside names two models that would both be shown as {twice}")
-    return found
+    return [Study(p)] + [Study(p, model=name, tasks=tasks, template="") for name, tasks in pairs]
+
+
+def place(name: str) -> str:
+    """Where a checkpoint lies: the same for all names of one folder. ValueError as in `path_of`."""
+    path = Path(path_of(name))
+    return str(path.resolve()) if path.exists() else str(path)
 
 
 def of(found: list[Study], kind: str) -> list[Study]:
@@ -180,7 +186,7 @@ def overall(found: list[Study], kind: str, seed: int = 0) -> dict[str, Interval 
 def timings(found: list[Study], sequences: int, repeats: int) -> dict[tuple[str, str], pd.DataFrame]:
     """{(model, task): `oracle.times`} of the learnt tasks (of all, if none is).
 
-    A model's `sequences` are shared among its tasks; of a classifier there are `oracle.ONE_TOKEN` texts for each.
+    `sequences` of each task; of a classifier there are `oracle.ONE_TOKEN` texts for each of them.
     Nothing for a masked model: one pass reads all its positions, each with an exit layer of its own.
     """
     made = {}
@@ -192,8 +198,8 @@ def timings(found: list[Study], sequences: int, repeats: int) -> dict[tuple[str,
         count = sequences * (oracle.ONE_TOKEN if study.model.kind == "classifier" else 1)
         for name in names:
             try:
-                made[study.model.name, name] = oracle.times(study.model, study.traces[name], study.tasks[name],
-                                                            -(-count // len(names)), repeats)
+                made[study.model.name, name] = oracle.times(study.model, study.traces[name], study.tasks[name], count,
+                                                            repeats)
             except (ValueError, OSError) as error:
                 raise ParameterError(str(error)) from None
     return made
@@ -231,16 +237,26 @@ def published_speeds() -> pd.DataFrame:
 
 # ---- verdicts and words
 
+# claim: the architecture that it is about, the values whose unweighted mean over tasks it is judged on
+CLAIMS = {"P-A1": (BOTH, early("stable")), "P-A2": (ENCODER, early("stable")), "P-A3": (ENCODER, relative("first"))}
+
+
+def verdicts(found: list[Study], seed: int = 0) -> list[Verdict]:
+    """Verdicts on CLAIMS, each over the learnt tasks of the page's own model, the first, if it has the architecture;
+    of the models beside it otherwise, which the verdict then names."""
+    return [verdict(claim_id, found, kind, values, seed) for claim_id, (kind, values) in CLAIMS.items()]
+
+
 def verdict(claim_id: str, found: list[Study], kind: str, values, seed: int = 0) -> Verdict:
-    """Verdict on a claim about one architecture, over the learnt tasks of its models; the reason names them."""
-    chosen = of(found, kind)
+    """One of `verdicts`."""
+    chosen = of(found[:1], kind) or of(found[1:], kind)
     if not chosen:
         return untestable(claim_id, f"needs {claim(claim_id).requires}; this run has none")
-    pool, names = pooled(chosen, values), ", ".join(s.model.name for s in chosen)
-    if not pool:
-        return untestable(claim_id, f"no task is learnt by {names}")
-    made = judge(claim_id, mean(pool, seed), requirement_met=True)
-    return replace(made, reason=f"{made.reason} ({names})")
+    pool = pooled(chosen, values)
+    names = "" if chosen[0] is found[0] else ", ".join(study.model.name for study in chosen)
+    made = (judge(claim_id, mean(pool, seed), requirement_met=True) if pool
+            else untestable(claim_id, "no task is learnt"))
+    return replace(made, models=names)
 
 
 def percent(interval: Interval) -> Interval:
@@ -261,9 +277,9 @@ def in_words(found: list[Study], kind: str, shares: dict) -> str:
     def told(key: str) -> str:
         return "{:.1f}% (95% interval {:.1f} to {:.1f})".format(*percent(shares[key])[:3])
 
-    learnt = sum(study.learnt[n] for study in chosen for n in study.traces)
+    summed = len(pooled(chosen, early("first")))
     return (
-        f"Over the {learnt} learnt of {sum(len(study.traces) for study in chosen)} tasks, {names} would give the final "
+        f"Over {summed} learnt of {sum(len(study.traces) for study in chosen)} tasks, {names} would give the final "
         f"answer before the last layer for {told('perc_first')} of {unit} by the \"first\" count and for "
         f"{told('perc_stable')} by the \"stable\" count; with shuffled targets, {100 * shares['perc_chance']:.1f}% "
         f"match. The mean exit layer is at {told('depth_first')} of the depth (\"first\") or {told('depth_stable')} "
@@ -309,4 +325,5 @@ def beyond_layers(printed: pd.DataFrame) -> str:
     cells = [f"{row['row']} is {row['speed_up']:.2f} times as fast, although L / avg allows no more than "
              f"{row['highest']:.2f} ({row['lowest']:.2f} counted from 0)" for row in printed.to_dict("records")
              if row["speed_up"] > row["highest"]]
-    return f"In the tables of P, {'; '.join(cells)}." if cells else "No cell of P saves more time than layers."
+    return (f"In the tables of P, {'; '.join(cells)}, if a speed-up is total time over total time." if cells
+            else "No cell of P saves more time than layers.")

@@ -217,12 +217,17 @@ def findings(study: Study, results: Results) -> str:
             pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows))
         pieces.append(front_figure(model, study.notebooks_of(model)))
         for verdict in VERDICTS[:3]:  # the others say nothing about the claim; they are on the scoreboard
-            lines = [f"- {text(claim.claim).rstrip('.')} ({text(source(claim))}). Measured: {text(claim.statistic)}: "
-                     f"**{interval(row)}**; claimed: {claimed(claim)}."
+            lines = [f"- {text(claim.claim).rstrip('.')} ({text(source(claim))}). Measured{on_models(row)}: "
+                     f"{text(claim.statistic)}: **{interval(row)}**; claimed: {claimed(claim)}."
                      for claim, row in judged if row["verdict"] == verdict]
             if lines:
                 pieces += [f"**{verdict.capitalize()}**\n", "\n".join(lines) + "\n"]
     return "\n".join(pieces)
+
+
+def on_models(row: dict[str, Any]) -> str:
+    """' on NAMES' where a verdict is about other models than the one whose page it stands on."""
+    return f" on {text(row['models'])}" if row.get("models") else ""
 
 
 def headline(values: dict[str, Any], key: str) -> str:
@@ -261,6 +266,7 @@ def scoreboard(study: Study, results: Results) -> str:
             verdict = text(row["verdict"])
             if (model, claim.notebook) in results:
                 verdict = f"[{verdict}](results/{model}/{claim.notebook}.ipynb)"
+            verdict += on_models(row)
             if row["verdict"] == UNTESTABLE:
                 verdict += f": {text(row['reason'])}"
             rows.append([claim.id, Markdown(f"{text(claim.claim)} *{text(claim.statistic)}*"), Markdown(verdict),

@@ -1,72 +1,99 @@
 """What joint optimization changes, on the same prompts before and after (P §5.1, Figures 3 and 4, Table 9)."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from .checkpoint import path_of
 from .notebook import MINIMUM_GROUPS, ParameterError, Study, config_of
 from .quality import quality_difference
 from .saturation import DEFINITIONS, NOTHING, token_layers
 from .stats import Interval, bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
 from .stored import Trace
+from .tasks import task_names
 
 MEASURES = {"cosine": "cosine of states", "pearson": "Pearson correlation of states",
             "js": "JS of distributions (nats)", "kl": "KL of distributions (nats)"}
-
-
-SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
+SHAPE = ("architectures", "model_type", "num_hidden_layers", "num_decoder_layers", "decoder_layers", "hidden_size",
+         "vocab_size", "num_labels")
 
 
 def check_pairs(parameter: str, pairs: list[tuple[str, str]]) -> None:
     """ParameterError unless both checkpoints of each pair are there and of one architecture; nothing is decoded."""
     for before, after in pairs:
         configs = config_of("model" if parameter == "after" else parameter, before), config_of(parameter, after)
-        one, two = ({name: getattr(config.get_text_config(decoder=True), name, None) for name in SHAPE}
-                    for config in configs)
+        one, two = ({name: getattr(config, name, getattr(config.get_text_config(decoder=True), name, None))
+                     for name in SHAPE} for config in configs)
         if one != two:
             differs = "; ".join(f"{name} {one[name]} and {two[name]}" for name in SHAPE if one[name] != two[name])
             raise ParameterError(f"parameter {parameter}: {after} is not {before} trained on ({differs}); allowed is "
                                  "a checkpoint of the same architecture")
 
 
+def objective(name: str) -> str:
+    """What a model was trained for, as its card says; empty for a checkpoint without a card."""
+    try:
+        return json.loads((Path(path_of(name)) / "card.json").read_text(encoding="utf-8")).get("objective", "")
+    except (OSError, ValueError):
+        return ""
+
+
+def objectives(names: list[str]) -> str:
+    """What the models were trained for, in words, a clause for each."""
+    said = [f"{Path(name).name}: {objective(name) or 'what its makers say, since it has no card here'}"
+            for name in names]
+    return "; ".join(said) + "." if said else "None is part of this run."
+
+
 def common_tasks(before: Study, after: Study) -> list[str]:
-    """The tasks that the model has learnt before and after; small ones only where all are (see `learnt_tokens`)."""
-    learnt = [name for name in before.traces if before.learnt[name] and after.learnt[name]]
-    large = [name for name in learnt if before.traces[name].sequences["group"].nunique() >= MINIMUM_GROUPS]
-    return large or learnt
+    """The tasks that the model has learnt before and after."""
+    return [name for name in before.traces if before.learnt[name] and after.learnt[name]]
+
+
+def large(old: dict[str, tuple], new: dict[str, tuple]) -> list[str]:
+    """Tasks with MINIMUM_GROUPS groups before and after; all, if none has. `learnt_tokens` says why."""
+    return [name for name in old
+            if min(len(set(side[name][1])) for side in (old, new)) >= MINIMUM_GROUPS] or list(old)
 
 
 def change(before: Study, after: Study, values: Callable, tasks: list[str], seed: int = 0) -> dict[str, Interval]:
     """{"before", "after", "difference"} of values(trace) -> (values, groups): unweighted means over the tasks.
 
-    The difference is paired by group, the intervals resample groups.
+    The difference is paired by group, the intervals resample groups. Small tasks count only where all are small.
     """
     old = {name: values(before.traces[name]) for name in tasks}
     new = {name: values(after.traces[name]) for name in tasks}
     if not tasks or not all(len(pair[0]) for side in (old, new) for pair in side.values()):
         return dict.fromkeys(("before", "after", "difference"), NOTHING)
+    old, new = ({name: side[name] for name in large(old, new)} for side in (old, new))
     return {"before": bootstrap_unweighted_mean_over_tasks(old, seed=seed),
             "after": bootstrap_unweighted_mean_over_tasks(new, seed=seed),
             "difference": bootstrap_unweighted_difference_over_tasks(new, old, seed=seed)}
 
 
-def likeness(trace: Trace, measure: str) -> tuple[np.ndarray, np.ndarray]:
-    """(mean over all pairs of two different layers of 1..L [tokens], groups [tokens]), end tokens left out."""
-    pairs = trace.pairs
-    values, rows = pairs[measure][:, 1:, 1:], pairs["row"]
-    kept = trace.statistic_rows()[rows]
-    apart = ~np.eye(trace.layers, dtype=bool)
-    return values[kept][:, apart].mean(axis=1).astype(float), trace.tokens["group"].to_numpy()[rows[kept]]
+def layer_pairs(trace: Trace, measure: str, sequences: int) -> tuple[np.ndarray, np.ndarray]:
+    """(a measure between layers 1..L [tokens, L, L], groups [tokens]) of the first `sequences`, end tokens left out.
+
+    A trace keeps the pairs of as many sequences as it was ever asked for; two models may differ in that.
+    """
+    rows = trace.pairs["row"]
+    first = set(trace.sequences["sequence"].iloc[:sequences])
+    kept = trace.statistic_rows()[rows] & trace.tokens["sequence"].isin(first).to_numpy()[rows]
+    return trace.pairs[measure][kept][:, 1:, 1:], trace.tokens["group"].to_numpy()[rows[kept]]
 
 
-def mean_pairs(traces: dict[str, Trace], tasks: list[str], measure: str) -> np.ndarray:
-    """Mean over tokens, then tasks, of a measure between layers 1..L: [L, L]."""
-    found = []
-    for name in tasks:
-        kept = traces[name].statistic_rows()[traces[name].pairs["row"]]
-        found.append(traces[name].pairs[measure][kept][:, 1:, 1:].mean(axis=0))
-    return np.mean(found, axis=0)
+def likeness(trace: Trace, measure: str, sequences: int) -> tuple[np.ndarray, np.ndarray]:
+    """(mean over all pairs of two different layers [tokens], groups [tokens]); otherwise as `layer_pairs`."""
+    values, groups = layer_pairs(trace, measure, sequences)
+    return values[:, ~np.eye(trace.layers, dtype=bool)].mean(axis=1).astype(float), groups
+
+
+def mean_pairs(traces: dict[str, Trace], tasks: list[str], measure: str, sequences: int) -> np.ndarray:
+    """Mean over tokens, then tasks, of `layer_pairs`: [L, L]."""
+    return np.mean([layer_pairs(traces[name], measure, sequences)[0].mean(axis=0) for name in tasks], axis=0)
 
 
 def by_layer(traces: dict[str, Trace], tasks: list[str], readout: str, seed: int = 0) -> pd.DataFrame:
@@ -139,5 +166,9 @@ def other_pairs(text: str) -> list[tuple[str, str, str]]:
         if not (before and after and tasks):
             raise ParameterError(f"parameter others holds {part!r}; allowed are entries such as "
                                  "'pocket-t5 > pocket-t5-weighted on translation/*', several with semicolons, or none")
+        try:
+            task_names(tasks)
+        except ValueError as error:
+            raise ParameterError(f"parameter others, {before} > {after}: {error}") from None
         found.append((before, after, tasks))
     return found

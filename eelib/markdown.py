@@ -54,8 +54,6 @@ def curve(values: list, label: str, width: int = 480, height: int = 120) -> str:
 
 def card_parts(card: dict[str, Any], title: str = "") -> Iterator[str]:
     """A card's values as a table, its curves as figures, its inner parts below, each under its name."""
-    if title:
-        yield f"**{text(title.replace('_', ' '))}**\n"
     rows, curves, inner = [], {}, {}
     for key, value in card.items():
         name = key if "." in key else key.replace("_", " ")  # a file keeps its name
@@ -67,10 +65,13 @@ def card_parts(card: dict[str, Any], title: str = "") -> Iterator[str]:
             curves[name] = value
         else:
             rows.append([name, value])
+    together = len(inner) > 1 and _one_table(list(inner.values()))
+    if title and (rows or curves or together):
+        yield f"**{text(title.replace('_', ' '))}**\n"
     if rows:
         yield table(["", ""], rows)
     yield from (curve(values, name) for name, values in curves.items())
-    if len(inner) > 1 and _one_table(list(inner.values())):
+    if together:
         keys = list(dict.fromkeys(key for part in inner.values() for key in part))
         yield table(["", *keys], ([name, *map(part.get, keys)] for name, part in inner.items()))
     else:

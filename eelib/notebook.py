@@ -194,7 +194,9 @@ class Study:
         return f"{self.model.name}, {self.model.dtype} on {self.model.device.type}, {date}"
 
     def token_text(self, token_id: int) -> str:
-        """The text of one vocabulary entry, spaces and control characters shown."""
+        """The text of one vocabulary entry, spaces and control characters shown; of a classifier, the label."""
+        if self.model.kind == "classifier":
+            return visible(self.model.labels[int(token_id)])
         return visible(self.model.tokenizer.decode([int(token_id)]))
 
 

@@ -50,24 +50,28 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says about a claim: one of HOLDS, FAILS, UNDECIDED, UNTESTABLE, and why."""
+    """What a run says about a claim: one of HOLDS, FAILS, UNDECIDED, UNTESTABLE, and why.
+
+    models: names of the models that it is about, where they are not the one whose run this is.
+    """
 
     claim: Claim
     interval: Interval | None
     verdict: str
     reason: str
+    models: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the interval's fields are null where there is none."""
         interval = self.interval._asdict() if self.interval else dict.fromkeys(Interval._fields)
-        return {"id": self.claim.id, "verdict": self.verdict, "reason": self.reason, **interval,
-                "direction": self.claim.direction, "threshold": self.claim.threshold}
+        return {"id": self.claim.id, "verdict": self.verdict, "reason": self.reason, "models": self.models,
+                **interval, "direction": self.claim.direction, "threshold": self.claim.threshold}
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> "Verdict":
         """Inverse of to_dict, with the claim as it is recorded now."""
         interval = None if row["estimate"] is None else Interval(*(row[field] for field in Interval._fields))
-        return cls(claim(row["id"]), interval, row["verdict"], row["reason"])
+        return cls(claim(row["id"]), interval, row["verdict"], row["reason"], row.get("models", ""))
 
 
 def claims(notebook: str | None = None) -> list[Claim]:
@@ -122,7 +126,7 @@ def untestable(claim_id: str, reason: str) -> Verdict:
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
-    """One row per verdict; what is not testable has its reason beside it."""
+    """One row per verdict; what is not testable has its reason beside it, other models than the page's their names."""
     rows = [{
         "Claim": f"{v.claim.id}: {v.claim.claim}",
         "Source": f"this study, after {v.claim.reference}" if v.claim.ours else v.claim.reference,
@@ -130,7 +134,8 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
         "Paper": NOT_IN_PAPER if v.claim.published is None else _number(v.claim.published),
         "This run": format_interval(v.interval),
         "Sequences": str(v.interval.sequences) if v.interval else "–",
-        "Verdict": f"{v.verdict} ({v.reason})" if v.verdict == UNTESTABLE else v.verdict,
+        "Verdict": v.verdict + (f" on {v.models}" if v.models else "") + (
+            f" ({v.reason})" if v.verdict == UNTESTABLE else ""),
     } for v in verdicts]
     return pd.DataFrame(rows, columns=["Claim", "Source", "Statistic", "Paper", "This run", "Sequences", "Verdict"])
 

@@ -14,7 +14,6 @@ from .model import Model, load_model
 from .recipes import Pair, from_step, measure, write_card
 from .training import Schedule, train
 
-LATER_EPOCHS = 2  # the starting models have seen epochs 0 and 1
 FREE_EXIT = 3  # of 8 decoder blocks: as deep as FREE's exit 4 of 12 (M §2.1)
 DISTILLED = 0.5  # weight of FREE's distillation
 
@@ -51,13 +50,17 @@ def free(model: Model, states: list[Tensor], labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """A shipped model trained on with another objective, on the epochs after those that it has seen."""
+    """A shipped model trained on with another objective, on the epochs after those that it has seen.
+
+    epoch: the first that it has not.
+    """
 
     name: str
     start: str
     kind: str
     objective: str
     schedule: Schedule
+    epoch: int
     texts: Callable
     states: Callable
     loss: Callable
@@ -72,7 +75,7 @@ class FineTuning:
             return self.loss(model, states, labels), size
 
         def plan_of(epoch: int) -> list[list[Pair]]:
-            return self.texts(corpora, model.tokenizer, epoch + LATER_EPOCHS)
+            return self.texts(corpora, model.tokenizer, epoch + self.epoch)
 
         train(model.network, partial(from_step, plan_of=plan_of), loss_of, self.schedule, work, save_every=25)
         model.network.save_pretrained(out)
@@ -84,13 +87,13 @@ ON_TOP = Schedule(steps=500, peak=1e-3, warmup=25, decay=350)
 LLAMA_JOINT = FineTuning(
     "pocket-llama-joint", "pocket-llama", pocket_llama.KIND,
     "uniform weights on the losses of all 12 layers through the shared head (P §3.3)",
-    ON_TOP, pocket_llama.epoch_batches, llama_states, uniform)
+    ON_TOP, 2, pocket_llama.epoch_batches, llama_states, uniform)
 T5_WEIGHTED = FineTuning(
     "pocket-t5-weighted", "pocket-t5", pocket_t5.KIND,
     "CALM: weights i / sum j on the losses of all 8 decoder layers through the shared head (M §2.1)",
-    ON_TOP, pocket_t5.epoch_batches, t5_states, weighted)
+    ON_TOP, 3, pocket_t5.epoch_batches, t5_states, weighted)
 T5_FREE = FineTuning(
     "pocket-t5-free", "pocket-t5", pocket_t5.KIND,
     f"FREE: exits after decoder layers {FREE_EXIT} and 8, weights i / sum j of them, and {DISTILLED} times the "
     "layer-wise distillation with the mapping to the closest deep layer (M §2.1)",
-    ON_TOP, pocket_t5.epoch_batches, t5_states, free)
+    ON_TOP, 3, pocket_t5.epoch_batches, t5_states, free)

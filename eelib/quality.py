@@ -64,12 +64,16 @@ def bleu_statistics(outputs: list[str], references: list[list[str]], language: s
 
 
 def bleu_of_totals(totals: np.ndarray) -> np.ndarray:
-    """Corpus BLEU (0-100) of summed statistics [draws, 10]; 0 where an order has no match."""
+    """Corpus BLEU (0-100) of summed statistics [draws, 10], smoothed as sacreBLEU does by default.
+
+    The k-th order without a match counts as 1 / 2^k matches; without any match, or any 4-gram, the score is 0.
+    """
     matches, ngrams, system, reference = totals[:, :ORDERS], totals[:, ORDERS:2 * ORDERS], totals[:, -2], totals[:, -1]
+    matched = np.where(matches > 0, matches, 0.5 ** np.cumsum(matches == 0, axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        precision = np.exp(np.log(matches / ngrams).mean(axis=1))
+        precision = np.exp(np.log(matched / ngrams).mean(axis=1))
         brevity = np.exp(np.minimum(0.0, 1.0 - reference / system))
-    return np.nan_to_num(100 * brevity * precision)
+    return np.where((matches > 0).any(axis=1) & (ngrams > 0).all(axis=1), 100 * brevity * precision, 0.0)
 
 
 def label_sums(task: Task, outputs: list[str]) -> dict[str, Sums]:

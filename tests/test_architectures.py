@@ -74,6 +74,8 @@ def test_the_main_model_comes_first_and_is_not_beside_itself(found, values, fold
     assert [study.model.name for study in found] == ["gpt2", "t5", "bert_labels"]
     twice = values | {"beside": f"{folder_of('gpt2')} on {values['tasks']}"}
     assert len(side_by_side.studies(Parameters(twice))) == 1
+    by_another_way = f"{folder_of('gpt2')}/../gpt2"
+    assert len(side_by_side.studies(Parameters(values | {"beside": f"{by_another_way} on {values['tasks']}"}))) == 1
 
 
 @pytest.mark.parametrize("beside, part", [
@@ -87,8 +89,9 @@ def test_a_missing_checkpoint_is_refused_before_anything_is_decoded(beside, part
 
 def test_two_checkpoints_of_one_name_are_refused(values, tmp_path, one_line):
     families.save("t5", tmp_path / "gpt2")
-    changed = values | {"beside": f"{tmp_path / 'gpt2'} on {values['tasks']}"}
+    changed = values | {"beside": f"{tmp_path / 'gpt2'} on {values['tasks']}", "runs_folder": str(tmp_path / "runs")}
     one_line(ParameterError, "shown as gpt2", lambda: side_by_side.studies(Parameters(changed)))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_template_replaces_the_prompt(values, one_line):
@@ -153,20 +156,44 @@ def groups(share, count=60):
     return (np.arange(count) < share * count).astype(float), np.arange(count)
 
 
+def test_each_claim_is_judged_on_its_statistic():
+    """40 tokens in 40 groups: by "first" half leave at layer 3 of 12 and half at 12, by "stable" all but ten at 12."""
+    layers = {"first": np.repeat([3, 12], 20), "stable": np.repeat([3, 12], [10, 30])}
+    trace = SimpleNamespace(layers=12, exit_layer=layers.get, statistic_rows=lambda: np.ones(40, dtype=bool),
+                            tokens=pd.DataFrame({"group": np.arange(40)}))
+    studies = [fake("main", "causal", {}), fake("a", "seq2seq", {}), fake("b", "classifier", {})]
+    for study in studies[1:]:
+        study.learnt_tokens = lambda values: {"task": values(trace)}
+    made = dict(zip(side_by_side.CLAIMS, side_by_side.verdicts(studies)))
+    assert {name: verdict.interval.estimate for name, verdict in made.items()} == pytest.approx(
+        {"P-A1": 0.25, "P-A2": 0.25, "P-A3": 7.5 / 12})
+    assert [verdict.models for verdict in made.values()] == ["a", "b", "b"]
+    assert papers.verdict_table(made.values())["Verdict"].tolist() == [
+        "does not hold on a", "does not hold on b", "does not hold on b"]
+    assert papers.Verdict.from_dict(made["P-A2"].to_dict()) == made["P-A2"]
+
+
+def test_the_pages_own_model_comes_before_those_beside_it():
+    own = fake("own", "classifier", {"sst2": groups(0.0)})
+    other = fake("other", "classifier", {"sst2": groups(1.0)})
+    made = side_by_side.verdict("P-A2", [own, other], ENCODER, None)
+    assert made.interval.estimate == 0.0 and made.models == ""
+
+
 def test_verdicts():
-    """The unweighted mean over tasks of all models of that architecture, or the reason why there is none."""
+    """The unweighted mean over tasks of all models beside, or the reason why there is none."""
     def verdict(studies, claim="P-A2", kind=ENCODER):
-        return side_by_side.verdict(claim, studies, kind, None)
+        return side_by_side.verdict(claim, [fake("main", "causal", {}), *studies], kind, None)
 
     pair = [fake("a", "classifier", {"sst2": groups(1.0)}), fake("b", "classifier", {"rte": groups(0.75, 400)}),
             fake("c", "seq2seq", {"de-en": groups(0.0)})]
     held = verdict(pair)
-    assert held.verdict == papers.HOLDS and held.interval.estimate == pytest.approx(0.875) and "(a, b)" in held.reason
+    assert held.verdict == papers.HOLDS and held.interval.estimate == pytest.approx(0.875) and held.models == "a, b"
     assert verdict(pair, "P-A1", BOTH).verdict == papers.FAILS
     assert verdict(pair, "P-A3").verdict == papers.FAILS  # its threshold lies below
     assert verdict(pair[:1], "P-A1", BOTH).reason == "needs an encoder-decoder model; this run has none"
-    assert "not learnt" not in verdict([fake("a", "classifier", {})]).reason
-    assert "no task is learnt by a" in verdict([fake("a", "classifier", {})]).reason
+    none = verdict([fake("a", "classifier", {})])
+    assert (none.verdict, none.reason, none.models) == (papers.UNTESTABLE, "no task is learnt", "a")
     few = verdict([fake("a", "classifier", {"sst2": groups(1.0, 29)})])
     assert few.verdict == papers.UNTESTABLE and "29 sequences" in few.reason
     mixed = verdict([fake("a", "classifier", {"sst2": groups(1.0, 29), "cola": groups(0.0, 60)})])
@@ -203,6 +230,7 @@ def test_what_p_printed():
 def test_times_tables_and_plots(found):
     made = side_by_side.timings(found, sequences=1, repeats=1)
     assert {key[0]: len(frame) for key, frame in made.items()} == {"gpt2": 1, "t5": 1, "bert_labels": 8}
+    assert [found[2].token_text(i) for i in range(3)] == found[2].model.labels
     rows = side_by_side.speed_rows(found, made)
     assert rows["ideal"].tolist() == [True, True, False] and rows["one_pass"].tolist() == [False, False, True]
     assert all(name in side_by_side.time_in_words(found, made) for name in ("gpt2", "t5", "bert_labels"))

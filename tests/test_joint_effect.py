@@ -5,10 +5,22 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from transformers import AutoConfig
 
 from eelib import stats
-from eelib.joint_effect import by_layer, change, check_pairs, common_tasks, likeness, mean_pairs, other_pairs
+from eelib.joint_effect import (
+    by_layer,
+    change,
+    change_table,
+    check_pairs,
+    common_tasks,
+    likeness,
+    mean_pairs,
+    objectives,
+    other_pairs,
+)
 from eelib.notebook import ParameterError
+from eelib.tasks import Task
 
 LAYERS = 3
 
@@ -27,7 +39,7 @@ class Made:
         self.readouts["top1"][:, -1] = self.tokens["token_id"]
         rows = np.arange(6)
         self.pairs = {"js": rng.random((6, LAYERS + 1, LAYERS + 1)) + shift, "row": rows}
-        self.sequences = pd.DataFrame({"group": [f"g{i}" for i in range(4)]})
+        self.sequences = pd.DataFrame({"sequence": range(4), "group": [f"g{i}" for i in range(4)]})
 
     def __getitem__(self, name):
         return self.readouts[name]
@@ -49,16 +61,17 @@ def study(seed, shift=0, learnt=True, **model):
 
 def test_likeness_is_the_mean_over_pairs_of_different_layers():
     made = Made(1)
-    values, groups = likeness(made, "js")
+    values, groups = likeness(made, "js", 4)
     kept = [row for row in made.pairs["row"] if not made.tokens["is_eos"][row]]
     wanted = [np.mean([made.pairs["js"][row, a, b] for a in (1, 2, 3) for b in (1, 2, 3) if a != b]) for row in kept]
     assert values == pytest.approx(wanted)
     assert list(groups) == [made.tokens["group"][row] for row in kept]
+    assert set(likeness(made, "js", 1)[1]) == {"g0"}  # pairs of more sequences than were asked for are no harm
 
 
 def test_mean_matrix_weighs_tasks_alike():
     traces = {"one": Made(1), "two": Made(2)}
-    got = mean_pairs(traces, ["one", "two"], "js")
+    got = mean_pairs(traces, ["one", "two"], "js", 4)
     parts = [np.mean([t.pairs["js"][row, 1:, 1:] for row in t.pairs["row"] if not t.tokens["is_eos"][row]], axis=0)
              for t in traces.values()]
     assert got == pytest.approx((parts[0] + parts[1]) / 2)
@@ -67,14 +80,14 @@ def test_mean_matrix_weighs_tasks_alike():
 def test_change_is_after_minus_before_and_paired():
     """A constant shift has an interval of no width, whatever the spread of the values."""
     before, after = study(1), study(1, shift=0.25)
-    found = change(before, after, lambda t: likeness(t, "js"), ["one", "two"])
+    found = change(before, after, lambda t: likeness(t, "js", 4), ["one", "two"])
     assert found["difference"][:3] == pytest.approx((0.25, 0.25, 0.25))
     assert found["after"].estimate - found["before"].estimate == pytest.approx(0.25)
     assert found["before"].low < found["before"].high
 
 
 def test_change_without_tasks_is_nothing():
-    assert np.isnan(change(study(1), study(2), lambda t: likeness(t, "js"), [])["difference"].estimate)
+    assert np.isnan(change(study(1), study(2), lambda t: likeness(t, "js", 4), [])["difference"].estimate)
 
 
 def test_difference_over_tasks_equals_a_plain_loop():
@@ -118,11 +131,59 @@ def test_only_tasks_learnt_on_both_sides_count():
     assert common_tasks(study(1, learnt=False), after) == []
 
 
-def test_another_architecture_is_refused(folder_of):
+def test_small_tasks_are_left_out_unless_all_are_small():
+    """By the groups of the values, which may be of fewer sequences than the trace."""
+    groups = {"one": np.arange(40), "two": np.arange(40) // 10}
+    def values(shift):
+        return {name: (np.full(40, float(name == "two") + shift), group) for name, group in groups.items()}
+    sides = [SimpleNamespace(traces=values(shift)) for shift in (0.0, 0.5)]
+    assert change(*sides, lambda pair: pair, ["one", "two"])["before"].estimate == 0.0
+    assert change(*sides, lambda pair: pair, ["two"])["after"].estimate == 1.5
+
+
+def test_the_table_says_what_rose_and_what_fell():
+    """After: every second output is right instead of wrong, and all tokens leave at layer 1 instead of 3."""
+    known = ["a red dog sleeps in the house", "the old cat runs under a tree", "one small bird sings", "two men walk"]
+    task = Task("made-up", "translation", ["?"] * 4, [[text] for text in known], ["?"] * 4, list("abcd"))
+    before, after = study(1), study(1)
+    for side, right, layer in ((before, (0, 1), 3), (after, (0, 1, 2), 1)):
+        side.tasks = {name: task for name in side.traces}
+        for made in side.traces.values():
+            made.sequences["output"] = [text if i in right else "quite wrong" for i, text in enumerate(known)]
+            made.readouts["top1"][:, :layer] = -1
+            made.readouts["top1"][:, layer:] = made.tokens["token_id"].to_numpy()[:, None]
+    row = change_table(before, after).set_index("task").loc["two"]
+    assert row["learnt"] and row["metric"] == "BLEU" and row["same outputs"] == 0.75
+    quality = row["quality"]
+    assert quality["difference"].estimate == pytest.approx(quality["after"] - quality["before"])
+    assert quality["difference"].estimate > 0
+    for definition in ("first", "stable"):
+        avg, perc = row[f"avg {definition}"], row[f"perc {definition}"]
+        assert (avg["before"].estimate, avg["after"].estimate, avg["difference"].estimate) == (3, 1, -2)
+        assert (perc["before"].estimate, perc["after"].estimate, perc["difference"].estimate) == (0, 1, 1)
+
+
+def test_what_the_models_were_trained_for(tmp_path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "card.json").write_text('{"objective": "a loss on every layer"}')
+    said = objectives([str(tmp_path / "made"), "some/other"])
+    assert said == "made: a loss on every layer; other: what its makers say, since it has no card here."
+    assert objectives([]) == "None is part of this run."
+
+
+def test_another_architecture_is_refused(folder_of, tmp_path):
     llama, gpt2 = str(folder_of("llama")), str(folder_of("gpt2"))
     check_pairs("after", [(llama, llama)])
-    with pytest.raises(ParameterError, match=f"parameter after: {gpt2} is not {llama} trained on .model_type"):
+    with pytest.raises(ParameterError, match=f"parameter after: {gpt2} is not {llama} trained on .architectures"):
         check_pairs("after", [(llama, gpt2)])
+    deeper = tmp_path / "t5"
+    config = AutoConfig.from_pretrained(folder_of("t5"))
+    config.num_decoder_layers += 1
+    config.save_pretrained(deeper)
+    with pytest.raises(ParameterError, match="num_decoder_layers"):
+        check_pairs("after", [(str(folder_of("t5")), str(deeper))])
+    with pytest.raises(ParameterError, match="architectures"):
+        check_pairs("after", [(str(folder_of("bert")), str(folder_of("bert_labels")))])
     with pytest.raises(ParameterError, match="parameter others: model 'pocket-none' could not be loaded"):
         check_pairs("others", [(llama, "pocket-none")])
     with pytest.raises(ParameterError, match="parameter model: model 'pocket-none' could not be loaded"):
@@ -131,7 +192,10 @@ def test_another_architecture_is_refused(folder_of):
 
 def test_other_pairs_are_read():
     assert other_pairs("") == []
-    assert other_pairs("a > b on translation/*; c>d on x,y ;") == [("a", "b", "translation/*"), ("c", "d", "x,y")]
+    assert other_pairs("a > b on translation/*; c>d on classification/sst2 ;") == [
+        ("a", "b", "translation/*"), ("c", "d", "classification/sst2")]
+    with pytest.raises(ParameterError, match="parameter others, a > b: .*translation/de-enn"):
+        other_pairs("a > b on translation/de-enn")
     for wrong in ("a", "a > b", "a on x", "> b on x"):
         with pytest.raises(ParameterError, match="parameter others holds"):
             other_pairs(wrong)

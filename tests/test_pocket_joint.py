@@ -3,6 +3,8 @@
 import json
 import random
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 import families
 import pytest
@@ -11,7 +13,7 @@ from test_training import folder  # noqa: F401  the made-up corpora
 from transformers import AutoTokenizer
 
 import eelib
-from eelib import pocket_joint, pocket_t5, recipes
+from eelib import pocket_joint, pocket_llama, pocket_t5, recipes
 from eelib.model import SHIPPED, prepare
 from eelib.pocket_joint import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
 from eelib.training import RECIPES, Schedule
@@ -100,15 +102,25 @@ def test_recipe_ends_in_a_folder_that_loads(recipe, made, folder, tmp_path, monk
                for i in range(started.layers) for place in (["layers"] if recipe is LLAMA_JOINT else ["block"]))
 
 
-def test_texts_are_those_after_the_start(made, folder, tmp_path, monkeypatch):  # noqa: F811
-    """Epochs go on from where the starting models stopped."""
-    asked, started = [], made(LLAMA_JOINT)
+@pytest.mark.parametrize("recipe", [LLAMA_JOINT, T5_WEIGHTED, T5_FREE], ids=lambda r: r.name)
+def test_texts_are_of_an_epoch_that_the_start_has_not_seen(recipe, made, folder, tmp_path, monkeypatch):  # noqa: F811
+    asked, started = [], made(recipe)
+
+    def texts(_corpora, _tokenizer, epoch):
+        asked.append(epoch)
+        return [batch()] * (2900 if epoch == 0 else 1700)  # about what the corpora give
+
+    monkeypatch.setattr(pocket_llama, "epoch_batches", texts)
+    monkeypatch.setattr(pocket_t5, "epoch_batches", texts)
+    plan_of = partial(*{"pocket-llama": (texts,), "pocket-t5": (pocket_t5.cycle_batches,)}[recipe.start], folder, None)
+    steps = (pocket_llama if recipe is LLAMA_JOINT else pocket_t5).SCHEDULE.steps
+    next(islice(recipes.from_step(0, plan_of), steps - 1, None))
+    seen, asked[:] = set(asked), []
     monkeypatch.setattr(pocket_joint, "load_model", lambda *_, **__: started)
     monkeypatch.setattr(pocket_joint, "train", lambda network, batches, *_, **__: next(batches(0)))
     monkeypatch.setattr(pocket_joint, "write_card", lambda *_, **__: {})
-    recipe = replace(LLAMA_JOINT, texts=lambda corpora, tokenizer, epoch: asked.append(epoch) or [batch()])
-    recipe.run(folder, tmp_path / "out", tmp_path / "work", "cpu")
-    assert asked == [pocket_joint.LATER_EPOCHS]
+    replace(recipe, texts=texts).run(folder, tmp_path / "out", tmp_path / "work", "cpu")
+    assert asked == [max(seen) + 1]
 
 
 def test_recipes_are_known():

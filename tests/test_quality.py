@@ -88,9 +88,13 @@ def test_paired_difference_equals_a_plain_loop():
     assert got.estimate == pytest.approx(100 * (right[:, 0] - right[:, 1]).mean())
 
 
-def test_no_match_of_some_order_is_zero():
-    task = written("translation", count=4)
-    assert quality.quality_interval(task, ["xyzzy"] * 4)["BLEU"].estimate == 0.0
+@pytest.mark.parametrize("outputs", [["xyzzy"] * 2, ["the cat sat", "a dog runs home"], ["the cat", "a"],
+                                     ["the cat sat on", "so it is not"]])
+def test_orders_without_a_match_are_smoothed_as_the_package_does(outputs):
+    known = [["the cat sat on the mat"], ["a dog runs home now"]]
+    task = Task("made-up", "translation", ["?"] * 2, known, ["?"] * 2, ["0", "1"])
+    estimate = quality.quality_interval(task, outputs)["BLEU"].estimate
+    assert estimate == pytest.approx(task.quality(outputs)["BLEU"], abs=1e-6)
 
 
 def test_wrong_number_of_outputs():
