@@ -102,6 +102,12 @@ def pooled(found: list[Study], values) -> dict[str, tuple]:
     return {n: pair for n, pair in pool.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or pool
 
 
+def names_of(found: list[Study], pool: dict[str, tuple]) -> str:
+    """The models that have a part in a pool; all, where it is empty."""
+    return ", ".join(s.model.name for s in found
+                     if not pool or any(f"{s.model.name} {task}" in pool for task in s.traces))
+
+
 def relative(definition: str):
     """For `pooled`: exit layer / L of each token."""
     return lambda trace: relative_over_tasks({"": token_layers(trace, definition)}, trace.layers)[""]
@@ -253,7 +259,7 @@ def verdict(claim_id: str, found: list[Study], kind: str, values, seed: int = 0)
     if not chosen:
         return untestable(claim_id, f"needs {claim(claim_id).requires}; this run has none")
     pool = pooled(chosen, values)
-    names = "" if chosen[0] is found[0] else ", ".join(study.model.name for study in chosen)
+    names = "" if chosen[0] is found[0] else names_of(chosen, pool)
     made = (judge(claim_id, mean(pool, seed), requirement_met=True) if pool
             else untestable(claim_id, "no task is learnt"))
     return replace(made, models=names)
@@ -269,7 +275,8 @@ def in_words(found: list[Study], kind: str, shares: dict) -> str:
     chosen = of(found, kind)
     if not chosen:
         return f"No {kind} model is part of this run."
-    names = ", ".join(study.model.name for study in chosen)
+    pool = pooled(chosen, early("first"))
+    names = names_of(chosen, pool)
     if not np.isfinite(shares["perc_first"].estimate):
         return f"No task of this run is learnt by {names}, so nothing is summed up here."
     unit = "texts" if all(study.model.kind == "classifier" for study in chosen) else "tokens"
@@ -277,10 +284,9 @@ def in_words(found: list[Study], kind: str, shares: dict) -> str:
     def told(key: str) -> str:
         return "{:.1f}% (95% interval {:.1f} to {:.1f})".format(*percent(shares[key])[:3])
 
-    summed = len(pooled(chosen, early("first")))
     return (
-        f"Over {summed} learnt of {sum(len(study.traces) for study in chosen)} tasks, {names} would give the final "
-        f"answer before the last layer for {told('perc_first')} of {unit} by the \"first\" count and for "
+        f"On the learnt tasks ({len(pool)} of {sum(len(study.traces) for study in chosen)}), {names} would give the "
+        f"final answer before the last layer for {told('perc_first')} of {unit} by the \"first\" count and for "
         f"{told('perc_stable')} by the \"stable\" count; with shuffled targets, {100 * shares['perc_chance']:.1f}% "
         f"match. The mean exit layer is at {told('depth_first')} of the depth (\"first\") or {told('depth_stable')} "
         "(\"stable\").")
