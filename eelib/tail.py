@@ -66,7 +66,7 @@ def find_tail(network: nn.Module, last: Call, runs: Runs, name: str) -> Tail:
     scale, cap = (1.0, 0.0) if bias is not None else scaling_of(network, scored, target)
     tail = Tail(steps, head, ratio(into.taken, state), scale, cap, bias, last.given.shape[-1], target.shape[-1])
     got = tail(last.given[0])
-    if not close(got, target[0]):
+    if not close(got.to(runs.logits.dtype), runs.logits[0]):
         worst = float((got - target[0]).abs().max())
         raise ValueError(f"{name}: {' > '.join([*trail, type(head).__name__])} on the last state differs from the "
                          f"model's own logits by {worst:.3g}, so its layers can't be read out")
@@ -152,10 +152,11 @@ def prove_tail(network: nn.Module, tail: Tail, blocks: list[Call], runs: Runs, n
     """
     state = blocks[(len(blocks) - 1) // 2].given
     with output_replaced(blocks[-1].module, state, [c.module for c in blocks[:-1]].count(blocks[-1].module)):
-        expected = network(**runs.inputs).logits.float().to(state.device)
+        logits = network(**runs.inputs).logits
+        expected = logits.float().to(state.device)
     got = tail(state[0] if position is None else state[0, position:position + 1])
     expected = expected[0] if position is None else expected
-    if not close(got, expected):
+    if not close(got.to(logits.dtype), expected.to(logits.dtype)):
         worst = float((got - expected).abs().max()) if got.shape == expected.shape else float("nan")
         raise ValueError(f"{name}: with a middle layer's state in place of {blocks[-1].name}'s output the network's "
                          f"logits differ from its head's by {worst:.3g}, so its layers can't be read out")
@@ -168,5 +169,5 @@ def ratio(a: Tensor, b: Tensor) -> float:
 
 
 def same_direction(a: Tensor, b: Tensor) -> bool:
-    """Whether b is a times a constant."""
-    return a.shape == b.shape and close(a.float() * ratio(b, a), b.float())
+    """Whether b is a times a constant, up to rounding at their precision."""
+    return a.shape == b.shape and close((a.double() * ratio(b, a)).to(a.dtype), b)

@@ -161,7 +161,8 @@ def test_each_claim_is_judged_on_its_statistic():
     layers = {"first": np.repeat([3, 12], 20), "stable": np.repeat([3, 12], [10, 30])}
     trace = SimpleNamespace(layers=12, exit_layer=layers.get, statistic_rows=lambda: np.ones(40, dtype=bool),
                             tokens=pd.DataFrame({"group": np.arange(40)}))
-    studies = [fake("main", "causal", {}), fake("a", "seq2seq", {"task": None}), fake("b", "classifier", {"task": None})]
+    one = {"task": None}
+    studies = [fake("main", "causal", {}), fake("a", "seq2seq", one), fake("b", "classifier", one)]
     for study in studies[1:]:
         study.learnt_tokens = lambda values: {"task": values(trace)}
     made = dict(zip(side_by_side.CLAIMS, side_by_side.verdicts(studies)))

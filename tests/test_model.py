@@ -27,6 +27,18 @@ def test_facts(name, model_of):
     assert all(torch.equal(loaded[key], value) for key, value in network.state_dict().items())
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*FAMILIES, *families.CLASSIFIERS])
+def test_half_precision_reads_what_float32_reads(name, dtype, model_of, folder_of):
+    half, whole = eelib.load_model(str(folder_of(name)), dtype=dtype, device="cpu"), model_of(name)
+    torch.manual_seed(0)
+    states = torch.randn(9, half.width)
+    with torch.no_grad():
+        read, wanted = (m.tail(states.to(m.network.dtype)).softmax(-1) for m in (half, whole))
+    assert (read - wanted).abs().max() < 0.02 * wanted.max()
+    assert (half.tail.bias is None) == (whole.tail.bias is None) and half.tail.cap == whole.tail.cap
+
+
 def test_positions_count_real_tokens_only(model_of):
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     given = causal_inputs(model_of("gpt2"), torch.ones(2, 4, dtype=torch.long), mask)
