@@ -42,7 +42,7 @@ test: $(STAMP)  ## run all tests; they build the book first
 	@$(RUN) python -m pytest --durations=10 $(PYTEST_ARGS)
 
 checks: $(STAMP)  ## run the long checks of the engine, except the benchmark; data/checks gets their results
-	@for check in families crashes bad_input reproducible; do echo "== $$check"; \
+	@for check in families crashes bad_input reproducible joint_memory; do echo "== $$check"; \
 	    $(RUN) python -m checks.$$check || { echo "$$check did not finish"; exit 1; }; done
 	@echo "What changed in data/checks:"; git status --short -- data/checks; git --no-pager diff --stat -- data/checks
 

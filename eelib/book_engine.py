@@ -25,6 +25,7 @@ def engine(folder: Path, generated: Path) -> dict[str, str]:
     sections: dict[str, tuple[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
         "families": ("families", families), "crashes": ("crashes", crashes), "bad_input": ("bad_input", bad_input),
         "reproducible": ("reproducible", reproducible), "kernel": ("kernel", kernel),
+        "joint_memory": ("joint_memory", joint_memory),
         "speed": ("speed", lambda content: parts(content, speed_plot(content, generated)))}
     return {f"engine_{name}": section(folder / f"{check}.json", render) for name, (check, render) in sections.items()}
 
@@ -195,6 +196,19 @@ def reproducible(content: dict[str, Any]) -> Iterator[str]:
                   f"{row['top1_differs']:,} of {row['top1_compared']:,}",
                   row["largest_margin_of_a_top1_that_differs"], row["mean_difference"]["probability"]]
                  for row in sizes))
+
+
+def joint_memory(content: dict[str, Any]) -> Iterator[str]:
+    """Peak memory and time of a joint training step beside those of a plain one."""
+    rows, most = content["rows"], content["most"]
+    joint = [row for row in rows if row["way"] == "joint"]
+    worst = max(row["memory_of_plain"] for row in joint)
+    yield goal_table([{"goal": "Peak memory of a joint step, as a share of a plain one's", "asked": f"at most {most}",
+                       "measured": f"at most {worst:.2f}", "met": worst <= most}])
+    yield f"{text(content['network'])}; {text(content['batch'])}.\n"
+    yield table(["Vocabulary", "Way", "Peak memory, MB", "Of plain", "Seconds a step", "Of plain"],
+                ([row["vocabulary"], row["way"], f"{row['peak_mb']:,.0f}", f"{row['memory_of_plain']:.2f}",
+                  f"{row['seconds_per_step']:.2f}", f"{row['time_of_plain']:.2f}"] for row in rows))
 
 
 def outcome(content: dict[str, Any]) -> Iterator[str]:

@@ -96,7 +96,8 @@ MAPPINGS: dict[str, Callable] = {"last": to_last, "uniform": to_uniform, "closes
 def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = "closest") -> Tensor:
     """FREE's layer-wise distillation (M §2.1): mean over shallow layers i of MSE(H_i, H_m(i)), float32.
 
-    `states` are those of layers 1..L, each [n, width]; layers 1..exit_layer are shallow, the rest deep. Deep layers are
+    `states` are those of layers 1..L, each [n, width], in FREE's own code after the final norm (`Tail.normed`); layers
+    1..exit_layer are shallow, the rest deep. Deep layers are
     the teachers: no gradient reaches them. `mapping` is M's m(i): last, uniform or closest. ValueError for another
     mapping, or an exit layer that leaves no deep layer.
     """

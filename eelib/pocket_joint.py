@@ -43,9 +43,13 @@ def weighted(model: Model, states: list[Tensor], labels: Tensor) -> Tensor:
 
 
 def free(model: Model, states: list[Tensor], labels: Tensor) -> Tensor:
-    """FREE's objective: two exits, and shallow states drawn to their closest deep ones."""
+    """FREE's objective: two exits, and shallow states drawn to their closest deep ones, both after the final norm.
+
+    Not before the norm: deep states are shallow ones plus what blocks add, so shallow states that are drawn to them
+    move them on. A run with a tenth of the weight went from a loss of 3.0 at step 25 to 10.8 at step 400.
+    """
     exits = layers_loss(model.tail, states, labels, exit_weights(model.layers, [FREE_EXIT]))
-    return exits + DISTILLED * distillation_loss(states, FREE_EXIT, "closest")
+    return exits + DISTILLED * distillation_loss([model.tail.normed(h) for h in states], FREE_EXIT, "closest")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_a_peer_without_a_figure_has_a_dash_and_its_reason(tmp_path):
 def test_no_check_has_run(tmp_path):
     found = book_engine.engine(tmp_path, tmp_path)
     assert set(found) == {f"engine_{name}" for name in
-                          ("families", "crashes", "bad_input", "reproducible", "speed", "kernel")}
+                          ("families", "crashes", "bad_input", "reproducible", "joint_memory", "speed", "kernel")}
     assert found["engine_kernel"] == book_engine.NO_GPU
     assert found["engine_speed"] == "The check `speed` has not been run yet.\n"
 
@@ -164,6 +164,16 @@ def test_crashes_are_judged(changes, missed):
     page = "\n".join(book_engine.crashes(crash_report(**changes)))
     assert page.count("**not met**") == missed and page.count("**met**") == 6 - missed
     assert "by moment: during a write 65." in page
+
+
+@pytest.mark.parametrize("share, verdict", [(1.5, "**met**"), (1.51, "**not met**")])
+def test_a_joint_step_takes_at_most_half_more_memory(share, verdict):
+    plain = {"vocabulary": 8192, "way": "plain", "peak_mb": 1000.0, "memory_of_plain": 1.0, "seconds_per_step": 1.0,
+             "time_of_plain": 1.0}
+    rows = [plain, plain | {"way": "joint", "peak_mb": 1000 * share, "memory_of_plain": share},
+            plain | {"way": "joint, all logits held", "memory_of_plain": 9.0}]
+    page = "\n".join(book_engine.joint_memory({"rows": rows, "most": 1.5, "network": "n", "batch": "b"}))
+    assert page.count("met**") == 1 and verdict in page and f"| joint | {1000 * share:,.0f} | {share:.2f} |" in page
 
 
 def test_only_float32_has_to_be_the_same_across_batch_sizes():

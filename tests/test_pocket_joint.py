@@ -77,6 +77,9 @@ def test_losses_by_hand(recipe, made):
     elif recipe is T5_WEIGHTED:
         wanted = sum(i * loss for i, loss in enumerate(losses, 1)) / (depth * (depth + 1) / 2)
     else:
+        norm = model.network.decoder.final_layer_norm
+        hidden = [h * (h.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight.double()
+                  / model.width ** 0.5 for h in hidden]
         errors = [[(hidden[i] - hidden[j]).square().mean().item() for j in range(FREE_EXIT, depth)]
                   for i in range(FREE_EXIT)]
         wanted = (FREE_EXIT * losses[FREE_EXIT - 1] + depth * losses[-1]) / (FREE_EXIT + depth) \
