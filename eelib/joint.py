@@ -97,9 +97,8 @@ def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = 
     """FREE's layer-wise distillation (M §2.1): mean over shallow layers i of MSE(H_i, H_m(i)), float32.
 
     `states` are those of layers 1..L, each [n, width], in FREE's own code after the final norm (`Tail.normed`); layers
-    1..exit_layer are shallow, the rest deep. Deep layers are
-    the teachers: no gradient reaches them. `mapping` is M's m(i): last, uniform or closest. ValueError for another
-    mapping, or an exit layer that leaves no deep layer.
+    1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient reaches them. `mapping` is M's
+    m(i): last, uniform or closest. ValueError for another mapping, or an exit layer that leaves no deep layer.
     """
     if mapping not in MAPPINGS:
         raise ValueError(f"mapping {mapping!r} is not known; allowed: {', '.join(MAPPINGS)}")
