@@ -14,7 +14,7 @@ COLOURS = {DECODER: BLUE, BOTH: VERMILION, ENCODER: GREEN}
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
 # What the page is about comes first: a reader sees the left of a wide table.
-EXIT_COLUMNS = ["model", "task", "exit layer", "avg", "perc (%)", "quality", "learnt", "by chance (%)",
+EXIT_COLUMNS = ["model", "task", "learnt", "exit layer", "avg", "perc (%)", "quality", "by chance (%)",
                 "above chance (points)", "avg / L", "L", "baseline", "sequences", "tokens", "cut"]
 
 
@@ -87,7 +87,7 @@ def exit_table(printed: list[dict], rows: pd.DataFrame) -> pd.DataFrame:
         for definition in DEFINITIONS:
             first, avg = definition == "first", row[f"avg {definition}"]
             shown.append({
-                "model": row["model"], "task": row["task"], "quality": scores(row["quality"]),
+                "model": row["model"], "task": short(row["task"]), "quality": scores(row["quality"]),
                 "baseline": scores(row["baseline"]), "learnt": "yes" if row["learnt"] else "not learnt",
                 "L": row["layers"], "exit layer": definition, "avg": format_interval(avg),
                 "avg / L": f"{avg.estimate / row['layers']:.2f}" if np.isfinite(avg.estimate) else "–",
@@ -127,8 +127,9 @@ def speed_table(printed: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
               "layers: L / avg": f"{row['highest']:.2f} or {row['lowest']:.2f}",
               "time: full / oracle": f"{row['speed_up']:.2f}"}
              for row in printed.to_dict("records")]
-    shown += [{"model": row["model"], "task": row["task"] + ("" if row["learnt"] else " (not learnt)"), "L": row["L"],
-               "layers: L / avg": format_interval(row["layers"]), "time: full / oracle": format_interval(row["time"]),
+    shown += [{"model": row["model"], "task": short(row["task"]) + ("" if row["learnt"] else " (not learnt)"),
+               "L": row["L"], "layers: L / avg": format_interval(row["layers"]),
+               "time: full / oracle": format_interval(row["time"]),
                "whole request": format_interval(row["whole"]), "ms a token, full": f"{row['full_ms']:.2f}",
                "ms a token, oracle": f"{row['oracle_ms']:.2f}",
                "time that stays (%)": format_interval(percent(row["fixed"])),
@@ -136,6 +137,11 @@ def speed_table(printed: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
                "earlier tokens": "from the cache" if row["ideal"] else "none" if row["one_pass"] else "run again"}
               for row in rows.to_dict("records")]
     return pd.DataFrame(shown).astype(object).fillna("–")
+
+
+def short(task: str) -> str:
+    """A task's name without its kind or folder."""
+    return task.rpartition("/")[2]
 
 
 def scores(values: dict[str, float]) -> str:

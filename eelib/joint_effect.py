@@ -42,10 +42,12 @@ def objective(name: str) -> str:
 
 
 def objectives(names: list[str]) -> str:
-    """What the models were trained for, in words, a clause for each."""
-    said = [f"{Path(name).name}: {objective(name) or 'what its makers say, since it has no card here'}"
-            for name in names]
-    return "; ".join(said) + "." if said else "None is part of this run."
+    """What the models were trained for, in words: a sentence for each objective, with the models that share it."""
+    shared: dict[str, list[str]] = {}
+    for name in names:
+        alike = shared.setdefault(objective(name) or "what its makers say, since there is no card", [])
+        alike.append(Path(name).name)
+    return " ".join(f"{', '.join(alike)}: {said}." for said, alike in shared.items()) or "None is part of this run."
 
 
 def common_tasks(before: Study, after: Study) -> list[str]:
@@ -155,6 +157,20 @@ def change_table(before: Study, after: Study, seed: int = 0) -> pd.DataFrame:
             row[f"perc {definition}"] = change(before, after, lambda t, d=definition: early(t, d), [name], seed)
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def in_words(table: pd.DataFrame, name: str, depth: int) -> str:
+    """What a `change_table` of the model `name` with `depth` layers shows on its learnt tasks, in a sentence."""
+    rows = [row for row in table.to_dict("records") if row["learnt"]]
+    if not rows:
+        return f"{name}: no task is learnt before and after."
+    layers = sorted(100 * row["avg stable"]["difference"].estimate / depth for row in rows)
+    span = " to ".join(dict.fromkeys(f"{value:+.1f}" for value in (layers[0], layers[-1])))
+    quality = [row["quality"]["difference"] for row in rows]
+    return (f"{name}, {len(rows)} of {len(table)} tasks learnt: the mean exit layer (\"stable\") changes by "
+            f"{span}% of the depth; quality is lower with its whole interval on "
+            f"{sum(change.high < 0 for change in quality)} of them and higher on "
+            f"{sum(change.low > 0 for change in quality)}.")
 
 
 def other_pairs(text: str) -> list[tuple[str, str, str]]:

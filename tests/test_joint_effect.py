@@ -14,6 +14,7 @@ from eelib.joint_effect import (
     change_table,
     check_pairs,
     common_tasks,
+    in_words,
     likeness,
     mean_pairs,
     objectives,
@@ -152,7 +153,8 @@ def test_the_table_says_what_rose_and_what_fell():
             made.sequences["output"] = [text if i in right else "quite wrong" for i, text in enumerate(known)]
             made.readouts["top1"][:, :layer] = -1
             made.readouts["top1"][:, layer:] = made.tokens["token_id"].to_numpy()[:, None]
-    row = change_table(before, after).set_index("task").loc["two"]
+    table = change_table(before, after)
+    row = table.set_index("task").loc["two"]
     assert row["learnt"] and row["metric"] == "BLEU" and row["same outputs"] == 0.75
     quality = row["quality"]
     assert quality["difference"].estimate == pytest.approx(quality["after"] - quality["before"])
@@ -161,13 +163,17 @@ def test_the_table_says_what_rose_and_what_fell():
         avg, perc = row[f"avg {definition}"], row[f"perc {definition}"]
         assert (avg["before"].estimate, avg["after"].estimate, avg["difference"].estimate) == (3, 1, -2)
         assert (perc["before"].estimate, perc["after"].estimate, perc["difference"].estimate) == (0, 1, 1)
+    said = in_words(table, "made", 4)
+    assert said.startswith('made, 2 of 2 tasks learnt: the mean exit layer ("stable") changes by -50.0%')
+    assert said.endswith("is lower with its whole interval on 0 of them and higher on 0.")  # four items are few
+    assert in_words(table.assign(learnt=False), "made", 4) == "made: no task is learnt before and after."
 
 
 def test_what_the_models_were_trained_for(tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "card.json").write_text('{"objective": "a loss on every layer"}')
-    said = objectives([str(tmp_path / "made"), "some/other"])
-    assert said == "made: a loss on every layer; other: what its makers say, since it has no card here."
+    said = objectives([str(tmp_path / "made"), "some/other", "third"])
+    assert said == "made: a loss on every layer. other, third: what its makers say, since there is no card."
     assert objectives([]) == "None is part of this run."
 
 
