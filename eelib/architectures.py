@@ -265,6 +265,28 @@ def verdict(claim_id: str, found: list[Study], kind: str, values, seed: int = 0)
     return replace(made, models=names)
 
 
+def depth_in_words(shares: dict[str, dict]) -> str:
+    """How deep the mean exit layer lies in each architecture, and how far P's Table 4 ranges. P calls this stable."""
+    means = [f"{100 * values['depth_first'].estimate:.0f}% of the depth in the {kind} "
+             f"model{'s' if kind == ENCODER else ''}" for kind, values in shares.items()
+             if np.isfinite(values["depth_first"].estimate)]
+    layers = published("P-table-4")["avg"] / 12
+    return ("P's word \"stable\" is judged by no claim. On the learnt tasks the mean exit layer (\"first\") is at "
+            f"{', at '.join(means)}; P's own Table 4 ranges from {100 * layers.min():.0f} to "
+            f"{100 * layers.max():.0f}%, counted from 1.") if means else "Nothing is learnt, so no depths are compared."
+
+
+def weakness_in_words(found: list[Study], shares: dict) -> str:
+    """What P-A2 is worth on labels: how often swapped targets match, and on how many tasks it rests."""
+    chosen = of(found[:1], ENCODER) or of(found[1:], ENCODER)
+    if not chosen or not np.isfinite(shares["perc_chance"]):
+        return "No claim could be judged on an encoder-only model."
+    return (f"P-A2 asks for more than half. With few labels that is little: targets swapped between texts match for "
+            f"{100 * shares['perc_chance']:.1f}% by the \"first\" count. It rests on "
+            f"{len(pooled(chosen, early('first')))} of {sum(len(s.traces) for s in chosen)} tasks, those that are "
+            "learnt.")
+
+
 def percent(interval: Interval) -> Interval:
     """A share's interval times 100; differences that are 0 but for rounding are 0."""
     return Interval(*(round(100 * v, 9) + 0.0 for v in interval[:3]), interval[3])
@@ -313,6 +335,8 @@ def time_in_words(found: list[Study], made: dict[tuple[str, str], pd.DataFrame],
                         "of its own")
         elif parts:
             speed = oracle.speed(pd.concat(parts), study.model.layers, seed)
+            if not any(study.learnt.values()):
+                name += ", which has learnt nothing,"
             said.append(name + " is {:.2f} times as fast (95% interval {:.2f} to {:.2f}), where its layers alone would "
                         "allow {:.2f}".format(*speed["time"][:3], speed["layers"].estimate))
     return f"With the oracle, {'; '.join(said)}." if said else "Nothing was timed in this run."

@@ -206,7 +206,8 @@ def findings(study: Study, results: Results) -> str:
         listed = ", ".join(f"{count[verdict]} {COUNTED[verdict]}" for verdict in VERDICTS if count[verdict])
         ran = len(judged) - count["not run"]
         pieces += [f"### On {text(model)}\n",
-                   f"{ran} of the {len(judged)} claims on record were put to it: {listed}.\n"]
+                   f"{ran} of the {len(judged)} claims on record were judged in this run, on {text(model)} where no "
+                   f"other model is named. Verdicts: {listed}.\n"]
         tasks = results.get((model, "saturation"), {}).get("tasks", {})
         keys = [key for key in HEADLINES if any(key in values for values in tasks.values())]
         if keys:

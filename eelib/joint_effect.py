@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 
 from .checkpoint import path_of
 from .notebook import MINIMUM_GROUPS, ParameterError, Study, config_of
+from .papers import Verdict, claim, untestable
 from .quality import quality_difference
 from .saturation import DEFINITIONS, NOTHING, token_layers
 from .stats import Interval, bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
@@ -171,6 +173,25 @@ def in_words(table: pd.DataFrame, name: str, depth: int) -> str:
             f"{span}% of the depth; quality is lower with its whole interval on "
             f"{sum(change.high < 0 for change in quality)} of them and higher on "
             f"{sum(change.low > 0 for change in quality)}.")
+
+
+def verdicts(before: Study, after: Study, tasks: list[str], differences: dict[str, Interval]) -> list[Verdict]:
+    """Verdicts on claims about a pair, which they name; `differences` are after minus before, by claim."""
+    met, pair = before.model.hash != after.model.hash, f"{before.model.name} → {after.model.name}"
+    found = [before.judge(name, lambda value=value: value, requirement_met=met) if tasks
+             else untestable(name, "no task of this run is learnt before and after")
+             for name, value in differences.items()]
+    return [replace(verdict, models=pair) for verdict in found]
+
+
+def likeness_in_words(cosine: Interval) -> str:
+    """What the change of the mean cosine says, beside what P says of it."""
+    if not np.isfinite(cosine.estimate):
+        return "Nothing is known of the states."
+    side = "less alike" if cosine.high < 0 else "more alike" if cosine.low > 0 else "neither clearly more nor less so"
+    return (f"So the states have become {side}. P's section 5.1 sees no significant trend; its introduction and its "
+            "conclusion say that the likeness of states rises. P-J2, below, asks only that the change stay within "
+            f"{claim('P-J2').tolerance:g}, a tolerance that is ours.")
 
 
 def other_pairs(text: str) -> list[tuple[str, str, str]]:

@@ -110,12 +110,17 @@ def judge(claim_id: str, interval: Interval, learnt: bool = True, requirement_me
         reason = f"{interval.sequences} sequences, fewer than {row.minimum_sequences}"
         return Verdict(row, interval, UNTESTABLE, reason)
     inside, outside = _sides(row, interval)
-    where = f"{row.direction} {_number(row.threshold)}" + (f" ± {_number(row.tolerance)}" if row.tolerance else "")
+    where = wanted(row)
     if inside:
         return Verdict(row, interval, HOLDS, f"the whole interval is {where}")
     if outside:
         return Verdict(row, interval, FAILS, f"none of the interval is {where}")
     return Verdict(row, interval, UNDECIDED, f"only part of the interval is {where}")
+
+
+def wanted(row: Claim) -> str:
+    """Where a claim's whole interval has to lie, in words."""
+    return f"{row.direction} {_number(row.threshold)}" + (f" ± {_number(row.tolerance)}" if row.tolerance else "")
 
 
 def untestable(claim_id: str, reason: str) -> Verdict:
@@ -132,12 +137,14 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
         "Source": f"this study, after {v.claim.reference}" if v.claim.ours else v.claim.reference,
         "Statistic": v.claim.statistic,
         "Paper": NOT_IN_PAPER if v.claim.published is None else _number(v.claim.published),
+        "Holds": wanted(v.claim),
         "This run": format_interval(v.interval),
         "Sequences": str(v.interval.sequences) if v.interval else "–",
         "Verdict": v.verdict + (f" on {v.models}" if v.models else "") + (
             f" ({v.reason})" if v.verdict == UNTESTABLE else ""),
     } for v in verdicts]
-    return pd.DataFrame(rows, columns=["Claim", "Source", "Statistic", "Paper", "This run", "Sequences", "Verdict"])
+    columns = ["Claim", "Source", "Statistic", "Paper", "Holds", "This run", "Sequences", "Verdict"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def format_interval(interval: Interval | None) -> str:

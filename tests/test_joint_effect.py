@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from transformers import AutoConfig
 
-from eelib import stats
+from eelib import papers, stats
 from eelib.joint_effect import (
     by_layer,
     change,
@@ -16,9 +16,11 @@ from eelib.joint_effect import (
     common_tasks,
     in_words,
     likeness,
+    likeness_in_words,
     mean_pairs,
     objectives,
     other_pairs,
+    verdicts,
 )
 from eelib.notebook import ParameterError
 from eelib.tasks import Task
@@ -167,6 +169,24 @@ def test_the_table_says_what_rose_and_what_fell():
     assert said.startswith('made, 2 of 2 tasks learnt: the mean exit layer ("stable") changes by -50.0%')
     assert said.endswith("is lower with its whole interval on 0 of them and higher on 0.")  # four items are few
     assert in_words(table.assign(learnt=False), "made", 4) == "made: no task is learnt before and after."
+
+
+def test_verdicts_name_the_pair():
+    before, after = study(1, hash="a"), study(2, hash="b")
+    before.judge = lambda name, make, requirement_met: papers.judge(name, make(), requirement_met=requirement_met)
+    fell = {"P-J3": stats.Interval(-0.2, -0.3, -0.1, 40)}
+    (made,) = verdicts(before, after, ["one"], fell)
+    assert (made.verdict, made.models) == (papers.HOLDS, "made-1 → made-2")
+    (none,) = verdicts(before, after, [], fell)
+    assert none.verdict == papers.UNTESTABLE and none.reason == "no task of this run is learnt before and after"
+    (same,) = verdicts(before, before, ["one"], fell)
+    assert same.verdict == papers.UNTESTABLE  # a model beside itself
+
+
+def test_likeness_in_words():
+    for low, high, part in ((-0.2, -0.1, "become less alike"), (0.1, 0.2, "become more alike"), (-0.1, 0.1, "neither")):
+        assert part in likeness_in_words(stats.Interval(0.0, low, high, 40))
+    assert "tolerance" not in likeness_in_words(stats.Interval(float("nan"), float("nan"), float("nan"), 0))
 
 
 def test_what_the_models_were_trained_for(tmp_path):
