@@ -31,8 +31,8 @@ def check_pairs(parameter: str, pairs: list[tuple[str, str]]) -> None:
                      for name in SHAPE} for config in configs)
         if one != two:
             differs = "; ".join(f"{name} {one[name]} and {two[name]}" for name in SHAPE if one[name] != two[name])
-            raise ParameterError(f"parameter {parameter}: {after} is not {before} trained on ({differs}); allowed is "
-                                 "a checkpoint of the same architecture")
+            raise ParameterError(f"parameter {parameter}: {before} and {after} differ in {differs}; allowed are two "
+                                 "checkpoints of one architecture")
 
 
 def objective(name: str) -> str:
