@@ -9,7 +9,7 @@ import pandas as pd
 from . import oracle
 from .checkpoint import path_of
 from .model import Model
-from .notebook import MINIMUM_GROUPS, ParameterError, Parameters, Results, Study, config_of
+from .notebook import MINIMUM_GROUPS, ParameterError, Parameters, Results, Study, config_of, models_on_tasks
 from .papers import Verdict, as_depth, claim, judge, published, untestable
 from .saturation import (
     DEFINITIONS,
@@ -23,7 +23,6 @@ from .saturation import (
     token_layers,
 )
 from .stats import Interval, bootstrap_mean, bootstrap_unweighted_mean_over_tasks
-from .tasks import task_names
 
 DECODER, BOTH, ENCODER = "decoder-only", "encoder-decoder", "encoder-only"
 ARCHITECTURES = (DECODER, BOTH, ENCODER)
@@ -41,19 +40,10 @@ def architecture(model: Model) -> str:
 
 def parse_beside(text: str) -> list[tuple[str, str]]:
     """(checkpoint, tasks) pairs of the parameter `beside`. ParameterError, one line, for what is none."""
-    pairs: list[tuple[str, str]] = []
-    for part in filter(None, (p.strip() for p in text.split(";"))):
-        name, _, tasks = (p.strip() for p in part.partition(" on "))
-        if not name or not tasks:
-            raise ParameterError(f"parameter beside holds {part!r}; allowed are pairs such as 'pocket-t5 on "
-                                 "translation/*', several with semicolons, or nothing")
-        try:
-            task_names(tasks)
-        except ValueError as error:
-            raise ParameterError(f"parameter beside, {name}: {error}") from None
-        if name in dict(pairs):
-            raise ParameterError(f"parameter beside names {name} twice; give all of its tasks in one pair, with commas")
-        pairs.append((name, tasks))
+    pairs = models_on_tasks("beside", text, "pocket-t5 on translation/*")
+    names = [name for name, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise ParameterError(f"parameter beside names {twice} twice; give all of its tasks in one pair, with commas")
     return pairs
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 
 from .checkpoint import path_of
-from .notebook import MINIMUM_GROUPS, ParameterError, Study, config_of
+from .notebook import MINIMUM_GROUPS, ParameterError, Study, config_of, models_on_tasks
 from .papers import Verdict, claim, untestable
 from .quality import quality_difference
 from .saturation import DEFINITIONS, NOTHING, token_layers
 from .stats import Interval, bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
 from .stored import Trace
-from .tasks import task_names
 
 MEASURES = {"cosine": "cosine of states", "pearson": "Pearson correlation of states",
             "js": "JS of distributions (nats)", "kl": "KL of distributions (nats)"}
@@ -196,16 +195,11 @@ def likeness_in_words(cosine: Interval) -> str:
 
 def other_pairs(text: str) -> list[tuple[str, str, str]]:
     """(before, after, tasks) of each "before > after on tasks"; ParameterError for another form."""
-    found = []
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        names, _, tasks = (piece.strip() for piece in part.rpartition(" on "))
-        before, _, after = (piece.strip() for piece in names.partition(">"))
-        if not (before and after and tasks):
-            raise ParameterError(f"parameter others holds {part!r}; allowed are entries such as "
-                                 "'pocket-t5 > pocket-t5-weighted on translation/*', several with semicolons, or none")
-        try:
-            task_names(tasks)
-        except ValueError as error:
-            raise ParameterError(f"parameter others, {before} > {after}: {error}") from None
+    example, found = "pocket-t5 > pocket-t5-weighted on translation/*", []
+    for models, tasks in models_on_tasks("others", text, example):
+        before, _, after = (name.strip() for name in models.partition(">"))
+        if not (before and after):
+            raise ParameterError(f"parameter others holds {models!r} on {tasks!r}; allowed are entries such as "
+                                 f"{example!r}, several with semicolons, or nothing")
         found.append((before, after, tasks))
     return found
