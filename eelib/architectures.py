@@ -271,8 +271,9 @@ def weakness_in_words(found: list[Study], shares: dict) -> str:
     chosen = of(found[:1], ENCODER) or of(found[1:], ENCODER)
     if not chosen or not np.isfinite(shares["perc_chance"]):
         return "No claim could be judged on an encoder-only model."
-    return (f"P-A2 asks for more than half. With few labels that is little: targets swapped between texts match for "
-            f"{100 * shares['perc_chance']:.1f}% by the \"first\" count. It rests on "
+    little = ", so this says little" if shares["perc_chance"] > 0.25 else ""
+    return ("P-A2 asks for more than half. Targets swapped between texts match for "
+            f"{100 * shares['perc_chance']:.1f}% by the \"first\" count{little}. It rests on "
             f"{len(pooled(chosen, early('first')))} of {sum(len(s.traces) for s in chosen)} tasks, those that are "
             "learnt.")
 
