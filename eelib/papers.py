@@ -134,16 +134,16 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
     """One row per verdict; what is not testable has its reason beside it, other models than the page's their names."""
     rows = [{
         "Claim": f"{v.claim.id}: {v.claim.claim}",
-        "Source": f"this study, after {v.claim.reference}" if v.claim.ours else v.claim.reference,
-        "Statistic": v.claim.statistic,
-        "Paper": NOT_IN_PAPER if v.claim.published is None else _number(v.claim.published),
-        "Holds": wanted(v.claim),
-        "This run": format_interval(v.interval),
-        "Sequences": str(v.interval.sequences) if v.interval else "–",
         "Verdict": v.verdict + (f" on {v.models}" if v.models else "") + (
             f" ({v.reason})" if v.verdict == UNTESTABLE else ""),
+        "This run": format_interval(v.interval),
+        "Holds if": wanted(v.claim),
+        "Paper": NOT_IN_PAPER if v.claim.published is None else _number(v.claim.published),
+        "Statistic": v.claim.statistic,
+        "Sequences": str(v.interval.sequences) if v.interval else "–",
+        "Source": f"this study, after {v.claim.reference}" if v.claim.ours else v.claim.reference,
     } for v in verdicts]
-    columns = ["Claim", "Source", "Statistic", "Paper", "Holds", "This run", "Sequences", "Verdict"]
+    columns = ["Claim", "Verdict", "This run", "Holds if", "Paper", "Statistic", "Sequences", "Source"]
     return pd.DataFrame(rows, columns=columns)
 
 

@@ -152,7 +152,8 @@ def test_table_and_json_show_the_verdict():
     holding = papers.judge("P-S1", Interval(0.61234, 0.58, 0.645, 200))
     verdicts = [holding, papers.untestable("M-D4", "no whole outputs")]
     table = papers.verdict_table(verdicts)
-    assert list(table.columns) == ["Claim", "Source", "Statistic", "Paper", "Holds", "This run", "Sequences", "Verdict"]
+    assert list(table.columns) == ["Claim", "Verdict", "This run", "Holds if", "Paper", "Statistic", "Sequences",
+                                   "Source"]
     assert list(table["This run"]) == ["0.612\u00a0[0.58,\u00a00.645]", "–"]
     assert list(table["Paper"]) == ["0.933", papers.NOT_IN_PAPER]
     assert list(table["Verdict"]) == ["holds", "not testable here (no whole outputs)"]
