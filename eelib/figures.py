@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from IPython.display import HTML, display
+from matplotlib.ticker import NullFormatter
 
 # Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
 BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW, BLACK = (
@@ -46,6 +47,13 @@ def show(fig: plt.Figure, alt: str, caption: str, name: str = "") -> None:
     display(HTML(f'<figure class="ee-figure"><img alt="{html.escape(alt, quote=True)}" '
                  f'src="data:image/png;base64,{data}" style="max-width:100%;height:auto">'
                  f"<figcaption>{html.escape(caption)}</figcaption></figure>"))
+
+
+def log_scale(axis: plt.Axes) -> None:
+    """A logarithmic y axis with plain numbers: matplotlib's own are formulas, which `style` switches off."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = None) -> None:

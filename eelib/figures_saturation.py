@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .figures import DEFINITION_COLOURS, PLAIN, TASK_COLOURS, VERMILION, shade
+from .figures import DEFINITION_COLOURS, PLAIN, TASK_COLOURS, VERMILION, log_scale, shade
 
 MARKERS = "osD^vPX*"
 
@@ -79,8 +79,9 @@ def rank_figure(quantiles: dict[str, np.ndarray], vocabulary: int) -> plt.Figure
         layers = np.arange(len(middle))
         axis.fill_between(layers, low, high, color=colour, alpha=0.12, linewidth=0)
         axis.plot(layers, middle, color=colour, marker=marker, markersize=4, label=task)
-    axis.set(xlabel="layer (0: embeddings)", ylabel="rank of the final token (1 = top)", yscale="log",
-             ylim=(vocabulary, 0.8))
+    axis.set(xlabel="layer (0: embeddings)", ylabel="rank of the final token (1 = top)")
+    log_scale(axis)
+    axis.set_ylim(vocabulary, 0.8)
     axis.axhline(10, color=VERMILION, linewidth=1, linestyle=":")
     axis.annotate("top 10", (0.02, 10), xycoords=("axes fraction", "data"), va="bottom", color=VERMILION, fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))

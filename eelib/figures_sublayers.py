@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .figures import PLAIN, SITE_COLOURS, VERMILION
+from .figures import PLAIN, SITE_COLOURS, VERMILION, log_scale
 
 SITE_LABELS = {"block": "block output", "after_attention": "after attention", "feed_forward": "feed-forward module",
                "cross_attention": "cross-attention module", "attention": "attention module"}
@@ -56,7 +56,7 @@ def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
         axis.set(xlabel="layer", title=QUANTITY_LABELS[quantity])
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         if quantity == "log_rank":
-            axis.set_yscale("log")
+            log_scale(axis)
             axis.invert_yaxis()
             axis.axhline(10, color=VERMILION, linewidth=1, linestyle=":")
             axis.annotate("rank 10", (1.0, 10), xycoords=("axes fraction", "data"), ha="right", va="bottom",

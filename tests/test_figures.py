@@ -65,3 +65,13 @@ def test_names_in_plots_are_no_formulas():
         axis.set_title("$\\frac{$")
         fig.canvas.draw()
         plt.close(fig)
+
+
+def test_a_logarithmic_axis_shows_plain_numbers():
+    """Formulas are switched off for the sake of names that hold dollar signs; a rank must not be shown as one."""
+    figures.style()
+    ranks = np.array([[1, 2, 5], [40, 90, 300], [900, 2000, 8000]])
+    figure = figures_saturation.rank_figure({"task": ranks}, 8192)
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels(which="both")]
+    assert {"1", "10", "100", "1,000"} <= set(labels) and not any("$" in label for label in labels)
