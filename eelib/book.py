@@ -108,7 +108,7 @@ class Study:
                   if re.search(rf"(?<![\w-]){re.escape(folder.name)}(?![\w-])", said)}
         folders = ("texts", "papers", "models/pocket-tagger", *(f"models/{name}" for name in sorted({model, *beside})))
         data = (file for folder in folders for file in (DATA / folder).rglob("*")
-                if file.is_file() and file.name != "card.json")
+                if file.is_file())
         return [str(source), *map(str, modules_behind(source)), *sorted(map(str, data))]
 
     def page_sources(self) -> list[str]:

@@ -99,5 +99,5 @@ T5_WEIGHTED = FineTuning(
 T5_FREE = FineTuning(
     "pocket-t5-free", "pocket-t5", pocket_t5.KIND,
     f"FREE: exits after decoder layers {FREE_EXIT} and 8, weights i / sum j of them, and {DISTILLED} times the "
-    "layer-wise distillation with the mapping to the closest deep layer (M §2.1)",
+    "layer-wise distillation with the mapping to the closest deep layer (M §2.1), of states after the final norm",
     ON_TOP, 3, pocket_t5.epoch_batches, t5_states, free)
