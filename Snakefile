@@ -4,9 +4,9 @@ import os
 import re
 import shlex
 
-from eelib.book import Study
+from eelib.book.study_file import StudyFile
 
-STUDY = Study.load(config.get("study", "study.yml"))
+STUDY = StudyFile.load(config.get("study", "study.yml"))
 os.environ |= {
     "PYTHONHASHSEED": "0",
     "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel of this environment, not one in the user's home

@@ -41,6 +41,7 @@ class Case:
 def parameter_cases() -> Iterator[Case]:
     """Arguments of the three functions of the library."""
     import eelib
+
     model, task = eelib.load_model("pocket-llama", device="cpu"), eelib.load_task("translation/de-en", 2)
     for name in ("pocket-lama", "./no/such/folder", "no-one/no-such-model"):
         yield Case("unknown model", name, (name,), partial(eelib.load_model, name, device="cpu"))
@@ -50,8 +51,9 @@ def parameter_cases() -> Iterator[Case]:
         yield Case("unknown device", name, (name, "cpu"), partial(eelib.load_model, "pocket-llama", device=name))
     for name in ("translation/xx-yy", "translations", "", "x" * 300):
         shown = name if len(name) < 50 else f"{name[:5]}… ({len(name)} characters)"
-        yield Case("unknown task", shown or "(empty)", ("not known", "translation/de-en"),
-                   partial(eelib.load_task, name))
+        yield Case(
+            "unknown task", shown or "(empty)", ("not known", "translation/de-en"), partial(eelib.load_task, name)
+        )
     yield Case("unknown direction", "wmt22/de-pl", ("de-pl", "wmt22/de-en"), partial(eelib.load_task, "wmt22/de-pl"))
     for value in (-1, "5", 2.5, True):
         yield Case("limit", repr(value), ("limit", repr(value)), partial(eelib.load_task, "translation/de-en", value))
@@ -61,23 +63,44 @@ def parameter_cases() -> Iterator[Case]:
     for name in ("sites", "pairs"):
         for value in (-1, "all"):
             yield Case(name, repr(value), (name, repr(value)), partial(eelib.trace, model, task, **{name: value}))
-    yield Case("a name where a task belongs", '"translation/de-en"', ("eelib.load_task",),
-               lambda: eelib.trace(model, "translation/de-en"))
+    yield Case(
+        "a name where a task belongs",
+        '"translation/de-en"',
+        ("eelib.load_task",),
+        lambda: eelib.trace(model, "translation/de-en"),
+    )
     long = eelib.Task.from_prompts(["A dog.", "word " * 2000])
-    yield Case("a prompt beyond the window, strict", "2,000 words", ("1 of 2 prompts", "window"),
-               lambda: eelib.trace(model, long, strict=True, progress=False))
-    yield Case("no prompt within the window", "2,000 words", ("1 of 1 prompts", "window"),
-               lambda: eelib.trace(model, long.pick([1]), progress=False))
+    yield Case(
+        "a prompt beyond the window, strict",
+        "2,000 words",
+        ("1 of 2 prompts", "window"),
+        lambda: eelib.trace(model, long, strict=True, progress=False),
+    )
+    yield Case(
+        "no prompt within the window",
+        "2,000 words",
+        ("1 of 1 prompts", "window"),
+        lambda: eelib.trace(model, long.pick([1]), progress=False),
+    )
     for block in (1, 7):
-        yield Case("states that are not finite", f"a NaN in block {block}'s weights", (str(block), "finite"),
-                   lambda b=block: eelib.trace(broken(b), task, max_new_tokens=2, progress=False))
-    yield Case("a runs folder that is a file", "folder=FILE", ("can't be made",),
-               lambda: eelib.trace(model, task, folder=file_at("FILE"), progress=False))
+        yield Case(
+            "states that are not finite",
+            f"a NaN in block {block}'s weights",
+            (str(block), "finite"),
+            lambda b=block: eelib.trace(broken(b), task, max_new_tokens=2, progress=False),
+        )
+    yield Case(
+        "a runs folder that is a file",
+        "folder=FILE",
+        ("can't be made",),
+        lambda: eelib.trace(model, task, folder=file_at("FILE"), progress=False),
+    )
 
 
 def broken(block: int):
     """pocket-llama with a NaN in the feed-forward output of one block, counted from 1."""
     import eelib
+
     model = eelib.load_model("pocket-llama", device="cpu")
     model.blocks[block - 1].mlp.down_proj.weight.data[0, 0] = float("nan")
     return model
@@ -93,12 +116,19 @@ def file_at(name: str) -> Path:
 def text_cases() -> Iterator[Case]:
     """Prompts and files of tasks."""
     import eelib
-    for prompt, shown, part in (("", "(empty)", "empty"), (" \n", "white space", "empty"), ("a\0b", "a, NUL, b", "NUL"),
-                                ("a\ud83d", "half of an emoji", "U+D83D"), (7, "7", "not a string")):
+
+    for prompt, shown, part in (
+        ("", "(empty)", "empty"),
+        (" \n", "white space", "empty"),
+        ("a\0b", "a, NUL, b", "NUL"),
+        ("a\ud83d", "half of an emoji", "U+D83D"),
+        (7, "7", "not a string"),
+    ):
         yield Case("a prompt", shown, ("prompt 1", part), partial(eelib.Task.from_prompts, ["ok", prompt]))
     whole = json.dumps(PAIR)
     lines = {
-        "broken JSON": ("{broken", "line 2: not a JSON object"), "an empty line": ("", "line 2: not a JSON object"),
+        "broken JSON": ("{broken", "line 2: not a JSON object"),
+        "an empty line": ("", "line 2: not a JSON object"),
         "a row that is no object": ("[1]", "line 2: not a JSON object"),
         "a row nested too deeply": ("[" * 100_000, "line 2: not a JSON object"),
         "a missing field": (json.dumps({"source": "Ja."}), "line 2: field references is missing"),
@@ -114,19 +144,42 @@ def text_cases() -> Iterator[Case]:
         given = line.decode("utf-8", "replace") or "(empty)"
         given = given if len(given) < 100 else f"{given[:5]}… ({len(given):,} characters)"
         data = whole.encode() + b"\n" + line + b"\n"
-        yield Case(case, given, ("bad.de-en.jsonl", part),
-                   lambda data=data: eelib.load_task(text_file("bad.de-en.jsonl", data)))
+        yield Case(
+            case,
+            given,
+            ("bad.de-en.jsonl", part),
+            lambda data=data: eelib.load_task(text_file("bad.de-en.jsonl", data)),
+        )
     packed = gzip.compress((whole + "\n").encode() * 200)
-    for case, data in (("a truncated gzip file", packed[:-20]), ("a file that is not gzip", b"plain text\n"),
-                       ("a damaged gzip file", packed[:40] + b"\0\0\0\0" + packed[44:])):
-        yield Case(case, "bad.de-en.jsonl.gz", ("bad.de-en.jsonl.gz, after line", "read"),
-                   lambda d=data: eelib.load_task(text_file("bad.de-en.jsonl.gz", d)))
-    yield Case("a file without rows", "bad.de-en.jsonl", ("no rows",),
-               lambda: eelib.load_task(text_file("bad.de-en.jsonl", b"")))
-    yield Case("a file whose name has no direction", "bad.jsonl", ("direction", "de-en"),
-               lambda: eelib.load_task(text_file("bad.jsonl", whole.encode())))
-    yield Case("fields that fit no task", '{"text": "x"}', ("fields text fit no task",),
-               lambda: eelib.load_task(text_file("bad.de-en.jsonl", b'{"text": "x"}')))
+    for case, data in (
+        ("a truncated gzip file", packed[:-20]),
+        ("a file that is not gzip", b"plain text\n"),
+        ("a damaged gzip file", packed[:40] + b"\0\0\0\0" + packed[44:]),
+    ):
+        yield Case(
+            case,
+            "bad.de-en.jsonl.gz",
+            ("bad.de-en.jsonl.gz, after line", "read"),
+            lambda d=data: eelib.load_task(text_file("bad.de-en.jsonl.gz", d)),
+        )
+    yield Case(
+        "a file without rows",
+        "bad.de-en.jsonl",
+        ("no rows",),
+        lambda: eelib.load_task(text_file("bad.de-en.jsonl", b"")),
+    )
+    yield Case(
+        "a file whose name has no direction",
+        "bad.jsonl",
+        ("direction", "de-en"),
+        lambda: eelib.load_task(text_file("bad.jsonl", whole.encode())),
+    )
+    yield Case(
+        "fields that fit no task",
+        '{"text": "x"}',
+        ("fields text fit no task",),
+        lambda: eelib.load_task(text_file("bad.de-en.jsonl", b'{"text": "x"}')),
+    )
     yield Case("a folder without tasks", "an empty folder", ("no .jsonl",), lambda: eelib.load_task(folder_at("empty")))
 
 
@@ -155,28 +208,33 @@ def checkpoint_cases(source: Path) -> Iterator[Case]:
             shutil.copytree(source, folder)
             change(folder)
             return eelib.load_model(str(folder), device="cpu")
+
         return call
 
     def config(**values) -> Callable[[Path], None]:
         def change(folder: Path) -> None:
             path = folder / "config.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
         return change
 
     def pickled(folder: Path) -> None:
         import torch
         from safetensors.torch import load_file
+
         torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
 
     def cut(file: str) -> Callable[[Path], None]:
         def change(folder: Path) -> None:
             data = (folder / file).read_bytes()
-            (folder / file).write_bytes(data[:len(data) // 2])
+            (folder / file).write_bytes(data[: len(data) // 2])
+
         return change
 
     def lacking(folder: Path) -> None:
         from safetensors.torch import load_file, save_file
+
         weights = load_file(folder / "model.safetensors")
         weights.pop("model.layers.3.mlp.down_proj.weight")
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -184,33 +242,47 @@ def checkpoint_cases(source: Path) -> Iterator[Case]:
     def without(*files: str) -> Callable[[Path], None]:
         return lambda folder: [(folder / file).unlink() for file in files] and None
 
-    remote = {"auto_map": {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"},
-              "model_type": "own"}
+    remote = {
+        "auto_map": {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"},
+        "model_type": "own",
+    }
     for case, given, parts, change in (
-            ("weights that are not safetensors", "pytorch_model.bin", ("safetensors",), pickled),
-            ("no weights", "a folder without model.safetensors", ("safetensors",), without("model.safetensors")),
-            ("weights cut in half", "half of model.safetensors", ("could not be loaded",), cut("model.safetensors")),
-            ("a weight is missing", "no model.layers.3.mlp.down_proj.weight", ("layers.3.mlp.down_proj",), lacking),
-            ("no tokenizer", "no tokenizer files", ("tokenizer",), without("tokenizer.json", "tokenizer_config.json")),
-            ("a damaged tokenizer", "half of tokenizer.json", ("tokenizer",), cut("tokenizer.json")),
-            ("no config", "a folder without config.json", ("could not be loaded",), without("config.json")),
-            ("a damaged config", "half of config.json", ("could not be loaded",), cut("config.json")),
-            ("an unknown architecture", 'model_type "unheard-of"', ("could not be loaded", "unheard-of"),
-             config(model_type="unheard-of")),
-            ("a folder that needs remote code", "auto_map in config.json", ("code",), config(**remote)),
-            ("sizes that do not fit", "hidden_size 128", ("could not be loaded",), config(hidden_size=128))):
+        ("weights that are not safetensors", "pytorch_model.bin", ("safetensors",), pickled),
+        ("no weights", "a folder without model.safetensors", ("safetensors",), without("model.safetensors")),
+        ("weights cut in half", "half of model.safetensors", ("could not be loaded",), cut("model.safetensors")),
+        ("a weight is missing", "no model.layers.3.mlp.down_proj.weight", ("layers.3.mlp.down_proj",), lacking),
+        ("no tokenizer", "no tokenizer files", ("tokenizer",), without("tokenizer.json", "tokenizer_config.json")),
+        ("a damaged tokenizer", "half of tokenizer.json", ("tokenizer",), cut("tokenizer.json")),
+        ("no config", "a folder without config.json", ("could not be loaded",), without("config.json")),
+        ("a damaged config", "half of config.json", ("could not be loaded",), cut("config.json")),
+        (
+            "an unknown architecture",
+            'model_type "unheard-of"',
+            ("could not be loaded", "unheard-of"),
+            config(model_type="unheard-of"),
+        ),
+        ("a folder that needs remote code", "auto_map in config.json", ("code",), config(**remote)),
+        ("sizes that do not fit", "hidden_size 128", ("could not be loaded",), config(hidden_size=128)),
+    ):
         yield Case(case, given, parts, load("checkpoint", change))
 
 
 def odd_rows(runs: Path) -> Iterator[dict]:
     """What is odd and allowed: every text is traced as it is, or counted where it is beyond the window."""
     import eelib
+
     model = eelib.load_model("pocket-llama", device="cpu")
-    texts = {"emoji": "\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f", "right to left": "\u05e9\u05dc\u05d5\u05dd",
-             "text turned round": "\u202eabc", "combining marks": "Z\u0338\u0330a\u0335\u0353",
-             "control characters": "a\x07\x1b[31m\u2028b", "joiners only": "\u200b\u200d",
-             "markup": "<script>alert(1)</script>", "a formula and a table": "$x$ `y` | z",
-             "a line of 100,000 characters": "x" * 100_000}
+    texts = {
+        "emoji": "\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f",
+        "right to left": "\u05e9\u05dc\u05d5\u05dd",
+        "text turned round": "\u202eabc",
+        "combining marks": "Z\u0338\u0330a\u0335\u0353",
+        "control characters": "a\x07\x1b[31m\u2028b",
+        "joiners only": "\u200b\u200d",
+        "markup": "<script>alert(1)</script>",
+        "a formula and a table": "$x$ `y` | z",
+        "a line of 100,000 characters": "x" * 100_000,
+    }
     task = eelib.Task.from_prompts(list(texts.values()), name="odd")
     made = eelib.trace(model, task, 4, runs, 4, 1, 1, progress=False)
     kept = dict(zip(made.sequences["prompt"], made.sequences["sequence"]))
@@ -218,17 +290,31 @@ def odd_rows(runs: Path) -> Iterator[dict]:
         read = int((made.tokens["sequence"] == kept.get(prompt, -1)).sum())
         beyond = len(prompt) > 1000
         message = f"tokens read: {read}" if read else f"skipped, and counted: {made.manifest['skipped']}"
-        yield {"case": f"odd text: {case}", "given": case if beyond else ascii(prompt)[1:-1], "message": message,
-               "lines": 1, "left behind": [], "ok": made.manifest["skipped"] == 1 if beyond else read > 0}
+        yield {
+            "case": f"odd text: {case}",
+            "given": case if beyond else ascii(prompt)[1:-1],
+            "message": message,
+            "lines": 1,
+            "left behind": [],
+            "ok": made.manifest["skipped"] == 1 if beyond else read > 0,
+        }
     few = eelib.load_task("translation/de-en", 4)
     one = eelib.trace(model, few, 1, runs, 4, 1, 1, progress=False)
     lengths = one.sequences["length"].tolist()
     model.network.generation_config.eos_token_id = sorted(set(map(int, one.tokens["token_id"])))
     none = eelib.trace(model, few, 8, runs, 4, 1, 1, progress=False)
-    for case, found, wanted in (("outputs of one token", lengths, [1] * 4),
-                                ("outputs that end at once", none.sequences["length"].tolist(), [0] * 4)):
-        yield {"case": case, "given": "4 prompts", "message": f"lengths {found}", "lines": 1, "left behind": [],
-               "ok": found == wanted}
+    for case, found, wanted in (
+        ("outputs of one token", lengths, [1] * 4),
+        ("outputs that end at once", none.sequences["length"].tolist(), [0] * 4),
+    ):
+        yield {
+            "case": case,
+            "given": "4 prompts",
+            "message": f"lengths {found}",
+            "lines": 1,
+            "left behind": [],
+            "ok": found == wanted,
+        }
 
 
 def run(case: Case, here: Path) -> dict:
@@ -247,24 +333,49 @@ def judge(case: Case, message: str, left: list[str]) -> dict:
     """The row of one case. Whether its message is one line, says what was wrong, and nothing was left."""
     lines = len(message.splitlines())
     message = re.sub(r"\.\./|/?(?:[\w.+-]+/)*tmp[\w.-]*/", "", message)
-    return {"case": case.case, "given": case.given, "message": message[:600], "lines": lines, "left behind": left,
-            "ok": lines == 1 and not left and all(part in message for part in case.parts)}
+    return {
+        "case": case.case,
+        "given": case.given,
+        "message": message[:600],
+        "lines": lines,
+        "left behind": left,
+        "ok": lines == 1 and not left and all(part in message for part in case.parts),
+    }
 
 
 def papermill_rows(root: Path, scratch: Path) -> Iterator[dict]:
     """Bad parameters of a notebook, as the one who runs papermill sees them: the last line of its log."""
     for case, name, value, parts in (
-            ("notebook: unknown parameter", "limt", "5", ("limt", "allowed", "limit")),
-            ("notebook: unknown model", "model", "pocket-lama", ("pocket-lama", "pocket-llama")),
-            ("notebook: unknown task", "tasks", "translation/xx", ("translation/xx", "de-en")),
-            ("notebook: wrong type", "limit", "many", ("limit", "many", "int"))):
+        ("notebook: unknown parameter", "limt", "5", ("limt", "allowed", "limit")),
+        ("notebook: unknown model", "model", "pocket-lama", ("pocket-lama", "pocket-llama")),
+        ("notebook: unknown task", "tasks", "translation/xx", ("translation/xx", "de-en")),
+        ("notebook: wrong type", "limit", "many", ("limit", "many", "int")),
+    ):
         here = scratch / "notebook"
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir()
         done = subprocess.run(
-            [sys.executable, "-m", "papermill", "notebooks/saturation.ipynb", str(scratch / "out.ipynb"),
-             "-p", name, value, "-p", "runs_folder", str(here / "runs"), "-p", "results_folder", str(here / "results"),
-             "--no-progress-bar"], cwd=root, capture_output=True, text=True)
+            [
+                sys.executable,
+                "-m",
+                "papermill",
+                "notebooks/saturation.ipynb",
+                str(scratch / "out.ipynb"),
+                "-p",
+                name,
+                value,
+                "-p",
+                "runs_folder",
+                str(here / "runs"),
+                "-p",
+                "results_folder",
+                str(here / "results"),
+                "--no-progress-bar",
+            ],
+            cwd=root,
+            capture_output=True,
+            text=True,
+        )
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr)
         said = re.findall(r"^(?:eelib\.notebook\.)?ParameterError: (.*(?:\n.+)*)", text, re.MULTILINE)
         message = said[-1].strip() if said and done.returncode else text
@@ -282,6 +393,7 @@ def main() -> None:
     sys.path.insert(0, str(root))
     import torch
     import transformers
+
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -296,8 +408,13 @@ def main() -> None:
         os.chdir(root)
         rows += odd_rows(scratch / "runs")
         rows += [] if asked.no_papermill else papermill_rows(root, scratch)
-    report = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "seconds": round(time.monotonic() - began, 1),
-              "versions": {"torch": torch.__version__, "transformers": transformers.__version__}, "rows": rows}
+    report = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "seconds": round(time.monotonic() - began, 1),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "rows": rows,
+    }
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     asked.output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for row in rows:

@@ -35,9 +35,12 @@ class Traced:
     def __init__(self):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import torch
+
         torch.set_num_threads(1)  # threads do not survive a fork
-        from eelib import load_model, load_task, trace
-        from eelib.trace import code_hash
+        from eelib import load_model, load_task
+        from eelib.tracing import make as trace
+        from eelib.tracing.make import code_hash
+
         code_hash()  # once: an edit of the code while this runs is not what runs
         self.model, self.task, self.trace = load_model("pocket-llama", device="cpu"), load_task(TASK, LIMIT), trace
 
@@ -74,7 +77,7 @@ def content(place: Path) -> dict[str, bytes]:
 
 def only(folder: Path) -> Path:
     """The place of the one trace in a runs folder."""
-    place, = folder.glob("*/*")
+    (place,) = folder.glob("*/*")
     return place
 
 
@@ -96,8 +99,11 @@ def killed(work: Traced, folder: Path, aim: str, delay: float) -> str:
         if time.monotonic() - began >= delay:
             there = names(folder)
             known = there if known is None else known
-            if aim == AIMS[0] or (aim == AIMS[1] and any(n.endswith(".partial") for n in there)) or (
-                    aim == AIMS[2] and {n for n in there - known if not n.endswith(".partial")}):
+            if (
+                aim == AIMS[0]
+                or (aim == AIMS[1] and any(n.endswith(".partial") for n in there))
+                or (aim == AIMS[2] and {n for n in there - known if not n.endswith(".partial")})
+            ):
                 break
         time.sleep(0.001 if aim == AIMS[0] else 0.0002)
     os.kill(child, signal.SIGKILL)
@@ -136,13 +142,21 @@ def kill_round(work: Traced, scratch: Path, quiet: dict[str, bytes], seconds: fl
         runs, most = runs + 1, max(most, mine)
         identical += content(only(folder)) == quiet
         shutil.rmtree(folder)
-    return {"kills": sum(moments.values()), "moments": {m: moments[m] for m in MOMENTS},
-            "aims": {aim: aims[aim] for aim in AIMS}, "most_kills_of_a_run": most, "runs": runs, "identical": identical}
+    return {
+        "kills": sum(moments.values()),
+        "moments": {m: moments[m] for m in MOMENTS},
+        "aims": {aim: aims[aim] for aim in AIMS},
+        "most_kills_of_a_run": most,
+        "runs": runs,
+        "identical": identical,
+    }
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
-    "a bit flipped": lambda data: data[:len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1:],
-    "cut in half": lambda data: data[:len(data) // 2],
+    "a bit flipped": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    ),
+    "cut in half": lambda data: data[: len(data) // 2],
     "all zeros": lambda data: bytes(len(data)),
     "deleted": lambda _data: None,
 }
@@ -153,16 +167,28 @@ def damage_round(work: Traced, scratch: Path, quiet: dict[str, bytes]) -> list[d
     folder, rows = scratch / "damaged", []
     work.finish(folder)
     place = only(folder)
-    kinds = ["tokens-00002.parquet", "sequences-00002.parquet", "sites-2.parquet", "pairs-2.parquet", "manifest.json",
-             "times.json"]
+    kinds = [
+        "tokens-00002.parquet",
+        "sequences-00002.parquet",
+        "sites-2.parquet",
+        "pairs-2.parquet",
+        "manifest.json",
+        "times.json",
+    ]
     for name in kinds:
         for how, damage in DAMAGES.items():
             data = damage((place / name).read_bytes())
             (place / name).unlink() if data is None else (place / name).write_bytes(data)
             began = time.monotonic()
             work.finish(folder)
-            rows.append({"file": name, "damage": how, "seconds": round(time.monotonic() - began, 2),
-                         "identical": content(only(folder)) == quiet})
+            rows.append(
+                {
+                    "file": name,
+                    "damage": how,
+                    "seconds": round(time.monotonic() - began, 2),
+                    "identical": content(only(folder)) == quiet,
+                }
+            )
     return rows
 
 
@@ -199,9 +225,15 @@ def full_round(work: Traced, scratch: Path, quiet: dict[str, bytes]) -> dict:
         half = sorted(n for n in names(folder) if n.endswith(".partial"))
         subprocess.run(["mount", "-o", f"remount,size={large}k", str(folder)], check=True)
         done = work.finish(folder) == 0
-        return {"tested": True, "room_kib": small, "needed_kib": size >> 10, "half_files": half,
-                "message": message.replace(str(scratch), "FOLDER"), "lines": len(message.splitlines()),
-                "identical": status == 4 and not half and done and content(only(folder)) == quiet}
+        return {
+            "tested": True,
+            "room_kib": small,
+            "needed_kib": size >> 10,
+            "half_files": half,
+            "message": message.replace(str(scratch), "FOLDER"),
+            "lines": len(message.splitlines()),
+            "identical": status == 4 and not half and done and content(only(folder)) == quiet,
+        }
     finally:
         subprocess.run(["umount", str(folder)], check=True)
 
@@ -225,18 +257,39 @@ def main() -> None:
         if quiet != content(only(scratch / "first")):
             sys.exit("two undisturbed runs differ: there is nothing to compare with")
         print(f"undisturbed: {seconds:.1f} s")
-        found = {"files": len(quiet), "bytes": sum(map(len, quiet.values())), "seconds_undisturbed": round(seconds, 2),
-                 "killed": kill_round(work, scratch, quiet, seconds, asked.kills, asked.seed)}
+        found = {
+            "files": len(quiet),
+            "bytes": sum(map(len, quiet.values())),
+            "seconds_undisturbed": round(seconds, 2),
+            "killed": kill_round(work, scratch, quiet, seconds, asked.kills, asked.seed),
+        }
         killed = found["killed"]
         print(f"{killed['kills']} kills; {killed['identical']} of {killed['runs']} runs identical")
-        found |= {"damaged": damage_round(work, scratch, quiet), "two_processes": two_round(work, scratch, quiet, 6),
-                  "full_disk": full_round(work, scratch, quiet)}
+        found |= {
+            "damaged": damage_round(work, scratch, quiet),
+            "two_processes": two_round(work, scratch, quiet, 6),
+            "full_disk": full_round(work, scratch, quiet),
+        }
     two = found["two_processes"]
-    ok = (killed["identical"] == killed["runs"] and all(row["identical"] for row in found["damaged"])
-          and two["identical"] == two["one_waited"] == two["rounds"] and found["full_disk"].get("identical", True))
-    report = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(), "seed": asked.seed,
-              "seconds": round(time.monotonic() - began, 1), "model": "pocket-llama", "task": TASK, "sequences": LIMIT,
-              "options": {k: v for k, v in OPTIONS.items() if k != "progress"}, **found, "ok": ok}
+    ok = (
+        killed["identical"] == killed["runs"]
+        and all(row["identical"] for row in found["damaged"])
+        and two["identical"] == two["one_waited"] == two["rounds"]
+        and found["full_disk"].get("identical", True)
+    )
+    report = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "versions": versions(),
+        "seed": asked.seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "model": "pocket-llama",
+        "task": TASK,
+        "sequences": LIMIT,
+        "options": {k: v for k, v in OPTIONS.items() if k != "progress"},
+        **found,
+        "ok": ok,
+    }
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     asked.output.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({key: report[key] for key in ("killed", "two_processes", "full_disk", "seconds", "ok")}))
@@ -247,7 +300,8 @@ def versions() -> dict[str, str]:
     """Versions of what decides the bytes."""
     import pyarrow
 
-    from eelib.trace import versions
+    from eelib.common.machine import versions
+
     return versions() | {"pyarrow": pyarrow.__version__}
 
 

@@ -33,6 +33,7 @@ def worker() -> None:
     import transformers
 
     from checks.one_family import check
+
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -52,9 +53,14 @@ class Worker:
     def ask(self, kind: str, model_type: str) -> dict:
         """The row, or one that says that the check crashed or took too long."""
         if self.process is None:
-            self.process = subprocess.Popen([sys.executable, "-m", "checks.families", "--worker"], text=True,
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"})
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "checks.families", "--worker"],
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            )
         self.process.stdin.write(f"{kind} {model_type}\n")
         self.process.stdin.flush()
         answer: list[str] = []
@@ -67,9 +73,20 @@ class Worker:
         self.close()
         reader.join()
         from checks.tiny import KINDS
-        return {"architecture": KINDS[kind][model_type], "model_type": model_type, "kind": kind, "built": False,
-                "attention_based": True, "readout": "", "sublayers": "", "padding": "", "decoding": "",
-                "reason": reason, "seconds": LIMIT}
+
+        return {
+            "architecture": KINDS[kind][model_type],
+            "model_type": model_type,
+            "kind": kind,
+            "built": False,
+            "attention_based": True,
+            "readout": "",
+            "sublayers": "",
+            "padding": "",
+            "decoding": "",
+            "reason": reason,
+            "seconds": LIMIT,
+        }
 
     def close(self) -> None:
         """End the process."""
@@ -122,10 +139,12 @@ def summary(rows: list[dict]) -> str:
         own = [row for row in rows if row["kind"] == kind]
         built = [row for row in own if row["built"]]
         attending = [row for row in built if row["attention_based"]]
-        lines.append(f"{kind}: {len(own)} architectures, {len(built)} built; readout passes in "
-                     f"{sum(r['readout'] == 'pass' for r in built)}, everything in {sum(map(passes, built))}; of "
-                     f"{len(attending)} attention-based {sum(map(passes, attending))} pass everything; "
-                     f"{sum('fail' in [r[k] for k in VERDICTS] for r in built)} fail")
+        lines.append(
+            f"{kind}: {len(own)} architectures, {len(built)} built; readout passes in "
+            f"{sum(r['readout'] == 'pass' for r in built)}, everything in {sum(map(passes, built))}; of "
+            f"{len(attending)} attention-based {sum(map(passes, attending))} pass everything; "
+            f"{sum('fail' in [r[k] for k in VERDICTS] for r in built)} fail"
+        )
     return "\n".join(lines)
 
 
@@ -141,8 +160,14 @@ def main() -> None:
     if options.worker:
         return worker()
     from checks.tiny import KINDS
-    wanted = [(kind, model_type) for kind, names in KINDS.items() if not options.kind or kind in options.kind
-              for model_type in names if not options.only or model_type in options.only]
+
+    wanted = [
+        (kind, model_type)
+        for kind, names in KINDS.items()
+        if not options.kind or kind in options.kind
+        for model_type in names
+        if not options.only or model_type in options.only
+    ]
     if not wanted:
         parser.error("no architecture of that name; allowed are transformers' model types, such as llama or bert")
     began = time.monotonic()
@@ -152,10 +177,18 @@ def main() -> None:
     if output is not None:
         import torch
         import transformers
-        record = {"date": time.strftime("%Y-%m-%d"), "machine": machine(),
-                  "seconds": round(time.monotonic() - began, 1),
-                  "versions": {"python": platform.python_version(), "torch": torch.__version__,
-                               "transformers": transformers.__version__}, "rows": rows}
+
+        record = {
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": machine(),
+            "seconds": round(time.monotonic() - began, 1),
+            "versions": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+            "rows": rows,
+        }
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -27,16 +27,29 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
     from torch.nn import functional as F
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from eelib.joint import layers_loss, states_at, uniform_weights
-    from eelib.model import Model
-    from eelib.tail import Tail
-    from eelib.training import MasterOptimizer
+    from eelib.models.model import Model
+    from eelib.models.unembed import Unembed
+    from eelib.recipes.loop import MasterOptimizer
+    from eelib.recipes.losses import layers_loss, states_at, uniform_weights
+
     torch.manual_seed(0)
-    network = LlamaForCausalLM(LlamaConfig(
-        vocab_size=vocabulary, hidden_size=256, intermediate_size=688, num_hidden_layers=12, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=512)).to(torch.bfloat16).train()
-    tail = Tail([network.model.norm], network.lm_head, 1.0, 1.0, 0.0, None, 256, vocabulary)
-    model = Model("random", "causal", network, None, list(network.model.layers), tail, [], "", "", True)
+    network = (
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=vocabulary,
+                hidden_size=256,
+                intermediate_size=688,
+                num_hidden_layers=12,
+                num_attention_heads=4,
+                num_key_value_heads=4,
+                max_position_embeddings=512,
+            )
+        )
+        .to(torch.bfloat16)
+        .train()
+    )
+    unembed = Unembed([network.model.norm], network.lm_head, 1.0, 1.0, 0.0, None, 256, vocabulary)
+    model = Model("random", "causal", network, None, list(network.model.layers), unembed, [], "", "", True)
     optimizer, depth = MasterOptimizer(network), model.layers
     ids = torch.randint(vocabulary, (TEXTS, TOKENS))
     rows = (torch.arange(TEXTS)[:, None] * TOKENS + torch.arange(TOKENS - TARGETS, TOKENS)).flatten()
@@ -45,11 +58,11 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
         began = time.perf_counter()
         states = states_at(model, {"input_ids": ids, "use_cache": False, "logits_to_keep": 1}, rows)
         if way == "plain":
-            loss = F.cross_entropy(tail(states[-1]), labels)
+            loss = F.cross_entropy(unembed(states[-1]), labels)
         elif way == "joint":
-            loss = layers_loss(tail, states, labels, uniform_weights(depth))
+            loss = layers_loss(unembed, states, labels, uniform_weights(depth))
         else:
-            loss = sum(F.cross_entropy(tail(state), labels) for state in states) / depth
+            loss = sum(F.cross_entropy(unembed(state), labels) for state in states) / depth
         loss.backward()
         optimizer.step(1e-3)
         seconds = time.perf_counter() - began
@@ -70,19 +83,51 @@ def main() -> None:
     for vocabulary in VOCABULARIES:
         found = {}
         for way in WAYS:
-            told = subprocess.run([sys.executable, "-m", "checks.joint_memory", "--steps", str(asked.steps), "--one",
-                                   str(vocabulary), way], check=True, capture_output=True, text=True)
+            told = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "checks.joint_memory",
+                    "--steps",
+                    str(asked.steps),
+                    "--one",
+                    str(vocabulary),
+                    way,
+                ],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
             found[way] = json.loads(told.stdout.splitlines()[-1])
-            rows.append({"vocabulary": vocabulary, "way": way, **found[way],
-                         "memory_of_plain": found[way]["peak_mb"] / found["plain"]["peak_mb"],
-                         "time_of_plain": found[way]["seconds_per_step"] / found["plain"]["seconds_per_step"]})
+            rows.append(
+                {
+                    "vocabulary": vocabulary,
+                    "way": way,
+                    **found[way],
+                    "memory_of_plain": found[way]["peak_mb"] / found["plain"]["peak_mb"],
+                    "time_of_plain": found[way]["seconds_per_step"] / found["plain"]["seconds_per_step"],
+                }
+            )
             print(json.dumps(rows[-1]))
     ok = all(row["memory_of_plain"] <= MOST for row in rows if row["way"] == "joint")
-    asked.output.write_text(json.dumps({
-        "command": "python -m checks.joint_memory", "date": time.strftime("%Y-%m-%d"), "machine": machine(),
-        "versions": versions(), "network": "Llama of 12 blocks of width 256, bf16, random weights",
-        "batch": f"{TEXTS} texts of {TOKENS} tokens, {TARGETS} of them targets", "steps": asked.steps,
-        "most": MOST, "ok": ok, "rows": rows}, indent=1) + "\n")
+    asked.output.write_text(
+        json.dumps(
+            {
+                "command": "python -m checks.joint_memory",
+                "date": time.strftime("%Y-%m-%d"),
+                "machine": machine(),
+                "versions": versions(),
+                "network": "Llama of 12 blocks of width 256, bf16, random weights",
+                "batch": f"{TEXTS} texts of {TOKENS} tokens, {TARGETS} of them targets",
+                "steps": asked.steps,
+                "most": MOST,
+                "ok": ok,
+                "rows": rows,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
     sys.exit(0 if ok else 1)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eelib import kernel
+from eelib.lens.cuda import kernel
 
 OUT = Path(__file__).parents[1] / "data" / "checks" / "kernel.json"
 GOAL = 0.85  # of the matmul's rate
@@ -36,13 +36,24 @@ def main() -> None:
     """Check, time and write; exits with one line if a readout is wrong."""
     asked = arguments()
     if not torch.cuda.is_available():
-        print("No GPU here, so there is nothing to measure and nothing was written. The kernel's results are tested "
-              "without one: python -m pytest tests/test_kernel.py")
+        print(
+            "No GPU here, so there is nothing to measure and nothing was written. The kernel's results are tested "
+            "without one: python -m pytest tests/test_kernel.py"
+        )
         return
-    rows = [measure(count, asked.width, vocabulary, asked.repeats) for vocabulary in asked.vocabulary
-            for count in asked.rows]
-    record = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(), "goal": GOAL,
-              "repeats": asked.repeats, "rows": rows}
+    rows = [
+        measure(count, asked.width, vocabulary, asked.repeats)
+        for vocabulary in asked.vocabulary
+        for count in asked.rows
+    ]
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "versions": versions(),
+        "goal": GOAL,
+        "repeats": asked.repeats,
+        "rows": rows,
+    }
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     partial = asked.output.with_suffix(".partial")
     partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -52,8 +63,9 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """Shapes and repeats."""
-    parser = argparse.ArgumentParser(prog="python -m checks.kernel", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m checks.kernel", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--width", type=int, default=4096, help="width of the states")
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[32_000, 131_072], help="sizes of the vocabulary")
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 4096, 16_384], help="numbers of states")
@@ -66,11 +78,13 @@ def measure(count: int, width: int, vocabulary: int, repeats: int) -> dict:
     """All ways at one shape, in bfloat16."""
     torch.manual_seed(0)
     hidden = torch.randn(count, width, device="cuda").bfloat16()
-    weight = (torch.randn(vocabulary, width, device="cuda") * 3 / width ** 0.5).bfloat16()
+    weight = (torch.randn(vocabulary, width, device="cuda") * 3 / width**0.5).bfloat16()
     final = torch.randint(0, vocabulary, (count,), device="cuda")
     worst = compare(hidden, weight, final)
-    print(f"{count} rows, width {width}, vocabulary {vocabulary}: " +
-          ", ".join(f"{name} within {value:.1e}" for name, value in worst.items()))
+    print(
+        f"{count} rows, width {width}, vocabulary {vocabulary}: "
+        + ", ".join(f"{name} within {value:.1e}" for name, value in worst.items())
+    )
     scores = torch.empty(count, vocabulary, dtype=torch.bfloat16, device="cuda")
     compiled = torch.compile(chunk, dynamic=False)
     ways: dict[str, Callable[[], object]] = {
@@ -84,16 +98,27 @@ def measure(count: int, width: int, vocabulary: int, repeats: int) -> dict:
         ways["Liger"] = lambda: liger(weight, hidden, final)
     seconds = timed(ways, repeats)
     norm = kernel.read_rows(hidden, weight, final)["log_normalizer"]
-    seconds |= timed({"kernel, JS pass": lambda: kernel.read_js(hidden, weight, norm, hidden.flip(0), norm.flip(0))},
-                     repeats)
+    seconds |= timed(
+        {"kernel, JS pass": lambda: kernel.read_js(hidden, weight, norm, hidden.flip(0), norm.flip(0))}, repeats
+    )
     work = 2 * count * width * vocabulary
     rates = {name: work / value / 1e12 for name, value in seconds.items()}
     share = {name: rate / rates["matmul"] for name, rate in rates.items()}
     for name in seconds:
         print(f"  {name:16} {seconds[name] * 1e3:9.3f} ms {rates[name]:7.1f} TFLOP/s {share[name]:6.3f} of the matmul")
-    return {"rows": count, "width": width, "vocabulary": vocabulary, "dtype": "bfloat16", "worst_error": worst,
-            "seconds": seconds, "teraflops": rates, "share_of_matmul": share, "reached": share["kernel"] >= GOAL,
-            "peak_mb": peaks(ways), "tiles": tile_times(hidden, weight, final)}
+    return {
+        "rows": count,
+        "width": width,
+        "vocabulary": vocabulary,
+        "dtype": "bfloat16",
+        "worst_error": worst,
+        "seconds": seconds,
+        "teraflops": rates,
+        "share_of_matmul": share,
+        "reached": share["kernel"] >= GOAL,
+        "peak_mb": peaks(ways),
+        "tiles": tile_times(hidden, weight, final),
+    }
 
 
 def compare(hidden: Tensor, weight: Tensor, final: Tensor) -> dict[str, float]:
@@ -121,8 +146,10 @@ def compare(hidden: Tensor, weight: Tensor, final: Tensor) -> dict[str, float]:
     if not bool((kernel.read_rows(hidden, weight, top)["final_rank"] == 1).all()):
         wrong.append("the rank of the top token")
     if wrong:
-        sys.exit(f"{tuple(hidden.shape)} states, vocabulary {len(weight)}: {', '.join(wrong)} differ from float64; "
-                 "nothing was written")
+        sys.exit(
+            f"{tuple(hidden.shape)} states, vocabulary {len(weight)}: {', '.join(wrong)} differ from float64; "
+            "nothing was written"
+        )
     return worst
 
 
@@ -207,9 +234,14 @@ def machine() -> dict:
     lines = info.read_text().splitlines() if info.exists() else []
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1),
-            "multiprocessors": gpu.multi_processor_count, "cpu": cpu, "cores": os.cpu_count(),
-            "memory_gib": round(memory / 2**30, 1)}
+    return {
+        "gpu": gpu.name,
+        "gpu_memory_gib": round(gpu.total_memory / 2**30, 1),
+        "multiprocessors": gpu.multi_processor_count,
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / 2**30, 1),
+    }
 
 
 def versions() -> dict[str, str]:

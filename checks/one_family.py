@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 import eelib
 from checks.tiny import KINDS, build
-from eelib.greedy import decode
-from eelib.model import causal_inputs
-from eelib.parts import site_states
-from eelib.probe import block_states
-from tests.families import PROMPTS, tokenizer_for
+from checks.tiny_texts import PROMPTS, tokenizer_for
+from eelib.models.components import site_states
+from eelib.models.forward import causal_inputs
+from eelib.models.probe import block_states
+from eelib.tracing.decode import decode
 
 STEPS = 6
 TOLERANCE = 1e-4  # relative; both sides run in float64, but some networks compute their norms in float32
+
+
 class Differs(Exception):
     """A number that is not the oracle's."""
 
@@ -29,8 +31,18 @@ class NotFinite(Differs):
 
 def check(kind: str, model_type: str) -> dict:
     """The row of one architecture (see `checks.families`)."""
-    row = {"architecture": KINDS[kind][model_type], "model_type": model_type, "kind": kind, "built": False,
-           "attention_based": True, "readout": "", "sublayers": "", "padding": "", "decoding": "", "reason": ""}
+    row = {
+        "architecture": KINDS[kind][model_type],
+        "model_type": model_type,
+        "kind": kind,
+        "built": False,
+        "attention_based": True,
+        "readout": "",
+        "sublayers": "",
+        "padding": "",
+        "decoding": "",
+        "reason": "",
+    }
     began = time.monotonic()
     try:
         fill(row, kind, model_type)
@@ -84,7 +96,7 @@ def fill(row: dict, kind: str, model_type: str) -> None:
             row[name] = "fail"
             row["reason"] = row["reason"] or f"{name} crashed: {type(error).__name__} {short(error)}"
     if row["sublayers"] == "refused":
-        row["reason"] = row["reason"] or short(model.parts_error, model.name)
+        row["reason"] = row["reason"] or short(model.components_error, model.name)
 
 
 def attends(network: nn.Module) -> bool:
@@ -92,9 +104,12 @@ def attends(network: nn.Module) -> bool:
 
     False of state-space, recurrent and Fourier networks, and of hybrids that have layers without any.
     """
+
     def holds(name: str, layer: nn.Module) -> bool:
-        return any("attn" in f"{name}.{inner}".lower() or "attention" in f"{name}.{inner} {type(m).__name__}".lower()
-                   for inner, m in layer.named_modules())
+        return any(
+            "attn" in f"{name}.{inner}".lower() or "attention" in f"{name}.{inner} {type(m).__name__}".lower()
+            for inner, m in layer.named_modules()
+        )
 
     lists = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.ModuleList)]
     stacks = [(name, module) for name, module in lists if len(module) > 1] or lists  # ALBERT: one block for all layers
@@ -127,7 +142,8 @@ def arguments(model, network: nn.Module, prompt: list[int], output: list[int]) -
     accepted = inspect.signature(network.forward).parameters
     given = {"input_ids": torch.tensor([prompt + output if model.kind == "causal" else prompt])}
     if model.kind == "seq2seq":
-        from eelib.greedy import start_id
+        from eelib.tracing.decode import start_id
+
         given["decoder_input_ids"] = torch.tensor([[start_id(model), *output]])
     if "use_cache" in accepted and model.kind in ("causal", "seq2seq"):
         given["use_cache"] = False
@@ -147,7 +163,7 @@ def swap(value, new: Tensor):
         return new if value.is_floating_point() else value
     if isinstance(value, (tuple, list)):
         place = next(i for i, v in enumerate(value) if isinstance(v, Tensor) and v.is_floating_point())
-        return type(value)([*value[:place], new, *value[place + 1:]])
+        return type(value)([*value[:place], new, *value[place + 1 :]])
     value = copy.copy(value)
     key = next(k for k, v in value.items() if isinstance(v, Tensor))
     value[key] = new
@@ -172,7 +188,8 @@ def output_is(module: nn.Module, new: Tensor, turn: int = 1):
 
 def first(value) -> Tensor:
     """First floating tensor of an output."""
-    from eelib.probe import first_tensor
+    from eelib.models.probe import first_tensor
+
     return first_tensor(value)
 
 
@@ -211,9 +228,12 @@ def readouts(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
     for layer, state in enumerate(states):
         with output_is(last, state, turns):
             expected = logits_of(model, oracle, prompt, output)
-        same(model.tail(state.reshape(-1, state.shape[-1])[position]), expected, f"readout of layer {layer}")
-    same(model.tail(states[-1].reshape(-1, state.shape[-1])[position]), logits_of(model, oracle, prompt, output),
-         "readout of the last layer")
+        same(model.unembed(state.reshape(-1, state.shape[-1])[position]), expected, f"readout of layer {layer}")
+    same(
+        model.unembed(states[-1].reshape(-1, state.shape[-1])[position]),
+        logits_of(model, oracle, prompt, output),
+        "readout of the last layer",
+    )
     accepted = inspect.signature(oracle.forward).parameters
     if "output_hidden_states" in accepted or "kwargs" in accepted:
         given = oracle(**arguments(model, oracle, prompt, output), output_hidden_states=True)
@@ -228,14 +248,14 @@ def readouts(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
 @torch.no_grad()
 def sublayers(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
     """Outputs plus the skip are the block's output on another text; attention is what mixes positions."""
-    if not model.parts:
+    if not model.components:
         return "refused"
     prompt, output = prompts[1], [40, 9, 77, 200, 41]
     given = arguments(model, model.network, prompt, output)
-    with block_states(model.blocks) as states, site_states(model.blocks, model.parts) as sites:
+    with block_states(model.blocks) as states, site_states(model.blocks, model.components) as sites:
         model.network(**given)
         states, sites = list(states), {k: list(v) for k, v in sites.items()}
-    for index, (block, part) in enumerate(zip(model.blocks, model.parts)):
+    for index, (block, part) in enumerate(zip(model.blocks, model.components)):
         parts = [sites[s][index] for s in ("attention", "cross_attention", "feed_forward") if s in part.sums]
         if part.post_norm is None:
             constant = 0.0 if part.constant is None else part.constant
@@ -255,7 +275,7 @@ def sublayers(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
 def mixing(model, given: dict, states: list[Tensor]) -> None:
     """In a middle block: another last state but one reaches attention's last position, the feed-forward's only so."""
     index = len(model.blocks) // 2
-    block, part = model.blocks[index], model.parts[index]
+    block, part = model.blocks[index], model.components[index]
 
     place = -2
 
@@ -289,8 +309,9 @@ def mixing(model, given: dict, states: list[Tensor]) -> None:
         if torch.allclose(plain[module][:, -1], bent[module][:, -1], atol=1e-9, rtol=0):
             raise Differs(f"the attention site of block {index + 1} does not mix positions")
     for module, _ in part.sums["feed_forward"]:
-        if not any(torch.allclose(plain[module][:, -1], other[module][:, -1], atol=1e-5, rtol=1e-5)
-                   for other in (held, far)):
+        if not any(
+            torch.allclose(plain[module][:, -1], other[module][:, -1], atol=1e-5, rtol=1e-5) for other in (held, far)
+        ):
             raise Differs(f"the feed-forward site of block {index + 1} mixes positions")
     if "cross_attention" in part.sums:
         other = run(False, attention, {**given, "input_ids": given["input_ids"].flip(1)})
@@ -308,11 +329,13 @@ def padding(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
     width = max(map(len, prompts))
     fill_up = [[model.pad_id] * (width - len(p)) for p in prompts]
     ids = torch.tensor([q + p if left else p + q for p, q in zip(prompts, fill_up)])
-    mask = torch.tensor([[0] * len(q) + [1] * len(p) if left else [1] * len(p) + [0] * len(q)
-                         for p, q in zip(prompts, fill_up)])
+    mask = torch.tensor(
+        [[0] * len(q) + [1] * len(p) if left else [1] * len(p) + [0] * len(q) for p, q in zip(prompts, fill_up)]
+    )
     given = causal_inputs(model, ids, mask) if left else {"input_ids": ids, "attention_mask": mask}
     if model.kind == "seq2seq":
-        from eelib.greedy import start_id
+        from eelib.tracing.decode import start_id
+
         given["decoder_input_ids"] = torch.tensor([[start_id(model), 40, 9]] * len(prompts))
     with block_states(model.blocks) as states:
         model.network(**given)
@@ -339,6 +362,6 @@ def decoding(model, oracle: nn.Module, prompts: list[list[int]]) -> str:
             if place < len(ids) and ids[place] != int(top.indices[0]) and float(top.values[0] - top.values[1]) < 1e-5:
                 break  # a tie within rounding
             expected.append(int(top.indices[0]))
-        if ids[:len(expected)] != expected:
+        if ids[: len(expected)] != expected:
             raise Differs(f"row {row} gives {ids}, the plain loop {expected}")
     return "pass"

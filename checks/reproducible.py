@@ -27,7 +27,8 @@ def compared(one, other) -> dict:
 
     After the first token that differs, two outputs answer different questions; nothing is compared from there on.
     """
-    from eelib.readout import SCALARS
+    from eelib.lens.readout import SCALARS
+
     ids = [list(map(list, (g["token_id"] for _, g in t.tokens.groupby("sequence")))) for t in (one, other)]
     shared = [len(list(takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))) for a, b in zip(*ids)]
     rows = []
@@ -36,10 +37,15 @@ def compared(one, other) -> dict:
         rows.append(np.concatenate([start + np.arange(n) for start, n in zip(starts, shared)]).astype(int))
     a, b = rows
     differs = one["top1"][a] != other["top1"][b]
-    found = {"sequences": len(shared), "sequences_with_another_output": sum(x != y for x, y in zip(*ids)),
-             "tokens_compared": len(a), "top1_compared": int(differs.size), "top1_differs": int(differs.sum()),
-             "top1_differs_by_layer": differs.sum(0).tolist(),
-             "largest_margin_of_a_top1_that_differs": float(one["margin"][a][differs].max()) if differs.any() else None}
+    found = {
+        "sequences": len(shared),
+        "sequences_with_another_output": sum(x != y for x, y in zip(*ids)),
+        "tokens_compared": len(a),
+        "top1_compared": int(differs.size),
+        "top1_differs": int(differs.sum()),
+        "top1_differs_by_layer": differs.sum(0).tolist(),
+        "largest_margin_of_a_top1_that_differs": float(one["margin"][a][differs].max()) if differs.any() else None,
+    }
     gaps = {name: np.abs(one[name][a].astype(float) - other[name][b].astype(float)) for name in SCALARS}
     found["largest_difference"] = {n: float(np.nanmax(gap)) for n, gap in gaps.items() if np.isfinite(gap).any()}
     found["mean_difference"] = {n: float(np.nanmean(gap)) for n, gap in gaps.items() if np.isfinite(gap).any()}
@@ -55,6 +61,7 @@ def main() -> None:
     import torch
 
     import eelib
+
     began, task, batches, equal, threads = time.monotonic(), eelib.load_task(TASK, asked.limit), [], [], []
     with tempfile.TemporaryDirectory() as name:
         for dtype in ("float32", "bfloat16"):
@@ -75,13 +82,31 @@ def main() -> None:
             torch.set_num_threads(2)
             two = make("threads", SIZES[-1])
             other = {n for n, data in content(two.place).items() if n.endswith(".parquet") and data != last[n]}
-            threads.append({"dtype": dtype, "threads": 2, "against": 1, "files_that_differ": sorted(other),
-                            **compared(made[SIZES[-1]], two)})
+            threads.append(
+                {
+                    "dtype": dtype,
+                    "threads": 2,
+                    "against": 1,
+                    "files_that_differ": sorted(other),
+                    **compared(made[SIZES[-1]], two),
+                }
+            )
     ok = all(row["same_bytes"] for row in equal) and not any(
-        row["top1_differs"] or row["sequences_with_another_output"] for row in batches if row["dtype"] == "float32")
-    report = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(),
-              "seconds": round(time.monotonic() - began, 1), "model": "pocket-llama", "task": TASK,
-              "max_new_tokens": NEW_TOKENS, "equal_runs": equal, "batch_sizes": batches, "threads": threads, "ok": ok}
+        row["top1_differs"] or row["sequences_with_another_output"] for row in batches if row["dtype"] == "float32"
+    )
+    report = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "versions": versions(),
+        "seconds": round(time.monotonic() - began, 1),
+        "model": "pocket-llama",
+        "task": TASK,
+        "max_new_tokens": NEW_TOKENS,
+        "equal_runs": equal,
+        "batch_sizes": batches,
+        "threads": threads,
+        "ok": ok,
+    }
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     asked.output.write_text(json.dumps(report, indent=1) + "\n")
     for row in equal + batches + threads:

@@ -27,9 +27,14 @@ CACHE = ROOT / "checks" / ".cache"
 OUT = ROOT / "data" / "checks" / "speed.json"
 LINEAR = "pocket-llama"
 # (series, ways, sequences, new tokens of each, repeats); batch 64
-LINEAR_RUNS = (("more sequences", ("trace",), 64, 16, 3), ("more sequences", ("trace",), 640, 16, 3),
-               ("more sequences", ("trace",), 6400, 16, 1), ("longer outputs", ("trace", "decode"), 64, 16, 2),
-               ("longer outputs", ("trace", "decode"), 64, 64, 2), ("longer outputs", ("trace", "decode"), 64, 256, 1))
+LINEAR_RUNS = (
+    ("more sequences", ("trace",), 64, 16, 3),
+    ("more sequences", ("trace",), 640, 16, 3),
+    ("more sequences", ("trace",), 6400, 16, 1),
+    ("longer outputs", ("trace", "decode"), 64, 16, 2),
+    ("longer outputs", ("trace", "decode"), 64, 64, 2),
+    ("longer outputs", ("trace", "decode"), 64, 256, 1),
+)
 
 
 class Measurements:
@@ -49,16 +54,30 @@ class Measurements:
     def get(self, workers: Workers, way: str, request: dict, repeat: int) -> dict:
         """The measurement, from the file or made now."""
         asked = {name: request[name] for name in ("sequences", "batch", "new_tokens")}
-        key = json.dumps([self.code, self.threads, workers.shape.name, workers.shape.prompt_tokens,
-                          Path(request["prompts"]).name, way, asked, repeat])
-        if key not in self.known or (request["out"] and not Path(request["out"]).exists()
-                                     and "seconds" in self.known[key]):
+        key = json.dumps(
+            [
+                self.code,
+                self.threads,
+                workers.shape.name,
+                workers.shape.prompt_tokens,
+                Path(request["prompts"]).name,
+                way,
+                asked,
+                repeat,
+            ]
+        )
+        if key not in self.known or (
+            request["out"] and not Path(request["out"]).exists() and "seconds" in self.known[key]
+        ):
             began = time.monotonic()
             answer = workers.measure(way, request)
             taken = answer.get("error") or f"{answer['seconds']:8.2f} s, {answer['peak_mb']:7.0f} MB"
-            print(f"{time.strftime('%H:%M:%S')} {workers.shape.name}, batch {request['batch']}, "
-                  f"{request['sequences']} x {request['new_tokens']} tokens, {way}, repeat {repeat + 1}: {taken} "
-                  f"({time.monotonic() - began:.0f} s in all)", flush=True)
+            print(
+                f"{time.strftime('%H:%M:%S')} {workers.shape.name}, batch {request['batch']}, "
+                f"{request['sequences']} x {request['new_tokens']} tokens, {way}, repeat {repeat + 1}: {taken} "
+                f"({time.monotonic() - began:.0f} s in all)",
+                flush=True,
+            )
             self.known[key] = answer
             if "seconds" in answer:  # what failed is tried again next time
                 with open(self.path, "a", encoding="utf-8") as file:
@@ -69,17 +88,24 @@ class Measurements:
 
 def code_hash() -> str:
     """Hash of the code that is measured or measures."""
-    files = [file for file in (ROOT / "eelib").glob("*.py") if not file.stem.startswith(("book", "figures"))]
+    rooms = ("common", "models", "tasks", "lens", "tracing")
+    files = [file for room in rooms for file in (ROOT / "eelib" / room).rglob("*.py")]
     files += [*(ROOT / "checks").glob("speed*.py"), *(ROOT / "checks" / "peers").glob("*")]
     return hashlib.sha256(b"".join(f.read_bytes() for f in sorted(files) if f.is_file())).hexdigest()[:12]
 
 
-def measure_cell(shape: Shape, batch: int, ways: list[str], repeats: int, workers: Workers, kept: Measurements
-                 ) -> list[dict]:
+def measure_cell(
+    shape: Shape, batch: int, ways: list[str], repeats: int, workers: Workers, kept: Measurements
+) -> list[dict]:
     """All ways of one cell, taking turns."""
     sequences, new_tokens = shape.plan[batch]
-    request = {"prompts": str(prompts(shape, CACHE, max(2, *(count for count, _ in shape.plan.values())))),
-               "sequences": sequences, "batch": batch, "new_tokens": new_tokens, "out": None}
+    request = {
+        "prompts": str(prompts(shape, CACHE, max(2, *(count for count, _ in shape.plan.values())))),
+        "sequences": sequences,
+        "batch": batch,
+        "new_tokens": new_tokens,
+        "out": None,
+    }
     results = CACHE / "results" / kept.code
     results.mkdir(parents=True, exist_ok=True)
     measured: dict[str, list[dict]] = {way: [] for way in ways}
@@ -95,32 +121,61 @@ def measure_linearity(shape: Shape, batch: int, repeats: int, workers: Workers, 
     rows = []
     for series, ways, sequences, new_tokens, most in LINEAR_RUNS:
         varied = series == "more sequences"
-        request = {"prompts": str(prompts(shape, CACHE, sequences, varied)), "sequences": sequences, "batch": batch,
-                   "new_tokens": new_tokens, "out": None}
-        measured = {way: [kept.get(workers, way, request, repeat) for repeat in range(min(most, repeats))]
-                    for way in ways}
+        request = {
+            "prompts": str(prompts(shape, CACHE, sequences, varied)),
+            "sequences": sequences,
+            "batch": batch,
+            "new_tokens": new_tokens,
+            "out": None,
+        }
+        measured = {
+            way: [kept.get(workers, way, request, repeat) for repeat in range(min(most, repeats))] for way in ways
+        }
         for way, answers in measured.items():
             seconds = [round(answer["seconds"], 6) for answer in answers if "seconds" in answer]
             tokens = sequences * new_tokens
-            rows.append({"series": series, "shape": shape.name, "way": way, "batch": batch, "sequences": sequences,
-                         "prompt_tokens": "4 to 32" if varied else shape.prompt_tokens, "tokens": tokens,
-                         "seconds": seconds, "tokens_per_second": round(tokens / min(seconds), 2) if seconds else None,
-                         "peak_mb": max((answer["peak_mb"] for answer in answers if "seconds" in answer), default=None),
-                         "note": "" if seconds else answers[-1]["error"]})
+            rows.append(
+                {
+                    "series": series,
+                    "shape": shape.name,
+                    "way": way,
+                    "batch": batch,
+                    "sequences": sequences,
+                    "prompt_tokens": "4 to 32" if varied else shape.prompt_tokens,
+                    "tokens": tokens,
+                    "seconds": seconds,
+                    "tokens_per_second": round(tokens / min(seconds), 2) if seconds else None,
+                    "peak_mb": max((answer["peak_mb"] for answer in answers if "seconds" in answer), default=None),
+                    "note": "" if seconds else answers[-1]["error"],
+                }
+            )
     return rows
 
 
 def surroundings(threads: int, peers: list[str]) -> dict:
     """Machine, versions, date."""
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
     versions = {name: version(name) for name in ("torch", "transformers", "numpy")}
     for peer in peers:
         pins = (ROOT / "checks" / "peers" / f"{peer}.txt").read_text().splitlines()
         versions[peer] = next(line.split("==")[1] for line in pins if line.startswith(f"{peer}=="))
-    return {"machine": {"cpu": model, "cores": os.cpu_count(), "threads": threads,
-                        "memory_gib": round(system_memory("MemTotal") / 1024, 1)},
-            "versions": {"python": platform.python_version(), **versions}, "date": time.strftime("%Y-%m-%d")}
+    return {
+        "machine": {
+            "cpu": model,
+            "cores": os.cpu_count(),
+            "threads": threads,
+            "memory_gib": round(system_memory("MemTotal") / 1024, 1),
+        },
+        "versions": {"python": platform.python_version(), **versions},
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def arguments(command: list[str] | None = None) -> argparse.Namespace:
@@ -158,9 +213,20 @@ def planned(asked: argparse.Namespace) -> list[Shape]:
     """The shapes with the part of their plan that is asked for."""
     if asked.quick:
         return [QUICK]
-    return [Shape(**vars(shape) | {"plan": {batch: (count, asked.tokens or new) for batch, (count, new)
-                                            in shape.plan.items() if batch in asked.batches}})
-            for name, shape in SHAPES.items() if name in asked.shapes]
+    return [
+        Shape(
+            **vars(shape)
+            | {
+                "plan": {
+                    batch: (count, asked.tokens or new)
+                    for batch, (count, new) in shape.plan.items()
+                    if batch in asked.batches
+                }
+            }
+        )
+        for name, shape in SHAPES.items()
+        if name in asked.shapes
+    ]
 
 
 def write(path: Path, content: dict) -> None:
@@ -181,8 +247,12 @@ def main(command: list[str] | None = None) -> None:
     out = asked.out or (CACHE / "quick.json" if asked.quick else OUT)
     kept = Measurements(CACHE / "speed.jsonl", asked.threads)
     ways = [*WAYS, *asked.peers]
-    content = surroundings(asked.threads, asked.peers) | {"repeats": repeats, "finished": False, "rows": [],
-                                                          "linearity": []}
+    content = surroundings(asked.threads, asked.peers) | {
+        "repeats": repeats,
+        "finished": False,
+        "rows": [],
+        "linearity": [],
+    }
     for shape in planned(asked):
         print(f"{shape.name}: {shape.size_mb:,.0f} MB of float32 weights", flush=True)
         workers = Workers(shape, checkpoint(shape, CACHE), CACHE, asked.threads)

@@ -19,8 +19,16 @@ def cell_rows(shape: Shape, batch: int, measured: dict[str, list[dict]], results
     """The rows of one cell: one per way, and the floor. `measured` is way -> one answer per repeat."""
     sequences, new_tokens = shape.plan[batch]
     tokens = sequences * new_tokens
-    common = {"shape": shape.name, "layers": shape.layers, "width": shape.width, "vocabulary": shape.vocabulary,
-              "batch": batch, "sequences": sequences, "prompt_tokens": shape.prompt_tokens, "tokens": tokens}
+    common = {
+        "shape": shape.name,
+        "layers": shape.layers,
+        "width": shape.width,
+        "vocabulary": shape.vocabulary,
+        "batch": batch,
+        "sequences": sequences,
+        "prompt_tokens": shape.prompt_tokens,
+        "tokens": tokens,
+    }
     good = {way: [answer for answer in answers if "seconds" in answer] for way, answers in measured.items()}
     seconds = {way: [round(answer["seconds"], 6) for answer in answers] for way, answers in good.items() if answers}
     if "decode" in seconds and "head" in seconds:
@@ -30,10 +38,19 @@ def cell_rows(shape: Shape, batch: int, measured: dict[str, list[dict]], results
     for way in ("floor", *measured):
         if way == "floor" and way not in seconds:
             continue
-        row = common | {"way": way, "seconds": seconds.get(way, []), "tokens_per_second": None,
-                        "peak_mb": peaks.get(way), "loaded_mb": None, "peak_above_decode_mb": None,
-                        "ratio_to_floor": None, "top1_differences": None, "ties": None, "not_compared": None,
-                        "note": ""}
+        row = common | {
+            "way": way,
+            "seconds": seconds.get(way, []),
+            "tokens_per_second": None,
+            "peak_mb": peaks.get(way),
+            "loaded_mb": None,
+            "peak_above_decode_mb": None,
+            "ratio_to_floor": None,
+            "top1_differences": None,
+            "ties": None,
+            "not_compared": None,
+            "note": "",
+        }
         if way not in seconds:
             row["note"] = measured[way][-1]["error"]
         else:
@@ -73,5 +90,8 @@ def compared(reference: Path, other: Path) -> dict[str, int | None]:
             close = expected["gap"] < TIE
         else:
             wrong, close = ~same & before, expected["gap"][..., -1] < TIE
-        return {"top1_differences": int((wrong & ~close).sum()), "ties": int((wrong & close).sum()),
-                "not_compared": int((~before).sum())}
+        return {
+            "top1_differences": int((wrong & ~close).sum()),
+            "ties": int((wrong & close).sum()),
+            "not_compared": int((~before).sum()),
+        }

@@ -37,17 +37,20 @@ class Shape:
     @property
     def size_mb(self) -> float:
         """Weights in float32."""
-        attention = 2 * self.width**2 * (1 + self.key_value_heads / self.heads)
-        block = attention + 3 * self.width * self.intermediate
-        return 4 * (self.layers * block + (1 if self.tied else 2) * self.vocabulary * self.width) / 2**20
+        attention = 2 * self.hidden_size**2 * (1 + self.key_value_heads / self.heads)
+        block = attention + 3 * self.hidden_size * self.intermediate
+        return 4 * (self.layers * block + (1 if self.tied else 2) * self.vocab_size * self.hidden_size) / 2**20
 
 
-SHAPES = {shape.name: shape for shape in (
-    Shape("pocket-llama", 12, 256, 8192, 688, 4, 4, False, 16, {1: (2, 64), 16: (16, 64), 64: (64, 32)}, "shipped"),
-    Shape("12x256-128k", 12, 256, 131072, 688, 4, 4, False, 16, {1: (2, 32), 16: (16, 16), 64: (64, 8)}),
-    Shape("16x1024-32k", 16, 1024, 32768, 2816, 16, 4, False, 16, {1: (1, 32), 16: (16, 12), 64: (64, 8)}),
-    Shape("16x2048-128k", 16, 2048, 131072, 8192, 32, 8, True, 4, {1: (1, 12), 16: (16, 4), 64: (64, 3)}),
-)}
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("pocket-llama", 12, 256, 8192, 688, 4, 4, False, 16, {1: (2, 64), 16: (16, 64), 64: (64, 32)}, "shipped"),
+        Shape("12x256-128k", 12, 256, 131072, 688, 4, 4, False, 16, {1: (2, 32), 16: (16, 16), 64: (64, 8)}),
+        Shape("16x1024-32k", 16, 1024, 32768, 2816, 16, 4, False, 16, {1: (1, 32), 16: (16, 12), 64: (64, 8)}),
+        Shape("16x2048-128k", 16, 2048, 131072, 8192, 32, 8, True, 4, {1: (1, 12), 16: (16, 4), 64: (64, 3)}),
+    )
+}
 QUICK = Shape("tiny", 2, 32, 500, 64, 4, 2, False, 5, {1: (2, 6), 4: (8, 5)})
 
 
@@ -62,10 +65,18 @@ def checkpoint(shape: Shape, cache: Path) -> Path:
         endless_copy(SHIPPED, folder)
     else:
         config = LlamaConfig(
-            vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-            num_key_value_heads=shape.key_value_heads, tie_word_embeddings=shape.tied, max_position_embeddings=2048,
-            bos_token_id=None, eos_token_id=None, pad_token_id=None)
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.width,
+            intermediate_size=shape.intermediate,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.key_value_heads,
+            tie_word_embeddings=shape.tied,
+            max_position_embeddings=2048,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="20GB")
         number_tokenizer(shape.vocabulary).save_pretrained(folder)
@@ -110,8 +121,11 @@ def prompts(shape: Shape, cache: Path, count: int, varied: bool = False) -> Path
     texts: list[str] = []
     while len(ids) < count:
         length = lengths[len(ids)]
-        made = (next(sources)[:length] if sources else
-                torch.randint(1, shape.vocabulary, (length,), generator=draw).tolist())
+        made = (
+            next(sources)[:length]
+            if sources
+            else torch.randint(1, shape.vocabulary, (length,), generator=draw).tolist()
+        )
         text = tokenizer.decode(made)
         if text.strip() and tokenizer(text)["input_ids"] == made and len(made) == length:  # the same for every way
             ids.append(made)
@@ -126,5 +140,5 @@ def pieces_of_text(tokenizer):
     stream = tokenizer(" ".join(row["source"] for row in rows), verbose=False)["input_ids"]
     at = 0
     while True:
-        yield (stream + stream)[at:at + 64]
+        yield (stream + stream)[at : at + 64]
         at = (at + 11) % len(stream)

@@ -29,16 +29,24 @@ def load_network(folder: str) -> torch.nn.Module:
 def load_trace(folder: str):
     """The checkpoint as this library loads it, its check at load included (not timed)."""
     import eelib
+
     return eelib.load_model(folder, dtype="float32", device="cpu")
 
 
 def run_trace(model, request: dict):
     """`eelib.trace`, whole: encoding, decoding, all readouts, writing into a new folder."""
     import eelib
+
     place = tempfile.TemporaryDirectory()
     task = eelib.Task.from_prompts(request["texts"])
-    made = eelib.trace(model, task, max_new_tokens=request["new_tokens"], folder=place.name,
-                       batch_size=request["batch"], progress=False)
+    made = eelib.trace(
+        model,
+        task,
+        max_new_tokens=request["new_tokens"],
+        folder=place.name,
+        batch_size=request["batch"],
+        progress=False,
+    )
 
     def fetch() -> dict[str, np.ndarray]:
         arrays = arrays_of(made, request) if request["out"] else {}
@@ -53,8 +61,10 @@ def arrays_of(made, request: dict) -> dict[str, np.ndarray]:
     rows = made.tokens.reset_index(drop=True)
     order = rows.sort_values(["sequence", "position"]).index.to_numpy()
     shape = (request["sequences"], request["new_tokens"])
-    return {"tokens": rows["token_id"].to_numpy()[order].reshape(shape),
-            "top1": np.asarray(made["top1"])[order].reshape(*shape, -1)}
+    return {
+        "tokens": rows["token_id"].to_numpy()[order].reshape(shape),
+        "top1": np.asarray(made["top1"])[order].reshape(*shape, -1),
+    }
 
 
 # The floor
@@ -103,14 +113,21 @@ def gemms(weight: Tensor, rows: int, chunk: int) -> float:
 
 def run_generate(network: torch.nn.Module, request: dict) -> dict:
     """transformers' own greedy generation, no hidden states."""
-    made = [generate(network, ids, request["new_tokens"])[:, ids.shape[1]:] for ids in batches(request)]
+    made = [generate(network, ids, request["new_tokens"])[:, ids.shape[1] :] for ids in batches(request)]
     return {"tokens": torch.cat(made)}
 
 
 def generate(network: torch.nn.Module, ids: Tensor, new_tokens: int, **options):
     """`network.generate`, greedy, of a fixed length."""
-    return network.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False,
-                            eos_token_id=None, pad_token_id=0, **options)
+    return network.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        **options,
+    )
 
 
 # The plain way: generate with hidden states, then the head layer by layer, all readouts of a trace
@@ -126,9 +143,10 @@ def hidden_states(network: torch.nn.Module, request: dict) -> Iterator[tuple[Ten
         hook = network.model.norm.register_forward_pre_hook(lambda _module, inputs: last.append(inputs[0][:, -1]))
         made = generate(network, ids, request["new_tokens"], output_hidden_states=True, return_dict_in_generate=True)
         hook.remove()
-        states = torch.stack([torch.stack([*(h[:, -1] for h in step[:-1]), final])
-                              for step, final in zip(made.hidden_states, last)])
-        yield made.sequences[:, ids.shape[1]:], states
+        states = torch.stack(
+            [torch.stack([*(h[:, -1] for h in step[:-1]), final]) for step, final in zip(made.hidden_states, last)]
+        )
+        yield made.sequences[:, ids.shape[1] :], states
 
 
 def readouts(logits: Tensor, chosen: Tensor, target: Tensor, state: Tensor, last: Tensor) -> dict[str, Tensor]:
@@ -140,11 +158,19 @@ def readouts(logits: Tensor, chosen: Tensor, target: Tensor, state: Tensor, last
     goal = target.exp()
     middle = ((probabilities + goal) / 2).log()
     divergence = (probabilities * (logs - middle)).sum(-1) / 2 + (goal * (target - middle)).sum(-1) / 2
-    return {"top1": ids[:, 0], "topk_ids": ids, "topk_probability": top.exp(), "probability": top[:, 0].exp(),
-            "margin": top[:, 0].exp() - top[:, 1].exp(), "entropy": -(probabilities * logs).sum(-1),
-            "final_rank": (logs > own).sum(-1) + 1, "final_probability": own[:, 0].exp(),
-            "cosine": F.cosine_similarity(state, last, dim=-1), "js_final": divergence,
-            "gap": top[:, 0] - top[:, 1]}
+    return {
+        "top1": ids[:, 0],
+        "topk_ids": ids,
+        "topk_probability": top.exp(),
+        "probability": top[:, 0].exp(),
+        "margin": top[:, 0].exp() - top[:, 1].exp(),
+        "entropy": -(probabilities * logs).sum(-1),
+        "final_rank": (logs > own).sum(-1) + 1,
+        "final_probability": own[:, 0].exp(),
+        "cosine": F.cosine_similarity(state, last, dim=-1),
+        "js_final": divergence,
+        "gap": top[:, 0] - top[:, 1],
+    }
 
 
 def run_plain_steps(network: torch.nn.Module, request: dict) -> dict:
@@ -158,10 +184,17 @@ def run_plain_steps(network: torch.nn.Module, request: dict) -> dict:
             last = states[step, -1]
             target = head(last).log_softmax(-1)
             steps.append([readouts(head(state), new[:, step], target, state, last) for state in states[step]])
-        found.append({name: torch.stack([torch.stack([layer[name] for layer in step], dim=1) for step in steps], dim=1)
-                      for name in steps[0][0]})
-    return {"tokens": torch.cat(tokens), "top1": torch.cat([part["top1"] for part in found]),
-            "gap": torch.cat([part["gap"] for part in found])}
+        found.append(
+            {
+                name: torch.stack([torch.stack([layer[name] for layer in step], dim=1) for step in steps], dim=1)
+                for name in steps[0][0]
+            }
+        )
+    return {
+        "tokens": torch.cat(tokens),
+        "top1": torch.cat([part["top1"] for part in found]),
+        "gap": torch.cat([part["gap"] for part in found]),
+    }
 
 
 def run_plain_stacked(network: torch.nn.Module, request: dict) -> dict:
@@ -175,13 +208,16 @@ def run_plain_stacked(network: torch.nn.Module, request: dict) -> dict:
         flat = states.permute(2, 0, 1, 3).reshape(count * steps, layers, width)
         parts = []
         for start in range(0, len(flat), rows):
-            part, chosen = flat[start:start + rows], new.reshape(-1)[start:start + rows]
+            part, chosen = flat[start : start + rows], new.reshape(-1)[start : start + rows]
             last = part[:, -1]
             target = head(last).log_softmax(-1)
-            parts.append([readouts(head(part[:, layer]), chosen, target, part[:, layer], last)
-                          for layer in range(layers)])
-        found = {name: torch.cat([torch.stack([layer[name] for layer in part], dim=1) for part in parts])
-                 for name in parts[0][0]}
+            parts.append(
+                [readouts(head(part[:, layer]), chosen, target, part[:, layer], last) for layer in range(layers)]
+            )
+        found = {
+            name: torch.cat([torch.stack([layer[name] for layer in part], dim=1) for part in parts])
+            for name in parts[0][0]
+        }
         top1.append(found["top1"].view(count, steps, layers))
     return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
 

@@ -52,10 +52,15 @@ class Workers:
 
     def __init__(self, shape: Shape, checkpoint: Path, cache: Path, threads: int) -> None:
         self.shape, self.checkpoint, self.cache = shape, checkpoint, cache
-        self.variables = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
-                                       "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-                                       "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-                                       "TQDM_DISABLE": "1"}
+        self.variables = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "TQDM_DISABLE": "1",
+        }
         self.running: dict[str, subprocess.Popen] = {}
         self.loaded: dict[str, dict] = {}
         self.failed: dict[str, str] = {}
@@ -77,14 +82,24 @@ class Workers:
         while self.running and system_memory("MemAvailable") < 2 * self.shape.size_mb + PROCESS_MB:
             self.stop(next(iter(self.running)))
         try:
-            command = ([sys.executable, "-m", "checks.speed_ways", way] if way in WAYS else
-                       [environment(way, self.cache), str(RUNNERS / f"run_{way.replace('-', '_')}.py")])
+            command = (
+                [sys.executable, "-m", "checks.speed_ways", way]
+                if way in WAYS
+                else [environment(way, self.cache), str(RUNNERS / f"run_{way.replace('-', '_')}.py")]
+            )
         except RuntimeError as error:
             self.failed[way] = f"its environment could not be made: {error}"
             return
         log = open(self.cache / f"{self.shape.name}-{way.replace(', ', '-').replace(' ', '-')}.log", "w")
-        self.running[way] = subprocess.Popen([*command, str(self.checkpoint)], cwd=ROOT, env=self.variables, text=True,
-                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        self.running[way] = subprocess.Popen(
+            [*command, str(self.checkpoint)],
+            cwd=ROOT,
+            env=self.variables,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
         log.close()
         answer = self.reply(way)
         if "error" not in answer:

@@ -9,69 +9,116 @@ from torch import nn
 from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.families import WINDOW, tokenizer_for
+from checks.tiny_texts import WINDOW, tokenizer_for
 
-KINDS = {"causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-         "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-         "classifier": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES}
+KINDS = {
+    "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "classifier": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+}
 LAYERS, VOCABULARY = 4, 304
 
 # Field names and their value in a tiny network; the first pattern that matches the whole name decides.
 SIZES = [
     (r"(src_|tgt_|decoder_|unpadded_|t2u_)?vocab_size(_per_layer_input)?", VOCABULARY),
     (r".*vocab_size.*|.*_vocab|num_hash_buckets", 64),
-    (r"hidden_size_per_layer_input|index_head_dim|.*head_dim|kv_channels|d_kv|d_head|dim_head|attention_head_size"
-     r"|mamba_d_head|mamba_headdim", 8),
-    (r"(.*_)?(hidden_size|d_model|n_embd|emb_dim|embedding_size|lru_width|word_embed_proj_dim|hidden_sizes)"
-     r"|dim|dim_model_base|feat_dim|d_rel", 32),
-    (r".*(intermediate|ffn|feed_forward|feedforward|ff|expert)_?(hidden_)?(size|dim)(_mlp)?|d_ff|dff|dim_ff|d_inner|n_inner"
-     r"|hidden_dim|mamba_d_ssm|ffn_hidden_size", 64),
+    (
+        r"hidden_size_per_layer_input|index_head_dim|.*head_dim|kv_channels|d_kv|d_head|dim_head|attention_head_size"
+        r"|mamba_d_head|mamba_headdim",
+        8,
+    ),
+    (
+        r"(.*_)?(hidden_size|d_model|n_embd|emb_dim|embedding_size|lru_width|word_embed_proj_dim|hidden_sizes)"
+        r"|dim|dim_model_base|feat_dim|d_rel",
+        32,
+    ),
+    (
+        r".*(intermediate|ffn|feed_forward|feedforward|ff|expert)_?(hidden_)?(size|dim)(_mlp)?|d_ff|dff|dim_ff|d_inner|n_inner"
+        r"|hidden_dim|mamba_d_ssm|ffn_hidden_size",
+        64,
+    ),
     (r"num_key_value_heads|num_kv_heads|swa_num_key_value_heads|num_query_groups", 2),
     (r"index_n_heads|mamba_n_heads|mamba_num_heads|n_mamba_heads", 8),
     (r".*(attention_heads|num_heads|n_heads?|num_attention_heads)|linear_num_(key|value)_heads", 4),
-    (r"num_hidden_layers|n_layers?|num_layers|(num_)?(decoder|encoder)_layers|speech_encoder_layers|depth|num_blocks"
-     r"|t2u_(en|de)coder_layers", LAYERS),
+    (
+        r"num_hidden_layers|n_layers?|num_layers|(num_)?(decoder|encoder)_layers|speech_encoder_layers|depth|num_blocks"
+        r"|t2u_(en|de)coder_layers",
+        LAYERS,
+    ),
     (r"num_experts_per_tok(en)?|moe_topk?|moe_k|num_experts_per_token", 2),
     (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|zero_expert_num", 4),
     (r"n_group|topk_group|num_expert_group|num_nextn_predict_layers", 1),
-    (r"max_(position_embeddings|seq_len|source_positions|target_positions|.*_position_embeddings)|n_positions|n_ctx"
-     r"|context_length|model_max_length|original_max_position_embeddings", WINDOW),
+    (
+        r"max_(position_embeddings|seq_len|source_positions|target_positions|.*_position_embeddings)|n_positions|n_ctx"
+        r"|context_length|model_max_length|original_max_position_embeddings",
+        WINDOW,
+    ),
     (r"sliding_window(_size)?|attention_window(_size)?|local_attention|window_size|attention_chunk_size", 8),
     (r".*lora_rank|.*dt_rank|time_step_rank|adapter_rank|laurel_rank|.*_rank|router_hidden_size|hc_lowrank", 16),
-    (r".*(state_size|d_state)", 8), (r"(mamba_)?chunk_size", 16), (r"index_topk.*", 64), (r"image_size", 16),
-    (r"patch_size", 8), (r"num_mel_bins", 16), (r"mamba_expand|expand", 2), (r"prompt_length", 4),
+    (r".*(state_size|d_state)", 8),
+    (r"(mamba_)?chunk_size", 16),
+    (r"index_topk.*", 64),
+    (r"image_size", 16),
+    (r"patch_size", 8),
+    (r"num_mel_bins", 16),
+    (r"mamba_expand|expand", 2),
+    (r"prompt_length", 4),
     (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|moe_num_shared_experts|n_shared_experts", 1),
     (r"num_kv_shared_layers", 0),
     (r".*_pattern|interleave_moe_layer_step|global_attn_every_n_layers|layer_group_size", 2),
-    (r"residual_multiplier", 0.6), (r"embedding_multiplier|logits_scaling", 2.0), (r"logit_scale", 0.5),
+    (r"residual_multiplier", 0.6),
+    (r"embedding_multiplier|logits_scaling", 2.0),
+    (r"logit_scale", 0.5),
 ]
 
 # Sizes that are None by default and that the network needs; the second entry, where the first is a field too.
-ABSENT = {"num_key_value_heads": ("num_attention_heads", 2), "head_dim": ("num_attention_heads", 8),
-          "n_routed_experts": ("n_shared_experts", 4), "n_shared_experts": ("n_routed_experts", 1),
-          "num_experts_per_tok": ("n_routed_experts", 2), "n_group": ("n_routed_experts", 1),
-          "topk_group": ("n_routed_experts", 1)}
+ABSENT = {
+    "num_key_value_heads": ("num_attention_heads", 2),
+    "head_dim": ("num_attention_heads", 8),
+    "n_routed_experts": ("n_shared_experts", 4),
+    "n_shared_experts": ("n_routed_experts", 1),
+    "num_experts_per_tok": ("n_routed_experts", 2),
+    "n_group": ("n_routed_experts", 1),
+    "topk_group": ("n_routed_experts", 1),
+}
 
 # What the rules above can't know, by model type. Keys with a dot reach into a nested configuration.
 OVERRIDES: dict[str, dict] = {
-    "codegen": {"rotary_dim": 4}, "gptj": {"rotary_dim": 4}, "zaya": {"num_experts_per_tok": 1},
-    "mamba2": {"num_heads": 8}, "esm": {"vocab_size": VOCABULARY}, "gemma4_assistant": {
-        "text_config.hidden_size_per_layer_input": 0},
+    "codegen": {"rotary_dim": 4},
+    "gptj": {"rotary_dim": 4},
+    "zaya": {"num_experts_per_tok": 1},
+    "mamba2": {"num_heads": 8},
+    "esm": {"vocab_size": VOCABULARY},
+    "gemma4_assistant": {"text_config.hidden_size_per_layer_input": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "attention_layers": ["global", "local"] * 2},
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [8, 16]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
-    "bamba": {"attn_layer_indices": [1, 3]}, "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2}, "xmod": {"default_language": "en_XX"},
-    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0}, "longcat_flash": {"qk_head_dim": 16},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "xmod": {"default_language": "en_XX"},
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
+    "longcat_flash": {"qk_head_dim": 16},
     "neomme": {"head_dim": 16},
-    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16}, "perceiver": {"num_latents": 8, "d_latents": 32,
-                                                                                  "num_self_attends_per_block": 2},
-    "hy_v4": {"indexer_types": ["full"] * 4}, "dots3_note": {
-        "vision_config.adapter_in_dim": 32, "vision_config.adapter_out_dim": 32, "audio_config.adapter_input_size": 32,
-        "audio_config.adapter_out_dim": 32, "audio_config.downsample_hidden_size": 16},
-    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8,
-                       "indexer_budget": 64, "indexer_compress_ratio": 4},
+    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
+    "perceiver": {"num_latents": 8, "d_latents": 32, "num_self_attends_per_block": 2},
+    "hy_v4": {"indexer_types": ["full"] * 4},
+    "dots3_note": {
+        "vision_config.adapter_in_dim": 32,
+        "vision_config.adapter_out_dim": 32,
+        "audio_config.adapter_input_size": 32,
+        "audio_config.adapter_out_dim": 32,
+        "audio_config.downsample_hidden_size": 16,
+    },
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+    },
 }
 
 
@@ -111,7 +158,7 @@ def some_of_each(values: list) -> list:
     """`LAYERS` entries that show every kind of entry, the list's last entry last."""
     kinds = [v for i, v in enumerate(values) if v not in values[:i]]
     rest = [v for v in kinds if v != values[-1]]
-    return (([*rest, values[-1]] * LAYERS)[:LAYERS - 1] if rest else [values[-1]] * (LAYERS - 1)) + [values[-1]]
+    return (([*rest, values[-1]] * LAYERS)[: LAYERS - 1] if rest else [values[-1]] * (LAYERS - 1)) + [values[-1]]
 
 
 def tiny_config(kind: str, model_type: str):
@@ -119,16 +166,20 @@ def tiny_config(kind: str, model_type: str):
     tokenizer = tokenizer_for("masked" if kind == "classifier" else kind)
     made = CONFIG_MAPPING[model_type]
     given = {**OVERRIDES.get(model_type, {}), **OVERRIDES.get(f"{kind}/{model_type}", {})}
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id,
-           "bos_token_id": tokenizer.bos_token_id}
+    ids = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+    }
     fields = small_fields(made, given)
     known = {f.name for f in dataclasses.fields(made)}
     for name in list(getattr(made, "sub_configs", {})):
         if isinstance(fields.get(name), dict) and name.startswith(("text", "decoder", "encoder", "thinker")):
             fields[name] = {**ids, **fields[name]}
     more = {k: v for k, v in ids.items() if k in known and k not in given}
-    if "decoder_start_token_id" not in given and (kind == "seq2seq" or getattr(made, "is_encoder_decoder", False)
-                                                  and kind == "classifier"):
+    if "decoder_start_token_id" not in given and (
+        kind == "seq2seq" or getattr(made, "is_encoder_decoder", False) and kind == "classifier"
+    ):
         more["decoder_start_token_id"] = tokenizer.bos_token_id
     if kind == "causal" and "is_decoder" in known:
         more["is_decoder"] = True

@@ -43,21 +43,25 @@ def made(model_of, tmp_path_factory):
 @pytest.fixture
 def eos(request):
     """eos(model, ids): give a model other end tokens until the test is over."""
+
     def set_ids(model, ids):
         before = model.network.generation_config.eos_token_id
         request.addfinalizer(lambda: setattr(model.network.generation_config, "eos_token_id", before))
         model.network.generation_config.eos_token_id = sorted(ids)
+
     return set_ids
 
 
 @pytest.fixture
 def one_line():
     """one_line(ValueError, "part", call): the call fails with a single line that holds every part."""
+
     def check(kind, parts, call):
         with pytest.raises(kind) as caught:
             call()
         text = str(caught.value.args[0] if kind is KeyError else caught.value)
         assert "\n" not in text
-        for part in ([parts] if isinstance(parts, str) else parts):
+        for part in [parts] if isinstance(parts, str) else parts:
             assert part in text, text
+
     return check

@@ -1,39 +1,15 @@
-"""Tiny random networks of several families, each with its tail written out by hand in float64: the tests' oracle."""
+"""Tiny random networks of several families, each with its unembed written out by hand in float64: the tests' oracle."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
 import transformers as hf
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 
-PAD, END, START, MASK = "<pad>", "</s>", "<s>", "<mask>"
-WINDOW = 128
-LINES = ["The small dog ran over the green hill.", "Der kleine Hund lief über den grünen Hügel.",
-         "Wo ist das Buch? Here!",
-         "a quick test 😀 of café and naïve words", "one two three, four; five.\n"]
-PROMPTS = ["The small dog", "Wo ist das Buch? Here, over the hill!", "a", "one two three four five, café 😀",
-           "Der kleine"]
-
-
-@cache
-def tokenizer_for(kind: str) -> hf.PreTrainedTokenizerFast:
-    """Byte-level BPE of 300 entries; like the real ones, encoders end their input and masked models frame it."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(LINES, trainers.BpeTrainer(
-        vocab_size=300, special_tokens=[PAD, END, START, MASK], show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
-    frame = {"causal": "$A", "seq2seq": f"$A {END}", "masked": f"{START} $A {END}"}[kind]
-    bpe.post_processor = processors.TemplateProcessing(
-        single=frame, special_tokens=[(t, bpe.token_to_id(t)) for t in (START, END)])
-    return hf.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=PAD, eos_token=END, bos_token=START,
-                                      mask_token=AddedToken(MASK, special=True), model_max_length=WINDOW)
+from checks.tiny_texts import WINDOW, tokenizer_for
 
 
 def rms(states: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -52,66 +28,66 @@ def gelu(states: Tensor) -> Tensor:
     return states * (1 + torch.erf(states / math.sqrt(2))) / 2
 
 
-def llama_tail(n, h):
+def llama_unembed(n, h):
     return rms(h, n.model.norm.weight, n.config.rms_norm_eps) @ n.lm_head.weight.T
 
 
-def granite_tail(n, h):
-    return llama_tail(n, h) / n.config.logits_scaling
+def granite_unembed(n, h):
+    return llama_unembed(n, h) / n.config.logits_scaling
 
 
-def gemma_tail(n, h):
+def gemma_unembed(n, h):
     logits = rms(h, 1 + n.model.norm.weight, n.config.rms_norm_eps) @ n.model.embed_tokens.weight.T
     cap = n.config.final_logit_softcapping
     return torch.tanh(logits / cap) * cap if cap else logits
 
 
-def gpt2_tail(n, h):
+def gpt2_unembed(n, h):
     return layer_norm(h, n.transformer.ln_f) @ n.transformer.wte.weight.T
 
 
-def opt_tail(n, h):
+def opt_unembed(n, h):
     return layer_norm(h, n.model.decoder.final_layer_norm) @ n.model.decoder.embed_tokens.weight.T
 
 
-def falcon_tail(n, h):
+def falcon_unembed(n, h):
     return layer_norm(h, n.transformer.ln_f) @ n.lm_head.weight.T
 
 
-def gptj_tail(n, h):
-    return falcon_tail(n, h) + n.lm_head.bias
+def gptj_unembed(n, h):
+    return falcon_unembed(n, h) + n.lm_head.bias
 
 
-def neox_tail(n, h):
+def neox_unembed(n, h):
     return layer_norm(h, n.gpt_neox.final_layer_norm) @ n.get_output_embeddings().weight.T
 
 
-def t5_tail(n, h):
+def t5_unembed(n, h):
     return rms(h, n.decoder.final_layer_norm.weight, n.config.layer_norm_epsilon) @ n.lm_head.weight.T
 
 
-def t5_tied_tail(n, h):
+def t5_tied_unembed(n, h):
     normed = rms(h, n.decoder.final_layer_norm.weight, n.config.layer_norm_epsilon)
-    return (normed * n.config.d_model ** -0.5) @ n.shared.weight.T
+    return (normed * n.config.d_model**-0.5) @ n.shared.weight.T
 
 
-def marian_tail(n, h):
+def marian_unembed(n, h):
     return h @ n.model.shared.weight.T + n.final_logits_bias[0]
 
 
-def bert_tail(n, h):
+def bert_unembed(n, h):
     head = n.cls.predictions
     dense = h @ head.transform.dense.weight.T + head.transform.dense.bias
     return layer_norm(gelu(dense), head.transform.LayerNorm) @ n.bert.embeddings.word_embeddings.weight.T + head.bias
 
 
-def roberta_tail(n, h):
+def roberta_unembed(n, h):
     dense = h @ n.lm_head.dense.weight.T + n.lm_head.dense.bias
     normed = layer_norm(gelu(dense), n.lm_head.layer_norm)
     return normed @ n.roberta.embeddings.word_embeddings.weight.T + n.lm_head.bias
 
 
-def distilbert_tail(n, h):
+def distilbert_unembed(n, h):
     dense = h @ n.vocab_transform.weight.T + n.vocab_transform.bias
     return layer_norm(gelu(dense), n.vocab_layer_norm) @ n.vocab_projector.weight.T + n.vocab_projector.bias
 
@@ -132,7 +108,7 @@ class Family:
     kind: str
     config: Callable[..., hf.PretrainedConfig]
     network: type
-    tail: Callable[[nn.Module, Tensor], Tensor]
+    unembed: Callable[[nn.Module, Tensor], Tensor]
     blocks: str
     sites: dict[str, str]
     normed_last: bool = True  # transformers' hidden_states[-1] already went through the final norm
@@ -142,14 +118,25 @@ class Family:
 
 PRE = {"attention": "self_attn", "feed_forward": "mlp"}
 SANDWICH = {"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"}
-BERT = {"attention": "attention.output.dense", "after_attention": "attention.output.LayerNorm",
-        "feed_forward": "output.dense"}
-T5 = {"attention": "layer.0.SelfAttention", "cross_attention": "layer.1.EncDecAttention",
-      "feed_forward": "layer.2.DenseReluDense"}
-MARIAN = {"attention": "self_attn", "after_attention": "self_attn_layer_norm", "cross_attention": "encoder_attn",
-          "feed_forward": "fc2"}
-WIDE = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
-            max_position_embeddings=WINDOW)
+BERT = {
+    "attention": "attention.output.dense",
+    "after_attention": "attention.output.LayerNorm",
+    "feed_forward": "output.dense",
+}
+T5 = {
+    "attention": "layer.0.SelfAttention",
+    "cross_attention": "layer.1.EncDecAttention",
+    "feed_forward": "layer.2.DenseReluDense",
+}
+MARIAN = {
+    "attention": "self_attn",
+    "after_attention": "self_attn_layer_norm",
+    "cross_attention": "encoder_attn",
+    "feed_forward": "fc2",
+}
+WIDE = dict(
+    hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, max_position_embeddings=WINDOW
+)
 
 
 def llama_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
@@ -159,73 +146,249 @@ def llama_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
 
 def t5_config(**more) -> Callable[..., hf.PretrainedConfig]:
     """A configuration of T5's own field names."""
-    return lambda **ids: hf.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
-                                     decoder_start_token_id=0, **more, **ids)
+    return lambda **ids: hf.T5Config(
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_decoder_layers=3,
+        num_heads=4,
+        decoder_start_token_id=0,
+        **more,
+        **ids,
+    )
 
 
 FAMILIES = {
-    "llama": Family("causal", llama_like(hf.LlamaConfig, num_key_value_heads=2), hf.LlamaForCausalLM, llama_tail,
-                    "model.layers", PRE),
-    "qwen3": Family("causal", llama_like(hf.Qwen3Config, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
-                    hf.Qwen3ForCausalLM, llama_tail, "model.layers", PRE),
-    "gemma2": Family("causal", llama_like(hf.Gemma2Config, num_key_value_heads=2, head_dim=8, sliding_window=8,
-                                          final_logit_softcapping=3.0, query_pre_attn_scalar=8),
-                     hf.Gemma2ForCausalLM, gemma_tail, "model.layers", SANDWICH),
-    "gpt2": Family("causal", lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, **ids),
-                   hf.GPT2LMHeadModel, gpt2_tail, "transformer.h", {"attention": "attn", "feed_forward": "mlp"}),
-    "gpt_neox": Family("causal", llama_like(hf.GPTNeoXConfig, use_parallel_residual=True), hf.GPTNeoXForCausalLM,
-                       neox_tail, "gpt_neox.layers", {"attention": "attention", "feed_forward": "mlp"}, parallel=True),
-    "granite": Family("causal", llama_like(hf.GraniteConfig, num_key_value_heads=2, logits_scaling=4.0,
-                                           embedding_multiplier=3.0, residual_multiplier=0.6), hf.GraniteForCausalLM,
-                      granite_tail, "model.layers", PRE, scale=0.6),
-    "opt": Family("causal", lambda **ids: hf.OPTConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32,
-        max_position_embeddings=WINDOW, **ids), hf.OPTForCausalLM, opt_tail, "model.decoder.layers",
-        {"attention": "self_attn", "feed_forward": "fc2"}),
-    "gptj": Family("causal", lambda **ids: hf.GPTJConfig(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW,
-                                                         rotary_dim=4, **ids),
-                   hf.GPTJForCausalLM, gptj_tail, "transformer.h", {"attention": "attn", "feed_forward": "mlp"},
-                   parallel=True),
-    "falcon": Family("causal", lambda **ids: hf.FalconConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
-                                                             max_position_embeddings=WINDOW, **ids),
-                     hf.FalconForCausalLM, falcon_tail, "transformer.h",
-                     {"attention": "self_attention", "feed_forward": "mlp"}, parallel=True),
-    "olmo2": Family("causal", llama_like(hf.Olmo2Config, num_key_value_heads=2), hf.Olmo2ForCausalLM, llama_tail,
-                    "model.layers", SANDWICH),
-    "gemma3": Family("causal", llama_like(hf.Gemma3TextConfig, num_key_value_heads=2, head_dim=8, sliding_window=8,
-                                          query_pre_attn_scalar=8),
-                     hf.Gemma3ForCausalLM, gemma_tail, "model.layers", SANDWICH),
-    "mixtral": Family("causal", llama_like(hf.MixtralConfig, num_key_value_heads=2, num_local_experts=4),
-                      hf.MixtralForCausalLM, llama_tail, "model.layers", PRE),
-    "t5": Family("seq2seq", t5_config(tie_word_embeddings=False, feed_forward_proj="gated-gelu"),
-                 hf.T5ForConditionalGeneration, t5_tail, "decoder.block", T5),
-    "t5_tied": Family("seq2seq", t5_config(), hf.T5ForConditionalGeneration, t5_tied_tail, "decoder.block", T5),
-    "marian": Family("seq2seq", lambda **ids: hf.MarianConfig(
-        d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=48, decoder_ffn_dim=48, scale_embedding=True, max_position_embeddings=WINDOW,
-        decoder_start_token_id=0, decoder_vocab_size=ids["vocab_size"], **ids),
-        hf.MarianMTModel, marian_tail, "model.decoder.layers", MARIAN, normed_last=False),
-    "bart": Family("seq2seq", lambda **ids: hf.BartConfig(
-        d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=WINDOW, decoder_start_token_id=0, **ids),
-        hf.BartForConditionalGeneration, marian_tail, "model.decoder.layers", MARIAN, normed_last=False),
-    "bert": Family("masked", llama_like(hf.BertConfig), hf.BertForMaskedLM, bert_tail, "bert.encoder.layer", BERT,
-                   normed_last=False),
-    "roberta": Family("masked", llama_like(hf.RobertaConfig), hf.RobertaForMaskedLM, roberta_tail,
-                      "roberta.encoder.layer", BERT, normed_last=False),
-    "distilbert": Family("masked", lambda **ids: hf.DistilBertConfig(
-        dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=WINDOW, **ids), hf.DistilBertForMaskedLM,
-        distilbert_tail, "distilbert.transformer.layer",
-        {"attention": "attention", "after_attention": "sa_layer_norm", "feed_forward": "ffn"}, normed_last=False),
+    "llama": Family(
+        "causal",
+        llama_like(hf.LlamaConfig, num_key_value_heads=2),
+        hf.LlamaForCausalLM,
+        llama_unembed,
+        "model.layers",
+        PRE,
+    ),
+    "qwen3": Family(
+        "causal",
+        llama_like(hf.Qwen3Config, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
+        hf.Qwen3ForCausalLM,
+        llama_unembed,
+        "model.layers",
+        PRE,
+    ),
+    "gemma2": Family(
+        "causal",
+        llama_like(
+            hf.Gemma2Config,
+            num_key_value_heads=2,
+            head_dim=8,
+            sliding_window=8,
+            final_logit_softcapping=3.0,
+            query_pre_attn_scalar=8,
+        ),
+        hf.Gemma2ForCausalLM,
+        gemma_unembed,
+        "model.layers",
+        SANDWICH,
+    ),
+    "gpt2": Family(
+        "causal",
+        lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, **ids),
+        hf.GPT2LMHeadModel,
+        gpt2_unembed,
+        "transformer.h",
+        {"attention": "attn", "feed_forward": "mlp"},
+    ),
+    "gpt_neox": Family(
+        "causal",
+        llama_like(hf.GPTNeoXConfig, use_parallel_residual=True),
+        hf.GPTNeoXForCausalLM,
+        neox_unembed,
+        "gpt_neox.layers",
+        {"attention": "attention", "feed_forward": "mlp"},
+        parallel=True,
+    ),
+    "granite": Family(
+        "causal",
+        llama_like(
+            hf.GraniteConfig,
+            num_key_value_heads=2,
+            logits_scaling=4.0,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.6,
+        ),
+        hf.GraniteForCausalLM,
+        granite_unembed,
+        "model.layers",
+        PRE,
+        scale=0.6,
+    ),
+    "opt": Family(
+        "causal",
+        lambda **ids: hf.OPTConfig(
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            ffn_dim=48,
+            word_embed_proj_dim=32,
+            max_position_embeddings=WINDOW,
+            **ids,
+        ),
+        hf.OPTForCausalLM,
+        opt_unembed,
+        "model.decoder.layers",
+        {"attention": "self_attn", "feed_forward": "fc2"},
+    ),
+    "gptj": Family(
+        "causal",
+        lambda **ids: hf.GPTJConfig(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, rotary_dim=4, **ids),
+        hf.GPTJForCausalLM,
+        gptj_unembed,
+        "transformer.h",
+        {"attention": "attn", "feed_forward": "mlp"},
+        parallel=True,
+    ),
+    "falcon": Family(
+        "causal",
+        lambda **ids: hf.FalconConfig(
+            hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=WINDOW, **ids
+        ),
+        hf.FalconForCausalLM,
+        falcon_unembed,
+        "transformer.h",
+        {"attention": "self_attention", "feed_forward": "mlp"},
+        parallel=True,
+    ),
+    "olmo2": Family(
+        "causal",
+        llama_like(hf.Olmo2Config, num_key_value_heads=2),
+        hf.Olmo2ForCausalLM,
+        llama_unembed,
+        "model.layers",
+        SANDWICH,
+    ),
+    "gemma3": Family(
+        "causal",
+        llama_like(hf.Gemma3TextConfig, num_key_value_heads=2, head_dim=8, sliding_window=8, query_pre_attn_scalar=8),
+        hf.Gemma3ForCausalLM,
+        gemma_unembed,
+        "model.layers",
+        SANDWICH,
+    ),
+    "mixtral": Family(
+        "causal",
+        llama_like(hf.MixtralConfig, num_key_value_heads=2, num_local_experts=4),
+        hf.MixtralForCausalLM,
+        llama_unembed,
+        "model.layers",
+        PRE,
+    ),
+    "t5": Family(
+        "seq2seq",
+        t5_config(tie_word_embeddings=False, feed_forward_proj="gated-gelu"),
+        hf.T5ForConditionalGeneration,
+        t5_unembed,
+        "decoder.block",
+        T5,
+    ),
+    "t5_tied": Family("seq2seq", t5_config(), hf.T5ForConditionalGeneration, t5_tied_unembed, "decoder.block", T5),
+    "marian": Family(
+        "seq2seq",
+        lambda **ids: hf.MarianConfig(
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            scale_embedding=True,
+            max_position_embeddings=WINDOW,
+            decoder_start_token_id=0,
+            decoder_vocab_size=ids["vocab_size"],
+            **ids,
+        ),
+        hf.MarianMTModel,
+        marian_unembed,
+        "model.decoder.layers",
+        MARIAN,
+        normed_last=False,
+    ),
+    "bart": Family(
+        "seq2seq",
+        lambda **ids: hf.BartConfig(
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_position_embeddings=WINDOW,
+            decoder_start_token_id=0,
+            **ids,
+        ),
+        hf.BartForConditionalGeneration,
+        marian_unembed,
+        "model.decoder.layers",
+        MARIAN,
+        normed_last=False,
+    ),
+    "bert": Family(
+        "masked",
+        llama_like(hf.BertConfig),
+        hf.BertForMaskedLM,
+        bert_unembed,
+        "bert.encoder.layer",
+        BERT,
+        normed_last=False,
+    ),
+    "roberta": Family(
+        "masked",
+        llama_like(hf.RobertaConfig),
+        hf.RobertaForMaskedLM,
+        roberta_unembed,
+        "roberta.encoder.layer",
+        BERT,
+        normed_last=False,
+    ),
+    "distilbert": Family(
+        "masked",
+        lambda **ids: hf.DistilBertConfig(
+            dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=WINDOW, **ids
+        ),
+        hf.DistilBertForMaskedLM,
+        distilbert_unembed,
+        "distilbert.transformer.layer",
+        {"attention": "attention", "after_attention": "sa_layer_norm", "feed_forward": "ffn"},
+        normed_last=False,
+    ),
 }
 # Sequence classifiers with three labels, and where a text is read: at its first or last position.
 CLASSIFIERS = {
-    "bert_labels": (Family("masked", llama_like(hf.BertConfig, num_labels=3), hf.BertForSequenceClassification,
-                           bert_labels, "bert.encoder.layer", BERT, normed_last=False), 0),
-    "gpt2_labels": (Family("causal", lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW,
-                                                                 num_labels=3, **ids),
-                           hf.GPT2ForSequenceClassification, gpt2_labels, "transformer.h",
-                           {"attention": "attn", "feed_forward": "mlp"}), -1),
+    "bert_labels": (
+        Family(
+            "masked",
+            llama_like(hf.BertConfig, num_labels=3),
+            hf.BertForSequenceClassification,
+            bert_labels,
+            "bert.encoder.layer",
+            BERT,
+            normed_last=False,
+        ),
+        0,
+    ),
+    "gpt2_labels": (
+        Family(
+            "causal",
+            lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, num_labels=3, **ids),
+            hf.GPT2ForSequenceClassification,
+            gpt2_labels,
+            "transformer.h",
+            {"attention": "attn", "feed_forward": "mlp"},
+        ),
+        -1,
+    ),
 }
 CAUSAL = [name for name, family in FAMILIES.items() if family.kind == "causal"]
 SEQ2SEQ = [name for name, family in FAMILIES.items() if family.kind == "seq2seq"]
@@ -237,8 +400,14 @@ def build(name: str, seed: int = 0) -> nn.Module:
     family = CLASSIFIERS[name][0] if name in CLASSIFIERS else FAMILIES[name]
     tokenizer = tokenizer_for(family.kind)
     torch.manual_seed(seed)
-    network = family.network(family.config(vocab_size=len(tokenizer) + 4, pad_token_id=tokenizer.pad_token_id,
-                                           eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id))
+    network = family.network(
+        family.config(
+            vocab_size=len(tokenizer) + 4,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+        )
+    )
     network.config._experts_implementation = "eager"  # the other ways of running experts have no float64
     with torch.no_grad():
         for parameter in network.parameters():
@@ -275,6 +444,7 @@ def oracle_run(network: nn.Module, family: Family, prompt: list[int], output: li
             state = result[0] if isinstance(result, tuple) else result
             state = state[0] if state.ndim == 3 else state  # OPT's feed-forward drops the batch
             seen[key] = state * (1.0 if key[0] in ("block", "after_attention") else family.scale)
+
         return hook
 
     for number, block in enumerate(blocks):
@@ -283,8 +453,14 @@ def oracle_run(network: nn.Module, family: Family, prompt: list[int], output: li
     if family.kind == "causal":
         inputs, first = {"input_ids": torch.tensor([prompt + output[:-1]]), "use_cache": False}, len(prompt) - 1
     elif family.kind == "seq2seq":
-        inputs, first = {"input_ids": torch.tensor([prompt]), "use_cache": False, "decoder_input_ids": torch.tensor(
-            [[network.config.decoder_start_token_id, *output[:-1]]])}, 0
+        inputs, first = (
+            {
+                "input_ids": torch.tensor([prompt]),
+                "use_cache": False,
+                "decoder_input_ids": torch.tensor([[network.config.decoder_start_token_id, *output[:-1]]]),
+            },
+            0,
+        )
     else:
         inputs, first = {"input_ids": torch.tensor([prompt])}, 0
     result = network(**inputs, output_hidden_states=True)
@@ -292,8 +468,11 @@ def oracle_run(network: nn.Module, family: Family, prompt: list[int], output: li
         handle.remove()
     hidden = result.decoder_hidden_states if family.kind == "seq2seq" else result.hidden_states
     layers = [*(h[0] for h in hidden[:-1]), seen["block", len(blocks) - 1]]
-    found = {"states": torch.stack(layers, 1)[first:], "logits": result.logits[0, first:],
-             "hidden_states": hidden[-1][0, first:]}
+    found = {
+        "states": torch.stack(layers, 1)[first:],
+        "logits": result.logits[0, first:],
+        "hidden_states": hidden[-1][0, first:],
+    }
     for site in (*family.sites, "block"):
         found[site] = torch.stack([seen[site, i] for i in range(len(blocks))], 1)[first:]
     if "after_attention" not in found:
@@ -309,7 +488,9 @@ def plain_greedy(network: nn.Module, family: Family, prompt: list[int], steps: i
         if family.kind == "causal":
             inputs = {"input_ids": torch.tensor([prompt + output])}
         else:
-            inputs = {"input_ids": torch.tensor([prompt]),
-                      "decoder_input_ids": torch.tensor([[network.config.decoder_start_token_id, *output]])}
+            inputs = {
+                "input_ids": torch.tensor([prompt]),
+                "decoder_input_ids": torch.tensor([[network.config.decoder_start_token_id, *output]]),
+            }
         output.append(int(network(**inputs, use_cache=False).logits[0, -1].argmax()))
     return output

@@ -9,16 +9,23 @@ import os
 import pytest
 import torch
 
-from eelib.kernel import Tiles, merge, read_js, read_rows, supports
-from eelib.parallel import spread_over_cores
-from eelib.readout import Scratch, read_by_kernel, read_on_cpu
-from eelib.tail import Tail
+from eelib.lens.cpu.parallel import spread_over_cores
+from eelib.lens.cuda.kernel import Tiles, merge, read_js, read_rows, supports
+from eelib.lens.readout import Scratch, read_by_kernel, read_on_cpu
+from eelib.models.unembed import Unembed
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
 torch.set_num_threads(1)
 NEAR = 2e-5  # logits of order 1 this close may swap places between float32 and float64
-SHAPES = [(1, 24, 11, "float32"), (3, 65, 257, "bfloat16"), (17, 160, 1000, "bfloat16"), (65, 24, 257, "float32"),
-          (1, 160, 4099, "bfloat16"), (3, 65, 1000, "float16"), (17, 65, 4099, "float32")]
+SHAPES = [
+    (1, 24, 11, "float32"),
+    (3, 65, 257, "bfloat16"),
+    (17, 160, 1000, "bfloat16"),
+    (65, 24, 257, "float32"),
+    (1, 160, 4099, "bfloat16"),
+    (3, 65, 1000, "float16"),
+    (17, 65, 4099, "float32"),
+]
 
 
 def logits_of(hidden, weight, head_bias=None, bias=None, after=1.0, cap=0.0):
@@ -33,7 +40,7 @@ def made(rows, width, vocabulary, dtype="float32", size=3.0):
     """States and weights whose logits have about the standard deviation `size`, final and reference ids."""
     torch.manual_seed(rows + vocabulary)
     hidden = torch.randn(rows, width).to(getattr(torch, dtype))
-    weight = (torch.randn(vocabulary, width) * size / width ** 0.5).to(hidden.dtype)
+    weight = (torch.randn(vocabulary, width) * size / width**0.5).to(hidden.dtype)
     final = torch.randint(0, vocabulary, (rows,))
     final[::2] = logits_of(hidden, weight).argmax(-1)[::2]
     return hidden, weight, final, torch.randint(-1, vocabulary, (rows,))
@@ -167,8 +174,9 @@ def test_lengths_of_the_list(k):
     compare(read_rows(hidden, weight, final, k=k), logits_of(hidden, weight), final, k)
 
 
-@pytest.mark.parametrize(("rows", "width", "vocabulary", "dtype"),
-                         [(3, 65, 257, "bfloat16"), (33, 24, 1000, "float32")])
+@pytest.mark.parametrize(
+    ("rows", "width", "vocabulary", "dtype"), [(3, 65, 257, "bfloat16"), (33, 24, 1000, "float32")]
+)
 def test_divergence(rows, width, vocabulary, dtype):
     given = dict(after=0.5, cap=20.0, head_bias=torch.linspace(-1, 1, vocabulary))
     hidden, weight, final, _ = made(rows, width, vocabulary, dtype)
@@ -193,12 +201,22 @@ def test_opposite_distributions_reach_ln_2():
 
 def test_top_token_has_rank_1_however_sums_round():
     """The final token's logit is summed twice; here the second sum is too low, so that others seem to be above it."""
-    parts = [torch.tensor([[2.0], [1.0]]), torch.ones(2, 1), torch.zeros(2, 1), torch.tensor([[1], [2]]).int(),
-             torch.tensor([[[1.0, 2.0]], [[1.0, 0.5]]]), torch.tensor([[[3, 7]], [[9, 8]]]).int()]
+    parts = [
+        torch.tensor([[2.0], [1.0]]),
+        torch.ones(2, 1),
+        torch.zeros(2, 1),
+        torch.tensor([[1], [2]]).int(),
+        torch.tensor([[[1.0, 2.0]], [[1.0, 0.5]]]),
+        torch.tensor([[[3, 7]], [[9, 8]]]).int(),
+    ]
     for final, expected in ((7, (1, 2.0)), (3, (2, 1.0)), (9, (4, 0.25))):  # 9 is not among the top 2
         result = {name: torch.zeros(1) for name in ("log_normalizer", "max", "entropy")}
-        result |= {"final_logit": torch.tensor([0.25]), "final_rank": torch.zeros(1).int(),
-                   "top_logits": torch.zeros(1, 2), "top_ids": torch.zeros(1, 2).int()}
+        result |= {
+            "final_logit": torch.tensor([0.25]),
+            "final_rank": torch.zeros(1).int(),
+            "top_logits": torch.zeros(1, 2),
+            "top_ids": torch.zeros(1, 2).int(),
+        }
         merge(parts, result, torch.tensor([final]).int(), None, 10)
         assert result["top_ids"].tolist() == [[7, 3]]
         assert (result["final_rank"].item(), result["final_logit"].item()) == expected
@@ -221,7 +239,7 @@ def test_refusals_are_one_line():
     hidden, weight, final, _ = made(3, 24, 11)
     refused("k is 12: 1 to 11", lambda: read_rows(hidden, weight, final, k=12))
     refused("k is 0: 1 to 11", lambda: read_rows(hidden, weight, final, k=0))
-    refused("width", lambda: read_rows(hidden[:, 1:], weight, final))
+    refused("hidden_size", lambda: read_rows(hidden[:, 1:], weight, final))
     refused("bfloat16", lambda: read_rows(hidden.bfloat16(), weight, final))
     refused("float64", lambda: read_rows(hidden.double(), weight.double(), final))
     refused(r"final_ids has shape \(2,\), but there are 3", lambda: read_rows(hidden, weight, final[:2]))
@@ -250,12 +268,12 @@ def test_readout_by_kernel_is_the_readout_on_the_cpu(cap):
     """Every readout of `readout.read`, through norm, head bias, scaling and soft cap, both ways."""
     torch.manual_seed(1)
     head, norm = torch.nn.Linear(24, 257), torch.nn.LayerNorm(24)
-    tail = Tail([norm], head, 1.5, 2.0, cap, None, 24, 257)
+    unembed = Unembed([norm], head, 1.5, 2.0, cap, None, 24, 257)
     states, wanted, known = torch.randn(5, 4, 24), torch.arange(5), torch.tensor([3, -1, 0, 256, -1])
     with torch.no_grad():
-        mine = read_by_kernel(tail, states, wanted, known, 10)
+        mine = read_by_kernel(unembed, states, wanted, known, 10)
         with spread_over_cores() as spread:
-            plain = read_on_cpu(tail, states, wanted, known, 10, Scratch(), spread)
+            plain = read_on_cpu(unembed, states, wanted, known, 10, Scratch(), spread)
     assert set(mine) == set(plain)
     for name, values in plain.items():
         torch.testing.assert_close(mine[name].double(), values.double(), rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -45,7 +45,10 @@ def test_jupyter_book_stays_below_2():
 
 def test_installed_versions_are_the_pinned_ones():
     assert sys.version_info >= (3, 11)
-    wrong = {name: version(name) for name, pin in pins().items()
-             if any(name == canonicalize_name(dependency.name) for dependency in DEPENDENCIES)
-             and not pin.specifier.contains(version(name).partition("+")[0])}
+    wrong = {
+        name: version(name)
+        for name, pin in pins().items()
+        if any(name == canonicalize_name(dependency.name) for dependency in DEPENDENCIES)
+        and not pin.specifier.contains(version(name).partition("+")[0])
+    }
     assert not wrong

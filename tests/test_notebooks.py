@@ -14,20 +14,45 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MODELS = ("pocket-llama", "gpt2")
-SHARED = {"model", "tasks", "limit", "max_new_tokens", "batch_size", "dtype", "device", "seed", "runs_folder",
-          "results_folder"}
+SHARED = {
+    "model",
+    "tasks",
+    "limit",
+    "max_new_tokens",
+    "batch_size",
+    "dtype",
+    "device",
+    "seed",
+    "runs_folder",
+    "results_folder",
+}
 
 
 def papermill(notebook: Path, out: Path, folder: Path, **values) -> subprocess.CompletedProcess:
     """One plain papermill call, as a user types it, at the project's root."""
-    values = {"tasks": "translation/de-en", "limit": 4, "max_new_tokens": 12, "device": "cpu",
-              "runs_folder": folder / "runs", "results_folder": folder / "results"} | values
+    values = {
+        "tasks": "translation/de-en",
+        "limit": 4,
+        "max_new_tokens": 12,
+        "device": "cpu",
+        "runs_folder": folder / "runs",
+        "results_folder": folder / "results",
+    } | values
     options = [part for name, value in values.items() for part in ("-p", name, str(value))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-                                "JUPYTER_PREFER_ENV_PATH": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run([sys.executable, "-m", "papermill", str(notebook), str(out), "-k", "python3",
-                           "--no-progress-bar", *options],
-                          cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "papermill", str(notebook), str(out), "-k", "python3", "--no-progress-bar", *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 def tiny_beside(folder: Path) -> str:
@@ -46,9 +71,11 @@ def runs(tmp_path_factory):
     others = tiny_beside(folder)
     pairs = "; ".join(f"{part.split(' on ')[0]} > {part}" for part in others.split("; "))  # each with itself
     after = families.save("gpt2", folder / "after", seed=1)
-    more = {("gpt2", "architectures"): {"beside": others, "timed_sequences": 2},
-            ("gpt2", "joint_optimization"): {"after": after, "pair_sequences": 2, "others": pairs},
-            ("pocket-llama", "joint_optimization"): {"pair_sequences": 2}}
+    more = {
+        ("gpt2", "architectures"): {"beside": others, "timed_sequences": 2},
+        ("gpt2", "joint_optimization"): {"after": after, "pair_sequences": 2, "others": pairs},
+        ("pocket-llama", "joint_optimization"): {"pair_sequences": 2},
+    }
 
     def run(case):
         model, notebook = case
@@ -85,8 +112,12 @@ def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_beside_that_is_not_there_stops_with_one_clear_line(tmp_path):
-    process = papermill(ROOT / "notebooks/architectures.ipynb", tmp_path / "out.ipynb", tmp_path,
-                        beside="pocket-none on translation/de-en")
+    process = papermill(
+        ROOT / "notebooks/architectures.ipynb",
+        tmp_path / "out.ipynb",
+        tmp_path,
+        beside="pocket-none on translation/de-en",
+    )
     assert process.returncode != 0
     lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
     assert lines and "parameter beside: model 'pocket-none' could not be loaded" in lines[-1]
@@ -100,6 +131,7 @@ def test_source_is_stripped_and_declares_its_parameters(path):
     assert not any("import torch" in cell.source for cell in cells)
     (parameters,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     from papermill.inspection import inspect_notebook
+
     declared = inspect_notebook(str(path))
     assert SHARED <= set(declared)
     assert all(p["help"] and p["inferred_type_name"] != "None" for p in declared.values())
@@ -108,5 +140,6 @@ def test_source_is_stripped_and_declares_its_parameters(path):
 
 def test_every_notebook_is_in_the_study():
     import yaml
+
     study = yaml.safe_load((ROOT / "study.yml").read_text())
     assert {n.stem for n in NOTEBOOKS} == set(study["notebooks"])

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pandas as pd
-from families import PROMPTS
 
 import eelib
-from eelib.trace import READOUTS
+from checks.tiny_texts import PROMPTS
+from eelib.tracing.shards import READOUTS
 
 STEPS = 6
 TASK = eelib.Task.from_prompts(PROMPTS + ["Hügel 😀", "over, over!", "test of words"], references=[["of the"]] * 8)

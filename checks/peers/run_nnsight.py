@@ -29,7 +29,7 @@ def run(model: TransformersModel, request: dict) -> dict:
         module = model._module
         best = top_readout(lambda h: module.lm_head(module.model.norm(h)), flat, vocabulary)
         top1.append(torch.tensor(best).view(len(ids), steps, -1))
-        tokens.append(made[:, ids.shape[1]:])
+        tokens.append(made[:, ids.shape[1] :])
     return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
 
 

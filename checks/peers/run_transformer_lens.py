@@ -18,14 +18,15 @@ def run(model: TransformerBridge, request: dict) -> dict:
         kept = []
         keep = [(name, lambda state, hook: kept.append(state[:, -1].clone())) for name in names]
         with model.hooks(fwd_hooks=keep):
-            made = model.generate(ids, max_new_tokens=steps, do_sample=False, stop_at_eos=False, return_type="tokens",
-                                  verbose=False)
+            made = model.generate(
+                ids, max_new_tokens=steps, do_sample=False, stop_at_eos=False, return_type="tokens", verbose=False
+            )
         states = torch.stack(kept).unflatten(0, (steps, -1))  # [steps, L+1, batch, width]
         flat = states.permute(2, 0, 1, 3).flatten(0, 2)
         # ln_final and unembed take [batch, position, width].
         best = top_readout(lambda h: model.unembed(model.ln_final(h[None]))[0], flat, model.cfg.d_vocab)
         top1.append(torch.tensor(best).view(len(ids), steps, -1))
-        tokens.append(made[:, ids.shape[1]:])
+        tokens.append(made[:, ids.shape[1] :])
     return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
 
 

@@ -27,9 +27,16 @@ def run(model: Loaded, request: dict) -> dict:
     steps, tokens, top1 = request["new_tokens"], [], []
     head, vocabulary = model.network.get_output_embeddings(), model.network.config.vocab_size
     for ids in batches(request):
-        made = model.network.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=steps, do_sample=False,
-                                      eos_token_id=None, pad_token_id=0, output_hidden_states=True,
-                                      return_dict_in_generate=True)
+        made = model.network.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=steps,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_hidden_states=True,
+            return_dict_in_generate=True,
+        )
         layers = []
         for layer in range(len(made.hidden_states[0])):
             states = torch.stack([step[layer][:, -1] for step in made.hidden_states], dim=1).flatten(0, 1)
@@ -38,7 +45,7 @@ def run(model: Loaded, request: dict) -> dict:
             best = top_readout(head if last else lambda h, at=layer: model.lens(h, at), states, vocabulary)
             layers.append(torch.tensor(best).view(len(ids), steps))
         top1.append(torch.stack(layers, dim=-1))
-        tokens.append(made.sequences[:, ids.shape[1]:])
+        tokens.append(made.sequences[:, ids.shape[1] :])
     return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
 
 

@@ -69,7 +69,7 @@ def measured(model: Any, run: Callable[[Any, dict], Any], request: dict, loaded:
 def batches(request: dict) -> list[torch.Tensor]:
     """Prompt token ids, [batch, prompt] each."""
     size, ids = request["batch"], request["ids"]
-    return [torch.tensor(ids[start:start + size]) for start in range(0, len(ids), size)]
+    return [torch.tensor(ids[start : start + size]) for start in range(0, len(ids), size)]
 
 
 def touch(model: Any) -> None:

@@ -1,0 +1,105 @@
+"""Files written whole or not at all, and folders that one process at a time may write to."""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems that can't sync a folder answer
+
+
+@contextmanager
+def only_one(place: Path) -> Iterator[None]:
+    """Hold the folder's lock; a second asker waits here until the first is done.
+
+    What a killed maker left half written is removed, and so is a folder in which nothing was made. OSError, one line:
+    the folder can't be made, or its file system has no locks.
+    """
+    lock, absent = take_lock(place)
+    try:
+        for partial in place.glob("*.partial"):
+            partial.unlink()
+        yield
+    finally:
+        remove_empty(place, absent)
+        lock.close()
+
+
+def take_lock(place: Path) -> tuple[TextIO, list[Path]]:
+    """The open, locked file in `place`, and the folders that had to be made for it, innermost first."""
+    for _ in range(100):
+        absent = [folder for folder in (place, *place.parents) if not folder.exists()]
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            lock = open(place / ".lock", "w")
+        except FileNotFoundError:  # another process removed the folder just now
+            continue
+        except OSError as error:
+            raise OSError(f"{place}: the folder can't be made or written to ({error.strerror})") from None
+        try:
+            wait_for(lock, place.name)
+        except OSError as error:
+            remove_empty(place, absent)
+            lock.close()
+            raise OSError(
+                f"{place}: its file system does not lock files ({error.strerror}), so two processes could "
+                "write one trace; choose a folder on a local disk"
+            ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(place / ".lock")):
+                return lock, absent
+        lock.close()  # who held it has removed it: it guards nothing
+    raise OSError(f"{place}: the folder can't be made")
+
+
+def wait_for(lock: TextIO, name: str) -> None:
+    """Take a file's lock; say so where another process has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"{name}: another process is making it; waiting for it to finish", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def remove_empty(place: Path, absent: list[Path]) -> None:
+    """Remove a folder that holds nothing but its lock, and those of `absent` that are then empty."""
+    with suppress(OSError):
+        if os.listdir(place) == [".lock"]:
+            (place / ".lock").unlink()
+            for folder in dict.fromkeys((place, *absent)):
+                folder.rmdir()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Either the old file or the whole new one, on the disk; OSError says how many bytes were needed and are free."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        try:
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:  # an interrupt leaves no half file either
+            partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free
+        raise OSError(f"{path} needs {len(content):,} bytes, {free:,} are free: {error.strerror or error}") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last through a power cut: without this a rename may be undone by it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,56 @@
+"""The project's own code as something that results depend on: its hash, and what a file imports."""
+
+import ast
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@cache
+def code_hash(*rooms: str) -> str:
+    """Hash of all code in some of eelib's folders, as it was when this process first asked."""
+    files = sorted(file for room in rooms for file in (PACKAGE / room).rglob("*.py"))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def modules_behind(source: Path) -> list[Path]:
+    """Files of eelib that a notebook, or a module of eelib, imports, directly or through others; a module counts."""
+    if source.suffix == ".ipynb":
+        cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        pending = imported(re.sub(r"(?m)^\s*[%!].*$", "", code))
+    else:
+        pending = {source.resolve()}
+    seen: set[Path] = set()
+    while pending:
+        file = pending.pop()
+        seen.add(file)
+        pending |= imported(file.read_text(encoding="utf-8")) - seen
+    return sorted(seen)
+
+
+def imported(code: str) -> set[Path]:
+    """Files of eelib that `code` imports, those of the folders on the way to them included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import(names=aliases):
+                names |= {alias.name for alias in aliases}
+            case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                names |= {module, *(f"{module}.{alias.name}" for alias in aliases)}
+    found = {file for name in names if re.fullmatch(r"eelib(\.\w+)*", name) for file in files_of(name)}
+    return {file for file in found if file.exists()}
+
+
+def files_of(name: str) -> set[Path]:
+    """Where a module may lie: its own file, and the `__init__.py` of every package on the way."""
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    inits = {folder / "__init__.py" for folder in (path, *path.parents) if folder.is_relative_to(PACKAGE)}
+    return {path.with_suffix(".py"), *inits}

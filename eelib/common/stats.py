@@ -1,0 +1,374 @@
+"""Intervals and effect sizes. Every interval is a percentile bootstrap (95%) that resamples groups of rows.
+
+A group is a sequence, or the passage that several questions share. Rows of one group are not independent, so groups,
+not rows, are drawn with replacement. Most statistics here depend on the rows only through sums per group: a draw is
+then a vector of multinomial counts, one per group, times a small matrix of group sums, and never touches a row again.
+Bad input raises a ValueError of one line.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+from scipy import sparse
+from scipy.stats import kendalltau
+
+DRAWS = 2000
+LEVELS = (0.025, 0.975)
+CHUNK = 2_000_000  # counts held at once: 16 MB a copy
+Tasks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # task -> (values [rows], groups [rows])
+
+
+class Interval(NamedTuple):
+    """Estimate with its 95% interval. sequences: groups behind it; the smallest sample's where several are joined."""
+
+    estimate: float
+    low: float
+    high: float
+    sequences: int
+
+
+class Trend(NamedTuple):
+    """Kendall's tau-b of y against x, and its two-sided p-value."""
+
+    tau: float
+    p_value: float
+
+
+# ---- means and differences
+
+
+def bootstrap_mean(values: ArrayLike, groups: ArrayLike, draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Mean over rows (token-weighted: a long sequence counts more), resampling groups."""
+    values = _numbers(values, "values")
+    codes, count = _codes(groups, len(values))
+    return bootstrap_totals(_ratio, _sums([values, np.ones_like(values)], codes, count), draws, seed)
+
+
+def bootstrap_difference(
+    a_values: ArrayLike,
+    a_groups: ArrayLike,
+    b_values: ArrayLike,
+    b_groups: ArrayLike,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Interval:
+    """mean(a) - mean(b), paired: a draw gives a group the same weight on both sides, wherever it occurs."""
+    return _paired(a_values, a_groups, b_values, b_groups, draws, seed)[0]
+
+
+# ---- slopes
+
+
+def bootstrap_slope(
+    x: ArrayLike, y: ArrayLike, groups: ArrayLike, within: ArrayLike | None = None, draws: int = DRAWS, seed: int = 0
+) -> Interval:
+    """Least-squares slope of y on x, in units of y per unit of x.
+
+    within: labels [rows]; x and y are then centred inside each label, so that only differences inside one (such as
+    positions inside a sequence) count, and differences between them do not. Labels should nest in groups.
+    """
+    x, y = _pair(x, y)
+    codes, count = _codes(groups, len(x))
+    if within is not None:
+        x, y = _centred(x, y, within)
+        return bootstrap_totals(_slope_through_origin, _sums([x * x, x * y], codes, count), draws, seed)
+    return bootstrap_totals(_slope, _slope_sums(x, y, codes, count), draws, seed)
+
+
+def bootstrap_slope_difference(
+    a_x: ArrayLike,
+    a_y: ArrayLike,
+    a_groups: ArrayLike,
+    b_x: ArrayLike,
+    b_y: ArrayLike,
+    b_groups: ArrayLike,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Interval:
+    """Slope of a minus slope of b, groups resampled jointly."""
+    a, b = _pair(a_x, a_y), _pair(b_x, b_y)
+    codes, count, sequences = _joint_codes(a_groups, len(a[0]), b_groups, len(b[0]))
+    sums = np.hstack([_slope_sums(*side, side_codes, count) for side, side_codes in zip((a, b), codes)])
+    return _difference(_slope, sums, draws, seed, sequences)
+
+
+# ---- several tasks
+
+
+def bootstrap_unweighted_mean_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Mean over tasks of each task's token-weighted mean; groups are resampled within their task."""
+    return _over_tasks(tasks, lambda means: means.mean(axis=-1), draws, seed)
+
+
+def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Mean over tasks of mean(a) - mean(b), each token-weighted; groups are resampled within their task, paired."""
+    if not a or set(a) != set(b):
+        raise ValueError(f"a difference needs the same tasks on both sides, not {', '.join(a)} and {', '.join(b)}")
+    whole, drawn, sequences = [], [], []
+    for number, name in enumerate(sorted(a)):
+        interval, differences = _paired(*a[name], *b[name], draws, [seed, number])
+        whole.append(interval.estimate)
+        drawn.append(differences)
+        sequences.append(interval.sequences)
+    return _interval(np.mean(whole), np.mean(drawn, axis=0), min(sequences))
+
+
+def bootstrap_spread_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Largest minus smallest task mean. Resampling can only widen a spread near 0, so the interval leans upwards."""
+    return _over_tasks(tasks, lambda means: np.ptp(means, axis=-1), draws, seed)
+
+
+def bootstrap_task_contrast(
+    tasks: Tasks, first: Sequence[str], second: Sequence[str], draws: int = DRAWS, seed: int = 0
+) -> Interval:
+    """Unweighted mean of the tasks named in `first` minus that of the tasks in `second`; other tasks are ignored."""
+    if not first or not second:
+        raise ValueError("a contrast needs at least one task on each side")
+    if missing := sorted({*first, *second} - set(tasks)):
+        raise ValueError(f"no such task: {', '.join(missing)} (there are: {', '.join(sorted(tasks))})")
+    names = sorted({*first, *second})
+    signs = np.array([(name in first) / len(set(first)) - (name in second) / len(set(second)) for name in names])
+    return _over_tasks({name: tasks[name] for name in names}, lambda means: means @ signs, draws, seed)
+
+
+# ---- general forms
+
+
+def bootstrap(
+    statistic: Callable[[np.ndarray], float], groups: ArrayLike, draws: int = DRAWS, seed: int = 0
+) -> Interval:
+    """Any statistic of row weights: statistic(weights [rows]) -> float, called once a draw (weights are whole counts).
+
+    Slow next to the forms above; meant for medians, quantiles and the like. Draws where it is not finite are left out.
+    """
+    codes, count = _codes(groups, None)
+    estimate = statistic(np.ones(len(codes)))
+    drawn = [statistic(row[codes]) for weights in _weights(count, draws, seed) for row in weights]
+    return _interval(estimate, np.asarray(drawn, dtype=float), count)
+
+
+def bootstrap_totals(
+    statistic: Callable[[np.ndarray], np.ndarray], group_sums: Any, draws: int = DRAWS, seed: int = 0
+) -> Interval:
+    """Any statistic of totals: statistic(totals [draws, columns]) -> [draws]; no loop over draws.
+
+    group_sums: [groups, columns], dense or sparse. Draws where the statistic is not finite are left out.
+    """
+    count = group_sums.shape[0]
+    whole = np.asarray(group_sums.sum(axis=0)).reshape(1, -1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite, left out
+        drawn = [statistic(weights @ group_sums) for weights in _weights(count, draws, seed, group_sums.shape[1])]
+        return _interval(statistic(whole)[0], np.concatenate(drawn), count)
+
+
+# ---- effect sizes and tests
+
+
+def epsilon_squared(values: ArrayLike, classes: ArrayLike) -> float:
+    """Kruskal-Wallis effect size H / (n - 1), ties corrected: the share of rank variance between classes, 0..1."""
+    values = _numbers(values, "values")
+    columns, shape = _cells(values, classes)
+    return _finite(_epsilon_squared(np.bincount(columns, minlength=np.prod(shape))[None].astype(float), shape)[0])
+
+
+def bootstrap_epsilon_squared(
+    values: ArrayLike, classes: ArrayLike, groups: ArrayLike, draws: int = DRAWS, seed: int = 0
+) -> Interval:
+    """Interval of epsilon_squared. Made for values with few levels, such as layers.
+
+    The effect size cannot be negative, so with few rows the interval leans upwards (by about classes / rows).
+    """
+    values = _numbers(values, "values")
+    columns, shape = _cells(values, classes)
+    codes, count = _codes(groups, len(values))
+    counts = sparse.csr_array((np.ones(len(values)), (codes, columns)), shape=(count, int(np.prod(shape))))
+    return bootstrap_totals(lambda totals: _epsilon_squared(totals, shape), counts, draws, seed)
+
+
+def cliffs_delta(a: ArrayLike, b: ArrayLike) -> float:
+    """P(a > b) - P(a < b) over all pairs, -1..1, in O(n log n)."""
+    a, b = _numbers(a, "a"), np.sort(_numbers(b, "b"))
+    return float((np.searchsorted(b, a, "left") + np.searchsorted(b, a, "right")).sum() / (len(a) * len(b)) - 1)
+
+
+def trend(x: ArrayLike, y: ArrayLike) -> Trend:
+    """Test for a monotonic trend of y over x: Kendall's tau-b (Mann-Kendall when x is time or layer)."""
+    x, y = _pair(x, y)
+    result = kendalltau(x, y)
+    return Trend(_finite(result.statistic), float(result.pvalue))
+
+
+def holm(p_values: ArrayLike) -> np.ndarray:
+    """Holm-adjusted p-values, in the order given."""
+    p = _numbers(p_values, "p_values")
+    if p.min() < 0 or p.max() > 1:
+        raise ValueError("p_values must lie between 0 and 1")
+    order = np.argsort(p)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
+    return adjusted
+
+
+# ---- inside
+
+
+def _weights(count: int, draws: int, seed: Any, columns: int = 1):
+    """Yield counts [chunk, groups]: how often each group was drawn. The same numbers whatever the chunk."""
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, not {draws}")
+    generator = np.random.default_rng(seed)
+    chunk = max(1, CHUNK // max(count, columns))
+    for start in range(0, draws, chunk):
+        rows = min(chunk, draws - start)
+        picked = generator.integers(count, size=(rows, count)) + np.arange(rows)[:, None] * count
+        yield np.bincount(picked.ravel(), minlength=rows * count).reshape(rows, count).astype(float)
+
+
+def _interval(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
+    estimate, drawn = _finite(estimate), drawn[np.isfinite(drawn)]
+    if not len(drawn):
+        raise ValueError("no draw gave a finite value: too few groups, or draws")
+    low, high = np.quantile(drawn, LEVELS)
+    return Interval(estimate, float(low), float(high), int(sequences))
+
+
+def _paired(
+    a_values: ArrayLike, a_groups: ArrayLike, b_values: ArrayLike, b_groups: ArrayLike, draws: int, seed: Any
+) -> tuple[Interval, np.ndarray]:
+    """mean(a) - mean(b) with its interval, and the difference of every draw [draws]."""
+    a, b = _numbers(a_values, "a_values"), _numbers(b_values, "b_values")
+    codes, count, sequences = _joint_codes(a_groups, len(a), b_groups, len(b))
+    sums = np.hstack([_sums([side, np.ones_like(side)], side_codes, count) for side, side_codes in zip((a, b), codes)])
+    with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite
+        totals = np.concatenate([weights @ sums for weights in _weights(count, draws, seed, sums.shape[1])])
+        drawn = _ratio(totals[:, :2]) - _ratio(totals[:, 2:])
+    return _interval(a.mean() - b.mean(), drawn, sequences), drawn
+
+
+def _difference(statistic: Callable, sums: np.ndarray, draws: int, seed: int, sequences: int) -> Interval:
+    half = sums.shape[1] // 2
+    interval = bootstrap_totals(lambda t: statistic(t[:, :half]) - statistic(t[:, half:]), sums, draws, seed)
+    return interval._replace(sequences=sequences)
+
+
+def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], draws: int, seed: int) -> Interval:
+    """statistic(task means [..., tasks]) -> [...]; tasks in the order of their names."""
+    if not tasks:
+        raise ValueError("no tasks")
+    whole, drawn, sequences = [], [], []
+    for number, name in enumerate(sorted(tasks)):
+        values, groups = tasks[name]
+        try:
+            values = _numbers(values, "values")
+            codes, count = _codes(groups, len(values))
+        except ValueError as error:
+            raise ValueError(f"task {name}: {error}") from None
+        sums = _sums([values, np.ones_like(values)], codes, count)
+        whole.append(values.mean())
+        drawn.append(np.concatenate([_ratio(weights @ sums) for weights in _weights(count, draws, [seed, number])]))
+        sequences.append(count)
+    return _interval(statistic(np.array(whole)), statistic(np.stack(drawn, axis=-1)), min(sequences))
+
+
+def _ratio(totals: np.ndarray) -> np.ndarray:
+    return totals[:, 0] / totals[:, 1]
+
+
+def _slope(totals: np.ndarray) -> np.ndarray:
+    n, x, y, xx, xy = totals.T
+    variance = xx - x * x / n
+    constant = variance <= 1e-12 * xx  # but for rounding
+    return np.where(constant, np.nan, (xy - x * y / n) / variance)
+
+
+def _slope_through_origin(totals: np.ndarray) -> np.ndarray:
+    return np.where(totals[:, 0] > 0, totals[:, 1] / totals[:, 0], np.nan)
+
+
+def _slope_sums(x: np.ndarray, y: np.ndarray, codes: np.ndarray, count: int) -> np.ndarray:
+    x, y = x - x.mean(), y - y.mean()  # keeps the products small; a slope does not move
+    return _sums([np.ones_like(x), x, y, x * x, x * y], codes, count)
+
+
+def _centred(x: np.ndarray, y: np.ndarray, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    codes, count = _codes(labels, len(x), "within")
+    size = np.bincount(codes, minlength=count)
+    x, y = (values - values.mean() for values in (x, y))
+    inside = [values - (np.bincount(codes, values, count) / size)[codes] for values in (x, y)]
+    inside[0][np.abs(inside[0]) < 1e-12 * np.abs(x).max()] = 0  # x constant inside a label, but for rounding
+    return tuple(inside)
+
+
+def _cells(values: np.ndarray, classes: ArrayLike) -> tuple[np.ndarray, tuple[int, int]]:
+    """Each row's cell in a table [classes, distinct values], flattened, and the table's shape."""
+    codes, count = _codes(classes, len(values), "classes")
+    levels, level = np.unique(values, return_inverse=True)
+    return codes * len(levels) + level, (count, len(levels))
+
+
+def _epsilon_squared(totals: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """totals [draws, classes * levels] -> variance of midranks between classes over all of it [draws]."""
+    table = totals.reshape(-1, *shape)
+    level = table.sum(axis=1)  # [draws, levels]
+    ranks = np.cumsum(level, axis=1) - level / 2
+    ranks -= level.sum(axis=1, keepdims=True) / 2  # midranks less their mean
+    size = table.sum(axis=2)  # [draws, classes]
+    between = np.einsum("dcv,dv->dc", table, ranks) ** 2 / np.where(size > 0, size, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return between.sum(axis=1) / (level * ranks**2).sum(axis=1)
+
+
+def _sums(columns: list[np.ndarray], codes: np.ndarray, count: int) -> np.ndarray:
+    """Sum of each column [rows] over each group: [groups, columns]."""
+    return np.stack([np.bincount(codes, column, count) for column in columns], axis=1)
+
+
+def _numbers(values: ArrayLike, name: str) -> np.ndarray:
+    try:
+        numbers = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be numbers") from None
+    if numbers.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, not {numbers.ndim}")
+    if not len(numbers):
+        raise ValueError(f"{name} is empty")
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{name} has {(~np.isfinite(numbers)).sum()} values that are not finite")
+    return numbers
+
+
+def _pair(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    x, y = _numbers(x, "x"), _numbers(y, "y")
+    if len(x) != len(y):
+        raise ValueError(f"x has {len(x)} rows, y has {len(y)}")
+    return x, y
+
+
+def _codes(labels: ArrayLike, rows: int | None, name: str = "groups") -> tuple[np.ndarray, int]:
+    """Labels (str or int) -> codes 0..n-1 in the order of the sorted labels, and n."""
+    if np.ndim(labels) != 1:
+        raise ValueError(f"{name} must have one dimension, not {np.ndim(labels)}")
+    if rows is not None and len(labels) != rows:
+        raise ValueError(f"{name} has {len(labels)} rows, the values have {rows}")
+    codes, distinct = pd.factorize(pd.Series(labels), sort=True)
+    if not len(codes):
+        raise ValueError(f"{name} is empty")
+    if (codes < 0).any():
+        raise ValueError(f"{name} has {(codes < 0).sum()} missing labels")
+    return codes, len(distinct)
+
+
+def _joint_codes(a_groups: ArrayLike, a_rows: int, b_groups: ArrayLike, b_rows: int):
+    """Codes of both sides in their joint set of groups, its size, and the smaller side's number of groups."""
+    smaller = min(_codes(a_groups, a_rows, "a_groups")[1], _codes(b_groups, b_rows, "b_groups")[1])
+    codes, count = _codes(pd.concat([pd.Series(a_groups), pd.Series(b_groups)], ignore_index=True), None)
+    return (codes[:a_rows], codes[a_rows:]), count, smaller
+
+
+def _finite(value: float) -> float:
+    if not np.isfinite(value):
+        raise ValueError("the statistic is not finite: does the input vary?")
+    return float(value)

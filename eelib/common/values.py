@@ -1,0 +1,62 @@
+"""What callers and files may give: whole numbers in range, texts that a model can read, the fields of a row."""
+
+from numbers import Integral
+
+import numpy as np
+
+
+def check_whole(name: str, value: object, least: int, allowed: str = "") -> None:
+    """ValueError, naming the parameter, where `value` is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        allowed = allowed or f"a whole number, at least {least}"
+        raise ValueError(f"{name} {value!r} is not allowed; it must be {allowed}")
+
+
+def check_limit(limit: int | None) -> None:
+    """ValueError where a limit is neither None, nor 0 (all), nor a number of sequences."""
+    if limit is not None:
+        check_whole("limit", limit, 0, "0 (all) or a number of sequences")
+
+
+def check_text(name: str, text: object) -> None:
+    """ValueError, naming the text, where it can't be put to a model."""
+    if not isinstance(text, str):
+        raise ValueError(f"{name} is not a string")
+    if not text.strip():
+        raise ValueError(f"{name} is empty")
+    if "\0" in text:
+        raise ValueError(f"{name} holds a NUL")
+    if half := next((c for c in text if "\ud800" <= c <= "\udfff"), ""):
+        raise ValueError(f"{name} holds half a character (the surrogate U+{ord(half):X} alone)")
+
+
+def inside(row: dict, *path: str) -> object:
+    """What a row holds under nested field names; ValueError names the field that is not there."""
+    value: object = row
+    for depth, name in enumerate(path, 1):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"field {'.'.join(path[:depth])} is missing")
+        value = value[name]
+    return value
+
+
+def text_of(row: dict, *path: str) -> str:
+    """A text that a row holds; ValueError names the field that is missing, empty or not a text."""
+    text = inside(row, *path)
+    check_text(f"field {'.'.join(path)}", text)
+    return text
+
+
+def texts_of(row: dict, *path: str) -> list[str]:
+    """A list of texts that a row holds; the same errors."""
+    texts, name = inside(row, *path), ".".join(path)
+    if not isinstance(texts, (list, np.ndarray)):  # a string is a sequence too, of characters
+        raise ValueError(f"field {name} is not a list")
+    for text in texts:
+        check_text(f"a text in field {name}", text)
+    return list(texts)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, for messages that must stay on one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,246 @@
+"""Plots and tables of the section on architectures."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import PercentFormatter
+
+from eelib.analysis.architectures import ARCHITECTURES, BOTH, DECODER, ENCODER, percent
+from eelib.figures.style import BLUE, GREEN, VERMILION
+from eelib.study.claims import as_depth, format_interval
+from eelib.tracing.exit_layers import DEFINITIONS
+
+COLOURS = {DECODER: BLUE, BOTH: VERMILION, ENCODER: GREEN}
+MARKERS = "osD^vPX*"
+LINES = ("-", "--", ":", "-.")
+# What the page is about comes first: a reader sees the left of a wide table.
+EXIT_COLUMNS = [
+    "model",
+    "task",
+    "learnt",
+    "exit layer",
+    "avg",
+    "perc (%)",
+    "quality",
+    "by chance (%)",
+    "above chance (points)",
+    "avg / L",
+    "L",
+    "baseline",
+    "sequences",
+    "tokens",
+    "cut",
+]
+
+
+def depth_figure(curves: pd.DataFrame) -> plt.Figure:
+    """Share of tokens that could have left by relative depth; a panel per definition, a curve with its band per model.
+
+    `curves`: `architectures.depth_curves`. Colours tell architectures apart, marks and dashes their models.
+    """
+    fig, axes = plt.subplots(1, len(DEFINITIONS), figsize=(7.6, 4.4), sharey=True, layout="constrained")
+    for axis, definition in zip(axes, DEFINITIONS):
+        panel = curves[curves["definition"] == definition]
+        for kind in ARCHITECTURES:
+            models = panel[panel["architecture"] == kind]
+            for number, (model, curve) in enumerate(models.groupby("model", sort=False)):
+                label = f"{model} ({kind})" + ("" if curve["learnt"].all() else ", nothing learnt")
+                axis.fill_between(
+                    curve["depth"], curve["low"], curve["high"], color=COLOURS[kind], alpha=0.12, linewidth=0
+                )
+                axis.plot(
+                    curve["depth"],
+                    curve["estimate"],
+                    color=COLOURS[kind],
+                    marker=MARKERS[number % 8],
+                    linestyle=LINES[number % 4],
+                    markersize=4,
+                    label=label,
+                )
+        axis.set(xlabel="blocks run, as a share of the depth, l / L", title=f'"{definition}"', xlim=(0, 1), ylim=(0, 1))
+        axis.set_xticks(np.linspace(0, 1, 5))
+        axis.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes[0].set_ylabel("tokens (or texts) with exit layer ≤ l")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
+def speed_figure(rows: pd.DataFrame, printed: pd.DataFrame) -> plt.Figure:
+    """Time saved against layers saved: a mark with intervals per model and task, P's cells hollow, a line where both
+    are the same.
+
+    `rows`: `architectures.speed_rows`; `printed`: `architectures.published_speeds`, whose horizontal bars run between
+    both readings of the layers.
+    """
+    fig, axis = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    for number, (model, cells) in enumerate(printed.groupby("model", sort=False)):
+        axis.hlines(cells["speed_up"], cells["lowest"], cells["highest"], color="#bbbbbb", linewidth=1)
+        axis.plot(
+            cells["highest"],
+            cells["speed_up"],
+            linestyle="",
+            marker="so"[number % 2],
+            markersize=6,
+            markerfacecolor="none",
+            markeredgecolor="#777777",
+            label=f"P, Table 5: {model}",
+        )
+    for kind in ARCHITECTURES if len(rows) else ():
+        for number, (model, cells) in enumerate(rows[rows["architecture"] == kind].groupby("model", sort=False)):
+            for place, row in enumerate(cells.to_dict("records")):
+                axis.errorbar(
+                    row["layers"].estimate,
+                    row["time"].estimate,
+                    color=COLOURS[kind],
+                    xerr=sides(row["layers"]),
+                    yerr=sides(row["time"]),
+                    marker=MARKERS[number % 8],
+                    markersize=6,
+                    elinewidth=1.1,
+                    linestyle="",
+                    label="" if place else f"{model} ({kind})",
+                )
+    top = max([*printed["highest"], *printed["speed_up"], *(row.high for row in rows.get("layers", []))]) * 1.05
+    axis.plot([1, top], [1, top], color="#444444", linewidth=1, linestyle="--", label="time saved as layers are")
+    axis.axhline(1, color="#444444", linewidth=0.8)
+    axis.set(
+        xlabel="layers: L / mean exit layer of the oracle",
+        ylabel="time: full run / oracle",
+        xscale="log",
+        yscale="log",
+        xlim=(0.95, top),
+    )
+    for ticks in (axis.xaxis, axis.yaxis):
+        ticks.set_major_locator(plt.FixedLocator([0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12]))
+        ticks.set_major_formatter("{x:g}")
+        ticks.set_minor_locator(plt.NullLocator())
+    fig.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
+def sides(interval) -> np.ndarray:
+    """Lengths of an interval's arms, [2, 1]."""
+    return np.array([[interval.estimate - interval.low], [interval.high - interval.estimate]])
+
+
+def exit_table(printed: list[dict], rows: pd.DataFrame) -> pd.DataFrame:
+    """P's rows, then each model and task of `architectures.task_rows` twice, once for each definition."""
+    shown = list(printed)
+    for row in rows.to_dict("records"):
+        for definition in DEFINITIONS:
+            first, avg = definition == "first", row[f"avg {definition}"]
+            shown.append(
+                {
+                    "model": row["model"],
+                    "task": short(row["task"]),
+                    "quality": scores(row["quality"]),
+                    "baseline": scores(row["baseline"]),
+                    "learnt": "yes" if row["learnt"] else "not learnt",
+                    "L": row["layers"],
+                    "exit layer": definition,
+                    "avg": format_interval(avg),
+                    "avg / L": f"{avg.estimate / row['layers']:.2f}" if np.isfinite(avg.estimate) else "–",
+                    "perc (%)": format_interval(percent(row[f"perc {definition}"])),
+                    "by chance (%)": f"{100 * row['perc chance']:.1f}" if first and row["tokens"] else "–",
+                    "above chance (points)": format_interval(percent(row["above chance"])) if first else "–",
+                    "sequences": row["sequences"],
+                    "tokens": row["tokens"],
+                    "cut": row["cut"],
+                }
+            )
+    return pd.DataFrame(shown, columns=EXIT_COLUMNS)
+
+
+def printed_row(model: str, task: str, quality: str, row: dict, base: int | str) -> dict:
+    """A row of P's Tables 3 or 4 for `exit_table`; avg / L under both readings where the layer base is unknown."""
+    depths = " or ".join(f"{depth / row['layers']:.2f}" for depth in as_depth(row["avg"], base))
+    return {
+        "model": model,
+        "task": task,
+        "quality": quality,
+        "baseline": "–",
+        "learnt": "–",
+        "L": row["layers"],
+        "exit layer": "as printed",
+        "avg": f"{row['avg']:.2f}",
+        "avg / L": depths,
+        "perc (%)": f"{row['perc']:.2f}",
+        "by chance (%)": "–",
+        "above chance (points)": "–",
+        "sequences": "–",
+        "tokens": "–",
+        "cut": "–",
+    }
+
+
+def printed_exits(table: pd.DataFrame) -> list[dict]:
+    """Rows of P's Table 3 or Table 4, as `papers.published` gives them, for `exit_table`."""
+    base, shown = table.attrs["columns"]["avg"]["layer_base"], []
+    for row in table.to_dict("records"):
+        if "bleu" in row:
+            shown.append(
+                printed_row(
+                    "P: Transformer-base",
+                    f"{row['task']}, {row['direction']}",
+                    f"BLEU {row['bleu']:.2f}, COMET {row['comet']:.2f}",
+                    row,
+                    base,
+                )
+            )
+        else:
+            values = [v for v in (row["quality"], row["accuracy"]) if v is not None and np.isfinite(v)]
+            names = row["metric"].split(", ")
+            shown.append(
+                printed_row(
+                    f"P: {row['model']}",
+                    row["task"],
+                    ", ".join(f"{n} {v:.2f}" for n, v in zip(names, values)),
+                    row,
+                    base,
+                )
+            )
+    return shown
+
+
+def speed_table(printed: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """P's Table 5, then this run's times: `architectures.published_speeds` and `architectures.speed_rows`."""
+    shown = [
+        {
+            "model": f"P: {row['model']}",
+            "task": row["task"],
+            "L": row["layers"],
+            "layers: L / avg": f"{row['highest']:.2f} or {row['lowest']:.2f}",
+            "time: full / oracle": f"{row['speed_up']:.2f}",
+        }
+        for row in printed.to_dict("records")
+    ]
+    shown += [
+        {
+            "model": row["model"],
+            "task": short(row["task"]) + ("" if row["learnt"] else " (not learnt)"),
+            "L": row["L"],
+            "layers: L / avg": format_interval(row["layers"]),
+            "time: full / oracle": format_interval(row["time"]),
+            "whole request": format_interval(row["whole"]),
+            "ms a token, full": f"{row['full_ms']:.2f}",
+            "ms a token, oracle": f"{row['oracle_ms']:.2f}",
+            "time that stays (%)": format_interval(percent(row["fixed"])),
+            "sequences": str(row["sequences"]),
+            "tokens": str(row["tokens"]),
+            "wrong": str(row["mismatches"]),
+            "earlier tokens": "from the cache" if row["ideal"] else "none" if row["one_pass"] else "run again",
+        }
+        for row in rows.to_dict("records")
+    ]
+    return pd.DataFrame(shown).astype(object).fillna("–")
+
+
+def short(task: str) -> str:
+    """A task's name without its kind or folder."""
+    return task.rpartition("/")[2]
+
+
+def scores(values: dict[str, float]) -> str:
+    """'BLEU 24.1, chrF 50.2', or a dash."""
+    return ", ".join(f"{name} {value:.1f}" for name, value in values.items()) or "–"

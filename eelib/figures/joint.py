@@ -1,0 +1,70 @@
+"""Plots of the section on joint optimization."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from eelib.analysis.joint import MEASURES
+from eelib.figures.style import BLACK, BLUE, VERMILION
+
+STATES = {"before": (BLUE, "o"), "after": (VERMILION, "s")}
+
+
+def pairs_figure(matrices: dict[str, dict[str, np.ndarray]]) -> plt.Figure:
+    """Layer against layer, one row per measure, before and after side by side. `matrices[measure][state]` [L, L]."""
+    fig, axes = plt.subplots(len(matrices), 2, figsize=(7.2, 3.3 * len(matrices)), layout="constrained", squeeze=False)
+    for row, (measure, states) in zip(axes, matrices.items()):
+        low, high = min(m.min() for m in states.values()), max(m.max() for m in states.values())
+        for axis, (state, matrix) in zip(row, states.items()):
+            depth = len(matrix)
+            image = axis.imshow(
+                matrix, origin="lower", extent=(0.5, depth + 0.5, 0.5, depth + 0.5), cmap="cividis", vmin=low, vmax=high
+            )
+            axis.grid(False)
+            axis.set(title=state, xlabel="layer", ylabel="layer")
+            for way in (axis.xaxis, axis.yaxis):
+                way.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        fig.colorbar(image, ax=row, label=MEASURES[measure], shrink=0.9)
+    return fig
+
+
+def layers_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
+    """Confidence and agreement by layer, before and after. `curves[readout][state]` from `joint_effect.by_layer`."""
+    titles = {"confidence": "probability of the layer's top token", "agreement": "top token is the final one"}
+    fig, axes = plt.subplots(1, len(curves), figsize=(7.2, 3.5), sharey=True, layout="constrained", squeeze=False)
+    for axis, (readout, states) in zip(axes[0], curves.items()):
+        for state, table in states.items():
+            colour, marker = STATES[state]
+            axis.fill_between(table["layer"], table["low"], table["high"], color=colour, alpha=0.2, linewidth=0)
+            axis.plot(table["layer"], table["estimate"], color=colour, marker=marker, markersize=4, label=state)
+        axis.set(title=titles[readout], xlabel="layer", ylim=(0, 1.02))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes[0, 0].set_ylabel("mean over tokens")
+    axes[0, 0].legend(loc="upper left")
+    return fig
+
+
+def trade_figure(rows: pd.DataFrame) -> plt.Figure:
+    """What is gained and what it costs: after minus before by model and task, with intervals.
+
+    `rows`: label, learnt, layers (Interval of the exit layer / L), quality (Interval in points). Grey: not learnt.
+    """
+    fig, axes = plt.subplots(1, 2, figsize=(7.2, 0.9 + 0.3 * len(rows)), sharey=True, layout="constrained")
+    places = np.arange(len(rows))[::-1]
+    for axis, column, scale in zip(axes, ("layers", "quality"), (100, 1)):
+        for place, interval, learnt in zip(places, rows[column], rows["learnt"]):
+            estimate, low, high = (scale * value for value in interval[:3])
+            colour = BLUE if learnt else "#999999"
+            axis.plot((low, high), (place, place), color=colour, linewidth=1.6)
+            axis.plot(estimate, place, color=colour, marker="o" if learnt else "x", markersize=5)
+        axis.axvline(0, color=BLACK, linewidth=0.8, linestyle=":")
+    axes[0].set(
+        yticks=places,
+        yticklabels=rows["label"],
+        ylim=(-0.7, len(rows) - 0.3),
+        xlabel="mean exit layer, % of L\nafter − before",
+    )
+    axes[1].set(xlabel="quality, points\nafter − before")
+    return fig

@@ -1,0 +1,114 @@
+"""Every plot and table of the book: one style, colour-blind-safe, with alt text and caption."""
+
+import base64
+import html
+import io
+import re
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from IPython.display import HTML, display
+from matplotlib.ticker import NullFormatter
+
+# Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
+BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW, BLACK = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#000000",
+)
+DEFINITION_COLOURS = {"first": BLUE, "stable": VERMILION}
+SITE_COLOURS = {
+    "attention": ORANGE,
+    "after_attention": BLUE,
+    "cross_attention": PINK,
+    "feed_forward": GREEN,
+    "block": BLACK,
+}
+TASK_COLOURS = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK, YELLOW)
+PLAIN = "tex2jax_ignore mathjax_ignore"  # classes of what may hold any text: dollar signs in it are no formulas
+SAVE_TO: list[Path] = []  # a notebook sets one folder; figures are saved there too, for other pages
+
+
+def style(folder: str | Path | None = None) -> None:
+    """Set the book's plot style; figures shown from now on are also saved as PNG under `folder`."""
+    sns.set_theme(
+        style="whitegrid",
+        context="notebook",
+        palette=list(TASK_COLOURS),
+        rc={
+            "figure.dpi": 100,
+            "savefig.dpi": 160,
+            "figure.figsize": (7.2, 4.0),
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlesize": 11,
+            "axes.labelsize": 10.5,
+            "legend.frameon": False,
+            "legend.fontsize": 9.5,
+            "xtick.labelsize": 9.5,
+            "ytick.labelsize": 9.5,
+            "lines.linewidth": 1.8,
+            "grid.color": "#dddddd",
+            "font.family": "DejaVu Sans",
+            "text.parse_math": False,
+        },
+    )  # names of tasks and models may hold dollar signs
+    SAVE_TO[:] = [] if folder is None else [Path(folder)]
+
+
+def show(fig: plt.Figure, alt: str, caption: str, name: str = "") -> None:
+    """Show a figure with alt text and caption (model and task belong in it), and save it as `name`.png."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", bbox_inches="tight", facecolor="white")
+    plt.close(fig)
+    if name and SAVE_TO:
+        SAVE_TO[0].mkdir(parents=True, exist_ok=True)
+        (SAVE_TO[0] / f"{name}.png").write_bytes(buffer.getvalue())
+    data = base64.b64encode(buffer.getvalue()).decode()
+    display(
+        HTML(
+            f'<figure class="ee-figure"><img alt="{html.escape(alt, quote=True)}" '
+            f'src="data:image/png;base64,{data}" style="max-width:100%;height:auto">'
+            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        )
+    )
+
+
+def log_scale(axis: plt.Axes) -> None:
+    """A logarithmic y axis with plain numbers: matplotlib's own are formulas, which `style` switches off."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = None) -> None:
+    """Show a data frame as a scrolling HTML table with a caption; every text in it is inert."""
+    shown = frame.copy()
+    for column, pattern in (formats or {}).items():
+        shown[column] = [
+            pattern.format(v)
+            if isinstance(v, (int, float, np.number)) and np.isfinite(v)
+            else "–"
+            if isinstance(v, (float, np.floating))
+            else v
+            for v in shown[column]
+        ]
+    body = shown.to_html(index=False, escape=True, border=0, classes="ee-table", na_rep="–")
+    body = re.sub(r"<td>([^<]{1,28})</td>", r'<td class="ee-short">\1</td>', body)  # short cells stay on one line
+    display(
+        HTML(f'<div class="ee-scroll {PLAIN}">{body}</div><p class="ee-caption {PLAIN}">{html.escape(caption)}</p>')
+    )
+
+
+def shade(value: float) -> str:
+    """CSS colours for a cell of strength `value` in 0..1: light to dark blue, text always readable."""
+    red, green, blue = (np.array([255, 255, 255]) + value * (np.array([0, 70, 140]) - 255)).astype(int)
+    return f"background:rgb({red},{green},{blue});color:{'#fff' if value > 0.5 else '#111'}"

@@ -1,0 +1,170 @@
+"""One pass over each row of logits on the CPU: everything a readout needs of them, compiled by numba."""
+
+import math
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+FAST = {"reassoc", "contract", "nsz", "nnan", "arcp"}  # infinities keep their meaning: masked logits are -inf
+BLOCK = 64  # columns whose maximum decides whether the search for the top-k looks at them one by one
+LOWEST = np.float32(-87.0)  # exp() of it is the smallest normal float32
+LOG2_E = np.float32(1 / math.log(2))
+LN2_HIGH = np.float32(0.693359375)  # exact in few bits, so that n * LN2_HIGH is exact
+LN2_LOW = np.float32(math.log(2) - 0.693359375)
+LN2 = np.float32(math.log(2))
+ONE, HALF = np.float32(1), np.float32(0.5)
+E2, E3, E4, E5, E6 = (np.float32(1 / math.factorial(n)) for n in range(2, 7))  # the next term is below 2e-7
+ROOT_HALF = np.int32(0x3F3504F3)  # bits of the square root of 1/2
+SMALLEST = np.float32(2.0**-126)  # that is normal
+L0, L1, L2, L3, L4, L5, L6, L7, L8 = map(
+    np.float32,
+    np.polynomial.Chebyshev.interpolate(
+        lambda t: np.where(t == 0, 1.0, np.log1p(t) / np.where(t == 0, 1.0, t)),
+        8,
+        domain=[math.sqrt(0.5) - 1, math.sqrt(2) - 1],
+    )
+    .convert(kind=np.polynomial.Polynomial)
+    .coef,
+)  # ln(1 + t) / t
+
+
+@intrinsic
+def as_float(_context, value):
+    """The float32 with these 32 bits."""
+    return types.float32(types.int32), lambda _c, build, _s, args: build.bitcast(args[0], ir.FloatType())
+
+
+@intrinsic
+def as_bits(_context, value):
+    """The 32 bits of a float32."""
+    return types.int32(types.float32), lambda _c, build, _s, args: build.bitcast(args[0], ir.IntType(32))
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def exp(x):
+    """e^x for x <= 0 to float32 accuracy: 2^n times the series of e^r, |r| <= ln(2) / 2. A loop of it vectorizes."""
+    x = max(x, LOWEST)
+    n = np.int32(x * LOG2_E - HALF)
+    r = x - np.float32(n) * LN2_HIGH - np.float32(n) * LN2_LOW
+    series = ONE + r * (ONE + r * (E2 + r * (E3 + r * (E4 + r * (E5 + r * E6)))))
+    return series * as_float((n + np.int32(127)) << np.int32(23))
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def log(x):
+    """ln x for 0 < x <= 1 to float32 accuracy: the exponent's part plus that of the rest, from 0.71 to 1.41."""
+    bits = as_bits(max(x, SMALLEST)) - ROOT_HALF
+    exponent = bits >> np.int32(23)
+    t = as_float((bits & np.int32(0x007FFFFF)) + ROOT_HALF) - ONE
+    series = L0 + t * (L1 + t * (L2 + t * (L3 + t * (L4 + t * (L5 + t * (L6 + t * (L7 + t * L8)))))))
+    return np.float32(exponent) * LN2 + t * series
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def largest(row, start, size):
+    """The maximum of row[start:start + size]."""
+    top = row[start]
+    for j in range(start, start + size):
+        top = max(top, row[j])
+    return top
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def block_maxima(row, found):
+    """Fill `found` with the maximum of each `BLOCK` columns; the last block may be shorter."""
+    whole = len(row) // BLOCK
+    for b in range(whole):
+        found[b] = largest(row, b * BLOCK, BLOCK)
+    if whole < len(found):
+        found[whole] = largest(row, whole * BLOCK, len(row) - whole * BLOCK)
+
+
+@numba.njit(inline="always")
+def insert(value, index, values, ids):
+    """Put a value that beats the last of the falling `values` in its place; of equals, the first stays ahead."""
+    at = len(values) - 1
+    while at > 0 and values[at - 1] < value:
+        values[at], ids[at] = values[at - 1], ids[at - 1]
+        at -= 1
+    values[at], ids[at] = value, index
+
+
+@numba.njit(inline="always")
+def top_of(row, values, ids, maxima):
+    """Fill `values` and `ids` with the k largest of a row, falling; of equals, the lower id first."""
+    last = len(values) - 1
+    block_maxima(row, maxima)
+    values[:], ids[:] = -np.inf, 0
+    for b in range(len(maxima)):
+        if maxima[b] > values[last]:
+            insert(maxima[b], np.int32(b), values, ids)
+    floor = values[last]  # at least k values are this large or larger
+    values[:] = -np.inf
+    for b in range(len(maxima)):
+        if maxima[b] >= floor and maxima[b] > values[last]:
+            for j in range(b * BLOCK, min(len(row), (b + 1) * BLOCK)):
+                if row[j] > values[last]:
+                    insert(row[j], np.int32(j), values, ids)
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def sums(row, top, own):
+    """Sum of e^(z - top), sum of (z - top) e^(z - top), and how many logits lie above `own`."""
+    total, weighted, above = np.float32(0), np.float32(0), np.int32(0)
+    for j in range(len(row)):
+        d = max(row[j] - top, LOWEST)
+        e = exp(d)
+        total += e
+        weighted += e * d
+        above += np.int32(row[j] > own)
+    return total, weighted, above
+
+
+@numba.njit(fastmath=FAST, nogil=True, cache=True)
+def summarize(start, end, logits, wanted, values, ids, normalizer, entropy, rank):
+    """Fill, for rows start..end of logits [n, V]: the top-k logits `values` [n, k] and `ids`, falling; `normalizer`
+    [n], the log of the sum of exponentials; `entropy` [n] in nats; `rank` [n] of column `wanted` [n], 1 at the top."""
+    maxima = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, np.float32)
+    for r in range(start, end):
+        row = logits[r]
+        top_of(row, values[r], ids[r], maxima)
+        total, weighted, above = sums(row, values[r, 0], row[wanted[r]])
+        size = math.log(total)
+        normalizer[r] = values[r, 0] + size
+        entropy[r] = size - weighted / total
+        rank[r] = above + 1
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def exponentials(row, normalizer, found):
+    """Fill `found` with the probabilities of a row of logits."""
+    for j in range(len(row)):
+        found[j] = exp(row[j] - normalizer)
+
+
+@numba.njit(fastmath=FAST, inline="always")
+def divergence(row, normalizer, last, last_normalizer, last_shares):
+    """Twice the Jensen-Shannon divergence, as sum of p (log p - log m) + q (log q - log m): exact where p is q."""
+    total = np.float32(0)
+    for j in range(len(row)):
+        log_p = max(row[j] - normalizer, LOWEST)
+        log_q = max(last[j] - last_normalizer, LOWEST)
+        p, q = exp(log_p), last_shares[j]
+        log_m = log((p + q) * HALF)
+        total += p * (log_p - log_m) + q * (log_q - log_m)
+    return total
+
+
+@numba.njit(fastmath=FAST, nogil=True, cache=True)
+def diverge(start, end, logits, normalizer, size, found):
+    """Fill `found` [n], for tokens start..end of `size` rows of logits each, with the Jensen-Shannon divergence, in
+    nats, of each row and the token's last."""
+    shares = np.empty(logits.shape[1], np.float32)
+    for token in range(start, end):
+        final = token * size + size - 1
+        exponentials(logits[final], normalizer[final], shares)
+        for r in range(token * size, final + 1):
+            found[r] = HALF * divergence(logits[r], normalizer[r], logits[final], normalizer[final], shares)

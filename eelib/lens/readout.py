@@ -1,0 +1,268 @@
+"""What the head says of a state: top-k, probability, entropy, rank, divergence; never layers x tokens x vocabulary."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from eelib.lens.cpu import rows
+from eelib.lens.cpu.parallel import Spread, spread_over_cores
+from eelib.lens.cpu.products import head_product
+from eelib.lens.cuda import kernel
+from eelib.models.unembed import Unembed
+
+TOP = 10
+LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
+ROWS_AT_ONCE = 256  # a matrix product of fewer rows packs its weights for too little work
+FEWEST_LOGITS = 16 << 20  # held at a time, where there are as many
+SCALARS = (
+    "probability",
+    "margin",
+    "entropy",
+    "final_rank",
+    "final_probability",
+    "reference_probability",
+    "cosine",
+    "js_final",
+)
+
+
+@dataclass
+class Readout:
+    """Readouts of n tokens at S states each. Every tensor is on the CPU: [n, S], the top-k ones [n, S, k]."""
+
+    values: dict[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[name]
+
+
+def top_k(vocabulary: int) -> int:
+    """Width of the top-k columns: `TOP`, or the vocabulary where that is smaller."""
+    return min(TOP, vocabulary)
+
+
+class Scratch:
+    """Memory for logits that is used again: fresh pages for every piece would cost a third of the matrix product."""
+
+    def __init__(self):
+        self.kept = torch.empty(0)
+
+    def take(self, rows: int, columns: int) -> Tensor:
+        """Uninitialized float32 [rows, columns], which the next call takes back."""
+        if self.kept.numel() < rows * columns:
+            self.kept = torch.empty(rows * columns)
+        return self.kept[: rows * columns].view(rows, columns)
+
+
+@torch.no_grad()
+def read(
+    unembed: Unembed,
+    states: Tensor,
+    final_ids: Tensor,
+    reference_ids: Tensor | None = None,
+    last: Tensor | None = None,
+    scratch: Scratch | None = None,
+) -> Readout:
+    """Read states [n, S, hidden_size] through `unembed`; the last of the S is layer L unless `last` [n, hidden_size] is given.
+
+    `final_ids` [n] are the emitted tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
+    Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
+    against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises
+    ValueError naming the layer if a state is not finite.
+    """
+    count, sites, width = states.shape
+    check_finite(states, first=0 if last is None else 1)
+    if last is not None:
+        states = torch.cat([states, last[:, None]], dim=1)
+    k = top_k(unembed.vocab_size)
+    values = {name: torch.empty(count, sites) for name in SCALARS}
+    values["top1"] = torch.empty(count, sites, dtype=torch.int32)
+    values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
+    values["topk_probability"] = torch.empty(count, sites, k)
+    unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
+    most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * unembed.vocab_size))
+    tokens, read_some = max(1, most // (unembed.vocab_size * states.shape[1])), read_on_device
+    on_cpu = states.device.type == "cpu"
+    if not on_cpu and type(unembed.head) is nn.Linear and kernel.supports(states[:1, 0], unembed.head.weight):
+        tokens, read_some = count, read_by_kernel  # it holds no logits
+    with spread_over_cores() if on_cpu else nullcontext() as spread:
+        if on_cpu:
+            read_some = partial(read_on_cpu, scratch=scratch or Scratch(), spread=spread)
+        for start in range(0, count, tokens):
+            part = slice(start, min(count, start + tokens))
+            found = read_some(unembed, states[part], final_ids[part], unknown[part], k)
+            for name, value in found.items():
+                values[name][part] = value[:, :sites]
+    return Readout(values)
+
+
+def check_finite(states: Tensor, first: int) -> None:
+    """ValueError naming the first layer of states [n, S, hidden_size], those of layers first.., that is not finite."""
+    if not bool(torch.isfinite(states).all()):
+        bad = torch.isfinite(states).all(-1).all(0).tolist().index(False)
+        raise ValueError(
+            f"the states of layer {bad + first} of {states.shape[1] - 1 + first} hold values that are not "
+            "finite, so nothing was written of this batch"
+        )
+
+
+@torch.no_grad()
+def top_ids(unembed: Unembed, states: Tensor) -> list[int]:
+    """The top-1 ids of states [n, hidden_size]."""
+    pieces = states.split(max(1, LOGITS_AT_ONCE // unembed.vocab_size))
+    return torch.cat([unembed(piece).argmax(-1) for piece in pieces]).tolist()
+
+
+def logits_into(unembed: Unembed, states: Tensor, out: Tensor, spread: Spread) -> None:
+    """Fill `out` [n, vocab_size] with the logits of states [n, hidden_size]; a plain float32 head writes them in place."""
+    head = getattr(unembed, "head", None)
+    if type(head) is not nn.Linear or head.weight.dtype != torch.float32:
+        out.copy_(unembed(states))
+        return
+    head_product(unembed.normed(states), head, out, spread)
+    if head.bias is not None:
+        out += head.bias
+    if unembed.after != 1.0:
+        out *= unembed.after
+    if unembed.cap:
+        out.div_(unembed.cap).tanh_().mul_(unembed.cap)
+    if unembed.bias is not None:
+        out += unembed.bias
+
+
+def read_on_cpu(
+    unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int, scratch: Scratch, spread: Spread
+) -> dict[str, Tensor]:
+    """All readouts [n, S] of states [n, S, hidden_size] on the CPU: one matrix product, then one pass over its rows."""
+    count, sites, width = states.shape
+    size = count * sites
+    logits = scratch.take(size, unembed.vocab_size)
+    wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
+    top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
+    normalizer, entropy, divergence = torch.empty(size), torch.empty(size), torch.empty(size)
+    rank = torch.empty(size, dtype=torch.int32)
+    numbers = logits.numpy()
+    logits_into(unembed, states.reshape(size, width), logits, spread)
+    spread(
+        rows.summarize,
+        size,
+        numbers,
+        wanted.numpy(),
+        top.numpy(),
+        ids.numpy(),
+        normalizer.numpy(),
+        entropy.numpy(),
+        rank.numpy(),
+    )
+    spread(rows.diverge, count, numbers, normalizer.numpy(), sites, divergence.numpy())
+    own = logits.gather(1, wanted[:, None])[:, 0]
+    reference = logits.gather(1, known.clamp(min=0)[:, None])[:, 0].masked_fill(known < 0, math.nan)
+    found = finish(top, ids, normalizer, entropy, rank, own, reference, divergence, unembed.vocab_size)
+    found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
+    return found | {"cosine": cosine(states)}
+
+
+def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+    """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the vocabulary, one for JS."""
+    count, sites, width = states.shape
+    weight, device = unembed.head.weight, unembed.head.weight.device
+    hidden = unembed.normed(states.reshape(count * sites, width))
+    wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
+    scaling = dict(bias=unembed.bias, head_bias=unembed.head.bias, after=unembed.after, cap=unembed.cap)
+    got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known, **scaling)
+    last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
+    divergence = kernel.read_js(
+        hidden, weight, got["log_normalizer"], hidden[last], got["log_normalizer"][last], **scaling
+    )
+    found = finish(
+        got["top_logits"],
+        got["top_ids"],
+        got["log_normalizer"],
+        got["entropy"],
+        got["final_rank"],
+        got["final_logit"],
+        got["reference_logit"],
+        divergence,
+        unembed.vocab_size,
+    )
+    found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
+    return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
+
+
+def read_on_device(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+    """All readouts [n, S] of states [n, S, hidden_size] by plain tensor operations, one of the S at a time."""
+    wanted, known = (ids.to(states.device).long()[:, None] for ids in (wanted, known))
+    target = torch.log_softmax(unembed(states[:, -1]), dim=-1)
+    columns = []
+    for state in states.unbind(1):
+        logits = unembed(state)
+        normalizer = logits.logsumexp(-1)
+        logs = logits - normalizer[:, None]
+        probabilities = logs.exp()
+        top, ids = logits.topk(k, dim=-1)
+        own = logits.gather(1, wanted)
+        reference = logits.gather(1, known.clamp(min=0)).masked_fill(known < 0, math.nan)
+        entropy = -(probabilities * logs).nan_to_num(0.0).sum(-1)
+        columns.append(
+            finish(
+                top,
+                ids,
+                normalizer,
+                entropy,
+                (logits > own).sum(-1) + 1,
+                own[:, 0],
+                reference[:, 0],
+                jensen_shannon(logs, probabilities, target),
+                unembed.vocab_size,
+            )
+        )
+    found = {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
+    return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
+
+
+def finish(
+    top: Tensor,
+    ids: Tensor,
+    normalizer: Tensor,
+    entropy: Tensor,
+    rank: Tensor,
+    own: Tensor,
+    reference: Tensor,
+    divergence: Tensor,
+    vocabulary: int,
+) -> dict[str, Tensor]:
+    """Readouts [n] and [n, k] from the logits of the top-k, of the emitted token and of the reference's token."""
+    shares = (top - normalizer[:, None]).clamp(max=0.0).exp()
+    return {
+        "top1": ids[:, 0],
+        "topk_ids": ids,
+        "topk_probability": shares,
+        "probability": shares[:, 0],
+        "margin": shares[:, 0] - shares[:, min(1, shares.shape[1] - 1)],
+        "entropy": entropy.clamp(0.0, math.log(vocabulary)),
+        "final_rank": rank,
+        "final_probability": (own - normalizer).clamp(max=0.0).exp(),
+        "reference_probability": (reference - normalizer).clamp(max=0.0).exp(),
+        "js_final": divergence.clamp(0.0, math.log(2.0)),
+    }
+
+
+def cosine(states: Tensor) -> Tensor:
+    """Cosine [n, S] of each of the states [n, S, hidden_size] and the last, before the final norm."""
+    states = states.float()
+    return torch.cosine_similarity(states, states[:, -1:], dim=-1).clamp(-1.0, 1.0)
+
+
+def jensen_shannon(logs: Tensor, probabilities: Tensor, target: Tensor) -> Tensor:
+    """Jensen-Shannon divergence [n] in nats between rows of log-probabilities; within [0, ln 2].
+
+    Summed as p (log p - log m) / 2 + q (log q - log m) / 2, which stays exact where p and q nearly agree.
+    """
+    other = target.exp()
+    middle = ((probabilities + other) / 2).clamp(min=torch.finfo(torch.float32).tiny).log()
+    both = probabilities * (logs - middle) + other * (target - middle)
+    return both.nan_to_num(0.0).sum(-1) / 2

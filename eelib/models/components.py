@@ -1,0 +1,370 @@
+"""The sub-layers of each block: which modules' outputs, with the skip, make the block's output, and what each is."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor, nn
+
+from eelib.common.tolerances import close
+from eelib.models.probe import Call, Runs, first_tensor, state_of, with_tensor
+
+Scale = float | Tensor  # one factor, or one for each dimension [hidden_size]
+SITES = ("attention", "cross_attention", "feed_forward")
+ONE: Scale = 1.0
+MOST = 20  # candidates that are tried for one block
+
+
+@dataclass
+class BlockComponents:
+    """The sub-layers of one block. A site is read alone through norm and head.
+
+    `sums` maps a site to the modules whose outputs, each times its scale, are what the site adds to the block's output
+    (more than one where, say, a shared expert stands beside the routed ones). Pre-norm blocks: output = `skip` times
+    the input, plus the sites, plus a `constant` [hidden_size] where a block adds one. `post_norm` is None in those; in
+    post-norm blocks it names, for each sub-layer in order, the norm that follows its residual sum. `after` is a module
+    that takes the state after attention; None in post-norm blocks, and in parallel ones, whose attention and
+    feed-forward both read the block's input.
+    """
+
+    sums: dict[str, list[tuple[nn.Module, Scale]]]
+    post_norm: list[nn.Module] | None
+    after: nn.Module | None
+    skip: Scale = 1.0
+    constant: Tensor | None = None
+
+    @property
+    def attention(self) -> nn.Module:
+        """The (first) module that mixes positions."""
+        return self.sums["attention"][0][0]
+
+    @property
+    def feed_forward(self) -> nn.Module:
+        """The (first) module that works on each position alone."""
+        return self.sums["feed_forward"][0][0]
+
+    @property
+    def cross_attention(self) -> nn.Module | None:
+        """The module that reads the source, in decoders that have one."""
+        return self.sums["cross_attention"][0][0] if "cross_attention" in self.sums else None
+
+    @property
+    def parallel(self) -> bool:
+        """Whether there is no state after attention."""
+        return self.post_norm is None and self.after is None
+
+
+class Enough(Exception):
+    """The block that a run was for is done."""
+
+
+def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: str) -> list[BlockComponents]:
+    """The sub-layers of every block, each checked: with the skip they add up to its output. ValueError if not."""
+    found, roles = [], {}
+    starts = {id(call): i for i, call in enumerate(runs.calls)}
+    ends = [starts[id(block)] for block in blocks]
+    known: list[tuple[str, ...]] = []
+    for number, block in enumerate(blocks):
+        begin = ends[number - 1] + 1 if number and blocks[number - 1].name == block.name else 0
+        calls = [reshaped(c, block) for c in runs.calls[begin : ends[number]] if c.name.startswith(block.name + ".")]
+        once = Counter(c.name for c in calls)  # a module that runs twice in a block is no site
+        calls = [c for c in calls if c.given is not None and once[c.name] == 1]
+        chosen, scales, norms, skip = sum_of(block, calls, known, name)
+        constant = None if norms or not (isinstance(skip, float) and skip == 1.0) else constant_of(block, chosen)
+        names = tuple(c.name.removeprefix(block.name) for c in chosen)
+        if names not in roles:
+            roles[names] = roles_of(network, block, chosen, runs)
+            known.append(names)
+        sums: dict[str, list] = {}
+        for site, call, scale in zip(roles[names], chosen, scales):
+            sums.setdefault(site, []).append((call.module, scale))
+        missing = [site for site in ("attention", "feed_forward") if site not in sums]
+        if missing:
+            raise ValueError(
+                f"{name}: block {block.name} adds up, of {', '.join(n[1:] for n in names)}, but none of "
+                f"these is its {missing[0].replace('_', '-')}, so its sub-layers can't be read"
+            )
+        after = None if norms else after_attention(block, calls, chosen, scales, skip, roles[names])
+        found.append(BlockComponents(sums, [n.module for n in norms] or None, after, skip, constant))
+    return found
+
+
+def reshaped(call: Call, block: Call) -> Call:
+    """The call with tensors in the block's shape where they hold as many numbers ([tokens, hidden_size] in some families)."""
+
+    def fit(tensor):
+        flat = tensor is not None and tensor.ndim == 2 and tensor.shape == block.given.shape[1:]
+        return tensor.unsqueeze(0) if flat else tensor
+
+    given = fit(call.given)
+    return Call(
+        call.name,
+        call.module,
+        fit(call.taken),
+        given if given is not None and given.shape == block.given.shape else None,
+    )
+
+
+def sum_of(
+    block: Call, calls: list[Call], known: list[tuple[str, ...]], name: str
+) -> tuple[list[Call], list[Scale], list[Call], Scale]:
+    """(sub-layers in order, their scales, post-norms, the skip's scale) of a block; ValueError names it if none fit.
+
+    Sub-layers that were `known` in other blocks are tried first.
+    """
+    candidates: list[Call] = []
+    order = {id(c): i for i, c in enumerate(calls)}
+    for call in sorted(calls, key=lambda c: c.name.count(".")):  # of modules with one output, the outermost
+        if not any(torch.equal(call.given, other.given) for other in candidates):
+            candidates.append(call)
+    shallow = sorted(candidates[:12], key=lambda c: order[id(c)])
+    candidates = sorted(candidates[:MOST], key=lambda c: order[id(c)])
+    tries = [[c for c in candidates if c.name.removeprefix(block.name) in names] for names in known]
+    tries = [chosen for chosen, names in zip(tries, known) if len(chosen) == len(names)]
+    tries += [list(chosen) for size in (2, 3) for chosen in combinations(candidates, size)]
+    for chosen in tries:
+        if adds_up(block.taken + sum(c.given for c in chosen), block):
+            return chosen, [ONE] * len(chosen), [], ONE
+    found = postnorm_sum(candidates, calls, block)
+    if found is not None:
+        return found[0], [ONE] * len(found[0]), found[1], ONE
+    more = [list(chosen) for size in (4, 5) for chosen in combinations(shallow, size)]
+    for chosen in more:
+        if adds_up(block.taken + sum(c.given for c in chosen), block):
+            return chosen, [ONE] * len(chosen), [], ONE
+    for chosen in tries:
+        if constant_of(block, chosen) is not None:
+            return chosen, [ONE] * len(chosen), [], ONE
+    tries += [[c] for c in candidates] + [chosen for chosen in more if len(chosen) == 4]
+    for fit in (scaled, scaled_by_dimension):
+        for chosen in tries:
+            factors = fit([block.taken, *(c.given for c in chosen)], block)
+            if factors is not None:
+                return chosen, factors[1:], [], factors[0]
+    raise ValueError(
+        f"{name}: no two to five modules of {block.name} add up to its output, so its sub-layers can't be read"
+    )
+
+
+def adds_up(total: Tensor, block: Call) -> bool:
+    """Whether `total` is the block's output, up to rounding of what it added and of the running state.
+
+    The state may hold values a thousand times those of the parts, so its own rounding is allowed for, place by place.
+    """
+    taken, given = block.taken.double(), block.given.double()
+    exact = block.given.dtype in (torch.float32, torch.float64)
+    rounding = 4 * torch.finfo(block.given.dtype).eps * given.abs()
+    allowed = (1e-4 if exact else 3e-2) * (given - taken).abs().max() + rounding
+    return bool(((total.double() - given).abs() <= allowed).all())
+
+
+def constant_of(block: Call, chosen: list[Call]) -> Tensor | None:
+    """The vector [hidden_size] that a block adds at every position, besides its input and sub-layers; None if none."""
+    total = block.taken + sum(c.given for c in chosen)
+    rest = (block.given - total)[0].mean(0)
+    return rest if adds_up(total + rest, block) and not adds_up(total, block) else None
+
+
+def scaled(parts: list[Tensor], block: Call) -> list[Scale] | None:
+    """One factor for each part, by least squares, if the sum so weighted is the block's output and needs every part."""
+    columns = torch.stack([p.double().flatten() for p in parts], 1)
+    gram = columns.T @ columns
+    factors = torch.linalg.lstsq(
+        gram, columns.T @ block.given.double().flatten(), driver=None if gram.is_cuda else "gelsd"
+    ).solution
+    one = (factors - 1).abs() < (1e-4 if block.given.dtype in (torch.float32, torch.float64) else 1e-2)
+    factors[one] = 1.0
+    if bool((factors.abs() < 1e-3).any()) or not adds_up((columns @ factors).reshape(block.given.shape), block):
+        return None
+    return [float(f) for f in factors]
+
+
+def scaled_by_dimension(parts: list[Tensor], block: Call) -> list[Scale] | None:
+    """A factor for each part and dimension, as learned residual weights and layer scales need."""
+    if block.given.shape[1] <= len(parts) + 1:
+        return None
+    factors = torch.empty(block.given.shape[-1], len(parts), dtype=torch.float64, device=block.given.device)
+    for begin, end in ((0, 32), (32, None)):  # most choices fail within the first dimensions
+        some = slice(begin, end)
+        columns = torch.stack([p[0, :, some].double().T for p in parts], -1)  # [dimensions, tokens, parts]
+        if not len(columns):
+            break
+        wanted = block.given[0, :, some].double().T.unsqueeze(-1)
+        factors[some] = torch.linalg.lstsq(columns, wanted, driver=None if wanted.is_cuda else "gelsd").solution[..., 0]
+        part = Call(block.name, block.module, block.taken[..., some], block.given[..., some])
+        if not adds_up((columns @ factors[some].unsqueeze(-1)).squeeze(-1).T.unsqueeze(0), part):
+            return None
+    return None if bool((factors.abs().amax(0) < 1e-3).any()) else [f.to(block.given.dtype) for f in factors.T]
+
+
+def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tuple[list[Call], list[Call]] | None:
+    """Sub-layers and norms of a post-norm block: state -> norm(state + sub-layer(state)), twice or three times."""
+    state, chosen, norms = block.taken, [], []
+    for _ in range(3):
+        step = next(
+            (
+                (c, n)
+                for n in calls
+                for c in candidates
+                if n.taken is not None
+                and n.taken.shape == state.shape
+                and n.module is not c.module
+                and not torch.equal(n.taken, c.given)
+                and close(n.taken, state + c.given)
+            ),
+            None,
+        )
+        if step is None:
+            return None
+        chosen.append(step[0])
+        norms.append(step[1])
+        state = step[1].given
+        if torch.equal(state, block.given):
+            return (chosen, norms) if len({c.name for c in (*chosen, *norms)}) == 2 * len(chosen) else None
+    return None
+
+
+@torch.no_grad()
+def roles_of(network: nn.Module, block: Call, chosen: list[Call], runs: Runs) -> list[str]:
+    """The site of each sub-layer, by what it does: cross-attention sees another source, attention another position.
+
+    The block is run again on its recorded input, with the sub-layers before the one in question held as they were.
+    """
+    plain = [c.given for c in chosen]
+    source = runs.logits is not None and getattr(network.config, "is_encoder_decoder", False)
+    other = {**runs.inputs, "input_ids": runs.inputs["input_ids"].flip(1)} if source else None
+
+    def reads(index: int, position: int) -> bool:
+        """Whether the last position of a sub-layer's output changes with the block's input at another position."""
+        bent = block.taken.clone()
+        bent[:, position] = bent[:, position].flip(-1) * 0.5 + bent[:, position].abs().mean()
+        seen = run_block(network, block, chosen, index, plain, bent, runs.inputs)
+        return not close(seen[:, -1], plain[index][:, -1])
+
+    roles = []
+    for index in range(len(chosen)):
+        if source and not close(run_block(network, block, chosen, index, plain, block.taken, other), plain[index]):
+            roles.append("cross_attention")
+        else:
+            roles.append("attention" if reads(index, -2) else "feed_forward")
+    if "attention" not in roles and roles.count("cross_attention") == 1:  # one module reads target and source together
+        roles[roles.index("cross_attention")] = "attention"
+    if "feed_forward" not in roles:  # a short convolution may follow it, which reaches only its neighbours
+        roles = ["feed_forward" if r == "attention" and not reads(i, 0) else r for i, r in enumerate(roles)]
+    return roles
+
+
+def run_block(
+    network: nn.Module, block: Call, chosen: list[Call], index: int, plain: list[Tensor], state: Tensor, inputs: dict
+) -> Tensor:
+    """Output of sub-layer `index` when the block reads `state` and the sub-layers before it give what they gave."""
+    seen: list[Tensor] = []
+
+    def enter(_module, args, kwargs):
+        old = state_of(args, kwargs)
+        return with_tensor(args, old, state), with_tensor(kwargs, old, state)
+
+    def hold(_module, _args, output, value=None):
+        old = first_tensor(output)
+        return with_tensor(output, old, value.reshape(old.shape).to(old.device))
+
+    def leave(_module, _args, output):
+        seen.append(first_tensor(output).reshape(block.given.shape).clone().to(block.given.device))
+        raise Enough
+
+    handles = [block.module.register_forward_pre_hook(enter, with_kwargs=True)]
+    for call, value in zip(chosen[:index], plain):
+        handles.append(call.module.register_forward_hook(lambda m, a, o, value=value: hold(m, a, o, value)))
+    handles.append(chosen[index].module.register_forward_hook(leave))
+    try:
+        network(**inputs)
+    except Enough:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen[0]
+
+
+def after_attention(
+    block: Call, calls: list[Call], chosen: list[Call], scales: list[Scale], skip: Scale, roles: list[str]
+) -> nn.Module | None:
+    """A module that takes the state after attention; None where no module takes it, as in parallel blocks."""
+    added = sum(c.given.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
+    state = block.taken.double() * skip + added
+    readers = [c for c in calls if c.taken is not None and c.taken.shape == block.given.shape]
+    reader = next((c for c in readers if close(c.taken.double(), state)), None)
+    if reader is None and constant_of(block, chosen) is not None:
+        rests = [(c, c.taken.double() - state) for c in readers]
+        reader = next((c for c, rest in rests if close(state + rest.mean(1, keepdim=True), c.taken.double())), None)
+    if reader is None and (isinstance(skip, Tensor) or skip != 1.0):  # it may be scaled after attention only
+        reader = next((c for c in readers if same_mix(c.taken, [block.taken, added])), None)
+    return reader.module if reader is not None else None
+
+
+def same_mix(state: Tensor, parts: list[Tensor]) -> bool:
+    """Whether a state is a weighted sum of parts, all of them needed."""
+    columns = torch.stack([p.double().flatten() for p in parts], 1)
+    gram, wanted = columns.T @ columns, columns.T @ state.double().flatten()
+    factors = torch.linalg.lstsq(gram, wanted, driver=None if gram.is_cuda else "gelsd").solution
+    return bool((factors.abs() > 1e-3).all()) and close((columns @ factors).reshape(state.shape), state.double())
+
+
+@contextmanager
+def site_states(blocks: list[nn.Module], parts: list[BlockComponents]) -> Iterator[dict[str, list[Tensor]]]:
+    """While open, each forward fills the yielded dict: site name -> one state [batch, tokens, hidden_size] per block.
+
+    Sites: attention, after_attention (not in parallel blocks), cross_attention (where there is one), feed_forward,
+    block. A sub-layer's state is what it adds to the block's output.
+    """
+    sites: dict[str, list[Tensor]] = {}
+    handles, counts, current, home = [], {}, {}, []
+    places = {block: [i for i, other in enumerate(blocks) if other is block] for block in blocks}
+
+    def put(block: nn.Module, site: str, value: Tensor, more: bool = False) -> None:
+        index, shape = current[block]
+        values = sites.setdefault(site, [None] * len(blocks))
+        value = value.reshape(shape).clone().to(home[0])  # some blocks add to a sub-layer's output in place
+        values[index] = values[index] + value if more else value
+
+    def enter(block):
+        def hook(_module, args, kwargs):
+            turn = counts[block] = counts.get(block, -1) + 1
+            state = state_of(args, kwargs)
+            current[block] = places[block][turn % len(places[block])], state.shape
+            if not home:  # all sites end up where the first block's input is
+                home.append(state.device)
+
+        return hook
+
+    def leave(block, site, scale=1.0, more=False):
+        plain = isinstance(scale, float | int) and scale == 1.0
+
+        def hook(_module, _args, output):
+            value = first_tensor(output)
+            factor = scale.to(value.device) if isinstance(scale, Tensor) else scale
+            put(block, site, value if plain else value * factor, more)
+
+        return hook
+
+    def took(block):
+        return lambda _m, args, kwargs: put(block, "after_attention", state_of(args, kwargs))
+
+    for block, part in {block: part for block, part in reversed(list(zip(blocks, parts)))}.items():
+        handles.append(block.register_forward_pre_hook(enter(block), with_kwargs=True))
+        for site, modules in part.sums.items():
+            for number, (module, scale) in enumerate(modules):
+                handles.append(module.register_forward_hook(leave(block, site, scale, number > 0)))
+        if part.post_norm is not None:
+            handles.append(part.post_norm[0].register_forward_hook(leave(block, "after_attention")))
+        elif part.after is not None:
+            handles.append(part.after.register_forward_pre_hook(took(block), with_kwargs=True))
+        handles.append(block.register_forward_hook(leave(block, "block")))
+    try:
+        yield sites
+    finally:
+        for handle in handles:
+            handle.remove()

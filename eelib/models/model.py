@@ -1,0 +1,338 @@
+"""Load any Hugging Face checkpoint, find its parts by running it once, and prove that they were found."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
+
+from eelib.common.tolerances import tolerance
+from eelib.common.values import first_line
+from eelib.models.checkpoint import (
+    DTYPES,
+    path_of,
+    read_checkpoint,
+    resolve_device,
+    weights_hash,
+)
+from eelib.models.classifier import classifier_probe, find_classifier_unembed
+from eelib.models.components import BlockComponents, find_components
+from eelib.models.encoder import encoder_unembed
+from eelib.models.forward import causal_inputs, choose_cache, position_offset
+from eelib.models.probe import accepts, find_blocks, plain_inputs, record, stack_of
+from eelib.models.unembed import Unembed, find_unembed, prove_unembed
+
+
+class TextIds(list):
+    """Token ids of one text, with their token types where a network is to be given them (`types`, else empty)."""
+
+    types: list[int] | tuple = ()
+
+
+@dataclass
+class Model:
+    """A checkpoint whose blocks, sub-layers, final norm and head are known and checked.
+
+    `kind`: causal, seq2seq, masked or classifier. `layers` is L: layer 0 is the embeddings, layer l the output of block
+    l. `unembed` maps states [n, hidden_size] to the logits [n, vocab_size] that the model itself would give (a classifier's
+    vocabulary is its labels). `components[l - 1]` names the sub-layers of block l; where they could not be found, `components` is
+    empty and `components_error` says why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours),
+    "full" (ours, no layer forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`:
+    the position id of a text's first token; None where the network takes none.
+    """
+
+    name: str
+    kind: str
+    network: nn.Module
+    tokenizer: object
+    blocks: list[nn.Module]
+    unembed: Unembed
+    components: list[BlockComponents]
+    components_error: str
+    hash: str
+    pads: bool
+    cache: str = "growing"
+    offset: int | None = 0
+
+    @property
+    def layers(self) -> int:
+        """L, the number of blocks that produce tokens (the decoder's in an encoder-decoder)."""
+        return len(self.blocks)
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of a hidden state."""
+        return self.unembed.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits: tokens, or a classifier's labels."""
+        return self.unembed.vocab_size
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of a classifier's labels, by number; empty for other kinds."""
+        names = getattr(self.network.config, "id2label", None) or {}
+        return [str(names.get(i, i)) for i in range(self.vocab_size)] if self.kind == "classifier" else []
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go; of a network spread over devices, where its embeddings are."""
+        embeddings = self.network.get_input_embeddings()
+        return next((embeddings if embeddings is not None else self.network).parameters()).device
+
+    @property
+    def dtype(self) -> str:
+        """Name of the floating-point type that the network computes in (not that of quantized weights)."""
+        kinds = [p.dtype for p in self.network.parameters() if p.dtype in DTYPES.values() or p.dtype == torch.float64]
+        return str(kinds[0] if kinds else self.network.dtype).removeprefix("torch.")
+
+    @property
+    def context_length(self) -> int:
+        """Longest input plus output in tokens; the tokenizer's and the config's limits, whichever is smaller."""
+        config = self.network.config.get_text_config(decoder=True)
+        limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "n_ctx")]
+        limits = [limit - (self.offset or 0) if isinstance(limit, int) else None for limit in limits]
+        limits.append(self.tokenizer.model_max_length)
+        return int(min([limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9], default=10**9))
+
+    @property
+    def eos_ids(self) -> set[int]:
+        """Token ids that end an output: those of the generation config, else of the config, else of the tokenizer."""
+        generation = getattr(self.network, "generation_config", None)
+        config = self.network.config
+        for holder in (generation, config, config.get_text_config(decoder=True), self.tokenizer):
+            ids = getattr(holder, "eos_token_id", None)
+            if ids is not None:
+                return set(ids) if isinstance(ids, (list, tuple)) else {ids}
+        return set()
+
+    @property
+    def pad_id(self) -> int:
+        """A token id for padding; any id serves, because padded positions are masked."""
+        ids = [self.tokenizer.pad_token_id, getattr(self.network.config, "pad_token_id", None), *self.eos_ids, 0]
+        return next(i for i in ids if isinstance(i, int) and i >= 0)
+
+    def accepts(self, argument: str) -> bool:
+        """Whether the network's forward takes `argument`."""
+        return accepts(self.network, argument)
+
+    def encode(self, prompts: list[str], chat: bool = False, seconds: list[str] | None = None) -> list[list[int]]:
+        """Token ids of prompts with the tokenizer's own special tokens; `chat`: each as a user's turn in its template.
+
+        `seconds` are the second texts of pairs. For a classifier, a row carries the token types that the network takes
+        (`TextIds`). Raises ValueError if `chat` is asked of a tokenizer that has no template, or for pairs; if the
+        tokenizer tells more types apart than the network.
+        """
+        if chat and seconds:
+            raise ValueError(f"{self.name}: pairs of texts are not put into a chat template; allowed is chat=False")
+        if not chat:  # long ones are counted, not warned of
+            encoded = self.tokenizer(prompts, text_pair=seconds or None, verbose=False)
+            return self.typed(encoded) if self.kind == "classifier" else encoded["input_ids"]
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
+        texts = [
+            self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+            for prompt in prompts
+        ]
+        return self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def typed(self, encoded) -> list[list[int]]:
+        """Rows of a tokenizer's output; with their token types if the network takes them and they are not all 0."""
+        rows, types = encoded["input_ids"], encoded.get("token_type_ids")
+        most = max(map(max, filter(None, types or [])), default=0)
+        if not most or not self.accepts("token_type_ids"):
+            return rows
+        known = getattr(self.network.config, "type_vocab_size", None)
+        if known and most >= known:  # 0: the network reads none
+            raise ValueError(f"{self.name}: the tokenizer gives token types up to {most}, the network knows {known}")
+        rows = [TextIds(row) for row in rows]
+        for row, own in zip(rows, types):
+            row.types = own
+        return rows
+
+    def read_at(self, ids: list[int]) -> int:
+        """The position of a text that a classifier reads. ValueError if it is the end token's and there is none."""
+        if self.unembed.reads == "first":
+            return 0
+        if self.unembed.reads == "eos":
+            places = [i for i, token in enumerate(ids) if token == self.network.config.eos_token_id]
+            if not places:
+                raise ValueError(f"{self.name}: a text without an end token can't be classified")
+            return places[-1]
+        return len(ids) - 1
+
+
+def load_model(
+    name: str,
+    dtype: str = "float32",
+    device: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    stack: str = "decoder",
+) -> Model:
+    """Load a shipped name, a local folder or a hub id, and check it (see `prepare`).
+
+    `device`: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N. `stack="encoder"` reads
+    an encoder-decoder's encoder, in place, through its final norm and the shared head.
+    Raises ValueError, one line: unknown name, dtype, device or stack; weights that are not safetensors or not all
+    there; no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose logits
+    could not be rebuilt from its last captured state.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
+    if stack not in ("decoder", "encoder"):
+        raise ValueError(f"stack {stack!r} is not known; allowed: decoder, encoder")
+    place = resolve_device(device)
+    path = path_of(name)
+    network, tokenizer, kind = read_checkpoint(name, path, dtype, place, revision, trust_remote_code)
+    note_ignored_generation(network, name)
+    try:
+        return prepare(network, tokenizer, Path(path).name, kind, weights_hash(path, revision), stack)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever an unknown network raises, the reader needs one line
+        raise ValueError(
+            f"{Path(path).name}: {type(network).__name__} can't be read out ({type(error).__name__}: "
+            f"{first_line(error)})"
+        ) from None
+
+
+def prepare(network: nn.Module, tokenizer, name: str, kind: str, weights: str = "", stack: str = "decoder") -> Model:
+    """Wrap a network that is in memory: find blocks, unembed and sub-layers with one probe run, and prove them.
+
+    Proven: the unembed gives the network's own logits, for the last state and for a middle one put in its place;
+    sub-layers and skip are each block's output; a causal network does not read to the right; states are finite;
+    position ids, padding and cache change nothing, or are left out. Raises ValueError, one line naming the module.
+    """
+    ids = probe_ids(network, tokenizer)
+    if stack == "encoder":
+        return prepare_encoder(network, tokenizer, name, kind, weights, ids)
+    eos = getattr(network.config, "eos_token_id", None)
+    runs = run_probe(network, kind, classifier_probe(ids, eos) if kind == "classifier" else ids, name)
+    blocks = find_blocks(network, runs, name, stack_of(network, kind))
+    unembed, position = (
+        find_classifier_unembed(network, blocks[-1], runs, name, eos)
+        if kind == "classifier"
+        else (find_unembed(network, blocks[-1], runs, name), None)
+    )
+    prove_unembed(network, unembed, blocks, runs, name, position)
+    if kind == "causal":
+        refuse_right_reading(network, runs, name)
+    model = assemble(network, tokenizer, name, kind, weights, blocks, unembed, runs)
+    if kind == "causal":
+        model.offset = position_offset(model, runs)
+    model.pads = padding_is_inert(model, ids)
+    if kind in ("causal", "seq2seq"):
+        choose_cache(model, runs)
+    return model
+
+
+def prepare_encoder(network: nn.Module, tokenizer, name: str, kind: str, weights: str, ids: Tensor) -> Model:
+    """The encoder of an encoder-decoder as a model of kind "masked": each position of the input is read in place."""
+    if kind != "seq2seq":
+        raise ValueError(f"{name}: stack='encoder' is for encoder-decoders; this model is {kind}")
+    whole = prepare(network, tokenizer, name, kind, weights)
+    encoder = network.get_encoder()
+    runs = run_probe(encoder, "encoder", ids, name)
+    blocks = find_blocks(encoder, runs, name)
+    unembed = encoder_unembed(encoder, blocks[-1], runs, whole.unembed, name)
+    return assemble(encoder, tokenizer, name, "masked", weights, blocks, unembed, runs)
+
+
+def run_probe(network: nn.Module, kind: str, ids: Tensor, name: str):
+    """The recorded run; whatever it raises becomes one line."""
+    try:
+        return record(network, kind, ids)
+    except Exception as error:  # a network may need inputs that a text model does not have
+        raise ValueError(
+            f"{name}: {type(network).__name__} does not run on token ids alone "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from None
+
+
+def assemble(
+    network: nn.Module, tokenizer, name: str, kind: str, weights: str, blocks: list, unembed: Unembed, runs
+) -> Model:
+    """The model, with its sub-layers or the reason why there are none."""
+    try:
+        components, error = find_components(network, blocks, runs, name), ""
+    except ValueError as problem:
+        components, error = [], str(problem)
+    return Model(
+        name, kind, network, tokenizer, [call.module for call in blocks], unembed, components, error, weights, True
+    )
+
+
+@torch.no_grad()
+def refuse_right_reading(network: nn.Module, runs, name: str) -> None:
+    """ValueError if the first tokens' logits change with what follows them."""
+    some = plain_inputs(network, "causal", runs.inputs["input_ids"][:, :-2])
+    logits = network(**some).logits
+    if (logits - runs.logits[:, :-2]).abs().max() > tolerance(logits) * logits.abs().max():
+        raise ValueError(
+            f"{name}: {type(network).__name__} is read as a causal model, but its logits depend on the "
+            "tokens to the right"
+        )
+
+
+def probe_ids(network: nn.Module, tokenizer) -> Tensor:
+    """Eight different ordinary token ids, [1, 8]."""
+    size = getattr(network.config.get_text_config(decoder=True), "vocab_size", None) or len(tokenizer)
+    special = set(getattr(tokenizer, "all_special_ids", []) or [])
+    ids = [i for i in range(size // 7, size) if i not in special][:: max(1, size // 11)][:8]
+    return torch.tensor([ids], device=next(network.parameters()).device)
+
+
+@torch.no_grad()
+def padding_is_inert(model: Model, ids: Tensor) -> bool:
+    """Whether a row that is padded in a batch gets what it gets alone; if not, only equal lengths share a batch.
+
+    Causal rows are padded on the left, sources and other texts on the right.
+    """
+    left, short = model.kind == "causal", ids[:, 2:]
+    padded, mask = ids.repeat(2, 1), torch.ones_like(ids).repeat(2, 1)
+    there, gone = (slice(2, None), slice(0, 2)) if left else (slice(0, -2), slice(-2, None))
+    padded[1, there], padded[1, gone], mask[1, gone] = short[0], model.pad_id, 0
+
+    def logits(rows: Tensor, seen: Tensor) -> Tensor:
+        plain = plain_inputs(model.network, model.kind, rows)
+        if left:
+            return model.network(**{**plain, **causal_inputs(model, rows, seen)}).logits
+        if model.kind == "seq2seq":
+            plain["decoder_input_ids"] = ids.expand(len(rows), -1)
+        return model.network(**plain, attention_mask=seen).logits
+
+    try:
+        alone, both = logits(short, torch.ones_like(short))[0], logits(padded, mask)[1]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a network that takes no mask
+        return False
+    got = both if both.shape == alone.shape else both[there]
+    return bool((got - alone).abs().max() <= tolerance(alone) * alone.abs().max())
+
+
+def note_ignored_generation(network: nn.Module, name: str) -> None:
+    """Print what a checkpoint asks of generation and plain greedy decoding does not do (design: greedy is argmax)."""
+    asked = getattr(network, "generation_config", None)
+    if asked is None:
+        return
+    kept = {
+        "eos_token_id",
+        "bos_token_id",
+        "pad_token_id",
+        "decoder_start_token_id",
+        "transformers_version",
+        "_from_model_config",
+        "use_cache",
+        "max_length",
+        "max_new_tokens",
+    }
+    plain = GenerationConfig().to_dict()
+    ignored = {k: v for k, v in asked.to_dict().items() if k not in kept and v not in (None, False, plain.get(k))}
+    if ignored:
+        print(f"{name}: greedy decoding ignores " + ", ".join(f"{k}={v}" for k, v in sorted(ignored.items())))

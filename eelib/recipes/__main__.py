@@ -1,0 +1,52 @@
+"""Train a shipped model again: python -m eelib.recipes NAME --corpora DIR."""
+
+import argparse
+import json
+import pkgutil
+from pathlib import Path
+
+from eelib.common.data import data_folder
+
+# Where the recipe of each shipped model is: a module, or an object in one; both have `run` and `measure`.
+RECIPES = {
+    "pocket-bert": "pocket_bert",
+    "pocket-bert-cola": "pocket_glue:COLA",
+    "pocket-bert-cola-joint": "pocket_glue:COLA_JOINT",
+    "pocket-bert-mrpc": "pocket_glue:MRPC",
+    "pocket-bert-mrpc-joint": "pocket_glue:MRPC_JOINT",
+    "pocket-bert-rte": "pocket_glue:RTE",
+    "pocket-bert-rte-joint": "pocket_glue:RTE_JOINT",
+    "pocket-bert-sst2": "pocket_glue:SST2",
+    "pocket-bert-sst2-joint": "pocket_glue:SST2_JOINT",
+    "pocket-llama": "pocket_llama",
+    "pocket-llama-joint": "pocket_joint:LLAMA_JOINT",
+    "pocket-t5": "pocket_t5",
+    "pocket-t5-free": "pocket_joint:T5_FREE",
+    "pocket-t5-weighted": "pocket_joint:T5_WEIGHTED",
+    "pocket-tagger": "pocket_tagger",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train one of the shipped models, continuing where a run stopped, measure it, and write its card."""
+    parser = argparse.ArgumentParser(prog="python -m eelib.recipes", description=main.__doc__)
+    parser.add_argument("name", choices=sorted(RECIPES), help="which model")
+    parser.add_argument("--corpora", type=Path, required=True, help="folder of the public corpora (see its README)")
+    parser.add_argument("--out", type=Path, help="where the model goes (default: data/models/NAME)")
+    parser.add_argument("--work", type=Path, help="checkpoints and logs (default: checkpoints/NAME)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--measure", action="store_true", help="do not train; print the quality of the model in --out")
+    given = parser.parse_args(arguments)
+    if not given.corpora.is_dir():
+        parser.error(f"--corpora {given.corpora} is not a folder")
+    out = given.out or data_folder("models", given.name)
+    recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[given.name]}")
+    work = given.work or Path("checkpoints") / given.name
+    if given.measure:
+        print(json.dumps(recipe.measure(given.corpora, out, given.device), indent=1))
+    else:
+        recipe.run(given.corpora, out, work, given.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Objectives of joint optimization: every layer learns to answer through the one shared head.
+
+P §3.2 and §3.3 (the sum of all layers' losses, after BranchyNet, without additional output layers); CALM's and FREE's
+objectives as M §2.1 writes them. Any model that `load_model` takes can be trained with them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from eelib.models.model import Model
+from eelib.models.probe import block_states
+from eelib.models.unembed import Unembed
+
+LOGITS_AT_ONCE = 1 << 21, 1 << 26  # on a CPU, where they should stay in its cache; elsewhere
+
+
+def uniform_weights(layers: int) -> list[float]:
+    """1 / L for each of layers 1..L: P's sum of all losses (§3.2), divided by L to keep the scale of one loss."""
+    return [1 / layers] * layers
+
+
+def calm_weights(layers: int) -> list[float]:
+    """CALM's alpha_i = i / sum_j j for layers i = 1..L (M §2.1)."""
+    return [i / (layers * (layers + 1) / 2) for i in range(1, layers + 1)]
+
+
+def last_share_weights(layers: int, share: float = 0.7) -> list[float]:
+    """CALM's weights on the last ceil(share * L) layers, scaled to sum to 1; 0 on the layers before.
+
+    ValueError unless 0 < share <= 1.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, not {share}")
+    first = layers - math.ceil(share * layers - 1e-9) + 1
+    total = sum(range(first, layers + 1))
+    return [i / total if i >= first else 0.0 for i in range(1, layers + 1)]
+
+
+def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
+    """CALM's weights on the layers `exits` and on L only, scaled to sum to 1: FREE's two exits (M §2.1).
+
+    ValueError for an exit that is not one of 1..L.
+    """
+    if any(not 1 <= i <= layers for i in exits):
+        raise ValueError(f"exits must lie in 1..{layers}, not {list(exits)}")
+    kept = {*exits, layers}
+    return [i / sum(kept) if i in kept else 0.0 for i in range(1, layers + 1)]
+
+
+def layers_loss(unembed: Unembed, states: Sequence[Tensor], labels: Tensor, weights: Sequence[float]) -> Tensor:
+    """Sum over layers of weight times mean cross-entropy of the layer's readout, in nats, float32 (M §2.1).
+
+    `states` are those of layers 1..L, each [n, hidden_size]; `labels` is [n]. The head runs on some rows of one layer at a
+    time, and on them again in the backward pass, so the logits of no layer are ever held whole. ValueError if the
+    weights do not fit the states.
+    """
+    if len(weights) != len(states):
+        raise ValueError(f"{len(weights)} weights for {len(states)} layers")
+    rows = max(1, LOGITS_AT_ONCE[labels.device.type != "cpu"] // unembed.vocab_size)
+
+    def summed(state: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(unembed(state), wanted, reduction="sum")
+
+    total = torch.zeros((), device=labels.device)
+    for state, weight in zip(states, weights):
+        if weight:
+            for piece, wanted in zip(state.split(rows), labels.split(rows)):
+                loss = checkpoint(summed, piece, wanted, use_reentrant=False, preserve_rng_state=False)
+                total = total + weight / len(labels) * loss
+    return total
+
+
+def to_last(_shallow: Tensor, deep: Sequence[Tensor], _place: int, _count: int) -> int:
+    """The last layer."""
+    return len(deep) - 1
+
+
+def to_uniform(_shallow: Tensor, deep: Sequence[Tensor], place: int, count: int) -> int:
+    """Shallow layer i of `count` to deep layer ceil(i / count * deep layers): evenly spread, the last to the last."""
+    return -(-(place + 1) * len(deep) // count) - 1
+
+
+def to_closest(shallow: Tensor, deep: Sequence[Tensor], _place: int, _count: int) -> int:
+    """The deep layer with the smallest mean squared error."""
+    return int(torch.stack([F.mse_loss(shallow.detach().float(), state.float()) for state in deep]).argmin())
+
+
+MAPPINGS: dict[str, Callable] = {"last": to_last, "uniform": to_uniform, "closest": to_closest}
+
+
+def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = "closest") -> Tensor:
+    """FREE's layer-wise distillation (M §2.1): mean over shallow layers i of MSE(H_i, H_m(i)), float32.
+
+    `states` are those of layers 1..L, each [n, hidden_size], in FREE's own code after the final norm (`Unembed.normed`); layers
+    1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient reaches them. `mapping` is M's
+    m(i): last, uniform or closest. ValueError for another mapping, or an exit layer that leaves no deep layer.
+    """
+    if mapping not in MAPPINGS:
+        raise ValueError(f"mapping {mapping!r} is not known; allowed: {', '.join(MAPPINGS)}")
+    if not 1 <= exit_layer < len(states):
+        raise ValueError(f"the exit layer must lie in 1..{len(states) - 1}, not {exit_layer}")
+    shallow, deep = states[:exit_layer], [state.detach() for state in states[exit_layer:]]
+    losses = [
+        F.mse_loss(state.float(), deep[MAPPINGS[mapping](state, deep, place, len(shallow))].float())
+        for place, state in enumerate(shallow)
+    ]
+    return torch.stack(losses).mean()
+
+
+def states_at(model: Model, inputs: dict, rows: Tensor) -> list[Tensor]:
+    """States of layers 1..L at the flat positions `rows` of a batch, each [rows, hidden_size], with their gradients.
+
+    `inputs` are the network's arguments; position b * tokens + t is token t of text b.
+    """
+    with block_states(model.blocks) as states:
+        model.network(**inputs)
+    return [state.reshape(-1, state.shape[-1])[rows] for state in states[1:]]

@@ -1,0 +1,128 @@
+"""The figures that a notebook states: in its results file, and in its prose."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from eelib.common.files import write_atomically
+from eelib.common.markdown import text
+from eelib.common.stats import Interval
+from eelib.study.claims import Verdict
+from eelib.study.study import Study
+
+
+class Results:
+    """The figures that a notebook states: kept for the JSON file and glued for the prose.
+
+    `beside` are studies of further models on the same page.
+    """
+
+    def __init__(self, notebook: str, study: Study, beside: Sequence[Study] = ()):
+        self.notebook, self.study, self.beside = notebook, study, beside
+        self.tasks: dict[str, dict] = {}
+        self.overall: dict[str, dict] = {}
+        self.claims: list[dict] = []
+
+    def put(self, task: str, key: str, value: Interval | float) -> None:
+        """Keep one figure of one task."""
+        self.tasks.setdefault(task, {})[key] = as_dict(value)
+
+    def say(self, key: str, value: Interval | float | str) -> None:
+        """Keep one figure over all tasks and make it available to the prose as {glue:text}`key:format`.
+
+        An interval is glued as `key`, `key_low` and `key_high`.
+        """
+        from myst_nb import glue
+
+        self.overall[key] = as_dict(value)
+        if isinstance(value, Interval):
+            for name, part in ((key, value.estimate), (f"{key}_low", value.low), (f"{key}_high", value.high)):
+                glue(name, float(part), display=False)
+        else:
+            glue(key, value if isinstance(value, str) else float(value), display=False)
+
+    def tell(self, key: str, sentences: str) -> None:
+        """Keep whole sentences and make them available to the prose as {glue:md}`key`; nothing in them is markup."""
+        from IPython.display import Markdown
+        from myst_nb import glue
+
+        self.overall[key] = as_dict(sentences)
+        glue(key, Markdown(text(sentences)), display=False)
+
+    def judge(self, verdicts: list[Verdict]) -> None:
+        """Keep the verdicts on this notebook's claims."""
+        self.claims = [v.to_dict() for v in verdicts]
+
+    def save(self) -> Path:
+        """Write results/<model>/<notebook>.json, whole or not at all."""
+        study = self.study
+        path = Path(study.parameters.results_folder) / study.model.name / f"{self.notebook}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "notebook": self.notebook,
+            "model": study.model.name,
+            "date": time.strftime("%Y-%m-%d"),
+            "parameters": dict(study.parameters),
+            "manifest": {
+                "device": study.model.device.type,
+                "dtype": study.model.dtype,
+                "versions": next(iter(study.traces.values())).manifest["versions"],
+            },
+            **described(study),
+            "tasks": self.tasks,
+            "overall": self.overall,
+            "claims": self.claims,
+        }
+        if self.beside:
+            content["beside"] = {other.model.name: described(other) for other in self.beside}
+        write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
+        return path
+
+
+def described(study: Study) -> dict:
+    """Quality, what is learnt, and the traces of a study."""
+    return {
+        "quality": study.quality,
+        "learnt": study.learnt,
+        "traces": {
+            n: {
+                k: t.manifest.get(k)
+                for k in (
+                    "weights",
+                    "task_hash",
+                    "settings",
+                    "code",
+                    "versions",
+                    "seconds",
+                    "rows",
+                    "mismatches",
+                    "skipped",
+                    "layers",
+                )
+            }
+            for n, t in study.traces.items()
+        },
+    }
+
+
+def as_dict(value: Interval | float | str) -> dict:
+    """An interval, or a bare figure, as JSON keeps it."""
+    if isinstance(value, Interval):
+        return {
+            "estimate": float(value.estimate),
+            "low": float(value.low),
+            "high": float(value.high),
+            "sequences": int(value.sequences),
+        }
+    return {"estimate": value if isinstance(value, str) else float(value)}
+
+
+def clean(value):
+    """JSON has no NaN: such figures become null."""
+    if isinstance(value, dict):
+        return {k: clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,128 @@
+"""What every notebook shares: checked parameters, traces of its tasks, results on disk and in the prose."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from transformers.utils import logging as transformers_logging
+
+from eelib.common.stats import Interval
+from eelib.common.text import visible
+from eelib.models.model import Model, load_model
+from eelib.study.claims import Verdict, judge, untestable
+from eelib.study.parameters import ParameterError, Parameters
+from eelib.tasks.quality import quality_interval
+from eelib.tasks.task import Task, load_task, task_names
+from eelib.tracing.make import trace
+from eelib.tracing.trace import Trace
+
+MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left out of averages, unless all have fewer
+
+
+class Study:
+    """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
+
+    `sites` and `pairs` are what `trace` takes. `other` are values that stand in place of the parameters', for a
+    notebook that looks at several models: Study(p, model=p.after).
+    """
+
+    def __init__(self, parameters: Parameters, sites: int = 0, pairs: int = 0, **other: str):
+        # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
+        root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
+        self.parameters = p = Parameters(
+            {
+                **parameters,
+                **other,
+                **{name: str(root / parameters[name]) for name in ("runs_folder", "results_folder")},
+            }
+        )
+        try:
+            self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
+            if p.get("template"):
+                self.tasks = {n: in_template(task, p.template) for n, task in self.tasks.items()}
+            transformers_logging.disable_progress_bar()  # bars litter a page
+            self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
+            if sites and not self.model.components:  # said before hours of decoding, not after
+                raise ValueError(self.model.components_error)
+            self.traces: dict[str, Trace] = {
+                name: trace(
+                    self.model,
+                    task,
+                    max_new_tokens=p.max_new_tokens,
+                    folder=p.runs_folder,
+                    batch_size=p.batch_size or None,
+                    sites=sites,
+                    pairs=pairs,
+                    progress=False,
+                )
+                for name, task in self.tasks.items()
+            }
+        except (ValueError, OSError) as error:  # OSError: a full disk, a folder that can't be written to
+            raise ParameterError(str(error)) from None
+
+    @cached_property
+    def quality(self) -> dict[str, dict[str, float]]:
+        """Scores of the outputs, by task."""
+        return {
+            n: self.tasks[n].pick(t.sequences["sequence"].tolist()).quality(list(t.sequences["output"]))
+            for n, t in self.traces.items()
+        }
+
+    @cached_property
+    def learnt(self) -> dict[str, bool]:
+        """Whether each task's baseline, stated beforehand, lies below the whole 95% interval of every score it names.
+
+        A coin would be above the majority class of two balanced labels half the time; an interval tells it from skill.
+        """
+        found = {}
+        for name, made in self.traces.items():
+            task = self.tasks[name].pick(made.sequences["sequence"].tolist())
+            scores = quality_interval(task, list(made.sequences["output"])) if task.baseline else {}
+            found[name] = task.learnt({metric: interval.low for metric, interval in scores.items()})
+        return found
+
+    def learnt_tokens(self, values) -> dict[str, tuple]:
+        """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
+        found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
+        found = {name: pair for name, pair in found.items() if len(pair[0])}
+        # One small task must not make a claim untestable that four large ones can speak to.
+        return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
+
+    def judge(self, claim_id: str, make: Callable[[], Interval], requirement_met: bool = False) -> Verdict:
+        """Verdict on a claim; "not testable here" where no task is learnt or `make` finds nothing to estimate.
+
+        `requirement_met`: whether this run meets the claim's own condition, for claims that have one.
+        """
+        if not any(self.learnt.values()):
+            return untestable(claim_id, "no task of this run is learnt")
+        try:
+            interval = make()
+        except ValueError as error:
+            return untestable(claim_id, str(error))
+        if not math.isfinite(interval.estimate):
+            return untestable(claim_id, "nothing to estimate it from")
+        return judge(claim_id, interval, requirement_met=requirement_met)
+
+    @property
+    def where(self) -> str:
+        """Model, dtype, device and date, for captions."""
+        date = max(t.manifest["date"] for t in self.traces.values())
+        return f"{self.model.name}, {self.model.dtype} on {self.model.device.type}, {date}"
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one vocabulary entry, spaces and control characters shown; of a classifier, the label."""
+        if self.model.kind == "classifier":
+            return visible(self.model.labels[int(token_id)])
+        return visible(self.model.tokenizer.decode([int(token_id)]))
+
+
+def in_template(task: Task, template: str) -> Task:
+    """A translation task whose prompts are `template` with each source in place of {source}; ValueError for others."""
+    if task.kind != "translation" or "{source}" not in template:
+        raise ValueError(
+            f"parameter template is {template!r}, task {task.name!r}; allowed are a template that holds "
+            "{source}, for translation tasks, or nothing"
+        )
+    return replace(task, prompts=[template.replace("{source}", source) for source in task.sources])

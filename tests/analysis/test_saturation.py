@@ -1,0 +1,184 @@
+"""Exit layers and their summaries against plain loops."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eelib.analysis import saturation as s
+from eelib.tracing.exit_layers import exit_layer
+
+LAYERS = st.integers(1, 7)
+
+
+@st.composite
+def top1s(draw):
+    """Top-1 ids [tokens, L+1] from a small vocabulary; the last column is what was emitted."""
+    depth, rows = draw(LAYERS), draw(st.integers(1, 20))
+    return np.array(
+        draw(
+            st.lists(st.lists(st.integers(0, 3), min_size=depth + 1, max_size=depth + 1), min_size=rows, max_size=rows)
+        )
+    )
+
+
+def first_loop(row):
+    return next(layer for layer in range(1, len(row)) if row[layer] == row[-1])
+
+
+def stable_loop(row):
+    layer = len(row) - 1
+    while layer > 1 and row[layer - 1] == row[-1]:
+        layer -= 1
+    return layer
+
+
+@settings(max_examples=200, deadline=None)
+@given(top1s())
+def test_exit_layers_are_the_loops(top1):
+    first, stable = (exit_layer(top1, top1[:, -1], d) for d in s.DEFINITIONS)
+    assert first.tolist() == [first_loop(row) for row in top1]
+    assert stable.tolist() == [stable_loop(row) for row in top1]
+    assert (1 <= first).all() and (first <= stable).all() and (stable <= top1.shape[1] - 1).all()
+
+
+def test_layer_0_never_counts():
+    """The embeddings may agree with the answer: the exit is at layer 1 at the earliest."""
+    assert exit_layer(np.array([[7, 3, 7], [7, 7, 7]]), np.array([7, 7]), "first").tolist() == [2, 1]
+    assert exit_layer(np.array([[7, 7, 3, 7]]), np.array([7]), "first").tolist() == [1]
+    assert exit_layer(np.array([[7, 7, 3, 7]]), np.array([7]), "stable").tolist() == [3]
+
+
+def test_unknown_definition(one_line):
+    one_line(ValueError, ("'last'", "first, stable"), lambda: exit_layer(np.zeros((1, 2)), np.zeros(1), "last"))
+
+
+def fake(top1, ends=(), groups=None):
+    """What the analyses read of a trace: one sequence of tokens per group."""
+    top1 = np.asarray(top1)
+    groups = np.arange(len(top1)) if groups is None else np.asarray(groups)
+    tokens = pd.DataFrame(
+        {"sequence": groups, "group": groups, "token_id": top1[:, -1], "is_eos": np.isin(np.arange(len(top1)), ends)}
+    )
+    tokens["position"] = tokens.groupby("sequence").cumcount()
+    values = {
+        "top1": top1,
+        "final_rank": (top1 != top1[:, -1:]) * 4 + 1,
+        "topk_ids": np.repeat(top1[..., None], 10, -1),
+        "topk_probability": np.full((*top1.shape, 10), 0.1),
+    }
+
+    class Fake(SimpleNamespace):
+        def __getitem__(self, name):
+            return values[name]
+
+        def statistic_rows(self):
+            return ~self.tokens["is_eos"].to_numpy()
+
+        def exit_layer(self, definition):
+            return exit_layer(top1, top1[:, -1], definition)
+
+    return Fake(tokens=tokens, layers=top1.shape[1] - 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(top1s())
+def test_early_shares_fall_with_m(top1):
+    """Asking for more layers early never finds more tokens; m = 1 is perc."""
+    trace = fake(top1)
+    shares = s.early_intervals(trace, "first")["estimate"].tolist()
+    assert len(shares) == trace.layers - 1 and shares == sorted(shares, reverse=True)
+    layers = trace.exit_layer("first")
+    assert shares == pytest.approx([np.mean(layers <= trace.layers - m) for m in range(1, trace.layers)])
+    if shares:
+        assert shares[0] == pytest.approx(s.summary(trace, "first")["perc"].estimate)
+
+
+def test_summary_leaves_end_tokens_out():
+    trace = fake([[0, 5, 5, 5], [0, 1, 6, 6], [0, 1, 2, 1]], ends=[2])
+    inside, with_eos = s.summary(trace, "stable"), s.summary(trace, "stable", with_eos=True)
+    assert (inside["avg"].estimate, inside["perc"].estimate, inside["avg"].sequences) == (1.5, 1.0, 2)
+    assert with_eos["avg"].estimate == pytest.approx(2.0) and with_eos["perc"].estimate == pytest.approx(2 / 3)
+    nothing = s.summary(fake([[0, 1, 1]], ends=[0]), "first")
+    assert np.isnan(nothing["avg"].estimate) and nothing["perc"].sequences == 0
+    assert s.early_intervals(fake([[0, 1, 1]], ends=[0]), "first").empty
+
+
+@pytest.mark.parametrize("depth, fraction, most", [(32, 10 / 32, 22), (12, 10 / 32, 8), (10, 0.3, 7), (3, 0.3, 2)])
+def test_at_least_early_rounds_up(depth, fraction, most):
+    layers = np.arange(1, depth + 1)
+    assert s.at_least_early(layers, depth, fraction).tolist() == (layers <= most).astype(float).tolist()
+
+
+def share(top1, final, seed=0):
+    return s.chance_matches(top1, final, seed).mean()
+
+
+def test_chance_share():
+    """Constant targets always match; targets that no inner layer names never do; else what shuffling gives."""
+    same = np.full((9, 4), 3)
+    assert share(same, same[:, -1]) == 1.0
+    never = np.c_[np.zeros((9, 3)), np.arange(1, 10)]
+    assert share(never, never[:, -1]) == 0.0
+    rng = np.random.default_rng(1)
+    top1 = rng.integers(0, 4, (4000, 3))
+    assert share(top1, top1[:, -1]) == pytest.approx(0.25, abs=0.02)
+    assert share(top1, top1[:, -1], seed=3) == share(top1, top1[:, -1], seed=3)
+
+
+def test_embeddings_do_not_count_as_chance():
+    top1 = np.c_[np.full(9, 3), np.zeros(9), np.full(9, 3)]
+    assert share(top1, top1[:, -1]) == 0.0
+
+
+def test_lens_grid():
+    trace = fake([[0, 5, 4, 5], [0, 1, 6, 6], [9, 9, 9, 9]], groups=[0, 0, 1])
+    grid = s.lens_grid(trace, 0, k=2)
+    assert grid["position"].tolist() == [0, 0, 0, 1, 1, 1] and grid["layer"].tolist() == [1, 2, 3] * 2
+    assert [ids[0] for ids in grid["topk_ids"]] == [5, 4, 5, 1, 6, 6] and {len(i) for i in grid["topk_ids"]} == {2}
+    assert grid["first"].tolist() == [1] * 3 + [2] * 3 and grid["stable"].tolist() == [3] * 3 + [2] * 3
+
+
+def test_rank_by_layer():
+    trace = fake([[0, 5, 5], [0, 1, 6], [0, 7, 8]], ends=[2])
+    expected = np.quantile([[5, 1, 1], [5, 5, 1]], [0.25, 0.5, 0.75], axis=0)
+    np.testing.assert_array_equal(s.rank_by_layer(trace), expected)
+
+
+def test_example_sequence(one_line):
+    table = pd.DataFrame({"sequence": [0, 1, 2, 4], "truncated": [True, False, False, False], "length": [10, 3, 9, 12]})
+    trace = SimpleNamespace(sequences=table)
+    assert s.example_sequence(trace) == 2 and s.example_sequence(trace, 4) == 4
+    assert s.example_sequence(SimpleNamespace(sequences=table[:2])) == 1
+    one_line(ValueError, ("example_sequence 3", "0 to 4"), lambda: s.example_sequence(trace, 3))
+
+
+def test_above_chance_is_the_exit_minus_its_own_chance():
+    rng = np.random.default_rng(1)
+    top1 = rng.integers(0, 5, (60, 7))
+    final = top1[:, -1].copy()
+    tokens = pd.DataFrame({"token_id": final, "group": np.repeat(range(20), 3)})
+
+    class Made(dict):
+        layers, statistic_rows = 6, staticmethod(lambda: np.ones(60, bool))
+        exit_layer = staticmethod(lambda definition: exit_layer(top1, final, definition))
+
+    trace = Made(top1=top1)
+    trace.tokens = tokens
+    values, groups = s.above_chance(trace)
+    early = [any(row[1:-1] == row[-1]) for row in top1]
+    np.testing.assert_allclose(values, early - s.chance_matches(top1, final))
+    assert groups.tolist() == tokens["group"].tolist()
+
+
+def test_shares_by_layer_average_tasks_without_weights():
+    tasks = {
+        "long": (np.array([1.0] * 30 + [2.0] * 10), np.arange(40)),
+        "short": (np.array([2.0, 2.0]), np.array([0, 1])),
+    }
+    table = s.distribution(tasks, 2)
+    assert table["estimate"].tolist() == pytest.approx([0.375, 0.625])
+    assert s.settle_share(tasks, 1, 2).estimate == 1.0

@@ -1,0 +1,80 @@
+"""The sweep over all architectures: its verdicts can fail, and its kept result is of every architecture there is."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+import eelib.models.components
+import eelib.models.unembed
+from checks import families as sweep
+from checks.one_family import check
+from checks.tiny import KINDS
+
+
+@pytest.mark.parametrize(
+    "kind, model_type",
+    [
+        ("causal", "llama"),
+        ("causal", "falcon"),
+        ("causal", "gemma2"),
+        ("seq2seq", "t5"),
+        ("masked", "albert"),
+        ("classifier", "gpt2"),
+        ("classifier", "bart"),
+    ],
+)
+def test_sound_architectures_pass(kind, model_type):
+    row = check(kind, model_type)
+    assert sweep.passes(row) and row["built"] and row["reason"] == "", row
+    assert row["architecture"] == KINDS[kind][model_type]
+    assert (row["decoding"] == "none") == (kind in ("masked", "classifier"))
+
+
+def test_refusal_has_a_reason():
+    row = check("causal", "deepseek_v4")
+    assert row["readout"] == "refused" and "block model.layers.0" in row["reason"] and not sweep.passes(row)
+
+
+def test_wrong_head_fails(monkeypatch):
+    """A unembed that is right for what the load tries and wrong for other states."""
+    right = eelib.models.unembed.Unembed.forward
+    monkeypatch.setattr(
+        eelib.models.unembed.Unembed, "forward", lambda self, states: right(self, states) + 0.1 * (len(states) > 8)
+    )
+    row = check("causal", "llama")
+    assert row["readout"] == "fail" and "layer 0" in row["reason"]
+
+
+def test_wrong_sites_fail(monkeypatch):
+    """Attention and feed-forward under each other's names."""
+    monkeypatch.setattr(eelib.models.components, "roles_of", lambda *_: ["feed_forward", "attention"])
+    assert check("causal", "llama")["sublayers"] == "fail"
+
+
+def test_wrong_decoding_fails(monkeypatch):
+    monkeypatch.setattr("checks.one_family.decode", lambda model, prompts, steps: [[7] * steps for _ in prompts])
+    assert check("causal", "llama")["decoding"] == "fail"
+
+
+def test_padding_that_leaks_fails(monkeypatch):
+    plain = eelib.models.forward.causal_inputs
+    monkeypatch.setattr(
+        "checks.one_family.causal_inputs",
+        lambda model, ids, mask: {**plain(model, ids, mask), "attention_mask": torch.ones_like(mask)},
+    )
+    assert check("causal", "llama")["padding"] == "fail"
+
+
+def test_kept_result_covers_every_architecture():
+    """One row each, nothing fails, every refusal says why; 9 of 10 attention-based causal readouts pass."""
+    kept = json.loads(sweep.RESULT.read_text())
+    if kept["versions"]["transformers"] != transformers.__version__:
+        pytest.skip(f"the kept result is of transformers {kept['versions']['transformers']}")
+    rows = kept["rows"]
+    assert [(r["kind"], r["model_type"]) for r in rows] == [(k, m) for k, names in KINDS.items() for m in names]
+    assert not [r for r in rows if "fail" in [r[k] for k in sweep.VERDICTS]]
+    assert all(sweep.passes(r) or (r["reason"] and "\n" not in r["reason"]) for r in rows)
+    causal = [r for r in rows if r["kind"] == "causal" and r["built"] and r["attention_based"]]
+    assert sum(r["readout"] == "pass" for r in causal) >= 0.9 * len(causal)

@@ -1,0 +1,68 @@
+"""What a file imports, and the hash of rooms of code."""
+
+import json
+
+import pytest
+
+from eelib.common import sources
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A small package named eelib in place of the real one."""
+    modules = {
+        "__init__": "from eelib.models.model import load",
+        "models/__init__": "",
+        "models/model": "import os\nload = 1",
+        "analysis/__init__": "",
+        "analysis/words": "def f():\n    from eelib.common.deep import x",
+        "common/__init__": "",
+        "common/deep": "import eelib.models.model",
+        "recipes/__init__": "",
+        "recipes/loop": "from eelib import models",
+    }
+    for name, code in modules.items():
+        file = tmp_path / "eelib" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(code, encoding="utf-8")
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path / "eelib")
+    sources.code_hash.cache_clear()
+    yield tmp_path / "eelib"
+    sources.code_hash.cache_clear()
+
+
+def names(package, found):
+    return {str(file.relative_to(package).with_suffix("")) for file in found}
+
+
+def test_a_notebook_depends_on_what_it_imports_and_on_nothing_else(package, tmp_path):
+    code = "%matplotlib inline\nfrom eelib.analysis import words\nwords.f()"
+    cells = [{"cell_type": "code", "source": code}, {"cell_type": "markdown", "source": "import eelib.recipes.loop"}]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    found = names(package, sources.modules_behind(tmp_path / "n.ipynb"))
+    assert found == {
+        "__init__",
+        "models/__init__",
+        "models/model",
+        "analysis/__init__",
+        "analysis/words",
+        "common/__init__",
+        "common/deep",
+    }
+
+
+def test_a_module_depends_on_itself(package):
+    assert "recipes/loop" in names(package, sources.modules_behind(package / "recipes" / "loop.py"))
+    assert "analysis/words" not in names(package, sources.modules_behind(package / "recipes" / "loop.py"))
+
+
+def test_the_hash_is_that_of_the_rooms(package):
+    before = sources.code_hash("models", "common")
+    assert before == sources.code_hash("common", "models") != sources.code_hash("models")
+    (package / "analysis" / "words.py").write_text("", encoding="utf-8")
+    sources.code_hash.cache_clear()
+    assert sources.code_hash("models", "common") == before
+    (package / "models" / "model.py").write_text("load = 2", encoding="utf-8")
+    assert sources.code_hash("models", "common") == before  # as it was when this process first asked
+    sources.code_hash.cache_clear()
+    assert sources.code_hash("models", "common") != before

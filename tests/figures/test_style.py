@@ -1,0 +1,105 @@
+"""Text that comes from models, tasks and tokens stays text wherever it is shown."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from bs4 import BeautifulSoup
+
+from eelib.common.text import visible
+from eelib.figures import saturation as figures_saturation
+from eelib.figures import style as figures
+from eelib.figures import sublayers as figures_sublayers
+from eelib.figures import subwords as figures_subwords
+
+NASTY = [
+    "<script>alert(1)</script>",
+    "</td></table><img src=x onerror=alert(1)>",
+    "&lt;b&gt;",
+    "$x$",
+    "\\(x\\)",
+    "`a` | b",
+    "\u202edlrow",
+    "\"' onclick=alert(1)",
+    "-->",
+    "]]>",
+    "{{ x }}",
+    "```\n# x",
+]
+ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td", "p", "b", "br", "small", "i", "span", "bdi"}
+
+
+def lens():
+    grid = pd.DataFrame(
+        [
+            {
+                "layer": layer,
+                "position": 0,
+                "token_id": 0,
+                "topk_ids": list(range(len(NASTY))),
+                "first": 1,
+                "stable": 1,
+                "topk_probability": np.ones(len(NASTY)),
+            }
+            for layer in (1, 2)
+        ]
+    )
+    return figures_saturation.lens_table(grid, lambda i: visible(NASTY[int(i)]), " ".join(NASTY))
+
+
+def hypotheses():
+    rows = [{"layer": 1, "site": "block", "top_10": list(range(len(NASTY)))}]
+    return figures_sublayers.hypotheses_table(rows, 0, lambda i: visible(NASTY[int(i)]), " ".join(NASTY), 1)
+
+
+def pieces():
+    frame = pd.DataFrame(
+        [(text, -1, "punctuation", text, 1, 1) for text in NASTY],
+        columns=["text", "word", "role", "upos", "first", "stable"],
+    )
+    return figures_subwords.pieces_table(frame, 1, " ".join(NASTY))
+
+
+def plain(monkeypatch):
+    shown = []
+    monkeypatch.setattr(figures, "display", shown.append)
+    figures.table(pd.DataFrame({NASTY[0]: NASTY}), " ".join(NASTY))
+    return shown[0].data
+
+
+@pytest.mark.parametrize("name", ["lens", "hypotheses", "pieces", "plain"])
+def test_tables_are_inert(name, monkeypatch):
+    """Parsed as a browser would: our own tags only, no attribute that runs, every text there as it was."""
+    html = plain(monkeypatch) if name == "plain" else globals()[name]()
+    page = BeautifulSoup(html, "html.parser")
+    assert {tag.name for tag in page.find_all()} <= ALLOWED
+    assert not [tag for tag in page.find_all() if set(tag.attrs) - {"class", "style", "colspan", "border"}]
+    texts = [tag.get_text() for tag in page.find_all(["td", "th", "small", "bdi"])]
+    wanted = [t.replace("\n", "\\n") for t in NASTY] if name == "plain" else map(visible, NASTY)
+    assert all(any(text in shown for shown in texts) for text in wanted)
+    for part in page.find_all(["table", "p"]):  # dollar signs are no formulas, in JupyterLab neither
+        assert part.find_parent(class_="mathjax_ignore") or "mathjax_ignore" in part["class"]
+
+
+def test_names_in_plots_are_no_formulas():
+    """Outside of formulas a lone dollar or brace is text; as a formula this one can't be drawn."""
+    with plt.rc_context():
+        figures.style()
+        fig, axis = plt.subplots()
+        axis.set_title("$\\frac{$")
+        fig.canvas.draw()
+        plt.close(fig)
+
+
+def test_a_logarithmic_axis_shows_plain_numbers():
+    """Formulas are switched off for the sake of names that hold dollar signs; a rank must not be shown as one."""
+    figures.style()
+    ranks = np.array([[1, 2, 5], [40, 90, 300], [900, 2000, 8000]])
+    figure = figures_saturation.rank_figure({"task": ranks}, 8192)
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels(which="both")]
+    assert {"1", "10", "100", "1,000"} <= set(labels) and not any("$" in label for label in labels)

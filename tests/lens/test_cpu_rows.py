@@ -1,0 +1,105 @@
+"""The compiled pass over rows of logits against float64, for odd widths, ties, huge and masked logits."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eelib.lens.cpu import rows
+
+WIDTHS = [1, 2, 9, 63, 64, 65, 200, 1000, 4099]
+
+
+def summarized(logits, wanted, k):
+    """(top-k values, ids, normalizer, entropy, rank) of rows [n, V]."""
+    n = len(logits)
+    found = (
+        np.empty((n, k), np.float32),
+        np.empty((n, k), np.int32),
+        np.empty(n, np.float32),
+        np.empty(n, np.float32),
+        np.empty(n, np.int32),
+    )
+    rows.summarize(0, n, logits, wanted, *found)
+    return found
+
+
+def exact(logits):
+    """(normalizer, entropy) in float64."""
+    z = logits.astype(np.float64)
+    top = z.max(-1, keepdims=True)
+    total = np.exp(z - top).sum(-1, keepdims=True)
+    logs = z - top - np.log(total)
+    p = np.exp(logs)
+    return (top + np.log(total))[:, 0], -np.where(p > 0, p * logs, 0.0).sum(-1)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scale", [0.01, 3.0, 1e4])
+def test_summary(width, scale):
+    rng = np.random.default_rng(width)
+    logits = (rng.normal(size=(7, width)) * scale).astype(np.float32)
+    wanted = rng.integers(0, width, 7)
+    k = min(10, width)
+    top, ids, normalizer, entropy, rank = summarized(logits, wanted, k)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+    assert (ids == order).all() and (top == np.take_along_axis(logits, order, 1)).all()
+    own = np.take_along_axis(logits, wanted[:, None], 1)
+    assert (rank == (logits > own).sum(1) + 1).all()
+    expected = exact(logits)
+    np.testing.assert_allclose(normalizer, expected[0], rtol=3e-7, atol=3e-6)
+    np.testing.assert_allclose(entropy, expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [3, 70, 300])
+def test_of_equal_logits_the_lower_id_comes_first(width):
+    logits = np.zeros((2, width), np.float32)
+    logits[1, width // 2 :] = 1.0
+    k = min(10, width)
+    _, ids, _, entropy, rank = summarized(logits, np.array([width - 1, 0]), k)
+    assert ids[0].tolist() == list(range(k))
+    ones = list(range(width // 2, width))
+    assert ids[1].tolist() == (ones + list(range(width // 2)))[:k]
+    assert entropy[0] == pytest.approx(math.log(width), rel=1e-6) and rank.tolist() == [1, len(ones) + 1]
+
+
+def test_masked_logits_have_no_share():
+    logits = np.full((1, 90), -np.inf, np.float32)
+    logits[0, :12] = np.arange(12)
+    top, ids, normalizer, entropy, rank = summarized(logits, np.array([0]), 10)
+    expected = exact(logits[:, :12])
+    assert ids[0].tolist() == list(range(11, 1, -1)) and rank[0] == 12
+    assert normalizer[0] == pytest.approx(expected[0][0], rel=1e-6)
+    assert entropy[0] == pytest.approx(expected[1][0], rel=1e-5)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_divergence(width):
+    rng = np.random.default_rng(width)
+    logits = (rng.normal(size=(12, width)) * 2).astype(np.float32)
+    logits[2] = logits[3]  # tokens of four rows each: here p is q
+    normalizer = summarized(logits, np.zeros(12, np.int64), 1)[2]
+    found = np.empty(12, np.float32)
+    rows.diverge(0, 3, logits, normalizer, 4, found)
+    z = logits.astype(np.float64)
+    p = np.exp(z - exact(logits)[0][:, None])
+    q = np.repeat(p[3::4], 4, axis=0)
+    m = (p + q) / 2
+    np.testing.assert_allclose(
+        found, ((p * np.log(p / m)).sum(1) + (q * np.log(q / m)).sum(1)) / 2, rtol=2e-5, atol=1e-6
+    )
+    assert abs(found[2]) < 2e-7 and (np.abs(found[3::4]) < 2e-7).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(-87, 0, width=32))
+def test_exponential(x):
+    assert rows.exp(np.float32(x)) == pytest.approx(math.exp(x), rel=5e-7)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(2.0**-126, 1, width=32))
+def test_logarithm(x):
+    assert rows.log(np.float32(x)) == pytest.approx(math.log(x), rel=3e-7, abs=3e-7)

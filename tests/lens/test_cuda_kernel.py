@@ -1,0 +1,234 @@
+"""The Triton readout: in Triton's interpreter, compiled for a Hopper without one, and run where there is a GPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from eelib.lens.cuda import kernel
+from eelib.lens.cuda.kernel import FEW_ROWS, FLOAT32, MANY_ROWS, PAIRED, PAIRED_FLOAT32, Tiles
+
+ROOT = Path(__file__).parents[2]
+HOPPER_SHARED = 232_448  # bytes of shared memory that one program can have on compute capability 9.0
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@needs_triton
+def test_against_float64_in_the_interpreter():
+    """In a process of its own: the interpreter must be on before Triton is imported, and would stay on."""
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--noconftest",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "-x",
+            "tests/interpreted_kernel.py",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    assert "skipped" not in run.stdout.splitlines()[-1]
+
+
+def test_not_supported_without_triton_or_gpu(monkeypatch, one_line):
+    states, weight = torch.zeros(3, 8), torch.zeros(11, 8)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not kernel.supports(states, weight)
+    one_line(ValueError, ["cpu", "CUDA"], lambda: kernel.read_rows(states, weight, torch.tensor([0, 1, 2])))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not kernel.supports(states, weight)
+
+
+def test_library_needs_no_triton():
+    code = "import sys; sys.modules['triton'] = None; import eelib.lens.cuda.kernel"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("tiles", MANY_ROWS + FEW_ROWS)
+@pytest.mark.parametrize(("count", "vocabulary"), [(4096, 131_072), (16_384, 32_000), (1, 32_000), (64, 131_072)])
+def test_splits_keep_a_hopper_busy(monkeypatch, count, vocabulary, tiles):
+    """Its 132 multiprocessors compute tiles for 9/10 of the time of the slowest of them, or each has one at most."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    gpu = type("Gpu", (), {"multi_processor_count": 132})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(kernel, "aligned", lambda matrix: True)
+    states, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (count, vocabulary))
+    (grid,), layout = kernel.plan(tiles, weight, states)
+    blocks, columns, programs = -(-count // tiles.rows), -(-vocabulary // tiles.columns), 132 * tiles.at_once
+    assert grid == blocks * layout["splits"] and 1 <= layout["splits"] <= columns
+    longest = -(-grid // programs) * -(-columns // layout["splits"])
+    assert blocks * columns / (programs * longest) >= 0.9 or longest == 1
+    assert layout["GROUP"] * tiles.rows * 4096 * 2 <= kernel.L2_STATES
+
+
+def compiled(name: str, tiles: Tiles, dtype: str = "bf16", tma: bool = True, **given):
+    """(PTX, registers, bytes spilled, shared memory) of a kernel for compute capability 9.0; needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from eelib.lens.cuda import kernel_triton
+
+    function = getattr(kernel_triton, name)
+    constants = (
+        dict(
+            vocabulary=131_072,
+            width=4096,
+            after=1.0,
+            cap=0.0,
+            k=10,
+            SLOTS=16,
+            TMA=tma,
+            ROWS=tiles.rows,
+            COLUMNS=tiles.columns,
+            DEPTH=tiles.depth,
+            GROUP=32,
+            head_bias=None,
+            bias=None,
+            REFERENCE=True,
+            SPLITS=4,
+        )
+        | given
+    )
+    biases = {argument for argument in given if given[argument] == "pointer"}
+    whole = {name: "i32" for name in ("n", "splits", "vocabulary")} | {"limit": "fp32"}
+    ints = ("final_ids", "reference_ids", "ids", "above", "top_ids", "part_ids", "rank")
+    types, attributes = {}, {}  # of each argument; pointers start at multiples of 16 bytes
+    for index, argument in enumerate(function.arg_names):
+        if argument in ("hidden", "hidden_last", "weight"):
+            rows = tiles.columns if argument == "weight" else tiles.rows
+            types[argument] = f"tensordesc<{dtype}[{rows}, {tiles.depth}]>" if tma else f"*{dtype}"
+        else:
+            types[argument] = (
+                "constexpr"
+                if argument in constants and argument not in biases
+                else whole.get(argument, "*i32" if argument in ints else "*fp32")
+            )
+        if types[argument].startswith("*"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    fixed = {argument: constants[argument] for argument, kind in types.items() if kind == "constexpr"}
+    made = triton.compile(
+        ASTSource(function, types, fixed, attributes),
+        target=GPUTarget("cuda", 90, 32),
+        options=dict(num_warps=tiles.warps, num_stages=tiles.stages),
+    )
+    run = subprocess.run(
+        [triton.knobs.nvidia.ptxas.path, "-arch=sm_90a", "-v", "-o", os.devnull, "-"],
+        input=made.asm["ptx"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = run.stderr.replace(",", " ").split()
+    registers, spilled = int(words[words.index("registers") - 1]), int(words[words.index("stores") - 3])
+    return made.asm["ptx"], registers, spilled, made.metadata.shared
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("name", "tiles", "given"),
+    [
+        ("scan_kernel", MANY_ROWS[0], {}),
+        ("scan_kernel", MANY_ROWS[3], {}),
+        ("scan_kernel", FEW_ROWS[0], {"cap": 30.0, "after": 0.5, "vocabulary": 50_257}),
+        ("scan_kernel", MANY_ROWS[1], {"head_bias": "pointer", "vocabulary": 50_257}),
+        ("scan_kernel", FEW_ROWS[0], {"n": 1, "splits": 1}),  # Triton compiles a 1 among the arguments in
+        ("divergence_kernel", PAIRED, {}),
+        *(
+            pytest.param("scan_kernel", tiles, given, marks=pytest.mark.slow)
+            for tiles in (*MANY_ROWS, *FEW_ROWS)
+            for given in ({"cap": 30.0}, {"head_bias": "pointer"}, {"vocabulary": 50_257})
+        ),
+    ],
+)
+def test_compiles_for_hopper(monkeypatch, tmp_path, name, tiles, given):
+    """Tensor cores and the bulk copy engine are used, nothing to speak of spills, and it fits as often as planned."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    ptx, registers, spilled, shared = compiled(name, tiles, **given)
+    assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
+    assert registers * tiles.warps * 32 * tiles.at_once <= 65_536 and shared * tiles.at_once <= HOPPER_SHARED
+    print(f"{name} {tiles} {given}: {registers} registers, {spilled} bytes spilled, {shared} bytes shared")
+    assert spilled <= 256
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("name", "tiles", "dtype", "tma"),
+    [
+        ("scan_kernel", FLOAT32, "fp32", True),
+        ("divergence_kernel", PAIRED_FLOAT32, "fp32", True),
+        ("chosen_kernel", Tiles(64, 64, 64), "bf16", False),
+        ("merge_kernel", Tiles(16, 0, 0), "bf16", False),
+        ("scan_kernel", FEW_ROWS[0], "bf16", False),
+        ("chosen_kernel", Tiles(64, 64, 32), "fp32", False),
+    ],
+)
+def test_other_kernels_compile(monkeypatch, tmp_path, name, tiles, dtype, tma):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    _, registers, spilled, shared = compiled(name, tiles, dtype, tma)
+    print(f"{name} {tiles} {dtype}: {registers} registers, {spilled} bytes spilled, {shared} bytes shared")
+    assert spilled <= 256 and shared <= HOPPER_SHARED
+
+
+@needs_triton
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("rows", "width", "vocabulary"), [(1, 64, 1000), (65, 160, 4099), (300, 65, 777), (1000, 512, 32_000)]
+)
+def test_on_the_gpu(rows, width, vocabulary, dtype):
+    """Compiled: as the float64 readouts, with every tile shape, and the top token always has rank 1."""
+    torch.manual_seed(rows)
+    hidden = torch.randn(rows, width, device="cuda").to(getattr(torch, dtype))
+    weight = (torch.randn(vocabulary, width, device="cuda") * 3 / width**0.5).to(hidden.dtype)
+    z = hidden.double() @ weight.double().T
+    final = torch.randint(0, vocabulary, (rows,), device="cuda")
+    own = z.gather(1, final[:, None])
+    low, high = ((z > own + shift).sum(-1) + 1 for shift in (1e-4, -1e-4))
+    shapes = (FLOAT32,) if dtype == "float32" else MANY_ROWS + FEW_ROWS
+    near = dict(rtol=1e-5, atol=1e-4)
+    for tiles in (None, *shapes):
+        got = kernel.read_rows(hidden, weight, final, tiles=tiles, reference_ids=final)
+        torch.testing.assert_close(got["log_normalizer"].double(), z.logsumexp(-1), **near)
+        torch.testing.assert_close(got["entropy"].double(), torch.distributions.Categorical(logits=z).entropy(), **near)
+        torch.testing.assert_close(got["top_logits"].double(), z.topk(10).values, **near)
+        torch.testing.assert_close(z.gather(1, got["top_ids"].long()).float(), got["top_logits"], **near)
+        torch.testing.assert_close(got["reference_logit"].double(), own[:, 0], **near)
+        assert ((low <= got["final_rank"]) & (got["final_rank"] <= high)).all()
+        assert (got["max"] <= got["log_normalizer"]).all()
+        again = kernel.read_rows(hidden, weight, got["top_ids"][:, 0], tiles=tiles)
+        assert (again["final_rank"] == 1).all() and torch.equal(again["final_logit"], got["max"])
+
+
+@needs_triton
+@needs_gpu
+@pytest.mark.gpu
+def test_divergence_on_the_gpu():
+    torch.manual_seed(0)
+    hidden, last = torch.randn(2, 300, 512, device="cuda", dtype=torch.bfloat16)
+    weight = (torch.randn(32_001, 512, device="cuda") / 8).bfloat16()
+    last[:5] = hidden[:5]
+    norms = [
+        kernel.read_rows(states, weight, torch.zeros(300, device="cuda").int())["log_normalizer"]
+        for states in (hidden, last)
+    ]
+    js = kernel.read_js(hidden, weight, norms[0], last, norms[1])
+    p, q = ((states.double() @ weight.double().T).softmax(-1) for states in (hidden, last))
+    middle = ((p + q) / 2).log()
+    expected = ((p * (p.log() - middle)).sum(-1) + (q * (q.log() - middle)).sum(-1)) / 2
+    torch.testing.assert_close(js.double(), expected, rtol=1e-3, atol=1e-5)
+    assert (js[:5] < 1e-6).all()

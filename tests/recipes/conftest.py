@@ -1,0 +1,85 @@
+"""Fixtures of the recipes: made-up corpora, and a tiny pocket-bert."""
+
+import gzip
+import json
+import random
+from functools import partial
+
+import pytest
+from bert_made import SHORT, TINY, sentence
+
+from eelib.recipes import pocket_bert
+from eelib.recipes.pocket_bert import WINDOW, build
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Made-up corpora: sentences with several translations, so that held-out ones could leak through a neighbour."""
+    place, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
+    for language in ("de", "fr"):
+        write(
+            place / f"translation/tatoeba.{language}-en.jsonl.gz",
+            [
+                {language: f"{language} satz {rng.randrange(500)}.", "en": f"Sentence {rng.randrange(700)}."}
+                for _ in range(1500)
+            ],
+        )
+    write(
+        place / "translation/multi30k.train.jsonl.gz",
+        [{"en": f"A dog {i}.", "de": f"Ein Hund {i}.", "fr": f"Un chien {i}."} for i in range(60)],
+    )
+    for name in ("fairytaleqa.train", "squadshifts.new_wiki", "squadshifts.amazon_reviews", "squadshifts.reddit"):
+        write(
+            place / f"question_answering/{name}.jsonl.gz",
+            [
+                {"context": f"Passage {i} " + "word " * (i * 20), "question": "Who?", "answers": [f"Ann {i}", "x"]}
+                for i in range(12)
+            ],
+        )
+    return place
+
+
+@pytest.fixture(scope="session")
+def corpora(tmp_path_factory):
+    """Made-up texts and GLUE files, with one text that no window holds."""
+    place, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
+    for name in ("text", "glue"):
+        (place / name).mkdir()
+
+    def write(path, lines):
+        (place / path).write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
+
+    for split in ("train", "validation"):
+        write(
+            f"text/wikitext2.{split}.txt.gz",
+            [
+                line
+                for i in range(60)
+                for line in (f" = Heading {i} = ", " ", f" The <unk> of 1 @,@ 2 @-@ {sentence(rng)} ")
+            ],
+        )
+    write("text/eltec_english_novels.txt.gz", [f"Line {i}: {sentence(rng)}" for i in range(1200)])
+    for task, splits in (("sst2", ("train", "validation")), ("mrpc", ("train", "validation", "test"))):
+        fields = ["sentence"] if task == "sst2" else ["sentence1", "sentence2"]
+        for split in splits:
+            rows = [{field: sentence(rng, 1, 12) for field in fields} | {"label": i % 3 % 2} for i in range(40)]
+            rows[5][fields[-1]] = "dog " * WINDOW
+            write(f"glue/{task}.{split}.jsonl.gz", map(json.dumps, rows))
+    return place
+
+
+@pytest.fixture(scope="session")
+def start(corpora, tmp_path_factory):
+    """The folder of a tiny pocket-bert, made by its own recipe."""
+    place = tmp_path_factory.mktemp("pocket-bert")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pocket_bert, "SCHEDULE", SHORT)
+        patch.setattr(pocket_bert, "build", partial(build, **TINY))
+        card = pocket_bert.run(corpora, place / "out", place / "work", "cpu")
+    assert card == json.loads((place / "out/card.json").read_text())
+    return place / "out"

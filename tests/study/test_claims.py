@@ -1,0 +1,200 @@
+"""The record of what was published, and verdicts on it."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from eelib.common.data import data_folder
+from eelib.common.stats import Interval
+from eelib.study import claims as papers
+
+FOLDER = data_folder("papers")
+BUILT = {
+    "saturation": ["P-S1", "P-S2", "P-S3", "P-S4", "P-S5"],
+    "length": ["P-L1", "P-L2", "P-L3"],
+    "subwords": ["P-W1", "P-W2", "P-W3"],
+    "sublayers": ["P-B1", "P-B2", "P-B3", "P-B4"],
+    "difficulty": [f"M-D{number}" for number in range(1, 8)],
+}
+LATER = {"architectures", "joint_optimization", "gates", "kv_cache", "monotonicity"}
+
+
+@pytest.mark.parametrize("table", papers.tables())
+def test_every_number_has_source_units_and_base(table):
+    record = json.loads((FOLDER / f"{table}.json").read_text(encoding="utf-8"))
+    assert record["id"] == table and all(record["source"][key] for key in ("paper", "table", "section"))
+    bases = {0, 1, "unknown", "not a layer"}
+    for column in record["columns"].values():
+        assert column["units"] and (column["layer_base"] in bases or column["layer_base"].startswith("base of the"))
+    assert len({row["row"] for row in record["rows"]}) == len(record["rows"])
+    for row in record["rows"]:
+        assert set(row) == {"row", *record["columns"]}
+        assert row.get("layer_base", 0) in bases
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+
+
+def test_all_tables_are_there():
+    tables_of_p = [f"P-table-{number}" for number in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11)]
+    assert papers.tables() == ["M-text", "M-table-1", "P-text", *tables_of_p]
+
+
+def test_tables_agree_where_the_papers_do():
+    by_pair = papers.published("P-table-7").groupby("model")[["comet_a", "avg"]].mean()
+    totals = papers.published("P-table-2").query("task == 'WMT22'").set_index("model")
+    assert (by_pair - totals[["comet_a", "avg"]]).abs().max().max() < 0.01
+    first, after = papers.published("P-table-4"), papers.published("P-table-9")
+    assert (first.perc == after.perc_before).all()
+    assert list(first.row[first.avg != after.avg_before]) == ["BERT, RTE"]
+    shares = papers.published("P-table-1").set_index("layers_early")
+    assert (shares[["WMT22", "CNN_DM", "NarrativeQA"]].diff().iloc[1:] < 0).all(axis=None)
+    table, text = papers.published("M-table-1"), papers.published("M-text").set_index("key").value
+    assert table.easy[0] + table.easy[1] == pytest.approx(23) == pytest.approx(table.difficult[0] + table.difficult[1])
+    assert text["first similar state, difficult"] == table.difficult[0]
+
+
+def test_layers_stay_inside_their_base():
+    for table in ("P-table-6", "P-table-11"):
+        layers = papers.published(table).exit_layers.explode()
+        assert layers.between(0, 31).all() and (layers == 31).any()
+    example = papers.published("P-table-10")
+    assert example.layer.max() == 40 and example[example.complete].top_10.map(len).eq(10).all()
+
+
+def test_published_carries_its_notes_and_is_a_copy():
+    frame = papers.published("P-table-1")
+    assert frame.attrs["source"]["table"] == "Table 1" and frame.attrs["notes"]
+    frame.attrs["notes"].clear()
+    assert papers.published("P-table-1").attrs["notes"]
+    with pytest.raises(ValueError, match="no published table 'P-table-8'"):
+        papers.published("P-table-8")
+
+
+def test_as_depth_shows_an_unknown_base_under_both():
+    assert papers.as_depth(31, 0) == (32,) and papers.as_depth(40, 1) == (40,)
+    assert papers.as_depth(2.5, "unknown") == (2.5, 3.5)
+    with pytest.raises(ValueError, match="layer base"):
+        papers.as_depth(3, "not a layer")
+
+
+def test_claims_are_complete_and_unique():
+    every = papers.claims()
+    ids = [claim.id for claim in every]
+    assert len(set(ids)) == len(ids)
+    for notebook, expected in BUILT.items():
+        assert [claim.id for claim in papers.claims(notebook)] == expected
+    assert {claim.notebook for claim in every} == set(BUILT) | LATER
+    for claim in every:
+        assert claim.paper == claim.id[0] and claim.reference.startswith(claim.paper)
+        assert claim.direction in ("above", "below", "within")
+        assert (claim.tolerance is not None) == (claim.direction == "within")
+        assert claim.minimum_sequences == 30 and claim.claim and claim.statistic
+    with pytest.raises(ValueError, match="no claims for notebook 'lenght'"):
+        papers.claims("lenght")
+
+
+def test_published_values_follow_from_the_tables():
+    value = {claim.id: claim.published for claim in papers.claims()}
+    table_2, pairs = papers.published("P-table-2"), papers.published("P-table-7")
+    small = table_2[table_2.model == "7B"]
+    pairs = pairs[pairs.model == "7B"].set_index("direction").perc
+    into = pairs[pairs.index.str.endswith("-EN")].mean() - pairs[pairs.index.str.startswith("EN-")].mean()
+    change = papers.published("P-table-9").eval("avg_after - avg_before").mean() / 12
+    rows = papers.published("P-table-1").set_index("layers_early").loc[10, ["WMT22", "CNN_DM", "NarrativeQA"]]
+    own = papers.published("M-table-1").set_index("property").eval("easy - difficult")
+    expected = {
+        "P-S1": small.perc.mean() / 100,
+        "P-S2": rows.astype(float).mean() / 100,
+        "P-S3": (small.avg.max() - small.avg.min()) / 32,
+        "P-S4": into / 100,
+        "P-J3": change,
+        "P-A1": papers.published("P-table-3").perc.mean() / 100,
+        "P-A2": papers.published("P-table-4").perc.mean() / 100,
+        "M-D1": -own["first_similar_state"],
+        "M-D2": own["similar_states"],
+        "M-D3": own["length"],
+        "M-D5": own["monotonic_after_0"] / 100,
+        "M-D6": -own["monotonic_after_4"] / 100,
+        "M-D7": -own["monotonic_after_8"] / 100,
+    }
+    for claim_id, number in expected.items():
+        assert value[claim_id] == pytest.approx(number, abs=6e-5), claim_id
+    assert papers.claim("P-S2").threshold == rows.min() / 100
+
+
+@pytest.mark.parametrize(
+    "claim_id, low, high, verdict",
+    [
+        ("P-S1", 0.51, 0.6, papers.HOLDS),
+        ("P-S1", 0.4, 0.5, papers.FAILS),
+        ("P-S1", 0.5, 0.6, papers.UNDECIDED),
+        ("P-L1", -2, -1, papers.HOLDS),
+        ("P-L1", 0, 0, papers.FAILS),
+        ("P-L1", -1, 1, papers.UNDECIDED),
+        ("P-W2", 0.11, 0.13, papers.HOLDS),
+        ("P-W2", 0.15, 0.2, papers.FAILS),
+        ("P-W2", 0.01, 0.05, papers.FAILS),
+        ("P-W2", 0.13, 0.15, papers.UNDECIDED),
+        ("P-W2", 0.01, 0.5, papers.UNDECIDED),
+    ],
+)
+def test_verdict_takes_the_whole_interval(claim_id, low, high, verdict):
+    judged = papers.judge(claim_id, Interval((low + high) / 2, low, high, 30), requirement_met=True)
+    assert judged.verdict == verdict and judged.reason
+
+
+def test_what_cannot_be_tested_says_why():
+    good = Interval(0.9, 0.8, 0.95, 200)
+    for verdict, reason in [
+        (papers.judge("P-S1", good._replace(sequences=29)), "29 sequences, fewer than 30"),
+        (papers.judge("P-S1", good, learnt=False), "baseline"),
+        (papers.judge("P-W2", good), "tokenizer"),
+        (papers.untestable("P-B1", "parallel blocks"), "parallel blocks"),
+    ]:
+        assert verdict.verdict == papers.UNTESTABLE and reason in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: papers.judge("P-X9", Interval(0, 0, 0, 30)), "no claim 'P-X9'"),
+        (lambda: papers.judge("P-S1", Interval(0, math.nan, 0, 30)), "not an interval for P-S1"),
+        (lambda: papers.judge("P-S1", Interval(0, 1, 0, 30)), "not an interval for P-S1"),
+        (lambda: papers.untestable("P-S1", " "), "needs a reason"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_table_and_json_show_the_verdict():
+    holding = papers.judge("P-S1", Interval(0.61234, 0.58, 0.645, 200))
+    verdicts = [holding, papers.untestable("M-D4", "no whole outputs")]
+    table = papers.verdict_table(verdicts)
+    assert list(table.columns) == [
+        "Claim",
+        "Verdict",
+        "This run",
+        "Holds if",
+        "Paper",
+        "Statistic",
+        "Sequences",
+        "Source",
+    ]
+    assert list(table["This run"]) == ["0.612\u00a0[0.58,\u00a00.645]", "–"]
+    assert list(table["Paper"]) == ["0.933", papers.NOT_IN_PAPER]
+    assert list(table["Verdict"]) == ["holds", "not testable here (no whole outputs)"]
+    assert table["Source"][1] == "this study, after M, Table 1"
+    rows = json.loads(json.dumps([verdict.to_dict() for verdict in verdicts]))
+    assert rows[0]["id"] == "P-S1" and rows[0]["low"] == 0.58 and rows[1]["estimate"] is None
+    assert [papers.Verdict.from_dict(row) for row in rows] == verdicts
+    assert papers.verdict_table([]).empty
+
+
+def test_another_data_folder(tmp_path, monkeypatch):
+    (tmp_path / "papers").mkdir()
+    shutil.copy(FOLDER / "claims.json", tmp_path / "papers")
+    monkeypatch.setenv("EELIB_DATA", str(tmp_path))
+    assert papers.claims("length") and papers.tables() == []

@@ -1,0 +1,180 @@
+"""What notebooks share: a bad parameter is one clear line, and results are whole."""
+
+import json
+import math
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from eelib.common.stats import Interval
+from eelib.study.parameters import ParameterError, Parameters, check_parameters
+from eelib.study.results import Results, clean
+from eelib.study.study import Study
+from eelib.tasks.task import Task
+
+DECLARED = """model: str = "pocket-llama"  # a shipped name
+tasks: str = "translation/de-en"  # tasks
+limit: int = 200  # sequences
+max_new_tokens: int = 64  # tokens
+batch_size: int = 0  # 0: chosen
+dtype: str = "float32"  # type
+device: str = "cpu"  # device
+seed: int = 0  # seed
+threshold: float = 0.5  # ours
+show_all: bool = False  # ours
+unit: str = "token"  # ours"""
+
+
+def check(injected="", magics="", **choices):
+    """check_parameters as a notebook with these cells would call it."""
+    cells = ["import eelib", magics, DECLARED, f"# Parameters\n{injected}\n"]
+    namespace: dict = {}
+    exec(DECLARED + "\n" + injected, namespace)
+    return check_parameters(choices or None, cells, namespace)
+
+
+def test_values():
+    found = check('limit = 5\ntasks = "translation/*"\nthreshold = 1', magics="%matplotlib inline\nx: int = 3")
+    assert (found.limit, found["tasks"], found.threshold, found.show_all) == (5, "translation/*", 1, False)
+    assert list(found) == [line.split(":")[0] for line in DECLARED.splitlines()] and len(found) == 11
+    with pytest.raises(AttributeError):
+        found.nothing
+
+
+@pytest.mark.parametrize(
+    "injected, parts",
+    [
+        ("limt = 5", ("'limt'", "limit", "max_new_tokens")),
+        ('limit = "5"', ("limit", "'5'", "int")),
+        ("limit = True", ("limit", "True", "int")),
+        ("limit = 2.5", ("limit", "int")),
+        ("limit = None", ("limit", "None")),
+        ("show_all = 1", ("show_all", "bool")),
+        ('threshold = "x"', ("threshold", "float")),
+        ("model = 3", ("model", "str")),
+        ('model = " "', ("model", "empty")),
+        ("limit = -1", ("limit", "-1")),
+        ("max_new_tokens = 0", ("max_new_tokens", "1 or more")),
+        ("batch_size = -2", "batch_size"),
+        ("seed = -1", "seed"),
+        ('dtype = "int8"', ("dtype", "'int8'", "bfloat16")),
+        ('tasks = "translation/xx"', ("'translation/xx'", "translation/de-en")),
+        ('tasks = "nothing/*"', "'nothing/*'"),
+        ('device = "gpu"', ("'gpu'", "cuda")),
+        ('device = "cuda:77"', "'cuda:77'"),
+    ],
+)
+def test_bad_parameter(injected, parts, one_line):
+    one_line(ParameterError, parts, lambda: check(injected))
+
+
+def test_choices(one_line):
+    one_line(
+        ParameterError,
+        ("unit", "'word'", "'token', 'output'"),
+        lambda: check('unit = "word"', unit=("token", "output")),
+    )
+    assert check('unit = "output"', unit=("token", "output")).unit == "output"
+
+
+@pytest.fixture
+def shell():
+    """A running IPython, as in a kernel, without a history file."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    InteractiveShell.clear_instance()
+    yield InteractiveShell.instance(config=config)
+    InteractiveShell.clear_instance()
+
+
+def test_in_a_kernel(shell, capsys):
+    """Cells are found by themselves, and the failure shows as one line without a traceback."""
+    for cell in ("from eelib.study.parameters import check_parameters", DECLARED, "# Parameters\nlimt = 3"):
+        assert shell.run_cell(cell, store_history=True).success
+    capsys.readouterr()
+    result = shell.run_cell("parameters = check_parameters()", store_history=True)
+    shown = "".join(capsys.readouterr()).strip()
+    assert isinstance(result.error_in_exec, ParameterError)
+    assert shown.splitlines() == [shown] and shown.startswith("ParameterError: parameter 'limt' is not known")
+
+
+PAIRS = [{"source": f"Satz {i}.", "references": [f"Sentence {i}."]} for i in range(4)]
+
+
+@pytest.fixture
+def parameters(folder_of, tmp_path):
+    path = tmp_path / "tiny.de-en.jsonl"
+    path.write_text("\n".join(map(json.dumps, PAIRS)))
+    values = {
+        "model": str(folder_of("gpt2")),
+        "tasks": str(path),
+        "limit": 3,
+        "max_new_tokens": 4,
+        "batch_size": 0,
+        "dtype": "float32",
+        "device": "cpu",
+        "seed": 0,
+        "runs_folder": str(tmp_path / "runs"),
+        "results_folder": str(tmp_path / "results"),
+    }
+    return lambda **more: Parameters(values | more)
+
+
+def test_study_and_results(parameters, tmp_path):
+    """One task that a random model has not learnt: traces, qualities, verdict with a reason, and a file without NaN."""
+    given = parameters()
+    study = Study(given)
+    made = study.traces[given.tasks]
+    assert len(made.sequences) == 3 and set(study.quality[given.tasks]) == {"BLEU", "chrF"}
+    assert study.learnt == {given.tasks: False} and study.learnt_tokens(lambda t: (t["entropy"], None)) == {}
+    verdict = study.judge("P-S1", lambda: Interval(0.9, 0.8, 1.0, 50))
+    assert "learnt" in verdict.reason
+    results = Results("saturation", study)
+    results.put(given.tasks, "avg", Interval(1.5, 1.0, 2.0, 3))
+    results.put(given.tasks, "nothing", math.nan)
+    results.judge([verdict])
+    path = results.save()
+    assert path == tmp_path / "results/gpt2/saturation.json"
+    saved = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert saved["tasks"][given.tasks] == {
+        "avg": {"estimate": 1.5, "low": 1.0, "high": 2.0, "sequences": 3},
+        "nothing": {"estimate": None},
+    }
+    assert saved["claims"][0]["id"] == "P-S1" and saved["parameters"]["limit"] == 3
+    assert saved["traces"][given.tasks]["rows"] == len(made.tokens) and saved["quality"] == study.quality
+    assert saved["traces"][given.tasks]["mismatches"] == 0 and saved["model"] == "gpt2"
+
+
+@pytest.mark.parametrize(
+    "change, part",
+    [
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"limit": -4}, "limit -4"),
+    ],
+)
+def test_study_stops_in_one_line(change, part, parameters, one_line):
+    one_line(ParameterError, part, lambda: Study(parameters(**change)))
+
+
+def test_a_runs_folder_that_cannot_be_stops_in_one_line(parameters, tmp_path, one_line):
+    (tmp_path / "file").write_text("x")
+    one_line(ParameterError, "can't be made", lambda: Study(parameters(runs_folder=str(tmp_path / "file"))))
+
+
+def test_quality_where_prompts_were_skipped(parameters, tmp_path):
+    """Outputs are scored against their own references when a prompt did not fit the window."""
+    rows = [{"source": "word " * 200, "references": ["x"]}] + PAIRS[:2]
+    (tmp_path / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    study = Study(parameters())
+    made = next(iter(study.traces.values()))
+    assert made.sequences["sequence"].tolist() == [1, 2] and made.manifest["skipped"] == 1
+    task = next(iter(study.tasks.values()))
+    kept = Task.from_prompts(task.prompts[1:], references=task.references[1:])
+    expected = kept.quality(list(made.sequences["output"]))
+    assert next(iter(study.quality.values())) == expected
+
+
+def test_clean():
+    assert clean({"a": [math.nan, 1.0, (math.inf, "x")], "b": None}) == {"a": [None, 1.0, [None, "x"]], "b": None}

@@ -1,0 +1,82 @@
+"""Scores: the packages are called as meant, and the parts written here are SQuAD's."""
+
+import sys
+import types
+
+import pytest
+import sacrebleu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1, token_f1
+from eelib.tasks.task import Task
+
+TEXT = st.text(alphabet="ab the.,! ", max_size=20)
+
+
+def test_bleu_and_chrf():
+    outputs = ["the dog runs over the hill now", "a house"]
+    references = [["the dog runs over a hill now"], ["the house"]]
+    got = bleu_chrf(outputs, references)
+    streams = [[r[0] for r in references]]
+    assert got == {
+        "BLEU": sacrebleu.corpus_bleu(outputs, streams).score,
+        "chrF": sacrebleu.corpus_chrf(outputs, streams).score,
+    }
+    assert 0 < got["BLEU"] < 100
+    assert bleu_chrf(["a b c d e"], [["a b c d e"]]) == pytest.approx({"BLEU": 100.0, "chrF": 100.0})
+
+
+def test_uneven_numbers_of_references():
+    """A second reference counts for its own line only."""
+    outputs = ["one two three four five", "six seven eight nine ten"]
+    more = bleu_chrf(outputs, [["one two three four 5", outputs[0]], ["six seven eight nine 10"]])
+    alone = bleu_chrf(outputs, [[outputs[0]], ["six seven eight nine 10"]])
+    assert more["BLEU"] == pytest.approx(alone["BLEU"])
+
+
+def test_languages_without_spaces():
+    assert bleu_chrf(["我喜欢读书"], [["我喜欢读书"]], "zh")["BLEU"] == pytest.approx(100.0)
+    assert bleu_chrf(["私は本が好き"], [["私は本が嫌い"]], "ja")["BLEU"] > 20
+    outputs, references = ["我喜欢读书"], [["我喜欢读报"]]
+    assert bleu_chrf(outputs, references, "zh")["BLEU"] > bleu_chrf(outputs, references, "en")["BLEU"]
+
+
+def test_squad_normalisation():
+    assert normalised("The  cat's, an OLD  one!") == ["cats", "old", "one"]
+    assert token_f1("the cat sat", "a cat") == pytest.approx(2 * 1 / (2 + 1))
+    assert token_f1("cat cat", "cat dog") == pytest.approx(0.5)
+    assert token_f1("the", "a") == 1.0 and token_f1("the", "cat") == 0.0
+    assert squad_f1(["cat", "dog"], [["a dog", "the cat"], ["bird"]]) == {"F1": 50.0}
+
+
+@given(TEXT, TEXT)
+def test_f1_is_symmetric_and_bounded(a, b):
+    assert token_f1(a, b) == token_f1(b, a) and 0 <= token_f1(a, b) <= 1 and token_f1(a, a) == 1
+
+
+def test_rouge():
+    """Hand-counted F-measures; the better of two references counts."""
+    got = rouge(["the small dog runs"], [["the small cat runs"]])
+    assert got["ROUGE-1"] == pytest.approx(75.0) and got["ROUGE-2"] == pytest.approx(100 / 3)
+    assert got["ROUGE-L"] == pytest.approx(75.0)
+    assert rouge(
+        ["a dog"],
+        [
+            ["nothing else"],
+        ],
+    ) == pytest.approx({"ROUGE-1": 0.0, "ROUGE-2": 0.0, "ROUGE-L": 0.0})
+    assert rouge(["a dog"], [["nothing else", "a dog"]])["ROUGE-1"] == pytest.approx(100.0)
+
+
+def test_comet_joins_the_scores_of_a_translation_where_it_is_installed(monkeypatch):
+    class Scorer:
+        def predict(self, rows, progress_bar):
+            assert rows == [{"src": "Ein Hund.", "mt": "A dog.", "ref": "One dog."}]
+            return types.SimpleNamespace(system_score=0.5)
+
+    fake = types.SimpleNamespace(download_model=lambda name: name, load_from_checkpoint=lambda path: Scorer())
+    task = Task("translation/de-en", "translation", ["p"], [["One dog."]], ["Ein Hund."], ["0"], "de", "en")
+    assert "COMET-22" not in task.quality(["A dog."])
+    monkeypatch.setitem(sys.modules, "comet", fake)
+    assert task.quality(["A dog."])["COMET-22"] == 50.0

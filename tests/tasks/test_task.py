@@ -1,0 +1,338 @@
+"""Tasks: shipped, local, and in the hub's and sacreBLEU's own formats; every bad row is named."""
+
+import gzip
+import json
+import sys
+
+import pandas as pd
+import pytest
+
+import eelib
+from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
+from eelib.tasks.task import BASELINES, Task, load_task, shipped_tasks, task_names
+
+PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
+QUESTION = {"context": "Ann has a red kite.", "question": "What has Ann?", "answers": ["a kite", "kite"]}
+
+SQUAD = [
+    {
+        "id": str(i),
+        "title": "t",
+        "context": f"Passage {i // 2} tells.",
+        "question": f"Who {i}?",
+        "answers": {"text": ["Ann", "Ann Lee"], "answer_start": [0, 0]},
+    }
+    for i in range(4)
+]
+NARRATIVE = [
+    {
+        "document": {"id": f"d{i // 2}", "kind": "book", "summary": {"text": f"Story {i // 2}.", "title": "t"}},
+        "question": {"text": f"Why {i}?", "tokens": ["Why"]},
+        "answers": [{"text": "because", "tokens": ["because"]}, {"text": "so", "tokens": ["so"]}],
+    }
+    for i in range(4)
+]
+NEWS = [{"article": f"Long story {i}.", "highlights": f"Short {i}.", "id": str(i)} for i in range(4)]
+
+
+def write(path, rows):
+    """A JSON Lines file, gzipped by its name."""
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """A made-up folder of shipped texts."""
+    write(tmp_path / "texts/translation/de-en.jsonl", [PAIR, PAIR | {"source": "Ja."}])
+    write(tmp_path / "texts/translation/en-de.jsonl", [PAIR])
+    write(tmp_path / "texts/question_answering/short.jsonl", [QUESTION])
+    monkeypatch.setenv("EELIB_DATA", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "pattern, names",
+    [
+        ("translation/de-en", ["translation/de-en"]),
+        ("translation/*", ["translation/de-en", "translation/en-de"]),
+        ("*", ["question_answering/short", "translation/de-en", "translation/en-de"]),
+        (" translation/en-de , translation/* ", ["translation/en-de", "translation/de-en"]),
+        ("squad,wmt22/zh-en", ["squad", "wmt22/zh-en"]),
+    ],
+)
+def test_names(pattern, names, texts):
+    assert task_names(pattern) == names
+
+
+@pytest.mark.parametrize("pattern", ["", "translation/xx", "translations/*", "translation/de-en,", "wmt22/de-pl"])
+def test_unknown_names(pattern, texts, one_line):
+    part = repr(pattern.split(",")[-1])
+    one_line(ValueError, (part, "translation/de-en", "squad", "pattern"), lambda: task_names(pattern))
+    one_line(ValueError, "is not known", lambda: load_task(pattern.split(",")[-1] or "?"))
+
+
+def test_shipped_texts_load():
+    """All of data/texts is readable, not empty, and of the kind that its folder says; "prose" is longer translation."""
+    names = shipped_tasks()
+    assert "translation/de-en" in names
+    for name in names:
+        task = load_task(name)
+        assert task.name == name and len(set(zip(task.prompts, task.sources))) == len(task)
+        assert len(task.references) == len(task.groups) == len(task.sources) == len(task) and all(task.references)
+        folder = name.split("/")[0]
+        assert task.kind == {"prose": "translation"}.get(folder, folder)
+        if task.kind == "translation":
+            assert f"{task.source_language}-{task.target_language}" == name.split("/")[1]
+        elif task.kind == "question_answering":
+            assert len(set(task.groups)) < len(task)
+
+
+def test_translation_task(texts):
+    task = load_task("translation/de-en")
+    assert task.prompts[0] == translation_prompt("Der Hund schläft.", "de", "en") and task.sources[1] == "Ja."
+    assert (task.kind, task.source_language, task.target_language) == ("translation", "de", "en")
+    assert task.references[0] == PAIR["references"] and task.groups == ["1", "2"]
+
+
+def test_limit(texts, one_line):
+    assert [len(load_task("translation/de-en", limit=n)) for n in (None, 0, 1, 2, 9)] == [2, 2, 1, 2, 2]
+    assert load_task("translation/de-en", 1).prompts == load_task("translation/de-en").prompts[:1]
+    for bad in (-1, "5", 2.0, True):
+        one_line(ValueError, (f"limit {bad!r}", "0 (all)"), lambda: load_task("translation/de-en", bad))
+        one_line(ValueError, f"limit {bad!r}", lambda: load_task("translation/de-en").take(bad))
+
+
+@pytest.mark.parametrize("name", ["", 5, None, "x" * 5000, "a\0b"])
+def test_names_that_no_file_can_have(name, one_line):
+    one_line(ValueError, "is not known", lambda: load_task(name))
+
+
+def test_hash_follows_content(texts):
+    whole, part = load_task("translation/de-en"), load_task("translation/de-en", 1)
+    assert whole.hash == load_task("translation/de-en").hash != part.hash
+
+
+def test_local_folder_and_files(tmp_path, one_line):
+    write(tmp_path / "my.de-en/a.jsonl", [PAIR])
+    write(tmp_path / "my.de-en/deeper/b.jsonl.gz", [PAIR | {"source": "Nein."}])
+    folder = load_task(str(tmp_path / "my.de-en"))
+    assert folder.sources == ["Der Hund schläft.", "Nein."] and folder.target_language == "en"
+    packed = load_task(str(write(tmp_path / "news.fr-de.jsonl.gz", [PAIR] * 3)), limit=2)
+    assert (packed.name, len(packed), packed.source_language) == ("news.fr-de", 2, "fr")
+    (tmp_path / "empty").mkdir()
+    one_line(ValueError, "no .jsonl", lambda: load_task(str(tmp_path / "empty")))
+    one_line(ValueError, "no rows", lambda: load_task(str(write(tmp_path / "x.de-en.jsonl", []))))
+    one_line(ValueError, ("direction", "de"), lambda: load_task(str(write(tmp_path / "x.jsonl", [PAIR]))))
+
+
+@pytest.mark.parametrize(
+    "rows, part",
+    [
+        ([PAIR, "{broken"], "line 2"),
+        ([PAIR, "[1]"], "line 2"),
+        ([PAIR, ""], "line 2"),
+        ([PAIR, "[" * 100_000], "line 2: not a JSON object"),
+        ([PAIR, {"source": "Hm."}], "line 2: field references is missing"),
+        ([PAIR, PAIR | {"source": " "}], "line 2: field source is empty"),
+        ([PAIR, PAIR | {"source": "a\0b"}], "line 2: field source holds a NUL"),
+        (
+            [PAIR, PAIR | {"source": "a\ud83d"}],
+            "line 2: field source holds half a character (the surrogate U+D83D alone)",
+        ),
+        ([PAIR, PAIR | {"source": 7}], "line 2: field source is not a string"),
+        ([PAIR, PAIR | {"references": ["ok", ""]}], "line 2: a text in field references is empty"),
+        ([PAIR, PAIR | {"references": None}], "line 2: field references is not a list"),
+        ([PAIR, PAIR | {"references": "The dog."}], "line 2: field references is not a list"),
+        (
+            [{"translation": {"de": "Ja.", "en": "Yes."}}, {"translation": {"de": "Ja."}}],
+            "line 2: field translation.en is missing",
+        ),
+        ([{"text": "no task has this"}], "fields text fit no task"),
+        ([QUESTION, QUESTION | {"answers": [" "]}], "line 2: a text in field answers is empty"),
+        ([QUESTION, QUESTION | {"answers": "a kite"}], "line 2: field answers is not a list"),
+        ([QUESTION, QUESTION | {"context": 5}], "line 2: field context is not a string"),
+        ([QUESTION, QUESTION | {"question": None}], "line 2: field question is not a string"),
+        ([NARRATIVE[0], NARRATIVE[1] | {"document": "x"}], "line 2: field document.summary is missing"),
+        ([NARRATIVE[0], NARRATIVE[1] | {"answers": ["so"]}], "line 2: field answers.text is missing"),
+        ([NEWS[0], {"article": "A story."}], "line 2: field highlights is missing"),
+    ],
+)
+def test_bad_rows_are_named(rows, part, tmp_path, one_line):
+    path = write(tmp_path / "bad.de-en.jsonl", rows)
+    one_line(ValueError, ("bad.de-en", part), lambda: load_task(str(path)))
+
+
+def test_not_utf8_is_named_by_line(tmp_path, one_line):
+    """The line itself, however far the file was read ahead; a byte order mark at the start is none of the text."""
+    path = write(tmp_path / "bad.de-en.jsonl", [PAIR] * 5)
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2].replace(b"dog", b"d\xffg")
+    path.write_bytes(b"\n".join(lines))
+    one_line(ValueError, "bad.de-en.jsonl, line 3: not UTF-8", lambda: load_task(str(path)))
+    marked = tmp_path / "marked.de-en.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + lines[0] + b"\n")
+    assert load_task(str(marked)).sources == [PAIR["source"]]
+
+
+def test_weird_but_valid_texts(tmp_path):
+    """Emoji, right to left, combining marks, markup, 100,000 characters: kept as they are."""
+    texts = [
+        "👩‍👩‍👧 🏳️‍🌈",
+        "שלום \u202eabc",
+        "Z\u0338\u0330a\u0335",
+        "<script>alert(1)</script>",
+        "\u2028 line",
+        "x " * 50_000,
+        "$a$ `b` | c",
+    ]
+    path = write(tmp_path / "odd.de-en.jsonl", [PAIR | {"source": text} for text in texts])
+    assert load_task(str(path)).sources == texts and Task.from_prompts(texts).prompts == texts
+
+
+def test_damaged_gzip_is_one_line(tmp_path, one_line):
+    path = write(tmp_path / "bad.de-en.jsonl.gz", [PAIR] * 50)
+    path.write_bytes(path.read_bytes()[:-20])
+    one_line(ValueError, "bad.de-en.jsonl.gz", lambda: load_task(str(path)))
+
+
+README = """---
+configs:
+- config_name: 1.0.0
+  data_files: [{split: validation, path: "1.0.0/validation-*"}]
+- config_name: 3.0.0
+  data_files: [{split: validation, path: "3.0.0/validation-*"}]
+---
+"""
+
+
+@pytest.mark.parametrize(
+    "name, rows, file",
+    [
+        ("squad", SQUAD, "plain_text/validation-00000-of-00001.parquet"),
+        ("narrativeqa", NARRATIVE, "data/test-00000-of-00001.parquet"),
+        ("cnn_dailymail", NEWS, "3.0.0/validation-00000-of-00001.parquet"),
+        ("squad", SQUAD, "validation.jsonl"),
+        ("narrativeqa", NARRATIVE, "test.jsonl"),
+    ],
+)
+def test_local_copies_of_hub_data(name, rows, file, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    copy = tmp_path / "copy"
+    (copy / file).parent.mkdir(parents=True, exist_ok=True)
+    if file.endswith("parquet"):
+        pd.DataFrame(rows).to_parquet(copy / file)
+    else:
+        write(copy / file, rows)
+    if name == "cnn_dailymail":  # as on the hub: several configurations, named in the card
+        (copy / "1.0.0").mkdir()
+        pd.DataFrame(rows[:1]).to_parquet(copy / "1.0.0/validation-00000-of-00001.parquet")
+        (copy / "README.md").write_text(README)
+    task = load_task(name, limit=3, source=str(copy))
+    assert len(task) == 3 and task.name == name
+    if name == "squad":
+        assert task.prompts[0] == question_prompt("Passage 0 tells.", "Who 0?")
+        assert task.references == [["Ann", "Ann Lee"]] * 3
+    elif name == "narrativeqa":
+        assert task.prompts[2] == question_prompt("Story 1.", "Why 2?") and task.references[0] == ["because", "so"]
+    else:
+        assert task.prompts[1] == summarization_prompt("Long story 1.") and task.references[1] == ["Short 1."]
+    if name != "cnn_dailymail":  # questions about one passage are resampled together
+        assert task.groups[0] == task.groups[1] != task.groups[2]
+
+
+def test_missing_local_copy(tmp_path, one_line):
+    one_line(ValueError, ("squad", str(tmp_path)), lambda: load_task("squad", source=str(tmp_path)))
+
+
+XML = """<?xml version='1.0' encoding='utf-8'?>
+<dataset id="wmttest2022.de-en"><collection id="general">
+<doc origlang="de" id="one"><src lang="de"><p><seg id="1">Guten  Morgen.</seg><seg id="2">Wie geht es?</seg></p></src>
+<ref lang="en" translator="A"><p><seg id="1">Good morning.</seg><seg id="2">How are you?</seg></p></ref>
+<ref lang="en" translator="B"><p><seg id="1">Morning!</seg><seg id="2">How is it going?</seg></p></ref>
+<hyp system="refine" language="en"><p><seg id="1">GOOD</seg><seg id="2">HOW</seg></p></hyp></doc>
+<doc origlang="de" id="two" testsuite="x"><src lang="de"><p><seg id="1">Nicht lesen.</seg></p></src>
+<ref lang="en" translator="A"><p><seg id="1">Do not read.</seg></p></ref></doc>
+</collection></dataset>
+"""
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_wmt22_from_a_sacrebleu_folder(imported, tmp_path, monkeypatch, one_line):
+    """sacreBLEU's own cache layout, whether or not sacreBLEU was imported with another cache before."""
+    if imported:
+        __import__("sacrebleu")
+    else:
+        for module in [m for m in sys.modules if m.split(".")[0] == "sacrebleu"]:
+            monkeypatch.delitem(sys.modules, module)
+    file = tmp_path / "wmt22/raw/wmt22-news-systems-1.1/xml/wmttest2022.de-en.all.xml"
+    file.parent.mkdir(parents=True)
+    file.write_text(XML, encoding="utf-8")
+    for _ in range(2):  # unpacked by the first call, read back by the second
+        task = load_task("wmt22/de-en", source=str(tmp_path))
+        assert task.sources == ["Guten Morgen.", "Wie geht es?"]
+        assert task.references == [["Good morning."], ["How are you?"]]  # the reference that sacreBLEU scores WMT22 on
+        assert (task.name, task.source_language, task.target_language) == ("wmt22/de-en", "de", "en")
+    one_line(ValueError, ("wmt22/zh-en", str(tmp_path)), lambda: load_task("wmt22/zh-en", source=str(tmp_path)))
+
+
+def test_prompts_are_the_papers():
+    """P, Table 8."""
+    assert translation_prompt("x y", "de", "fr") == (
+        "### Instruction:\nTranslate German to French:\n### Input:\nx y\n### Response:\n"
+    )
+    assert summarization_prompt("x y") == (
+        "### Instruction:\nSummarize the following article to a sentence:\n### Input:\nx y\n### Response:\n"
+    )
+    assert question_prompt("c d", "q?") == (
+        "### Instruction:\nI will provide a context and a question to you. You need to answer me the question based on "
+        "the context.\n### Context:\nc d\n### Question:\nq?\n### Answer:\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["{text}", "a {src} b", "50 % {", "### Response:\n"])
+def test_prompts_take_any_text(text):
+    assert f"\n{text}\n" in translation_prompt(text, "en", "de") and text in question_prompt(text, "q?")
+
+
+def test_free_prompts(one_line):
+    task = Task.from_prompts(["one", "two"])
+    assert (task.kind, task.references, task.groups) == ("prompts", [[], []], ["0", "1"])
+    assert task.quality(["x", "y"]) == {}
+    assert Task.from_prompts(["one"], references=[["a b c d"]]).quality(["a b c d"])["chrF"] == pytest.approx(100)
+    for prompts, part in (
+        (["ok", " "], "prompt 1"),
+        (["a\0"], "prompt 0"),
+        ([], "at least one"),
+        ("text", "list"),
+        (["ok", 5], "prompt 1"),
+        (["a\ud800"], "U+D800"),
+        (None, "list"),
+    ):
+        one_line(ValueError, part, lambda: Task.from_prompts(prompts))
+    one_line(ValueError, "name is empty", lambda: Task.from_prompts(["a"], name=""))
+    for references, part in ((["x"], "must be a list"), ([["x", 3]], "prompt 0 is not a string")):
+        one_line(ValueError, part, lambda: Task.from_prompts(["a"], references=references))
+    one_line(ValueError, "references", lambda: Task.from_prompts(["a", "b"], references=[["x"]]))
+
+
+@pytest.mark.parametrize(
+    "kind, metrics",
+    [
+        ("translation", {"BLEU", "chrF"}),
+        ("question_answering", {"F1"}),
+        ("summarization", {"ROUGE-1", "ROUGE-2", "ROUGE-L"}),
+    ],
+)
+def test_quality_and_learnt(kind, metrics, one_line):
+    """A perfect output is learnt, an empty one is not, and the baseline itself is not above the baseline."""
+    task = Task("t", kind, ["p"], [["the small dog sleeps here"]], ["s"], ["0"], baseline=BASELINES[kind])
+    perfect, nothing = task.quality(["the small dog sleeps here"]), task.quality([""])
+    assert set(perfect) == metrics and all(v == pytest.approx(100) for v in perfect.values())
+    assert task.learnt(perfect)
+    assert not any(task.learnt(quality) for quality in (nothing, BASELINES[kind], {}))
+    assert eelib.Task.from_prompts(["a"]).learnt({})
+    one_line(ValueError, "2 outputs for 1", lambda: task.quality(["a", "b"]))

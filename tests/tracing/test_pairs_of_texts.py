@@ -1,0 +1,213 @@
+"""Classifiers on pairs and single texts: every layer against plain transformers, and what is refused beforehand."""
+
+import copy
+
+import families
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from tokenizers import processors
+
+import eelib
+from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
+from eelib.tasks.glue import LABELS
+from eelib.tasks.task import Task, load_task
+
+PAIRS = [
+    ("The small dog", "a dog"),
+    ("Wo ist das Buch? Here!", "over the hill"),
+    ("a", "one two three four five 😀"),
+    ("odd </s> text", "with <s> marks </s> in it"),
+    ("Der kleine Hund", "x"),
+]
+NAMES = ("Entailment", "NEUTRAL", "contradiction")
+
+
+def pairs_task(pairs=PAIRS, labels=LABELS["mnli"]):
+    """A task of pairs without a file."""
+    firsts, seconds = [a for a, _ in pairs], [b for _, b in pairs]
+    return Task(
+        "glue/mnli",
+        "classification",
+        firsts,
+        [[labels[i % 3]] for i in range(len(pairs))],
+        firsts,
+        [str(i) for i in range(len(pairs))],
+        labels=labels,
+        seconds=seconds,
+    )
+
+
+def tokenizer_with_pairs(pair, types):
+    """The masked families' tokenizer with a frame for pairs; `types`: whether it gives token types."""
+    plain = tokenizer_for("masked")
+    backend = copy.deepcopy(plain.backend_tokenizer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair=pair, special_tokens=[(t, plain.convert_tokens_to_ids(t)) for t in ("<s>", "</s>")]
+    )
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=WINDOW,
+        pad_token="<pad>",
+        eos_token="</s>",
+        bos_token="<s>",
+        model_input_names=["input_ids", *["token_type_ids"] * types, "attention_mask"],
+    )
+
+
+def roberta():
+    """A RoBERTa-like classifier: no token types, its pooler inside the head."""
+    torch.manual_seed(0)
+    tokenizer = tokenizer_for("masked")
+    network = hf.RobertaForSequenceClassification(
+        hf.RobertaConfig(
+            **families.WIDE,
+            num_labels=3,
+            type_vocab_size=1,
+            vocab_size=len(tokenizer),
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    for parameter in network.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3
+    return network.eval().requires_grad_(False)
+
+
+CASES = {  # network, tokenizer, float64 label scores of states [tokens, width]
+    "bert": (
+        lambda: families.build("bert_labels"),
+        lambda: tokenizer_with_pairs("<s> $A </s> $B:1 </s>:1", True),
+        lambda network, states: families.bert_labels(network, states[0]),
+    ),
+    "roberta": (
+        roberta,
+        lambda: tokenizer_with_pairs("<s> $A </s> </s> $B </s>", False),
+        lambda network, states: network.classifier(states[None])[0],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def classifier_of(tmp_path_factory):
+    """classifier_of(case, names): a classifier with three labels, through `load_model`."""
+
+    def make(case, names=NAMES):
+        folder = tmp_path_factory.mktemp(case)
+        network, tokenizer = (part() for part in CASES[case][:2])
+        network.config.id2label = dict(enumerate(names))
+        network.config.label2id = {name: number for number, name in enumerate(names)}
+        network.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return eelib.load_model(str(folder), device="cpu")
+
+    return make
+
+
+@torch.no_grad()
+def plain_scores(case, texts):
+    """The plain use of transformers in float64: label scores of every layer, and the network's own, of each text."""
+    make, tokenizer, head = CASES[case]
+    network, layers, own = make().double(), [], []
+    for text in texts:
+        run = network(**tokenizer()(*text, return_tensors="pt"), output_hidden_states=True)
+        layers.append(torch.stack([head(network, states[0]).reshape(3) for states in run.hidden_states]))
+        own.append(run.logits[0])
+    return torch.stack(layers), torch.stack(own)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("paired", [True, False])
+def test_against_plain_transformers(case, paired, classifier_of, tmp_path):
+    """Every layer of pairs and of single texts, special tokens inside a text included."""
+    texts = PAIRS if paired else [text for text in zip(PROMPTS)]
+    layers, own = plain_scores(case, texts)
+    np.testing.assert_allclose(layers[:, -1], own, rtol=1e-9)
+    task = pairs_task(texts) if paired else Task.from_prompts([text for (text,) in texts])
+    model = classifier_of(case)
+    trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=2, pairs=3, progress=False)
+    shares = layers.softmax(-1)
+    close = dict(rtol=1e-3, atol=1e-5)
+    order = trace["topk_ids"].astype(int)
+    np.testing.assert_allclose(trace["topk_probability"], np.take_along_axis(shares.numpy(), order, -1), **close)
+    np.testing.assert_allclose(trace["entropy"], -(shares * shares.log()).sum(-1), **close)
+    assert trace["top1"].tolist() == layers.argmax(-1).tolist()
+    assert trace.sequences["output"].tolist() == [NAMES[i] for i in own.argmax(-1)]
+    block = trace.sites.names.index("block")  # made by another pass over the same texts
+    np.testing.assert_allclose(trace.sites["probability"][:, :, block], shares.amax(-1)[:2, 1:], **close)
+    np.testing.assert_allclose(trace.pairs["js"][:, :, -1], trace["js_final"][:3], **close)
+    if paired:
+        right = [[task.labels[i]] == known for i, known in zip(own.argmax(-1), task.references)]
+        assert task.quality(list(trace.sequences["output"])) == {"accuracy": pytest.approx(100 * np.mean(right))}
+
+
+def test_token_types_matter_and_are_the_tokenizers(classifier_of):
+    """Without them a BERT gives other scores; RoBERTa and single texts have none."""
+    first, second = PAIRS[3]
+    bert, plain = classifier_of("bert"), CASES["bert"][1]()(*PAIRS[3])
+    (ids,) = bert.encode([first], seconds=[second])
+    assert list(ids) == plain["input_ids"] and ids.types == plain["token_type_ids"] and {0, 1} == set(ids.types)
+    end = bert.tokenizer.eos_token_id
+    assert ids.types != [int(i > ids.index(end)) for i in range(len(ids))]  # an end mark stands inside the text, too
+    typed, _ = eelib.tracing.decode.states_of(bert, [ids], [ids])
+    bare, _ = eelib.tracing.decode.states_of(bert, [list(ids)], [list(ids)])
+    assert (typed - bare).abs().max() > 0.1
+    (roberta_ids,) = classifier_of("roberta").encode([first], seconds=[second])
+    assert not hasattr(roberta_ids, "types") and roberta_ids == CASES["roberta"][1]()(*PAIRS[3])["input_ids"]
+    assert not hasattr(bert.encode([first])[0], "types")
+
+
+def test_more_types_than_the_network_knows(classifier_of, one_line):
+    model = classifier_of("roberta")
+    model.tokenizer = CASES["bert"][1]()
+    one_line(ValueError, ("types up to 1", "knows 1"), lambda: model.encode(["a"], seconds=["b"]))
+    one_line(ValueError, ("pairs", "chat=False"), lambda: model.encode(["a"], chat=True, seconds=["b"]))
+
+
+@pytest.mark.parametrize("name", ["gpt2_labels"])
+def test_causal_classifier_reads_a_pair_at_its_end(name, tmp_path):
+    """A tokenizer without separators puts the second text after the first."""
+    family, position = families.CLASSIFIERS[name]
+    families.save(name, tmp_path / name)
+    model = eelib.load_model(str(tmp_path / name), device="cpu")
+    model.tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    trace = eelib.trace(model, pairs_task(), folder=tmp_path, progress=False)
+    oracle = families.build(name).double()
+    prompts = [model.tokenizer(a)["input_ids"] + model.tokenizer(b)["input_ids"] for a, b in PAIRS]
+    runs = [families.oracle_run(oracle, family, prompt, [0]) for prompt in prompts]
+    shares = family.unembed(oracle, torch.stack([run["states"][position] for run in runs])).softmax(-1)
+    np.testing.assert_allclose(trace["probability"], shares.amax(-1), rtol=1e-3, atol=1e-5)
+
+
+def test_pairs_beyond_the_window_are_skipped(classifier_of, tmp_path, one_line):
+    """The two texts count together."""
+    model, half = classifier_of("bert"), "word " * 20
+    task = pairs_task([PAIRS[0], (half, half), PAIRS[1]])
+    assert max(map(len, model.encode([half]))) < model.context_length < len(model.encode([half], seconds=[half])[0])
+    trace = eelib.trace(model, task, folder=tmp_path, progress=False)
+    assert trace.manifest["skipped"] == 1 and trace.sequences["sequence"].tolist() == [0, 2]
+    one_line(ValueError, "1 of 3 prompts do not fit", lambda: eelib.trace(model, task, folder=tmp_path, strict=True))
+
+
+def test_models_and_tasks_that_do_not_fit(classifier_of, model_of, tmp_path, one_line):
+    def refused(parts, model, task):
+        one_line(ValueError, parts, lambda: eelib.trace(model, task, folder=tmp_path / "runs", progress=False))
+        assert not (tmp_path / "runs").exists()
+
+    bert = classifier_of("bert")
+    for name in ("llama", "t5", "bert"):
+        refused(("glue/mnli needs a sequence classifier", name), model_of(name), pairs_task())
+    refused(("gives labels, not text", "free prompts"), bert, load_task("translation/de-en", 2))
+    two = load_task("classification/rte", 4)
+    refused(("3 labels (Entailment, NEUTRAL, contradiction)", "rte has 2 (entailment, not_entailment)"), bert, two)
+    for names in (("yes", "no", "maybe"), ("entailment", "neutral", "LABEL_0"), ("LABEL_1", "LABEL_2", "LABEL_3")):
+        refused((*names, "entailment, neutral, contradiction"), classifier_of("bert", names), pairs_task())
+
+
+@pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1", "LABEL_2"), ("0", "1", "2"), ("label_0", "1", "LABEL_2")])
+def test_numbered_labels_mean_glues_numbers(names, classifier_of, tmp_path):
+    task = pairs_task()
+    trace = eelib.trace(classifier_of("bert", names), task, folder=tmp_path, progress=False)
+    numbers = [trace["top1"][i, -1] for i in range(len(PAIRS))]
+    expected = 100 * np.mean([LABELS["mnli"][n] == known for n, (known,) in zip(numbers, task.references)])
+    assert task.quality(list(trace.sequences["output"])) == {"accuracy": pytest.approx(expected)}

@@ -1,0 +1,182 @@
+"""The oracle really stops: the blocks it runs, the states it gives, what it counts, when its times are used again."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import eelib
+from checks.tiny_texts import PROMPTS
+from eelib.common.tolerances import close
+from eelib.tasks.task import Task
+from eelib.tracing import replay as oracle
+from eelib.tracing.decode import decode, states_of
+from eelib.tracing.replay import Replay, is_ideal, state_at
+
+GENERATING = ("llama", "gpt2", "gemma2", "t5", "marian")
+CLOSE = dict(rtol=1e-4, atol=1e-5)
+
+
+def sequence(model, prompt=PROMPTS[1], steps=6):
+    """(prompt ids, output ids) of one text; of a classifier the output is its label."""
+    ids = model.encode([prompt])[0]
+    return ids, ([0] if model.kind == "classifier" else decode(model, [ids], steps)[0])
+
+
+@pytest.fixture(params=[*GENERATING, "bert_labels", "gpt2_labels"])
+def model(request, model_of):
+    return model_of(request.param)
+
+
+def test_a_run_gives_the_state_of_the_block_at_which_it_ends(model):
+    prompt, output = sequence(model)
+    expected = states_of(model, [prompt], [output])[0]  # [tokens, L+1, width]
+    replay = Replay(model, prompt, output, ideal=False)
+    for token in range(len(output)):
+        for layer in range(1, model.layers + 1):
+            state = state_at(model, layer, replay.inputs(token))[0, replay.read]
+            torch.testing.assert_close(state, expected[token, layer], **CLOSE)
+
+
+def test_at_the_last_block_norm_and_head_give_the_logits_of_the_network(model):
+    prompt, output = sequence(model)
+    replay = Replay(model, prompt, output, ideal=False)
+    inputs = replay.inputs(len(output) - 1)
+    with torch.no_grad():
+        logits = model.network(**inputs).logits.reshape(-1, model.vocab_size)[-1]
+        state = state_at(model, model.layers, inputs)[0, replay.read]
+        torch.testing.assert_close(model.unembed(state[None])[0], logits, **CLOSE)
+
+
+def test_no_block_behind_the_exit_runs_and_the_network_is_left_as_it_was(model):
+    prompt, output = sequence(model)
+    inputs = Replay(model, prompt, output, ideal=False).inputs(0)
+    with torch.no_grad():
+        before = model.network(**inputs).logits
+    ran: list[int] = []
+    handles = [
+        block.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
+        for number, block in enumerate(model.blocks, 1)
+    ]
+    try:
+        for layer in range(1, model.layers + 1):
+            ran.clear()
+            state_at(model, layer, inputs)
+            assert ran == list(range(1, layer + 1))
+    finally:
+        for handle in handles:
+            handle.remove()
+    with torch.no_grad():
+        assert torch.equal(model.network(**inputs).logits, before)
+    assert not any(block._forward_hooks for block in model.blocks)
+
+
+def test_blocks_that_share_weights_are_counted_by_their_calls():
+    block = nn.Linear(3, 3)
+    shared = SimpleNamespace(name="shared", blocks=[block] * 3, layers=3, network=lambda x: block(block(block(x))))
+    x = torch.randn(1, 2, 3)
+    with torch.no_grad():
+        assert torch.equal(state_at(shared, 2, {"x": x}), block(block(x)))
+
+
+@pytest.mark.parametrize("name", GENERATING)
+@pytest.mark.parametrize("prompt", [PROMPTS[1], "a"])
+def test_steps_on_the_ideal_cache_are_runs_over_the_whole_text(name, prompt, model_of):
+    """In any order, at any depth: no step leaves a trace in the cache that another one could see."""
+    model = model_of(name)
+    prompt, output = sequence(model, prompt)
+    assert is_ideal(model, prompt, output)
+    steps, whole = Replay(model, prompt, output, True), Replay(model, prompt, output, False)
+    generator = np.random.default_rng(0)
+    for token in generator.permutation(np.repeat(np.arange(len(output)), 3)):
+        layer = int(generator.integers(1, model.layers + 1))
+        got = state_at(model, layer, steps.inputs(int(token)))
+        assert got.shape[1] == 1  # one token went in
+        assert close(got[:, -1], state_at(model, layer, whole.inputs(int(token)))[:, -1])
+
+
+def test_a_classifier_and_a_network_without_a_cache_run_the_whole_text(model_of, monkeypatch):
+    for name in ("bert_labels", "gpt2"):
+        model = model_of(name)
+        monkeypatch.setattr(model, "cache", "none")
+        assert not is_ideal(model, *sequence(model))
+
+
+# Measuring
+
+
+@pytest.fixture
+def made(model, tmp_path):
+    """(model, trace, task) of five free prompts."""
+    task = Task.from_prompts(PROMPTS)
+    return model, eelib.trace(model, task, max_new_tokens=6, folder=tmp_path, progress=False), task
+
+
+def test_what_is_timed_is_the_trace(made):
+    model, trace, task = made
+    frame = oracle.measure(model, trace, task, sequences=99, repeats=1)
+    rows = trace.statistic_rows()
+    layers = pd.Series(trace.exit_layer("first")[rows]).groupby(trace.tokens["sequence"].to_numpy()[rows]).agg(list)
+    assert frame["sequence"].tolist() == layers.index.tolist()
+    assert frame["layers"].tolist() == [*map(sum, layers)] and frame["tokens"].tolist() == [*map(len, layers)]
+    assert not frame["mismatches"].any() and (frame[["full", "oracle"]] > 0).all(axis=None)
+    assert frame["ideal"].all() == (model.kind != "classifier")
+    two = oracle.measure(model, trace, task, sequences=2, repeats=2)
+    assert two["sequence"].tolist() == [layers.index[0], layers.index[-1]]  # evenly spread
+
+
+def test_times_are_kept_until_something_else_is_asked_for(made, monkeypatch):
+    model, trace, task = made
+    before = (trace.place / "manifest.json").read_bytes()
+    first = oracle.times(model, trace, task, 2, 1)
+    assert first.attrs["machine"] and first.attrs["date"]
+    asked = []
+    monkeypatch.setattr(oracle, "measure", lambda *args: asked.append(args[3:]) or first)
+    again = oracle.times(model, trace, task, 2, 1)
+    assert not asked and again.equals(first) and again.attrs == first.attrs
+    oracle.times(model, trace, task, 1, 1)
+    (trace.place / oracle.FILE).write_text("{")  # cut short
+    oracle.times(model, trace, task, 1, 1)
+    assert asked == [(1, 1), (1, 1)]
+    assert json.loads((trace.place / oracle.FILE).read_text())["settings"]["sequences"] == 1
+    assert (trace.place / "manifest.json").read_bytes() == before  # a trace is the same bytes whenever it is made
+
+
+def test_an_exit_layer_that_does_not_give_the_token_is_refused_in_float32(model_of, one_line, monkeypatch):
+    model = model_of("llama")
+    prompt, output = sequence(model)
+    replay = Replay(model, prompt, output, True)
+    other = [(output[0] + 1) % model.vocab_size, *output[1:]]
+    one_line(
+        ValueError,
+        (f"after block {model.layers}", f"the trace has {other[0]}"),
+        lambda: oracle.timed_step(replay, other, 0, model.layers),
+    )
+    monkeypatch.setattr(type(model), "dtype", "bfloat16")
+    assert oracle.timed_step(replay, other, 0, model.layers)[1] is True
+    assert oracle.timed_step(replay, output, 0, model.layers)[1] is False
+
+
+def test_ratios_by_hand():
+    """A token takes 1 ms and each of 10 blocks another; the oracle runs 3 and 5 blocks; the prompt takes 20 ms."""
+    frame = pd.DataFrame(
+        {
+            "group": ["a", "b"],
+            "tokens": [4, 2],
+            "layers": [12, 10],
+            "full": [44e-3, 22e-3],
+            "oracle": [16e-3, 12e-3],
+            "before": [20e-3, 20e-3],
+        }
+    )
+    found = oracle.speed(frame, 10)
+    assert found["time"].estimate == pytest.approx(66 / 28) and found["time"].sequences == 2
+    assert found["time"].low == pytest.approx(22 / 12) and found["time"].high == pytest.approx(44 / 16)
+    assert found["whole"].estimate == pytest.approx(106 / 68)
+    assert found["layers"].estimate == pytest.approx(60 / 22)
+    assert found["fixed"].estimate == pytest.approx(1 / 11) and found["fixed"].high == pytest.approx(1 / 11)
+    assert "fixed" not in oracle.speed(frame.assign(layers=10 * frame["tokens"]), 10)  # nothing saved, nothing to say
