@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from eelib.analysis.earliness import token_layers
 from eelib.analysis.saturation import (
     above_chance,
     chance_over_tasks,
@@ -13,7 +14,6 @@ from eelib.analysis.saturation import (
     relative_over_tasks,
     settle_share,
     task_table,
-    token_layers,
 )
 from eelib.common.errors import InputError, StorageError
 from eelib.common.interval import NOTHING, Interval

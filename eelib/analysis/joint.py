@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from eelib.analysis.saturation import token_layers
+from eelib.analysis.earliness import token_layers
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eelib.models.checkpoint import path_of

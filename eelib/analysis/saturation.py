@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from eelib.analysis.earliness import token_layers
 from eelib.common.errors import InputError
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
@@ -22,12 +23,6 @@ def above_chance(trace, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     layers, groups = token_layers(trace, "first")
     chance = chance_matches(trace["top1"][rows], trace.tokens["token_id"].to_numpy()[rows], seed)
     return (layers < trace.layers) - chance, groups
-
-
-def token_layers(trace, definition: str) -> tuple[np.ndarray, np.ndarray]:
-    """(exit layers as float [tokens], groups [tokens]), end tokens left out."""
-    rows = trace.statistic_rows()
-    return trace.exit_layer(definition)[rows].astype(float), trace.tokens["group"].to_numpy()[rows]
 
 
 def summary(trace, definition: str, seed: int = 0, with_eos: bool = False) -> dict[str, Interval]:
