@@ -76,6 +76,6 @@ def wmt22_rows(pair: str, source: str | None) -> list[dict]:
     except (Exception, SystemExit) as error:  # sacreBLEU leaves the program where a download is damaged
         raise InputError(
             f"task 'wmt22/{pair}' could not be loaded from {source or 'sacreBLEU'}: {first_line(error)}"
-        ) from None
+        ) from error
     columns = [Path(file).read_text(encoding="utf-8").split("\n")[:-1] for file in files]
     return [{"source": s, "references": [r for r in refs if r]} for s, *refs in zip(*columns, strict=True)]
