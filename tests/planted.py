@@ -36,7 +36,7 @@ def pairs(count: int) -> list[dict]:
 
 
 def exits(layers: np.ndarray, depth: int) -> np.ndarray:
-    """Agreement [tokens, L+1] of tokens whose exit layers, "first" and "stable" alike, are these: int [tokens], 1..L."""
+    """Agreement [tokens, L+1] of tokens with these exit layers, "first" and "stable" alike: int [tokens], 1..L."""
     return np.arange(depth + 1) >= np.asarray(layers)[:, None]
 
 
