@@ -196,4 +196,4 @@ def test_chat_template_where_the_task_asks(folder_of, tmp_path, one_line):
     trace = make(model, tmp_path, task)
     prompt = model.tokenizer("User: The small dog\nAnswer:")["input_ids"]
     assert trace.sequences["prompt_tokens"].tolist() == [len(prompt)]
-    assert trace.place != make(model, tmp_path, eelib.Task.from_prompts(["The small dog"])).place
+    assert trace.folder != make(model, tmp_path, eelib.Task.from_prompts(["The small dog"])).folder

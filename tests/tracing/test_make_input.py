@@ -78,8 +78,8 @@ def test_weird_texts_pass(name, model_of, tmp_path):
     task = eelib.Task.from_prompts(WEIRD, name="../weird/ $n$ " + "n" * 300)
     trace = make(model_of(name), tmp_path, task, sites=2)
     assert trace.manifest["skipped"] == 1 and trace.sequences["prompt"].tolist() == WEIRD[:-1]
-    assert trace.place.parent.parent == tmp_path and np.isfinite(trace["entropy"]).all()
-    assert [*tmp_path.iterdir()] == [trace.place.parent]
+    assert trace.folder.parent.parent == tmp_path and np.isfinite(trace["entropy"]).all()
+    assert [*tmp_path.iterdir()] == [trace.folder.parent]
 
 
 def test_unknown_readouts_and_what_was_not_made(made, model_of, tmp_path, one_line):

@@ -131,7 +131,7 @@ def test_what_is_timed_is_the_trace(made):
 
 def test_times_are_kept_until_something_else_is_asked_for(made, monkeypatch):
     model, trace, task = made
-    before = (trace.place / "manifest.json").read_bytes()
+    before = (trace.folder / "manifest.json").read_bytes()
     first = oracle.times(model, trace, task, 2, 1)
     assert first.attrs["machine"] and first.attrs["date"]
     asked = []
@@ -139,11 +139,11 @@ def test_times_are_kept_until_something_else_is_asked_for(made, monkeypatch):
     again = oracle.times(model, trace, task, 2, 1)
     assert not asked and again.equals(first) and again.attrs == first.attrs
     oracle.times(model, trace, task, 1, 1)
-    (trace.place / oracle.FILE).write_text("{")  # cut short
+    (trace.folder / oracle.FILE).write_text("{")  # cut short
     oracle.times(model, trace, task, 1, 1)
     assert asked == [(1, 1), (1, 1)]
-    assert json.loads((trace.place / oracle.FILE).read_text())["settings"]["sequences"] == 1
-    assert (trace.place / "manifest.json").read_bytes() == before  # a trace is the same bytes whenever it is made
+    assert json.loads((trace.folder / oracle.FILE).read_text())["settings"]["sequences"] == 1
+    assert (trace.folder / "manifest.json").read_bytes() == before  # a trace is the same bytes whenever it is made
 
 
 def test_an_exit_layer_that_does_not_give_the_token_is_refused_in_float32(model_of, one_line, monkeypatch):

@@ -41,7 +41,7 @@ def quiet(model_of, tmp_path_factory):
 @pytest.fixture
 def copied(quiet, tmp_path):
     """(folder to ask in, place) of a copy that may be damaged."""
-    return tmp_path, shutil.copytree(quiet.place, tmp_path / quiet.place.parent.name / quiet.place.name)
+    return tmp_path, shutil.copytree(quiet.folder, tmp_path / quiet.folder.parent.name / quiet.folder.name)
 
 
 def in_child(call):
@@ -71,17 +71,17 @@ def killed_at(step, model, folder, **more):
 def test_killed_at_every_step(model_of, tmp_path):
     """Before and after every write, rename and sync: a rerun gives the same bytes; also after many kills in a row."""
     model, status, step, few = model_of("llama"), -signal.SIGKILL, 0, {"batch_size": 4, "pairs": False}
-    quiet = content(make(model, tmp_path / "quiet", **few).place)
+    quiet = content(make(model, tmp_path / "quiet", **few).folder)
     chain = tmp_path / "chain"  # a trace that is killed again and again
     while status == -signal.SIGKILL:
         folder = tmp_path / str(step)
         status = in_child(lambda: killed_at(step, model, folder, **few))
         if step % 4 == 0:
             in_child(lambda: killed_at(step % 13, model, chain, **few))
-        assert content(make(model, folder, **few).place) == quiet, step
+        assert content(make(model, folder, **few).folder) == quiet, step
         step += 1
     assert status == 0 and step > 30
-    assert content(make(model, chain, **few).place) == quiet
+    assert content(make(model, chain, **few).folder) == quiet
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -98,7 +98,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(error, quiet, model_of, tm
     with pytest.raises(error):
         make(model_of("llama"), tmp_path)
     assert not list(tmp_path.rglob("*.partial")) and list(tmp_path.rglob("tokens-00000.parquet"))
-    assert content(make(model_of("llama"), tmp_path).place) == content(quiet.place)
+    assert content(make(model_of("llama"), tmp_path).folder) == content(quiet.folder)
 
 
 def flip(file):
@@ -134,7 +134,7 @@ def zero(file):
 def test_damage_is_redone(name, damage, copied, quiet, model_of):
     folder, place = copied
     damage(place / name)
-    assert content(make(model_of("llama"), folder).place) == content(quiet.place)
+    assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)
 
 
 @pytest.mark.parametrize("damage", [flip, halve, os.unlink])
@@ -205,14 +205,14 @@ def test_a_manifest_with_another_number_in_it(copied, quiet, model_of):
     rows = quiet.manifest["rows"]
     (place / "manifest.json").write_text(text.replace(f'"rows": {rows}', f'"rows": {rows + 1}'))
     assert make(model_of("llama"), folder).manifest["rows"] == rows
-    assert content(place) == content(quiet.place)
+    assert content(place) == content(quiet.folder)
 
 
 def test_what_differs_between_runs_is_in_the_times(quiet, model_of, tmp_path):
     again = make(model_of("llama"), tmp_path)
-    assert content(again.place) == content(quiet.place)
+    assert content(again.folder) == content(quiet.folder)
     assert again.manifest["seconds"] > 0 and again.manifest["date"] == time.strftime("%Y-%m-%d")
-    stored = json.loads((again.place / "manifest.json").read_text())
+    stored = json.loads((again.folder / "manifest.json").read_text())
     assert not {"seconds", "date"} & set(stored) and stored["transformers"]
 
 
@@ -229,7 +229,7 @@ def test_full_disk(model_of, tmp_path):
 
     assert in_child(lambda: starve(4000)) == 7
     assert not list(tmp_path.rglob("*")), "nothing was made, so nothing is left"
-    sizes = sorted(f.stat().st_size for f in make(model_of("llama"), tmp_path / "whole").place.glob("tokens-*"))
+    sizes = sorted(f.stat().st_size for f in make(model_of("llama"), tmp_path / "whole").folder.glob("tokens-*"))
     assert in_child(lambda: starve(sizes[-1] - 1)) == 7
     assert not list(tmp_path.glob("*/*/*.partial"))
     make(model_of("llama"), tmp_path)
@@ -249,7 +249,7 @@ def test_two_processes_make_it_once(quiet, model_of, tmp_path, capfd):
             plain(path, data)
 
         shards.write_atomically = slow
-        assert content(make(model_of("llama"), tmp_path / "runs").place) == content(quiet.place)
+        assert content(make(model_of("llama"), tmp_path / "runs").folder) == content(quiet.folder)
 
     children = [FORK.Process(target=ask, args=(delay,)) for delay in (0, 0.1)]
     for child in children:
@@ -300,7 +300,7 @@ def test_no_folder_is_left_where_nothing_was_made(tmp_path):
 def test_half_written_files_are_cleared(copied, quiet, model_of):
     folder, place = copied
     (place / "tokens-00001.parquet.partial").write_bytes(b"half")
-    assert content(make(model_of("llama"), folder).place) == content(quiet.place)
+    assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])

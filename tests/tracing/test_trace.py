@@ -25,7 +25,7 @@ def test_manifest(made, model_of):
     assert sorted(i for rows in manifest["plan"] for i in rows) == list(range(len(TASK)))
     assert {"seconds", "date", "batch_size", "vocabulary", "layers", "special_ids"} <= set(manifest)
     assert (trace.layers, trace.model_name, trace.task_name) == (3, "llama", "prompts")
-    assert not list(trace.place.glob("*.partial"))
+    assert not list(trace.folder.glob("*.partial"))
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def test_manifest(made, model_of):
 )
 def test_what_makes_another_trace(change, made, model_of):
     trace = made("llama")
-    assert make(model_of("llama"), trace.place.parent.parent, **change).place != trace.place
+    assert make(model_of("llama"), trace.folder.parent.parent, **change).folder != trace.folder
 
 
 def test_weights_and_code_make_another_trace(made, model_of, monkeypatch):
     trace, model = made("llama"), model_of("llama")
     monkeypatch.setattr(model, "hash", "other weights")
-    assert make(model, trace.place.parent.parent).place != trace.place
+    assert make(model, trace.folder.parent.parent).folder != trace.folder
     monkeypatch.undo()
     monkeypatch.setattr(tracing, "code_hash", lambda: "other code")
-    assert make(model, trace.place.parent.parent).place != trace.place
+    assert make(model, trace.folder.parent.parent).folder != trace.folder
 
 
 def no_decoding(*_args):
@@ -56,11 +56,11 @@ def no_decoding(*_args):
 
 def test_finished_trace_is_only_read(made, model_of, monkeypatch):
     trace = made("llama")
-    before = {f.name: f.stat().st_mtime_ns for f in trace.place.glob("[!.]*")}
+    before = {f.name: f.stat().st_mtime_ns for f in trace.folder.glob("[!.]*")}
     monkeypatch.setattr(tracing, "decode", no_decoding)
     monkeypatch.setattr(tracing, "states_of", no_decoding)
     assert_same(made("llama"), trace)
-    assert {f.name: f.stat().st_mtime_ns for f in trace.place.glob("[!.]*")} == before
+    assert {f.name: f.stat().st_mtime_ns for f in trace.folder.glob("[!.]*")} == before
 
 
 class Killed(BaseException):
@@ -129,10 +129,10 @@ def killed_before_the_first_shard(place):
 )
 def test_damage_is_found_and_redone(damage, made, model_of, tmp_path):
     model, whole = model_of("llama"), made("llama")
-    place = shutil.copytree(whole.place, tmp_path / whole.place.parent.name / whole.place.name)
+    place = shutil.copytree(whole.folder, tmp_path / whole.folder.parent.name / whole.folder.name)
     damage(place)
     again = make(model, tmp_path)
-    assert again.place == place
+    assert again.folder == place
     assert_same(again, whole)
     assert again.manifest["rows"] == whole.manifest["rows"] and again.manifest["finished"]
     for name in ("tokens-00001", "sequences-00002"):
