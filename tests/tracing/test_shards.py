@@ -1,6 +1,5 @@
 """Files of a trace: whatever is killed, damaged, full or asked for twice, the bytes are those of a quiet run."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -15,6 +14,7 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common import files
 from eelib.tracing import shards
+from eelib.tracing import trace as reading
 from eelib.tracing.trace import Trace
 
 TASK = eelib.Task.from_prompts(PROMPTS + ["Hügel 😀", "over, over!", "test of words"], references=[["of the"]] * 8)
@@ -156,7 +156,7 @@ def test_damage_is_found_when_read(name, read, damage, copied, one_line):
 
 def test_files_are_hashed_once(copied, monkeypatch):
     trace, hashed = Trace(copied[1]), []
-    monkeypatch.setattr(eelib.stored, "intact", lambda *args: hashed.append(args[-1]) or True)
+    monkeypatch.setattr(reading, "intact", lambda *args: hashed.append(args[-1]) or True)
     for name in ("entropy", "top1", "entropy"):
         trace[name]
     assert sorted(hashed) == ["tokens-00000", "tokens-00001", "tokens-00002"]
@@ -261,86 +261,7 @@ def test_two_processes_make_it_once(quiet, model_of, tmp_path, capfd):
     assert capfd.readouterr().out.count("another process is making it") == 1
 
 
-def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
-    """Who waited for a folder that was removed in the end makes and locks a new one."""
-    place, entered, go = tmp_path / "runs/model/task", FORK.Event(), FORK.Event()
-
-    def refused():
-        with files.only_one(place):
-            entered.set()
-            go.wait(20)
-
-    first = FORK.Process(target=refused)
-    first.start()
-    entered.wait(20)
-
-    def second():
-        with files.only_one(place):
-            shards.write_atomically(place / "made", b"x")
-
-    waiting = FORK.Process(target=second)
-    waiting.start()
-    time.sleep(0.3)
-    go.set()
-    first.join(20)
-    waiting.join(20)
-    assert (first.exitcode, waiting.exitcode) == (0, 0) and (place / "made").read_bytes() == b"x"
-
-
-def test_no_folder_is_left_where_nothing_was_made(tmp_path):
-    (tmp_path / "runs").mkdir()
-    with files.only_one(tmp_path / "runs/model/task"):
-        pass
-    assert not list((tmp_path / "runs").iterdir())
-    with pytest.raises(ValueError), files.only_one(tmp_path / "other/model/task"):
-        raise ValueError
-    assert not (tmp_path / "other").exists()
-
-
 def test_half_written_files_are_cleared(copied, quiet, model_of):
     folder, place = copied
     (place / "tokens-00001.parquet.partial").write_bytes(b"half")
     assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
-def test_no_locks(number, tmp_path, monkeypatch, one_line):
-    def flock(*_args):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(files.fcntl, "flock", flock)
-    one_line(OSError, ("does not lock files", "local disk"), lambda: files.only_one(tmp_path / "a/b").__enter__())
-    assert not list(tmp_path.iterdir())
-
-
-def test_folders_that_cannot_be(tmp_path, one_line):
-    (tmp_path / "file").write_text("x")
-    one_line(OSError, "can't be made", lambda: files.only_one(tmp_path / "file/a").__enter__())
-    assert [f.name for f in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_write_outlasts_a_power_cut(tmp_path, monkeypatch):
-    """The content is on the disk before it gets its name, and the name before anything else is done."""
-    done, sync, replace = [], os.fsync, os.replace
-
-    def fsync(descriptor):
-        sync(descriptor)
-        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    monkeypatch.setattr(files.os, "replace", lambda *names: done.append("rename") or replace(*names))
-    shards.write_atomically(tmp_path / "a", b"x")
-    assert done == [str(tmp_path / "a.partial"), "rename", str(tmp_path)]
-
-
-def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
-    plain = os.fsync
-
-    def fsync(descriptor):
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EINVAL, "no")
-        plain(descriptor)
-
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    shards.write_atomically(tmp_path / "a", b"x")
-    assert (tmp_path / "a").read_bytes() == b"x"
