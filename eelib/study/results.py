@@ -28,9 +28,12 @@ OF_A_TRACE = (  # what results say of each trace that they rest on
 )
 
 
-def open_page(notebook: str, parameters: Parameters, sites: int = 0, pairs: int = 0) -> tuple[Study, "Results"]:
-    """What a page about one model starts from: its study, with all traces made, and an empty set of results."""
-    study = Study(parameters, sites=sites, pairs=pairs)
+def open_page(notebook: str, parameters: Parameters, **asked: int) -> tuple[Study, "Results"]:
+    """What a page about one model starts from: its study, with all traces made, and an empty set of results.
+
+    `asked` is what `Study` takes of sites, pairs, timed and repeats.
+    """
+    study = Study(parameters, **asked)
     return study, Results(notebook, study)
 
 

@@ -27,11 +27,19 @@ MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left 
 class Study:
     """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
 
-    `sites` and `pairs` are what `trace` takes. `other` are values that stand in place of the parameters', for a
+    `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `other` are values that stand in place of the parameters', for a
     notebook that looks at several models: Study(p, model=p.after).
     """
 
-    def __init__(self, parameters: Parameters, sites: int = 0, pairs: int = 0, **other: str) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        sites: int = 0,
+        pairs: int = 0,
+        timed: int = 0,
+        repeats: int = 3,
+        **other: str,
+    ) -> None:
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters(
@@ -58,6 +66,8 @@ class Study:
                     batch_size=p.batch_size or None,
                     sites=sites,
                     pairs=pairs,
+                    timed=timed,
+                    repeats=repeats,
                     progress=False,
                 )
                 for name, task in self.tasks.items()
