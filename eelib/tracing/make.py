@@ -25,7 +25,7 @@ from eelib.lens.similarity import layer_pairs
 from eelib.models.model import Model
 from eelib.tasks.glue import named
 from eelib.tasks.task import Task
-from eelib.tracing.decode import decode, states_of
+from eelib.tracing.decode import greedy_decode, states_of
 from eelib.tracing.shards import (
     READOUTS,
     TOKEN_COLUMNS,
@@ -42,13 +42,13 @@ from eelib.tracing.trace import Sites, Trace
 def check_model(model: Model, task) -> None:
     """ValueError, one line, where a model can't do a task: labels asked of it or text, or labels of another task."""
     if task.kind != "classification":
-        if model.kind == "classifier" and task.kind != "prompts":
+        if model.labels and task.kind != "prompts":
             raise InputError(
                 f"{task.name}: {model.name} is a sequence classifier, which gives labels, not text; "
                 "allowed are classification tasks and free prompts"
             )
         return
-    if model.kind != "classifier":
+    if not model.labels:
         raise InputError(f"{task.name} needs a sequence classifier; {model.name} is {model.kind}")
     theirs, ours = ", ".join(model.labels), ", ".join(task.labels)
     if len(model.labels) != len(task.labels):
@@ -261,7 +261,7 @@ class Maker:
     def reference_ids(self, sequence: int) -> list[int]:
         """Token ids of the first reference and of the end, or none."""
         references = self.task.references[sequence]
-        if not references or self.model.kind not in ("causal", "seq2seq"):
+        if not references or not self.model.adapter.writes:
             return []
         wanted = self.model.tokenizer(text_target=references[0], add_special_tokens=False)["input_ids"]
         return wanted + sorted(self.model.eos_ids)[:1]
@@ -269,7 +269,6 @@ class Maker:
     def tables(self, rows: list[int], outputs: list[list[int]], prompts: list[list[int]]) -> tuple[dict, dict]:
         """The columns that describe tokens and sequences, without the readouts."""
         task, model = self.task, self.model
-        special = set(model.tokenizer.all_special_ids)
         tokens: dict[str, list] = {k: [] for k in TOKEN_COLUMNS}
         sequences: dict[str, list] = {
             k: []
@@ -285,12 +284,12 @@ class Maker:
                 "prompt_tokens",
             )
         }
-        writes = model.kind in ("causal", "seq2seq")
+        writes = model.adapter.writes
         for i, ids, prompt in zip(rows, outputs, prompts):
             ended = writes and ids[-1] in model.eos_ids
             body = ids[:-1] if ended else ids
             truncated = writes and not ended
-            if model.kind == "classifier":
+            if model.labels:
                 output = model.labels[ids[0]]
                 texts, starts, ends = [output], [0], [len(output)]
             else:
@@ -307,10 +306,7 @@ class Maker:
                 ("start", starts),
                 ("end", ends),
                 ("is_eos", [False] * len(body) + [True] * ended),
-                (
-                    "is_special",
-                    [model.kind != "classifier" and t in special for t in (prompt if model.kind == "masked" else ids)],
-                ),
+                ("is_special", model.adapter.are_special(prompt, ids)),
                 ("truncated", [truncated] * count),
                 ("group", [task.groups[i]] * count),
             ):
@@ -369,8 +365,8 @@ def read_outputs(
     Of a masked model each position of the prompts is read in place; of a classifier, the one that it judges by.
     """
     reader = Reader(model.unembed, references)
-    if model.kind in ("causal", "seq2seq"):
-        return decode(model, prompts, max_new_tokens, reader), reader.finish()
+    if model.adapter.writes:
+        return greedy_decode(model, prompts, max_new_tokens, reader), reader.finish()
     outputs = []
     for row, prompt in enumerate(prompts):
         states, _ = states_of(model, [prompt], [prompt])
