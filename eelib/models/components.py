@@ -194,8 +194,8 @@ def scaled_by_dimension(terms: list[Tensor], block: Call) -> list[Scale] | None:
             break
         wanted = block.given[0, :, some].double().T.unsqueeze(-1)
         factors[some] = torch.linalg.lstsq(columns, wanted, driver=None if wanted.is_cuda else "gelsd").solution[..., 0]
-        part = Call(block.name, block.module, block.taken[..., some], block.given[..., some])
-        if not adds_up((columns @ factors[some].unsqueeze(-1)).squeeze(-1).T.unsqueeze(0), part):
+        some_of_it = Call(block.name, block.module, block.taken[..., some], block.given[..., some])
+        if not adds_up((columns @ factors[some].unsqueeze(-1)).squeeze(-1).T.unsqueeze(0), some_of_it):
             return None
     return None if bool((factors.abs().amax(0) < 1e-3).any()) else [f.to(block.given.dtype) for f in factors.T]
 

@@ -1,4 +1,4 @@
-"""Load any Hugging Face checkpoint, find its parts by running it once, and prove that they were found."""
+"""Load any Hugging Face checkpoint, find its components by running it once, and prove that they were found."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,12 @@ class Model:
     """A checkpoint whose blocks, sub-layers, final norm and head are known and checked.
 
     `kind`: causal, seq2seq, masked or classifier; what differs between them is the `adapter`'s. `layers` is L: layer 0
-    is the embeddings, layer l the output of block l. `unembed` maps states [n, hidden_size] to the logits [n, vocab_size]
-    that the model itself would give (a classifier's vocabulary is its labels). `components[l - 1]` names the sub-layers
-    of block l; where they could not be found, `components` is empty and `components_error` says why. `pads`: rows of
-    different lengths may share a batch. `cache`: "growing" (ours), "full" (ours, no layer forgets), "own" (the network
-    makes it) or "none" (each step runs the whole text). `offset`: the position id of a text's first token; None where
-    the network takes none.
+    is the embeddings, layer l the output of block l. `unembed` maps states [n, hidden_size] to the logits
+    [n, vocab_size] that the model itself would give (a classifier's vocabulary is its labels). `components[l - 1]`
+    names the sub-layers of block l; where they could not be found, `components` is empty and `components_error` says
+    why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours), "full" (ours, no layer
+    forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`: the position id of a
+    text's first token; None where the network takes none.
     """
 
     name: str

@@ -151,7 +151,7 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
         if odd is not None:
             reason = (
                 f"block {odd.name} gives a state of shape {tuple(odd.given.shape)}, not the same "
-                f"(1, {tokens}, width) at every layer"
+                f"(1, {tokens}, hidden_size) at every layer"
             )
         elif broken is not None:
             reason = f"block {broken.name} does not read what the block before it gave"

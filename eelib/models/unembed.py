@@ -74,7 +74,8 @@ def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> Unemb
             f"{name}: the head {into.name} gives {tuple(scored.shape)}, the network's logits are {tuple(target.shape)}"
         )
     bias = bias_of(network, target - scored) if not same_direction(scored, target) else None
-    scale, cap = (1.0, 0.0) if bias is not None else scaling_of(network, scored, target)
+    within = tolerance(into.given, runs.logits).factor
+    scale, cap = (1.0, 0.0) if bias is not None else scaling_of(network, scored, target, within)
     before, hidden_size = factor_between(into.taken, trail.state), last.given.shape[-1]
     unembed = Unembed(trail.steps, head, before, scale, cap, bias, hidden_size, target.shape[-1])
     got = unembed(last.given[0])
@@ -97,10 +98,11 @@ def bias_of(network: nn.Module, rest: Tensor) -> Tensor | None:
     return next((v.detach() for v in vectors if bool(((rest - v.to(rest.device)).abs() <= allowed).all())), None)
 
 
-def scaling_of(network: nn.Module, scored: Tensor, target: Tensor) -> tuple[float, float]:
+def scaling_of(network: nn.Module, scored: Tensor, target: Tensor, within: float) -> tuple[float, float]:
     """(after, cap) of logits = cap tanh(after * scored / cap), or (after, 0) of logits = after * scored.
 
-    The cap is one of the config's numbers that are called so; whichever of these fits best.
+    The cap is one of the config's numbers that are called so; whichever of these fits best. `within`: see
+    `factor_between`.
     """
     config = network.config.get_text_config(decoder=True).to_dict()
     caps = {
@@ -108,11 +110,11 @@ def scaling_of(network: nn.Module, scored: Tensor, target: Tensor) -> tuple[floa
         for k, v in config.items()
         if "cap" in k and not k.startswith("att") and isinstance(v, (int, float)) and v > 0
     }
-    tried = [(factor_between(target, scored), 0.0)]
+    tried = [(factor_between(target, scored, within), 0.0)]
     for cap in sorted(caps):
         clear = target.abs() < 0.9 * cap
         if bool(clear.any()):
-            tried.append((factor_between(torch.atanh(target[clear] / cap) * cap, scored[clear]), cap))
+            tried.append((factor_between(torch.atanh(target[clear] / cap) * cap, scored[clear], within), cap))
 
     def miss(pair: tuple[float, float]) -> float:
         after, cap = pair

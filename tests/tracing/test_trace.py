@@ -57,7 +57,7 @@ def no_decoding(*_args):
 def test_finished_trace_is_only_read(made, model_of, monkeypatch):
     trace = made("llama")
     before = {f.name: f.stat().st_mtime_ns for f in trace.place.glob("[!.]*")}
-    monkeypatch.setattr(tracing, "decode", no_decoding)
+    monkeypatch.setattr(tracing, "greedy_decode", no_decoding)
     monkeypatch.setattr(tracing, "states_of", no_decoding)
     assert_same(made("llama"), trace)
     assert {f.name: f.stat().st_mtime_ns for f in trace.place.glob("[!.]*")} == before
@@ -79,8 +79,8 @@ def test_killed_while_decoding(name, survive, made, model_of, tmp_path, monkeypa
             raise Killed
         return plain(*args)
 
-    plain = tracing.decode
-    monkeypatch.setattr(tracing, "decode", decode)
+    plain = tracing.greedy_decode
+    monkeypatch.setattr(tracing, "greedy_decode", decode)
     with pytest.raises(Killed):
         make(model, tmp_path)
     trace = make(model, tmp_path)
@@ -142,8 +142,8 @@ def test_damage_is_found_and_redone(damage, made, model_of, tmp_path):
 def ask(folder, runs):
     """One of two processes that want the same trace: (shards it decoded, a sum that stands for the content)."""
     decodings = []
-    plain = tracing.decode
-    tracing.decode = lambda *args: decodings.append(1) or plain(*args)
+    plain = tracing.greedy_decode
+    tracing.greedy_decode = lambda *args: decodings.append(1) or plain(*args)
     trace = make(eelib.load_model(folder, device="cpu"), runs)
     return len(decodings), trace["entropy"].sum()
 
