@@ -139,7 +139,7 @@ class Study:
 
 
 def in_template(task: Task, template: str) -> Task:
-    """A translation task whose prompts are `template` with each source in place of {source}; ValueError for others."""
+    """A translation task whose prompts are `template` with each source in place of {source}; InputError for others."""
     if task.kind != "translation" or "{source}" not in template:
         raise InputError(
             f"parameter template is {template!r}, task {task.name!r}; allowed are a template that holds "
