@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from checks.families import machine
-
 os.environ["HF_HUB_OFFLINE"] = "1"
 RESULT = Path("data/checks/bad_input.json")
 MODEL = Path("data/models/pocket-llama")
@@ -394,6 +392,8 @@ def main() -> None:
     import torch
     import transformers
 
+    from eelib.common.machine import host
+
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -410,7 +410,7 @@ def main() -> None:
         rows += [] if asked.no_papermill else papermill_rows(root, scratch)
     report = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
+        "machine": host(),
         "seconds": round(time.monotonic() - began, 1),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "rows": rows,

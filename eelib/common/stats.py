@@ -7,8 +7,8 @@ Too little to estimate from, or nothing that varies, raises NotEstimable; what c
 line each.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,10 +25,7 @@ CHUNK = 2_000_000  # counts held at once: 16 MB a copy
 Tasks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # task -> (values [rows], groups [rows])
 
 
-Estimate = TypeVar("Estimate")
-
-
-def attempt(make: Callable[[], Estimate], otherwise: Estimate = NOTHING) -> Estimate:
+def attempt(make: Callable[[], Any], otherwise: Any = NOTHING) -> Any:
     """What `make` returns, or `otherwise` where there is too little to estimate it from; a bug in it is no reason."""
     try:
         return make()
@@ -85,7 +82,7 @@ def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = 
         whole.append(interval.estimate)
         drawn.append(differences)
         sequences.append(interval.sequences)
-    return _interval(np.mean(whole), np.mean(drawn, axis=0), min(sequences))
+    return _interval(float(np.mean(whole)), np.mean(drawn, axis=0), min(sequences))
 
 
 def bootstrap_spread_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
@@ -188,7 +185,7 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 # ---- inside
 
 
-def _weights(count: int, draws: int, seed: Any, columns: int = 1):
+def _weights(count: int, draws: int, seed: Any, columns: int = 1) -> Iterator[np.ndarray]:
     """Yield counts [chunk, groups]: how often each group was drawn. The same numbers whatever the chunk."""
     if draws < 1:
         raise InputError(f"draws must be at least 1, not {draws}")
@@ -242,7 +239,7 @@ def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], dra
         whole.append(values.mean())
         drawn.append(_drawn(_ratio, sums, draws, [seed, number]))
         sequences.append(count)
-    return _interval(statistic(np.array(whole)), statistic(np.stack(drawn, axis=-1)), min(sequences))
+    return _interval(float(statistic(np.array(whole))), statistic(np.stack(drawn, axis=-1)), min(sequences))
 
 
 def _ratio(totals: np.ndarray) -> np.ndarray:
@@ -293,9 +290,10 @@ def _codes(labels: ArrayLike, rows: int | None, name: str = "groups") -> tuple[n
     """Labels (str or int) -> codes 0..n-1 in the order of the sorted labels, and n."""
     if np.ndim(labels) != 1:
         raise InputError(f"{name} must have one dimension, not {np.ndim(labels)}")
-    if rows is not None and len(labels) != rows:
-        raise InputError(f"{name} has {len(labels)} rows, the values have {rows}")
-    codes, distinct = pd.factorize(pd.Series(labels), sort=True)
+    column = pd.Series(labels)
+    if rows is not None and len(column) != rows:
+        raise InputError(f"{name} has {len(column)} rows, the values have {rows}")
+    codes, distinct = pd.factorize(column, sort=True)
     if not len(codes):
         raise NotEstimable(f"{name} is empty")
     if (codes < 0).any():
@@ -303,7 +301,9 @@ def _codes(labels: ArrayLike, rows: int | None, name: str = "groups") -> tuple[n
     return codes, len(distinct)
 
 
-def _joint_codes(a_groups: ArrayLike, a_rows: int, b_groups: ArrayLike, b_rows: int):
+def _joint_codes(
+    a_groups: ArrayLike, a_rows: int, b_groups: ArrayLike, b_rows: int
+) -> tuple[tuple[np.ndarray, np.ndarray], int, int]:
     """Codes of both sides in their joint set of groups, its size, and the smaller side's number of groups."""
     smaller = min(_codes(a_groups, a_rows, "a_groups")[1], _codes(b_groups, b_rows, "b_groups")[1])
     codes, count = _codes(pd.concat([pd.Series(a_groups), pd.Series(b_groups)], ignore_index=True), None)

@@ -46,7 +46,7 @@ def text_of(row: dict, *path: str) -> str:
     """A text that a row holds; InputError names the field that is missing, empty or not a text."""
     text = inside(row, *path)
     check_text(f"field {'.'.join(path)}", text)
-    return text
+    return str(text)
 
 
 def texts_of(row: dict, *path: str) -> list[str]:
@@ -59,6 +59,6 @@ def texts_of(row: dict, *path: str) -> list[str]:
     return list(texts)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's text, for messages that must stay on one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

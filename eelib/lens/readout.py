@@ -1,10 +1,13 @@
 """What the head says of a state: top-k, probability, entropy, rank, divergence; never layers x tokens x vocabulary."""
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +23,6 @@ LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in f
 ROWS_AT_ONCE = 256  # a matrix product of fewer rows packs its weights for too little work
 FEWEST_LOGITS = 16 << 20  # held at a time, where there are as many
 SCALARS = (
-    "probability",
-    "margin",
     "entropy",
     "final_rank",
     "final_probability",
@@ -29,6 +30,8 @@ SCALARS = (
     "cosine",
     "js_final",
 )
+TOP_K = ("topk_ids", "topk_probability")
+FROM_TOP_K = ("top1", "probability", "margin")  # what the top-k tells, so that nobody has to keep it
 
 
 @dataclass
@@ -38,7 +41,18 @@ class Readout:
     values: dict[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.values[name]
+        return from_top_k(name, self.values.__getitem__) if name in FROM_TOP_K else self.values[name]
+
+
+Array = TypeVar("Array", Tensor, np.ndarray)
+
+
+def from_top_k(name: str, top: Callable[[str], Array]) -> Array:
+    """One of FROM_TOP_K from what `top` gives under the names of TOP_K, [..., k]; the margin is top-1 less top-2."""
+    if name == "top1":
+        return top("topk_ids")[..., 0]
+    shares = top("topk_probability")
+    return shares[..., 0] if name == "probability" else shares[..., 0] - shares[..., min(1, shares.shape[-1] - 1)]
 
 
 def top_k(vocabulary: int) -> int:
@@ -81,7 +95,6 @@ def read(
         states = torch.cat([states, last[:, None]], dim=1)
     k = top_k(unembed.vocab_size)
     values = {name: torch.empty(count, sites) for name in SCALARS}
-    values["top1"] = torch.empty(count, sites, dtype=torch.int32)
     values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
     values["topk_probability"] = torch.empty(count, sites, k)
     unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
@@ -239,11 +252,8 @@ def finish(
     """Readouts [n] and [n, k] from the logits of the top-k, of the emitted token and of the reference's token."""
     shares = (top - normalizer[:, None]).clamp(max=0.0).exp()
     return {
-        "top1": ids[:, 0],
         "topk_ids": ids,
         "topk_probability": shares,
-        "probability": shares[:, 0],
-        "margin": shares[:, 0] - shares[:, min(1, shares.shape[1] - 1)],
         "entropy": entropy.clamp(0.0, math.log(vocabulary)),
         "final_rank": rank,
         "final_probability": (own - normalizer).clamp(max=0.0).exp(),

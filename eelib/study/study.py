@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError, NotEstimable, StorageError
@@ -19,17 +20,26 @@ from eelib.tasks.task import Task, load_task, task_names
 from eelib.tracing.make import trace
 from eelib.tracing.trace import Trace
 
+Values = tuple[np.ndarray, np.ndarray]  # of a trace: values [rows], groups [rows]
 MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left out of averages, unless all have fewer
 
 
 class Study:
     """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
 
-    `sites` and `pairs` are what `trace` takes. `other` are values that stand in place of the parameters', for a
+    `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `other` are values that stand in place of the parameters', for a
     notebook that looks at several models: Study(p, model=p.after).
     """
 
-    def __init__(self, parameters: Parameters, sites: int = 0, pairs: int = 0, **other: str):
+    def __init__(
+        self,
+        parameters: Parameters,
+        sites: int = 0,
+        pairs: int = 0,
+        timed: int = 0,
+        repeats: int = 3,
+        **other: str,
+    ) -> None:
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters(
@@ -56,6 +66,8 @@ class Study:
                     batch_size=p.batch_size or None,
                     sites=sites,
                     pairs=pairs,
+                    timed=timed,
+                    repeats=repeats,
                     progress=False,
                 )
                 for name, task in self.tasks.items()
@@ -94,14 +106,14 @@ class Study:
         """Each task's name for tables and figures, which says where it is not learnt."""
         return {name: name if learnt else f"{name} (not learnt)" for name, learnt in self.learnt.items()}
 
-    def learnt_tokens(self, values: Callable[[Trace], tuple]) -> dict[str, tuple]:
+    def learnt_tokens(self, values: Callable[[Trace], Values]) -> dict[str, Values]:
         """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
         found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
         found = {name: pair for name, pair in found.items() if len(pair[0])}
         # One small task must not make a claim untestable that four large ones can speak to.
         return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
 
-    def average(self, values: Callable[[Trace], tuple], seed: int | None = None) -> Interval:
+    def average(self, values: Callable[[Trace], Values], seed: int | None = None) -> Interval:
         """Unweighted mean over learnt tasks of `values(trace)`, a pair (values, groups); NOTHING where there is none.
 
         `seed` is the parameters' where none is given.

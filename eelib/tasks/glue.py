@@ -7,6 +7,7 @@ from numbers import Integral
 from eelib.common.errors import InputError
 from eelib.common.values import inside
 
+Place = tuple[str, str | None, str]  # dataset of the hub, config, split
 PAIR = ("sentence1", "sentence2")  # a pair of any set may be given under these names
 
 
@@ -15,30 +16,30 @@ class LabelledSet:
     """A set of labelled texts, or pairs of texts.
 
     labels: their names in the order of their numbers. fields: of the texts. scores: by which the set is judged, of
-    accuracy, F1 (of the second label) and Matthews correlation. hub: dataset, config and split.
+    accuracy, F1 (of the second label) and Matthews correlation. hub: where the set lies.
     """
 
     labels: tuple[str, ...]
     fields: tuple[str, ...]
     scores: tuple[str, ...] = ("accuracy",)
-    hub: tuple[str, str | None, str] | None = None
+    hub: Place | None = None
 
 
-def of_glue(name: str, *record: tuple[str, ...], split: str = "validation") -> LabelledSet:
-    """A set of GLUE, with GLUE's own order of labels (P, Table 4 has these seven)."""
-    return LabelledSet(*record, hub=("nyu-mll/glue", name, split))
+def of_glue(name: str, split: str = "validation") -> Place:
+    """Where a set of GLUE lies on the hub; its test splits hide their labels."""
+    return "nyu-mll/glue", name, split
 
 
-SETS = {
-    "cola": of_glue("cola", ("unacceptable", "acceptable"), ("sentence",), ("Matthews",)),
-    "mrpc": of_glue("mrpc", ("not_equivalent", "equivalent"), PAIR, ("F1", "accuracy")),
-    "qnli": of_glue("qnli", ("entailment", "not_entailment"), ("question", "sentence")),
-    "qqp": of_glue("qqp", ("not_duplicate", "duplicate"), ("question1", "question2"), ("F1", "accuracy")),
-    "rte": of_glue("rte", ("entailment", "not_entailment"), PAIR),
-    "mnli": of_glue(
-        "mnli", ("entailment", "neutral", "contradiction"), ("premise", "hypothesis"), split="validation_matched"
+SETS = {  # the first seven are GLUE's, with its own order of labels (P, Table 4)
+    "cola": LabelledSet(("unacceptable", "acceptable"), ("sentence",), ("Matthews",), hub=of_glue("cola")),
+    "mrpc": LabelledSet(("not_equivalent", "equivalent"), PAIR, ("F1", "accuracy"), hub=of_glue("mrpc")),
+    "qnli": LabelledSet(("entailment", "not_entailment"), ("question", "sentence"), hub=of_glue("qnli")),
+    "qqp": LabelledSet(("not_duplicate", "duplicate"), ("question1", "question2"), ("F1", "accuracy"), of_glue("qqp")),
+    "rte": LabelledSet(("entailment", "not_entailment"), PAIR, hub=of_glue("rte")),
+    "mnli": LabelledSet(
+        ("entailment", "neutral", "contradiction"), ("premise", "hypothesis"), hub=of_glue("mnli", "validation_matched")
     ),
-    "sst2": of_glue("sst2", ("negative", "positive"), ("sentence",)),
+    "sst2": LabelledSet(("negative", "positive"), ("sentence",), hub=of_glue("sst2")),
     # The six coarse classes of TREC (Li and Roth 2002): what a question asks for.
     "questions": LabelledSet(("abbreviation", "description", "entity", "person", "place", "number"), ("sentence",)),
 }
@@ -61,8 +62,8 @@ def label_of(row: dict, labels: tuple[str, ...]) -> str:
     if isinstance(given, str):
         found = next((label for label in labels if label == given.strip().casefold()), None)
     else:
-        number = isinstance(given, Integral) and not isinstance(given, bool) and 0 <= given < len(labels)
-        found = labels[given] if number else None
+        number = int(given) if isinstance(given, Integral) and not isinstance(given, bool) else -1
+        found = labels[number] if 0 <= number < len(labels) else None
     if found is None:
         hidden = " (GLUE's way to hide it)" if given == -1 else ""
         raise InputError(f"field label is {given!r}{hidden}; allowed: {', '.join(labels)}, or 0 to {len(labels) - 1}")

@@ -6,7 +6,7 @@ from eelib.common.errors import InputError
 from eelib.common.interval import Interval
 from eelib.common.stats import bootstrap_totals
 from eelib.tasks.kinds.registry import kind_named
-from eelib.tasks.sums import Sums, grouped
+from eelib.tasks.sums import Score, Sums, grouped
 from eelib.tasks.task import Task
 
 
@@ -25,9 +25,13 @@ def quality_difference(task: Task, before: list[str], after: list[str], seed: in
     """Each score of `after` minus that of `before`, paired: a draw takes the same items of both."""
     old, new, found = item_sums(task, before), item_sums(task, after), {}
     for name, (sums, score) in new.items():
-        half = sums.shape[1]
         both = grouped(np.hstack([sums, old[name][0]]), task.groups)
-        found[name] = bootstrap_totals(lambda t, s=score, k=half: s(t[:, :k]) - s(t[:, k:]), both, seed=seed)
+
+        def gain(totals: np.ndarray, score: Score = score) -> np.ndarray:
+            after, before = np.hsplit(totals, 2)
+            return score(after) - score(before)
+
+        found[name] = bootstrap_totals(gain, both, seed=seed)
     return found
 
 

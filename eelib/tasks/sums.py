@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-Sums = tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]  # statistics [items, k]; totals [draws, k] -> scores
+Score = Callable[[np.ndarray], np.ndarray]  # totals [draws, k] -> scores [draws]
+Sums = tuple[np.ndarray, Score]  # statistics [items, k], and the score of their totals
 ORDERS = 4  # of BLEU's n-grams
 
 

@@ -110,9 +110,15 @@ class Task:
     def pick(self, rows: Iterable[int]) -> "Task":
         """The items with these numbers, in this order."""
         rows = list(rows)
-        names = ("prompts", "references", "sources", "groups", *["seconds"] * bool(self.seconds))
-        columns = {key: [values[i] for i in rows] for key, values in self.columns.items()}
-        picked = replace(self, columns=columns, **{name: [getattr(self, name)[i] for i in rows] for name in names})
+        picked = replace(
+            self,
+            prompts=[self.prompts[i] for i in rows],
+            references=[self.references[i] for i in rows],
+            sources=[self.sources[i] for i in rows],
+            groups=[self.groups[i] for i in rows],
+            seconds=[self.seconds[i] for i in rows if self.seconds],
+            columns={key: [values[i] for i in rows] for key, values in self.columns.items()},
+        )
         depends = kind_named(self.kind).baseline_of and rows  # on the references: counted anew
         return replace(picked, baseline=kind_named(self.kind).baseline_for(picked)) if depends else picked
 
@@ -183,7 +189,7 @@ def task_of_rows(name: str, rows: list[Row]) -> Task:
         raise InputError(f"task {name!r} has no rows")
     first = rows[0][1]
     kind = kind_with(first)
-    if kind is None:
+    if kind is None or kind.reader is None:
         allowed = ", ".join(example for known in KINDS.values() for example in known.examples)
         raise InputError(f"task {name!r}: fields {', '.join(sorted(first))} fit no task; allowed: {allowed}")
     read, items = kind.reader(name, first), []

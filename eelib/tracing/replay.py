@@ -6,7 +6,6 @@ the state goes through the model's own norm and head. So the two differ in the b
 tokens are there at all layers for free: P's ideal situation, which no real decoder has.
 """
 
-import json
 import time
 
 import numpy as np
@@ -15,11 +14,8 @@ import torch
 from torch import Tensor
 
 from eelib.common.errors import InputError
-from eelib.common.files import only_one, write_atomically
-from eelib.common.interval import Interval
 from eelib.common.machine import machine
 from eelib.common.sources import code_hash
-from eelib.common.stats import bootstrap_totals
 from eelib.common.tolerances import close
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.forward import cached, causal_inputs, new_cache
@@ -27,11 +23,11 @@ from eelib.models.model import Model
 from eelib.models.probe import first_tensor
 from eelib.tasks.task import Task
 from eelib.tracing.decode import start_id
-from eelib.tracing.make import encode
+from eelib.tracing.outputs import TIE
+from eelib.tracing.plan import Job, encode
+from eelib.tracing.shards import REPLAY_COLUMNS, load_replay, save_replay
 from eelib.tracing.trace import Trace
 
-TIE = 1e-3  # difference of two logits that rounding may turn around in float32
-FILE = "oracle.json"
 ONE_TOKEN = 8  # texts of a classifier that are timed in place of one sequence: each is a single token
 
 
@@ -72,7 +68,7 @@ class Replay:
 
     @torch.no_grad()
     def __init__(self, model: Model, prompt: list[int], output: list[int], ideal: bool):
-        self.model, self.ideal, device = model, ideal, model.device
+        self.model, self.ideal, self.output, device = model, ideal, output, model.device
         self.read = model.read_at(prompt) if model.kind == "classifier" else -1
         self.prompt = torch.tensor([prompt], device=device)
         text = {"causal": [*prompt, *output[:-1]], "seq2seq": [start_id(model), *output[:-1]]}.get(model.kind, prompt)
@@ -149,12 +145,12 @@ def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:
 
 
 @torch.no_grad()
-def timed_step(replay: Replay, output: list[int], token: int, layer: int) -> tuple[float, bool]:
+def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     """(seconds, whether it missed the trace's token) of predicting output token `token` after block `layer`.
 
     Arguments and cache are made ready outside the time. ValueError where a float32 run misses by more than rounding.
     """
-    model, inputs, wanted = replay.model, replay.inputs(token), output[token]
+    model, inputs, wanted = replay.model, replay.inputs(token), replay.output[token]
     wait_for(model.device)
     began = time.perf_counter()
     state = state_at(model, layer, inputs)
@@ -184,11 +180,10 @@ def time_before(replay: Replay) -> float:
     return time.perf_counter() - began
 
 
-def measure(model: Model, trace: Trace, task: Task, sequences: int, repeats: int) -> pd.DataFrame:
-    """Time `sequences` of a trace, evenly spread: one row each. Of each token the median of `repeats` counts.
+def measure(model: Model, trace: Trace, task: Task, sequences: int, repeats: int) -> list[dict]:
+    """Time `sequences` of a trace, evenly spread: a row each with REPLAY_COLUMNS, as `Trace.replay` has them.
 
-    Columns: sequence, group, tokens, layers (blocks that the oracle runs, summed over tokens), full and oracle
-    (seconds of all tokens), before (seconds of encoder or prompt), mismatches, ideal. End tokens are left out.
+    Of each token the median of `repeats` counts. End tokens are left out.
     """
     rows = np.flatnonzero(trace.statistic_rows())
     tokens = trace.tokens.iloc[rows].assign(layer=trace.exit_layer("first")[rows])
@@ -196,82 +191,63 @@ def measure(model: Model, trace: Trace, task: Task, sequences: int, repeats: int
     chosen = known[np.unique(np.linspace(0, len(known) - 1, min(sequences, len(known))).round().astype(int))]
     prompts = encode(model, task, chosen.tolist())
     outputs = trace.tokens.groupby("sequence")["token_id"].agg(list)
-    found, ideal = [], None
-    for sequence, prompt in zip(chosen, prompts):
-        part, output = tokens[tokens["sequence"] == sequence], outputs[sequence]
-        if ideal is None:
-            ideal = is_ideal(model, prompt, output)  # warms up, too
-        replay, taken = Replay(model, prompt, output, ideal), np.zeros((2, repeats, len(part)))
-        before, wrong = [], 0
-        for repeat in range(repeats):
-            for at, (token, layer) in enumerate(zip(part["position"].tolist(), part["layer"].tolist())):
-                for way in ((0, 1), (1, 0))[(repeat + at) % 2]:  # in turns, so that neither is always the second
-                    taken[way, repeat, at], missed = timed_step(replay, output, token, (model.layers, layer)[way])
-                    wrong += missed and way == 1 and repeat == 0
-            before.append(time_before(replay))
-        full, oracle = np.median(taken, axis=1).sum(axis=1)
-        found.append(
-            {
-                "sequence": int(sequence),
-                "group": str(part["group"].iloc[0]),
-                "tokens": len(part),
-                "layers": int(part["layer"].sum()),
-                "full": float(full),
-                "oracle": float(oracle),
-                "before": float(np.median(before)),
-                "mismatches": int(wrong),
-                "ideal": ideal,
-            }
+    if not len(chosen):
+        return []
+    ideal = is_ideal(model, prompts[0], outputs[chosen[0]])  # warms up, too
+    return [
+        measure_sequence(
+            Replay(model, prompt, outputs[sequence], ideal), tokens[tokens["sequence"] == sequence], repeats
         )
-    return pd.DataFrame(found)
+        for sequence, prompt in zip(chosen, prompts)
+    ]
 
 
-def times(model: Model, trace: Trace, task: Task, sequences: int, repeats: int) -> pd.DataFrame:
-    """`measure`, or what it found before on this machine with the same settings, kept in the trace's folder.
+def measure_sequence(replay: Replay, tokens: pd.DataFrame, repeats: int) -> dict:
+    """One row of `measure`: `tokens` are those of the sequence that count, with the exit layer of each."""
+    taken = np.zeros((2, repeats, len(tokens)))  # of the full run, and of the one that stops
+    before, wrong = [], 0
+    for repeat in range(repeats):
+        for index, (token, layer) in enumerate(zip(tokens["position"].tolist(), tokens["layer"].tolist())):
+            for way in ((0, 1), (1, 0))[(repeat + index) % 2]:  # in turns, so that neither is always the second
+                taken[way, repeat, index], missed = timed_step(replay, token, (replay.model.layers, layer)[way])
+                wrong += missed and way == 1 and repeat == 0
+        before.append(time_before(replay))
+    full, oracle = np.median(taken, axis=1).sum(axis=1)
+    first = tokens.iloc[0]
+    values = (
+        int(first["sequence"]),
+        str(first["group"]),
+        len(tokens),
+        int(tokens["layer"].sum()),
+        float(full),
+        float(oracle),
+        float(np.median(before)),
+        int(wrong),
+        replay.ideal,
+    )
+    return dict(zip(REPLAY_COLUMNS, values, strict=True))
 
-    attrs: machine, date. A file of its own: timings are no part of a trace, which is the same whenever it is made.
+
+def make_replay(job: Job, sequences: int, repeats: int) -> None:
+    """Time `sequences` of a finished trace and keep the times in its folder, unless the same were kept on this machine.
+
+    Of a classifier, whose texts are one token each, ONE_TOKEN texts stand for one sequence; of a masked model nothing
+    is timed, and that is kept.
     """
     settings = {
         "sequences": sequences,
         "repeats": repeats,
-        "machine": machine(model.device),
+        "machine": machine(job.model.device),
         "code": code_hash("models", "tracing"),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    path = trace.place / FILE
-    with only_one(trace.place):
-        try:
-            record = json.loads(path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            record = {}
-        if record.get("settings") != settings:
-            rows = measure(model, trace, task, sequences, repeats).to_dict("records")
-            record = {"settings": settings, "date": time.strftime("%Y-%m-%d"), "rows": rows}
-            write_atomically(path, json.dumps(record, indent=1).encode())
-    frame = pd.DataFrame(record["rows"])
-    frame.attrs |= {"machine": settings["machine"], "threads": settings["threads"], "date": record["date"]}
-    return frame
-
-
-def speed(frame: pd.DataFrame, layers: int, seed: int = 0) -> dict[str, Interval]:
-    """Ratios of sums over sequences, groups resampled together.
-
-    time: full over oracle. whole: the same with encoder or prompt added to both. layers: L over the oracle's mean
-    exit layer. fixed: the share of a full token's time that no exit saves, if each block takes the same time.
-    """
-    frame = frame.assign(depth=layers * frame["tokens"])
-    sums = frame.groupby("group")[["full", "oracle", "before", "depth", "layers"]].sum().to_numpy(float)
-
-    def fixed(t: np.ndarray) -> np.ndarray:
-        return 1 - (1 - t[:, 1] / t[:, 0]) / (1 - t[:, 4] / t[:, 3])
-
-    statistics_ = {
-        "time": lambda t: t[:, 0] / t[:, 1],
-        "whole": lambda t: (t[:, 0] + t[:, 2]) / (t[:, 1] + t[:, 2]),
-        "layers": lambda t: t[:, 3] / t[:, 4],
-    }
-    found = {name: bootstrap_totals(statistic, sums, seed=seed) for name, statistic in statistics_.items()}
-    if (frame["layers"] < frame["depth"]).any():
-        found["fixed"] = bootstrap_totals(fixed, sums, seed=seed)
-    return found
+    if load_replay(job.folder).get("settings") == settings:
+        return
+    count = sequences * (ONE_TOKEN if job.model.kind == "classifier" else 1)
+    made = Trace(job.folder)
+    save_replay(
+        job.folder,
+        settings,
+        [] if job.model.kind == "masked" else measure(job.model, made, job.task, count, repeats),
+    )
