@@ -7,7 +7,7 @@ Bad input raises an InputError; too little to estimate from, NotEstimable: one l
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,12 +16,23 @@ from scipy import sparse
 from scipy.stats import kendalltau
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import Interval
+from eelib.common.interval import NOTHING, Interval
 
 DRAWS = 2000
 LEVELS = (0.025, 0.975)
 CHUNK = 2_000_000  # counts held at once: 16 MB a copy
 Tasks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # task -> (values [rows], groups [rows])
+
+
+Estimate = TypeVar("Estimate")
+
+
+def attempt(make: Callable[[], Estimate], otherwise: Estimate = NOTHING) -> Estimate:
+    """What `make` returns, or `otherwise` where there is too little to estimate it from; a bug in it is no reason."""
+    try:
+        return make()
+    except NotEstimable:
+        return otherwise
 
 
 class Trend(NamedTuple):

@@ -50,12 +50,16 @@ class Parameters(Mapping):
 
 
 def check_parameters(
-    choices: dict[str, tuple] | None = None, cells: list[str] | None = None, namespace: dict | None = None
+    choices: dict[str, tuple] | None = None,
+    cells: list[str] | None = None,
+    namespace: dict | None = None,
+    least: dict[str, int] | None = None,
 ) -> Parameters:
     """Check the notebook's parameters and return them; ParameterError names the bad one and what is allowed.
 
     Declared are the annotated assignments of the notebook's cells; injected are the plain assignments of papermill's
-    cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter.
+    cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter,
+    `least` its smallest value: check_parameters(least={"repeats": 1}).
     """
     if cells is None:
         from IPython import get_ipython
@@ -84,19 +88,19 @@ def check_parameters(
             raise ParameterError(f"parameter {name} is declared as {kind}; allowed: {', '.join(KINDS)}")
         if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ParameterError(f"parameter {name} is {value!r}; it must be of type {kind}")
-    check_values(values, choices or {})
+    check_values(values, choices or {}, least or {})
     return Parameters(values)
 
 
-def check_values(values: dict, choices: dict[str, tuple]) -> None:
-    """The rules for the parameters that all notebooks share, and `choices`."""
+def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:
+    """The rules for the parameters that all notebooks share, and a notebook's own `choices` and `least` values."""
     allowed = {"dtype": tuple(DTYPES)} | choices
     for name, options in allowed.items():
         if name in values and values[name] not in options:
             raise ParameterError(f"parameter {name} is {values[name]!r}; allowed: {', '.join(map(repr, options))}")
-    for name, least in (("limit", 0), ("max_new_tokens", 1), ("batch_size", 0), ("seed", 0)):
-        if name in values and values[name] < least:
-            raise ParameterError(f"parameter {name} is {values[name]}; it must be {least} or more")
+    for name, smallest in ({"limit": 0, "max_new_tokens": 1, "batch_size": 0, "seed": 0} | least).items():
+        if name in values and values[name] < smallest:
+            raise ParameterError(f"parameter {name} is {values[name]}; it must be {smallest} or more")
     if not values.get("model", "x").strip():
         raise ParameterError("parameter model is empty; give a shipped name, a local folder or a hub id")
     try:

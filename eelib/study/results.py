@@ -3,14 +3,21 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eelib.common.files import write_atomically
 from eelib.common.interval import Interval
 from eelib.common.markdown import text
 from eelib.study.claims import Verdict
+from eelib.study.parameters import Parameters
 from eelib.study.study import Study
+
+
+def open_page(notebook: str, parameters: Parameters, sites: int = 0, pairs: int = 0) -> tuple[Study, "Results"]:
+    """What a page about one model starts from: its study, with all traces made, and an empty set of results."""
+    study = Study(parameters, sites=sites, pairs=pairs)
+    return study, Results(notebook, study)
 
 
 class Results:
@@ -25,9 +32,24 @@ class Results:
         self.overall: dict[str, dict] = {}
         self.claims: list[dict] = []
 
+    @property
+    def folder(self) -> Path:
+        """Where this page's results lie: results_folder/<model>."""
+        return Path(self.study.parameters.results_folder) / self.study.model.name
+
+    @property
+    def figure_folder(self) -> Path:
+        """Where this page's figures are saved, for other pages: `figures.style(results.figure_folder)`."""
+        return self.folder / "figures"
+
     def put(self, task: str, key: str, value: Interval | float) -> None:
         """Keep one figure of one task."""
         self.tasks.setdefault(task, {})[key] = as_dict(value)
+
+    def put_all(self, task: str, figures: Mapping[str, Interval | float]) -> None:
+        """Keep several figures of one task, each under its key."""
+        for key, value in figures.items():
+            self.put(task, key, value)
 
     def say(self, key: str, value: Interval | float | str) -> None:
         """Keep one figure over all tasks and make it available to the prose as {glue:text}`key:format`.
@@ -42,6 +64,11 @@ class Results:
                 glue(name, float(part), display=False)
         else:
             glue(key, value if isinstance(value, str) else float(value), display=False)
+
+    def say_all(self, figures: Mapping[str, Interval | float | str]) -> None:
+        """Keep several figures over all tasks, each under its key, as `say` does."""
+        for key, value in figures.items():
+            self.say(key, value)
 
     def tell(self, key: str, sentences: str) -> None:
         """Keep whole sentences and make them available to the prose as {glue:md}`key`; nothing in them is markup."""
@@ -58,7 +85,7 @@ class Results:
     def save(self) -> Path:
         """Write results/<model>/<notebook>.json, whole or not at all."""
         study = self.study
-        path = Path(study.parameters.results_folder) / study.model.name / f"{self.notebook}.json"
+        path = self.folder / f"{self.notebook}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "notebook": self.notebook,

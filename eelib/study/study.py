@@ -8,7 +8,8 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError, NotEstimable, StorageError
-from eelib.common.interval import Interval
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
 from eelib.common.text import visible
 from eelib.models.model import Model, load_model
 from eelib.study.claims import Verdict, judge, untestable
@@ -83,12 +84,31 @@ class Study:
             found[name] = task.learnt({metric: interval.low for metric, interval in scores.items()})
         return found
 
-    def learnt_tokens(self, values) -> dict[str, tuple]:
+    @property
+    def learnt_tasks(self) -> list[str]:
+        """Names of the tasks that are learnt."""
+        return [name for name, learnt in self.learnt.items() if learnt]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Each task's name for tables and figures, which says where it is not learnt."""
+        return {name: name if learnt else f"{name} (not learnt)" for name, learnt in self.learnt.items()}
+
+    def learnt_tokens(self, values: Callable[[Trace], tuple]) -> dict[str, tuple]:
         """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
         found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
         found = {name: pair for name, pair in found.items() if len(pair[0])}
         # One small task must not make a claim untestable that four large ones can speak to.
         return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
+
+    def average(self, values: Callable[[Trace], tuple], seed: int | None = None) -> Interval:
+        """Unweighted mean over learnt tasks of `values(trace)`, a pair (values, groups); NOTHING where there is none.
+
+        `seed` is the parameters' where none is given.
+        """
+        found = self.learnt_tokens(values)
+        seed = self.parameters.seed if seed is None else seed
+        return bootstrap_unweighted_mean_over_tasks(found, seed=seed) if found else NOTHING
 
     def judge(self, claim_id: str, make: Callable[[], Interval], requirement_met: bool = False) -> Verdict:
         """Verdict on a claim; "not testable here" where no task is learnt or `make` finds nothing to estimate.

@@ -1,4 +1,4 @@
-"""eelib.stats against plain loops in float64, and its properties."""
+"""stats against plain loops in float64, and its properties."""
 
 import math
 
@@ -9,10 +9,20 @@ from hypothesis import strategies as st
 from scipy.stats import kruskal
 
 from eelib.common import stats
+from eelib.common.interval import NOTHING
 
 FEW = 60  # draws in comparisons with loops
 LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=30)
 quick = settings(max_examples=30, deadline=None)
+
+
+def test_attempt_forgives_too_little_and_nothing_else():
+    assert stats.attempt(lambda: stats.bootstrap_mean([], [])) is NOTHING
+    assert stats.attempt(lambda: stats.bootstrap_mean([], []), None) is None
+    assert stats.attempt(lambda: 3) == 3
+    for bug in (lambda: np.array([1, 2]) + np.array([1, 2, 3]), lambda: stats.bootstrap_mean(["x"], ["a"])):
+        with pytest.raises(ValueError):
+            stats.attempt(bug)
 
 
 def sample(rows=80, groups=9, seed=1):

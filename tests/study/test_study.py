@@ -7,9 +7,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from eelib.common.interval import Interval
+from eelib.common.interval import NOTHING, Interval
 from eelib.study.parameters import ParameterError, Parameters, check_parameters
-from eelib.study.results import Results, clean
+from eelib.study.results import Results, clean, open_page
 from eelib.study.study import Study
 from eelib.tasks.task import Task
 
@@ -174,6 +174,33 @@ def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     kept = Task.from_prompts(task.prompts[1:], references=task.references[1:])
     expected = kept.quality(list(made.sequences["output"]))
     assert next(iter(study.quality.values())) == expected
+
+
+def test_a_page_is_opened_with_plain_calls(parameters, monkeypatch, tmp_path):
+    """The study, its results and their folders; several figures kept at once; means over learnt tasks, or nothing."""
+    monkeypatch.setattr("myst_nb.glue", lambda *_, **__: None)
+    given = parameters()
+    study, results = open_page("saturation", given)
+    name = given.tasks
+    assert results.figure_folder == tmp_path / "results/gpt2/figures" and results.notebook == "saturation"
+    assert study.labels == {name: f"{name} (not learnt)"} and study.learnt_tasks == []
+    assert study.average(lambda t: (t["entropy"][:, 0], t.tokens["group"])) is NOTHING
+    study.learnt = {name: True}
+    found = study.average(lambda t: (t["entropy"][:, 0], t.tokens["group"]))
+    assert found.sequences == 3 and found.estimate == pytest.approx(study.traces[name]["entropy"][:, 0].mean())
+    assert study.average(lambda t: ([], [])) is NOTHING and study.labels == {name: name}
+    results.say_all({"mean": found, "word": "earlier"})
+    results.put_all(name, {"a": 1, "b": found})
+    assert set(results.overall) == {"mean", "word"} and results.tasks[name]["a"] == {"estimate": 1.0}
+
+
+def test_least(one_line):
+    cells = [DECLARED, "# Parameters\nlimit = 4"]
+    namespace: dict = {}
+    exec(DECLARED + "\nlimit = 4", namespace)
+    assert check_parameters(None, cells, namespace, least={"limit": 4}).limit == 4
+    message = "parameter limit is 4; it must be 5 or more"
+    one_line(ParameterError, message, lambda: check_parameters(None, cells, namespace, least={"limit": 5}))
 
 
 def test_clean():
