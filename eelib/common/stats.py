@@ -118,7 +118,7 @@ def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = 
         whole.append(interval.estimate)
         drawn.append(differences)
         sequences.append(interval.sequences)
-    return _interval(np.mean(whole), np.mean(drawn, axis=0), min(sequences))
+    return interval_of(np.mean(whole), np.mean(drawn, axis=0), min(sequences))
 
 
 def bootstrap_spread_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
@@ -152,7 +152,7 @@ def bootstrap(
     codes, count = _codes(groups, None)
     estimate = statistic(np.ones(len(codes)))
     drawn = [statistic(row[codes]) for weights in _weights(count, draws, seed) for row in weights]
-    return _interval(estimate, np.asarray(drawn, dtype=float), count)
+    return interval_of(estimate, np.asarray(drawn, dtype=float), count)
 
 
 def bootstrap_totals(
@@ -166,7 +166,7 @@ def bootstrap_totals(
     whole = np.asarray(group_sums.sum(axis=0)).reshape(1, -1)
     with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite, left out
         drawn = [statistic(weights @ group_sums) for weights in _weights(count, draws, seed, group_sums.shape[1])]
-        return _interval(statistic(whole)[0], np.concatenate(drawn), count)
+        return interval_of(statistic(whole)[0], np.concatenate(drawn), count)
 
 
 # ---- effect sizes and tests
@@ -232,7 +232,8 @@ def _weights(count: int, draws: int, seed: Any, columns: int = 1):
         yield np.bincount(picked.ravel(), minlength=rows * count).reshape(rows, count).astype(float)
 
 
-def _interval(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
+def interval_of(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
+    """The interval of a statistic whose bootstrap draws [draws] are made; those that are not finite are left out."""
     estimate, drawn = _finite(estimate), drawn[np.isfinite(drawn)]
     if not len(drawn):
         raise NotEstimable("no draw gave a finite value: too few groups, or draws")
@@ -250,7 +251,7 @@ def _paired(
     with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite
         totals = np.concatenate([weights @ sums for weights in _weights(count, draws, seed, sums.shape[1])])
         drawn = _ratio(totals[:, :2]) - _ratio(totals[:, 2:])
-    return _interval(a.mean() - b.mean(), drawn, sequences), drawn
+    return interval_of(a.mean() - b.mean(), drawn, sequences), drawn
 
 
 def _difference(statistic: Callable, sums: np.ndarray, draws: int, seed: int, sequences: int) -> Interval:
@@ -275,7 +276,7 @@ def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], dra
         whole.append(values.mean())
         drawn.append(np.concatenate([_ratio(weights @ sums) for weights in _weights(count, draws, [seed, number])]))
         sequences.append(count)
-    return _interval(statistic(np.array(whole)), statistic(np.stack(drawn, axis=-1)), min(sequences))
+    return interval_of(statistic(np.array(whole)), statistic(np.stack(drawn, axis=-1)), min(sequences))
 
 
 def _ratio(totals: np.ndarray) -> np.ndarray:

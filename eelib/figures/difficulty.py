@@ -99,7 +99,7 @@ def length_figure(differences: dict[str, dict[str, Interval]]) -> plt.Figure:
     """Length of easy minus difficult units, tokens, with intervals; `differences[row][unit]`, one row per task."""
     fig, axis = plt.subplots(figsize=(7.2, 1.6 + 0.55 * len(differences)), layout="constrained")
     for step, (unit, (colour, marker)) in zip((-0.14, 0.14), UNITS.items()):
-        found = [(y + step, row[unit]) for y, row in enumerate(differences.values()) if np.isfinite(row[unit].estimate)]
+        found = [(y + step, row[unit]) for y, row in enumerate(differences.values()) if row[unit].known]
         if not found:
             continue
         places, middle = [y for y, _ in found], np.array([v.estimate for _, v in found])

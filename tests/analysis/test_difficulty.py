@@ -1,4 +1,4 @@
-"""eelib.difficulty against plain loops on small random arrays, with ties and edge cases; its plots."""
+"""Easy and difficult units against plain loops on small random arrays, with ties and edge cases; its plots."""
 
 import math
 
@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from eelib.analysis import difficulty
-from eelib.common.interval import Interval
+from eelib.analysis.difficulty_splits import word
+from eelib.common.interval import NOTHING, Interval
 from eelib.figures import difficulty as figures_difficulty
 
 
@@ -245,15 +246,12 @@ def test_one_value_everywhere_is_no_contrast(value, expected):
     assert not difficulty.without_contrast(difficulty.comparison([], "length"))
 
 
-def test_scaled_swaps_the_ends_and_words_follow_the_interval():
+def test_words_follow_the_interval():
     value = Interval(2.0, 1.0, 4.0, 9)
-    assert difficulty.scaled(value, -1) == (-2, -4, -1, 9)
-    assert not np.signbit(difficulty.scaled(Interval(0.0, 0.0, 0.0, 3), -1)[:3]).any()
-    assert difficulty.scaled(value, 100) == (200, 100, 400, 9)
-    assert difficulty.in_words(value, "longer", "shorter") == "longer"
-    assert difficulty.in_words(difficulty.scaled(value, -1), "longer", "shorter") == "shorter"
-    assert difficulty.in_words(value._replace(low=-1.0), "longer", "shorter") == "not clearly longer or shorter"
-    assert difficulty.in_words(difficulty.scaled(difficulty.NOTHING, -1), "longer", "shorter") == "not measured against"
+    assert word(value, "longer", "shorter") == "longer"
+    assert word(value.scaled(-1), "longer", "shorter") == "shorter"
+    assert word(value._replace(low=-1.0), "longer", "shorter") == "not clearly longer or shorter"
+    assert word(NOTHING, "longer", "shorter") == "not measured against"
 
 
 # ---- tables of units
@@ -312,7 +310,7 @@ def test_plots_draw_with_and_without_units():
         figures_difficulty.curves_figure({"a": {"easy": cosine, "difficult": empty}, "b": {}}, 0.9),
         figures_difficulty.examples_figure(cosine[:2], ["E1", "D1"], ["easy", "difficult"], 0.9),
         figures_difficulty.examples_figure(empty, [], [], 0.9),
-        figures_difficulty.length_figure({"t": {unit: difficulty.NOTHING for unit in figures_difficulty.UNITS}}),
+        figures_difficulty.length_figure({"t": {unit: NOTHING for unit in figures_difficulty.UNITS}}),
         figures_difficulty.length_figure({"t": {unit: Interval(1, 2, 3, 4) for unit in figures_difficulty.UNITS}}),
     ]
     for fig in drawn:
