@@ -20,6 +20,7 @@ STARTS = (0, 4, 8)  # layers from which M asks for a strict increase
 DEPTH_OF_M = 24  # blocks of T5-large
 KINDS = ("easy", "difficult")
 PARTS = (*KINDS, "difference")
+BAND = (0.1, 0.9)  # quantiles between which a figure's band holds units
 LABELS = ("row", "sequence", "group", "truncated")  # columns of a table of units that are no properties
 Seed = int | Sequence[int]
 AT_ONCE = 4_000_000  # bootstrap weights held at once: 32 MB a copy

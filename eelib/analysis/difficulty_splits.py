@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.analysis.difficulty import (
+    BAND,
     KINDS,
     PARTS,
     STARTS,
@@ -159,6 +160,11 @@ def split_study(study: Study) -> Splits:
 # ---- what the prose states
 
 
+def band_in_words() -> str:
+    """10% to 90%, for a caption."""
+    return " to ".join(f"{100 * quantile:.0f}%" for quantile in BAND)
+
+
 def word(value: Interval, above: str, below: str) -> str:
     """Which side of 0 the whole interval lies on, for prose."""
     return value.side(above, below, f"not clearly {above} or {below}") if value.known else "not measured against"
@@ -177,6 +183,7 @@ def about_the_run(study: Study) -> dict[str, float | str]:
         "name": study.model.name,
         "fraction_4": same_share(4, depth),
         "fraction_8": same_share(8, depth),
+        "band": 100 * (BAND[1] - BAND[0]),
     }
 
 

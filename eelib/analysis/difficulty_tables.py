@@ -36,7 +36,7 @@ def gap(found: Comparison, name: str = "") -> str:
     if not found.difference.known:
         return "–"
     value = found.difference.percent if is_share(name) else found.difference
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*(round(v, 2) + 0.0 for v in value[:3]))  # + 0.0: no minus zero
+    return "{:.2f}\u00a0[{:.2f},\u00a0{:.2f}]".format(*(round(v, 2) + 0.0 for v in value[:3]))  # + 0.0: no minus zero
 
 
 def cells(found: Comparison, name: str = "", shift: float = 0.0) -> dict[str, str]:
