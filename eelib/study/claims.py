@@ -189,7 +189,8 @@ def _sides(row: Claim, interval: Interval) -> tuple[bool, bool]:
         return low > row.threshold, high <= row.threshold
     if row.direction == "below":
         return high < row.threshold, low >= row.threshold
-    bottom, top = row.threshold - row.tolerance, row.threshold + row.tolerance
+    reach = row.tolerance or 0.0
+    bottom, top = row.threshold - reach, row.threshold + reach
     return bottom < low and high < top, high <= bottom or low >= top
 
 

@@ -2,14 +2,15 @@
 
 import ast
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from eelib.common.errors import InputError, StorageError
 from eelib.models.checkpoint import DTYPES, resolve_device
 from eelib.tasks.task import task_names
 
-KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
+KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
 
 class ParameterError(InputError):
@@ -28,31 +29,31 @@ class ParameterError(InputError):
 
 
 @dataclass(frozen=True)
-class Parameters(Mapping):
+class Parameters(Mapping[str, Any]):
     """The checked parameters of one run, by name."""
 
-    values: dict
+    given: dict[str, Any]
 
-    def __getitem__(self, name: str):
-        return self.values[name]
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name]
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         try:
-            return self.values[name]
+            return self.given[name]
         except KeyError:
             raise AttributeError(name) from None
 
-    def __iter__(self):
-        return iter(self.values)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.given)
 
 
 def check_parameters(
     choices: dict[str, tuple] | None = None,
     cells: list[str] | None = None,
-    namespace: dict | None = None,
+    namespace: dict[str, Any] | None = None,
     least: dict[str, int] | None = None,
 ) -> Parameters:
     """Check the notebook's parameters and return them; ParameterError names the bad one and what is allowed.
@@ -61,12 +62,13 @@ def check_parameters(
     cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter,
     `least` its smallest value: check_parameters(least={"repeats": 1}).
     """
-    if cells is None:
+    if cells is None or namespace is None:
         from IPython import get_ipython
 
         shell = get_ipython()
         cells, namespace = shell.user_ns["In"], shell.user_ns
-    declared, injected = {}, []
+    declared: dict[str, str] = {}
+    injected: list[str] = []
     for cell in cells:
         try:
             body = ast.parse(cell).body
@@ -74,10 +76,11 @@ def check_parameters(
             continue
         given = cell.lstrip().startswith("# Parameters")
         for node in body:
-            if isinstance(node, ast.AnnAssign) and not given and node.value is not None:
-                declared.setdefault(node.target.id, ast.unparse(node.annotation))
-            elif isinstance(node, ast.Assign) and given:
-                injected += [target.id for target in node.targets]
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()) if not given:
+                    declared.setdefault(name, ast.unparse(node.annotation))
+                case ast.Assign() if given:
+                    injected += [target.id for target in node.targets if isinstance(target, ast.Name)]
     unknown = sorted(set(injected) - set(declared))
     if unknown:
         raise ParameterError(f"parameter {unknown[0]!r} is not known; allowed: {', '.join(declared)}")

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from eelib.common.files import write_atomically
 from eelib.common.interval import Interval
@@ -12,6 +13,19 @@ from eelib.common.markdown import text
 from eelib.study.claims import Verdict
 from eelib.study.parameters import Parameters
 from eelib.study.study import Study
+
+OF_A_TRACE = (  # what results say of each trace that they rest on
+    "weights",
+    "task_hash",
+    "settings",
+    "code",
+    "versions",
+    "seconds",
+    "rows",
+    "mismatches",
+    "skipped",
+    "layers",
+)
 
 
 def open_page(notebook: str, parameters: Parameters, sites: int = 0, pairs: int = 0) -> tuple[Study, "Results"]:
@@ -26,7 +40,7 @@ class Results:
     `beside` are studies of further models on the same page.
     """
 
-    def __init__(self, notebook: str, study: Study, beside: Sequence[Study] = ()):
+    def __init__(self, notebook: str, study: Study, beside: Sequence[Study] = ()) -> None:
         self.notebook, self.study, self.beside = notebook, study, beside
         self.tasks: dict[str, dict] = {}
         self.overall: dict[str, dict] = {}
@@ -51,6 +65,10 @@ class Results:
         for key, value in figures.items():
             self.put(task, key, value)
 
+    def keep(self, key: str, value: Interval | float | str) -> None:
+        """Keep one figure over all tasks, which no prose states."""
+        self.overall[key] = as_dict(value)
+
     def say(self, key: str, value: Interval | float | str) -> None:
         """Keep one figure over all tasks and make it available to the prose as {glue:text}`key:format`.
 
@@ -58,7 +76,7 @@ class Results:
         """
         from myst_nb import glue
 
-        self.overall[key] = as_dict(value)
+        self.keep(key, value)
         if isinstance(value, Interval):
             for name, part in ((key, value.estimate), (f"{key}_low", value.low), (f"{key}_high", value.high)):
                 glue(name, float(part), display=False)
@@ -75,7 +93,7 @@ class Results:
         from IPython.display import Markdown
         from myst_nb import glue
 
-        self.overall[key] = as_dict(sentences)
+        self.keep(key, sentences)
         glue(key, Markdown(text(sentences)), display=False)
 
     def judge(self, verdicts: list[Verdict]) -> None:
@@ -110,43 +128,19 @@ class Results:
 
 def described(study: Study) -> dict:
     """Quality, what is learnt, and the traces of a study."""
-    return {
-        "quality": study.quality,
-        "learnt": study.learnt,
-        "traces": {
-            n: {
-                k: t.manifest.get(k)
-                for k in (
-                    "weights",
-                    "task_hash",
-                    "settings",
-                    "code",
-                    "versions",
-                    "seconds",
-                    "rows",
-                    "mismatches",
-                    "skipped",
-                    "layers",
-                )
-            }
-            for n, t in study.traces.items()
-        },
-    }
+    traces = {name: {key: made.manifest.get(key) for key in OF_A_TRACE} for name, made in study.traces.items()}
+    return {"quality": study.quality, "learnt": study.learnt, "traces": traces}
 
 
 def as_dict(value: Interval | float | str) -> dict:
     """An interval, or a bare figure, as JSON keeps it."""
     if isinstance(value, Interval):
-        return {
-            "estimate": float(value.estimate),
-            "low": float(value.low),
-            "high": float(value.high),
-            "sequences": int(value.sequences),
-        }
+        estimate, low, high = map(float, value[:3])
+        return {"estimate": estimate, "low": low, "high": high, "sequences": int(value.sequences)}
     return {"estimate": value if isinstance(value, str) else float(value)}
 
 
-def clean(value):
+def clean(value: Any) -> Any:
     """JSON has no NaN: such figures become null."""
     if isinstance(value, dict):
         return {k: clean(v) for k, v in value.items()}

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError, NotEstimable, StorageError
@@ -19,6 +20,7 @@ from eelib.tasks.task import Task, load_task, task_names
 from eelib.tracing.make import trace
 from eelib.tracing.trace import Trace
 
+Values = tuple[np.ndarray, np.ndarray]  # of a trace: values [rows], groups [rows]
 MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left out of averages, unless all have fewer
 
 
@@ -29,7 +31,7 @@ class Study:
     notebook that looks at several models: Study(p, model=p.after).
     """
 
-    def __init__(self, parameters: Parameters, sites: int = 0, pairs: int = 0, **other: str):
+    def __init__(self, parameters: Parameters, sites: int = 0, pairs: int = 0, **other: str) -> None:
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters(
@@ -94,14 +96,14 @@ class Study:
         """Each task's name for tables and figures, which says where it is not learnt."""
         return {name: name if learnt else f"{name} (not learnt)" for name, learnt in self.learnt.items()}
 
-    def learnt_tokens(self, values: Callable[[Trace], tuple]) -> dict[str, tuple]:
+    def learnt_tokens(self, values: Callable[[Trace], Values]) -> dict[str, Values]:
         """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
         found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
         found = {name: pair for name, pair in found.items() if len(pair[0])}
         # One small task must not make a claim untestable that four large ones can speak to.
         return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
 
-    def average(self, values: Callable[[Trace], tuple], seed: int | None = None) -> Interval:
+    def average(self, values: Callable[[Trace], Values], seed: int | None = None) -> Interval:
         """Unweighted mean over learnt tasks of `values(trace)`, a pair (values, groups); NOTHING where there is none.
 
         `seed` is the parameters' where none is given.
@@ -139,7 +141,7 @@ class Study:
 
 
 def in_template(task: Task, template: str) -> Task:
-    """A translation task whose prompts are `template` with each source in place of {source}; ValueError for others."""
+    """A translation task whose prompts are `template` with each source in place of {source}; InputError for others."""
     if task.kind != "translation" or "{source}" not in template:
         raise InputError(
             f"parameter template is {template!r}, task {task.name!r}; allowed are a template that holds "
