@@ -19,7 +19,7 @@ from eelib.common.sources import code_hash
 from eelib.common.tolerances import close
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
-from eelib.models.probe import first_tensor
+from eelib.models.probe import NotTaken, first_tensor, their_code
 from eelib.tasks.task import Task
 from eelib.tracing.outputs import TIE
 from eelib.tracing.plan import Job, encode
@@ -29,8 +29,8 @@ from eelib.tracing.trace import Trace
 ONE_TOKEN = 8  # texts of a classifier that are timed in place of one sequence: each is a single token
 
 
-class Left(Exception):
-    """Raised after the block at which a run ends; carries that block's state."""
+class Left(BaseException):
+    """Raised after the block at which a run ends; carries that block's state. No network's own handler catches it."""
 
     def __init__(self, state: Tensor):
         self.state = state
@@ -50,7 +50,8 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
 
     handle = block.register_forward_hook(leave)
     try:
-        model.network(**inputs)
+        with their_code():
+            model.network(**inputs)
     except Left as end:
         return end.state
     finally:
@@ -120,9 +121,7 @@ def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:
             close(*(state_at(model, model.layers, way.inputs(t))[:, -1] for way in (step, whole)))
             for t in sorted(tokens, reverse=True)
         )
-    except torch.OutOfMemoryError:  # says nothing about the cache
-        raise
-    except Exception:  # this cache is not for this network
+    except NotTaken:  # this cache is not for this network
         return False
 
 
