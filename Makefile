@@ -17,7 +17,7 @@ STAMP := $(VENV)/.installed
 BOOK := book/_build/html/index.html
 RUN := PATH="$(abspath $(VENV))/bin:$$PATH"
 SNAKEMAKE := $(RUN) snakemake --cores $(CORES) --config study=$(STUDY) --rerun-incomplete --keep-going \
-    --quiet rules $(SNAKEMAKE_ARGS)
+    --quiet rules host $(SNAKEMAKE_ARGS)
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z]+):.*  ## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -32,9 +32,9 @@ $(STAMP): constraints.txt pyproject.toml
 	@touch $@
 
 book: $(STAMP)  ## run the study and build the book
-	@if $(SNAKEMAKE) --summary 2>/dev/null | awk -F'\t' 'NR > 1 && $$NF != "no update" {stale = 1} \
-	    END {exit NR < 2 || stale}'; then echo "Nothing has changed: the book is up to date."; else \
-	    $(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }; fi
+	@mkdir -p .snakemake && touch .snakemake/asked
+	@$(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }
+	@if [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
 	@echo "Open file://$(CURDIR)/$(BOOK) or run 'make serve'."
 
 test: $(STAMP)  ## run all tests; they build the book first

@@ -53,7 +53,7 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
         "runs_folder": "runs",
         "results_folder": "results",
     }
-    assert {"file": "results/model/length"} in book.contents(study)["parts"][1]["chapters"]
+    assert {"file": "results/model/length"} in study.contents()["parts"][1]["chapters"]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,8 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
         ("models: {a: {notebooks: [m]}}\nnotebooks: {n: {}}", r"model a: notebooks is \['m'\]; allowed is .* n$"),
         ("models: {a: {notebooks: n}}\nnotebooks: {n: {}}", "model a: notebooks is 'n'"),
         ("models: {a: {notebooks: []}}\nnotebooks: {n: {}}", "model a: notebooks"),
+        ("models: {a/..: {}}\nnotebooks: {n: {}}", r"model 'a/..': the last part of its name, '..' is not allowed"),
+        ("models: {a: {}}\nnotebooks: {../n: {}}", r"notebook '\.\./n' is not allowed"),
     ],
 )
 def test_a_wrong_study_is_refused_by_name(tmp_path, text, named):
@@ -83,7 +85,7 @@ def test_a_model_runs_the_notebooks_that_it_names_or_all(tmp_path):
         )
     )
     assert study.runs == [("model", "length"), ("model", "architectures"), ("classifier", "architectures")]
-    chapters = [part["chapters"] for part in book.contents(study)["parts"]]
+    chapters = [part["chapters"] for part in study.contents()["parts"]]
     assert chapters[2] == [{"file": "results/classifier/architectures"}]
 
 
