@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -138,16 +137,6 @@ def test_hostile_parameters_reach_the_notebook_as_they_are_and_a_moved_file_runs
     other.replace(place / "model.safetensors")  # older than the page
     done = make_book(project)
     assert done.returncode == 0 and kept.stat().st_mtime_ns > before, done.stdout
-
-
-@pytest.mark.parametrize("empty", ["", "7", "true", "None"])
-def test_texts_stay_texts_in_papermill_s_arguments(tmp_path, empty):
-    from eelib.book.study_file import StudyFile
-
-    say(tmp_path, note=empty, limit=3)
-    words = shlex.split(StudyFile.load(tmp_path / "study.yml").arguments("model", "tiny"))
-    assert words[words.index("note") - 1 :][:3] == ["-r", "note", empty]
-    assert words[words.index("limit") - 1 :][:3] == ["-p", "limit", "3"]
 
 
 def test_a_hostile_name_is_refused_in_one_line_and_nothing_runs(tmp_path):
