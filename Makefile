@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help book test checks bench serve lab clean distclean
+.PHONY: help book test lint checks bench serve lab clean distclean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -40,6 +40,12 @@ book: $(STAMP)  ## run the study and build the book
 test: $(STAMP)  ## run all tests; they build the book first
 	@tests/browser.sh
 	@$(RUN) python -m pytest --durations=10 $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## check format, style, stripped notebooks and types
+	@$(RUN) ruff format --check --quiet . || { echo "Run: $(VENV)/bin/ruff format ."; exit 1; }
+	@$(RUN) ruff check --quiet .
+	@$(RUN) nbstripout --verify --keep-id notebooks/*.ipynb
+	@$(RUN) mypy
 
 checks: $(STAMP)  ## run the long checks of the engine, except the benchmark; data/checks gets their results
 	@for check in families crashes bad_input reproducible joint_memory; do echo "== $$check"; \

@@ -53,7 +53,7 @@ def text_of(row: dict, *path: str) -> str:
     """A text that a row holds; ValueError names the field that is missing, empty or not a text."""
     text = inside(row, *path)
     check_text(f"field {'.'.join(path)}", text)
-    return text
+    return str(text)
 
 
 def texts_of(row: dict, *path: str) -> list[str]:
