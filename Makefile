@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help book test checks bench serve lab clean distclean
+.PHONY: help book test lint checks bench serve lab clean distclean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,7 +17,7 @@ STAMP := $(VENV)/.installed
 BOOK := book/_build/html/index.html
 RUN := PATH="$(abspath $(VENV))/bin:$$PATH"
 SNAKEMAKE := $(RUN) snakemake --cores $(CORES) --config study=$(STUDY) --rerun-incomplete --keep-going \
-    --quiet rules $(SNAKEMAKE_ARGS)
+    --quiet rules host $(SNAKEMAKE_ARGS)
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z]+):.*  ## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -32,14 +32,20 @@ $(STAMP): constraints.txt pyproject.toml
 	@touch $@
 
 book: $(STAMP)  ## run the study and build the book
-	@if $(SNAKEMAKE) --summary 2>/dev/null | awk -F'\t' 'NR > 1 && $$NF != "no update" {stale = 1} \
-	    END {exit NR < 2 || stale}'; then echo "Nothing has changed: the book is up to date."; else \
-	    $(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }; fi
+	@mkdir -p .snakemake && touch .snakemake/asked
+	@$(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }
+	@if [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
 	@echo "Open file://$(CURDIR)/$(BOOK) or run 'make serve'."
 
 test: $(STAMP)  ## run all tests; they build the book first
 	@tests/browser.sh
 	@$(RUN) python -m pytest --durations=10 $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## check format, style, stripped notebooks and types
+	@$(RUN) ruff format --check --quiet . || { echo "Run: $(VENV)/bin/ruff format ."; exit 1; }
+	@$(RUN) ruff check --quiet .
+	@$(RUN) nbstripout --verify --keep-id notebooks/*.ipynb
+	@$(RUN) mypy
 
 checks: $(STAMP)  ## run the long checks of the engine, except the benchmark; data/checks gets their results
 	@for check in families crashes bad_input reproducible joint_memory; do echo "== $$check"; \

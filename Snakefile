@@ -2,11 +2,15 @@
 
 import os
 import re
-import shlex
+import sys
 
 from eelib.book.study_file import StudyFile
+from eelib.common.errors import InputError
 
-STUDY = StudyFile.load(config.get("study", "study.yml"))
+try:
+    STUDY = StudyFile.load(config.get("study", "study.yml"))
+except InputError as error:
+    sys.exit(str(error))
 os.environ |= {
     "PYTHONHASHSEED": "0",
     "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel of this environment, not one in the user's home
@@ -15,6 +19,7 @@ os.environ |= {
 }
 PAGES = [f"book/results/{model}/{notebook}.ipynb" for model, notebook in STUDY.runs]
 RESULTS = [f"results/{model}/{notebook}.json" for model, notebook in STUDY.runs]
+HTML = ["book/_build/html/index.html", *(f"book/_build/html/{page}.html" for page in STUDY.pages)]
 
 
 wildcard_constraints:
@@ -23,7 +28,15 @@ wildcard_constraints:
 
 
 localrules:
+    all,
     book,
+
+
+rule all:
+    input:  # the first two by name: Snakemake does not miss a file from which everything has been made already
+        PAGES,
+        RESULTS,
+        HTML,
 
 
 rule book:
@@ -32,7 +45,7 @@ rule book:
         RESULTS,
         STUDY.page_sources(),
     output:
-        "book/_build/html/index.html",
+        HTML,
     log:
         "logs/book.log",
     params:
@@ -42,7 +55,7 @@ rule book:
     shell:
         "( python -m eelib.book --study {params.study:q}"
         " && rm -rf book/_build"  # a cached page would hide its warnings
-        " && jupyter-book build book --config _config.yml --path-output book -n -W --keep-going ) 2>&1 | tee {log}"
+        " && jupyter-book build book --config _config.yml --path-output book -n -W --keep-going ) 2>&1 | tee {log:q}"
 
 
 rule results:
@@ -61,10 +74,8 @@ rule notebook:
         "logs/{model}/{notebook}.log",
     params:
         draft="logs/{model}/{notebook}.ipynb",  # stays there when the notebook fails
-        values=lambda wildcards: " ".join(
-            f"-p {name} {shlex.quote(str(value))}"
-            for name, value in STUDY.parameters(wildcards.model, wildcards.notebook).items()
-        ),
+        values=lambda wildcards: STUDY.arguments(wildcards.model, wildcards.notebook),
+        local=lambda wildcards: STUDY.local_files(wildcards.model, wildcards.notebook),  # a change runs the notebook
     threads: STUDY.threads
     resources:
         mem_mb=lambda wildcards: STUDY.models[wildcards.model].get("memory_gb", 4) * 1024,
@@ -73,5 +84,5 @@ rule notebook:
         "{wildcards.notebook} on {wildcards.model}"
     shell:
         "OMP_NUM_THREADS={threads}"
-        " papermill notebooks/{wildcards.notebook}.ipynb {params.draft} -k python3 {params.values}"
-        " 2>&1 | tee {log} && mv {params.draft} {output.page}"
+        " papermill notebooks/{wildcards.notebook:q}.ipynb {params.draft:q} -k python3 {params.values}"
+        " 2>&1 | tee {log:q} && mv {params.draft:q} {output.page:q}"

@@ -19,6 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eelib.tasks.task import Task
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 RESULT = Path("data/checks/bad_input.json")
@@ -53,19 +57,19 @@ def parameter_cases() -> Iterator[Case]:
             "unknown task", shown or "(empty)", ("not known", "translation/de-en"), partial(eelib.load_task, name)
         )
     yield Case("unknown direction", "wmt22/de-pl", ("de-pl", "wmt22/de-en"), partial(eelib.load_task, "wmt22/de-pl"))
+    value: Any  # of whatever type
     for value in (-1, "5", 2.5, True):
         yield Case("limit", repr(value), ("limit", repr(value)), partial(eelib.load_task, "translation/de-en", value))
-    for name in ("max_new_tokens", "batch_size"):
-        for value in (0, -3, "8", 2.5, True):
+    whole, none = (0, -3, "8", 2.5, True), (-1, "all")
+    for name, values in (("max_new_tokens", whole), ("batch_size", whole), ("sites", none), ("pairs", none)):
+        for value in values:
             yield Case(name, repr(value), (name, repr(value)), partial(eelib.trace, model, task, **{name: value}))
-    for name in ("sites", "pairs"):
-        for value in (-1, "all"):
-            yield Case(name, repr(value), (name, repr(value)), partial(eelib.trace, model, task, **{name: value}))
+    name_of_task: Any = "translation/de-en"
     yield Case(
         "a name where a task belongs",
         '"translation/de-en"',
         ("eelib.load_task",),
-        lambda: eelib.trace(model, "translation/de-en"),
+        partial(eelib.trace, model, name_of_task),
     )
     long = eelib.Task.from_prompts(["A dog.", "word " * 2000])
     yield Case(
@@ -85,7 +89,7 @@ def parameter_cases() -> Iterator[Case]:
             "states that are not finite",
             f"a NaN in block {block}'s weights",
             (str(block), "finite"),
-            lambda b=block: eelib.trace(broken(b), task, max_new_tokens=2, progress=False),
+            partial(trace_broken, block, task),
         )
     yield Case(
         "a runs folder that is a file",
@@ -95,13 +99,13 @@ def parameter_cases() -> Iterator[Case]:
     )
 
 
-def broken(block: int):
-    """pocket-llama with a NaN in the feed-forward output of one block, counted from 1."""
+def trace_broken(block: int, task: "Task") -> object:
+    """A trace of pocket-llama with a NaN in the feed-forward output of one block, counted from 1."""
     import eelib
 
     model = eelib.load_model("pocket-llama", device="cpu")
-    model.blocks[block - 1].mlp.down_proj.weight.data[0, 0] = float("nan")
-    return model
+    model.blocks[block - 1].get_submodule("mlp.down_proj").get_parameter("weight").data[0, 0] = float("nan")
+    return eelib.trace(model, task, max_new_tokens=2, progress=False)
 
 
 def file_at(name: str) -> Path:
@@ -115,6 +119,7 @@ def text_cases() -> Iterator[Case]:
     """Prompts and files of tasks."""
     import eelib
 
+    prompt: Any  # not always a text
     for prompt, shown, part in (
         ("", "(empty)", "empty"),
         (" \n", "white space", "empty"),
@@ -124,7 +129,7 @@ def text_cases() -> Iterator[Case]:
     ):
         yield Case("a prompt", shown, ("prompt 1", part), partial(eelib.Task.from_prompts, ["ok", prompt]))
     whole = json.dumps(PAIR)
-    lines = {
+    lines: dict[str, tuple[str | bytes, str]] = {
         "broken JSON": ("{broken", "line 2: not a JSON object"),
         "an empty line": ("", "line 2: not a JSON object"),
         "a row that is no object": ("[1]", "line 2: not a JSON object"),
@@ -146,7 +151,7 @@ def text_cases() -> Iterator[Case]:
             case,
             given,
             ("bad.de-en.jsonl", part),
-            lambda data=data: eelib.load_task(text_file("bad.de-en.jsonl", data)),
+            partial(load_rows, "bad.de-en.jsonl", data),
         )
     packed = gzip.compress((whole + "\n").encode() * 200)
     for case, data in (
@@ -158,34 +163,36 @@ def text_cases() -> Iterator[Case]:
             case,
             "bad.de-en.jsonl.gz",
             ("bad.de-en.jsonl.gz, after line", "read"),
-            lambda d=data: eelib.load_task(text_file("bad.de-en.jsonl.gz", d)),
+            partial(load_rows, "bad.de-en.jsonl.gz", data),
         )
     yield Case(
         "a file without rows",
         "bad.de-en.jsonl",
         ("no rows",),
-        lambda: eelib.load_task(text_file("bad.de-en.jsonl", b"")),
+        partial(load_rows, "bad.de-en.jsonl", b""),
     )
     yield Case(
         "a file whose name has no direction",
         "bad.jsonl",
         ("direction", "de-en"),
-        lambda: eelib.load_task(text_file("bad.jsonl", whole.encode())),
+        partial(load_rows, "bad.jsonl", whole.encode()),
     )
     yield Case(
         "fields that fit no task",
         '{"text": "x"}',
         ("fields text fit no task",),
-        lambda: eelib.load_task(text_file("bad.de-en.jsonl", b'{"text": "x"}')),
+        partial(load_rows, "bad.de-en.jsonl", b'{"text": "x"}'),
     )
     yield Case("a folder without tasks", "an empty folder", ("no .jsonl",), lambda: eelib.load_task(folder_at("empty")))
 
 
-def text_file(name: str, data: bytes) -> str:
-    """A file of a task, outside of the folder that is looked at."""
+def load_rows(name: str, data: bytes) -> object:
+    """A task from a file that holds `data`, outside of the folder that is looked at."""
+    import eelib
+
     path = Path("..") / name
     path.write_bytes(data)
-    return str(path)
+    return eelib.load_task(str(path))
 
 
 def folder_at(name: str) -> str:
@@ -209,7 +216,7 @@ def checkpoint_cases(source: Path) -> Iterator[Case]:
 
         return call
 
-    def config(**values) -> Callable[[Path], None]:
+    def config(**values: object) -> Callable[[Path], None]:
         def change(folder: Path) -> None:
             path = folder / "config.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | values))
@@ -238,7 +245,11 @@ def checkpoint_cases(source: Path) -> Iterator[Case]:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     def without(*files: str) -> Callable[[Path], None]:
-        return lambda folder: [(folder / file).unlink() for file in files] and None
+        def change(folder: Path) -> None:
+            for file in files:
+                (folder / file).unlink()
+
+        return change
 
     remote = {
         "auto_map": {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"},
@@ -299,7 +310,8 @@ def odd_rows(runs: Path) -> Iterator[dict]:
     few = eelib.load_task("translation/de-en", 4)
     one = eelib.trace(model, few, 1, runs, 4, 1, 1, progress=False)
     lengths = one.sequences["length"].tolist()
-    model.network.generation_config.eos_token_id = sorted(set(map(int, one.tokens["token_id"])))
+    generation: Any = model.network.generation_config
+    generation.eos_token_id = sorted(set(map(int, one.tokens["token_id"])))
     none = eelib.trace(model, few, 8, runs, 4, 1, 1, progress=False)
     for case, found, wanted in (
         ("outputs of one token", lengths, [1] * 4),
@@ -375,7 +387,7 @@ def papermill_rows(root: Path, scratch: Path) -> Iterator[dict]:
             text=True,
         )
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr)
-        said = re.findall(r"^(?:eelib\.notebook\.)?ParameterError: (.*(?:\n.+)*)", text, re.MULTILINE)
+        said = re.findall(r"^(?:[\w.]+\.)?ParameterError: (.*(?:\n.+)*)", text, re.MULTILINE)
         message = said[-1].strip() if said and done.returncode else text
         shown = Case(case, f"-p {name} {value}", parts, lambda: None)
         yield judge(shown, message, sorted(str(file.relative_to(here)) for file in here.rglob("*")))

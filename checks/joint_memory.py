@@ -30,21 +30,16 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
     from eelib.recipes.losses import layers_loss, states_at, uniform_weights
 
     torch.manual_seed(0)
-    network = (
-        LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=vocabulary,
-                hidden_size=256,
-                intermediate_size=688,
-                num_hidden_layers=12,
-                num_attention_heads=4,
-                num_key_value_heads=4,
-                max_position_embeddings=512,
-            )
-        )
-        .to(torch.bfloat16)
-        .train()
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
     )
+    network = LlamaForCausalLM(config).bfloat16().train()
     unembed = Unembed([network.model.norm], network.lm_head, 1.0, 1.0, 0.0, None, 256, vocabulary)
     model = Model("random", "causal", network, None, list(network.model.layers), unembed, [], "", "", True)
     optimizer, depth = MasterOptimizer(network), model.layers
@@ -59,7 +54,7 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
         elif way == "joint":
             loss = layers_loss(unembed, states, labels, uniform_weights(depth))
         else:
-            loss = sum(F.cross_entropy(unembed(state), labels) for state in states) / depth
+            loss = torch.stack([F.cross_entropy(unembed(state), labels) for state in states]).sum() / depth
         loss.backward()
         optimizer.step(1e-3)
         seconds = time.perf_counter() - began

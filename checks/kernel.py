@@ -37,7 +37,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(
             "No GPU here, so there is nothing to measure and nothing was written. The kernel's results are tested "
-            "without one: python -m pytest tests/test_kernel.py"
+            "without one: python -m pytest tests/lens/test_cuda_kernel.py"
         )
         return
     rows = [
@@ -126,14 +126,14 @@ def compare(hidden: Tensor, weight: Tensor, final: Tensor) -> dict[str, float]:
     own = z.gather(1, final[:SAMPLE, None])
     near = 1e-4
     low, high = ((z > own + shift).sum(-1) + 1 for shift in (near, -near))
-    worst = {
+    errors = {
         "log_normalizer": got["log_normalizer"] - z.logsumexp(-1),
         "entropy": got["entropy"] + (logs.exp() * logs).sum(-1),
         "final_logit": got["final_logit"] - own[:, 0],
         "top_logits": got["top_logits"] - z.topk(TOP, dim=-1).values,
         "logits of top_ids": got["top_logits"] - z.gather(1, got["top_ids"].long()),
     }
-    worst = {name: float(value.double().abs().max()) for name, value in worst.items()}
+    worst = {name: float(value.double().abs().max()) for name, value in errors.items()}
     wrong = [name for name, value in worst.items() if not value < 1e-3]
     if not bool(((low <= got["final_rank"]) & (got["final_rank"] <= high)).all()):
         wrong.append("final_rank")

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -37,9 +39,9 @@ class Shape:
     @property
     def size_mb(self) -> float:
         """Weights in float32."""
-        attention = 2 * self.hidden_size**2 * (1 + self.key_value_heads / self.heads)
-        block = attention + 3 * self.hidden_size * self.intermediate
-        return 4 * (self.layers * block + (1 if self.tied else 2) * self.vocab_size * self.hidden_size) / 2**20
+        attention = 2 * self.width**2 * (1 + self.key_value_heads / self.heads)
+        block = attention + 3 * self.width * self.intermediate
+        return 4 * (self.layers * block + (1 if self.tied else 2) * self.vocabulary * self.width) / 2**20
 
 
 SHAPES = {
@@ -110,12 +112,9 @@ def prompts(shape: Shape, cache: Path, count: int, varied: bool = False) -> Path
     path = cache / "shapes" / f"{shape.name}-prompts{'-varied' if varied else ''}-{count}.json"
     if path.exists():
         return path
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint(shape, cache))
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint(shape, cache))
     lengths = [4 + 7 * i % 29 if varied else shape.prompt_tokens for i in range(count)]
-    if shape.weights == "shipped":
-        sources = pieces_of_text(tokenizer)
-    else:
-        sources = None
+    sources = pieces_of_text(tokenizer) if shape.weights == "shipped" else None
     draw = torch.Generator().manual_seed(1)
     ids: list[list[int]] = []
     texts: list[str] = []
@@ -126,7 +125,7 @@ def prompts(shape: Shape, cache: Path, count: int, varied: bool = False) -> Path
             if sources
             else torch.randint(1, shape.vocabulary, (length,), generator=draw).tolist()
         )
-        text = tokenizer.decode(made)
+        text = str(tokenizer.decode(made))
         if text.strip() and tokenizer(text)["input_ids"] == made and len(made) == length:  # the same for every way
             ids.append(made)
             texts.append(text)
@@ -134,7 +133,7 @@ def prompts(shape: Shape, cache: Path, count: int, varied: bool = False) -> Path
     return path
 
 
-def pieces_of_text(tokenizer):
+def pieces_of_text(tokenizer: PreTrainedTokenizerFast) -> Iterator[list[int]]:
     """Token ids from the project's own sentences, endlessly, from a different place each time."""
     rows = [json.loads(line) for line in TEXTS.read_text(encoding="utf-8").splitlines()]
     stream = tokenizer(" ".join(row["source"] for row in rows), verbose=False)["input_ids"]

@@ -3,37 +3,42 @@
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache, LlamaForCausalLM
 
 from .peers.serve import batches, serve
+
+if TYPE_CHECKING:  # the other ways run without it
+    from eelib.models.model import Model
+    from eelib.tracing.trace import Trace
 
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # rows per head GEMM that the floor tries
 STACKED_LOGITS = 4 << 20  # logits of one chunk of the stacked plain way, in elements: the fastest of 1 to 128 rows
 
 
-def load_network(folder: str) -> torch.nn.Module:
+def load_network(folder: str) -> LlamaForCausalLM:
     """The checkpoint as transformers loads it, float32."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 # The trace
 
 
-def load_trace(folder: str):
+def load_trace(folder: str) -> "Model":
     """The checkpoint as this library loads it, its check at load included (not timed)."""
     import eelib
 
     return eelib.load_model(folder, dtype="float32", device="cpu")
 
 
-def run_trace(model, request: dict):
+def run_trace(model: "Model", request: dict) -> Callable[[], dict[str, np.ndarray]]:
     """`eelib.trace`, whole: encoding, decoding, all readouts, writing into a new folder."""
     import eelib
 
@@ -56,7 +61,7 @@ def run_trace(model, request: dict):
     return fetch
 
 
-def arrays_of(made, request: dict) -> dict[str, np.ndarray]:
+def arrays_of(made: "Trace", request: dict) -> dict[str, np.ndarray]:
     """Tokens [sequences, new] and top-1s [sequences, new, L+1] of a trace."""
     rows = made.tokens.reset_index(drop=True)
     order = rows.sort_values(["sequence", "position"]).index.to_numpy()
@@ -70,7 +75,7 @@ def arrays_of(made, request: dict) -> dict[str, np.ndarray]:
 # The floor
 
 
-def run_decode(network: torch.nn.Module, request: dict) -> dict:
+def run_decode(network: LlamaForCausalLM, request: dict) -> dict:
     """Plain greedy decoding and nothing else."""
     made = []
     with torch.inference_mode():
@@ -87,11 +92,10 @@ def run_decode(network: torch.nn.Module, request: dict) -> dict:
 RATES: dict[int, float] = {}  # seconds per row by rows per GEMM, found once per process
 
 
-def run_head(network: torch.nn.Module, request: dict) -> dict:
+def run_head(network: LlamaForCausalLM, request: dict) -> dict:
     """The bare head GEMMs of all tokens and L+1 states, in the row count that is fastest here; trying is not timed."""
     weight = network.get_output_embeddings().weight.detach().t()
     rows = request["sequences"] * request["new_tokens"] * (network.config.num_hidden_layers + 1)
-    width, vocabulary = weight.shape
     sizes = [size for size in CHUNKS if size <= rows] or [rows]
     for size in sizes:
         if size not in RATES:
@@ -111,13 +115,13 @@ def gemms(weight: Tensor, rows: int, chunk: int) -> float:
     return time.perf_counter() - began
 
 
-def run_generate(network: torch.nn.Module, request: dict) -> dict:
+def run_generate(network: LlamaForCausalLM, request: dict) -> dict:
     """transformers' own greedy generation, no hidden states."""
     made = [generate(network, ids, request["new_tokens"])[:, ids.shape[1] :] for ids in batches(request)]
     return {"tokens": torch.cat(made)}
 
 
-def generate(network: torch.nn.Module, ids: Tensor, new_tokens: int, **options):
+def generate(network: Any, ids: Tensor, new_tokens: int, **options: Any) -> Any:
     """`network.generate`, greedy, of a fixed length."""
     return network.generate(
         ids,
@@ -133,7 +137,7 @@ def generate(network: torch.nn.Module, ids: Tensor, new_tokens: int, **options):
 # The plain way: generate with hidden states, then the head layer by layer, all readouts of a trace
 
 
-def hidden_states(network: torch.nn.Module, request: dict) -> Iterator[tuple[Tensor, Tensor]]:
+def hidden_states(network: LlamaForCausalLM, request: dict) -> Iterator[tuple[Tensor, Tensor]]:
     """Per batch: new tokens [batch, steps], and states before the final norm [steps, L+1, batch, width].
 
     transformers norms the last of its hidden states, so that one is taken at the door of the final norm instead.
@@ -173,7 +177,7 @@ def readouts(logits: Tensor, chosen: Tensor, target: Tensor, state: Tensor, last
     }
 
 
-def run_plain_steps(network: torch.nn.Module, request: dict) -> dict:
+def run_plain_steps(network: LlamaForCausalLM, request: dict) -> dict:
     """Each step's states through the head, layer by layer."""
     head = torch.nn.Sequential(network.model.norm, network.lm_head)
     tokens, found = [], []
@@ -197,7 +201,7 @@ def run_plain_steps(network: torch.nn.Module, request: dict) -> dict:
     }
 
 
-def run_plain_stacked(network: torch.nn.Module, request: dict) -> dict:
+def run_plain_stacked(network: LlamaForCausalLM, request: dict) -> dict:
     """All steps of a layer stacked, then the head layer by layer, in chunks that fit into memory."""
     head = torch.nn.Sequential(network.model.norm, network.lm_head)
     rows = max(1, STACKED_LOGITS // network.config.vocab_size)
@@ -222,7 +226,7 @@ def run_plain_stacked(network: torch.nn.Module, request: dict) -> dict:
     return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
 
 
-WAYS = {
+WAYS: dict[str, tuple[Callable[[str], Any], Callable[[Any, dict], Any]]] = {
     "trace": (load_trace, run_trace),
     "decode": (load_network, run_decode),
     "head": (load_network, run_head),

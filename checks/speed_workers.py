@@ -1,5 +1,6 @@
 """Measuring processes of `checks.speed`: one per way and shape, kept while memory allows; peers in environments of
-their own."""
+their own.
+"""
 
 import hashlib
 import json
@@ -90,17 +91,16 @@ class Workers:
         except RuntimeError as error:
             self.failed[way] = f"its environment could not be made: {error}"
             return
-        log = open(self.cache / f"{self.shape.name}-{way.replace(', ', '-').replace(' ', '-')}.log", "w")
-        self.running[way] = subprocess.Popen(
-            [*command, str(self.checkpoint)],
-            cwd=ROOT,
-            env=self.variables,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
-        log.close()
+        with open(self.cache / f"{self.shape.name}-{way.replace(', ', '-').replace(' ', '-')}.log", "w") as log:
+            self.running[way] = subprocess.Popen(
+                [*command, str(self.checkpoint)],
+                cwd=ROOT,
+                env=self.variables,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
         answer = self.reply(way)
         if "error" not in answer:
             self.loaded[way] = answer
@@ -111,21 +111,26 @@ class Workers:
 
     def ask(self, way: str, request: dict) -> dict:
         """Send one request, wait for its answer."""
+        pipe = self.running[way].stdin
+        assert pipe
         try:
-            self.running[way].stdin.write(json.dumps(request) + "\n")
-            self.running[way].stdin.flush()
+            pipe.write(json.dumps(request) + "\n")
+            pipe.flush()
         except BrokenPipeError:
             return {"error": "its process ended"}
         return self.reply(way)
 
     def reply(self, way: str) -> dict:
         """One line from a process; what became of it where there is none."""
-        line = self.running[way].stdout.readline()
+        pipe = self.running[way].stdout
+        assert pipe
+        line = pipe.readline()
         return json.loads(line) if line else {"error": f"its process ended with code {self.running[way].wait()}"}
 
     def stop(self, way: str) -> None:
         """End one process."""
         process = self.running.pop(way)
+        assert process.stdin
         process.stdin.close()
         process.wait()
 

@@ -62,7 +62,8 @@ def measured(model: Any, run: Callable[[Any, dict], Any], request: dict, loaded:
     arrays = result() if callable(result) else result
     seconds = float(arrays.pop("seconds", seconds))
     if request["out"]:
-        np.savez_compressed(request["out"], **{name: np.asarray(values) for name, values in arrays.items()})
+        kept: dict[str, Any] = {name: np.asarray(values) for name, values in arrays.items()}
+        np.savez_compressed(request["out"], **kept)
     return {"seconds": seconds, "peak_mb": round(peak, 1)}
 
 

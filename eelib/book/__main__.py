@@ -5,7 +5,7 @@ import argparse
 import yaml
 
 from eelib.book.engine import engine
-from eelib.book.pages import GENERATED, cards, contents, findings, load_results, runs, scoreboard
+from eelib.book.pages import GENERATED, cards, findings, load_results, runs, scoreboard
 from eelib.book.study_file import BOOK, StudyFile
 from eelib.common.data import data_folder
 
@@ -17,7 +17,7 @@ def main() -> None:
     study = StudyFile.load(parser.parse_args().study)
     results = load_results(study)
     GENERATED.mkdir(parents=True, exist_ok=True)
-    (BOOK / "_toc.yml").write_text(yaml.safe_dump(contents(study), sort_keys=False), encoding="utf-8")
+    (BOOK / "_toc.yml").write_text(yaml.safe_dump(study.contents(), sort_keys=False), encoding="utf-8")
     fragments = {
         "findings": findings(study, results),
         "scoreboard": scoreboard(study, results),

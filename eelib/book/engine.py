@@ -1,5 +1,6 @@
 """The page on the engine: what the checks in `data/checks` found, as fragments of the book. A check that has not run
-says so in one sentence."""
+says so in one sentence.
+"""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,6 @@
 """From results to pages: reads the study, and writes everything in the book that is not prose or a notebook.
 
-`python -m eelib.book` writes `book/_toc.yml` and the fragments in `book/generated/` that the prose pages include. The
-Snakefile uses `Study` to know what runs with which parameters and what it depends on.
+`python -m eelib.book` writes `book/_toc.yml` and the fragments in `book/generated/` that the prose pages include.
 """
 
 import base64
@@ -80,20 +79,6 @@ def claimed(claim: Claim) -> str:
     """The side on which a claim's statistic has to lie, in words."""
     around = f" ± {text(claim.tolerance)}" if claim.tolerance else ""
     return f"{claim.direction} {text(claim.threshold)}{around}"
-
-
-def contents(study: StudyFile) -> dict[str, Any]:
-    """The table of contents: a page per model and notebook between the prose pages."""
-    captions = {"The study": ["run_on_your_model"]}
-    captions |= {
-        f"Results: {model}": [f"results/{model}/{notebook}" for notebook in study.notebooks_of(model)]
-        for model in study.models
-    }
-    captions["All together"] = ["scoreboard", "cards", "engine", "runs", "references"]
-    parts = [
-        {"caption": caption, "chapters": [{"file": page} for page in pages]} for caption, pages in captions.items()
-    ]
-    return {"format": "jb-book", "root": "intro", "parts": parts}
 
 
 def findings(study: StudyFile, results: Results) -> str:

@@ -1,6 +1,7 @@
 """The study file: which models run through which notebooks, with what, and what each page depends on."""
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError
 from eelib.common.sources import PACKAGE, modules_behind
+from eelib.common.values import check_name
 
 BOOK, RESULTS = Path("book"), Path("results")
 
@@ -32,7 +34,11 @@ class StudyFile:
             raise InputError(f"{path}: unknown {sorted(unknown)}; known are threads, parameters, notebooks and models")
         models: dict[str, dict[str, Any]] = {}
         notebooks = {name: values or {} for name, values in study["notebooks"].items()}
+        for name in notebooks:
+            check_name(f"{path}: the name of notebook", name)
         for name, settings in study["models"].items():
+            folder = Path(str(name)).name
+            check_name(f"{path}: model {name!r}: the last part of its name,", folder)
             settings = settings or {}
             if unknown := set(settings) - {"enabled", "memory_gb", "gpu", "notebooks", "parameters"}:
                 known = "enabled, memory_gb, gpu, notebooks and parameters"
@@ -44,10 +50,9 @@ class StudyFile:
                     f"{', '.join(notebooks)}"
                 )
             if settings.get("enabled", True):
-                folder = Path(name).name
                 if folder in models:
                     raise InputError(f"{path}: two models would share the folder results/{folder}")
-                models[folder] = settings | {"model": name}
+                models[folder] = settings | {"model": str(name)}
         for kind, entries in (("model", models), ("notebook", notebooks)):
             if not entries:
                 raise InputError(f"{path}: no {kind} is enabled")
@@ -83,6 +88,45 @@ class StudyFile:
         data = (file for folder in folders for file in data_folder(folder).rglob("*") if file.is_file())
         return [str(source), *modules(source), *sorted(map(str, data))]
 
+    def arguments(self, model: str, notebook: str) -> str:
+        """`parameters` as papermill's arguments, quoted for a shell; texts are not guessed to be numbers."""
+        options = (
+            ("-r" if isinstance(value, str) else "-p", str(name), str(value))
+            for name, value in self.parameters(model, notebook).items()
+        )
+        return shlex.join(part for option in options for part in option)
+
+    def local_files(self, model: str, notebook: str) -> list[str]:
+        """Path, size and time of every file in the local folders that parameters name: models, tasks.
+
+        Not among `notebook_sources`: an older file that is moved there is a change too, and any path is allowed.
+        """
+        values = self.parameters(model, notebook)
+        named = {value for key, value in values.items() if isinstance(value, str) and not key.endswith("_folder")}
+        named |= {part.strip() for value in named for part in re.split(r"\son\s|[;,>]", value)}
+        files = {file for name in named if name for file in files_below(Path(name).expanduser())}
+        stats = {file: file.stat() for file in files}
+        return sorted(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats.items())
+
+    def contents(self) -> dict[str, Any]:
+        """The table of contents, as Jupyter Book reads it: a page per model and notebook between the prose pages."""
+        captions = {"The study": ["run_on_your_model"]}
+        captions |= {
+            f"Results: {model}": [f"results/{model}/{notebook}" for notebook in self.notebooks_of(model)]
+            for model in self.models
+        }
+        captions["All together"] = ["scoreboard", "cards", "engine", "runs", "references"]
+        parts = [
+            {"caption": caption, "chapters": [{"file": page} for page in pages]} for caption, pages in captions.items()
+        ]
+        return {"format": "jb-book", "root": "intro", "parts": parts}
+
+    @property
+    def pages(self) -> list[str]:
+        """Every page of the book in the order of its contents, without a suffix."""
+        contents = self.contents()
+        return [contents["root"], *(chapter["file"] for part in contents["parts"] for chapter in part["chapters"])]
+
     def page_sources(self) -> list[str]:
         """Files that the rest of the book depends on."""
         found = [
@@ -95,6 +139,15 @@ class StudyFile:
             *modules(PACKAGE / "book" / "__main__.py"),
         ]
         return sorted({self.path, "_config.yml", *map(str, found)})
+
+
+def files_below(path: Path) -> list[Path]:
+    """The file at a path, or those in the folder at it, hidden ones aside; none where nothing is there."""
+    try:
+        inside = path.rglob("*") if path.is_dir() else [path]
+        return [f for f in inside if f.is_file() and not any(p.startswith(".") for p in f.relative_to(path).parts)]
+    except OSError:  # a text that no path can be
+        return []
 
 
 def modules(source: Path) -> list[str]:

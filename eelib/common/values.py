@@ -1,5 +1,6 @@
-"""What callers and files may give: whole numbers in range, texts that a model can read, the fields of a row."""
+"""What callers and files may give: whole numbers in range, names, texts that a model can read, the fields of a row."""
 
+import re
 from numbers import Integral
 
 import numpy as np
@@ -18,6 +19,12 @@ def check_limit(limit: int | None) -> None:
     """InputError where a limit is neither None, nor 0 (all), nor a number of sequences."""
     if limit is not None:
         check_whole("limit", limit, 0, "0 (all) or a number of sequences")
+
+
+def check_name(kind: str, name: object) -> None:
+    """ValueError, naming the kind, where `name` can't name a folder, a page and an address just as it is."""
+    if not isinstance(name, str) or name in (".", "..") or not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
+        raise InputError(f"{kind} {name!r} is not allowed; it must be of letters, digits and _ . + - only")
 
 
 def check_text(name: str, text: object) -> None:

@@ -12,6 +12,7 @@ from eelib.common.errors import InputError, NotEstimable, StorageError
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
 from eelib.common.text import visible
+from eelib.common.values import check_name
 from eelib.models.model import Model, load_model
 from eelib.study.claims import Verdict, judge, untestable
 from eelib.study.parameters import ParameterError, Parameters
@@ -53,6 +54,7 @@ class Study:
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
             if p.get("template"):
                 self.tasks = {n: in_template(task, p.template) for n, task in self.tasks.items()}
+            check_name("the last part of parameter model,", Path(p.model).name)  # names the folder of results
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
             if sites and not self.model.components:  # said before hours of decoding, not after

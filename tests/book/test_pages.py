@@ -1,7 +1,8 @@
-"""The study file, the generated pages, and the built book: as files, and as a reader's browser shows it."""
+"""The generated pages, and the built book: as files, and as a reader's browser shows it."""
 
 import http.server
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,114 +18,35 @@ from bs4 import BeautifulSoup
 
 from eelib.book import pages as book
 from eelib.book.study_file import StudyFile
+from eelib.study.claims import claims
 
 ROOT = Path(__file__).parents[2]
 HTML = ROOT / "book/_build/html"
 ALLOWED = ("https://cdn.jsdelivr.net/npm/mathjax@",)  # what Jupyter Book itself loads from elsewhere
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; as root, tests/browser.sh installs it")
+HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) {glue}`x` $x$ | ```"
 
 
-# The study file and the fragments
-
-
-def write_study(folder: Path, text: str) -> Path:
-    path = folder / "study.yml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the_shared(tmp_path):
-    study = StudyFile.load(
-        write_study(
-            tmp_path,
-            """
-        parameters: {limit: 1, tasks: a, dtype: float32}
-        notebooks: {length: {limit: 3}}
-        models: {some/model: {parameters: {limit: 2, tasks: b}}, off: {enabled: false}}""",
-        )
-    )
-    assert list(study.models) == ["model"]
-    assert study.parameters("model", "length") == {
-        "model": "some/model",
-        "limit": 3,
-        "tasks": "b",
-        "dtype": "float32",
-        "runs_folder": "runs",
-        "results_folder": "results",
-    }
-    assert {"file": "results/model/length"} in book.contents(study)["parts"][1]["chapters"]
-
-
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("models: {a: {}}\nnotebooks: {n: {}}\nparameter: {}", "parameter"),
-        ("models: {a: {memory: 3}}\nnotebooks: {n: {}}", "memory"),
-        ("models: {a/m: {}, b/m: {}}\nnotebooks: {n: {}}", "results/m"),
-        ("models: {a: {enabled: false}}\nnotebooks: {n: {}}", "no model"),
-        ("models: {a: {notebooks: [m]}}\nnotebooks: {n: {}}", r"model a: notebooks is \['m'\]; allowed is .* n$"),
-        ("models: {a: {notebooks: n}}\nnotebooks: {n: {}}", "model a: notebooks is 'n'"),
-        ("models: {a: {notebooks: []}}\nnotebooks: {n: {}}", "model a: notebooks"),
-    ],
-)
-def test_a_wrong_study_is_refused_by_name(tmp_path, text, named):
-    with pytest.raises(ValueError, match=named):
-        StudyFile.load(write_study(tmp_path, text))
-
-
-def test_a_model_runs_the_notebooks_that_it_names_or_all(tmp_path):
-    study = StudyFile.load(
-        write_study(
-            tmp_path,
-            """
-        notebooks: {length: {}, architectures: {}}
-        models: {some/model: {}, other/classifier: {notebooks: [architectures]}}""",
-        )
-    )
-    assert study.runs == [("model", "length"), ("model", "architectures"), ("classifier", "architectures")]
-    chapters = [part["chapters"] for part in book.contents(study)["parts"]]
-    assert chapters[2] == [{"file": "results/classifier/architectures"}]
-
-
-def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_path, monkeypatch):
+def test_nothing_in_results_is_markup(tmp_path, monkeypatch):
+    """Names, reasons and tasks that a result may hold are shown as they are, in every generated page."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EELIB_DATA", "data")
-    for name in ("main", "beside", "beside-2", "other"):
-        Path(f"data/models/{name}").mkdir(parents=True)
-        Path(f"data/models/{name}/model.safetensors").write_text(name, encoding="utf-8")
-    Path("notebooks").mkdir()
-    Path("notebooks/n.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 'beside on a'"}]}))
-    study = StudyFile.load(write_study(tmp_path, "notebooks: {n: {after: other}, m: {}}\nmodels: {main: {}}"))
-    weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if "models" in file}
-    assert weights == {"main", "beside", "other"}
-
-
-@pytest.mark.parametrize(
-    "value, expected",
-    [
-        (0.61234, "0.612"),
-        (12345, "12,345"),
-        (None, "–"),
-        (True, "yes"),
-        ([1, "a"], "1, a"),
-        ("a|b\n*c* $d$", r"a\|b \*c\* \$d\$"),
-        ("see https://example.org/a_b.", "see <https://example.org/a_b>."),
-    ],
-)
-def test_values_become_one_line_of_markdown(value, expected):
-    assert book.text(value) == expected
-
-
-def test_cards_keep_every_value():
-    quality = {"a": {"BLEU": 1.5}, "b": {"BLEU": 2.5, "items": 9}}
-    card = {"steps": 7, "quality": quality, "loss": [[i, 3 / (i + 1)] for i in range(10)]}
-    page = "\n".join(book.card_parts(card))
-    assert "|  | BLEU | items |" in page and "| b | 2.5 | 9 |" in page and "| a | 1.5 | – |" in page
-    assert "| steps | 7 |" in page and "from 3 to 0.3, over 0 to 9" in page
-
-
-# The built book
+    (tmp_path / "study.yml").write_text("notebooks: {saturation: {}}\nmodels: {a: {}}")
+    study = StudyFile.load("study.yml")
+    row = {"verdict": "not testable here", "reason": HOSTILE, "models": HOSTILE}
+    shown = {"verdict": "holds", "estimate": 0.5, "low": 0.4, "high": 0.6, "models": HOSTILE}
+    on_record = claims()
+    result = {
+        "claims": [{"id": on_record[0].id} | row, {"id": on_record[1].id} | shown],
+        "tasks": {HOSTILE: {"perc_first": {"estimate": 0.5}}},
+        "manifest": {"device": HOSTILE, "versions": {HOSTILE: HOSTILE}},
+        "parameters": {"tasks": HOSTILE},
+        "date": HOSTILE,
+    }
+    results = {("a", "saturation"): result}
+    for page in (book.scoreboard(study, results), book.findings(study, results), book.runs(results)):
+        assert "onerror" in page
+        assert not re.search(r"(?<!\\)(<img|\[a\]|\{glue|\$x|`x)", page)
 
 
 @pytest.fixture(scope="module")

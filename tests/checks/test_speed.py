@@ -88,6 +88,14 @@ def test_a_wrong_argument_is_named(command, named, capsys):
     assert named in capsys.readouterr().err
 
 
+def test_the_size_of_a_shape_is_that_of_its_checkpoint(tmp_path):
+    from safetensors.torch import load_file
+
+    weights = load_file(checkpoint(QUICK, tmp_path) / "model.safetensors").values()
+    measured = sum(weight.numel() * 4 for weight in weights) / 2**20
+    assert QUICK.size_mb == pytest.approx(measured, rel=0.01)  # the norms are left out
+
+
 def test_prompts_are_the_same_ids_for_text_and_for_peers(tmp_path):
     from transformers import AutoTokenizer
 

@@ -1,0 +1,104 @@
+"""The study file: what it refuses, what it runs with which parameters, what its pages depend on."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from eelib.book.study_file import StudyFile
+
+
+def write_study(folder: Path, text: str) -> Path:
+    path = folder / "study.yml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the_shared(tmp_path):
+    study = StudyFile.load(
+        write_study(
+            tmp_path,
+            """
+        parameters: {limit: 1, tasks: a, dtype: float32}
+        notebooks: {length: {limit: 3}}
+        models: {some/model: {parameters: {limit: 2, tasks: b}}, off: {enabled: false}}""",
+        )
+    )
+    assert list(study.models) == ["model"]
+    assert study.parameters("model", "length") == {
+        "model": "some/model",
+        "limit": 3,
+        "tasks": "b",
+        "dtype": "float32",
+        "runs_folder": "runs",
+        "results_folder": "results",
+    }
+    assert {"file": "results/model/length"} in study.contents()["parts"][1]["chapters"]
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("models: {a: {}}\nnotebooks: {n: {}}\nparameter: {}", "parameter"),
+        ("models: {a: {memory: 3}}\nnotebooks: {n: {}}", "memory"),
+        ("models: {a/m: {}, b/m: {}}\nnotebooks: {n: {}}", "results/m"),
+        ("models: {a: {enabled: false}}\nnotebooks: {n: {}}", "no model"),
+        ("models: {a: {notebooks: [m]}}\nnotebooks: {n: {}}", r"model a: notebooks is \['m'\]; allowed is .* n$"),
+        ("models: {a: {notebooks: n}}\nnotebooks: {n: {}}", "model a: notebooks is 'n'"),
+        ("models: {a: {notebooks: []}}\nnotebooks: {n: {}}", "model a: notebooks"),
+        ("models: {a/..: {}}\nnotebooks: {n: {}}", r"model 'a/..': the last part of its name, '..' is not allowed"),
+        ("models: {a: {}}\nnotebooks: {../n: {}}", r"notebook '\.\./n' is not allowed"),
+    ],
+)
+def test_a_wrong_study_is_refused_by_name(tmp_path, text, named):
+    with pytest.raises(ValueError, match=named):
+        StudyFile.load(write_study(tmp_path, text))
+
+
+def test_a_model_runs_the_notebooks_that_it_names_or_all(tmp_path):
+    study = StudyFile.load(
+        write_study(
+            tmp_path,
+            """
+        notebooks: {length: {}, architectures: {}}
+        models: {some/model: {}, other/classifier: {notebooks: [architectures]}}""",
+        )
+    )
+    assert study.runs == [("model", "length"), ("model", "architectures"), ("classifier", "architectures")]
+    chapters = [part["chapters"] for part in study.contents()["parts"]]
+    assert chapters[2] == [{"file": "results/classifier/architectures"}]
+
+
+def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EELIB_DATA", "data")
+    for name in ("main", "beside", "beside-2", "other"):
+        Path(f"data/models/{name}").mkdir(parents=True)
+        Path(f"data/models/{name}/model.safetensors").write_text(name, encoding="utf-8")
+    Path("notebooks").mkdir()
+    Path("notebooks/n.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 'beside on a'"}]}))
+    study = StudyFile.load(write_study(tmp_path, "notebooks: {n: {after: other}, m: {}}\nmodels: {main: {}}"))
+    weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if "models" in file}
+    assert weights == {"main", "beside", "other"}
+
+
+def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path):
+    for name in ("model/model.safetensors", "model/.git/index", "model/sub/a.json", "texts/x.de-en.jsonl", "runs/t"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    beside = f"pocket-t5 on {tmp_path}/texts/x.de-en.jsonl,translation/*; a > {tmp_path}/none"
+    text = f"notebooks: {{n: {{beside: '{beside}'}}}}\nmodels: {{{tmp_path}/model: {{}}}}"
+    study = StudyFile.load(write_study(tmp_path, text))
+    found = [line.split()[0] for line in study.local_files("model", "n")]
+    names = ("model/model.safetensors", "model/sub/a.json", "texts/x.de-en.jsonl")
+    assert found == [str(tmp_path / name) for name in names]
+    assert not StudyFile.load("study.yml").local_files("pocket-llama", "saturation")
+
+
+@pytest.mark.parametrize("note", ["", "7", "true", "None"])
+def test_texts_stay_texts_in_papermill_s_arguments(tmp_path, note):
+    text = f"parameters: {{note: '{note}', limit: 3}}\nnotebooks: {{tiny: {{}}}}\nmodels: {{some/model: {{}}}}"
+    words = shlex.split(StudyFile.load(write_study(tmp_path, text)).arguments("model", "tiny"))
+    assert words[words.index("note") - 1 :][:3] == ["-r", "note", note]
+    assert words[words.index("limit") - 1 :][:3] == ["-p", "limit", "3"]
