@@ -2,8 +2,9 @@
 
 `python -m checks.families [--only NAME ...] [--kind KIND ...]` writes data/checks/families.json:
 machine, versions and one row per architecture: {architecture, model_type, kind, built, attention_based, readout,
-sublayers, padding, decoding, reason, seconds}; readout, sublayers and decoding are pass, refused or fail;
-attention_based: every layer holds attention, softmax or linear.
+sublayers, padding, decoding, dtype, reason, seconds}; readout, sublayers and decoding are pass, refused or fail;
+dtype: what it was last compared in, float32 where the network has no float64; attention_based: every layer holds
+attention, softmax or linear.
 """
 
 import argparse
@@ -83,6 +84,7 @@ class Worker:
             "sublayers": "",
             "padding": "",
             "decoding": "",
+            "dtype": "",
             "reason": reason,
             "seconds": LIMIT,
         }

@@ -82,7 +82,7 @@ def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = 
         whole.append(interval.estimate)
         drawn.append(differences)
         sequences.append(interval.sequences)
-    return _interval(float(np.mean(whole)), np.mean(drawn, axis=0), min(sequences))
+    return interval_of(float(np.mean(whole)), np.mean(drawn, axis=0), min(sequences))
 
 
 def bootstrap_spread_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
@@ -116,7 +116,7 @@ def bootstrap(
     codes, count = _codes(groups, None)
     estimate = statistic(np.ones(len(codes)))
     drawn = [statistic(row[codes]) for weights in _weights(count, draws, seed) for row in weights]
-    return _interval(estimate, np.asarray(drawn, dtype=float), count)
+    return interval_of(estimate, np.asarray(drawn, dtype=float), count)
 
 
 def bootstrap_totals(
@@ -129,7 +129,7 @@ def bootstrap_totals(
     drawn = _drawn(statistic, group_sums, draws, seed)
     with np.errstate(divide="ignore", invalid="ignore"):  # one side may be empty: not finite, refused below
         whole = statistic(np.asarray(group_sums.sum(axis=0)).reshape(1, -1))[0]
-    return _interval(whole, drawn, group_sums.shape[0])
+    return interval_of(whole, drawn, group_sums.shape[0])
 
 
 # ---- effect sizes and tests
@@ -204,7 +204,8 @@ def _drawn(statistic: Callable[[np.ndarray], np.ndarray], group_sums: Any, draws
         return np.concatenate([statistic(w @ group_sums) for w in _weights(count, draws, seed, columns)])
 
 
-def _interval(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
+def interval_of(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
+    """The interval of a statistic whose bootstrap draws [draws] are made; those that are not finite are left out."""
     estimate, drawn = _finite(estimate), drawn[np.isfinite(drawn)]
     if not len(drawn):
         raise NotEstimable("no draw gave a finite value: too few groups, or draws")
@@ -220,7 +221,7 @@ def _paired(
     codes, count, sequences = _joint_codes(a_groups, len(a), b_groups, len(b))
     sums = np.hstack([_sums([side, np.ones_like(side)], side_codes, count) for side, side_codes in zip((a, b), codes)])
     drawn = _drawn(lambda totals: _ratio(totals[:, :2]) - _ratio(totals[:, 2:]), sums, draws, seed)
-    return _interval(a.mean() - b.mean(), drawn, sequences), drawn
+    return interval_of(a.mean() - b.mean(), drawn, sequences), drawn
 
 
 def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], draws: int, seed: int) -> Interval:
@@ -239,7 +240,7 @@ def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], dra
         whole.append(values.mean())
         drawn.append(_drawn(_ratio, sums, draws, [seed, number]))
         sequences.append(count)
-    return _interval(float(statistic(np.array(whole))), statistic(np.stack(drawn, axis=-1)), min(sequences))
+    return interval_of(float(statistic(np.array(whole))), statistic(np.stack(drawn, axis=-1)), min(sequences))
 
 
 def _ratio(totals: np.ndarray) -> np.ndarray:

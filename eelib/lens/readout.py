@@ -55,9 +55,9 @@ def from_top_k(name: str, top: Callable[[str], Array]) -> Array:
     return shares[..., 0] if name == "probability" else shares[..., 0] - shares[..., min(1, shares.shape[-1] - 1)]
 
 
-def top_k(vocabulary: int) -> int:
+def top_k(vocab_size: int) -> int:
     """Width of the top-k columns: `TOP`, or the vocabulary where that is smaller."""
-    return min(TOP, vocabulary)
+    return min(TOP, vocab_size)
 
 
 class Scratch:
@@ -82,14 +82,15 @@ def read(
     last: Tensor | None = None,
     scratch: Scratch | None = None,
 ) -> Readout:
-    """Read states [n, S, hidden_size] through `unembed`; the last of the S is layer L unless `last` [n, hidden_size] is given.
+    """Read states [n, S, hidden_size] through `unembed`; the last of the S is layer L unless `last` is given.
 
+    `last` is [n, hidden_size].
     `final_ids` [n] are the emitted tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
     Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
     against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises
     ValueError naming the layer if a state is not finite.
     """
-    count, sites, width = states.shape
+    count, sites, _ = states.shape
     check_finite(states, first=0 if last is None else 1)
     if last is not None:
         states = torch.cat([states, last[:, None]], dim=1)
@@ -132,8 +133,8 @@ def top_ids(unembed: Unembed, states: Tensor) -> list[int]:
 
 
 def logits_into(unembed: Unembed, states: Tensor, out: Tensor, spread: Spread) -> None:
-    """Fill `out` [n, vocab_size] with the logits of states [n, hidden_size]; a plain float32 head writes them in place."""
-    head = getattr(unembed, "head", None)
+    """Fill `out` [n, vocab_size] with the logits of states [n, hidden_size]; a float32 head writes them in place."""
+    head = unembed.head
     if type(head) is not nn.Linear or head.weight.dtype != torch.float32:
         out.copy_(unembed(states))
         return
@@ -152,7 +153,7 @@ def read_on_cpu(
     unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int, scratch: Scratch, spread: Spread
 ) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size] on the CPU: one matrix product, then one pass over its rows."""
-    count, sites, width = states.shape
+    count, sites, hidden_size = states.shape
     size = count * sites
     logits = scratch.take(size, unembed.vocab_size)
     wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
@@ -160,7 +161,7 @@ def read_on_cpu(
     normalizer, entropy, divergence = torch.empty(size), torch.empty(size), torch.empty(size)
     rank = torch.empty(size, dtype=torch.int32)
     numbers = logits.numpy()
-    logits_into(unembed, states.reshape(size, width), logits, spread)
+    logits_into(unembed, states.reshape(size, hidden_size), logits, spread)
     spread(
         rows.summarize,
         size,
@@ -181,10 +182,10 @@ def read_on_cpu(
 
 
 def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
-    """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the vocabulary, one for JS."""
-    count, sites, width = states.shape
+    """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the logits, one for JS."""
+    count, sites, hidden_size = states.shape
     weight, device = unembed.head.weight, unembed.head.weight.device
-    hidden = unembed.normed(states.reshape(count * sites, width))
+    hidden = unembed.normed(states.reshape(count * sites, hidden_size))
     wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
     scaling = dict(bias=unembed.bias, head_bias=unembed.head.bias, after=unembed.after, cap=unembed.cap)
     got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known, **scaling)
@@ -247,14 +248,14 @@ def finish(
     own: Tensor,
     reference: Tensor,
     divergence: Tensor,
-    vocabulary: int,
+    vocab_size: int,
 ) -> dict[str, Tensor]:
     """Readouts [n] and [n, k] from the logits of the top-k, of the emitted token and of the reference's token."""
     shares = (top - normalizer[:, None]).clamp(max=0.0).exp()
     return {
         "topk_ids": ids,
         "topk_probability": shares,
-        "entropy": entropy.clamp(0.0, math.log(vocabulary)),
+        "entropy": entropy.clamp(0.0, math.log(vocab_size)),
         "final_rank": rank,
         "final_probability": (own - normalizer).clamp(max=0.0).exp(),
         "reference_probability": (reference - normalizer).clamp(max=0.0).exp(),

@@ -104,13 +104,13 @@ def folder_name(identity: dict) -> str:
 def check_model(model: Model, task: Task) -> None:
     """InputError where a model can't do a task: labels asked of it or text, or labels of another task."""
     if task.kind != "classification":
-        if model.kind == "classifier" and task.kind != "prompts":
+        if model.labels and task.kind != "prompts":
             raise InputError(
                 f"{task.name}: {model.name} is a sequence classifier, which gives labels, not text; "
                 "allowed are classification tasks and free prompts"
             )
         return
-    if model.kind != "classifier":
+    if not model.labels:
         raise InputError(f"{task.name} needs a sequence classifier; {model.name} is {model.kind}")
     theirs, ours = ", ".join(model.labels), ", ".join(task.labels)
     if len(model.labels) != len(task.labels):

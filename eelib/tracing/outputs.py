@@ -12,7 +12,7 @@ from eelib.lens.buffer import Reader
 from eelib.lens.readout import Readout, top_ids
 from eelib.models.model import Model
 from eelib.tasks.task import Task
-from eelib.tracing.decode import decode, states_of
+from eelib.tracing.decode import greedy_decode, states_of
 from eelib.tracing.plan import Job, is_made, plan
 from eelib.tracing.shards import STORED, add_file, add_time, save_manifest, to_bytes
 from eelib.tracing.tables import tables
@@ -81,8 +81,8 @@ def read_outputs(
     Of a masked model each position of the prompts is read in place; of a classifier, the one that it judges by.
     """
     reader = Reader(model.unembed, references)
-    if model.kind in ("causal", "seq2seq"):
-        return decode(model, prompts, max_new_tokens, reader), reader.finish()
+    if model.adapter.writes:
+        return greedy_decode(model, prompts, max_new_tokens, reader), reader.finish()
     outputs = []
     for row, prompt in enumerate(prompts):
         states, _ = states_of(model, [prompt], [prompt])
@@ -94,7 +94,7 @@ def read_outputs(
 def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
     """Token ids of the first reference and of the end, or none."""
     references = task.references[sequence]
-    if not references or model.kind not in ("causal", "seq2seq"):
+    if not references or not model.adapter.writes:
         return []
     wanted = model.tokenizer(text_target=references[0], add_special_tokens=False)["input_ids"]
     return wanted + sorted(model.eos_ids)[:1]

@@ -1,5 +1,7 @@
 """The text of an output, token by token."""
 
+from collections.abc import Callable
+
 from transformers import PreTrainedTokenizerBase
 
 WINDOW = 16  # least tokens between two places from which decoding may start
@@ -26,7 +28,7 @@ def pieces(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[str
     return [whole[start:end] for start, end in zip(starts, ends)], starts, ends, whole
 
 
-def ends_in_windows(decode, ids: list[int], window: int) -> tuple[list[int], str]:
+def ends_in_windows(decode: Callable[[list[int]], str], ids: list[int], window: int) -> tuple[list[int], str]:
     """Lengths of the decoded beginnings ids[:n], n = 1.., without broken characters at their end; and all the text.
 
     A beginning is decoded from `origin` only: ids[origin:known] are at least `window` tokens whose text is known to end

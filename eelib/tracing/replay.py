@@ -18,11 +18,9 @@ from eelib.common.machine import machine
 from eelib.common.sources import code_hash
 from eelib.common.tolerances import close
 from eelib.models.cache import GrowingLayer, growing_cache
-from eelib.models.forward import cached, causal_inputs, new_cache
 from eelib.models.model import Model
-from eelib.models.probe import first_tensor
+from eelib.models.probe import NotTaken, first_tensor, their_code
 from eelib.tasks.task import Task
-from eelib.tracing.decode import start_id
 from eelib.tracing.outputs import TIE
 from eelib.tracing.plan import Job, encode
 from eelib.tracing.shards import REPLAY_COLUMNS, load_replay, save_replay
@@ -31,8 +29,8 @@ from eelib.tracing.trace import Trace
 ONE_TOKEN = 8  # texts of a classifier that are timed in place of one sequence: each is a single token
 
 
-class Left(Exception):
-    """Raised after the block at which a run ends; carries that block's state."""
+class Left(BaseException):
+    """Raised after the block at which a run ends; carries that block's state. No network's own handler catches it."""
 
     def __init__(self, state: Tensor):
         self.state = state
@@ -52,7 +50,8 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
 
     handle = block.register_forward_hook(leave)
     try:
-        model.network(**inputs)
+        with their_code():
+            model.network(**inputs)
     except Left as end:
         return end.state
     finally:
@@ -68,29 +67,19 @@ class Replay:
 
     @torch.no_grad()
     def __init__(self, model: Model, prompt: list[int], output: list[int], ideal: bool):
-        self.model, self.ideal, self.output, device = model, ideal, output, model.device
-        self.read = model.read_at(prompt) if model.kind == "classifier" else -1
-        self.prompt = torch.tensor([prompt], device=device)
-        text = {"causal": [*prompt, *output[:-1]], "seq2seq": [start_id(model), *output[:-1]]}.get(model.kind, prompt)
-        self.ids = torch.tensor([text], device=device)
-        self.first = len(prompt) - 1 if model.kind == "causal" else 0  # where output token 0 is predicted
-        self.same: dict = {}  # arguments of every step
-        if model.kind == "classifier" and (types := getattr(prompt, "types", None)):
-            self.same = {"token_type_ids": torch.tensor([types], device=device)}
-        if model.kind == "seq2seq":
-            self.same = {"encoder_outputs": self.encode(), "attention_mask": torch.ones_like(self.prompt)}
+        self.model, self.ideal, self.prompt, self.output, adapter = model, ideal, prompt, output, model.adapter
+        start = adapter.positions(prompt).start
+        self.read = -1 if adapter.writes else start
+        self.ids = adapter.row(adapter.text(prompt, output))
+        self.first = start if adapter.writes else len(prompt) - 1  # the last position that output token 0 needs
+        self.same = adapter.context([prompt])  # arguments of every step
         self.cache, self.layers = self.filled(self.ids.shape[1]) if ideal else (None, [])
-
-    def encode(self):
-        """What the encoder makes of the prompt."""
-        return self.model.network.get_encoder()(
-            input_ids=self.prompt, attention_mask=torch.ones_like(self.prompt), return_dict=True
-        )
 
     def filled(self, tokens: int):
         """(a cache that one run over the text has filled, the layers of it that each step takes back)."""
-        cache = new_cache(self.model, tokens)
-        if self.model.kind == "causal" and not all(isinstance(layer, GrowingLayer) for layer in cache.layers):
+        cache = self.model.adapter.new_cache(tokens)
+        layers = getattr(cache, "self_attention_cache", cache).layers
+        if not all(isinstance(layer, GrowingLayer) for layer in layers):
             cache = growing_cache(limit=tokens)  # layers that forget what left their window can't be taken back
         state_at(self.model, self.model.layers, self.step_inputs(slice(0, tokens), cache))
         layers = getattr(cache, "self_attention_cache", cache).layers
@@ -99,10 +88,8 @@ class Replay:
     def step_inputs(self, part: slice, cache) -> dict:
         """Arguments of a run over `part` of the text, with a cache that holds what stands before it."""
         ids = self.ids[:, part]
-        if self.model.kind == "seq2seq":
-            return {**self.same, "decoder_input_ids": ids, **cached(self.model, cache)}
         mask = torch.ones(1, part.stop, dtype=torch.long, device=ids.device)
-        return causal_inputs(self.model, ids, mask) | cached(self.model, cache)
+        return self.model.adapter.step_inputs(ids, mask, self.same) | self.model.adapter.cached(cache)
 
     def inputs(self, token: int) -> dict:
         """Arguments of the run that predicts output token `token`; its state is read at position `read`."""
@@ -111,25 +98,21 @@ class Replay:
             for layer in self.layers:
                 layer.set_length(at)
             return self.step_inputs(slice(at, at + 1), self.cache)
-        if self.model.kind == "classifier":
-            return {"input_ids": self.ids, **self.same}
-        name = "decoder_input_ids" if self.model.kind == "seq2seq" else "input_ids"
-        extra = {"use_cache": False} if self.model.cache != "none" or self.model.accepts("use_cache") else {}
-        return {**self.same, name: self.ids[:, : at + 1], **extra}
+        adapter = self.model.adapter
+        return {**self.same, adapter.target: self.ids[:, : at + 1], **adapter.uncached(self.model.network)}
 
     @torch.no_grad()
     def before(self) -> None:
         """What a request runs before its first step: the encoder, or the prompt up to its last token."""
-        if self.model.kind == "seq2seq":
-            self.encode()
-        elif self.ideal and self.first:
+        self.model.adapter.context([self.prompt])
+        if self.ideal and self.first:
             cache = growing_cache(limit=self.first)
             state_at(self.model, self.model.layers, self.step_inputs(slice(0, self.first), cache))
 
 
 def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:
     """Whether steps on a filled cache that is set back give the states of runs over the whole text."""
-    if model.kind not in ("causal", "seq2seq") or model.cache not in ("growing", "full"):
+    if not model.adapter.writes or model.cache not in ("growing", "full"):
         return False
     try:
         step, whole = Replay(model, prompt, output, True), Replay(model, prompt, output, False)
@@ -138,9 +121,7 @@ def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:
             close(*(state_at(model, model.layers, way.inputs(t))[:, -1] for way in (step, whole)))
             for t in sorted(tokens, reverse=True)
         )
-    except torch.OutOfMemoryError:  # says nothing about the cache
-        raise
-    except Exception:  # this cache is not for this network
+    except NotTaken:  # this cache is not for this network
         return False
 
 
@@ -244,7 +225,7 @@ def make_replay(job: Job, sequences: int, repeats: int) -> None:
     }
     if load_replay(job.folder).get("settings") == settings:
         return
-    count = sequences * (ONE_TOKEN if job.model.kind == "classifier" else 1)
+    count = sequences * (ONE_TOKEN if job.model.labels else 1)
     made = Trace(job.folder)
     save_replay(
         job.folder,

@@ -22,32 +22,29 @@ def tables(
     model: Model, task: Task, rows: list[int], prompts: list[list[int]], outputs: list[list[int]]
 ) -> tuple[dict[str, list], dict[str, list]]:
     """(token columns, sequence columns) of the sequences `rows`, with the ids of their prompts and outputs."""
-    special = set(model.tokenizer.all_special_ids)
-    described = [describe(model, task, *each, special) for each in zip(rows, prompts, outputs)]
+    described = [describe(model, task, *each) for each in zip(rows, prompts, outputs)]
     tokens = {name: [value for columns, _ in described for value in columns[name]] for name in TOKEN_COLUMNS}
     return tokens, {name: [row[name] for _, row in described] for name in SEQUENCE_COLUMNS}
 
 
 def describe(
-    model: Model, task: Task, sequence: int, prompt: list[int], ids: list[int], special: set[int]
+    model: Model, task: Task, sequence: int, prompt: list[int], ids: list[int]
 ) -> tuple[dict[str, list], dict]:
     """(columns of one sequence's tokens, its own row).
 
-    The end token, where it was reached, has an empty place at the end of the output. `special` are the ids of special
-    tokens: of a masked model's text, those that were read; a classifier's label is none.
+    The end token, where it was reached, has an empty place at the end of the output.
     """
-    writes = model.kind in ("causal", "seq2seq")
+    writes = model.adapter.writes
     ended = writes and ids[-1] in model.eos_ids
     truncated = writes and not ended
     body = ids[:-1] if ended else ids
-    if model.kind == "classifier":
+    if model.labels:
         output = model.labels[ids[0]]
         texts, starts, ends = [output], [0], [len(output)]
     else:
         texts, starts, ends, output = pieces(model.tokenizer, body)
     if ended:
         texts, starts, ends = texts + [model.tokenizer.decode(ids[-1:])], starts + [len(output)], ends + [len(output)]
-    read = prompt if model.kind == "masked" else ids
     count, group = len(ids), task.groups[sequence]
     tokens = {
         "sequence": [sequence] * count,
@@ -57,7 +54,7 @@ def describe(
         "start": starts,
         "end": ends,
         "is_eos": [False] * len(body) + [True] * ended,
-        "is_special": [model.kind != "classifier" and token in special for token in read],
+        "is_special": model.adapter.are_special(prompt, ids),
         "truncated": [truncated] * count,
         "group": [group] * count,
     }

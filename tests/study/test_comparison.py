@@ -3,8 +3,9 @@
 import families
 import pytest
 from studies_made import values_in
+from transformers import AutoConfig
 
-from eelib.study.comparison import models_beside, timed_studies
+from eelib.study.comparison import check_pairs, models_beside, objectives, pairs_on_tasks, timed_studies
 from eelib.study.parameters import ParameterError, Parameters
 from eelib.study.study import Study, in_template
 from eelib.tasks.task import Task
@@ -75,3 +76,43 @@ def test_a_template_replaces_the_prompt_of_the_pages_own_model(values, one_line)
     one_line(ValueError, "'prompts'", lambda: in_template(Task.from_prompts(["x"]), "{source}"))
     own, *beside = timed_studies(Parameters(values | {"template": "de > en: {source}"}))
     assert own.parameters.template and not any(study.parameters.template for study in beside)
+
+
+def test_what_the_models_were_trained_for(tmp_path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "card.json").write_text('{"objective": "a loss on every layer"}')
+    said = objectives([str(tmp_path / "made"), "some/other", "third"])
+    assert said == "made: a loss on every layer. other, third: what its makers say, since there is no card."
+    assert objectives([]) == "None is part of this run."
+
+
+def test_another_architecture_is_refused(folder_of, tmp_path):
+    llama, gpt2 = str(folder_of("llama")), str(folder_of("gpt2"))
+    check_pairs("after", [(llama, llama)])
+    with pytest.raises(ParameterError, match=f"parameter after: {llama} and {gpt2} differ in architectures"):
+        check_pairs("after", [(llama, gpt2)])
+    deeper = tmp_path / "t5"
+    config = AutoConfig.from_pretrained(folder_of("t5"))
+    config.num_decoder_layers += 1
+    config.save_pretrained(deeper)
+    with pytest.raises(ParameterError, match="num_decoder_layers"):
+        check_pairs("after", [(str(folder_of("t5")), str(deeper))])
+    with pytest.raises(ParameterError, match="architectures"):
+        check_pairs("after", [(str(folder_of("bert")), str(folder_of("bert_labels")))])
+    with pytest.raises(ParameterError, match="parameter others: model 'pocket-none' could not be loaded"):
+        check_pairs("others", [(llama, "pocket-none")])
+    with pytest.raises(ParameterError, match="parameter model: model 'pocket-none' could not be loaded"):
+        check_pairs("after", [("pocket-none", llama)])
+
+
+def test_other_pairs_are_read():
+    assert pairs_on_tasks("others", "") == []
+    assert pairs_on_tasks("others", "a > b on translation/*; c>d on classification/sst2 ;") == [
+        ("a", "b", "translation/*"),
+        ("c", "d", "classification/sst2"),
+    ]
+    with pytest.raises(ParameterError, match="parameter others, a > b: .*translation/de-enn"):
+        pairs_on_tasks("others", "a > b on translation/de-enn")
+    for wrong in ("a", "a > b", "a on translation/*", "> b on translation/*"):
+        with pytest.raises(ParameterError, match="parameter others holds"):
+            pairs_on_tasks("others", wrong)

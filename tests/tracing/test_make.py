@@ -58,7 +58,7 @@ def test_finished_trace_is_only_read(made, model_of, monkeypatch):
     before = {f.name: f.stat().st_mtime_ns for f in trace.folder.glob("[!.]*")}
     for module in (outputs, extras):
         monkeypatch.setattr(module, "states_of", no_decoding)
-    monkeypatch.setattr(outputs, "decode", no_decoding)
+    monkeypatch.setattr(outputs, "greedy_decode", no_decoding)
     assert_same(made("llama"), trace)
     assert {f.name: f.stat().st_mtime_ns for f in trace.folder.glob("[!.]*")} == before
 
@@ -79,8 +79,8 @@ def test_killed_while_decoding(name, survive, made, model_of, tmp_path, monkeypa
             raise Killed
         return plain(*args)
 
-    plain = outputs.decode
-    monkeypatch.setattr(outputs, "decode", decode)
+    plain = outputs.greedy_decode
+    monkeypatch.setattr(outputs, "greedy_decode", decode)
     with pytest.raises(Killed):
         make(model, tmp_path)
     trace = make(model, tmp_path)
@@ -142,8 +142,8 @@ def test_damage_is_found_and_redone(damage, made, model_of, tmp_path):
 def ask(folder, runs):
     """One of two processes that want the same trace: (shards it decoded, a sum that stands for the content)."""
     decodings = []
-    plain = outputs.decode
-    outputs.decode = lambda *args: decodings.append(1) or plain(*args)
+    plain = outputs.greedy_decode
+    outputs.greedy_decode = lambda *args: decodings.append(1) or plain(*args)
     trace = make(eelib.load_model(folder, device="cpu"), runs)
     return len(decodings), trace["entropy"].sum()
 

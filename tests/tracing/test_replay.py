@@ -14,7 +14,7 @@ from checks.tiny_texts import PROMPTS
 from eelib.common.tolerances import close
 from eelib.tasks.task import Task
 from eelib.tracing import replay as replaying
-from eelib.tracing.decode import decode, states_of
+from eelib.tracing.decode import greedy_decode, states_of
 from eelib.tracing.replay import Replay, is_ideal, state_at
 from eelib.tracing.shards import REPLAY
 
@@ -25,7 +25,7 @@ CLOSE = dict(rtol=1e-4, atol=1e-5)
 def sequence(model, prompt=PROMPTS[1], steps=6):
     """(prompt ids, output ids) of one text; of a classifier the output is its label."""
     ids = model.encode([prompt])[0]
-    return ids, ([0] if model.kind == "classifier" else decode(model, [ids], steps)[0])
+    return ids, ([0] if model.kind == "classifier" else greedy_decode(model, [ids], steps)[0])
 
 
 @pytest.fixture(params=[*GENERATING, "bert_labels", "gpt2_labels"])
