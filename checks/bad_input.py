@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.families import machine
-
 if TYPE_CHECKING:
     from eelib.tasks.task import Task
 
@@ -406,6 +404,8 @@ def main() -> None:
     import torch
     import transformers
 
+    from eelib.common.machine import host
+
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -422,7 +422,7 @@ def main() -> None:
         rows += [] if asked.no_papermill else papermill_rows(root, scratch)
     report = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
+        "machine": host(),
         "seconds": round(time.monotonic() - began, 1),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "rows": rows,

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from checks.families import machine
+from eelib.common.files import read_json
+from eelib.common.machine import host, versions
 
 RESULT = Path("data/checks/crashes.json")
 TASK, LIMIT = "translation/de-en", 24
@@ -37,11 +38,11 @@ class Traced:
         import torch
 
         torch.set_num_threads(1)  # threads do not survive a fork
-        from eelib import load_model, load_task
-        from eelib.tracing import make as trace
-        from eelib.tracing.make import code_hash
+        from eelib import load_model, load_task, trace
+        from eelib.common.sources import code_hash
+        from eelib.tracing.make import ROOMS
 
-        code_hash()  # once: an edit of the code while this runs is not what runs
+        code_hash(*ROOMS)  # once: an edit of the code while this runs is not what runs
         self.model, self.task, self.trace = load_model("pocket-llama", device="cpu"), load_task(TASK, LIMIT), trace
 
     def warm_up(self, folder: Path) -> None:
@@ -70,20 +71,20 @@ class Traced:
         return os.waitstatus_to_exitcode(os.waitpid(self.start(folder), 0)[1])
 
 
-def content(place: Path) -> dict[str, bytes]:
+def content(folder: Path) -> dict[str, bytes]:
     """Bytes of every file of a trace, without its lock and its times."""
-    return {file.name: file.read_bytes() for file in place.iterdir() if file.name not in (".lock", "times.json")}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name not in (".lock", "times.json")}
 
 
-def only(folder: Path) -> Path:
-    """The place of the one trace in a runs folder."""
-    (place,) = folder.glob("*/*")
-    return place
+def only(runs: Path) -> Path:
+    """The folder of the one trace in a runs folder."""
+    (folder,) = runs.glob("*/*")
+    return folder
 
 
-def names(folder: Path) -> set[str]:
-    """Names of the files of the trace in `folder`, if there is any."""
-    return {file.name for place in folder.glob("*/*") for file in place.glob("*.*") if file.name != ".lock"}
+def names(runs: Path) -> set[str]:
+    """Names of the files of the trace in a runs folder, if there is any."""
+    return {file.name for folder in runs.glob("*/*") for file in folder.glob("*.*") if file.name != ".lock"}
 
 
 def killed(work: Traced, folder: Path, aim: str, delay: float) -> str:
@@ -119,8 +120,7 @@ def moment(folder: Path) -> str:
         return MOMENTS[0]
     if any(name.endswith(".partial") for name in there):
         return MOMENTS[2]
-    place = only(folder)
-    entered = json.loads((place / "manifest.json").read_text())["files"] if "manifest.json" in there else {}
+    entered = read_json(only(folder) / "manifest.json").get("files", {})
     return MOMENTS[3] if {n[:-8] for n in there if n.endswith(".parquet")} - set(entered) else MOMENTS[1]
 
 
@@ -166,7 +166,7 @@ def damage_round(work: Traced, scratch: Path, quiet: dict[str, bytes]) -> list[d
     """Every kind of damage to every kind of file; then the trace is asked for again."""
     folder, rows = scratch / "damaged", []
     work.finish(folder)
-    place = only(folder)
+    made = only(folder)
     kinds = [
         "tokens-00002.parquet",
         "sequences-00002.parquet",
@@ -177,8 +177,8 @@ def damage_round(work: Traced, scratch: Path, quiet: dict[str, bytes]) -> list[d
     ]
     for name in kinds:
         for how, damage in DAMAGES.items():
-            data = damage((place / name).read_bytes())
-            (place / name).unlink() if data is None else (place / name).write_bytes(data)
+            data = damage((made / name).read_bytes())
+            (made / name).unlink() if data is None else (made / name).write_bytes(data)
             began = time.monotonic()
             work.finish(folder)
             rows.append(
@@ -279,8 +279,8 @@ def main() -> None:
     )
     report = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "versions": versions(),
+        "machine": host(),
+        "versions": versions("pyarrow"),
         "seed": asked.seed,
         "seconds": round(time.monotonic() - began, 1),
         "model": "pocket-llama",
@@ -294,15 +294,6 @@ def main() -> None:
     asked.output.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({key: report[key] for key in ("killed", "two_processes", "full_disk", "seconds", "ok")}))
     sys.exit(0 if ok else 1)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides the bytes."""
-    import pyarrow
-
-    from eelib.common.machine import versions
-
-    return versions() | {"pyarrow": pyarrow.__version__}
 
 
 if __name__ == "__main__":

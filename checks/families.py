@@ -2,14 +2,14 @@
 
 `python -m checks.families [--only NAME ...] [--kind KIND ...]` writes data/checks/families.json:
 machine, versions and one row per architecture: {architecture, model_type, kind, built, attention_based, readout,
-sublayers, padding, decoding, reason, seconds}; readout, sublayers and decoding are pass, refused or fail;
-attention_based: every layer holds attention, softmax or linear.
+sublayers, padding, decoding, dtype, reason, seconds}; readout, sublayers and decoding are pass, refused or fail;
+dtype: what it was last compared in, float32 where the network has no float64; attention_based: every layer holds
+attention, softmax or linear.
 """
 
 import argparse
 import json
 import os
-import platform
 import queue
 import subprocess
 import sys
@@ -84,6 +84,7 @@ class Worker:
             "sublayers": "",
             "padding": "",
             "decoding": "",
+            "dtype": "",
             "reason": reason,
             "seconds": LIMIT,
         }
@@ -175,32 +176,17 @@ def main() -> None:
     print(summary(rows))
     output = options.output or (RESULT if not options.only and not options.kind else None)
     if output is not None:
-        import torch
-        import transformers
+        from eelib.common.machine import host, versions
 
         record = {
             "date": time.strftime("%Y-%m-%d"),
-            "machine": machine(),
+            "machine": host(),
             "seconds": round(time.monotonic() - began, 1),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+            "versions": versions(),
             "rows": rows,
         }
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def machine() -> dict:
-    """CPU model, cores and memory."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    name = named[0] if named else platform.processor()
-    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"cpu": name, "cores": os.cpu_count(), "memory_gib": round(pages / 2**30, 1)}
 
 
 if __name__ == "__main__":

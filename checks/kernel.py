@@ -10,19 +10,18 @@ import argparse
 import importlib.util
 import json
 import math
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from eelib.common.files import write_atomically
+from eelib.common.machine import host, versions
 from eelib.lens.cuda import kernel
 
 OUT = Path(__file__).parents[1] / "data" / "checks" / "kernel.json"
@@ -49,15 +48,13 @@ def main() -> None:
     record = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
-        "versions": versions(),
+        "versions": {**versions("triton", "liger-kernel"), "cuda": torch.version.cuda},
         "goal": GOAL,
         "repeats": asked.repeats,
         "rows": rows,
     }
     asked.output.parent.mkdir(parents=True, exist_ok=True)
-    partial = asked.output.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    partial.replace(asked.output)
+    write_atomically(asked.output, (json.dumps(record, indent=1) + "\n").encode())
     print(f"wrote {asked.output}")
 
 
@@ -230,29 +227,8 @@ def tile_times(hidden: Tensor, weight: Tensor, final: Tensor) -> list[dict]:
 def machine() -> dict:
     """GPU, its memory and multiprocessors, and the host."""
     gpu = torch.cuda.get_device_properties(0)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "gpu": gpu.name,
-        "gpu_memory_gib": round(gpu.total_memory / 2**30, 1),
-        "multiprocessors": gpu.multi_processor_count,
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "memory_gib": round(memory / 2**30, 1),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Python, CUDA and the libraries that were compared."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
-    for name in ("triton", "liger-kernel"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    memory = round(gpu.total_memory / 2**30, 1)
+    return {"gpu": gpu.name, "gpu_memory_gib": memory, "multiprocessors": gpu.multi_processor_count, **host()}
 
 
 if __name__ == "__main__":

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-from checks.crashes import content, versions
-from checks.families import machine
+from checks.crashes import content
+from eelib.common.machine import host, versions
+from eelib.models.model import Model
+from eelib.tracing.trace import Trace
 
 RESULT = Path("data/checks/reproducible.json")
 TASK, NEW_TOKENS, SIZES = "translation/de-en", 32, (1, 4, 16)
 
 
-def compared(one, other) -> dict:
+def compared(one: Trace, other: Trace) -> dict:
     """Two traces of one task: outputs, top-1s of all layers and scalar readouts, as far as the outputs agree.
 
     After the first token that differs, two outputs answer different questions; nothing is compared from there on.
     """
-    from eelib.lens.readout import SCALARS
-
     ids = [list(map(list, (g["token_id"] for _, g in t.tokens.groupby("sequence")))) for t in (one, other)]
     shared = [len(list(takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))) for a, b in zip(*ids)]
     rows = []
@@ -46,7 +46,8 @@ def compared(one, other) -> dict:
         "top1_differs_by_layer": differs.sum(0).tolist(),
         "largest_margin_of_a_top1_that_differs": float(one["margin"][a][differs].max()) if differs.any() else None,
     }
-    gaps = {name: np.abs(one[name][a].astype(float) - other[name][b].astype(float)) for name in SCALARS}
+    scalars = [name for name in one.READOUTS if name not in ("top1", "topk_ids", "topk_probability")]
+    gaps = {name: np.abs(one[name][a].astype(float) - other[name][b].astype(float)) for name in scalars}
     found["largest_difference"] = {n: float(np.nanmax(gap)) for n, gap in gaps.items() if np.isfinite(gap).any()}
     found["mean_difference"] = {n: float(np.nanmean(gap)) for n, gap in gaps.items() if np.isfinite(gap).any()}
     return found
@@ -68,7 +69,7 @@ def main() -> None:
             model, made = eelib.load_model("pocket-llama", dtype=dtype, device="cpu"), {}
             torch.set_num_threads(1)
 
-            def make(folder: str, size: int):
+            def make(folder: str, size: int, model: Model = model, dtype: str = dtype) -> Trace:
                 return eelib.trace(model, task, NEW_TOKENS, Path(name, dtype, folder), size, 2, 2, progress=False)
 
             for size in SIZES:
@@ -76,12 +77,12 @@ def main() -> None:
                 if size != SIZES[0]:
                     row = {"dtype": dtype, "batch_size": size, "against": SIZES[0]}
                     batches.append(row | compared(made[SIZES[0]], made[size]))
-            last = content(made[SIZES[-1]].place)
-            again = content(make("again", SIZES[-1]).place)
+            last = content(made[SIZES[-1]].folder)
+            again = content(make("again", SIZES[-1]).folder)
             equal.append({"dtype": dtype, "files": len(again), "same_bytes": again == last})
             torch.set_num_threads(2)
             two = make("threads", SIZES[-1])
-            other = {n for n, data in content(two.place).items() if n.endswith(".parquet") and data != last[n]}
+            other = {n for n, data in content(two.folder).items() if n.endswith(".parquet") and data != last[n]}
             threads.append(
                 {
                     "dtype": dtype,
@@ -96,8 +97,8 @@ def main() -> None:
     )
     report = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "versions": versions(),
+        "machine": host(),
+        "versions": versions("pyarrow"),
         "seconds": round(time.monotonic() - began, 1),
         "model": "pocket-llama",
         "task": TASK,

@@ -9,7 +9,6 @@ Each measurement is kept when it is made, so a run that was stopped goes on wher
 """
 
 import argparse
-import hashlib
 import json
 import os
 import platform
@@ -17,6 +16,9 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+
+from eelib.common.files import write_atomically
+from eelib.common.sources import hash_of
 
 from .speed_rows import cell_rows, file_of
 from .speed_shapes import QUICK, ROOT, SHAPES, Shape, checkpoint, prompts
@@ -91,7 +93,7 @@ def code_hash() -> str:
     rooms = ("common", "models", "tasks", "lens", "tracing")
     files = [file for room in rooms for file in (ROOT / "eelib" / room).rglob("*.py")]
     files += [*(ROOT / "checks").glob("speed*.py"), *(ROOT / "checks" / "peers").glob("*")]
-    return hashlib.sha256(b"".join(f.read_bytes() for f in sorted(files) if f.is_file())).hexdigest()[:12]
+    return hash_of(file for file in files if file.is_file())
 
 
 def measure_cell(
@@ -232,9 +234,7 @@ def planned(asked: argparse.Namespace) -> list[Shape]:
 def write(path: Path, content: dict) -> None:
     """The rows so far; whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def main(command: list[str] | None = None) -> None:

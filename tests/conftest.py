@@ -11,6 +11,7 @@ import torch
 import traces
 
 import eelib
+from eelib.tracing.decode import states_of
 
 torch.set_num_threads(1)
 
@@ -31,6 +32,25 @@ def model_of(folder_of):
 def oracle_of():
     """oracle_of(family): the same weights in float64, never touched by eelib."""
     return cache(lambda name: families.build(name).double())
+
+
+@pytest.fixture(scope="session")
+def plain_of():
+    """plain_of(family): the same network in float32, run plainly: its error is what rounding explains."""
+    return cache(families.build)
+
+
+@pytest.fixture(scope="session")
+def runs_of(model_of, plain_of, oracle_of):
+    """runs_of(family): (states, sites) of eelib, then the plain float32 and the float64 run of the same sequence."""
+
+    def run(name):
+        prompt, output = families.sample(model_of(name))
+        mine = states_of(model_of(name), [prompt], [output], sites=True)
+        family = families.FAMILIES[name]
+        return *mine, *(families.oracle_run(of(name), family, prompt, output) for of in (plain_of, oracle_of))
+
+    return cache(run)
 
 
 @pytest.fixture(scope="session")

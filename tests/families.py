@@ -1,4 +1,7 @@
-"""Tiny random networks of several families, each with its unembed written out by hand in float64: the tests' oracle."""
+"""Tiny random networks of several families, each with its unembed written out by hand.
+
+In float64 they are the tests' oracle; in float32 the same plain arithmetic says how far rounding alone leads.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,7 +12,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from checks.tiny_texts import WINDOW, tokenizer_for
+from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
+from eelib.models.model import Model
+from eelib.models.unembed import Unembed
 
 
 def rms(states: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -432,10 +437,10 @@ def save(name: str, folder: Path, seed: int = 0) -> Path:
 
 @torch.no_grad()
 def oracle_run(network: nn.Module, family: Family, prompt: list[int], output: list[int]) -> dict:
-    """One sequence through a float64 network, no cache, no padding: what every position saw, layer by layer.
+    """One sequence through a network as it is, no cache, no padding: what every position saw, layer by layer.
 
-    Returns "states" [tokens, L+1, width], the model's own "logits" and transformers' last of the "hidden_states"
-    [tokens, ...], and for every site a tensor [tokens, L, width].
+    Returns "states" [tokens, L+1, hidden_size], the model's own "logits" and transformers' last of the "hidden_states"
+    [tokens, ...], and for every site a tensor [tokens, L, hidden_size].
     """
     blocks, seen, handles = network.get_submodule(family.blocks), {}, []
 
@@ -478,6 +483,42 @@ def oracle_run(network: nn.Module, family: Family, prompt: list[int], output: li
     if "after_attention" not in found:
         found["after_attention"] = found["states"][:, :-1] + found["attention"]
     return found
+
+
+@torch.no_grad()
+def readouts(logits: Tensor, states: Tensor, final: Tensor, known: Tensor) -> dict[str, Tensor]:
+    """Every readout [n, S] by its definition, in the dtype of logits [n, S, V] and states [n, S, hidden_size]."""
+    rows = torch.arange(len(logits))
+    logs = logits - logits.logsumexp(-1, keepdim=True)
+    p = logs.exp()
+    top = p.sort(-1, descending=True).values
+    reference = p[rows, :, known.clamp(min=0)]
+    reference[known < 0] = math.nan
+    q, middle = p[:, -1:], (p + p[:, -1:]) / 2
+    last = states[:, -1:]
+    return {
+        "probability": top[..., 0],
+        "margin": top[..., 0] - top[..., 1],
+        "topk_probability": top[..., :10],
+        "final_probability": p[rows, :, final],
+        "reference_probability": reference,
+        "entropy": -(p * logs).sum(-1),
+        "js_final": ((p * (p / middle).log()).sum(-1) + (q * (q / middle).log()).sum(-1)) / 2,
+        "cosine": (states * last).sum(-1) / states.norm(dim=-1) / last.norm(dim=-1),
+    }
+
+
+def sample(model: Model) -> tuple[list[int], list[int]]:
+    """(prompt, output) for one run; of a text that is read in place the two are one."""
+    prompt = model.tokenizer(PROMPTS[1])["input_ids"]
+    return prompt, [40, 9, 77, 200, 40] if model.adapter.writes else prompt
+
+
+def identity_unembed(size: int) -> Unembed:
+    """An unembed whose logits are the states themselves."""
+    head = nn.Linear(size, size, bias=False).requires_grad_(False)
+    head.weight.copy_(torch.eye(size))
+    return Unembed([], head, 1.0, 1.0, 0.0, None, size, size)
 
 
 @torch.no_grad()

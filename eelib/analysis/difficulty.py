@@ -13,11 +13,16 @@ from numpy.typing import ArrayLike
 
 from eelib.common.errors import InputError
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import DRAWS, LEVELS
+from eelib.common.stats import DRAWS, attempt, interval_of
+from eelib.tracing.trace import Trace
 
 STARTS = (0, 4, 8)  # layers from which M asks for a strict increase
 DEPTH_OF_M = 24  # blocks of T5-large
+KINDS = ("easy", "difficult")
+PARTS = (*KINDS, "difference")
+BAND = (0.1, 0.9)  # quantiles between which a figure's band holds units
 LABELS = ("row", "sequence", "group", "truncated")  # columns of a table of units that are no properties
+Seed = int | Sequence[int]
 AT_ONCE = 4_000_000  # bootstrap weights held at once: 32 MB a copy
 
 
@@ -65,7 +70,7 @@ def checked(cosine: np.ndarray) -> np.ndarray:
 # ---- tables of units
 
 
-def prefixes(trace, threshold: float) -> pd.DataFrame:
+def prefixes(trace: Trace, threshold: float) -> pd.DataFrame:
     """One row per decoded prefix, end tokens left out.
 
     row, sequence, group; truncated: the output was cut at max_new_tokens; length: output tokens decoded before the
@@ -92,7 +97,7 @@ def prefixes(trace, threshold: float) -> pd.DataFrame:
     return pd.DataFrame(columns | rises)
 
 
-def outputs(trace, threshold: float) -> pd.DataFrame:
+def outputs(trace: Trace, threshold: float) -> pd.DataFrame:
     """One row per whole output: length in tokens, other properties as means over its tokens.
 
     Outputs cut at max_new_tokens are left out, their length is unknown; so are empty ones.
@@ -108,7 +113,7 @@ def outputs(trace, threshold: float) -> pd.DataFrame:
 # ---- easy against difficult
 
 
-def split(scores: ArrayLike, share: float, seed: int | Sequence[int] = 0) -> tuple[np.ndarray, np.ndarray]:
+def split(scores: ArrayLike, share: float, seed: Seed = 0) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the `share` of units with the highest scores (easy) and of as many with the lowest (difficult).
 
     Both are ordered from their extreme inwards; the number is rounded down, so fewer than 1/share units give none.
@@ -142,9 +147,7 @@ class Comparison(NamedTuple):
     difficult_deviation: float
 
 
-def compare(
-    units: pd.DataFrame, scores: ArrayLike, share: float, seed: int | Sequence[int] = 0, draws: int = DRAWS
-) -> Sides:
+def compare(units: pd.DataFrame, scores: ArrayLike, share: float, seed: Seed = 0, draws: int = DRAWS) -> Sides:
     """Split `units` by `scores` and describe both sides.
 
     A draw resamples groups (both sides with the same weights: paired) and splits anew: where the cut falls is as much
@@ -168,7 +171,7 @@ def compare(
     )
 
 
-def drawn_means(values: np.ndarray, codes: np.ndarray, groups: int, share: float, seed, draws: int) -> np.ndarray:
+def drawn_means(values: np.ndarray, codes: np.ndarray, groups: int, share: float, seed: Seed, draws: int) -> np.ndarray:
     """Means [draws, 2, K] of the first and the last `share` of weighted rows; values [units, K], easiest first."""
     generator, parts = np.random.default_rng(seed), []
     chunk = max(1, AT_ONCE // len(codes))
@@ -197,39 +200,21 @@ def comparison(tasks: Sequence[Sides], name: str) -> Comparison:
     drawn = np.mean([side.drawn[:, :, k] for side, k in kept], axis=0)
     deviations = np.sqrt(np.mean([side.deviations[:, k] ** 2 for side, k in kept], axis=0))
     sequences = min(side.sequences for side, _ in kept)
+
+    def interval(mean: float, draws: np.ndarray) -> Interval:
+        return attempt(lambda: interval_of(mean, draws, sequences))
+
     return Comparison(
-        interval(means[0], drawn[:, 0], sequences),
-        interval(means[1], drawn[:, 1], sequences),
-        interval(means[0] - means[1], drawn[:, 0] - drawn[:, 1], sequences),
+        interval(means[0], drawn[:, 0]),
+        interval(means[1], drawn[:, 1]),
+        interval(means[0] - means[1], drawn[:, 0] - drawn[:, 1]),
         *map(float, deviations),
     )
-
-
-def interval(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
-    """Percentile interval from the draws that are finite; NOTHING where there is none."""
-    drawn = drawn[np.isfinite(drawn)]
-    if not np.isfinite(estimate) or not len(drawn):
-        return NOTHING
-    low, high = np.quantile(drawn, LEVELS)
-    return Interval(float(estimate), float(low), float(high), int(sequences))
-
-
-def scaled(value: Interval, factor: float) -> Interval:
-    """The interval times `factor`; a negative one swaps its ends (difficult minus easy)."""
-    low, high = sorted((value.low * factor, value.high * factor))
-    return Interval(value.estimate * factor + 0.0, low + 0.0, high + 0.0, value.sequences)  # + 0.0: no minus zero
 
 
 def without_contrast(found: Comparison) -> bool:
     """Whether every unit of both kinds has one and the same value: an interval of no width, which says nothing."""
     return found.easy_deviation == found.difficult_deviation == found.difference.estimate == 0
-
-
-def in_words(value: Interval, above: str, below: str) -> str:
-    """`above` or `below`, whichever side of 0 the whole interval lies on, for prose."""
-    if not np.isfinite(value.estimate):
-        return "not measured against"
-    return above if value.low > 0 else below if value.high < 0 else f"not clearly {above} or {below}"
 
 
 def examples(units: pd.DataFrame, side: np.ndarray, count: int) -> list[int]:
@@ -243,7 +228,7 @@ def examples(units: pd.DataFrame, side: np.ndarray, count: int) -> list[int]:
     return chosen
 
 
-def ranking(scores: ArrayLike, seed: int | Sequence[int]) -> np.ndarray:
+def ranking(scores: ArrayLike, seed: Seed) -> np.ndarray:
     """Indices from the highest score to the lowest, ties at random; ValueError where a score is not finite."""
     scores = np.asarray(scores, dtype=float)
     if not np.isfinite(scores).all():

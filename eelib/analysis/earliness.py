@@ -1,4 +1,6 @@
-"""How early tokens exit: (values [tokens], groups [tokens]) of a trace, end tokens left out, for any average of them."""
+"""How early tokens exit: (values [tokens], groups [tokens]) of a trace, end tokens left out, ready to be averaged."""
+
+import math
 
 import numpy as np
 
@@ -23,3 +25,8 @@ def relative(trace: Trace, definition: str) -> Values:
     """Exit layer / L, which puts models of different depth on one scale."""
     exits, groups = token_layers(trace, definition)
     return exits / trace.layers, groups
+
+
+def whole_layers(share: float, depth: int) -> int:
+    """A share of the depth in whole layers, rounded up: who exits that many early exits at least that share early."""
+    return math.ceil(share * depth - 1e-9)  # 0.3 of 10 is 3, whatever the rounding of the product

@@ -1,126 +1,159 @@
 """What joint optimization changes, on the same prompts before and after (P §5.1, Figures 3 and 4, Table 9)."""
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pandas as pd
 
-from eelib.analysis.earliness import token_layers
+from eelib.analysis.earliness import Values, early, relative, token_layers
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
-from eelib.models.checkpoint import path_of
-from eelib.study.claims import Verdict, claim, untestable
-from eelib.study.comparison import config_of, models_on_tasks
-from eelib.study.parameters import ParameterError
+from eelib.study.claims import Verdict, untestable
+from eelib.study.parameters import Parameters
 from eelib.study.study import MINIMUM_GROUPS, Study
 from eelib.tasks.quality import quality_difference
+from eelib.tasks.task import Task
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 
-MEASURES = {
+SIMILARITIES = {
     "cosine": "cosine of states",
     "pearson": "Pearson correlation of states",
     "js": "JS of distributions (nats)",
     "kl": "KL of distributions (nats)",
 }
-SHAPE = (
-    "architectures",
-    "model_type",
-    "num_hidden_layers",
-    "num_decoder_layers",
-    "decoder_layers",
-    "hidden_size",
-    "vocab_size",
-    "num_labels",
-)
+READOUTS = ("confidence", "agreement")
+STATES = ("before", "after")
+UNKNOWN = dict.fromkeys((*STATES, "difference"), NOTHING)
 
 
-def check_pairs(parameter: str, pairs: list[tuple[str, str]]) -> None:
-    """ParameterError unless both checkpoints of each pair are there and of one architecture; nothing is decoded."""
-    for before, after in pairs:
-        configs = config_of("model" if parameter == "after" else parameter, before), config_of(parameter, after)
-        one, two = (
-            {name: getattr(config, name, getattr(config.get_text_config(decoder=True), name, None)) for name in SHAPE}
-            for config in configs
-        )
-        if one != two:
-            differs = "; ".join(f"{name} {one[name]} and {two[name]}" for name in SHAPE if one[name] != two[name])
-            raise ParameterError(
-                f"parameter {parameter}: {before} and {after} differ in {differs}; allowed are two "
-                "checkpoints of one architecture"
-            )
+# ---- two studies
 
 
-def objective(name: str) -> str:
-    """What a model was trained for, as its card says; empty for a checkpoint without a card."""
-    try:
-        return json.loads((Path(path_of(name)) / "card.json").read_text(encoding="utf-8")).get("objective", "")
-    except (OSError, ValueError):
-        return ""
+@dataclass(frozen=True)
+class Pair:
+    """A model before and after joint optimization, studied on the same prompts."""
+
+    before: Study
+    after: Study
+
+    @property
+    def states(self) -> dict[str, Study]:
+        """{"before": its study, "after": its study}."""
+        return {"before": self.before, "after": self.after}
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that the model has learnt before and after."""
+        return [name for name in self.before.traces if self.learnt(name)]
+
+    def learnt(self, task: str) -> bool:
+        """Whether the model has learnt a task before and after."""
+        return self.before.learnt[task] and self.after.learnt[task]
+
+    @property
+    def depth(self) -> int:
+        """L, the same for both."""
+        return self.before.model.layers
+
+    @property
+    def seed(self) -> int:
+        """Of the bootstrap."""
+        return self.before.parameters.seed
+
+    @property
+    def where(self) -> str:
+        """Models, dtype, device and date, for captions."""
+        return f"{self.before.model.name} before, {self.after.where} after"
 
 
-def objectives(names: list[str]) -> str:
-    """What the models were trained for, in words: a sentence for each objective, with the models that share it."""
-    shared: dict[str, list[str]] = {}
-    for name in names:
-        alike = shared.setdefault(objective(name) or "what its makers say, since there is no card", [])
-        alike.append(Path(name).name)
-    return " ".join(f"{', '.join(alike)}: {said}." for said, alike in shared.items()) or "None is part of this run."
+def open_pair(parameters: Parameters) -> Pair:
+    """The pair that a notebook's parameters name, traced, its layers compared with each other."""
+    pairs = parameters.pair_sequences
+    return Pair(Study(parameters, pairs=pairs), Study(parameters, pairs=pairs, model=parameters.after))
 
 
-def common_tasks(before: Study, after: Study) -> list[str]:
-    """The tasks that the model has learnt before and after."""
-    return [name for name in before.traces if before.learnt[name] and after.learnt[name]]
+def open_further(parameters: Parameters, further: list[tuple[str, str, str]]) -> list[Pair]:
+    """Further pairs, (before, after, tasks) each; a model that several share is studied once."""
+
+    @cache
+    def study(model: str, tasks: str) -> Study:
+        return Study(parameters, model=model, tasks=tasks)
+
+    return [Pair(study(before, tasks), study(after, tasks)) for before, after, tasks in further]
 
 
-def large(old: dict[str, tuple], new: dict[str, tuple]) -> list[str]:
+# ---- changes
+
+
+def large(old: dict[str, Values], new: dict[str, Values]) -> list[str]:
     """Tasks with MINIMUM_GROUPS groups before and after; all, if none has. `learnt_tokens` says why."""
     return [name for name in old if min(len(set(side[name][1])) for side in (old, new)) >= MINIMUM_GROUPS] or list(old)
 
 
-def change(before: Study, after: Study, values: Callable, tasks: list[str], seed: int = 0) -> dict[str, Interval]:
-    """{"before", "after", "difference"} of values(trace) -> (values, groups): unweighted means over the tasks.
+def change(pair: Pair, values: Callable[[Trace], Values], tasks: list[str] | None = None) -> dict[str, Interval]:
+    """{"before", "after", "difference"} of values(trace): unweighted means over the tasks, by default the learnt ones.
 
     The difference is paired by group, the intervals resample groups. Small tasks count only where all are small.
     """
-    old = {name: values(before.traces[name]) for name in tasks}
-    new = {name: values(after.traces[name]) for name in tasks}
-    if not tasks or not all(len(pair[0]) for side in (old, new) for pair in side.values()):
-        return dict.fromkeys(("before", "after", "difference"), NOTHING)
+    tasks = pair.tasks if tasks is None else tasks
+    old, new = ({name: values(study.traces[name]) for name in tasks} for study in pair.states.values())
+    if not tasks or not all(len(found) for side in (old, new) for found, _ in side.values()):
+        return dict(UNKNOWN)
     old, new = ({name: side[name] for name in large(old, new)} for side in (old, new))
     return {
-        "before": bootstrap_unweighted_mean_over_tasks(old, seed=seed),
-        "after": bootstrap_unweighted_mean_over_tasks(new, seed=seed),
-        "difference": bootstrap_unweighted_difference_over_tasks(new, old, seed=seed),
+        "before": bootstrap_unweighted_mean_over_tasks(old, seed=pair.seed),
+        "after": bootstrap_unweighted_mean_over_tasks(new, seed=pair.seed),
+        "difference": bootstrap_unweighted_difference_over_tasks(new, old, seed=pair.seed),
     }
 
 
-def layer_pairs(trace: Trace, measure: str, sequences: int) -> tuple[np.ndarray, np.ndarray]:
-    """(a measure between layers 1..L [tokens, L, L], groups [tokens]) of the first `sequences`, end tokens left out.
+# ---- layers against each other
+
+
+def layer_pairs(trace: Trace, similarity: str, sequences: int) -> Values:
+    """(a similarity of layers 1..L [tokens, L, L], groups [tokens]) of the first `sequences`, end tokens left out.
 
     A trace keeps the pairs of as many sequences as it was ever asked for; two models may differ in that.
     """
     rows = trace.pairs["row"]
     first = set(trace.sequences["sequence"].iloc[:sequences])
     kept = trace.statistic_rows()[rows] & trace.tokens["sequence"].isin(first).to_numpy()[rows]
-    return trace.pairs[measure][kept][:, 1:, 1:], trace.tokens["group"].to_numpy()[rows[kept]]
+    return trace.pairs[similarity][kept][:, 1:, 1:], trace.tokens["group"].to_numpy()[rows[kept]]
 
 
-def likeness(trace: Trace, measure: str, sequences: int) -> tuple[np.ndarray, np.ndarray]:
+def likeness(trace: Trace, similarity: str, sequences: int) -> Values:
     """(mean over all pairs of two different layers [tokens], groups [tokens]); otherwise as `layer_pairs`."""
-    values, groups = layer_pairs(trace, measure, sequences)
+    values, groups = layer_pairs(trace, similarity, sequences)
     return values[:, ~np.eye(trace.layers, dtype=bool)].mean(axis=1).astype(float), groups
 
 
-def mean_pairs(traces: dict[str, Trace], tasks: list[str], measure: str, sequences: int) -> np.ndarray:
+def likenesses(pair: Pair) -> dict[str, dict[str, Interval]]:
+    """{similarity: its `change`} of the mean over all pairs of layers."""
+    sequences = pair.before.parameters.pair_sequences
+    return {name: change(pair, lambda t: likeness(t, name, sequences)) for name in SIMILARITIES}
+
+
+def mean_pairs(study: Study, tasks: list[str], similarity: str, sequences: int) -> np.ndarray:
     """Mean over tokens, then tasks, of `layer_pairs`: [L, L]."""
-    return np.mean([layer_pairs(traces[name], measure, sequences)[0].mean(axis=0) for name in tasks], axis=0)
+    return np.mean([layer_pairs(study.traces[name], similarity, sequences)[0].mean(axis=0) for name in tasks], axis=0)
 
 
-def by_layer(traces: dict[str, Trace], tasks: list[str], readout: str, seed: int = 0) -> pd.DataFrame:
+def matrices(pair: Pair, similarities: tuple[str, ...]) -> dict[str, dict[str, np.ndarray]]:
+    """{similarity: {"before" and "after": `mean_pairs`}} over the learnt tasks."""
+    sequences = pair.before.parameters.pair_sequences
+    return {
+        name: {state: mean_pairs(study, pair.tasks, name, sequences) for state, study in pair.states.items()}
+        for name in similarities
+    }
+
+
+# ---- layer by layer
+
+
+def by_layer(study: Study, tasks: list[str], readout: str, seed: int = 0) -> pd.DataFrame:
     """Unweighted mean over tasks by layer 1..L, with intervals: columns layer, estimate, low, high, sequences.
 
     `readout` "confidence" is the probability of the layer's own top token (P, Figure 4); "agreement" the share of
@@ -128,122 +161,111 @@ def by_layer(traces: dict[str, Trace], tasks: list[str], readout: str, seed: int
     """
     values, groups = {}, {}
     for name in tasks:
-        trace, rows = traces[name], traces[name].statistic_rows()
+        trace, rows = study.traces[name], study.traces[name].statistic_rows()
         final = trace.tokens["token_id"].to_numpy()[rows, None]
         values[name] = trace["probability"][rows] if readout == "confidence" else trace["top1"][rows] == final
         groups[name] = trace.tokens["group"].to_numpy()[rows]
-    depth = traces[tasks[0]].layers
-    return pd.DataFrame(
-        [
-            {
-                "layer": layer,
-                **bootstrap_unweighted_mean_over_tasks(
-                    {name: (values[name][:, layer].astype(float), groups[name]) for name in tasks}, seed=seed
-                )._asdict(),
-            }
-            for layer in range(1, depth + 1)
-        ]
-    )
+    means = []
+    for layer in range(1, study.traces[tasks[0]].layers + 1):
+        column = {name: (values[name][:, layer].astype(float), groups[name]) for name in tasks}
+        means.append({"layer": layer, **bootstrap_unweighted_mean_over_tasks(column, seed=seed)._asdict()})
+    return pd.DataFrame(means)
 
 
-def exit_share(trace: Trace, definition: str) -> tuple[np.ndarray, np.ndarray]:
-    """(exit layer / L [tokens], groups)."""
-    layers, groups = token_layers(trace, definition)
-    return layers / trace.layers, groups
+def layer_curves(pair: Pair) -> dict[str, dict[str, pd.DataFrame]]:
+    """{readout: {"before" and "after": `by_layer`}} over the learnt tasks; {} where there are none."""
+    if not pair.tasks:
+        return {}
+    return {
+        readout: {state: by_layer(study, pair.tasks, readout, pair.seed) for state, study in pair.states.items()}
+        for readout in READOUTS
+    }
 
 
-def early(trace: Trace, definition: str) -> tuple[np.ndarray, np.ndarray]:
-    """(1.0 where a token leaves before layer L [tokens], groups)."""
-    layers, groups = token_layers(trace, definition)
-    return (layers < trace.layers).astype(float), groups
+def curve_figures(pair: Pair, curves: dict[str, dict[str, pd.DataFrame]]) -> dict[str, Interval | float]:
+    """What the prose states of `layer_curves`: both readouts after half the blocks, and how much surer layers below L
+    are than right, all in percent."""
+    half, found = (pair.depth + 1) // 2, {}
+    for state in STATES:
+        for readout in READOUTS:
+            name = f"{readout}_half_{state}"
+            found[name] = at_layer(curves[readout][state], half).percent if curves else float("nan")
+        found[f"surer_{state}"] = surer(curves, state) if curves else float("nan")
+    return found | {"half": half if curves else float("nan")}
 
 
-def same_prompts(before: Study, after: Study, task: str) -> tuple:
+def at_layer(curve: pd.DataFrame, layer: int) -> Interval:
+    """One layer's mean."""
+    row = curve.set_index("layer").loc[layer]
+    return Interval(row["estimate"], row["low"], row["high"], int(row["sequences"]))
+
+
+def surer(curves: dict[str, dict[str, pd.DataFrame]], state: str) -> float:
+    """Confidence minus agreement, mean over the layers below L, in points."""
+    confidence, agreement = (curves[readout][state]["estimate"] for readout in READOUTS)
+    return 100 * (confidence - agreement)[:-1].mean()
+
+
+# ---- exit layers and quality
+
+
+def exits(pair: Pair) -> dict[str, Interval]:
+    """Mean exit layer, and share of early tokens in percent, of both definitions: avg_first_before, ..."""
+    found = {}
+    for definition in DEFINITIONS:
+        layers = change(pair, lambda t: relative(t, definition))
+        shares = change(pair, lambda t: early(t, definition))
+        found |= {f"avg_{definition}_{state}": value.scaled(pair.depth) for state, value in layers.items()}
+        found |= {f"perc_{definition}_{state}": value.percent for state, value in shares.items()}
+    return found
+
+
+def same_prompts(before: Study, after: Study, task: str) -> tuple[Task, list[str], list[str]]:
     """(task of the prompts that both models could take, outputs before, outputs after)."""
     old, new = (study.traces[task].sequences.set_index("sequence")["output"] for study in (before, after))
     both = sorted(set(old.index) & set(new.index))
     return before.tasks[task].pick(both), list(old[both]), list(new[both])
 
 
-def change_table(before: Study, after: Study, seed: int = 0) -> pd.DataFrame:
+def quality_change(picked: Task, old: list[str], new: list[str], seed: int = 0) -> tuple[str, dict]:
+    """(name of the task's score, {"before", "after": scores, "difference": Interval}); "" where it has none."""
+    differences = quality_difference(picked, old, new, seed)
+    metric = next(iter(differences), "")
+    scores = {state: picked.quality(said).get(metric, float("nan")) for state, said in zip(STATES, (old, new))}
+    return metric, scores | {"difference": differences.get(metric, NOTHING)}
+
+
+def change_table(pair: Pair) -> pd.DataFrame:
     """One row per task: quality, avg and perc of both definitions, before, after and their difference.
 
-    Columns: task, learnt (both times), metric (the name of the score), quality ({"before", "after": scores,
-    "difference": Interval}), "avg first", "perc first", "avg stable", "perc stable" (as `change` gives them) and "same
-    outputs", the share of outputs that did not change.
+    Columns: task, learnt (both times), metric and quality (as `quality_change` gives them), "avg first", "perc first",
+    "avg stable", "perc stable" (as `change` gives them) and "same outputs", the share of outputs that did not change.
     """
     rows = []
-    for name in before.traces:
-        picked, old, new = same_prompts(before, after, name)
-        differences = quality_difference(picked, old, new, seed)
-        metric = next(iter(differences), "")
-        row = {
-            "task": name,
-            "learnt": before.learnt[name] and after.learnt[name],
-            "metric": metric,
-            "quality": {
-                "before": picked.quality(old).get(metric, float("nan")),
-                "after": picked.quality(new).get(metric, float("nan")),
-                "difference": differences.get(metric, NOTHING),
-            },
-            "same outputs": float(np.mean([a == b for a, b in zip(old, new)])),
-        }
+    for name in pair.before.traces:
+        picked, old, new = same_prompts(pair.before, pair.after, name)
+        metric, quality = quality_change(picked, old, new, pair.seed)
+        same = float(np.mean([a == b for a, b in zip(old, new)]))
+        row = {"task": name, "learnt": pair.learnt(name), "metric": metric, "quality": quality, "same outputs": same}
         for definition in DEFINITIONS:
-            row[f"avg {definition}"] = change(before, after, lambda t, d=definition: token_layers(t, d), [name], seed)
-            row[f"perc {definition}"] = change(before, after, lambda t, d=definition: early(t, d), [name], seed)
+            row[f"avg {definition}"] = change(pair, lambda t: token_layers(t, definition), [name])
+            row[f"perc {definition}"] = change(pair, lambda t: early(t, definition), [name])
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def in_words(table: pd.DataFrame, name: str, depth: int) -> str:
-    """What a `change_table` of the model `name` with `depth` layers shows on its learnt tasks, in a sentence."""
-    rows = [row for row in table.to_dict("records") if row["learnt"]]
-    if not rows:
-        return f"{name}: no task is learnt before and after."
-    layers = sorted(100 * row["avg stable"]["difference"].estimate / depth for row in rows)
-    span = " to ".join(dict.fromkeys(f"{value:+.1f}" for value in (layers[0], layers[-1])))
-    quality = [row["quality"]["difference"] for row in rows]
-    return (
-        f'{name}, {len(rows)} of {len(table)} tasks learnt: the mean exit layer ("stable") changes by '
-        f"{span}% of the depth; quality is lower with its whole interval on "
-        f"{sum(change.high < 0 for change in quality)} of them and higher on "
-        f"{sum(change.low > 0 for change in quality)}."
-    )
-
-
-def verdicts(before: Study, after: Study, tasks: list[str], differences: dict[str, Interval]) -> list[Verdict]:
-    """Verdicts on claims about a pair, which they name; `differences` are after minus before, by claim."""
-    met, pair = before.model.hash != after.model.hash, f"{before.model.name} → {after.model.name}"
+def verdicts(pair: Pair, likeness_changes: dict[str, dict[str, Interval]]) -> list[Verdict]:
+    """Verdicts on P-J1 to P-J3, which name the pair; from `likenesses`, and the change of the exit layer / L."""
+    differences = {
+        "P-J1": likeness_changes["js"]["difference"],
+        "P-J2": likeness_changes["cosine"]["difference"],
+        "P-J3": change(pair, lambda t: relative(t, "first"))["difference"],
+    }
+    met, models = pair.before.model.hash != pair.after.model.hash, f"{pair.before.model.name} → {pair.after.model.name}"
     found = [
-        before.judge(name, lambda value=value: value, requirement_met=met)
-        if tasks
+        pair.before.judge(name, lambda: value, requirement_met=met)
+        if pair.tasks
         else untestable(name, "no task of this run is learnt before and after")
         for name, value in differences.items()
     ]
-    return [replace(verdict, models=pair) for verdict in found]
-
-
-def likeness_in_words(cosine: Interval) -> str:
-    """What the change of the mean cosine says, beside what P says of it."""
-    if not np.isfinite(cosine.estimate):
-        return "Nothing is known of the states."
-    side = "less alike" if cosine.high < 0 else "more alike" if cosine.low > 0 else "neither clearly more nor less so"
-    return (
-        f"So the states have become {side}. P's section 5.1 sees no significant trend; its introduction and its "
-        "conclusion say that the likeness of states rises. P-J2, below, asks only that the change stay within "
-        f"{claim('P-J2').tolerance:g}, a tolerance that is ours."
-    )
-
-
-def other_pairs(text: str) -> list[tuple[str, str, str]]:
-    """(before, after, tasks) of each "before > after on tasks"; ParameterError for another form."""
-    example, found = "pocket-t5 > pocket-t5-weighted on translation/*", []
-    for models, tasks in models_on_tasks("others", text, example):
-        before, _, after = (name.strip() for name in models.partition(">"))
-        if not (before and after):
-            raise ParameterError(
-                f"parameter others holds {models!r} on {tasks!r}; allowed are entries such as "
-                f"{example!r}, several with semicolons, or nothing"
-            )
-        found.append((before, after, tasks))
-    return found
+    return [replace(verdict, models=models) for verdict in found]

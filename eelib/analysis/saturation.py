@@ -1,13 +1,36 @@
 """Exit layers and saturation events (P §4, Tables 1, 2 and 7)."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
-from eelib.analysis.earliness import token_layers
-from eelib.common.errors import InputError
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
+from eelib.analysis.earliness import Values, early, relative, token_layers, whole_layers
+from eelib.common.errors import NotEstimable
+from eelib.common.interval import Interval
+from eelib.common.stats import (
+    Tasks,
+    attempt,
+    bootstrap_mean,
+    bootstrap_spread_over_tasks,
+    bootstrap_task_contrast,
+    bootstrap_unweighted_mean_over_tasks,
+)
+from eelib.study.claims import Verdict, published
+from eelib.study.parameters import ParameterError
+from eelib.study.results import Results
+from eelib.study.study import MINIMUM_GROUPS, Study
+from eelib.tasks.task import BASELINES
 from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import Trace
+
+P_LAYERS = 32  # blocks of Llama-2-Chat-7B, on which P's Table 1 counts how early tokens are
+THIRD = 10  # of them: claim P-S2's third of the depth, a row of that table
+TOP = 10  # "near the top": among the ten most probable tokens
+QUARTILES = [0.25, 0.5, 0.75]
+
+
+# ---- one trace
 
 
 def chance_matches(top1: np.ndarray, final: np.ndarray, seed: int = 0, draws: int = 20) -> np.ndarray:
@@ -17,57 +40,50 @@ def chance_matches(top1: np.ndarray, final: np.ndarray, seed: int = 0, draws: in
     return np.mean([(inner == rng.permutation(final)[:, None]).any(1) for _ in range(draws)], axis=0)
 
 
-def above_chance(trace, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(1.0 where a token exits before layer L ("first"), minus its chance of that [tokens], groups [tokens])."""
+def chances(trace: Trace, seed: int = 0) -> np.ndarray:
+    """`chance_matches` of the tokens of a trace, end tokens left out: [tokens]."""
     rows = trace.statistic_rows()
-    layers, groups = token_layers(trace, "first")
-    chance = chance_matches(trace["top1"][rows], trace.tokens["token_id"].to_numpy()[rows], seed)
-    return (layers < trace.layers) - chance, groups
+    return chance_matches(trace["top1"][rows], trace.tokens["token_id"].to_numpy()[rows], seed)
 
 
-def summary(trace, definition: str, seed: int = 0, with_eos: bool = False) -> dict[str, Interval]:
+def above_chance(trace: Trace, seed: int = 0) -> Values:
+    """(1.0 where a token exits before layer L ("first"), minus its chance of that [tokens], groups [tokens])."""
+    before_last, groups = early(trace, "first")
+    return before_last - chances(trace, seed), groups
+
+
+def summary(trace: Trace, definition: str, seed: int = 0, with_eos: bool = False) -> dict[str, Interval]:
     """avg (mean exit layer) and perc (share below L) with intervals by group; end tokens left out unless `with_eos`."""
     layers, groups = token_layers(trace, definition)
     if with_eos:
         layers, groups = trace.exit_layer(definition).astype(float), trace.tokens["group"].to_numpy()
-    if not len(layers):
-        return {"avg": NOTHING, "perc": NOTHING}
-    return {
-        "avg": bootstrap_mean(layers, groups, seed=seed),
-        "perc": bootstrap_mean((layers < trace.layers).astype(float), groups, seed=seed),
-    }
+    values = {"avg": layers, "perc": (layers < trace.layers).astype(float)}
+    return {name: attempt(lambda v=v: bootstrap_mean(v, groups, seed=seed)) for name, v in values.items()}
 
 
-def early_intervals(trace, definition: str, seed: int = 0) -> pd.DataFrame:
-    """Share of tokens with exit_layer <= L - m for every m = 1..L-1 (P, Table 1): columns m, estimate, low, high."""
-    layers, groups = token_layers(trace, definition)
-    rows = [
-        {"m": m, **bootstrap_mean((layers <= trace.layers - m).astype(float), groups, seed=seed)._asdict()}
-        for m in range(1, trace.layers)
-        if len(layers)
-    ]
+def early_intervals(trace: Trace, definition: str, seed: int = 0) -> pd.DataFrame:
+    """Share of tokens at least m layers early for every m = 1..L-1 (P, Table 1): columns m, estimate, low, high."""
+    inner = range(1, trace.layers) if trace.statistic_rows().any() else ()
+    rows = [{"m": m, **bootstrap_mean(*early(trace, definition, m), seed=seed)._asdict()} for m in inner]
     return pd.DataFrame(rows, columns=["m", *Interval._fields])
 
 
-def at_least_early(layers: np.ndarray, depth: int, fraction: float) -> np.ndarray:
-    """1.0 where a token exits at least `fraction` of the depth early, rounded up to whole layers; float [tokens]."""
-    return (layers <= depth - int(np.ceil(fraction * depth - 1e-9))).astype(float)
+def example_sequence(trace: Trace, wanted: int = -1, least: int = 8, most: int = 14) -> int:
+    """`wanted` if the trace has it; for -1 the first finished output of `least` to `most` tokens, else the shortest.
 
-
-def example_sequence(trace, wanted: int = -1, least: int = 8, most: int = 14) -> int:
-    """`wanted` if the trace has it; for -1 the first finished output of `least` to `most` tokens, else the shortest."""
+    ParameterError where the trace does not have it.
+    """
     table = trace.sequences
     if wanted >= 0:
         if wanted not in set(table["sequence"]):
-            raise InputError(
-                f"example_sequence {wanted} is not in the trace; allowed: -1, or 0 to {table['sequence'].max()}"
-            )
+            last = table["sequence"].max()
+            raise ParameterError(f"example_sequence {wanted} is not in the trace; allowed: -1, or 0 to {last}")
         return wanted
     fits = table[(~table["truncated"]) & table["length"].between(least, most)]
     return int((fits if len(fits) else table.sort_values("length"))["sequence"].iloc[0])
 
 
-def lens_grid(trace, sequence: int, k: int = 5) -> pd.DataFrame:
+def lens_grid(trace: Trace, sequence: int, k: int = 5) -> pd.DataFrame:
     """Top-k of every block for one sequence (P, Figure 1c): one row per position and layer 1..L.
 
     Columns: position, layer, topk_ids [k], topk_probability [k], token_id, and the exit layers `first` and `stable`.
@@ -89,63 +105,247 @@ def lens_grid(trace, sequence: int, k: int = 5) -> pd.DataFrame:
     return frame
 
 
-def rank_by_layer(trace) -> np.ndarray:
-    """Rank of the final token at layers 0..L: quantiles 0.25, 0.5, 0.75, float [3, L+1]."""
-    return np.quantile(trace["final_rank"][trace.statistic_rows()], [0.25, 0.5, 0.75], axis=0)
+def rank_by_layer(trace: Trace) -> np.ndarray:
+    """Rank of the final token at layers 0..L: its quartiles, float [3, L+1]."""
+    return np.quantile(trace["final_rank"][trace.statistic_rows()], QUARTILES, axis=0)
 
 
-def perc_over_tasks(tasks: dict[str, tuple], depth: int) -> dict[str, tuple]:
-    """{task: (1.0 where the exit layer is below L, groups)} from {task: (exit layers, groups)}."""
-    return {name: ((layers < depth).astype(float), groups) for name, (layers, groups) in tasks.items()}
+# ---- tables, a row per task or per row of P's
 
 
-def early_over_tasks(tasks: dict[str, tuple], depth: int, fraction: float) -> dict[str, tuple]:
-    """{task: (1.0 where a token exits at least `fraction` of the depth early, groups)}."""
-    return {name: (at_least_early(layers, depth, fraction), groups) for name, (layers, groups) in tasks.items()}
+def early_curves(study: Study) -> dict[str, dict[str, pd.DataFrame]]:
+    """{definition: {task: `early_intervals`}}."""
+    seed = study.parameters.seed
+    return {d: {name: early_intervals(t, d, seed) for name, t in study.traces.items()} for d in DEFINITIONS}
 
 
-def relative_over_tasks(tasks: dict[str, tuple], depth: int) -> dict[str, tuple]:
-    """{task: (exit layer / L, groups)}."""
-    return {name: (layers / depth, groups) for name, (layers, groups) in tasks.items()}
+def early_table(study: Study) -> pd.DataFrame:
+    """P's Table 1 beside the learnt tasks of this run at the same share of the depth, in whole layers.
+
+    Columns: those of P's table, layers (as many as that is here), and Intervals, as shares: first, stable.
+    """
+    table = published("P-table-1")
+    table["layers"] = [whole_layers(m / P_LAYERS, study.model.layers) for m in table["layers_early"]]
+    for definition in DEFINITIONS:
+        table[definition] = [study.average(lambda t, m=m, d=definition: early(t, d, m)) for m in table["layers"]]
+    return table
 
 
-def chance_over_tasks(traces: dict, names: list[str], seed: int = 0) -> float:
-    """perc ("first") of shuffled targets, unweighted mean over tasks, end tokens left out."""
-    shares = []
-    for name in names:
-        rows = traces[name].statistic_rows()
-        final = traces[name].tokens["token_id"].to_numpy()[rows]
-        shares.append(chance_matches(traces[name]["top1"][rows], final, seed).mean())
-    return float(np.mean(shares)) if shares else float("nan")
+def early_figures(table: pd.DataFrame) -> dict[str, Interval]:
+    """The figures of `early_table`, as early_10_of_32_first."""
+    rows = table.to_dict("records")
+    return {f"early_{row['layers_early']}_of_{P_LAYERS}_{d}": row[d] for row in rows for d in DEFINITIONS}
 
 
-def task_table(study, seed: int = 0) -> pd.DataFrame:
+def shown_early_table(table: pd.DataFrame, depth: int) -> pd.DataFrame:
+    """`early_table` for the page, in percent."""
+    for definition in DEFINITIONS:
+        table = table.assign(**{definition: [share.percent for share in table[definition]]})
+    names = {
+        "layers_early": f"P: layers early of {P_LAYERS}",
+        "WMT22": "WMT22 (%)",
+        "CNN_DM": "CNN/DM (%)",
+        "NarrativeQA": "NarrativeQA (%)",
+        "layers": f"here: layers early of {depth}",
+        **{d: f'here, "{d}" (%)' for d in DEFINITIONS},
+    }
+    return table[list(names)].rename(columns=names)
+
+
+def task_table(study: Study, seed: int = 0) -> pd.DataFrame:
     """One row per task: sequences, quality, avg and perc of both definitions with intervals, chance, with EOS."""
     rows = []
-    for name, made in study.traces.items():
+    for name, trace in study.traces.items():
         row = {
             "task": name,
-            "sequences": len(made.sequences),
-            "tokens": int(made.statistic_rows().sum()),
-            "cut": int(made.sequences["truncated"].sum()),
+            "sequences": len(trace.sequences),
+            "tokens": int(trace.statistic_rows().sum()),
+            "cut": int(trace.sequences["truncated"].sum()),
             "learnt": study.learnt[name],
         }
         for definition in DEFINITIONS:
-            row |= {f"{k} {definition}": v for k, v in summary(made, definition, seed).items()}
-        row["perc chance"] = chance_over_tasks(study.traces, [name], seed) if row["tokens"] else float("nan")
-        row["avg first, with EOS"] = summary(made, "first", seed, with_eos=True)["avg"]
+            row |= {f"{k} {definition}": v for k, v in summary(trace, definition, seed).items()}
+        row["perc chance"] = chances(trace, seed).mean() if row["tokens"] else float("nan")
+        row["avg first, with EOS"] = summary(trace, "first", seed, with_eos=True)["avg"]
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def distribution(tasks: dict[str, tuple], depth: int, seed: int = 0) -> pd.DataFrame:
-    """Share of tokens that exit at each layer, unweighted mean over tasks: columns layer, estimate, low, high."""
-    return pd.DataFrame([{"layer": at, **settle_share(tasks, at, at, seed)._asdict()} for at in range(1, depth + 1)])
+def keep(results: Results, table: pd.DataFrame) -> None:
+    """Put the figures of `task_table`, and each task's quality, into a notebook's results."""
+    keys = ("avg first", "perc first", "avg stable", "perc stable", "perc chance", "avg first, with EOS")
+    for row in table.to_dict("records"):
+        results.put_all(row["task"], {key.replace(", ", "_").replace(" ", "_"): row[key] for key in keys})
+        results.put_all(row["task"], results.study.quality[row["task"]])
 
 
-def settle_share(tasks: dict[str, tuple], least: int, most: int, seed: int = 0) -> Interval:
+def shown_task_table(table: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """`task_table` for the page: shares in percent, quality as text."""
+    shown = {
+        "task": table["task"],
+        "quality": [", ".join(f"{k} {v:.1f}" for k, v in study.quality[n].items()) or "–" for n in table["task"]],
+        "learnt": ["yes" if learnt else "not learnt" for learnt in table["learnt"]],
+    }
+    for definition in DEFINITIONS:
+        shown[f"avg {definition}"] = table[f"avg {definition}"]
+        shown[f"perc {definition} (%)"] = [share.percent for share in table[f"perc {definition}"]]
+    shown["perc chance (%)"] = 100 * table["perc chance"]
+    return pd.DataFrame(shown).join(table[["avg first, with EOS", "sequences", "tokens", "cut"]])
+
+
+def published_quality() -> pd.DataFrame:
+    """P's Table 2, quality beside avg and perc, with headings for the page."""
+    names = {
+        "row": "P, Table 2",
+        "layers": "layers",
+        "comet_a": "COMET-22",
+        "rouge_1": "ROUGE-1",
+        "rouge_2": "ROUGE-2",
+        "rouge_l": "ROUGE-L",
+        "avg": "avg",
+        "perc": "perc (%)",
+    }
+    return published("P-table-2")[list(names)].rename(columns=names)
+
+
+def published_directions() -> pd.DataFrame:
+    """P's Table 7: avg and perc of WMT22 by direction, a column per model."""
+    wide = published("P-table-7").pivot(index="direction", columns="model", values=["avg", "perc"])
+    wide.columns = [f"{value} {model}" for value, model in wide.columns]
+    return wide.reset_index()
+
+
+# ---- over tasks
+
+
+def learnt_layers(study: Study, definition: str) -> dict[str, Values]:
+    """{task: `token_layers`} of the learnt tasks."""
+    return study.learnt_tokens(lambda t: token_layers(t, definition))
+
+
+def overall(study: Study) -> dict[str, Interval | float]:
+    """perc (in percent) and avg over the learnt tasks; chance: perc ("first") of shuffled targets."""
+    found: dict[str, Interval | float] = {}
+    for definition in DEFINITIONS:
+        found[f"perc_{definition}"] = study.average(lambda t, d=definition: early(t, d)).percent
+        found[f"avg_{definition}"] = study.average(lambda t, d=definition: token_layers(t, d))
+    learnt = list(learnt_layers(study, "first"))
+    return found | {"chance": 100 * chance_over_tasks(study.traces, learnt, study.parameters.seed)}
+
+
+def about_the_run(study: Study) -> dict[str, float | str]:
+    """What the prose says of the run itself: model, depth, dtype, tasks, and the checks that tracing made."""
+    manifests = [trace.manifest for trace in study.traces.values()]
+    return {
+        "name": study.model.name,
+        "depth": study.model.layers,
+        "dtype": study.model.dtype,
+        "learnt_tasks": len(learnt_layers(study, "first")),
+        "all_tasks": len(study.traces),
+        **{key: sum(manifest[key] for manifest in manifests) for key in ("mismatches", "rows", "skipped")},
+        "minimum_groups": MINIMUM_GROUPS,
+    }
+
+
+def baselines() -> dict[str, float]:
+    """The scores below which a task counts as not learnt."""
+    return {
+        "baseline_bleu": BASELINES["translation"]["BLEU"],
+        "baseline_f1": BASELINES["question_answering"]["F1"],
+        "baseline_rouge": BASELINES["summarization"]["ROUGE-1"],
+    }
+
+
+def chance_over_tasks(traces: Mapping[str, Trace], names: list[str], seed: int = 0) -> float:
+    """perc ("first") of shuffled targets, unweighted mean over tasks, end tokens left out."""
+    return float(np.mean([chances(traces[name], seed).mean() for name in names])) if names else float("nan")
+
+
+def settle_share(tasks: Tasks, least: int, most: int, seed: int = 0) -> Interval:
     """Share of tokens that exit at layers `least` to `most`, unweighted mean over tasks of (exit layers, groups)."""
     inside = {
         name: (((layers >= least) & (layers <= most)).astype(float), groups) for name, (layers, groups) in tasks.items()
     }
     return bootstrap_unweighted_mean_over_tasks(inside, seed=seed)
+
+
+def distribution(tasks: Tasks, depth: int, seed: int = 0) -> pd.DataFrame:
+    """Share of tokens that exit at each layer, unweighted mean over tasks: columns layer, estimate, low, high."""
+    return pd.DataFrame([{"layer": at, **settle_share(tasks, at, at, seed)._asdict()} for at in range(1, depth + 1)])
+
+
+def distributions(study: Study) -> dict[str, pd.DataFrame]:
+    """{definition: `distribution`} of the learnt tasks, of all where none is learnt; {} where there are no tokens."""
+    found = {}
+    for definition in DEFINITIONS:
+        every = {name: token_layers(trace, definition) for name, trace in study.traces.items()}
+        pool = learnt_layers(study, definition) or {name: pair for name, pair in every.items() if len(pair[0])}
+        if pool:
+            found[definition] = distribution(pool, study.model.layers, study.parameters.seed)
+    return found
+
+
+def last_two_layers(study: Study) -> Interval:
+    """Share of tokens that settle ("stable") only at one of the last two layers, over the learnt tasks."""
+    depth, tasks = study.model.layers, learnt_layers(study, "stable")
+    return attempt(lambda: settle_share(tasks, depth - 1, depth, study.parameters.seed))
+
+
+def ranks(study: Study) -> dict[str, np.ndarray]:
+    """{task: `rank_by_layer`} of the tasks with tokens."""
+    return {name: rank_by_layer(trace) for name, trace in study.traces.items() if trace.statistic_rows().any()}
+
+
+def top_from(study: Study, found: dict[str, np.ndarray]) -> float:
+    """The layer from which on the median rank is at most TOP on every learnt task; NaN where none is learnt."""
+    medians = [found[name][1] for name in learnt_layers(study, "first")]
+    if not medians:
+        return float("nan")
+    outside = np.flatnonzero(np.max(medians, axis=0) > TOP)
+    return float(outside[-1] + 1) if len(outside) else 0.0
+
+
+# ---- verdicts
+
+
+def into_minus_out_of_english(study: Study) -> Interval:
+    """perc ("first") of tasks into English minus that of tasks out of it (claim P-S4)."""
+    tasks = study.learnt_tokens(lambda t: early(t, "first"))
+    into = [name for name in tasks if study.tasks[name].target_language == "en"]
+    out_of = [name for name in tasks if study.tasks[name].source_language == "en"]
+    if not into or not out_of:
+        raise NotEstimable("needs at least one learnt task into English and one out of it")
+    return bootstrap_task_contrast(tasks, into, out_of, seed=study.parameters.seed)
+
+
+def spread(study: Study) -> Interval:
+    """Largest minus smallest task mean of exit layer / L, "first" (claim P-S3)."""
+    tasks = study.learnt_tokens(lambda t: relative(t, "first"))
+    if len(tasks) < 2:
+        raise NotEstimable("needs at least two learnt tasks")
+    return bootstrap_spread_over_tasks(tasks, seed=study.parameters.seed)
+
+
+def verdicts(study: Study) -> list[Verdict]:
+    """Verdicts on P-S1 to P-S5."""
+    third = whole_layers(THIRD / P_LAYERS, study.model.layers)
+    return [
+        study.judge("P-S1", lambda: study.average(lambda t: early(t, "stable"))),
+        study.judge("P-S2", lambda: study.average(lambda t: early(t, "first", third))),
+        study.judge("P-S3", lambda: spread(study)),
+        study.judge("P-S4", lambda: into_minus_out_of_english(study)),
+        study.judge("P-S5", lambda: study.average(lambda t: above_chance(t, study.parameters.seed))),
+    ]
+
+
+# ---- until `architectures` reads `earliness`
+
+
+def perc_over_tasks(tasks: dict[str, Values], depth: int) -> dict[str, Values]:
+    """{task: (1.0 where the exit layer is below L, groups)} from {task: (exit layers, groups)}."""
+    return {name: ((layers < depth).astype(float), groups) for name, (layers, groups) in tasks.items()}
+
+
+def relative_over_tasks(tasks: dict[str, Values], depth: int) -> dict[str, Values]:
+    """{task: (exit layer / L, groups)}."""
+    return {name: (layers / depth, groups) for name, (layers, groups) in tasks.items()}

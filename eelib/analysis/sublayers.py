@@ -1,4 +1,4 @@
-"""What the sub-layers say through the head: confidence, top-10 overlaps and rank of the final token (P §6.2, Table 10).
+"""What the sub-layers say through the head: confidence, top-10 overlaps and rank of the final token (P §6.2).
 
 A site is read alone through the final norm and the head. Modules are what attention and feed-forward add; the stream is
 the state that they add to: after attention, or the block's output in parallel blocks, which have no such state.
@@ -10,17 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from eelib.common.errors import InputError
+from eelib.analysis.earliness import Values
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
+from eelib.study.claims import Verdict, claim
+from eelib.study.study import Study
+from eelib.tracing.trace import Trace
 
 MODULES = ("attention", "feed_forward")
 TOP_DOWN = ("block", "after_attention", "feed_forward", "cross_attention", "attention")  # P's order inside a block
-QUANTITIES = ("confidence", "final_overlap", "neighbour_overlap", "log_rank")
+CONTRASTED = ("confidence", "final_overlap", "neighbour_overlap")  # quantities that P says set stream and modules apart
+FEWEST = 30  # tokens at a distance from saturation, below which a share would mostly be noise
 
 
 @dataclass(frozen=True)
-class Measures:
+class Readings:
     """Site readouts of one task, end tokens left out. Arrays are [tokens, L, S], S in the order of `names`.
 
     confidence: top-1 probability. final_overlap: share of the top ten that is in the last block's top ten.
@@ -69,13 +73,13 @@ class Measures:
         return getattr(self, quantity)[:, :, self.names.index(name)]
 
 
-def site_rows(trace, sequences: int) -> np.ndarray:
+def site_rows(trace: Trace, sequences: int) -> np.ndarray:
     """Boolean, one per row of `trace.sites`: the rows of the task's first `sequences` sequences."""
     return trace.sites.tokens["sequence"].isin(trace.sequences["sequence"][:sequences]).to_numpy()
 
 
-def measure(trace, sequences: int, seed: int = 0) -> Measures:
-    """Measures of the first `sequences` sequences; a trace may hold more, and those do not change the result."""
+def readings(trace: Trace, sequences: int, seed: int = 0) -> Readings:
+    """Readings of the first `sequences` sequences; a trace may hold more, and those do not change the result."""
     sites = trace.sites
     keep = np.flatnonzero(site_rows(trace, sequences) & trace.statistic_rows()[sites.rows])
     ids = sites["topk_ids"][keep]
@@ -83,7 +87,7 @@ def measure(trace, sequences: int, seed: int = 0) -> Measures:
     ring = np.random.default_rng(seed).permutation(len(keep))
     other = np.empty_like(final)
     other[ring] = final[np.roll(ring, 1)]  # no token gets its own list, unless it is the only one
-    return Measures(
+    return Readings(
         names=sites.names,
         groups=sites.tokens["group"].to_numpy()[keep],
         saturation=trace.exit_layer("stable")[sites.rows[keep]],
@@ -102,61 +106,57 @@ def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return shared / a.shape[-1]
 
 
-def contrast(measures: Measures, quantity: str) -> tuple[np.ndarray, np.ndarray]:
+def contrast(read: Readings, quantity: str) -> Values:
     """(stream minus the mean of attention and feed-forward, mean over layers [tokens]; groups): P-B1 to P-B3.
 
     Where the block's output stands for the stream, layer L is left out of final_overlap: there it is 1 by definition.
     """
-    last = -1 if (measures.stream, quantity) == ("block", "final_overlap") else None
-    stream, *modules = (measures.site(quantity, name)[:, :last] for name in (measures.stream, *MODULES))
+    last = -1 if (read.stream, quantity) == ("block", "final_overlap") else None
+    stream, *modules = (read.site(quantity, name)[:, :last] for name in (read.stream, *MODULES))
     if not stream.shape[1]:
-        return np.empty(0), measures.groups[:0]
-    return (stream - np.mean(modules, axis=0)).mean(axis=1), measures.groups
+        return np.empty(0), read.groups[:0]
+    return (stream - np.mean(modules, axis=0)).mean(axis=1), read.groups
 
 
-def mean_over_layers(measures: Measures, quantity: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+def mean_over_layers(read: Readings, quantity: str, name: str) -> Values:
     """(a site's values, mean over layers [tokens]; groups)."""
-    values = measures.site(quantity, name)
-    return (values.mean(axis=1), measures.groups) if values.shape[1] else (np.empty(0), measures.groups[:0])
+    values = read.site(quantity, name)
+    return (values.mean(axis=1), read.groups) if values.shape[1] else (np.empty(0), read.groups[:0])
 
 
-def past_saturation(
-    measures: Measures, quantity: str, names: tuple[str, ...], least: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
+def past_saturation(read: Readings, quantity: str, names: tuple[str, ...], least: int = 1) -> Values:
     """(mean over the sites `names`; groups), one row per token and layer at least `least` above its saturation layer.
 
-    P-B4 is `past_saturation(measures, "in_top", MODULES)`: a token that saturates at L has no such layer. Not for
+    P-B4 is `past_saturation(read, "in_top", MODULES)`: a token that saturates at L has no such layer. Not for
     neighbour_overlap, whose columns start at layer 2.
     """
-    token, layer = np.nonzero(np.arange(1, measures.layers + 1) >= measures.saturation[:, None] + least)
-    return np.mean([measures.site(quantity, name)[token, layer] for name in names], axis=0), measures.groups[token]
+    token, layer = np.nonzero(np.arange(1, read.layers + 1) >= read.saturation[:, None] + least)
+    return np.mean([read.site(quantity, name)[token, layer] for name in names], axis=0), read.groups[token]
 
 
-def over_tasks(tasks: Mapping[str, Measures], values: Callable[[Measures], tuple], seed: int = 0) -> Interval:
-    """Unweighted mean over the tasks that have rows; `values(measures)` -> (values, groups). NOTHING where none has."""
-    found = {name: values(measures) for name, measures in tasks.items()}
+def over_tasks(tasks: Mapping[str, Readings], values: Callable[[Readings], Values], seed: int = 0) -> Interval:
+    """Unweighted mean over the tasks that have rows; `values(read)` -> (values, groups). NOTHING where none has."""
+    found = {name: values(read) for name, read in tasks.items()}
     found = {name: pair for name, pair in found.items() if len(pair[0])}
     return bootstrap_unweighted_mean_over_tasks(found, seed=seed) if found else NOTHING
 
 
-def curve(tasks: Mapping[str, Measures], quantity: str, name: str, seed: int = 0) -> pd.DataFrame:
+def curve(tasks: Mapping[str, Readings], quantity: str, name: str, seed: int = 0) -> pd.DataFrame:
     """A site's quantity by layer, unweighted over tasks: columns layer, estimate, low, high, sequences.
 
     Ranks come back as geometric means. The overlap of layers l and l + 1 stands at l + 1.
     """
+    first = 2 if quantity == "neighbour_overlap" else 1
     rows = []
-    for layer in range(1, next(iter(tasks.values())).layers + 1):
-        column = layer - (2 if quantity == "neighbour_overlap" else 1)
-        if column < 0:
-            continue
-        found = over_tasks(tasks, lambda m: (m.site(quantity, name)[:, column], m.groups), seed)
+    for layer in range(first, next(iter(tasks.values())).layers + 1):
+        found = over_tasks(tasks, lambda m: (m.site(quantity, name)[:, layer - first], m.groups), seed)
         if quantity == "log_rank":
-            found = Interval(*(10**v for v in found[:3]), found.sequences)
+            found = found.mapped(lambda value: 10**value)
         rows.append({"layer": layer, **found._asdict()})
     return pd.DataFrame(rows, columns=["layer", *Interval._fields], dtype=float)
 
 
-def around_saturation(tasks: Mapping[str, Measures], name: str, seed: int = 0, least: int = 30) -> pd.DataFrame:
+def around_saturation(tasks: Mapping[str, Readings], name: str, seed: int = 0, least: int = FEWEST) -> pd.DataFrame:
     """Share of tokens whose final token is in a site's top ten, by layers from the saturation layer ("stable").
 
     Columns distance, estimate, low, high, sequences; a distance that fewer than `least` tokens reach is left out.
@@ -165,128 +165,145 @@ def around_saturation(tasks: Mapping[str, Measures], name: str, seed: int = 0, l
     rows = []
     for distance in range(1 - depth, depth):
 
-        def at(measures: Measures) -> tuple[np.ndarray, np.ndarray]:
-            layer = measures.saturation + distance
+        def at(read: Readings) -> Values:
+            layer = read.saturation + distance
             inside = np.flatnonzero((layer >= 1) & (layer <= depth))
-            return measures.site("in_top", name)[inside, layer[inside] - 1], measures.groups[inside]
+            return read.site("in_top", name)[inside, layer[inside] - 1], read.groups[inside]
 
         if sum(len(at(m)[0]) for m in tasks.values()) >= least:
             rows.append({"distance": distance, **over_tasks(tasks, at, seed)._asdict()})
     return pd.DataFrame(rows, columns=["distance", *Interval._fields], dtype=float)
 
 
-def site_table(tasks: Mapping[str, Measures], seed: int = 0) -> pd.DataFrame:
-    """One row per task and site: Intervals of confidence and overlaps, and of in_top past saturation."""
-    rows = []
-    for task, measures in tasks.items():
-        one = {task: measures}
-        for name in (n for n in TOP_DOWN if n in measures.names):
-            rows.append(
-                {"task": task, "site": name, "tokens": len(measures.groups)}
-                | {
-                    quantity: over_tasks(one, lambda m: mean_over_layers(m, quantity, name), seed)
-                    for quantity in QUANTITIES[:3]
-                }
-                | {"in_top": over_tasks(one, lambda m: past_saturation(m, "in_top", (name,)), seed)}
-            )
-    return pd.DataFrame(rows)
+# ---- a study's tasks
 
 
-# ---- one token
+@dataclass(frozen=True)
+class Tasks:
+    """Readings by task: `all` of a study; `judged`, the learnt ones whose sample holds as many groups as a verdict
+    needs, or all learnt ones where none does; `drawn`, the same, or whatever has tokens where no task is learnt."""
+
+    all: dict[str, Readings]
+    judged: dict[str, Readings]
+    drawn: dict[str, Readings]
+
+    @property
+    def one(self) -> Readings:
+        """Any task's readings, for what they all share: sites, stream, depth, length of lists."""
+        return next(iter(self.all.values()))
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites that the model has, from the block's output down."""
+        return [name for name in TOP_DOWN if name in self.one.names]
+
+    @property
+    def contrasted(self) -> dict[str, str]:
+        """{key in results: site} of the three sites that the claims set against each other."""
+        return {"stream": self.one.stream, **{name: name for name in MODULES}}
 
 
-def example_token(trace, sequences: int, sequence: int = -1, position: int = -1) -> int:
-    """Row of `trace.sites` to show. Position -1 chooses: among tokens with a letter (else all that are not end tokens),
-    in `sequence` or in all for -1, the one whose saturation layer is nearest to half the depth; of equals the longest
-    text, then the first. ValueError, one line, names what is allowed.
-    """
-    tokens, mine = trace.sites.tokens, site_rows(trace, sequences)
-    if sequence >= 0:
-        if sequence not in set(tokens["sequence"][mine]):
-            shown = sorted(set(tokens["sequence"][mine]))
-            raise InputError(
-                f"example_sequence {sequence} has no sub-layer readouts; allowed: -1, or {shown[0]} to {shown[-1]}"
-            )
-        mine = mine & (tokens["sequence"] == sequence).to_numpy()
-    if position >= 0:
-        if sequence < 0:
-            raise InputError(f"example_position {position} needs an example_sequence, which is {sequence}")
-        found = np.flatnonzero(mine & (tokens["position"] == position).to_numpy())
-        if not len(found):
-            last = tokens["position"][mine].max()
-            raise InputError(f"example_position {position} is not in sequence {sequence}; allowed: -1, or 0 to {last}")
-        return int(found[0])
-    plain = mine & ~tokens["is_eos"].to_numpy()
-    words = plain & tokens["text"].str.contains(r"[^\W\d_]", regex=True).to_numpy()
-    rows = np.flatnonzero(words if words.any() else plain if plain.any() else mine)
-    far = np.abs(trace.exit_layer("stable")[trace.sites.rows[rows]] - trace.layers / 2)
-    return int(rows[np.lexsort((rows, -tokens["text"].str.len().to_numpy()[rows], far))[0]])
+def group_count(read: Readings) -> int:
+    """How many sequences, or passages, the tokens come from."""
+    return len(set(read.groups))
 
 
-def shown_layers(saturation: int, depth: int) -> list[int]:
-    """Layers of the example table, from L down: the last two, and those just above, at and below saturation."""
-    wanted = {depth, depth - 1, saturation + 1, saturation, saturation - 1}
-    return sorted(wanted & set(range(1, depth + 1)), reverse=True)
+def read_tasks(study: Study, sequences: int) -> Tasks:
+    """Readings of the first `sequences` sequences of every task."""
+    every = {name: readings(trace, sequences, study.parameters.seed) for name, trace in study.traces.items()}
+    with_tokens = {name: read for name, read in every.items() if len(read.groups)}
+    learnt = {name: read for name, read in with_tokens.items() if study.learnt[name]}
+    large = {name: read for name, read in learnt.items() if group_count(read) >= needed_groups()}
+    judged = large or learnt
+    return Tasks(every, judged, judged or with_tokens)
 
 
-def hypotheses(trace, row: int, layers: list[int]) -> list[dict]:
-    """The token's top ten by layer and site, in the order of P's Table 10: layer, site, top_10, probability, rank."""
-    sites = trace.sites
-    ids, probability, rank = (sites[n][row] for n in ("topk_ids", "probability", "final_rank"))
+def needed_groups() -> int:
+    """The groups that a verdict of this section needs, as the claims' record says."""
+    return claim("P-B1").minimum_sequences
+
+
+def about_the_run(study: Study, tasks: Tasks) -> dict[str, float | str]:
+    """What the prose says of the model and its tasks."""
+    after_attention = tasks.one.stream == "after_attention"
+    return {
+        "minimum": needed_groups(),
+        "stream": "state after attention" if after_attention else "block output",
+        "stream_note": "Its blocks have a state after attention, which stands for the residual stream below."
+        if after_attention
+        else "Its blocks are parallel: attention and feed-forward both read the block's input, so there is "
+        "no state after attention. The block's output stands for the residual stream below instead.",
+        "judged_tasks": len(tasks.judged),
+        "all_tasks": len(tasks.all),
+        "depth": study.model.layers,
+        "k": tasks.one.k,
+        "name": study.model.name,
+    }
+
+
+def scope(study: Study, tasks: Tasks) -> str:
+    """For captions: the tasks that a figure averages over, and the run."""
+    head = "Unweighted mean over " if tasks.judged else "No task is learnt; shown all the same: "
+    counts = ", ".join(f"{name} ({group_count(read)} groups)" for name, read in tasks.drawn.items())
+    tokens = sum(len(read.groups) for read in tasks.drawn.values())
+    return f"{head}{counts}; {tokens:,} tokens. {study.where}."
+
+
+def curves(tasks: Tasks, quantities: tuple[str, ...], seed: int = 0) -> dict[str, dict[str, pd.DataFrame]]:
+    """{quantity: {site: `curve`}} over the tasks to be drawn; {} where there are none."""
+    if not tasks.drawn:
+        return {}
+    return {
+        quantity: {site: curve(tasks.drawn, quantity, site, seed) for site in tasks.sites} for quantity in quantities
+    }
+
+
+def curves_around_saturation(tasks: Tasks, seed: int = 0) -> dict[str, pd.DataFrame]:
+    """{site: `around_saturation`} over the tasks to be drawn; {} where no distance has enough tokens."""
+    found = {site: around_saturation(tasks.drawn, site, seed) for site in tasks.sites} if tasks.drawn else {}
+    return found if any(map(len, found.values())) else {}
+
+
+def means(tasks: Tasks, seed: int = 0) -> dict[str, Interval]:
+    """Means over layers at the contrasted sites, by f"{quantity}_{key}"."""
+    return {
+        f"{quantity}_{key}": over_tasks(tasks.judged, lambda m: mean_over_layers(m, quantity, site), seed)
+        for quantity in (*CONTRASTED, "other_overlap")
+        for key, site in tasks.contrasted.items()
+    }
+
+
+def contrasts(tasks: Tasks, seed: int = 0) -> dict[str, Interval]:
+    """Stream minus modules, by f"{quantity}_difference"."""
+    return {f"{q}_difference": over_tasks(tasks.judged, lambda m: contrast(m, q), seed) for q in CONTRASTED}
+
+
+def past_saturation_shares(tasks: Tasks, seed: int = 0) -> dict[str, Interval]:
+    """Past saturation: how often the final token is in the top ten of sites, and on top of the stream."""
+    stream = tasks.one.stream
+
+    def share(quantity: str, *sites: str) -> Interval:
+        return over_tasks(tasks.judged, lambda m: past_saturation(m, quantity, sites), seed)
+
+    return {
+        "past_modules": share("in_top", *MODULES),
+        "past_attention": share("in_top", "attention"),
+        "past_feed_forward": share("in_top", "feed_forward"),
+        "past_stream": share("in_top", stream),
+        "past_stream_top": share("on_top", stream),
+    }
+
+
+def in_percent(figures: Mapping[str, Interval]) -> dict[str, Interval]:
+    """Shares as percentages, as the prose gives them."""
+    return {key: share.percent for key, share in figures.items()}
+
+
+def verdicts(study: Study, differences: Mapping[str, Interval], past: Mapping[str, Interval]) -> list[Verdict]:
+    """Verdicts on P-B1 to P-B4, from `contrasts` and `past_saturation_shares`."""
     return [
-        {
-            "layer": layer,
-            "site": name,
-            "top_10": ids[layer - 1, s].tolist(),
-            "probability": probability[layer - 1, s],
-            "rank": rank[layer - 1, s],
-        }
-        for layer in layers
-        for name in TOP_DOWN
-        if name in sites.names
-        for s in [sites.names.index(name)]
+        study.judge("P-B1", lambda: differences["final_overlap_difference"]),
+        study.judge("P-B2", lambda: differences["confidence_difference"]),
+        study.judge("P-B3", lambda: differences["neighbour_overlap_difference"]),
+        study.judge("P-B4", lambda: past["past_modules"]),
     ]
-
-
-# ---- P's Table 10
-
-
-def regrouped(printed: pd.DataFrame) -> list[dict]:
-    """P's rows from the last layer down and in the order of `TOP_DOWN` inside a layer, as in `hypotheses`."""
-    return sorted(printed.to_dict("records"), key=lambda row: (-row["layer"], TOP_DOWN.index(row["site"])))
-
-
-def printed_overlaps(printed: pd.DataFrame) -> pd.DataFrame:
-    """Overlaps of P's printed lists with the last block's: columns row, layer, site, complete, low, high, rank.
-
-    low and high are shares of ten; they differ where pieces of a list cannot be read. rank: of the final token in the
-    list, 0 where it is absent.
-    """
-    final = printed[printed["site"] == "block"].sort_values("layer")["top_10"].iloc[-1]
-    rows = []
-    for line in printed.to_dict("records"):
-        readable = [piece for piece in line["top_10"] if piece is not None]
-        shared = len(set(readable) & set(final))
-        unread = len(final) - len(readable)
-        rank = line["top_10"].index(final[0]) + 1 if final[0] in readable else 0
-        rows.append(
-            {key: line[key] for key in ("row", "layer", "site", "complete")}
-            | {"low": shared / len(final), "high": (shared + unread) / len(final), "rank": rank}
-        )
-    return pd.DataFrame(rows)
-
-
-def printed_neighbours(printed: pd.DataFrame) -> pd.DataFrame:
-    """Overlaps of neighbouring layers where P prints both lists whole: columns site, layer (the upper), overlap."""
-    whole = {(r["site"], r["layer"]): set(r["top_10"]) for r in printed.to_dict("records") if r["complete"]}
-    rows = [
-        {"site": site, "layer": layer, "overlap": len(ids & whole[site, layer - 1]) / len(ids)}
-        for (site, layer), ids in whole.items()
-        if (site, layer - 1) in whole
-    ]
-    return pd.DataFrame(rows, columns=["site", "layer", "overlap"])
-
-
-def depth_matched(layer: int, of: int, depth: int) -> int:
-    """The layer of a model of `depth` nearest to the same share of the depth as `layer` of `of`; halves round up."""
-    return max(1, (2 * layer * depth + of) // (2 * of))

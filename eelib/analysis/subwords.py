@@ -173,13 +173,13 @@ def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4,
 
 
 def exit_by_role(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> pd.DataFrame:
-    """Mean exit layer per role: role, n, share (of all tokens but EOS), mean, low, high, sequences, in ROLES' order."""
+    """Mean exit layer per role: role, n, share (of all tokens but EOS), mean (an Interval), in ROLES' order."""
     table = _exit_by("role", words.assign(layer=layers)[~words["is_eos"]], seed)
     return table.sort_values("role", key=lambda roles: roles.map(ROLES.index), ignore_index=True)
 
 
 def exit_by_upos(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> pd.DataFrame:
-    """Mean exit layer per tag: upos, n, share (of tagged tokens), mean, low, high, sequences; the latest exit first.
+    """Mean exit layer per tag: upos, n, share (of tagged tokens), mean (an Interval); the latest exit first.
 
     words: from `tags`. layers [rows of words].
     """
@@ -263,23 +263,13 @@ def _signed_ranks(differences: pd.Series) -> float:
 
 
 def _exit_by(column: str, rows: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Mean of rows.layer per value of `column`, with interval, the largest mean first."""
-    table = []
-    for value, some in rows.groupby(column):
-        interval = bootstrap_mean(some["layer"], some["group"], seed=seed)
-        table.append(
-            {
-                column: value,
-                "n": len(some),
-                "share": len(some) / len(rows),
-                "mean": interval.estimate,
-                "low": interval.low,
-                "high": interval.high,
-                "sequences": interval.sequences,
-            }
-        )
-    columns = [column, "n", "share", "mean", "low", "high", "sequences"]
-    return pd.DataFrame(table, columns=columns).sort_values("mean", ascending=False, ignore_index=True)
+    """Mean of rows.layer per value of `column`, as an Interval, the largest mean first."""
+    table = [
+        (value, len(some), len(some) / len(rows), bootstrap_mean(some["layer"], some["group"], seed=seed))
+        for value, some in rows.groupby(column)
+    ]
+    table.sort(key=lambda row: row[-1].estimate, reverse=True)
+    return pd.DataFrame(table, columns=[column, "n", "share", "mean"])
 
 
 def _numbered(labels: pd.Series) -> tuple[np.ndarray, int]:

@@ -1,4 +1,4 @@
-"""Words, their pieces and their parts of speech in a trace.
+"""Words, their pieces and their parts of speech in a trace, and in all traces of a study.
 
 A word is a maximal run of letters and digits; combining marks belong to what they follow, apostrophes and hyphens to
 the word that goes on after them. "don't", "l'homme" and "well-known" are one word each, "dogs'" is a word and an
@@ -10,16 +10,24 @@ that is completed where it stands.
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import spacy
+from spacy.language import Language
 
+from eelib.analysis.saturation import example_sequence
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError, NotEstimable
+from eelib.study.parameters import ParameterError, Parameters
+from eelib.study.study import Study
+from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import Trace
 
 SHIPPED_TAGGER = "pocket-tagger"
+LONGEST = 40  # tokens of the example that are shown
 ROLES = ("prefix", "suffix", "single", "punctuation", "digits", "special", "mixed")
 JOINERS = frozenset("'\u2019\u02bc-\u2010\u2011\u00ad")  # apostrophes, hyphens (soft and non-breaking ones too)
 
@@ -64,7 +72,7 @@ def find_words(text: str) -> list[Word]:
     return found
 
 
-def words_of(trace, special_ids: Collection[int] | None = None) -> pd.DataFrame:
+def words_of(trace: Trace, special_ids: Collection[int] | None = None) -> pd.DataFrame:
     """One row per token of `trace`, in its order and with its index: what the token is to the word that it is in.
 
     Columns: sequence, position, group, is_eos as in the trace; word: index of the word in its sequence, or -1; piece:
@@ -127,10 +135,10 @@ def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, trunc
     return rows
 
 
-def example_sequence(words: pd.DataFrame, least: int = 8, most: int = 16) -> int:
+def wordy_sequence(words: pd.DataFrame, least: int = 8, most: int = 16) -> int:
     """The sequence of `least` to `most` tokens with the most words of several pieces, else the shortest.
 
-    Raises ValueError where no sequence has a token.
+    NotEstimable where no sequence has a token.
     """
     counted = words[~words["is_eos"]]
     if counted.empty:
@@ -141,16 +149,14 @@ def example_sequence(words: pd.DataFrame, least: int = 8, most: int = 16) -> int
     return int(fits.idxmax() if len(fits) else size.idxmin())
 
 
-def outside_joined_words(words: pd.DataFrame, trace) -> np.ndarray:
+def outside_joined_words(words: pd.DataFrame, trace: Trace) -> np.ndarray:
     """Boolean [tokens]: False for the pieces of words written with an apostrophe or a hyphen, such as contractions."""
     joiner = trace.tokens["text"].str.contains("|".join(map(re.escape, JOINERS))) & (words["word"] >= 0)
     return ~joiner.groupby([words["sequence"], words["word"]]).transform("any").to_numpy()
 
 
-def load_tagger(name: str = SHIPPED_TAGGER):
-    """The shipped tagger, or any installed spaCy pipeline (name or folder) that sets token.pos_; else a ValueError."""
-    import spacy
-
+def load_tagger(name: str = SHIPPED_TAGGER) -> Language:
+    """The shipped tagger, or any installed spaCy pipeline (name or folder) that sets token.pos_; else an InputError."""
     shipped = data_folder("models", SHIPPED_TAGGER)
     allowed = f"allowed: {SHIPPED_TAGGER} or any installed spaCy pipeline that sets token.pos_"
     try:
@@ -162,7 +168,7 @@ def load_tagger(name: str = SHIPPED_TAGGER):
     return nlp
 
 
-def tags(words: pd.DataFrame, trace, nlp) -> pd.DataFrame:
+def tags(words: pd.DataFrame, trace: Trace, nlp: Language) -> pd.DataFrame:
     """`words` with a column upos: the tag of the spaCy token that holds the word's first letter, for all its pieces.
 
     Empty outside words, for mixed tokens and for unfinished words. Meant for outputs in the pipeline's language.
@@ -175,3 +181,48 @@ def tags(words: pd.DataFrame, trace, nlp) -> pd.DataFrame:
     wanted = words["role"].isin(["prefix", "suffix", "single", "digits"])
     places = zip(words["sequence"], words["anchor"])
     return words.assign(upos=[tag_at.get(place, "") if use else "" for place, use in zip(places, wanted)])
+
+
+# ---- of a study
+
+
+def tagger_of(parameters: Parameters) -> Language:
+    """The tagger that the parameters name; ParameterError where it can't be had."""
+    try:
+        return load_tagger(parameters.tagger)
+    except InputError as error:
+        raise ParameterError(f"parameter tagger: {error}") from error
+
+
+def english_tasks(study: Study) -> list[str]:
+    """Tasks whose outputs are English, or may be: the tagger reads these."""
+    return [name for name, task in study.tasks.items() if task.target_language in ("", "en")]
+
+
+def judged_tasks(study: Study) -> list[str]:
+    """The learnt translation tasks into English, P's setting: averages and verdicts are over these."""
+    return [n for n in english_tasks(study) if study.learnt[n] and study.tasks[n].kind == "translation"]
+
+
+def read_words(study: Study, tagger: Language) -> dict[str, pd.DataFrame]:
+    """{task: `words.words_of`} with the columns upos ("" outside English tasks), and the exit layers first, stable."""
+    found = {}
+    for name, trace in study.traces.items():
+        words = words_of(trace)
+        words = tags(words, trace, tagger) if name in english_tasks(study) else words.assign(upos="")
+        found[name] = words.assign(**{definition: trace.exit_layer(definition) for definition in DEFINITIONS})
+    return found
+
+
+def example(study: Study, pieces: Mapping[str, pd.DataFrame], wanted: int) -> tuple[pd.DataFrame, str]:
+    """(up to LONGEST tokens of one output, which output it is) of the first English task, or of the first of all.
+
+    `wanted` is a sequence, or -1 for one with many words of several pieces; NotEstimable where no output has a token.
+    """
+    task = next(iter(english_tasks(study) or study.traces))
+    trace, words = study.traces[task], pieces[task]
+    number = wordy_sequence(words) if wanted < 0 else example_sequence(trace, wanted)
+    chosen = (words["sequence"] == number).to_numpy() & trace.statistic_rows()
+    tokens = words.assign(text=trace.tokens["text"])[chosen]
+    part = f", its first {LONGEST} tokens" if len(tokens) > LONGEST else ""
+    return tokens.iloc[:LONGEST], f"Sequence {number} of {study.labels[task]}{part}"

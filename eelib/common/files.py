@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,47 +16,47 @@ NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems that c
 
 
 @contextmanager
-def only_one(place: Path) -> Iterator[None]:
+def only_one(folder: Path) -> Iterator[None]:
     """Hold the folder's lock; a second asker waits here until the first is done.
 
     What a killed maker left half written is removed, and so is a folder in which nothing was made. OSError, one line:
     the folder can't be made, or its file system has no locks.
     """
-    lock, absent = take_lock(place)
+    lock, absent = take_lock(folder)
     try:
-        for partial in place.glob("*.partial"):
+        for partial in folder.glob("*.partial"):
             partial.unlink()
         yield
     finally:
-        remove_empty(place, absent)
+        remove_empty(folder, absent)
         lock.close()
 
 
-def take_lock(place: Path) -> tuple[TextIO, list[Path]]:
-    """The open, locked file in `place`, and the folders that had to be made for it, innermost first."""
+def take_lock(folder: Path) -> tuple[TextIO, list[Path]]:
+    """The open, locked file in `folder`, and the folders that had to be made for it, innermost first."""
     for _ in range(100):
-        absent = [folder for folder in (place, *place.parents) if not folder.exists()]
+        absent = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            lock = open(place / ".lock", "w")
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = open(folder / ".lock", "w")
         except FileNotFoundError:  # another process removed the folder just now
             continue
         except OSError as error:
-            raise StorageError(f"{place}: the folder can't be made or written to ({error.strerror})") from None
+            raise StorageError(f"{folder}: the folder can't be made or written to ({error.strerror})") from None
         try:
-            wait_for(lock, place.name)
+            wait_for(lock, folder.name)
         except OSError as error:
-            remove_empty(place, absent)
+            remove_empty(folder, absent)
             lock.close()
             raise StorageError(
-                f"{place}: its file system does not lock files ({error.strerror}), so two processes could "
+                f"{folder}: its file system does not lock files ({error.strerror}), so two processes could "
                 "write one trace; choose a folder on a local disk"
             ) from None
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock.fileno()), os.stat(place / ".lock")):
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / ".lock")):
                 return lock, absent
         lock.close()  # who held it has removed it: it guards nothing
-    raise StorageError(f"{place}: the folder can't be made")
+    raise StorageError(f"{folder}: the folder can't be made")
 
 
 def wait_for(lock: TextIO, name: str) -> None:
@@ -67,13 +68,13 @@ def wait_for(lock: TextIO, name: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def remove_empty(place: Path, absent: list[Path]) -> None:
+def remove_empty(folder: Path, absent: list[Path]) -> None:
     """Remove a folder that holds nothing but its lock, and those of `absent` that are then empty."""
     with suppress(OSError):
-        if os.listdir(place) == [".lock"]:
-            (place / ".lock").unlink()
-            for folder in dict.fromkeys((place, *absent)):
-                folder.rmdir()
+        if os.listdir(folder) == [".lock"]:
+            (folder / ".lock").unlink()
+            for each in dict.fromkeys((folder, *absent)):
+                each.rmdir()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -95,6 +96,15 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise StorageError(
             f"{path} needs {len(content):,} bytes, {free:,} are free: {error.strerror or error}"
         ) from None
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in a file; empty where there is no file, a damaged one, or one that holds something else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def sync_folder(folder: Path) -> None:

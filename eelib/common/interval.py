@@ -8,7 +8,8 @@ from typing import NamedTuple
 class Interval(NamedTuple):
     """Estimate with its 95% interval. sequences: groups behind it; the smallest sample's where several are joined.
 
-    In tables `str(interval)`, as in 0.612 [0.58, 0.645]; in prose `f"{interval:.1f}"`, as in 0.6 (95% interval 0.5 to 0.7).
+    In tables `str(interval)`, as in 0.612 [0.58, 0.645]; in prose `f"{interval:.1f}"`, as in
+    0.6 (95% interval 0.5 to 0.7).
     """
 
     estimate: float

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any
 
+from eelib.common.interval import short_number
+
 
 def text(value: Any) -> str:
     """A value as one line of Markdown: nothing in it is markup, addresses are links, floats are short."""
@@ -13,7 +15,7 @@ def text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return short_number(value)
     if isinstance(value, (list, tuple)):
         return ", ".join(map(text, value))
     parts = re.split(r"(https?://[^\s<>()|]+[^\s<>()|.,;])", " ".join(str(value).split()))  # odd parts are addresses

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -13,10 +14,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 @cache
 def code_hash(*rooms: str) -> str:
     """Hash of all code in some of eelib's folders, as it was when this process first asked."""
-    files = sorted(file for room in rooms for file in (PACKAGE / room).rglob("*.py"))
+    return hash_of(file for room in rooms for file in (PACKAGE / room).rglob("*.py"))
+
+
+def hash_of(files: Iterable[Path]) -> str:
+    """Hash of some of the project's files: their paths and what they hold."""
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes())
+    for file in sorted(files):
+        digest.update(str(file.relative_to(PACKAGE.parent)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

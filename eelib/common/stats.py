@@ -3,10 +3,11 @@
 A group is a sequence, or the passage that several questions share. Rows of one group are not independent, so groups,
 not rows, are drawn with replacement. Most statistics here depend on the rows only through sums per group: a draw is
 then a vector of multinomial counts, one per group, times a small matrix of group sums, and never touches a row again.
-Bad input raises an InputError; too little to estimate from, NotEstimable: one line each.
+Too little to estimate from, or nothing that varies, raises NotEstimable; what can't be data at all, an InputError: one
+line each.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +17,20 @@ from scipy import sparse
 from scipy.stats import kendalltau
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import Interval
+from eelib.common.interval import NOTHING, Interval
 
 DRAWS = 2000
 LEVELS = (0.025, 0.975)
 CHUNK = 2_000_000  # counts held at once: 16 MB a copy
 Tasks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # task -> (values [rows], groups [rows])
+
+
+def attempt(make: Callable[[], Any], otherwise: Any = NOTHING) -> Any:
+    """What `make` returns, or `otherwise` where there is too little to estimate it from; a bug in it is no reason."""
+    try:
+        return make()
+    except NotEstimable:
+        return otherwise
 
 
 class Trend(NamedTuple):
@@ -53,42 +62,6 @@ def bootstrap_difference(
     return _paired(a_values, a_groups, b_values, b_groups, draws, seed)[0]
 
 
-# ---- slopes
-
-
-def bootstrap_slope(
-    x: ArrayLike, y: ArrayLike, groups: ArrayLike, within: ArrayLike | None = None, draws: int = DRAWS, seed: int = 0
-) -> Interval:
-    """Least-squares slope of y on x, in units of y per unit of x.
-
-    within: labels [rows]; x and y are then centred inside each label, so that only differences inside one (such as
-    positions inside a sequence) count, and differences between them do not. Labels should nest in groups.
-    """
-    x, y = _pair(x, y)
-    codes, count = _codes(groups, len(x))
-    if within is not None:
-        x, y = _centred(x, y, within)
-        return bootstrap_totals(_slope_through_origin, _sums([x * x, x * y], codes, count), draws, seed)
-    return bootstrap_totals(_slope, _slope_sums(x, y, codes, count), draws, seed)
-
-
-def bootstrap_slope_difference(
-    a_x: ArrayLike,
-    a_y: ArrayLike,
-    a_groups: ArrayLike,
-    b_x: ArrayLike,
-    b_y: ArrayLike,
-    b_groups: ArrayLike,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> Interval:
-    """Slope of a minus slope of b, groups resampled jointly."""
-    a, b = _pair(a_x, a_y), _pair(b_x, b_y)
-    codes, count, sequences = _joint_codes(a_groups, len(a[0]), b_groups, len(b[0]))
-    sums = np.hstack([_slope_sums(*side, side_codes, count) for side, side_codes in zip((a, b), codes)])
-    return _difference(_slope, sums, draws, seed, sequences)
-
-
 # ---- several tasks
 
 
@@ -99,15 +72,17 @@ def bootstrap_unweighted_mean_over_tasks(tasks: Tasks, draws: int = DRAWS, seed:
 
 def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
     """Mean over tasks of mean(a) - mean(b), each token-weighted; groups are resampled within their task, paired."""
-    if not a or set(a) != set(b):
+    if set(a) != set(b):
         raise InputError(f"a difference needs the same tasks on both sides, not {', '.join(a)} and {', '.join(b)}")
+    if not a:
+        raise NotEstimable("no tasks")
     whole, drawn, sequences = [], [], []
     for number, name in enumerate(sorted(a)):
         interval, differences = _paired(*a[name], *b[name], draws, [seed, number])
         whole.append(interval.estimate)
         drawn.append(differences)
         sequences.append(interval.sequences)
-    return _interval(np.mean(whole), np.mean(drawn, axis=0), min(sequences))
+    return interval_of(float(np.mean(whole)), np.mean(drawn, axis=0), min(sequences))
 
 
 def bootstrap_spread_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
@@ -141,7 +116,7 @@ def bootstrap(
     codes, count = _codes(groups, None)
     estimate = statistic(np.ones(len(codes)))
     drawn = [statistic(row[codes]) for weights in _weights(count, draws, seed) for row in weights]
-    return _interval(estimate, np.asarray(drawn, dtype=float), count)
+    return interval_of(estimate, np.asarray(drawn, dtype=float), count)
 
 
 def bootstrap_totals(
@@ -151,11 +126,10 @@ def bootstrap_totals(
 
     group_sums: [groups, columns], dense or sparse. Draws where the statistic is not finite are left out.
     """
-    count = group_sums.shape[0]
-    whole = np.asarray(group_sums.sum(axis=0)).reshape(1, -1)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite, left out
-        drawn = [statistic(weights @ group_sums) for weights in _weights(count, draws, seed, group_sums.shape[1])]
-        return _interval(statistic(whole)[0], np.concatenate(drawn), count)
+    drawn = _drawn(statistic, group_sums, draws, seed)
+    with np.errstate(divide="ignore", invalid="ignore"):  # one side may be empty: not finite, refused below
+        whole = statistic(np.asarray(group_sums.sum(axis=0)).reshape(1, -1))[0]
+    return interval_of(whole, drawn, group_sums.shape[0])
 
 
 # ---- effect sizes and tests
@@ -190,7 +164,9 @@ def cliffs_delta(a: ArrayLike, b: ArrayLike) -> float:
 
 def trend(x: ArrayLike, y: ArrayLike) -> Trend:
     """Test for a monotonic trend of y over x: Kendall's tau-b (Mann-Kendall when x is time or layer)."""
-    x, y = _pair(x, y)
+    x, y = _numbers(x, "x"), _numbers(y, "y")
+    if len(x) != len(y):
+        raise InputError(f"x has {len(x)} rows, y has {len(y)}")
     result = kendalltau(x, y)
     return Trend(_finite(result.statistic), float(result.pvalue))
 
@@ -209,7 +185,7 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 # ---- inside
 
 
-def _weights(count: int, draws: int, seed: Any, columns: int = 1):
+def _weights(count: int, draws: int, seed: Any, columns: int = 1) -> Iterator[np.ndarray]:
     """Yield counts [chunk, groups]: how often each group was drawn. The same numbers whatever the chunk."""
     if draws < 1:
         raise InputError(f"draws must be at least 1, not {draws}")
@@ -221,7 +197,15 @@ def _weights(count: int, draws: int, seed: Any, columns: int = 1):
         yield np.bincount(picked.ravel(), minlength=rows * count).reshape(rows, count).astype(float)
 
 
-def _interval(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
+def _drawn(statistic: Callable[[np.ndarray], np.ndarray], group_sums: Any, draws: int, seed: Any) -> np.ndarray:
+    """The statistic of every draw's totals [draws]."""
+    count, columns = group_sums.shape
+    with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite, left out
+        return np.concatenate([statistic(w @ group_sums) for w in _weights(count, draws, seed, columns)])
+
+
+def interval_of(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
+    """The interval of a statistic whose bootstrap draws [draws] are made; those that are not finite are left out."""
     estimate, drawn = _finite(estimate), drawn[np.isfinite(drawn)]
     if not len(drawn):
         raise NotEstimable("no draw gave a finite value: too few groups, or draws")
@@ -236,16 +220,8 @@ def _paired(
     a, b = _numbers(a_values, "a_values"), _numbers(b_values, "b_values")
     codes, count, sequences = _joint_codes(a_groups, len(a), b_groups, len(b))
     sums = np.hstack([_sums([side, np.ones_like(side)], side_codes, count) for side, side_codes in zip((a, b), codes)])
-    with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite
-        totals = np.concatenate([weights @ sums for weights in _weights(count, draws, seed, sums.shape[1])])
-        drawn = _ratio(totals[:, :2]) - _ratio(totals[:, 2:])
-    return _interval(a.mean() - b.mean(), drawn, sequences), drawn
-
-
-def _difference(statistic: Callable, sums: np.ndarray, draws: int, seed: int, sequences: int) -> Interval:
-    half = sums.shape[1] // 2
-    interval = bootstrap_totals(lambda t: statistic(t[:, :half]) - statistic(t[:, half:]), sums, draws, seed)
-    return interval._replace(sequences=sequences)
+    drawn = _drawn(lambda totals: _ratio(totals[:, :2]) - _ratio(totals[:, 2:]), sums, draws, seed)
+    return interval_of(a.mean() - b.mean(), drawn, sequences), drawn
 
 
 def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], draws: int, seed: int) -> Interval:
@@ -262,38 +238,14 @@ def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], dra
             raise type(error)(f"task {name}: {error}") from None
         sums = _sums([values, np.ones_like(values)], codes, count)
         whole.append(values.mean())
-        drawn.append(np.concatenate([_ratio(weights @ sums) for weights in _weights(count, draws, [seed, number])]))
+        drawn.append(_drawn(_ratio, sums, draws, [seed, number]))
         sequences.append(count)
-    return _interval(statistic(np.array(whole)), statistic(np.stack(drawn, axis=-1)), min(sequences))
+    return interval_of(float(statistic(np.array(whole))), statistic(np.stack(drawn, axis=-1)), min(sequences))
 
 
 def _ratio(totals: np.ndarray) -> np.ndarray:
+    """Means [draws] from totals of values and of rows [draws, 2]."""
     return totals[:, 0] / totals[:, 1]
-
-
-def _slope(totals: np.ndarray) -> np.ndarray:
-    n, x, y, xx, xy = totals.T
-    variance = xx - x * x / n
-    constant = variance <= 1e-12 * xx  # but for rounding
-    return np.where(constant, np.nan, (xy - x * y / n) / variance)
-
-
-def _slope_through_origin(totals: np.ndarray) -> np.ndarray:
-    return np.where(totals[:, 0] > 0, totals[:, 1] / totals[:, 0], np.nan)
-
-
-def _slope_sums(x: np.ndarray, y: np.ndarray, codes: np.ndarray, count: int) -> np.ndarray:
-    x, y = x - x.mean(), y - y.mean()  # keeps the products small; a slope does not move
-    return _sums([np.ones_like(x), x, y, x * x, x * y], codes, count)
-
-
-def _centred(x: np.ndarray, y: np.ndarray, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    codes, count = _codes(labels, len(x), "within")
-    size = np.bincount(codes, minlength=count)
-    x, y = (values - values.mean() for values in (x, y))
-    inside = [values - (np.bincount(codes, values, count) / size)[codes] for values in (x, y)]
-    inside[0][np.abs(inside[0]) < 1e-12 * np.abs(x).max()] = 0  # x constant inside a label, but for rounding
-    return tuple(inside)
 
 
 def _cells(values: np.ndarray, classes: ArrayLike) -> tuple[np.ndarray, tuple[int, int]]:
@@ -321,12 +273,13 @@ def _sums(columns: list[np.ndarray], codes: np.ndarray, count: int) -> np.ndarra
 
 
 def _numbers(values: ArrayLike, name: str) -> np.ndarray:
+    """Values as float64 [rows]; InputError where they are none, NotEstimable where there is no row."""
     try:
         numbers = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise InputError(f"{name} must be numbers") from None
     if numbers.ndim != 1:
-        raise NotEstimable(f"{name} must have one dimension, not {numbers.ndim}")
+        raise InputError(f"{name} must have one dimension, not {numbers.ndim}")
     if not len(numbers):
         raise NotEstimable(f"{name} is empty")
     if not np.isfinite(numbers).all():
@@ -334,20 +287,14 @@ def _numbers(values: ArrayLike, name: str) -> np.ndarray:
     return numbers
 
 
-def _pair(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    x, y = _numbers(x, "x"), _numbers(y, "y")
-    if len(x) != len(y):
-        raise InputError(f"x has {len(x)} rows, y has {len(y)}")
-    return x, y
-
-
 def _codes(labels: ArrayLike, rows: int | None, name: str = "groups") -> tuple[np.ndarray, int]:
     """Labels (str or int) -> codes 0..n-1 in the order of the sorted labels, and n."""
     if np.ndim(labels) != 1:
         raise InputError(f"{name} must have one dimension, not {np.ndim(labels)}")
-    if rows is not None and len(labels) != rows:
-        raise InputError(f"{name} has {len(labels)} rows, the values have {rows}")
-    codes, distinct = pd.factorize(pd.Series(labels), sort=True)
+    column = pd.Series(labels)
+    if rows is not None and len(column) != rows:
+        raise InputError(f"{name} has {len(column)} rows, the values have {rows}")
+    codes, distinct = pd.factorize(column, sort=True)
     if not len(codes):
         raise NotEstimable(f"{name} is empty")
     if (codes < 0).any():
@@ -355,7 +302,9 @@ def _codes(labels: ArrayLike, rows: int | None, name: str = "groups") -> tuple[n
     return codes, len(distinct)
 
 
-def _joint_codes(a_groups: ArrayLike, a_rows: int, b_groups: ArrayLike, b_rows: int):
+def _joint_codes(
+    a_groups: ArrayLike, a_rows: int, b_groups: ArrayLike, b_rows: int
+) -> tuple[tuple[np.ndarray, np.ndarray], int, int]:
     """Codes of both sides in their joint set of groups, its size, and the smaller side's number of groups."""
     smaller = min(_codes(a_groups, a_rows, "a_groups")[1], _codes(b_groups, b_rows, "b_groups")[1])
     codes, count = _codes(pd.concat([pd.Series(a_groups), pd.Series(b_groups)], ignore_index=True), None)

@@ -1,17 +1,99 @@
-"""How far two tensors may lie apart and still be the same but for rounding."""
+"""How far numbers may lie apart and still be the same but for rounding: a table by dtype, and what compares by it.
+
+Two rules. Where the float64 result is at hand (tests, checks), what is ours may err as much as the plain way errs in
+the same dtype, plus `slack` (after apple/ml-cross-entropy, whose tests compare so). Where it is not (loading a
+checkpoint), two results in one dtype are compared, and the table says how much of the largest value they may differ by.
+Its numbers were measured over the architectures of transformers: what must agree differs by less, what must not agree
+(another candidate for a sub-layer, a cache that does not fit) by more.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+SMALLEST = 1e-6  # of all values being smaller, shares are taken as if the largest were this
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Shares of the largest absolute value, but for `tie`.
+
+    `same`: one computation seen twice, such as a sum and its terms. `close`: two ways to one result, such as steps with
+    a cache and a run without. `factor`: of a factor by least squares, from 1. `slack`: beyond the plain way's error.
+    `tie`: two logits this near may change places between two ways, in nats.
+    """
+
+    same: float
+    close: float
+    factor: float
+    slack: float
+    tie: float
+
+
+TOLERANCES = {
+    # Networks work out norms, softmax and rotations in float32 whatever their dtype, and logits are read in float32, so
+    # two ways differ by a float32 error; sums and copies do not.
+    torch.float64: Tolerance(same=1e-10, close=1e-5, factor=1e-9, slack=1e-12, tie=1e-6),
+    # 1.2e-7 a rounding. Sums measured at most 1.4e-6, the nearest wrong sum 4e-4; ways at most 4e-5, the nearest 3e-4.
+    torch.float32: Tolerance(same=1e-5, close=1e-4, factor=1e-5, slack=2e-6, tie=1e-3),
+    # 9.8e-4 a rounding; products are added up in float32 and rounded once. Sums at most 8e-4, ways at most 1.3e-2.
+    torch.float16: Tolerance(same=2e-3, close=2e-2, factor=1e-3, slack=1e-3, tie=3e-2),
+    # 7.8e-3 a rounding. Sums at most 7e-3, ways at most 2.6e-2 and the nearest wrong one 3.3e-2.
+    torch.bfloat16: Tolerance(same=1e-2, close=3e-2, factor=1e-3, slack=8e-3, tie=0.25),
+}
+
+
+def tolerance(*tensors: Tensor) -> Tolerance:
+    """The tolerance of the coarsest dtype among tensors."""
+    return TOLERANCES[max((t.dtype for t in tensors), key=lambda dtype: TOLERANCES[dtype].same)]
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference of two tensors of one shape, as a share of b's largest value; infinite if any is NaN."""
+    a, b = a.detach().double(), b.detach().double().to(a.device)
+    worst = float((a - b).abs().max() / b.abs().max().clamp(min=SMALLEST))
+    return worst if worst == worst else float("inf")
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are one result but for rounding: the same operations, or a sum and what was added."""
+    return a.shape == b.shape and apart(a, b) <= tolerance(a, b).same
+
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding at the tensors' precision."""
-    if a.shape != b.shape:
-        return False
-    share = 1e-4 if {a.dtype, b.dtype} <= {torch.float32, torch.float64} else 3e-2
-    return bool((a.float() - b.float()).abs().max() <= share * b.float().abs().max().clamp(min=1e-6))
+    """Whether two tensors are one result that was worked out in two ways."""
+    return a.shape == b.shape and apart(a, b) <= tolerance(a, b).close
 
 
-def tolerance(tensor: Tensor) -> float:
-    """Relative difference that rounding alone explains at the tensor's precision."""
-    return 1e-4 if tensor.dtype in (torch.float32, torch.float64) else 5e-2
+def factor_between(a: Tensor, b: Tensor, within: float | None = None) -> float:
+    """The factor c of a = c b by least squares; exactly 1.0 where a equals b up to rounding, or is `within` that."""
+    factor = float((a.double() * b.double()).sum() / (b.double() ** 2).sum().clamp(min=1e-30))
+    return 1.0 if abs(factor - 1.0) < (within or tolerance(a, b).factor) else factor
+
+
+def same_direction(a: Tensor, b: Tensor) -> bool:
+    """Whether b is a times a constant, up to rounding at their precision."""
+    return a.shape == b.shape and apart(a.double() * factor_between(b, a), b) <= tolerance(a, b).same
+
+
+def allowed_error(plain: Tensor, exact: Tensor) -> float:
+    """How far a result may be from `exact` (float64): as far as the `plain` way in its dtype, and its slack."""
+    worst = float((plain.double() - exact.double()).abs().max())
+    return worst + tolerance(plain).slack * max(float(exact.double().abs().max()), SMALLEST)
+
+
+def assert_as_near(ours: Tensor, plain: Tensor, exact: Tensor, what: str = "") -> None:
+    """AssertionError, with both numbers, where `ours` is further from `exact` than `allowed_error`.
+
+    The three have one shape, and NaN in the same places; `ours` and `plain` come in the same dtype, from two ways to
+    what `exact` is in float64.
+    """
+    ours, plain, exact = (t.detach() for t in (ours, plain, exact))
+    assert ours.shape == plain.shape == exact.shape, f"{what}: {ours.shape}, {plain.shape} and {exact.shape}"
+    known = ~exact.isnan()
+    assert torch.equal(known, ~ours.isnan()), f"{what}: NaN in other places"
+    if bool(known.any()):
+        ours, plain, exact = ours[known], plain[known], exact[known]
+        error, allowed = float((ours.double() - exact.double()).abs().max()), allowed_error(plain, exact)
+        assert error <= allowed, f"{what}: off by {error:.3g}, the plain way and the slack by {allowed:.3g}"

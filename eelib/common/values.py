@@ -9,14 +9,14 @@ from eelib.common.errors import InputError
 
 
 def check_whole(name: str, value: object, least: int, allowed: str = "") -> None:
-    """ValueError, naming the parameter, where `value` is not a whole number of at least `least`."""
+    """InputError, naming the parameter, where `value` is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         allowed = allowed or f"a whole number, at least {least}"
         raise InputError(f"{name} {value!r} is not allowed; it must be {allowed}")
 
 
 def check_limit(limit: int | None) -> None:
-    """ValueError where a limit is neither None, nor 0 (all), nor a number of sequences."""
+    """InputError where a limit is neither None, nor 0 (all), nor a number of sequences."""
     if limit is not None:
         check_whole("limit", limit, 0, "0 (all) or a number of sequences")
 
@@ -28,7 +28,7 @@ def check_name(kind: str, name: object) -> None:
 
 
 def check_text(name: str, text: object) -> None:
-    """ValueError, naming the text, where it can't be put to a model."""
+    """InputError, naming the text, where it can't be put to a model."""
     if not isinstance(text, str):
         raise InputError(f"{name} is not a string")
     if not text.strip():
@@ -40,7 +40,7 @@ def check_text(name: str, text: object) -> None:
 
 
 def inside(row: dict, *path: str) -> object:
-    """What a row holds under nested field names; ValueError names the field that is not there."""
+    """What a row holds under nested field names; InputError names the field that is not there."""
     value: object = row
     for depth, name in enumerate(path, 1):
         if not isinstance(value, dict) or name not in value:
@@ -50,7 +50,7 @@ def inside(row: dict, *path: str) -> object:
 
 
 def text_of(row: dict, *path: str) -> str:
-    """A text that a row holds; ValueError names the field that is missing, empty or not a text."""
+    """A text that a row holds; InputError names the field that is missing, empty or not a text."""
     text = inside(row, *path)
     check_text(f"field {'.'.join(path)}", text)
     return str(text)
@@ -66,6 +66,6 @@ def texts_of(row: dict, *path: str) -> list[str]:
     return list(texts)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's text, for messages that must stay on one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -5,9 +5,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
-from eelib.analysis.architectures import ARCHITECTURES, BOTH, DECODER, ENCODER, percent
-from eelib.figures.style import BLUE, GREEN, VERMILION
-from eelib.study.claims import as_depth, format_interval
+from eelib.analysis.architectures import ARCHITECTURES, BOTH, DECODER, ENCODER, of, where
+from eelib.common.interval import Interval
+from eelib.figures.style import BLUE, GREEN, VERMILION, table
+from eelib.study.claims import as_depth, published
+from eelib.study.study import Study
 from eelib.tracing.exit_layers import DEFINITIONS
 
 COLOURS = {DECODER: BLUE, BOTH: VERMILION, ENCODER: GREEN}
@@ -70,7 +72,7 @@ def speed_figure(rows: pd.DataFrame, printed: pd.DataFrame) -> plt.Figure:
     """Time saved against layers saved: a mark with intervals per model and task, P's cells hollow, a line where both
     are the same.
 
-    `rows`: `architectures.speed_rows`; `printed`: `architectures.published_speeds`, whose horizontal bars run between
+    `rows`: `speedup.speed_rows`; `printed`: `speedup.published_speeds`, whose horizontal bars run between
     both readings of the layers.
     """
     fig, axis = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
@@ -88,7 +90,7 @@ def speed_figure(rows: pd.DataFrame, printed: pd.DataFrame) -> plt.Figure:
         )
     for kind in ARCHITECTURES if len(rows) else ():
         for number, (model, cells) in enumerate(rows[rows["architecture"] == kind].groupby("model", sort=False)):
-            for place, row in enumerate(cells.to_dict("records")):
+            for index, row in enumerate(cells.to_dict("records")):
                 axis.errorbar(
                     row["layers"].estimate,
                     row["time"].estimate,
@@ -99,7 +101,7 @@ def speed_figure(rows: pd.DataFrame, printed: pd.DataFrame) -> plt.Figure:
                     markersize=6,
                     elinewidth=1.1,
                     linestyle="",
-                    label="" if place else f"{model} ({kind})",
+                    label="" if index else f"{model} ({kind})",
                 )
     top = max([*printed["highest"], *printed["speed_up"], *(row.high for row in rows.get("layers", []))]) * 1.05
     axis.plot([1, top], [1, top], color="#444444", linewidth=1, linestyle="--", label="time saved as layers are")
@@ -119,9 +121,17 @@ def speed_figure(rows: pd.DataFrame, printed: pd.DataFrame) -> plt.Figure:
     return fig
 
 
-def sides(interval) -> np.ndarray:
+def sides(interval: Interval) -> np.ndarray:
     """Lengths of an interval's arms, [2, 1]."""
     return np.array([[interval.estimate - interval.low], [interval.high - interval.estimate]])
+
+
+def show_exits(studies: list[Study], rows: pd.DataFrame, kind: str, caption: str, of_p: str = "") -> None:
+    """P's table `of_p`, if any, then this run's models of one architecture; nothing where there is no row."""
+    printed = printed_exits(published(of_p)) if of_p else []
+    shown = exit_table(printed, rows[rows["architecture"] == kind])
+    if len(shown):
+        table(shown, f"{caption} {where(of(studies, kind))}.")
 
 
 def exit_table(printed: list[dict], rows: pd.DataFrame) -> pd.DataFrame:
@@ -139,11 +149,11 @@ def exit_table(printed: list[dict], rows: pd.DataFrame) -> pd.DataFrame:
                     "learnt": "yes" if row["learnt"] else "not learnt",
                     "L": row["layers"],
                     "exit layer": definition,
-                    "avg": format_interval(avg),
-                    "avg / L": f"{avg.estimate / row['layers']:.2f}" if np.isfinite(avg.estimate) else "–",
-                    "perc (%)": format_interval(percent(row[f"perc {definition}"])),
+                    "avg": str(avg),
+                    "avg / L": f"{avg.estimate / row['layers']:.2f}" if avg.known else "–",
+                    "perc (%)": str(row[f"perc {definition}"].percent),
                     "by chance (%)": f"{100 * row['perc chance']:.1f}" if first and row["tokens"] else "–",
-                    "above chance (points)": format_interval(percent(row["above chance"])) if first else "–",
+                    "above chance (points)": str(row["above chance"].percent) if first else "–",
                     "sequences": row["sequences"],
                     "tokens": row["tokens"],
                     "cut": row["cut"],
@@ -174,10 +184,10 @@ def printed_row(model: str, task: str, quality: str, row: dict, base: int | str)
     }
 
 
-def printed_exits(table: pd.DataFrame) -> list[dict]:
-    """Rows of P's Table 3 or Table 4, as `papers.published` gives them, for `exit_table`."""
-    base, shown = table.attrs["columns"]["avg"]["layer_base"], []
-    for row in table.to_dict("records"):
+def printed_exits(printed: pd.DataFrame) -> list[dict]:
+    """Rows of P's Table 3 or Table 4, as `claims.published` gives them, for `exit_table`."""
+    base, shown = printed.attrs["columns"]["avg"]["layer_base"], []
+    for row in printed.to_dict("records"):
         if "bleu" in row:
             shown.append(
                 printed_row(
@@ -204,7 +214,7 @@ def printed_exits(table: pd.DataFrame) -> list[dict]:
 
 
 def speed_table(printed: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """P's Table 5, then this run's times: `architectures.published_speeds` and `architectures.speed_rows`."""
+    """P's Table 5, then this run's times: `speedup.published_speeds` and `speedup.speed_rows`."""
     shown = [
         {
             "model": f"P: {row['model']}",
@@ -220,12 +230,12 @@ def speed_table(printed: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
             "model": row["model"],
             "task": short(row["task"]) + ("" if row["learnt"] else " (not learnt)"),
             "L": row["L"],
-            "layers: L / avg": format_interval(row["layers"]),
-            "time: full / oracle": format_interval(row["time"]),
-            "whole request": format_interval(row["whole"]),
+            "layers: L / avg": str(row["layers"]),
+            "time: full / oracle": str(row["time"]),
+            "whole request": str(row["whole"]),
             "ms a token, full": f"{row['full_ms']:.2f}",
             "ms a token, oracle": f"{row['oracle_ms']:.2f}",
-            "time that stays (%)": format_interval(percent(row["fixed"])),
+            "time that stays (%)": str(row["fixed"].percent),
             "sequences": str(row["sequences"]),
             "tokens": str(row["tokens"]),
             "wrong": str(row["mismatches"]),

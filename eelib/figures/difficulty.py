@@ -7,16 +7,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from eelib.analysis.difficulty import BAND
 from eelib.common.interval import Interval
 from eelib.figures.style import BLACK, BLUE, GREEN, ORANGE, VERMILION
 
 KINDS = {"easy": (BLUE, "o", "-"), "difficult": (VERMILION, "s", "--")}
 UNITS = {"decoded prefix": (BLACK, "o"), "whole output": (GREEN, "D")}
-BAND = (0.1, 0.9)  # quantiles
 
 
 def curves_figure(panels: dict[str, dict[str, np.ndarray]], threshold: float) -> plt.Figure:
-    """Mean cosine to the last layer, and its band from 10% to 90% of units; `panels[title][kind]` is [units, L+1]."""
+    """Mean cosine to the last layer, and the band that holds most units; `panels[title][kind]` is [units, L+1]."""
     fig, axes = plt.subplots(1, len(panels), figsize=(7.2, 3.8), sharey=True, layout="constrained", squeeze=False)
     for axis, (title, kinds) in zip(axes[0], panels.items()):
         for kind, cosine in kinds.items():
@@ -99,7 +99,7 @@ def length_figure(differences: dict[str, dict[str, Interval]]) -> plt.Figure:
     """Length of easy minus difficult units, tokens, with intervals; `differences[row][unit]`, one row per task."""
     fig, axis = plt.subplots(figsize=(7.2, 1.6 + 0.55 * len(differences)), layout="constrained")
     for step, (unit, (colour, marker)) in zip((-0.14, 0.14), UNITS.items()):
-        found = [(y + step, row[unit]) for y, row in enumerate(differences.values()) if np.isfinite(row[unit].estimate)]
+        found = [(y + step, row[unit]) for y, row in enumerate(differences.values()) if row[unit].known]
         if not found:
             continue
         places, middle = [y for y, _ in found], np.array([v.estimate for _, v in found])

@@ -5,16 +5,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from eelib.analysis.joint import MEASURES
+from eelib.analysis.joint import SIMILARITIES
 from eelib.figures.style import BLACK, BLUE, VERMILION
 
 STATES = {"before": (BLUE, "o"), "after": (VERMILION, "s")}
 
 
 def pairs_figure(matrices: dict[str, dict[str, np.ndarray]]) -> plt.Figure:
-    """Layer against layer, one row per measure, before and after side by side. `matrices[measure][state]` [L, L]."""
+    """Layer against layer, a row per similarity, before and after side by side. `matrices[similarity][state]` [L, L]."""
     fig, axes = plt.subplots(len(matrices), 2, figsize=(7.2, 3.3 * len(matrices)), layout="constrained", squeeze=False)
-    for row, (measure, states) in zip(axes, matrices.items()):
+    for row, (similarity, states) in zip(axes, matrices.items()):
         low, high = min(m.min() for m in states.values()), max(m.max() for m in states.values())
         for axis, (state, matrix) in zip(row, states.items()):
             depth = len(matrix)
@@ -25,12 +25,12 @@ def pairs_figure(matrices: dict[str, dict[str, np.ndarray]]) -> plt.Figure:
             axis.set(title=state, xlabel="layer", ylabel="layer")
             for way in (axis.xaxis, axis.yaxis):
                 way.set_major_locator(MaxNLocator(integer=True, nbins=7))
-        fig.colorbar(image, ax=row, label=MEASURES[measure], shrink=0.9)
+        fig.colorbar(image, ax=row, label=SIMILARITIES[similarity], shrink=0.9)
     return fig
 
 
 def layers_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
-    """Confidence and agreement by layer, before and after. `curves[readout][state]` from `joint_effect.by_layer`."""
+    """Confidence and agreement by layer, before and after. `curves[readout][state]` from `joint.layer_curves`."""
     titles = {"confidence": "probability of the layer's top token", "agreement": "top token is the final one"}
     fig, axes = plt.subplots(1, len(curves), figsize=(7.2, 3.5), sharey=True, layout="constrained", squeeze=False)
     for axis, (readout, states) in zip(axes[0], curves.items()):
@@ -53,9 +53,9 @@ def trade_figure(rows: pd.DataFrame) -> plt.Figure:
     """
     fig, axes = plt.subplots(1, 2, figsize=(7.2, 0.9 + 0.3 * len(rows)), sharey=True, layout="constrained")
     places = np.arange(len(rows))[::-1]
-    for axis, column, scale in zip(axes, ("layers", "quality"), (100, 1)):
-        for place, interval, learnt in zip(places, rows[column], rows["learnt"]):
-            estimate, low, high = (scale * value for value in interval[:3])
+    columns = ([interval.percent for interval in rows["layers"]], rows["quality"])
+    for axis, intervals in zip(axes, columns):
+        for place, (estimate, low, high, _), learnt in zip(places, intervals, rows["learnt"]):
             colour = BLUE if learnt else "#999999"
             axis.plot((low, high), (place, place), color=colour, linewidth=1.6)
             axis.plot(estimate, place, color=colour, marker="o" if learnt else "x", markersize=5)

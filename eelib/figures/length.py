@@ -8,16 +8,14 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.ticker import MaxNLocator
 
-from eelib.figures.style import BLACK, BLUE, DEFINITION_COLOURS, GREEN, ORANGE
+from eelib.analysis.slopes import NAMES
+from eelib.common.interval import Interval
+from eelib.figures.style import BLACK, BLUE, DEFINITION_COLOURS, GREEN, MARKERS, ORANGE, WIDTH
 
-MARKERS = "osD^vPX*"
-SLOPES = {
-    "length": ("length, sequence means", BLACK),
-    "length_matched": ("length, same position", BLUE),
-    "length_joint": ("length, joint regression", GREEN),
-    "position": ("position, inside outputs", ORANGE),
-}
+SLOPES = {"length": BLACK, "length_matched": BLUE, "length_joint": GREEN, "position": ORANGE}  # those that are drawn
 PANEL = 2.7  # inches of height
+FAINT = 0.2  # of a heat map's range, below its smallest value: that one is still told from a blank
+EVEN = 0.179  # relative luminance at which black and white stand out alike
 Curves = Mapping[str, Mapping[str, pd.DataFrame]]  # definition -> task -> curve
 
 
@@ -47,12 +45,12 @@ def both_figure(tables: Mapping[str, Mapping[str, pd.DataFrame]], depth: int) ->
     shown = [by_task[t].to_numpy(float).ravel() for by_task in tables.values() for t in tasks]
     values = np.concatenate(shown) if shown else np.array([])
     low, high = (np.nanmin(values), np.nanmax(values)) if np.isfinite(values).any() else (1, depth)
-    low -= 0.2 * (high - low)  # the smallest is still told from a blank
+    low -= FAINT * (high - low)
     lines = [max(len(by_task[t]) for by_task in tables.values()) for t in tasks] or [8]
     fig, axes = plt.subplots(
         len(lines),
         len(tables),
-        figsize=(7.2, 0.26 * sum(lines) + len(lines)),
+        figsize=(WIDTH, 0.26 * sum(lines) + len(lines)),
         squeeze=False,
         layout="constrained",
         height_ratios=[n + 1 for n in lines],
@@ -81,7 +79,7 @@ def both_figure(tables: Mapping[str, Mapping[str, pd.DataFrame]], depth: int) ->
     return fig
 
 
-def slope_figure(slopes: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> plt.Figure:
+def slope_figure(slopes: Mapping[str, Mapping[str, Mapping[str, Interval]]]) -> plt.Figure:
     """Slopes with intervals, `slopes[definition][task][name]`, names as in SLOPES: row per task, column per definition.
 
     Left of 0: exits earlier. Each row has a scale of its own: a token more is a large step where outputs are short.
@@ -90,21 +88,21 @@ def slope_figure(slopes: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> plt
     fig, axes = plt.subplots(
         len(tasks),
         len(slopes),
-        figsize=(7.2, 0.9 + 1.5 * len(tasks)),
+        figsize=(WIDTH, 0.9 + 1.5 * len(tasks)),
         sharex="row",
         squeeze=False,
         layout="constrained",
     )
     for row, task in zip(axes, tasks):
         for axis, (definition, by_task) in zip(row, slopes.items()):
-            for line, (name, (label, colour)) in enumerate(SLOPES.items()):
-                estimate, low, high, _ = by_task[task][name]
-                axis.plot([low, high], [line, line], color=colour, linewidth=1.6)
-                axis.plot(estimate, line, color=colour, marker=MARKERS[line], markersize=5.5, linestyle="", label=label)
+            for line, (name, colour) in enumerate(SLOPES.items()):
+                slope, look = by_task[task][name], {"marker": MARKERS[line], "markersize": 5.5, "linestyle": ""}
+                axis.plot([slope.low, slope.high], [line, line], color=colour, linewidth=1.6)
+                axis.plot(slope.estimate, line, color=colour, label=NAMES[name], **look)
             axis.axvline(0, color=BLACK, linewidth=0.8)
             axis.set(title=f'{task}\n"{definition}"', ylim=(len(SLOPES) - 0.5, -0.5), yticks=[])
             axis.xaxis.set_major_locator(MaxNLocator(5))
-            if not any(np.isfinite(by_task[task][name][0]) for name in SLOPES):
+            if not any(by_task[task][name].known for name in SLOPES):
                 _empty(axis)
     for axis in axes[-1]:
         axis.set_xlabel("layers per token")
@@ -116,7 +114,7 @@ def _curve_figure(curves: Curves, x: str, label: str, dashed: str | None = None)
     tasks = list(next(iter(curves.values())))
     wide, high = min(2, len(tasks)), -(-len(tasks) // 2)
     fig, axes = plt.subplots(
-        high, wide, figsize=(7.2, 0.8 + PANEL * high), sharex=True, sharey=True, squeeze=False, layout="constrained"
+        high, wide, figsize=(WIDTH, 0.8 + PANEL * high), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
     places = [v for by_task in curves.values() for c in by_task.values() for v in c[x]]
     low, top = (min(places) * 0.9, max(places) * 1.1) if places else (1, 2)
@@ -160,4 +158,4 @@ def _readable(axis: plt.Axes, filled: np.ndarray) -> None:
     """Give the numbers of a heat map black or white, whichever stands out more (WCAG relative luminance)."""
     for text, colour in zip(axis.texts, axis.collections[0].get_facecolors()[filled]):
         channels = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
-        text.set_color("black" if channels @ [0.2126, 0.7152, 0.0722] > 0.179 else "white")
+        text.set_color("black" if channels @ [0.2126, 0.7152, 0.0722] > EVEN else "white")

@@ -7,15 +7,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from eelib.analysis.sublayers_tables import SITE_LABELS, Example, regrouped
 from eelib.figures.style import PLAIN, SITE_COLOURS, VERMILION, log_scale
+from eelib.lens.readout import TOP
+from eelib.study.study import Study
 
-SITE_LABELS = {
-    "block": "block output",
-    "after_attention": "after attention",
-    "feed_forward": "feed-forward module",
-    "cross_attention": "cross-attention module",
-    "attention": "attention module",
-}
 MARKERS = {"block": "D", "after_attention": "o", "feed_forward": "s", "cross_attention": "v", "attention": "^"}
 DASHES = {
     "block": (0, (1, 1)),
@@ -33,46 +29,61 @@ QUANTITY_LABELS = {
 FINAL = "background:#ffe08a;color:#111;font-weight:bold;border:1px solid #b8860b;border-radius:3px;padding:0 2px"
 
 
+def example_table(example: Example, study: Study) -> str:
+    """HTML of this run's example token, in the form of P's Table 10."""
+    depth, saturation = study.model.layers, example.saturation
+    return hypotheses_table(example.hypotheses, example.token_id, study.token_text, example.caption, depth, saturation)
+
+
+def published_table(printed: pd.DataFrame, caption: str) -> str:
+    """HTML of P's Table 10 itself."""
+    rows = regrouped(printed)
+    return hypotheses_table(rows, rows[0]["top_10"][0], str, caption, rows[0]["layer"])
+
+
 def hypotheses_table(
-    rows: list[dict], final, token_text: Callable[[object], str], caption: str, depth: int, mark: int | None = None
+    rows: list[dict],
+    final: object,
+    token_text: Callable[[object], str],
+    caption: str,
+    depth: int,
+    mark: int | None = None,
 ) -> str:
     """HTML in the form of P's Table 10. `rows` from layer L down: layer, site, top_10; probability and rank if known.
 
     `final` marks the final token wherever it stands; layer `mark` is named as saturation. A row of dots stands where
     layers are left out. Every text is escaped; None is a piece that can't be read.
     """
-    known = "rank" in rows[0]
+    numbers = ("top-1 probability", "rank of the final token") if "rank" in rows[0] else ()
+    heads = ("layer", "site", *numbers, "top ten, best first")
     lines, before = [], depth + 1
     for row in rows:
         if row["layer"] < before - 1:
-            lines.append(f'<tr><td colspan="{5 if known else 3}" style="text-align:center">⋮</td></tr>')
-        name = f"{row['layer']}{' (saturation)' if row['layer'] == mark else ''}" if row["layer"] != before else ""
-        edge = ' style="border-top:2px solid #888"' if row["layer"] != before else ""
+            lines.append(f'<tr><td colspan="{len(heads)}" style="text-align:center">⋮</td></tr>')
+        name, edge = "", ""
+        if row["layer"] != before:
+            name = f"{row['layer']}{' (saturation)' if row['layer'] == mark else ''}"
+            edge = ' style="border-top:2px solid #888"'
         before = row["layer"]
-        pieces = [
-            f'<span style="{FINAL}">{_inert(token_text(t))}</span>'
-            if t == final
-            else "<i>unreadable</i>"
-            if t is None
-            else _inert(token_text(t))
-            for t in row["top_10"]
-        ]
-        numbers = f"<td>{row['probability']:.3f}</td><td>{int(row['rank']):,}</td>" if known else ""
+        figures = f"<td>{row['probability']:.3f}</td><td>{int(row['rank']):,}</td>" if numbers else ""
+        pieces = " &nbsp; ".join(_piece(token, final, token_text) for token in row["top_10"])
         lines.append(
-            f'<tr{edge}><th>{name}</th><td style="white-space:nowrap">{SITE_LABELS[row["site"]]}</td>{numbers}'
-            f'<td style="text-align:left">{" &nbsp; ".join(pieces)}</td></tr>'
+            f'<tr{edge}><th>{name}</th><td style="white-space:nowrap">{SITE_LABELS[row["site"]]}</td>{figures}'
+            f'<td style="text-align:left">{pieces}</td></tr>'
         )
-    heads = [
-        "layer",
-        "site",
-        *(["top-1 probability", "rank of the final token"] if known else []),
-        "top ten, best first",
-    ]
     head = "".join(f"<th>{h}</th>" for h in heads[:-1]) + f'<th style="text-align:left">{heads[-1]}</th>'
     return (
         f'<div class="ee-scroll {PLAIN}"><table class="ee-table"><thead><tr>{head}</tr></thead>'
         f'<tbody>{"".join(lines)}</tbody></table></div><p class="ee-caption {PLAIN}">{html.escape(caption)}</p>'
     )
+
+
+def _piece(token: object, final: object, token_text: Callable[[object], str]) -> str:
+    """One of the ten: escaped, the final token marked, and kept from turning the text around it right to left."""
+    if token is None:
+        return "<i>unreadable</i>"
+    text = f"<bdi>{html.escape(token_text(token))}</bdi>"
+    return f'<span style="{FINAL}">{text}</span>' if token == final else text
 
 
 def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
@@ -86,10 +97,10 @@ def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
         if quantity == "log_rank":
             log_scale(axis)
             axis.invert_yaxis()
-            axis.axhline(10, color=VERMILION, linewidth=1, linestyle=":")
+            axis.axhline(TOP, color=VERMILION, linewidth=1, linestyle=":")
             axis.annotate(
-                "rank 10",
-                (1.0, 10),
+                f"rank {TOP}",
+                (1.0, TOP),
                 xycoords=("axes fraction", "data"),
                 ha="right",
                 va="bottom",
@@ -118,11 +129,6 @@ def around_figure(by_site: dict[str, pd.DataFrame], threshold: float) -> plt.Fig
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(fig, axis)
     return fig
-
-
-def _inert(text: str) -> str:
-    """Escaped, and kept from turning the text around it right to left."""
-    return f"<bdi>{html.escape(text)}</bdi>"
 
 
 def _line(axis: plt.Axes, x: pd.Series, found: pd.DataFrame, site: str) -> None:

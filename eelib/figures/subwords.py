@@ -10,9 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from eelib.common.interval import Interval
 from eelib.common.text import visible
-from eelib.figures.style import DEFINITION_COLOURS, PLAIN, TASK_COLOURS, shade
+from eelib.figures.style import DEFINITION_COLOURS, GREY, MARKERS, TASK_COLOURS, WIDTH, scrolling, shade
+from eelib.tracing.exit_layers import DEFINITIONS
 
-MARKERS = "osD^vPX*"
 DEFINITION_MARKERS = {"first": "o", "stable": "s"}
 
 
@@ -34,15 +34,12 @@ def pieces_table(pieces: pd.DataFrame, depth: int, caption: str) -> str:
         whole = "".join(of_word["text"]).strip() if inside[of_word.index[0]] else ""
         rows["word"].append(_cell(whole, len(of_word)))
         rows["tag"].append(_cell(of_word["upos"].iloc[0], len(of_word)))
-    for definition in ("first", "stable"):
+    for definition in DEFINITIONS:
         rows[f"exit layer, “{definition}”"] = [
             f'<td style="{shade(min(1.0, layer / depth))}">{int(layer)}</td>' for layer in pieces[definition]
         ]
     body = "".join(f'<tr><th style="text-align:left">{name}</th>{"".join(cells)}</tr>' for name, cells in rows.items())
-    return (
-        f'<div class="ee-scroll {PLAIN}"><table class="ee-table">{body}</table></div>'
-        f'<p class="ee-caption {PLAIN}">{html.escape(caption)}</p>'
-    )
+    return scrolling(f'<table class="ee-table">{body}</table>', caption)
 
 
 def differences_figure(comparisons: Mapping[str, Mapping[str, Mapping[str, Interval]]]) -> plt.Figure:
@@ -52,7 +49,7 @@ def differences_figure(comparisons: Mapping[str, Mapping[str, Mapping[str, Inter
     """
     tasks = list(dict.fromkeys(t for panel in comparisons.values() for by_task in panel.values() for t in by_task))
     fig, axes = plt.subplots(
-        1, len(comparisons), figsize=(7.2, 1.7 + 0.45 * len(tasks)), sharey=True, layout="constrained", squeeze=False
+        1, len(comparisons), figsize=(WIDTH, 1.7 + 0.45 * len(tasks)), sharey=True, layout="constrained", squeeze=False
     )
     for axis, (title, panel) in zip(axes[0], comparisons.items()):
         axis.axvline(0, color="#666666", linewidth=1, linestyle="--")
@@ -78,20 +75,19 @@ def classes_figure(
 ) -> plt.Figure:
     """Mean exit layer with interval by class: a panel per definition, a row per class of `order`, a mark per task.
 
-    means[definition][task]: from `word_exits.exit_by_role` or `exit_by_upos`; `column` names the class. Classes not in
+    means[definition][task]: from `subwords.exit_by_role` or `exit_by_upos`; `column` names the class. Classes not in
     `order` are left out.
     """
     tasks = list(dict.fromkeys(task for by_task in means.values() for task in by_task))
     height = 1.5 + len(order) * (0.16 + 0.14 * len(tasks))
-    fig, axes = plt.subplots(1, len(means), figsize=(7.2, height), sharey=True, layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(1, len(means), figsize=(WIDTH, height), sharey=True, layout="constrained", squeeze=False)
     shifts = (np.arange(len(tasks)) - (len(tasks) - 1) / 2) * min(0.26, 0.66 / max(len(tasks), 1))
     for axis, (definition, by_task) in zip(axes[0], means.items()):
         for task, table in by_task.items():
             number = tasks.index(task)
             colour, marker = TASK_COLOURS[number % len(TASK_COLOURS)], MARKERS[number % len(MARKERS)]
             for row in table[table[column].isin(order)].to_dict("records"):
-                interval = Interval(row["mean"], row["low"], row["high"], row["sequences"])
-                _interval(axis, interval, order.index(row[column]) + shifts[number], colour, marker, task)
+                _interval(axis, row["mean"], order.index(row[column]) + shifts[number], colour, marker, task)
         axis.set(title=f'"{definition}"', xlabel="mean exit layer (blocks run)", xlim=(0.8, depth + 0.2))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     _classes_axis(axes[0], order)
@@ -111,7 +107,7 @@ def _classes_axis(axes: np.ndarray, names: list[str]) -> None:
     for axis in axes:
         axis.grid(False, axis="y")
         for edge in range(1, len(names)):
-            axis.axhline(edge - 0.5, color="#dddddd", linewidth=1)
+            axis.axhline(edge - 0.5, color=GREY, linewidth=1)
 
 
 def _legend(fig: plt.Figure, axes: np.ndarray) -> None:

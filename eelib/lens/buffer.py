@@ -48,7 +48,7 @@ class Reader:
         self.known += [self.next_reference(row, token) for row, token in zip(rows, ids)]
 
     def next_reference(self, row: int, token: int) -> int:
-        """The reference's token at the place of `token`, the next one of its sequence; -1 where there is none."""
+        """The reference's token at the position of `token`, the next one of its sequence; -1 where there is none."""
         at, reference = self.lengths[row], self.references[row]
         self.lengths[row] += 1
         wanted = reference[at] if self.agrees[row] and at < len(reference) else -1

@@ -1,10 +1,13 @@
 """What the head says of a state: top-k, probability, entropy, rank, divergence; never layers x tokens x vocabulary."""
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +23,6 @@ LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in f
 ROWS_AT_ONCE = 256  # a matrix product of fewer rows packs its weights for too little work
 FEWEST_LOGITS = 16 << 20  # held at a time, where there are as many
 SCALARS = (
-    "probability",
-    "margin",
     "entropy",
     "final_rank",
     "final_probability",
@@ -29,6 +30,8 @@ SCALARS = (
     "cosine",
     "js_final",
 )
+TOP_K = ("topk_ids", "topk_probability")
+FROM_TOP_K = ("top1", "probability", "margin")  # what the top-k tells, so that nobody has to keep it
 
 
 @dataclass
@@ -38,12 +41,23 @@ class Readout:
     values: dict[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.values[name]
+        return from_top_k(name, self.values.__getitem__) if name in FROM_TOP_K else self.values[name]
 
 
-def top_k(vocabulary: int) -> int:
+Array = TypeVar("Array", Tensor, np.ndarray)
+
+
+def from_top_k(name: str, top: Callable[[str], Array]) -> Array:
+    """One of FROM_TOP_K from what `top` gives under the names of TOP_K, [..., k]; the margin is top-1 less top-2."""
+    if name == "top1":
+        return top("topk_ids")[..., 0]
+    shares = top("topk_probability")
+    return shares[..., 0] if name == "probability" else shares[..., 0] - shares[..., min(1, shares.shape[-1] - 1)]
+
+
+def top_k(vocab_size: int) -> int:
     """Width of the top-k columns: `TOP`, or the vocabulary where that is smaller."""
-    return min(TOP, vocabulary)
+    return min(TOP, vocab_size)
 
 
 class Scratch:
@@ -68,20 +82,20 @@ def read(
     last: Tensor | None = None,
     scratch: Scratch | None = None,
 ) -> Readout:
-    """Read states [n, S, hidden_size] through `unembed`; the last of the S is layer L unless `last` [n, hidden_size] is given.
+    """Read states [n, S, hidden_size] through `unembed`; the last of the S is layer L unless `last` is given.
 
+    `last` is [n, hidden_size].
     `final_ids` [n] are the emitted tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
     Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
     against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises
     ValueError naming the layer if a state is not finite.
     """
-    count, sites, width = states.shape
+    count, sites, _ = states.shape
     check_finite(states, first=0 if last is None else 1)
     if last is not None:
         states = torch.cat([states, last[:, None]], dim=1)
     k = top_k(unembed.vocab_size)
     values = {name: torch.empty(count, sites) for name in SCALARS}
-    values["top1"] = torch.empty(count, sites, dtype=torch.int32)
     values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
     values["topk_probability"] = torch.empty(count, sites, k)
     unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
@@ -119,8 +133,8 @@ def top_ids(unembed: Unembed, states: Tensor) -> list[int]:
 
 
 def logits_into(unembed: Unembed, states: Tensor, out: Tensor, spread: Spread) -> None:
-    """Fill `out` [n, vocab_size] with the logits of states [n, hidden_size]; a plain float32 head writes them in place."""
-    head = getattr(unembed, "head", None)
+    """Fill `out` [n, vocab_size] with the logits of states [n, hidden_size]; a float32 head writes them in place."""
+    head = unembed.head
     if type(head) is not nn.Linear or head.weight.dtype != torch.float32:
         out.copy_(unembed(states))
         return
@@ -139,7 +153,7 @@ def read_on_cpu(
     unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int, scratch: Scratch, spread: Spread
 ) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size] on the CPU: one matrix product, then one pass over its rows."""
-    count, sites, width = states.shape
+    count, sites, hidden_size = states.shape
     size = count * sites
     logits = scratch.take(size, unembed.vocab_size)
     wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
@@ -147,7 +161,7 @@ def read_on_cpu(
     normalizer, entropy, divergence = torch.empty(size), torch.empty(size), torch.empty(size)
     rank = torch.empty(size, dtype=torch.int32)
     numbers = logits.numpy()
-    logits_into(unembed, states.reshape(size, width), logits, spread)
+    logits_into(unembed, states.reshape(size, hidden_size), logits, spread)
     spread(
         rows.summarize,
         size,
@@ -168,10 +182,10 @@ def read_on_cpu(
 
 
 def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
-    """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the vocabulary, one for JS."""
-    count, sites, width = states.shape
+    """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the logits, one for JS."""
+    count, sites, hidden_size = states.shape
     weight, device = unembed.head.weight, unembed.head.weight.device
-    hidden = unembed.normed(states.reshape(count * sites, width))
+    hidden = unembed.normed(states.reshape(count * sites, hidden_size))
     wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
     scaling = dict(bias=unembed.bias, head_bias=unembed.head.bias, after=unembed.after, cap=unembed.cap)
     got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known, **scaling)
@@ -234,17 +248,14 @@ def finish(
     own: Tensor,
     reference: Tensor,
     divergence: Tensor,
-    vocabulary: int,
+    vocab_size: int,
 ) -> dict[str, Tensor]:
     """Readouts [n] and [n, k] from the logits of the top-k, of the emitted token and of the reference's token."""
     shares = (top - normalizer[:, None]).clamp(max=0.0).exp()
     return {
-        "top1": ids[:, 0],
         "topk_ids": ids,
         "topk_probability": shares,
-        "probability": shares[:, 0],
-        "margin": shares[:, 0] - shares[:, min(1, shares.shape[1] - 1)],
-        "entropy": entropy.clamp(0.0, math.log(vocabulary)),
+        "entropy": entropy.clamp(0.0, math.log(vocab_size)),
         "final_rank": rank,
         "final_probability": (own - normalizer).clamp(max=0.0).exp(),
         "reference_probability": (reference - normalizer).clamp(max=0.0).exp(),

@@ -6,6 +6,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from eelib.models.probe import their_code
+
 
 class GrowingLayer(DynamicLayer):
     """The cache of a full-attention layer: `keys` and `values` are the filled part of larger buffers."""
@@ -46,7 +48,8 @@ class GrowingLayer(DynamicLayer):
 
 def growing_cache(config=None, limit: int = 0) -> DynamicCache:
     """transformers' own cache for `config`, with full-attention layers that grow by doubling, up to `limit` tokens."""
-    cache = DynamicCache() if config is None else DynamicCache(config=config)
+    with their_code():  # a config may name no kinds of layers
+        cache = DynamicCache() if config is None else DynamicCache(config=config)
     cache.layers = [GrowingLayer(limit) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = partial(GrowingLayer, limit)

@@ -75,7 +75,7 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"model {name!r} could not be loaded (config.json: {first_line(error)})") from None
+        raise CheckpointError(f"model {name!r} could not be loaded (config.json: {first_line(error)})") from error
     if config.get("auto_map") and not trust_remote_code and not known_class(config):
         raise CheckpointError(
             f"model {name!r} needs code of its own from its folder; allowed only with trust_remote_code=True"
@@ -85,7 +85,7 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"model {name!r} could not be loaded ({index.name}: {first_line(error)})") from None
+            raise CheckpointError(f"model {name!r} could not be loaded ({index.name}: {first_line(error)})") from error
         missing = sorted(shard for shard in shards if not (folder / shard).exists())
         if missing:
             raise CheckpointError(
@@ -139,7 +139,7 @@ def kind_of(config) -> str:
 
 
 def resolve_device(device: str) -> torch.device | None:
-    """ "auto" (CUDA where there is one), "balanced" (None: spread over all), or a torch device name that exists here."""
+    """ "auto" (CUDA where there is one), "balanced" (None: spread over all), or a torch device that exists here."""
     if device == "balanced":
         if importlib.util.find_spec("accelerate") is None:
             raise CheckpointError("device 'balanced' needs the library accelerate, which is not installed")
@@ -147,13 +147,13 @@ def resolve_device(device: str) -> torch.device | None:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-        return place
+        found = torch.device(device)
+        torch.empty(0, device=found)
+        return found
     except (RuntimeError, AssertionError) as error:
         raise CheckpointError(
             f"device {device!r} is not available ({first_line(error)}); allowed: auto, balanced, cpu, cuda, cuda:N"
-        ) from None
+        ) from error
 
 
 def check_quantizer(config, name: str) -> bool:
@@ -184,7 +184,7 @@ def installed(library: str) -> bool:
 
 
 def read_checkpoint(
-    name: str, path: str, dtype: str, place: torch.device | None, revision: str | None, trust_remote_code: bool
+    name: str, path: str, dtype: str, device: torch.device | None, revision: str | None, trust_remote_code: bool
 ) -> tuple[nn.Module, object, str]:
     """(network in eval mode, tokenizer, kind) of a folder or hub id. Raises ValueError, one line."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -198,7 +198,7 @@ def read_checkpoint(
     if getattr(network_class, "config_class", None) and not isinstance(config, network_class.config_class):
         config = config.get_text_config(decoder=True)  # the language model of a larger one
     quantized = check_quantizer(config, name)
-    spread = {"device_map": "auto"} if place is None else {"device_map": {"": place}} if quantized else {}
+    spread = {"device_map": "auto"} if device is None else {"device_map": {"": device}} if quantized else {}
     more = {"trust_remote_code": trust_remote_code} if network_class is CLASSES[kind] else {}
     try:
         network, loaded = network_class.from_pretrained(
@@ -219,8 +219,8 @@ def read_checkpoint(
         raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({first_line(error)})") from error
     if loaded["missing_keys"]:  # transformers would leave them random
         raise CheckpointError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
-    if place is not None and not quantized:
-        network.to(place)
+    if device is not None and not quantized:
+        network.to(device)
     return network.eval(), tokenizer, kind
 
 

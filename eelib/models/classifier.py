@@ -5,15 +5,16 @@ from torch import Tensor, nn
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
-from eelib.models.probe import Call, Runs, first_tensor
-from eelib.models.unembed import ACTIVATIONS, LONGEST, Unembed, place_of
+from eelib.models.probe import Call, Runs
+from eelib.models.trail import EACH, calls_after, find_trail, without_holders
+from eelib.models.unembed import Unembed
 
 
 @torch.no_grad()
 def find_classifier_unembed(
     network: nn.Module, last: Call, runs: Runs, name: str, eos: int | None
 ) -> tuple[Unembed, int]:
-    """(unembed, position read in the probe run). Raises ValueError where the pooled state is not that of one position."""
+    """(unembed, position read in the probe run). CheckpointError where the pooled state is not that of one position."""
     labels = runs.logits.shape[-1]
     if labels < 2 or getattr(network.config, "problem_type", None) == "regression":
         raise CheckpointError(
@@ -21,7 +22,7 @@ def find_classifier_unembed(
         )
     if not bool(torch.isfinite(runs.logits).all()):
         raise CheckpointError(f"{name}: the logits hold values that are not finite")
-    after = runs.calls[place_of(last, runs) + 1 :]
+    after = calls_after(last, runs)
     heads = [
         c
         for c in after
@@ -34,20 +35,15 @@ def find_classifier_unembed(
     if not heads:
         raise CheckpointError(f"{name}: no linear head gives the network's label scores")
     into = heads[-1]
-    found = way(network, last, into, after)
-    if found is None:
-        raise CheckpointError(
-            f"{name}: the way from {last.name} to the head {into.name} was not found: no module takes "
-            "the state of one position on"
-        )
-    steps, trail, position = found
-    if position is None:
+    trail = find_trail(last, into.taken, without_holders(after, network, into.module), name, f"the head {into.name}")
+    position = trail.position
+    if position == EACH:
         rows = rows_with(into.given, runs.logits)
-        position = rows[0] if len(rows) == 1 and into.given.ndim == 3 else None
-    if position is None:
-        raise CheckpointError(
-            f"{name}: the label scores are not those of one position's state, so no layer can be read out"
-        )
+        if len(rows) != 1 or into.given.ndim != 3:
+            raise CheckpointError(
+                f"{name}: the label scores are not those of one position's state, so no layer can be read out"
+            )
+        position = rows[0]
     count = last.given.shape[1]
     reads = {eos_at(runs, eos): "eos", 0: "first", count - 1: "last"}.get(position)
     if reads is None:
@@ -55,77 +51,20 @@ def find_classifier_unembed(
             f"{name}: the label scores are read at position {position} of {count}, which is neither the "
             "first, the last nor the end token's"
         )
-    unembed = Unembed(steps, into.module, 1.0, 1.0, 0.0, None, last.given.shape[-1], labels, reads)
+    unembed = Unembed(trail.steps, into.module, 1.0, 1.0, 0.0, None, last.given.shape[-1], labels, reads)
     got = unembed(last.given[0, position : position + 1])
-    if not close(got, runs.logits.float()):
+    if not close(got.to(runs.logits.dtype), runs.logits):
         raise CheckpointError(
-            f"{name}: {' > '.join([*trail, into.name])} on the last state differs from the label scores "
+            f"{name}: {' > '.join([*trail.names, into.name])} on the last state differs from the label scores "
             f"by {float((got - runs.logits.float()).abs().max()):.3g}, so its layers can't be read out"
         )
     return unembed, position
 
 
-def way(network: nn.Module, last: Call, into: Call, after: list[Call]) -> tuple[list, list[str], int | None] | None:
-    """(modules, their names, position read or None) between the last state and the head; every taker is tried."""
-    holders = {n for n, m in network.named_modules() if any(child is into.module for child in m.modules())}
-    free = sorted(
-        (c for c in after if c.name not in holders and c.taken is not None and c.given is not None),
-        key=lambda c: c.name.count("."),
-    )
-
-    def on(state: Tensor, steps: list, position: int | None) -> tuple[list, list[str], int | None] | None:
-        place = taken_from(state, into)
-        if place is not None:
-            return [m for m, _ in steps], [n for _, n in steps], place if place >= 0 else position
-        if len(steps) == LONGEST:
-            return None
-        for call in free:
-            place = taken_from(state, call)
-            if place is None or torch.equal(call.given.flatten(), state.flatten()):
-                continue
-            if place < 0:  # the whole state; a pooler picks a position inside
-                place = picked(call, state) if state.ndim == 3 and call.given.ndim == 2 else position
-            found = on(call.given, [*steps, (call.module, call.name)], place)
-            if found is not None:
-                return found
-        for act in ACTIVATIONS:
-            if any(taken_from(act(state), c, exact=False) is not None for c in (*free, into)):
-                reader = next(c for c in (*free, into) if taken_from(act(state), c, exact=False) is not None)
-                place = taken_from(act(state), reader, exact=False)
-                found = on(reader.taken, [*steps, (act, type(act).__name__)], place if place >= 0 else position)
-                if found is not None:
-                    return found
-        return None
-
-    return on(last.given, [], None)
-
-
 def rows_with(scores: Tensor, logits: Tensor) -> list[int]:
     """Positions of [1, tokens, labels] or [1, labels] scores that hold the logits."""
     rows = scores.reshape(-1, scores.shape[-1])
-    return [i for i, row in enumerate(rows) if close(row[None].float(), logits.float())]
-
-
-def taken_from(state: Tensor, call: Call, exact: bool = True) -> int | None:
-    """Where in `state` [1, tokens, hidden_size] or [1, hidden_size] a call's input comes from: a position, -1 for all, or None."""
-    same = torch.equal if exact else close
-    if call.taken.shape == state.shape and same(call.taken, state):
-        return -1
-    if state.ndim == 3 and call.taken.shape[-1] == state.shape[-1] and call.taken.numel() == state.shape[-1]:
-        row = call.taken.reshape(-1)
-        return next((i for i in range(state.shape[1]) if same(row, state[0, i])), None)
-    return None
-
-
-def picked(call: Call, state: Tensor) -> int | None:
-    """The position whose state alone gives what a pooler gave of them all."""
-    for i in range(state.shape[1]):
-        try:
-            if close(first_tensor(call.module(state[:, i : i + 1])), call.given):
-                return i
-        except (RuntimeError, ValueError, IndexError):
-            return None
-    return None
+    return [i for i, row in enumerate(rows) if torch.equal(row.float(), logits[0].float())]
 
 
 def eos_at(runs: Runs, eos: int | None) -> int | None:

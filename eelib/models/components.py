@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eelib.common.errors import CheckpointError
-from eelib.common.tolerances import close
+from eelib.common.tolerances import same, tolerance
 from eelib.models.probe import Call, Runs, first_tensor, state_of, with_tensor
 
 Scale = float | Tensor  # one factor, or one for each dimension [hidden_size]
@@ -94,7 +94,7 @@ def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: st
 
 
 def reshaped(call: Call, block: Call) -> Call:
-    """The call with tensors in the block's shape where they hold as many numbers ([tokens, hidden_size] in some families)."""
+    """The call with tensors in the block's shape where they hold as many numbers; some families drop the batch."""
 
     def fit(tensor):
         flat = tensor is not None and tensor.ndim == 2 and tensor.shape == block.given.shape[1:]
@@ -153,12 +153,11 @@ def sum_of(
 def adds_up(total: Tensor, block: Call) -> bool:
     """Whether `total` is the block's output, up to rounding of what it added and of the running state.
 
-    The state may hold values a thousand times those of the parts, so its own rounding is allowed for, place by place.
+    The state may hold values a thousand times those of the terms, so its own rounding is allowed for, place by place.
     """
     taken, given = block.taken.double(), block.given.double()
-    exact = block.given.dtype in (torch.float32, torch.float64)
     rounding = 4 * torch.finfo(block.given.dtype).eps * given.abs()
-    allowed = (1e-4 if exact else 3e-2) * (given - taken).abs().max() + rounding
+    allowed = tolerance(block.given).same * (given - taken).abs().max() + rounding
     return bool(((total.double() - given).abs() <= allowed).all())
 
 
@@ -169,34 +168,34 @@ def constant_of(block: Call, chosen: list[Call]) -> Tensor | None:
     return rest if adds_up(total + rest, block) and not adds_up(total, block) else None
 
 
-def scaled(parts: list[Tensor], block: Call) -> list[Scale] | None:
-    """One factor for each part, by least squares, if the sum so weighted is the block's output and needs every part."""
-    columns = torch.stack([p.double().flatten() for p in parts], 1)
+def scaled(terms: list[Tensor], block: Call) -> list[Scale] | None:
+    """One factor for each term, by least squares, if the sum so weighted is the block's output and needs every term."""
+    columns = torch.stack([term.double().flatten() for term in terms], 1)
     gram = columns.T @ columns
     factors = torch.linalg.lstsq(
         gram, columns.T @ block.given.double().flatten(), driver=None if gram.is_cuda else "gelsd"
     ).solution
-    one = (factors - 1).abs() < (1e-4 if block.given.dtype in (torch.float32, torch.float64) else 1e-2)
+    one = (factors - 1).abs() < 10 * tolerance(block.given).factor  # a term may be small beside the sum
     factors[one] = 1.0
     if bool((factors.abs() < 1e-3).any()) or not adds_up((columns @ factors).reshape(block.given.shape), block):
         return None
     return [float(f) for f in factors]
 
 
-def scaled_by_dimension(parts: list[Tensor], block: Call) -> list[Scale] | None:
-    """A factor for each part and dimension, as learned residual weights and layer scales need."""
-    if block.given.shape[1] <= len(parts) + 1:
+def scaled_by_dimension(terms: list[Tensor], block: Call) -> list[Scale] | None:
+    """A factor for each term and dimension, as learned residual weights and layer scales need."""
+    if block.given.shape[1] <= len(terms) + 1:
         return None
-    factors = torch.empty(block.given.shape[-1], len(parts), dtype=torch.float64, device=block.given.device)
+    factors = torch.empty(block.given.shape[-1], len(terms), dtype=torch.float64, device=block.given.device)
     for begin, end in ((0, 32), (32, None)):  # most choices fail within the first dimensions
         some = slice(begin, end)
-        columns = torch.stack([p[0, :, some].double().T for p in parts], -1)  # [dimensions, tokens, parts]
+        columns = torch.stack([term[0, :, some].double().T for term in terms], -1)  # [dimensions, tokens, terms]
         if not len(columns):
             break
         wanted = block.given[0, :, some].double().T.unsqueeze(-1)
         factors[some] = torch.linalg.lstsq(columns, wanted, driver=None if wanted.is_cuda else "gelsd").solution[..., 0]
-        part = Call(block.name, block.module, block.taken[..., some], block.given[..., some])
-        if not adds_up((columns @ factors[some].unsqueeze(-1)).squeeze(-1).T.unsqueeze(0), part):
+        some_of_it = Call(block.name, block.module, block.taken[..., some], block.given[..., some])
+        if not adds_up((columns @ factors[some].unsqueeze(-1)).squeeze(-1).T.unsqueeze(0), some_of_it):
             return None
     return None if bool((factors.abs().amax(0) < 1e-3).any()) else [f.to(block.given.dtype) for f in factors.T]
 
@@ -214,7 +213,7 @@ def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tupl
                 and n.taken.shape == state.shape
                 and n.module is not c.module
                 and not torch.equal(n.taken, c.given)
-                and close(n.taken, state + c.given)
+                and same(n.taken, state + c.given)
             ),
             None,
         )
@@ -243,11 +242,11 @@ def roles_of(network: nn.Module, block: Call, chosen: list[Call], runs: Runs) ->
         bent = block.taken.clone()
         bent[:, position] = bent[:, position].flip(-1) * 0.5 + bent[:, position].abs().mean()
         seen = run_block(network, block, chosen, index, plain, bent, runs.inputs)
-        return not close(seen[:, -1], plain[index][:, -1])
+        return not same(seen[:, -1], plain[index][:, -1])
 
     roles = []
     for index in range(len(chosen)):
-        if source and not close(run_block(network, block, chosen, index, plain, block.taken, other), plain[index]):
+        if source and not same(run_block(network, block, chosen, index, plain, block.taken, other), plain[index]):
             roles.append("cross_attention")
         else:
             roles.append("attention" if reads(index, -2) else "feed_forward")
@@ -297,25 +296,26 @@ def after_attention(
     added = sum(c.given.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
     state = block.taken.double() * skip + added
     readers = [c for c in calls if c.taken is not None and c.taken.shape == block.given.shape]
-    reader = next((c for c in readers if close(c.taken.double(), state)), None)
+    reader = next((c for c in readers if same(c.taken, state.to(c.taken.dtype))), None)
     if reader is None and constant_of(block, chosen) is not None:
-        rests = [(c, c.taken.double() - state) for c in readers]
-        reader = next((c for c, rest in rests if close(state + rest.mean(1, keepdim=True), c.taken.double())), None)
+        moved = [(c, state + (c.taken.double() - state).mean(1, keepdim=True)) for c in readers]
+        reader = next((c for c, total in moved if same(c.taken, total.to(c.taken.dtype))), None)
     if reader is None and (isinstance(skip, Tensor) or skip != 1.0):  # it may be scaled after attention only
         reader = next((c for c in readers if same_mix(c.taken, [block.taken, added])), None)
     return reader.module if reader is not None else None
 
 
-def same_mix(state: Tensor, parts: list[Tensor]) -> bool:
-    """Whether a state is a weighted sum of parts, all of them needed."""
-    columns = torch.stack([p.double().flatten() for p in parts], 1)
+def same_mix(state: Tensor, terms: list[Tensor]) -> bool:
+    """Whether a state is a weighted sum of terms, all of them needed."""
+    columns = torch.stack([term.double().flatten() for term in terms], 1)
     gram, wanted = columns.T @ columns, columns.T @ state.double().flatten()
     factors = torch.linalg.lstsq(gram, wanted, driver=None if gram.is_cuda else "gelsd").solution
-    return bool((factors.abs() > 1e-3).all()) and close((columns @ factors).reshape(state.shape), state.double())
+    mixed = (columns @ factors).reshape(state.shape).to(state.dtype)
+    return bool((factors.abs() > 1e-3).all()) and same(mixed, state)
 
 
 @contextmanager
-def site_states(blocks: list[nn.Module], parts: list[BlockComponents]) -> Iterator[dict[str, list[Tensor]]]:
+def site_states(blocks: list[nn.Module], components: list[BlockComponents]) -> Iterator[dict[str, list[Tensor]]]:
     """While open, each forward fills the yielded dict: site name -> one state [batch, tokens, hidden_size] per block.
 
     Sites: attention, after_attention (not in parallel blocks), cross_attention (where there is one), feed_forward,
@@ -323,7 +323,7 @@ def site_states(blocks: list[nn.Module], parts: list[BlockComponents]) -> Iterat
     """
     sites: dict[str, list[Tensor]] = {}
     handles, counts, current, home = [], {}, {}, []
-    places = {block: [i for i, other in enumerate(blocks) if other is block] for block in blocks}
+    indexes = {block: [i for i, other in enumerate(blocks) if other is block] for block in blocks}
 
     def put(block: nn.Module, site: str, value: Tensor, more: bool = False) -> None:
         index, shape = current[block]
@@ -335,7 +335,7 @@ def site_states(blocks: list[nn.Module], parts: list[BlockComponents]) -> Iterat
         def hook(_module, args, kwargs):
             turn = counts[block] = counts.get(block, -1) + 1
             state = state_of(args, kwargs)
-            current[block] = places[block][turn % len(places[block])], state.shape
+            current[block] = indexes[block][turn % len(indexes[block])], state.shape
             if not home:  # all sites end up where the first block's input is
                 home.append(state.device)
 
@@ -354,15 +354,15 @@ def site_states(blocks: list[nn.Module], parts: list[BlockComponents]) -> Iterat
     def took(block):
         return lambda _m, args, kwargs: put(block, "after_attention", state_of(args, kwargs))
 
-    for block, part in {block: part for block, part in reversed(list(zip(blocks, parts)))}.items():
+    for block, own in {block: own for block, own in reversed(list(zip(blocks, components)))}.items():
         handles.append(block.register_forward_pre_hook(enter(block), with_kwargs=True))
-        for site, modules in part.sums.items():
+        for site, modules in own.sums.items():
             for number, (module, scale) in enumerate(modules):
                 handles.append(module.register_forward_hook(leave(block, site, scale, number > 0)))
-        if part.post_norm is not None:
-            handles.append(part.post_norm[0].register_forward_hook(leave(block, "after_attention")))
-        elif part.after is not None:
-            handles.append(part.after.register_forward_pre_hook(took(block), with_kwargs=True))
+        if own.post_norm is not None:
+            handles.append(own.post_norm[0].register_forward_hook(leave(block, "after_attention")))
+        elif own.after is not None:
+            handles.append(own.after.register_forward_pre_hook(took(block), with_kwargs=True))
         handles.append(block.register_forward_hook(leave(block, "block")))
     try:
         yield sites

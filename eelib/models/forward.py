@@ -1,135 +1,143 @@
-"""How a network is fed step by step: position ids and the cache, chosen by trying them against a run without either."""
+"""How a network may be fed: positions, padding and cache, chosen by trying them against a run with none of these."""
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import EncoderDecoderCache
 
+from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
 from eelib.models.cache import growing_cache
-from eelib.models.probe import Runs, accepts
+from eelib.models.probe import NotTaken, Runs, accepts, their_code
 
-
-def causal_inputs(model, ids: Tensor, mask: Tensor) -> dict:
-    """Arguments of a causal forward: position ids count real tokens only, where the network takes them.
-
-    They stay inside the window for rows that are finished and only keep their place in the batch.
-    """
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    if model.offset is not None and accepts(model.network, "position_ids"):
-        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(0, model.context_length - 1)[
-            :, -ids.shape[1] :
-        ] + model.offset
-    return inputs
+if TYPE_CHECKING:
+    from eelib.models.model import Model
 
 
 @torch.no_grad()
-def position_offset(model, runs: Runs) -> int | None:
+def refuse_right_reading(model: "Model", runs: Runs) -> None:
+    """CheckpointError if the first tokens' logits change with what follows them."""
+    inputs = model.adapter.plain_inputs(model.network, runs.inputs["input_ids"][:, :-2])
+    if not close(model.network(**inputs).logits, runs.logits[:, :-2]):
+        raise CheckpointError(
+            f"{model.name}: {type(model.network).__name__} is read as a causal model, but its logits depend on the "
+            "tokens to the right"
+        )
+
+
+@torch.no_grad()
+def position_offset(model: "Model", runs: Runs) -> int | None:
     """The position id of a text's first token, which some families start after the padding id; None if none fits."""
     if not accepts(model.network, "position_ids"):
         return None
-    count = runs.inputs["input_ids"].shape[1]
+    ids = runs.inputs["input_ids"]
     pad = getattr(model.network.config, "pad_token_id", None)
     for offset in dict.fromkeys((0, (pad if isinstance(pad, int) else 0) + 1, 1, 2)):
-        positions = torch.arange(count, device=runs.inputs["input_ids"].device)[None] + offset
+        positions = torch.arange(ids.shape[1], device=ids.device)[None] + offset
         try:
-            if close(model.network(**runs.inputs, position_ids=positions).logits, runs.logits):
-                return offset
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # positions of another shape
+            with their_code():
+                logits = model.network(**runs.inputs, position_ids=positions).logits
+        except NotTaken:  # positions of another shape
             return None
+        if close(logits, runs.logits):
+            return offset
     return None
 
 
-def new_cache(model, limit: int = 0):
-    """An empty cache for up to `limit` tokens; None where the network makes its own or has none."""
-    if model.cache not in ("growing", "full"):
-        return None
-    if model.kind == "seq2seq":
-        return EncoderDecoderCache(growing_cache(limit=limit), growing_cache())
-    return growing_cache(model.network.config if model.cache == "growing" else None, limit)
-
-
-def cached(model, cache) -> dict:
-    """The cache's arguments of a forward."""
-    if model.cache == "none":
-        return {"use_cache": False} if accepts(model.network, "use_cache") else {}
-    return {"past_key_values": cache, "use_cache": True}
+@torch.no_grad()
+def padding_is_inert(model: "Model", ids: Tensor) -> bool:
+    """Whether a row that is padded in a batch gets what it gets alone; if not, only equal lengths share a batch."""
+    adapter, whole, short = model.adapter, ids[0].tolist(), ids[0, 2:].tolist()
+    given = []
+    for texts in ([short], [whole, short]):
+        rows, mask = adapter.pad(texts)
+        inputs = adapter.padded_inputs(rows, mask, ids.expand(len(rows), -1))
+        try:
+            with their_code():
+                given.append(model.network(**inputs).logits[-1])
+        except NotTaken:  # a network that takes no mask
+            return False
+    alone, padded = given
+    if padded.shape != alone.shape:
+        padded = padded[2:] if adapter.left else padded[:-2]
+    return close(padded, alone)
 
 
 @torch.no_grad()
-def choose_cache(model, runs: Runs) -> None:
+def choose_cache(model: "Model", runs: Runs) -> None:
     """Set `model.cache` to the first with which step after step gives the logits of whole runs, "none" if none does.
 
     Tried on a batch with a padded row where the model `pads`; where only rows of one length come out right, `pads` is
     taken back.
     """
-    modes = ("growing", "full", "own") if forgets_as_it_should(model, runs) else ("full", "own")
+    modes = model.adapter.cache_modes(runs)
     for pads in dict.fromkeys((model.pads, False)):
         for mode in modes:
             model.cache = mode
             try:
-                if steps_agree(model, runs, pads):
-                    model.pads = pads
-                    return
-            except torch.OutOfMemoryError:  # says nothing about the cache
-                raise
-            except Exception:  # this cache is not for this network
+                agree = steps_agree(model, runs, pads)
+            except NotTaken:  # this cache is not for this network
                 continue
+            if agree:
+                model.pads = pads
+                return
     model.cache = "none"
 
 
-def forgets_as_it_should(model, runs: Runs) -> bool:
+@torch.no_grad()
+def forgets_as_it_should(model: "Model", runs: Runs) -> bool:
     """False where the config's sliding window would cut the cache, but the network's own run does not look to it.
 
     Tried with a window of 2 for the length of one run.
     """
     config = model.network.config.get_text_config(decoder=True)
     window = getattr(config, "sliding_window", None)
-    if model.kind != "causal" or not isinstance(window, int):
+    if not isinstance(window, int):
         return True
-    if not any(getattr(layer, "is_sliding", False) for layer in growing_cache(model.network.config).layers):
-        return True
-    holders = [m for m in model.network.modules() if getattr(m, "sliding_window", None) == window]
     try:
-        for holder in (config, *holders):
+        layers = growing_cache(model.network.config).layers
+    except NotTaken:
+        return True
+    if not any(getattr(layer, "is_sliding", False) for layer in layers):
+        return True
+    holders = [config, *(m for m in model.network.modules() if getattr(m, "sliding_window", None) == window)]
+    try:
+        for holder in holders:
             holder.sliding_window = 2
-        return not close(model.network(**runs.inputs).logits, runs.logits)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # a network that can't do with so small a window looks to it
+        with their_code():
+            logits = model.network(**runs.inputs).logits
+    except NotTaken:  # a network that can't do with so small a window looks to it
         return True
     finally:
-        for holder in (config, *holders):
+        for holder in holders:
             holder.sliding_window = window
+    return not close(logits, runs.logits)
 
 
-def steps_agree(model, runs: Runs, pads: bool) -> bool:
-    """Whether cached steps give the logits of runs without a cache; the second row is padded by two where `pads`."""
-    ids, expected = runs.inputs["input_ids"], runs.logits
-    count, start, mask = ids.shape[1], ids.shape[1] - 3, torch.ones_like(ids)
+def steps_agree(model: "Model", runs: Runs, pads: bool) -> bool:
+    """Whether cached steps give the logits of runs without a cache; a second row is padded by two where `pads`.
+
+    `NotTaken` where the network does not take them.
+    """
+    adapter, ids = model.adapter, runs.inputs["input_ids"]
+    count, texts, expected = ids.shape[1], [ids[0].tolist()], [runs.logits[0]]
     if pads:
-        other, mask = torch.full_like(ids, model.pad_id), mask.repeat(2, 1)
-        if model.kind == "causal":
-            other[:, 2:], mask[1, :2] = ids[:, :-2], 0
-            expected = torch.cat([expected, expected.roll(2, dims=1)])
-        else:
-            other[:, :-2], mask[1, -2:] = ids[:, :-2], 0
-            alone = {**runs.inputs, "input_ids": ids[:, :-2], "decoder_input_ids": ids}
-            expected = torch.cat([expected, model.network(**alone).logits])
-        rows = torch.cat([ids, other])
-    else:
-        rows = ids
-    targets = ids.expand(len(rows), -1)
-    encoded = model.network.get_encoder()(input_ids=rows, attention_mask=mask) if model.kind == "seq2seq" else None
-    cache = new_cache(model, count)
-    for begin, end in ((0, start), *((i, i + 1) for i in range(start, count))):
-        if model.kind == "seq2seq":
-            inputs = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": targets[:, begin:end]}
-        else:
-            inputs = causal_inputs(model, rows[:, begin:end], mask[:, :end])
-        output = model.network(**inputs, **cached(model, cache))
-        cache = output.past_key_values
-        if cache is None or not close(output.logits[:, -1], expected[:, end - 1]):
+        texts.append(texts[0][:-2])
+        with their_code():
+            alone = model.network(**adapter.plain_inputs(model.network, ids[:, :-2], ids)).logits[0]
+        expected.append(alone)
+    rows, mask = adapter.pad(texts)
+    target = rows if adapter.left else ids.expand(len(rows), -1)
+    with their_code():
+        context = adapter.context(texts)
+    cache = adapter.new_cache(count)
+    for begin, end in ((0, count - 3), *((i, i + 1) for i in range(count - 3, count))):
+        inputs = adapter.step_inputs(target[:, begin:end], mask[:, :end], context) | adapter.cached(cache)
+        with their_code():
+            output = model.network(**inputs)
+        cache = getattr(output, "past_key_values", None)
+        at = [end - 1 - (2 if adapter.left else 0) * row for row in range(len(rows))]  # padding comes first
+        wanted = torch.stack([logits[i] for logits, i in zip(expected, at)])
+        if cache is None or not close(output.logits[:, -1], wanted):
             return False
     return True

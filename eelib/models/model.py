@@ -1,15 +1,15 @@
-"""Load any Hugging Face checkpoint, find its parts by running it once, and prove that they were found."""
+"""Load any Hugging Face checkpoint, find its components by running it once, and prove that they were found."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from eelib.common.errors import CheckpointError
-from eelib.common.tolerances import tolerance
 from eelib.common.values import first_line
+from eelib.models.adapters import ADAPTERS, Adapter, Classifier
 from eelib.models.checkpoint import (
     DTYPES,
     path_of,
@@ -17,36 +17,29 @@ from eelib.models.checkpoint import (
     resolve_device,
     weights_hash,
 )
-from eelib.models.classifier import classifier_probe, find_classifier_unembed
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.encoder import encoder_unembed
-from eelib.models.forward import causal_inputs, choose_cache, position_offset
-from eelib.models.probe import accepts, find_blocks, plain_inputs, record, stack_of
-from eelib.models.unembed import Unembed, find_unembed, prove_unembed
-
-
-class TextIds(list):
-    """Token ids of one text, with their token types where a network is to be given them (`types`, else empty)."""
-
-    types: list[int] | tuple = ()
+from eelib.models.probe import Call, Runs, accepts, find_blocks, record
+from eelib.models.unembed import Unembed, prove_unembed
 
 
 @dataclass
 class Model:
     """A checkpoint whose blocks, sub-layers, final norm and head are known and checked.
 
-    `kind`: causal, seq2seq, masked or classifier. `layers` is L: layer 0 is the embeddings, layer l the output of block
-    l. `unembed` maps states [n, hidden_size] to the logits [n, vocab_size] that the model itself would give (a classifier's
-    vocabulary is its labels). `components[l - 1]` names the sub-layers of block l; where they could not be found, `components` is
-    empty and `components_error` says why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours),
-    "full" (ours, no layer forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`:
-    the position id of a text's first token; None where the network takes none.
+    `kind`: causal, seq2seq, masked or classifier; what differs between them is the `adapter`'s. `layers` is L: layer 0
+    is the embeddings, layer l the output of block l. `unembed` maps states [n, hidden_size] to the logits
+    [n, vocab_size] that the model itself would give (a classifier's vocabulary is its labels). `components[l - 1]`
+    names the sub-layers of block l; where they could not be found, `components` is empty and `components_error` says
+    why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours), "full" (ours, no layer
+    forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`: the position id of a
+    text's first token; None where the network takes none.
     """
 
     name: str
     kind: str
     network: nn.Module
-    tokenizer: object
+    tokenizer: PreTrainedTokenizerBase
     blocks: list[nn.Module]
     unembed: Unembed
     components: list[BlockComponents]
@@ -55,6 +48,11 @@ class Model:
     pads: bool
     cache: str = "growing"
     offset: int | None = 0
+
+    @property
+    def adapter(self) -> Adapter:
+        """How a model of this kind is fed and read."""
+        return ADAPTERS[self.kind](self)
 
     @property
     def layers(self) -> int:
@@ -74,8 +72,10 @@ class Model:
     @property
     def labels(self) -> list[str]:
         """Names of a classifier's labels, by number; empty for other kinds."""
+        if not isinstance(self.adapter, Classifier):
+            return []
         names = getattr(self.network.config, "id2label", None) or {}
-        return [str(names.get(i, i)) for i in range(self.vocab_size)] if self.kind == "classifier" else []
+        return [str(names.get(i, i)) for i in range(self.vocab_size)]
 
     @property
     def device(self) -> torch.device:
@@ -131,8 +131,7 @@ class Model:
                 f"{self.name}: pairs of texts are not put into a chat template; allowed is chat=False"
             )
         if not chat:  # long ones are counted, not warned of
-            encoded = self.tokenizer(prompts, text_pair=seconds or None, verbose=False)
-            return self.typed(encoded) if self.kind == "classifier" else encoded["input_ids"]
+            return self.adapter.rows_of(self.tokenizer(prompts, text_pair=seconds or None, verbose=False))
         if not getattr(self.tokenizer, "chat_template", None):
             raise CheckpointError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
         texts = [
@@ -143,31 +142,15 @@ class Model:
         ]
         return self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
-    def typed(self, encoded) -> list[list[int]]:
-        """Rows of a tokenizer's output; with their token types if the network takes them and they are not all 0."""
-        rows, types = encoded["input_ids"], encoded.get("token_type_ids")
-        most = max(map(max, filter(None, types or [])), default=0)
-        if not most or not self.accepts("token_type_ids"):
-            return rows
-        known = getattr(self.network.config, "type_vocab_size", None)
-        if known and most >= known:  # 0: the network reads none
-            raise CheckpointError(
-                f"{self.name}: the tokenizer gives token types up to {most}, the network knows {known}"
-            )
-        rows = [TextIds(row) for row in rows]
-        for row, own in zip(rows, types):
-            row.types = own
-        return rows
-
     def read_at(self, ids: list[int]) -> int:
         """The position of a text that a classifier reads. ValueError if it is the end token's and there is none."""
         if self.unembed.reads == "first":
             return 0
         if self.unembed.reads == "eos":
-            places = [i for i, token in enumerate(ids) if token == self.network.config.eos_token_id]
-            if not places:
+            ends = [i for i, token in enumerate(ids) if token == self.network.config.eos_token_id]
+            if not ends:
                 raise CheckpointError(f"{self.name}: a text without an end token can't be classified")
-            return places[-1]
+            return ends[-1]
         return len(ids) - 1
 
 
@@ -191,9 +174,8 @@ def load_model(
         raise CheckpointError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
     if stack not in ("decoder", "encoder"):
         raise CheckpointError(f"stack {stack!r} is not known; allowed: decoder, encoder")
-    place = resolve_device(device)
     path = path_of(name)
-    network, tokenizer, kind = read_checkpoint(name, path, dtype, place, revision, trust_remote_code)
+    network, tokenizer, kind = read_checkpoint(name, path, dtype, resolve_device(device), revision, trust_remote_code)
     note_ignored_generation(network, name)
     try:
         return prepare(network, tokenizer, Path(path).name, kind, weights_hash(path, revision), stack)
@@ -206,52 +188,50 @@ def load_model(
         ) from error
 
 
-def prepare(network: nn.Module, tokenizer, name: str, kind: str, weights: str = "", stack: str = "decoder") -> Model:
+def prepare(
+    network: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    kind: str,
+    weights: str = "",
+    stack: str = "decoder",
+) -> Model:
     """Wrap a network that is in memory: find blocks, unembed and sub-layers with one probe run, and prove them.
 
     Proven: the unembed gives the network's own logits, for the last state and for a middle one put in its place;
     sub-layers and skip are each block's output; a causal network does not read to the right; states are finite;
     position ids, padding and cache change nothing, or are left out. Raises ValueError, one line naming the module.
     """
-    ids = probe_ids(network, tokenizer)
+    ids, adapter = probe_ids(network, tokenizer), ADAPTERS[kind]
     if stack == "encoder":
         return prepare_encoder(network, tokenizer, name, kind, weights, ids)
-    eos = getattr(network.config, "eos_token_id", None)
-    runs = run_probe(network, kind, classifier_probe(ids, eos) if kind == "classifier" else ids, name)
-    blocks = find_blocks(network, runs, name, stack_of(network, kind))
-    unembed, position = (
-        find_classifier_unembed(network, blocks[-1], runs, name, eos)
-        if kind == "classifier"
-        else (find_unembed(network, blocks[-1], runs, name), None)
-    )
+    runs = run_probe(network, adapter, adapter.probe_ids(network, ids), name)
+    blocks = find_blocks(network, runs, name, adapter.stack(network))
+    unembed, position = adapter.find_unembed(network, blocks[-1], runs, name)
     prove_unembed(network, unembed, blocks, runs, name, position)
-    if kind == "causal":
-        refuse_right_reading(network, runs, name)
     model = assemble(network, tokenizer, name, kind, weights, blocks, unembed, runs)
-    if kind == "causal":
-        model.offset = position_offset(model, runs)
-    model.pads = padding_is_inert(model, ids)
-    if kind in ("causal", "seq2seq"):
-        choose_cache(model, runs)
+    model.adapter.settle(runs, ids)
     return model
 
 
-def prepare_encoder(network: nn.Module, tokenizer, name: str, kind: str, weights: str, ids: Tensor) -> Model:
+def prepare_encoder(
+    network: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, kind: str, weights: str, ids: Tensor
+) -> Model:
     """The encoder of an encoder-decoder as a model of kind "masked": each position of the input is read in place."""
     if kind != "seq2seq":
         raise CheckpointError(f"{name}: stack='encoder' is for encoder-decoders; this model is {kind}")
     whole = prepare(network, tokenizer, name, kind, weights)
     encoder = network.get_encoder()
-    runs = run_probe(encoder, "encoder", ids, name)
+    runs = run_probe(encoder, ADAPTERS["masked"], ids, name)
     blocks = find_blocks(encoder, runs, name)
     unembed = encoder_unembed(encoder, blocks[-1], runs, whole.unembed, name)
     return assemble(encoder, tokenizer, name, "masked", weights, blocks, unembed, runs)
 
 
-def run_probe(network: nn.Module, kind: str, ids: Tensor, name: str):
+def run_probe(network: nn.Module, adapter: type[Adapter], ids: Tensor, name: str) -> Runs:
     """The recorded run; whatever it raises becomes one line."""
     try:
-        return record(network, kind, ids)
+        return record(network, adapter.plain_inputs(network, ids))
     except Exception as error:  # a network may need inputs that a text model does not have
         raise CheckpointError(
             f"{name}: {type(network).__name__} does not run on token ids alone "
@@ -260,7 +240,14 @@ def run_probe(network: nn.Module, kind: str, ids: Tensor, name: str):
 
 
 def assemble(
-    network: nn.Module, tokenizer, name: str, kind: str, weights: str, blocks: list, unembed: Unembed, runs
+    network: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    kind: str,
+    weights: str,
+    blocks: list[Call],
+    unembed: Unembed,
+    runs: Runs,
 ) -> Model:
     """The model, with its sub-layers or the reason why there are none."""
     try:
@@ -272,53 +259,12 @@ def assemble(
     )
 
 
-@torch.no_grad()
-def refuse_right_reading(network: nn.Module, runs, name: str) -> None:
-    """ValueError if the first tokens' logits change with what follows them."""
-    some = plain_inputs(network, "causal", runs.inputs["input_ids"][:, :-2])
-    logits = network(**some).logits
-    if (logits - runs.logits[:, :-2]).abs().max() > tolerance(logits) * logits.abs().max():
-        raise CheckpointError(
-            f"{name}: {type(network).__name__} is read as a causal model, but its logits depend on the "
-            "tokens to the right"
-        )
-
-
-def probe_ids(network: nn.Module, tokenizer) -> Tensor:
+def probe_ids(network: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Eight different ordinary token ids, [1, 8]."""
     size = getattr(network.config.get_text_config(decoder=True), "vocab_size", None) or len(tokenizer)
     special = set(getattr(tokenizer, "all_special_ids", []) or [])
     ids = [i for i in range(size // 7, size) if i not in special][:: max(1, size // 11)][:8]
     return torch.tensor([ids], device=next(network.parameters()).device)
-
-
-@torch.no_grad()
-def padding_is_inert(model: Model, ids: Tensor) -> bool:
-    """Whether a row that is padded in a batch gets what it gets alone; if not, only equal lengths share a batch.
-
-    Causal rows are padded on the left, sources and other texts on the right.
-    """
-    left, short = model.kind == "causal", ids[:, 2:]
-    padded, mask = ids.repeat(2, 1), torch.ones_like(ids).repeat(2, 1)
-    there, gone = (slice(2, None), slice(0, 2)) if left else (slice(0, -2), slice(-2, None))
-    padded[1, there], padded[1, gone], mask[1, gone] = short[0], model.pad_id, 0
-
-    def logits(rows: Tensor, seen: Tensor) -> Tensor:
-        plain = plain_inputs(model.network, model.kind, rows)
-        if left:
-            return model.network(**{**plain, **causal_inputs(model, rows, seen)}).logits
-        if model.kind == "seq2seq":
-            plain["decoder_input_ids"] = ids.expand(len(rows), -1)
-        return model.network(**plain, attention_mask=seen).logits
-
-    try:
-        alone, both = logits(short, torch.ones_like(short))[0], logits(padded, mask)[1]
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # a network that takes no mask
-        return False
-    got = both if both.shape == alone.shape else both[there]
-    return bool((got - alone).abs().max() <= tolerance(alone) * alone.abs().max())
 
 
 def note_ignored_generation(network: nn.Module, name: str) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from eelib.common.errors import CheckpointError
+from eelib.common.machine import is_out_of_memory
+from eelib.common.values import first_line
 
 
 @dataclass
@@ -29,6 +31,24 @@ class Runs:
     calls: list[Call] = field(default_factory=list)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None
+
+
+class NotTaken(Exception):
+    """A network raised this on an argument, a mask, a cache or a shape that was tried on it."""
+
+
+@contextmanager
+def their_code() -> Iterator[None]:
+    """Around one call of a network on trial: what it raises becomes `NotTaken`; out of memory says nothing about it.
+
+    Nothing else belongs inside, so that an error of our own is not taken for the network's answer.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise NotTaken(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def first_tensor(value) -> Tensor | None:
@@ -71,26 +91,16 @@ def arguments_of(kind: type[nn.Module]) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)
 
 
-def plain_inputs(network: nn.Module, kind: str, ids: Tensor) -> dict:
-    """Arguments of a run without a cache on `ids` [rows, tokens]; an encoder-decoder's target is its own source."""
-    inputs = {"input_ids": ids}
-    if kind == "seq2seq":
-        inputs["decoder_input_ids"] = ids
-    if kind in ("causal", "seq2seq") and (accepts(network, "use_cache") or accepts(network, "kwargs")):
-        inputs["use_cache"] = False
-    return inputs
-
-
 @torch.no_grad()
-def record(network: nn.Module, kind: str, ids: Tensor) -> Runs:
-    """Run `ids` [1, tokens] once and keep every module's input and output."""
-    runs, handles = Runs(inputs=plain_inputs(network, kind, ids)), []
+def record(network: nn.Module, inputs: dict[str, Tensor]) -> Runs:
+    """Run a network once, on the ids [1, tokens] among its arguments, and keep every module's input and output."""
+    runs, handles, home = Runs(inputs=inputs), [], inputs["input_ids"].device
 
     def hook(name):
         def keep(module, args, kwargs, output):
             taken, given = state_of(args, kwargs), first_tensor(output)
             runs.calls.append(
-                Call(name, module, *(t if t is None else t.detach().clone().to(ids.device) for t in (taken, given)))
+                Call(name, module, *(t if t is None else t.detach().clone().to(home) for t in (taken, given)))
             )
 
         return keep
@@ -99,21 +109,11 @@ def record(network: nn.Module, kind: str, ids: Tensor) -> Runs:
         handles.append(module.register_forward_hook(hook(name), with_kwargs=True))
     try:
         logits = getattr(network(**runs.inputs), "logits", None)
-        runs.logits = logits if logits is None else logits.detach().to(ids.device)
+        runs.logits = logits if logits is None else logits.detach().to(home)
     finally:
         for handle in handles:
             handle.remove()
     return runs
-
-
-def stack_of(network: nn.Module, kind: str) -> str:
-    """Name of the module whose blocks are read: an encoder-decoder's decoder, else the whole network ("")."""
-    if kind == "seq2seq" or (kind == "classifier" and getattr(network.config, "is_encoder_decoder", False)):
-        decoder = next((m for n, m in network.named_modules() if n.split(".")[-1] == "decoder"), None)
-        if hasattr(network, "get_decoder") and network.get_decoder() is not network:
-            decoder = network.get_decoder()
-        return next((n for n, m in network.named_modules() if m is decoder), "")
-    return ""
 
 
 def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> list[Call]:
@@ -122,7 +122,7 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
     A block that is called several times (shared weights) stands in the list once for each call. Raises ValueError.
     """
     calls: dict[str, list[Call]] = {}
-    place = {id(call): i for i, call in enumerate(runs.calls)}
+    order = {id(call): i for i, call in enumerate(runs.calls)}
     for call in runs.calls:
         calls.setdefault(call.name, []).append(call)
     tokens = runs.inputs["input_ids"].shape[1]
@@ -131,7 +131,7 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
         if not isinstance(module, nn.ModuleList) or not path.startswith(inside):
             continue
         found = [c for i in range(len(module)) for c in calls.get(f"{path}.{i}", [])]
-        found.sort(key=lambda c: place[id(c)])
+        found.sort(key=lambda c: order[id(c)])
         if len(found) <= len(best):
             continue
         if any(c.taken is None or c.given is None for c in found) or len(found) < 2 <= len(module):
@@ -151,7 +151,7 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
         if odd is not None:
             reason = (
                 f"block {odd.name} gives a state of shape {tuple(odd.given.shape)}, not the same "
-                f"(1, {tokens}, width) at every layer"
+                f"(1, {tokens}, hidden_size) at every layer"
             )
         elif broken is not None:
             reason = f"block {broken.name} does not read what the block before it gave"

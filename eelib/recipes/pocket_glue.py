@@ -19,7 +19,8 @@ from eelib.recipes.corpora import read_jsonl
 from eelib.recipes.loop import Schedule, train
 from eelib.recipes.losses import exit_weights, layers_loss, states_at, uniform_weights
 from eelib.recipes.shared import SEED, from_step, packed, save_card
-from eelib.tasks.glue import LABELS, label_scores, labelled_reader, majority
+from eelib.tasks.glue import LABELS
+from eelib.tasks.kinds.classification import label_scores, majority, reader
 
 START = "pocket-bert"
 KIND = "BertForSequenceClassification, 12 layers of width 128, the tokenizer of pocket-bert, bf16"
@@ -45,11 +46,11 @@ class Batch(NamedTuple):
 
 def rows_of(model: Model, corpora: Path, task: str, split: str) -> tuple[list[Row], int]:
     """(rows of a split that fit the model's window, number of those that do not)."""
-    read = labelled_reader(task)
+    read = reader(task)
     items = [read(row, number) for number, row in enumerate(read_jsonl(corpora / f"glue/{task}.{split}.jsonl.gz"))]
-    encoded = model.encode([item[0] for item in items], seconds=[item[4] for item in items if len(item) > 4])
+    encoded = model.encode([item.prompt for item in items], seconds=[item.second for item in items if item.second])
     rows = [
-        Row(list(ids), list(getattr(ids, "types", ())) or [0] * len(ids), LABELS[task].index(item[2][0]))
+        Row(list(ids), list(getattr(ids, "types", ())) or [0] * len(ids), LABELS[task].index(item.references[0]))
         for ids, item in zip(encoded, items)
     ]
     fits = [row for row in rows if len(row.ids) <= model.context_length]

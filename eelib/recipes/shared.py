@@ -15,7 +15,7 @@ from eelib.models.model import Model, load_model
 from eelib.recipes.corpora import HELD_OUT_SHARE, Example, both_ways, joined, multi30k, questions, read_jsonl, tatoeba
 from eelib.tasks.metrics import bleu_chrf, squad_f1
 from eelib.tasks.prompts import question_prompt, translation_prompt
-from eelib.tracing.decode import generate
+from eelib.tracing.decode import greedy_texts
 
 SEED = 20
 TOKENS_PER_BATCH, LONGEST = 4096, 400
@@ -102,7 +102,7 @@ def measure(corpora: Path, folder: Path, device: str) -> dict[str, dict]:
     rows = read_jsonl(corpora / "question_answering/fairytaleqa.test.jsonl.gz")
     prompts = [question_prompt(row["context"], row["question"]) for row in rows]
     fits = [i for i, ids in enumerate(model.tokenizer(prompts)["input_ids"]) if len(ids) < model.context_length - 32]
-    scores = squad_f1(generate(model, [prompts[i] for i in fits], 32), [rows[i]["answers"] for i in fits])
+    scores = squad_f1(greedy_texts(model, [prompts[i] for i in fits], 32), [rows[i]["answers"] for i in fits])
     found["FairytaleQA test"] = scores | {"items": len(fits), "beyond the window": len(rows) - len(fits)}
     return found
 
@@ -114,7 +114,7 @@ def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: 
         references.setdefault(pair[at], []).append(pair[1 - at])
     texts = list(references)[: most or None] if most else [pair[at] for pair in pairs]
     wanted = [references[text] for text in texts] if most else [[pair[1 - at]] for pair in pairs]
-    outputs = generate(model, [translation_prompt(text, source, target) for text in texts], 128)
+    outputs = greedy_texts(model, [translation_prompt(text, source, target) for text in texts], 128)
     return bleu_chrf(outputs, wanted) | {"items": len(texts)}
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError
-from eelib.common.interval import Interval
+from eelib.common.interval import NOTHING, Interval, short_number
 
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable here"
 NOT_IN_PAPER = "none stated"
@@ -74,12 +74,6 @@ class Verdict:
             "threshold": self.claim.threshold,
         }
 
-    @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> "Verdict":
-        """Inverse of to_dict, with the claim as it is recorded now."""
-        interval = None if row["estimate"] is None else Interval(*(row[field] for field in Interval._fields))
-        return cls(claim(row["id"]), interval, row["verdict"], row["reason"], row.get("models", ""))
-
 
 def claims(notebook: str | None = None) -> list[Claim]:
     """All claims, or those of one notebook, in the order of the record."""
@@ -127,7 +121,8 @@ def judge(claim_id: str, interval: Interval, learnt: bool = True, requirement_me
 
 def wanted(row: Claim) -> str:
     """Where a claim's whole interval has to lie, in words."""
-    return f"{row.direction} {_number(row.threshold)}" + (f" ± {_number(row.tolerance)}" if row.tolerance else "")
+    around = f" ± {short_number(row.tolerance)}" if row.tolerance else ""
+    return f"{row.direction} {short_number(row.threshold)}{around}"
 
 
 def untestable(claim_id: str, reason: str) -> Verdict:
@@ -145,9 +140,9 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
             "Verdict": v.verdict
             + (f" on {v.models}" if v.models else "")
             + (f" ({v.reason})" if v.verdict == UNTESTABLE else ""),
-            "This run": format_interval(v.interval),
+            "This run": str(v.interval or NOTHING),
             "Holds if": wanted(v.claim),
-            "Paper": NOT_IN_PAPER if v.claim.published is None else _number(v.claim.published),
+            "Paper": NOT_IN_PAPER if v.claim.published is None else short_number(v.claim.published),
             "Statistic": v.claim.statistic,
             "Sequences": str(v.interval.sequences) if v.interval else "–",
             "Source": f"this study, after {v.claim.reference}" if v.claim.ours else v.claim.reference,
@@ -159,11 +154,8 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
 
 
 def format_interval(interval: Interval | None) -> str:
-    """'0.612 [0.58, 0.645]', kept on one line, or a dash where there is nothing."""
-    if interval is None or not math.isfinite(interval.estimate):
-        return "–"
-    estimate, low, high = map(_number, interval[:3])
-    return f"{estimate}\u00a0[{low},\u00a0{high}]"
+    """The same as `str(interval or NOTHING)`."""
+    return str(interval or NOTHING)
 
 
 def tables() -> list[str]:
@@ -197,12 +189,9 @@ def _sides(row: Claim, interval: Interval) -> tuple[bool, bool]:
         return low > row.threshold, high <= row.threshold
     if row.direction == "below":
         return high < row.threshold, low >= row.threshold
-    bottom, top = row.threshold - row.tolerance, row.threshold + row.tolerance
+    reach = row.tolerance or 0.0
+    bottom, top = row.threshold - reach, row.threshold + reach
     return bottom < low and high < top, high <= bottom or low >= top
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 import ast
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from eelib.common.errors import InputError, StorageError
 from eelib.models.checkpoint import DTYPES, resolve_device
 from eelib.tasks.task import task_names
 
-KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
+KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
 
 class ParameterError(InputError):
@@ -28,41 +29,46 @@ class ParameterError(InputError):
 
 
 @dataclass(frozen=True)
-class Parameters(Mapping):
+class Parameters(Mapping[str, Any]):
     """The checked parameters of one run, by name."""
 
-    values: dict
+    given: dict[str, Any]
 
-    def __getitem__(self, name: str):
-        return self.values[name]
+    def __getitem__(self, name: str) -> Any:
+        return self.given[name]
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         try:
-            return self.values[name]
+            return self.given[name]
         except KeyError:
             raise AttributeError(name) from None
 
-    def __iter__(self):
-        return iter(self.values)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.given)
 
 
 def check_parameters(
-    choices: dict[str, tuple] | None = None, cells: list[str] | None = None, namespace: dict | None = None
+    choices: dict[str, tuple] | None = None,
+    cells: list[str] | None = None,
+    namespace: dict[str, Any] | None = None,
+    least: dict[str, int] | None = None,
 ) -> Parameters:
     """Check the notebook's parameters and return them; ParameterError names the bad one and what is allowed.
 
     Declared are the annotated assignments of the notebook's cells; injected are the plain assignments of papermill's
-    cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter.
+    cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter,
+    `least` its smallest value: check_parameters(least={"repeats": 1}).
     """
-    if cells is None:
+    if cells is None or namespace is None:
         from IPython import get_ipython
 
         shell = get_ipython()
         cells, namespace = shell.user_ns["In"], shell.user_ns
-    declared, injected = {}, []
+    declared: dict[str, str] = {}
+    injected: list[str] = []
     for cell in cells:
         try:
             body = ast.parse(cell).body
@@ -70,10 +76,11 @@ def check_parameters(
             continue
         given = cell.lstrip().startswith("# Parameters")
         for node in body:
-            if isinstance(node, ast.AnnAssign) and not given and node.value is not None:
-                declared.setdefault(node.target.id, ast.unparse(node.annotation))
-            elif isinstance(node, ast.Assign) and given:
-                injected += [target.id for target in node.targets]
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()) if not given:
+                    declared.setdefault(name, ast.unparse(node.annotation))
+                case ast.Assign() if given:
+                    injected += [target.id for target in node.targets if isinstance(target, ast.Name)]
     unknown = sorted(set(injected) - set(declared))
     if unknown:
         raise ParameterError(f"parameter {unknown[0]!r} is not known; allowed: {', '.join(declared)}")
@@ -84,19 +91,19 @@ def check_parameters(
             raise ParameterError(f"parameter {name} is declared as {kind}; allowed: {', '.join(KINDS)}")
         if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ParameterError(f"parameter {name} is {value!r}; it must be of type {kind}")
-    check_values(values, choices or {})
+    check_values(values, choices or {}, least or {})
     return Parameters(values)
 
 
-def check_values(values: dict, choices: dict[str, tuple]) -> None:
-    """The rules for the parameters that all notebooks share, and `choices`."""
+def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:
+    """The rules for the parameters that all notebooks share, and a notebook's own `choices` and `least` values."""
     allowed = {"dtype": tuple(DTYPES)} | choices
     for name, options in allowed.items():
         if name in values and values[name] not in options:
             raise ParameterError(f"parameter {name} is {values[name]!r}; allowed: {', '.join(map(repr, options))}")
-    for name, least in (("limit", 0), ("max_new_tokens", 1), ("batch_size", 0), ("seed", 0)):
-        if name in values and values[name] < least:
-            raise ParameterError(f"parameter {name} is {values[name]}; it must be {least} or more")
+    for name, smallest in ({"limit": 0, "max_new_tokens": 1, "batch_size": 0, "seed": 0} | least).items():
+        if name in values and values[name] < smallest:
+            raise ParameterError(f"parameter {name} is {values[name]}; it must be {smallest} or more")
     if not values.get("model", "x").strip():
         raise ParameterError("parameter model is empty; give a shipped name, a local folder or a hub id")
     try:

@@ -5,10 +5,12 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError, NotEstimable, StorageError
-from eelib.common.interval import Interval
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
 from eelib.common.text import visible
 from eelib.common.values import check_name
 from eelib.models.model import Model, load_model
@@ -19,17 +21,26 @@ from eelib.tasks.task import Task, load_task, task_names
 from eelib.tracing.make import trace
 from eelib.tracing.trace import Trace
 
+Values = tuple[np.ndarray, np.ndarray]  # of a trace: values [rows], groups [rows]
 MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left out of averages, unless all have fewer
 
 
 class Study:
     """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
 
-    `sites` and `pairs` are what `trace` takes. `other` are values that stand in place of the parameters', for a
+    `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `other` are values that stand in place of the parameters', for a
     notebook that looks at several models: Study(p, model=p.after).
     """
 
-    def __init__(self, parameters: Parameters, sites: int = 0, pairs: int = 0, **other: str):
+    def __init__(
+        self,
+        parameters: Parameters,
+        sites: int = 0,
+        pairs: int = 0,
+        timed: int = 0,
+        repeats: int = 3,
+        **other: str,
+    ) -> None:
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters(
@@ -57,6 +68,8 @@ class Study:
                     batch_size=p.batch_size or None,
                     sites=sites,
                     pairs=pairs,
+                    timed=timed,
+                    repeats=repeats,
                     progress=False,
                 )
                 for name, task in self.tasks.items()
@@ -85,12 +98,31 @@ class Study:
             found[name] = task.learnt({metric: interval.low for metric, interval in scores.items()})
         return found
 
-    def learnt_tokens(self, values) -> dict[str, tuple]:
+    @property
+    def learnt_tasks(self) -> list[str]:
+        """Names of the tasks that are learnt."""
+        return [name for name, learnt in self.learnt.items() if learnt]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Each task's name for tables and figures, which says where it is not learnt."""
+        return {name: name if learnt else f"{name} (not learnt)" for name, learnt in self.learnt.items()}
+
+    def learnt_tokens(self, values: Callable[[Trace], Values]) -> dict[str, Values]:
         """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
         found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
         found = {name: pair for name, pair in found.items() if len(pair[0])}
         # One small task must not make a claim untestable that four large ones can speak to.
         return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
+
+    def average(self, values: Callable[[Trace], Values], seed: int | None = None) -> Interval:
+        """Unweighted mean over learnt tasks of `values(trace)`, a pair (values, groups); NOTHING where there is none.
+
+        `seed` is the parameters' where none is given.
+        """
+        found = self.learnt_tokens(values)
+        seed = self.parameters.seed if seed is None else seed
+        return bootstrap_unweighted_mean_over_tasks(found, seed=seed) if found else NOTHING
 
     def judge(self, claim_id: str, make: Callable[[], Interval], requirement_met: bool = False) -> Verdict:
         """Verdict on a claim; "not testable here" where no task is learnt or `make` finds nothing to estimate.
@@ -121,7 +153,7 @@ class Study:
 
 
 def in_template(task: Task, template: str) -> Task:
-    """A translation task whose prompts are `template` with each source in place of {source}; ValueError for others."""
+    """A translation task whose prompts are `template` with each source in place of {source}; InputError for others."""
     if task.kind != "translation" or "{source}" not in template:
         raise InputError(
             f"parameter template is {template!r}, task {task.name!r}; allowed are a template that holds "

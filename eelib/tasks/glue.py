@@ -1,73 +1,59 @@
-"""Sequence classification after GLUE: fields and labels of its tasks, their scores, and which models fit them."""
+"""Labelled texts after GLUE: a record for each set, and what a label may be called."""
 
-import hashlib
 import re
-from collections import Counter
-from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Integral
 
 from eelib.common.errors import InputError
-from eelib.common.values import inside, text_of
+from eelib.common.values import inside
 
-# Names of the labels by GLUE's own numbers (P, Table 4 has these seven tasks).
-LABELS = {
-    "cola": ("unacceptable", "acceptable"),
-    "mrpc": ("not_equivalent", "equivalent"),
-    "qnli": ("entailment", "not_entailment"),
-    "qqp": ("not_duplicate", "duplicate"),
-    "rte": ("entailment", "not_entailment"),
-    "mnli": ("entailment", "neutral", "contradiction"),
-    "sst2": ("negative", "positive"),
-}
-FIELDS = {
-    "cola": ("sentence",),
-    "sst2": ("sentence",),
-    "qnli": ("question", "sentence"),
-    "qqp": ("question1", "question2"),
-    "mnli": ("premise", "hypothesis"),
-}
-PAIR = ("sentence1", "sentence2")  # of the other tasks; a pair of any task may be given under these names
-SCORES = {"cola": ("Matthews",), "mrpc": ("F1", "accuracy"), "qqp": ("F1", "accuracy")}  # of the others, accuracy
-HUB = {
-    f"glue/{name}": ("nyu-mll/glue", name, "validation_matched" if name == "mnli" else "validation") for name in LABELS
-}
+Place = tuple[str, str | None, str]  # dataset of the hub, config, split
+PAIR = ("sentence1", "sentence2")  # a pair of any set may be given under these names
 
 
-def is_labelled(row: dict) -> bool:
-    """Whether a row's fields are those of a classification task."""
-    return any(field in row for field in ("sentence", PAIR[0], "question1", "premise"))
+@dataclass(frozen=True)
+class LabelledSet:
+    """A set of labelled texts, or pairs of texts.
 
-
-def glue_name(name: str) -> str:
-    """The GLUE task, such as sst2, at the end of a task's name. ValueError where there is none."""
-    found = re.search(rf"(?:^|[^a-z0-9])({'|'.join(LABELS)})$", name.lower())
-    if not found:
-        raise InputError(f"labels of task {name!r} are not known: its name must end in {', '.join(LABELS)}")
-    return found[1]
-
-
-def labels_of(name: str) -> tuple[str, ...]:
-    """Labels of a task, in GLUE's order."""
-    return LABELS[glue_name(name)]
-
-
-def labelled_reader(name: str) -> Callable[[dict, int], tuple]:
-    """A function from (row, number) to prompt, source, references, group and, of a pair, the second text.
-
-    Pairs of one first text are a group, since they are resampled together.
+    labels: their names in the order of their numbers. fields: of the texts. scores: by which the set is judged, of
+    accuracy, F1 (of the second label) and Matthews correlation. hub: where the set lies.
     """
-    task = glue_name(name)
-    fields = FIELDS.get(task, PAIR)
 
-    def read(row: dict, number: int) -> tuple:
-        known = [[label_of(row, LABELS[task])]]
-        if len(fields) == 1:
-            text = text_of(row, *fields)
-            return text, text, *known, str(number)
-        first, second = (text_of(row, field) for field in (fields if fields[0] in row else PAIR))
-        return first, f"{first} ||| {second}", *known, hashlib.sha256(first.encode()).hexdigest()[:12], second
+    labels: tuple[str, ...]
+    fields: tuple[str, ...]
+    scores: tuple[str, ...] = ("accuracy",)
+    hub: Place | None = None
 
-    return read
+
+def of_glue(name: str, split: str = "validation") -> Place:
+    """Where a set of GLUE lies on the hub; its test splits hide their labels."""
+    return "nyu-mll/glue", name, split
+
+
+SETS = {  # the first seven are GLUE's, with its own order of labels (P, Table 4)
+    "cola": LabelledSet(("unacceptable", "acceptable"), ("sentence",), ("Matthews",), hub=of_glue("cola")),
+    "mrpc": LabelledSet(("not_equivalent", "equivalent"), PAIR, ("F1", "accuracy"), hub=of_glue("mrpc")),
+    "qnli": LabelledSet(("entailment", "not_entailment"), ("question", "sentence"), hub=of_glue("qnli")),
+    "qqp": LabelledSet(("not_duplicate", "duplicate"), ("question1", "question2"), ("F1", "accuracy"), of_glue("qqp")),
+    "rte": LabelledSet(("entailment", "not_entailment"), PAIR, hub=of_glue("rte")),
+    "mnli": LabelledSet(
+        ("entailment", "neutral", "contradiction"), ("premise", "hypothesis"), hub=of_glue("mnli", "validation_matched")
+    ),
+    "sst2": LabelledSet(("negative", "positive"), ("sentence",), hub=of_glue("sst2")),
+    # The six coarse classes of TREC (Li and Roth 2002): what a question asks for.
+    "questions": LabelledSet(("abbreviation", "description", "entity", "person", "place", "number"), ("sentence",)),
+}
+LABELS = {name: found.labels for name, found in SETS.items()}
+FIELDS = {field for found in SETS.values() for field in found.fields} | {*PAIR, "label"}
+HUB = {f"glue/{name}": found.hub for name, found in SETS.items() if found.hub}
+
+
+def set_of(name: str) -> LabelledSet:
+    """The set whose name, such as sst2, stands at the end of a task's. InputError where there is none."""
+    found = re.search(rf"(?:^|[^a-z0-9])({'|'.join(SETS)})$", name.lower())
+    if not found:
+        raise InputError(f"labels of task {name!r} are not known: its name must end in {', '.join(SETS)}")
+    return SETS[found[1]]
 
 
 def label_of(row: dict, labels: tuple[str, ...]) -> str:
@@ -76,8 +62,8 @@ def label_of(row: dict, labels: tuple[str, ...]) -> str:
     if isinstance(given, str):
         found = next((label for label in labels if label == given.strip().casefold()), None)
     else:
-        number = isinstance(given, Integral) and not isinstance(given, bool) and 0 <= given < len(labels)
-        found = labels[given] if number else None
+        number = int(given) if isinstance(given, Integral) and not isinstance(given, bool) else -1
+        found = labels[number] if 0 <= number < len(labels) else None
     if found is None:
         hidden = " (GLUE's way to hide it)" if given == -1 else ""
         raise InputError(f"field label is {given!r}{hidden}; allowed: {', '.join(labels)}, or 0 to {len(labels) - 1}")
@@ -91,36 +77,3 @@ def named(output: str, labels: tuple[str, ...]) -> str | None:
     if number and int(number[1]) < len(labels):
         return labels[int(number[1])]
     return next((label for label in labels if label == said), None)
-
-
-def label_scores(name: str, outputs: list[str], references: list[list[str]]) -> dict[str, float]:
-    """GLUE's scores of a task, times 100: accuracy; F1 of the second label and accuracy; Matthews correlation.
-
-    ValueError where an output is none of the task's labels.
-    """
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-    task = glue_name(name)
-    labels = LABELS[task]
-    mapped = {output: named(output, labels) for output in dict.fromkeys(outputs)}
-    if None in mapped.values():
-        raise InputError(f"{name}: the outputs {', '.join(map(repr, mapped))} are not its labels: {', '.join(labels)}")
-    said = [labels.index(mapped[output]) for output in outputs]
-    truth = [labels.index(known[0]) for known in references]
-    measures = {
-        "accuracy": lambda: accuracy_score(truth, said),
-        "F1": lambda: f1_score(truth, said, zero_division=0.0),
-        "Matthews": lambda: matthews_corrcoef(truth, said) if len({*truth, *said}) > 1 else 0.0,
-    }
-    return {score: 100.0 * float(measures[score]()) for score in SCORES.get(task, ("accuracy",))}
-
-
-def majority(name: str, references: list[list[str]]) -> dict[str, float]:
-    """Scores of saying one label whatever the text: accuracy of the most frequent, F1 of the second, Matthews 0."""
-    known = [label for label, *_ in references]
-    often = Counter(known).most_common(1)[0][0]
-    second = LABELS[glue_name(name)][1]
-    return {
-        score: label_scores(name, [second if score == "F1" else often] * len(known), references)[score]
-        for score in SCORES.get(glue_name(name), ("accuracy",))
-    }

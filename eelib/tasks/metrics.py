@@ -4,6 +4,10 @@ import re
 import string
 from collections import Counter
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
 
 
 def bleu_chrf(outputs: list[str], references: list[list[str]], language: str = "") -> dict[str, float]:
@@ -52,7 +56,7 @@ def normalised(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def rouge_scorer():
+def rouge_scorer() -> "RougeScorer":
     """ROUGE-1, ROUGE-2 and sentence-level ROUGE-L, with NLTK's Porter stemmer."""
     from rouge_score.rouge_scorer import RougeScorer
 

@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eelib.common.files import write_atomically
-from eelib.lens.readout import SCALARS
+from eelib.common.files import read_json, write_atomically
+from eelib.lens.readout import FROM_TOP_K, SCALARS, TOP_K
 
-READOUTS = ("top1", *SCALARS, "topk_ids", "topk_probability")
+STORED = (*SCALARS, *TOP_K)
+READOUTS = (*FROM_TOP_K, *STORED)
+STORED_OF_SITES = ("entropy", "final_rank", "final_probability", *TOP_K)
 TOKEN_COLUMNS = (
     "sequence",
     "position",
@@ -25,6 +27,7 @@ TOKEN_COLUMNS = (
     "truncated",
     "group",
 )
+REPLAY_COLUMNS = ("sequence", "group", "tokens", "layers", "full", "oracle", "before", "mismatches", "ideal")
 
 
 def to_bytes(frame: dict[str, np.ndarray | list]) -> memoryview:
@@ -41,35 +44,31 @@ def to_bytes(frame: dict[str, np.ndarray | list]) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def add_file(place: Path, manifest: dict, name: str, content: bytes) -> None:
+def add_file(folder: Path, manifest: dict, name: str, content: memoryview) -> None:
     """Write one Parquet file and note its checksum in `manifest` (not yet saved)."""
-    write_atomically(place / f"{name}.parquet", content)
+    write_atomically(folder / f"{name}.parquet", content)
     manifest["files"][name] = hashlib.sha256(content).hexdigest()
 
 
-def intact(place: Path, manifest: dict, name: str) -> bool:
+def intact(folder: Path, manifest: dict, name: str) -> bool:
     """Whether a file is there with the bytes that the manifest promises."""
     try:
-        with open(place / f"{name}.parquet", "rb") as file:
+        with open(folder / f"{name}.parquet", "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == manifest["files"].get(name)
     except FileNotFoundError:
         return False
 
 
-def save_manifest(place: Path, manifest: dict) -> None:
+def save_manifest(folder: Path, manifest: dict) -> None:
     """Write the manifest with a checksum of its own; the same content gives the same bytes."""
     content = {**manifest, "checksum": checksum(manifest)}
-    write_atomically(place / "manifest.json", json.dumps(content, indent=1, sort_keys=True).encode())
+    write_atomically(folder / "manifest.json", json.dumps(content, indent=1, sort_keys=True).encode())
 
 
-def load_manifest(place: Path) -> dict | None:
-    """The manifest as it was written; None where there is none, or a damaged one."""
-    try:
-        manifest = json.loads((place / "manifest.json").read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    sound = isinstance(manifest, dict) and manifest.pop("checksum", None) == checksum(manifest)
-    return manifest if sound else None
+def load_manifest(folder: Path) -> dict:
+    """The manifest as it was written; empty where there is none, or a damaged one."""
+    manifest = read_json(folder / "manifest.json")
+    return manifest if manifest.pop("checksum", None) == checksum(manifest) else {}
 
 
 def checksum(manifest: dict) -> str:
@@ -77,22 +76,36 @@ def checksum(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def add_time(place: Path, seconds: float) -> None:
+def add_time(folder: Path, seconds: float) -> None:
     """Add to the time that a trace took, and keep the day it was begun.
 
     They have a file of their own, so that the manifest is the same bytes whenever it is made.
     """
-    times = load_times(place)
+    times = load_times(folder)
     times["seconds"] = round(times["seconds"] + seconds, 2)
     if times["date"] == "unknown":
         times["date"] = time.strftime("%Y-%m-%d")
-    write_atomically(place / "times.json", json.dumps(times).encode())
+    write_atomically(folder / "times.json", json.dumps(times).encode())
 
 
-def load_times(place: Path) -> dict:
+def load_times(folder: Path) -> dict:
     """{"seconds": decoding and reading, killed shards left out, "date": day of the first shard, or "unknown"}."""
-    try:
-        times = json.loads((place / "times.json").read_bytes())
-        return {"seconds": float(times["seconds"]), "date": str(times["date"])}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return {"seconds": 0.0, "date": "unknown"}
+    times = read_json(folder / "times.json")
+    if isinstance(times.get("seconds"), (int, float)) and isinstance(times.get("date"), str):
+        return {"seconds": float(times["seconds"]), "date": times["date"]}
+    return {"seconds": 0.0, "date": "unknown"}
+
+
+REPLAY = "replay.json"  # seconds differ from run to run, so they have a file of their own, too
+
+
+def save_replay(folder: Path, settings: dict, rows: list[dict]) -> None:
+    """Keep the times of a replay with what they depend on, and the day."""
+    record = {"settings": settings, "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    write_atomically(folder / REPLAY, json.dumps(record, indent=1).encode())
+
+
+def load_replay(folder: Path) -> dict:
+    """{"settings", "date", "rows"} as they were kept; empty where nothing was, or what is left is damaged."""
+    record = read_json(folder / REPLAY)
+    return record if {"settings", "date", "rows"} <= set(record) else {}

@@ -9,9 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eelib.common.errors import InputError
-from eelib.lens.readout import top_k
+from eelib.lens.readout import FROM_TOP_K, TOP_K, from_top_k, top_k
 from eelib.lens.similarity import PAIRS
-from eelib.tracing.shards import READOUTS, TOKEN_COLUMNS, intact, load_manifest, load_times
+from eelib.tracing import exit_layers
+from eelib.tracing.shards import (
+    READOUTS,
+    REPLAY_COLUMNS,
+    STORED_OF_SITES,
+    TOKEN_COLUMNS,
+    intact,
+    load_manifest,
+    load_replay,
+    load_times,
+)
 
 
 class Trace:
@@ -24,17 +34,17 @@ class Trace:
 
     READOUTS = READOUTS
 
-    def __init__(self, place: str | Path):
-        self.place = Path(place)
-        manifest = load_manifest(self.place)
-        if not manifest or not manifest.get("finished"):
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        manifest = load_manifest(self.folder)
+        if not manifest.get("finished"):
             state = "is half made" if manifest else "holds no manifest that can be read"
-            raise InputError(f"{self.place} {state}; ask for the trace with eelib.trace, which makes what is missing")
-        self.manifest = manifest | load_times(self.place)
+            raise InputError(f"{self.folder} {state}; ask for the trace with eelib.trace, which makes what is missing")
+        self.manifest = manifest | load_times(self.folder)
         self.layers: int = self.manifest["layers"]
         self.model_name: str = self.manifest["model"]
         self.task_name: str = self.manifest["task"]
-        self._columns: dict[str, np.ndarray] = {}
+        self._readouts: dict[str, np.ndarray] = {}
         self._sound: set[str] = set()
 
     def _table(self, part: str, columns: list[str] | None = None) -> pa.Table:
@@ -43,13 +53,13 @@ class Trace:
     def _file(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """One Parquet file; its checksum is compared the first time that this object reads it."""
         if name not in self._sound:
-            if not intact(self.place, self.manifest, name):
+            if not intact(self.folder, self.manifest, name):
                 raise InputError(
-                    f"{self.place / name}.parquet is missing or was altered; ask for the trace with "
+                    f"{self.folder / name}.parquet is missing or was altered; ask for the trace with "
                     "eelib.trace, which makes it anew"
                 )
             self._sound.add(name)
-        return pq.read_table(self.place / f"{name}.parquet", columns=columns)
+        return pq.read_table(self.folder / f"{name}.parquet", columns=columns)
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -73,16 +83,20 @@ class Trace:
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in READOUTS:
             raise KeyError(f"readout {name!r} is not kept; allowed: {', '.join(READOUTS)}")
-        if name not in self._columns:
-            column = self._table("tokens", [name])[name].combine_chunks()
-            self._columns[name] = self._shape(name, column)[self._order]
-        return self._columns[name]
+        if name not in self._readouts:
+            found = from_top_k(name, self._stored) if name in FROM_TOP_K else self._stored(name)
+            self._readouts[name] = found[self._order]
+        return self._readouts[name]
 
-    def _shape(self, name: str, column: pa.Array, sites: int | None = None) -> np.ndarray:
-        flat = column.flatten().to_numpy(zero_copy_only=False)
-        sites = self.layers + 1 if sites is None else sites
-        k = top_k(self.manifest["vocabulary"])
-        return flat.reshape(len(column), sites, k) if name.startswith("topk") else flat.reshape(len(column), sites)
+    def _stored(self, name: str) -> np.ndarray:
+        """A readout as it lies in the shards, [tokens, L+1] or [tokens, L+1, k]."""
+        return self._shaped(name, self._table("tokens", [name])[name], self.layers + 1)
+
+    def _shaped(self, name: str, column: pa.ChunkedArray, states: int) -> np.ndarray:
+        """A readout's column as numpy [rows, states], those of the top-k [rows, states, k]."""
+        flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        width = (top_k(self.manifest["vocabulary"]),) if name in TOP_K else ()
+        return flat.reshape(len(column), states, *width)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -95,9 +109,7 @@ class Trace:
     def exit_layer(self, definition: str) -> np.ndarray:
         """int [tokens], 1..L. "first": smallest l >= 1 whose top-1 is the emitted token (P, §4); "stable": smallest l
         from which the top-1 never changes again (the saturation event, P §2 after Geva et al. 2020)."""
-        from eelib.tracing.exit_layers import exit_layer
-
-        return exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)
+        return exit_layers.exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)
 
     @cached_property
     def sites(self) -> "Sites":
@@ -111,6 +123,22 @@ class Trace:
         size = self.layers + 1
         found = {n: table[n].combine_chunks().flatten().to_numpy().reshape(-1, size, size) for n in PAIRS}
         return found | {"row": table["row"].to_numpy()}
+
+    @cached_property
+    def replay(self) -> pd.DataFrame:
+        """Seconds of runs that stop at each token's exit layer ("first") and of full ones; `trace(..., timed=True)`.
+
+        A row per timed sequence: sequence, group, tokens, layers (blocks that the stopping run used, summed over
+        tokens), full and oracle (seconds of all tokens), before (seconds of encoder or prompt), mismatches, ideal
+        (whether earlier tokens came from a cache). No rows for a masked model: one pass reads all its positions, each
+        with an exit layer of its own. attrs: machine, threads, date.
+        """
+        record = load_replay(self.folder)
+        if not record:
+            raise InputError("this trace has no times; ask for them with eelib.trace(..., timed=True)")
+        frame = pd.DataFrame(record["rows"], columns=list(REPLAY_COLUMNS))
+        frame.attrs = {name: record["settings"][name] for name in ("machine", "threads")} | {"date": record["date"]}
+        return frame
 
 
 def extra_table(made: Trace, kind: str) -> pa.Table:
@@ -127,18 +155,21 @@ class Sites:
     `rows` index the trace's tokens.
     """
 
-    READOUTS = ("top1", "probability", "entropy", "final_rank", "final_probability", "topk_ids", "topk_probability")
+    READOUTS = ("top1", "probability", *STORED_OF_SITES)
 
     def __init__(self, made: Trace):
         self._table, self._trace = extra_table(made, "sites"), made
         order = ("attention", "after_attention", "cross_attention", "feed_forward", "block")
-        self.names = tuple(n for n in order if f"{n}/top1" in self._table.column_names)
+        self.names = tuple(n for n in order if f"{n}/topk_ids" in self._table.column_names)
         self.rows = self._table["row"].to_numpy()
         self.tokens = made.tokens.iloc[self.rows].reset_index(drop=True)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.READOUTS:
             raise KeyError(f"site readout {name!r} is not kept; allowed: {', '.join(self.READOUTS)}")
-        made = self._trace
-        parts = [made._shape(name, self._table[f"{site}/{name}"].combine_chunks(), made.layers) for site in self.names]
-        return np.stack(parts, axis=2)
+        return from_top_k(name, self._stored) if name in FROM_TOP_K else self._stored(name)
+
+    def _stored(self, name: str) -> np.ndarray:
+        """A readout that is kept, [rows, L, S] or [rows, L, S, k]."""
+        trace, columns = self._trace, [self._table[f"{site}/{name}"] for site in self.names]
+        return np.stack([trace._shaped(name, column, trace.layers) for column in columns], axis=2)

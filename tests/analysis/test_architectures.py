@@ -1,55 +1,24 @@
-"""Models side by side: the parameter that names them, their figures against plain counts, verdicts, words, tables."""
+"""Models side by side: their figures against plain counts, verdicts, words, tables, curves."""
 
 import json
 from types import SimpleNamespace
 
-import families
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from studies_made import LABELLED, values_in
 
 from eelib.analysis import architectures as side_by_side
 from eelib.analysis.architectures import BOTH, DECODER, ENCODER
 from eelib.common.interval import Interval
 from eelib.figures import architectures as plots
 from eelib.study import claims as papers
-from eelib.study.parameters import ParameterError, Parameters
+from eelib.study.comparison import timed_studies
+from eelib.study.parameters import Parameters
 from eelib.study.results import Results
-from eelib.study.study import Study, in_template
-from eelib.tasks.task import Task
 
 matplotlib.use("Agg")
-PAIRS = [{"source": f"Satz {i}.", "references": [f"Sentence {i}."]} for i in range(6)]
-LABELLED = [
-    {"premise": f"The dog {i} ran", "hypothesis": "a green dog " * (i % 4 + 1), "label": i % 3} for i in range(40)
-]
-
-
-# Which models
-
-
-def test_pairs_of_checkpoints_and_tasks():
-    parse = side_by_side.parse_beside
-    assert parse("") == parse(" ; ") == []
-    assert parse("a/b on translation/*;c on translation/de-en,translation/en-de ;") == [
-        ("a/b", "translation/*"),
-        ("c", "translation/de-en,translation/en-de"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "text, parts",
-    [
-        ("pocket-t5", ("'pocket-t5'", "pocket-t5 on translation/*")),
-        ("pocket-t5 on ", "'pocket-t5 on'"),
-        (" on translation/*", "'on translation/*'"),
-        ("a on nothing/x", ("beside, a", "'nothing/x'")),
-        ("a on translation/de-en; a on translation/en-de", ("a twice", "commas")),
-    ],
-)
-def test_a_bad_pair_is_refused_in_one_line(text, parts, one_line):
-    one_line(ParameterError, parts, lambda: side_by_side.parse_beside(text))
 
 
 @pytest.mark.parametrize(
@@ -63,67 +32,16 @@ def test_architecture(name, kind, model_of):
 @pytest.fixture(scope="module")
 def values(folder_of, tmp_path_factory):
     """Parameters of a page on a tiny gpt2 with two tiny models beside it."""
-    folder = tmp_path_factory.mktemp("architectures")
-    for name, rows in (("tiny.de-en", PAIRS), ("tiny.mnli", LABELLED)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return {
-        "model": str(folder_of("gpt2")),
-        "tasks": str(folder / "tiny.de-en.jsonl"),
-        "limit": 0,
-        "max_new_tokens": 5,
-        "batch_size": 0,
-        "dtype": "float32",
-        "device": "cpu",
-        "seed": 0,
-        "runs_folder": str(folder / "runs"),
-        "results_folder": str(folder / "results"),
-        "beside": f"{folder_of('t5')} on {folder / 'tiny.de-en.jsonl'}; "
-        f"{folder_of('bert_labels')} on {folder / 'tiny.mnli.jsonl'}",
-    }
+    return values_in(tmp_path_factory.mktemp("studies"), folder_of)
 
 
 @pytest.fixture(scope="module")
 def found(values):
     """The studies, as if the models had learnt their tasks: random ones have not."""
-    studies = side_by_side.studies(Parameters(values))
+    studies = timed_studies(Parameters(values))
     for study in studies:
         study.learnt = dict.fromkeys(study.traces, True)
     return studies
-
-
-def test_the_main_model_comes_first_and_is_not_beside_itself(found, values, folder_of):
-    assert [study.model.name for study in found] == ["gpt2", "t5", "bert_labels"]
-    twice = values | {"beside": f"{folder_of('gpt2')} on {values['tasks']}"}
-    assert len(side_by_side.studies(Parameters(twice))) == 1
-    by_another_way = f"{folder_of('gpt2')}/../gpt2"
-    assert len(side_by_side.studies(Parameters(values | {"beside": f"{by_another_way} on {values['tasks']}"}))) == 1
-
-
-@pytest.mark.parametrize(
-    "beside, part",
-    [
-        ("{runs}/absent on translation/de-en", "absent"),
-        ("no-such-model on translation/de-en", "'no-such-model'"),
-    ],
-)
-def test_a_missing_checkpoint_is_refused_before_anything_is_decoded(beside, part, values, tmp_path, one_line):
-    changed = values | {"runs_folder": str(tmp_path / "runs"), "beside": beside.format(runs=tmp_path)}
-    one_line(ParameterError, part, lambda: side_by_side.studies(Parameters(changed)))
-    assert not (tmp_path / "runs").exists()
-
-
-def test_two_checkpoints_of_one_name_are_refused(values, tmp_path, one_line):
-    families.save("t5", tmp_path / "gpt2")
-    changed = values | {"beside": f"{tmp_path / 'gpt2'} on {values['tasks']}", "runs_folder": str(tmp_path / "runs")}
-    one_line(ParameterError, "shown as gpt2", lambda: side_by_side.studies(Parameters(changed)))
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_template_replaces_the_prompt(values, one_line):
-    study = Study(Parameters(values | {"template": "de > en: {source}"}))
-    assert study.tasks[values["tasks"]].prompts == [f"de > en: Satz {i}." for i in range(6)]
-    one_line(ParameterError, ("template", "{source}"), lambda: Study(Parameters(values | {"template": "no place"})))
-    one_line(ValueError, "'prompts'", lambda: in_template(Task.from_prompts(["x"]), "{source}"))
 
 
 # Figures
@@ -216,7 +134,6 @@ def test_each_claim_is_judged_on_its_statistic():
         "does not hold on b",
         "does not hold on b",
     ]
-    assert papers.Verdict.from_dict(made["P-A2"].to_dict()) == made["P-A2"]
 
 
 def test_the_pages_own_model_comes_before_those_beside_it():
@@ -271,29 +188,15 @@ def test_words(found):
     assert side_by_side.where(found[:2]).startswith("gpt2, t5; float32 on cpu, 20")
 
 
-def test_what_p_printed():
-    speeds = side_by_side.published_speeds().set_index("row")
-    assert speeds.loc["RoBERTa, RTE", "highest"] == pytest.approx(12 / 8)
-    assert speeds.loc["RoBERTa, RTE", "lowest"] == pytest.approx(12 / 9)
-    text = side_by_side.beyond_layers(speeds.reset_index())
-    assert "RoBERTa, RTE is 2.07 times as fast" in text and text.count("times") == 1
+def test_p_s_rows_of_exit_layers():
     rows = plots.printed_exits(papers.published("P-table-3"))
     assert [row["avg / L"] for row in rows] == ["0.82", "0.70"]  # base 1 is known
     first = plots.printed_exits(papers.published("P-table-4"))[0]
     assert first["avg / L"] == "0.26 or 0.35" and first["quality"] == "Matthews correlation 56.24"
 
 
-def test_times_tables_and_plots(found):
-    made = side_by_side.timings(found, sequences=1, repeats=1)
-    assert {key[0]: len(frame) for key, frame in made.items()} == {"gpt2": 1, "t5": 1, "bert_labels": 8}
+def test_tables_and_curves(found, capsys):
     assert [found[2].token_text(i) for i in range(3)] == found[2].model.labels
-    rows = side_by_side.speed_rows(found, made)
-    assert rows["ideal"].tolist() == [True, True, False] and rows["one_pass"].tolist() == [False, False, True]
-    assert all(name in side_by_side.time_in_words(found, made) for name in ("gpt2", "t5", "bert_labels"))
-    printed = side_by_side.published_speeds()
-    shown = plots.speed_table(printed, rows)
-    assert len(shown) == 17 and not shown.isna().any(axis=None)
-    assert shown["earlier tokens"].tolist()[-3:] == ["from the cache", "from the cache", "none"]
     table = side_by_side.task_rows(found)
     exits = plots.exit_table(
         plots.printed_exits(papers.published("P-table-4")), table[table["architecture"] == ENCODER]
@@ -305,15 +208,14 @@ def test_times_tables_and_plots(found):
         "t5 (encoder-decoder)",
         "bert_labels (encoder-only)",
     ]
-    for rows in (rows, side_by_side.speed_rows(found, {})):
-        legend = [text.get_text() for text in plots.speed_figure(rows, printed).legends[0].texts]
-        assert len(legend) == 3 + len(rows)
-    assert side_by_side.timings(found, sequences=0, repeats=1) == {}
-    assert side_by_side.time_in_words(found, {}) == "Nothing was timed in this run."
-    assert side_by_side.measured_on(pd.DataFrame()) == ""
 
 
-def test_a_masked_model_is_not_timed(folder_of, values):
-    study = Study(Parameters(values | {"model": str(folder_of("bert"))}))
-    assert side_by_side.timings([study], 4, 1) == {}
-    assert "bert is not timed" in side_by_side.time_in_words([study], {})
+def test_a_table_without_rows_is_not_shown(found, monkeypatch):
+    shown = []
+    monkeypatch.setattr(plots, "table", lambda *args: shown.append(args))
+    table = side_by_side.task_rows(found)
+    plots.show_exits(found, table[table["architecture"] != DECODER], DECODER, "Nothing.")
+    assert not shown
+    plots.show_exits(found, table, BOTH, "Both.", of_p="P-table-3")
+    ((frame, caption),) = shown
+    assert len(frame) == 2 + 2 and caption.startswith("Both. t5; float32 on cpu, ")

@@ -1,15 +1,21 @@
-"""eelib.difficulty against plain loops on small random arrays, with ties and edge cases; its plots."""
+"""Easy and difficult units against plain loops on small random arrays, with ties and edge cases; its plots."""
 
 import math
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from eelib.analysis import difficulty
-from eelib.common.interval import Interval
+from eelib.analysis import difficulty, difficulty_splits
+from eelib.analysis import difficulty_tables as tables
+from eelib.analysis.difficulty_splits import word
+from eelib.common.interval import NOTHING, Interval
 from eelib.figures import difficulty as figures_difficulty
+from eelib.study import claims
+from eelib.study.parameters import ParameterError
+from eelib.study.study import Study
 
 
 class FakeTrace:
@@ -245,15 +251,12 @@ def test_one_value_everywhere_is_no_contrast(value, expected):
     assert not difficulty.without_contrast(difficulty.comparison([], "length"))
 
 
-def test_scaled_swaps_the_ends_and_words_follow_the_interval():
+def test_words_follow_the_interval():
     value = Interval(2.0, 1.0, 4.0, 9)
-    assert difficulty.scaled(value, -1) == (-2, -4, -1, 9)
-    assert not np.signbit(difficulty.scaled(Interval(0.0, 0.0, 0.0, 3), -1)[:3]).any()
-    assert difficulty.scaled(value, 100) == (200, 100, 400, 9)
-    assert difficulty.in_words(value, "longer", "shorter") == "longer"
-    assert difficulty.in_words(difficulty.scaled(value, -1), "longer", "shorter") == "shorter"
-    assert difficulty.in_words(value._replace(low=-1.0), "longer", "shorter") == "not clearly longer or shorter"
-    assert difficulty.in_words(difficulty.scaled(difficulty.NOTHING, -1), "longer", "shorter") == "not measured against"
+    assert word(value, "longer", "shorter") == "longer"
+    assert word(value.scaled(-1), "longer", "shorter") == "shorter"
+    assert word(value._replace(low=-1.0), "longer", "shorter") == "not clearly longer or shorter"
+    assert word(NOTHING, "longer", "shorter") == "not measured against"
 
 
 # ---- tables of units
@@ -312,7 +315,7 @@ def test_plots_draw_with_and_without_units():
         figures_difficulty.curves_figure({"a": {"easy": cosine, "difficult": empty}, "b": {}}, 0.9),
         figures_difficulty.examples_figure(cosine[:2], ["E1", "D1"], ["easy", "difficult"], 0.9),
         figures_difficulty.examples_figure(empty, [], [], 0.9),
-        figures_difficulty.length_figure({"t": {unit: difficulty.NOTHING for unit in figures_difficulty.UNITS}}),
+        figures_difficulty.length_figure({"t": {unit: NOTHING for unit in figures_difficulty.UNITS}}),
         figures_difficulty.length_figure({"t": {unit: Interval(1, 2, 3, 4) for unit in figures_difficulty.UNITS}}),
     ]
     for fig in drawn:
@@ -329,3 +332,94 @@ def test_increasing_figure_sets_published_points_at_their_share_of_depth():
     assert [line.get_xdata().tolist() for line in hollow] == [[0, 2, 4]] * 2
     fig.canvas.draw()
     plt.close(fig)
+
+
+# ---- a study's tasks
+
+
+def planted(easy_are_longer):
+    """A study of eighty outputs with ten tokens each: later tokens are similar sooner, or earlier ones are."""
+    made = FakeTrace(lengths=(10,) * 80, cut=(False,) * 80, layers=12)
+    made.tokens["group"] = [f"g{s}" for s in made.tokens["sequence"]]
+    made.sequences["group"] = [f"g{s}" for s in range(80)]
+    made.sequences["length"] = 10 + np.arange(80) % 5
+    place = made.tokens["position"].to_numpy() + made.tokens["sequence"].to_numpy() % 5 / 10
+    ease = (place if easy_are_longer else place.max() - place)[:, None]
+    cosine = np.linspace(0, 1, 13) ** (1 / (0.2 + ease))  # rises at every layer
+    cosine[place >= 5, 6] = cosine[place >= 5, 5]  # but for a step of half the prefixes
+    made.values = {"cosine": cosine, "entropy": np.repeat(ease.max() - ease, 13, axis=1)}
+    study = SimpleNamespace(
+        traces={"task": made},
+        learnt={"task": True},
+        learnt_tasks=["task"],
+        labels={"task": "task"},
+        parameters=SimpleNamespace(share=0.4, threshold=0.9, seed=0),
+        model=SimpleNamespace(layers=12, kind="causal", name="planted"),
+    )
+    study.judge = lambda claim_id, make: Study.judge(study, claim_id, make)
+    return study
+
+
+@pytest.mark.parametrize("easy_are_longer", [True, False])
+def test_planted_units_bring_each_verdict(easy_are_longer):
+    splits = difficulty_splits.split_study(planted(easy_are_longer))
+    got = {verdict.claim.id: verdict.verdict for verdict in difficulty_splits.verdicts(splits)}
+    sides = (claims.HOLDS, claims.FAILS) if easy_are_longer else (claims.FAILS, claims.HOLDS)
+    assert (got["M-D1"], got["M-D2"]) == (claims.HOLDS, claims.HOLDS)
+    assert (got["M-D3"], got["M-D4"]) == (sides[0], sides[0])
+    assert (got["M-D5"], got["M-D6"]) == (sides[1], sides[0])  # what is long has a step that does not rise
+    assert got["M-D7"] == claims.UNTESTABLE  # after layer 8 all prefixes rise
+    splits.study.model.kind = "masked"
+    reasons = {verdict.reason for verdict in difficulty_splits.verdicts(splits)}
+    assert reasons == {"a masked model decodes no prefix"}
+
+
+def test_statements_and_tables_agree_with_the_comparisons():
+    splits = difficulty_splits.split_study(planted(True))
+    said = difficulty_splits.statements(splits)
+    gap = splits.by_similarity.over("first_similar").difference
+    assert said["later"].estimate == pytest.approx(-gap.estimate) and said["later_word"] == "later than"
+    assert said["kept"] == pytest.approx(100)  # entropy was planted to sort as similarity does
+    assert said["increasing_0_easy"].estimate == pytest.approx(
+        100 * splits.by_similarity.over("increasing_0").easy.estimate
+    )
+    beside = tables.beside_m(splits).set_index("property")
+    assert beside.loc["Sequence length (tokens)", "M, easy"] == "58.16 (31.81)"
+    assert beside.loc["Sequence length (tokens)", "here, easy − difficult"] == tables.gap(
+        splits.by_similarity.over("length")
+    )
+    assert sum("Strictly increasing" in label for label in beside.index) == 8
+    assert len(tables.task_table(splits)) == len(tables.control_table(splits)) == 6
+    assert tables.output_table(splits)["on each side"].tolist() == [32]
+    shares = difficulty_splits.other_shares(splits)
+    assert tables.share_table(shares)["share of each end (%)"].tolist() == [1, 10, 25, 40]
+    assert difficulty_splits.share_statements(shares)["length at share 0.4"] == said["length"]
+    assert list(tables.length_differences(splits)) == ["task", "mean of learnt tasks"]
+    rising = splits.rising()["easy"]
+    assert rising["estimate"].iloc[0] < rising["estimate"].iloc[-1] == 1
+
+
+def test_example_prefixes_show_what_was_decoded():
+    study = planted(True)
+    made = study.traces["task"]
+    made.sequences["output"] = [f"{s}: " + "x" * 300 for s in range(80)]
+    made.tokens["start"], made.tokens["token_id"] = made.tokens["position"] * 25, 7
+    study.token_text = lambda token_id: f"<{token_id}>"
+    found = tables.example_prefixes(difficulty_splits.split_study(study), 2)
+    assert (found.task, found.names, found.kinds) == (
+        "task",
+        ["E1", "E2", "D1", "D2"],
+        ["easy"] * 2 + ["difficult"] * 2,
+    )
+    assert found.curves.shape == (4, 13) and set(found.table["next token"]) == {"<7>"}
+    for _, row in found.table.iterrows():
+        decoded = row["decoded so far"]
+        assert decoded == "(nothing yet)" if row["length"] == 0 else len(decoded) <= tables.ROOM + 1
+    assert tables.ending("a\nb") == "a↵b" and tables.ending("y" * 200) == "…" + "y" * tables.ROOM
+
+
+@pytest.mark.parametrize("name, value", [("share", 0.6), ("share", 0), ("threshold", 1.1)])
+def test_parameters_that_make_no_sense_are_refused(name, value, one_line):
+    given = {"share": 0.4, "threshold": 0.9} | {name: value}
+    one_line(ParameterError, f"parameter {name} is {value}", lambda: difficulty_splits.check(given))
+    difficulty_splits.check({"share": 0.5, "threshold": 1.0})

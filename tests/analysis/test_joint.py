@@ -5,26 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from transformers import AutoConfig
 
-from eelib.analysis.joint import (
-    by_layer,
-    change,
-    change_table,
-    check_pairs,
-    common_tasks,
-    in_words,
-    likeness,
-    likeness_in_words,
-    mean_pairs,
-    objectives,
-    other_pairs,
-    verdicts,
-)
+from eelib.analysis.joint import Pair, by_layer, change, change_table, likeness, likenesses, mean_pairs, verdicts
+from eelib.analysis.joint_tables import keep, likeness_in_words, pair_in_words, shown, trade
 from eelib.common import stats
 from eelib.common.interval import Interval
 from eelib.study import claims as papers
-from eelib.study.parameters import ParameterError
 from eelib.tasks.task import Task
 
 LAYERS = 3
@@ -71,6 +57,7 @@ def study(seed, shift=0, learnt=True, **model):
         traces={n: Made(seed + i, shift) for i, n in enumerate(names)},
         learnt=dict.fromkeys(names, learnt),
         model=SimpleNamespace(**about),
+        parameters=SimpleNamespace(seed=0, pair_sequences=4),
     )
 
 
@@ -85,26 +72,26 @@ def test_likeness_is_the_mean_over_pairs_of_different_layers():
 
 
 def test_mean_matrix_weighs_tasks_alike():
-    traces = {"one": Made(1), "two": Made(2)}
-    got = mean_pairs(traces, ["one", "two"], "js", 4)
+    both = study(1)
+    got = mean_pairs(both, ["one", "two"], "js", 4)
     parts = [
         np.mean([t.pairs["js"][row, 1:, 1:] for row in t.pairs["row"] if not t.tokens["is_eos"][row]], axis=0)
-        for t in traces.values()
+        for t in both.traces.values()
     ]
     assert got == pytest.approx((parts[0] + parts[1]) / 2)
 
 
 def test_change_is_after_minus_before_and_paired():
     """A constant shift has an interval of no width, whatever the spread of the values."""
-    before, after = study(1), study(1, shift=0.25)
-    found = change(before, after, lambda t: likeness(t, "js", 4), ["one", "two"])
+    found = change(Pair(study(1), study(1, shift=0.25)), lambda t: likeness(t, "js", 4))
     assert found["difference"][:3] == pytest.approx((0.25, 0.25, 0.25))
     assert found["after"].estimate - found["before"].estimate == pytest.approx(0.25)
     assert found["before"].low < found["before"].high
 
 
 def test_change_without_tasks_is_nothing():
-    assert np.isnan(change(study(1), study(2), lambda t: likeness(t, "js", 4), [])["difference"].estimate)
+    pair = Pair(study(1, learnt=False), study(2))
+    assert not change(pair, lambda t: likeness(t, "js", 4))["difference"].known
 
 
 def test_difference_over_tasks_equals_a_plain_loop():
@@ -135,19 +122,21 @@ def test_difference_over_tasks_equals_a_plain_loop():
 
 
 def test_by_layer_agrees_with_itself_at_the_last_layer():
-    traces = {"one": Made(1), "two": Made(2)}
-    agreement = by_layer(traces, ["one", "two"], "agreement")
+    made = study(1)
+    agreement = by_layer(made, ["one", "two"], "agreement")
     assert list(agreement["layer"]) == [1, 2, 3] and agreement["estimate"].iloc[-1] == 1.0
-    confidence = by_layer(traces, ["one"], "confidence")
-    rows = traces["one"].statistic_rows()
-    assert list(confidence["estimate"]) == pytest.approx(list(traces["one"]["probability"][rows][:, 1:].mean(axis=0)))
+    confidence = by_layer(made, ["one"], "confidence")
+    rows = made.traces["one"].statistic_rows()
+    assert list(confidence["estimate"]) == pytest.approx(
+        list(made.traces["one"]["probability"][rows][:, 1:].mean(axis=0))
+    )
 
 
 def test_only_tasks_learnt_on_both_sides_count():
     before, after = study(1), study(2)
     after.learnt["two"] = False
-    assert common_tasks(before, after) == ["one"]
-    assert common_tasks(study(1, learnt=False), after) == []
+    assert Pair(before, after).tasks == ["one"]
+    assert Pair(study(1, learnt=False), after).tasks == []
 
 
 def test_small_tasks_are_left_out_unless_all_are_small():
@@ -157,9 +146,9 @@ def test_small_tasks_are_left_out_unless_all_are_small():
     def values(shift):
         return {name: (np.full(40, float(name == "two") + shift), group) for name, group in groups.items()}
 
-    sides = [SimpleNamespace(traces=values(shift)) for shift in (0.0, 0.5)]
-    assert change(*sides, lambda pair: pair, ["one", "two"])["before"].estimate == 0.0
-    assert change(*sides, lambda pair: pair, ["two"])["after"].estimate == 1.5
+    sides = [SimpleNamespace(traces=values(shift), parameters=SimpleNamespace(seed=0)) for shift in (0.0, 0.5)]
+    assert change(Pair(*sides), lambda made: made, ["one", "two"])["before"].estimate == 0.0
+    assert change(Pair(*sides), lambda made: made, ["two"])["after"].estimate == 1.5
 
 
 def test_the_table_says_what_rose_and_what_fell():
@@ -173,7 +162,8 @@ def test_the_table_says_what_rose_and_what_fell():
             made.sequences["output"] = [text if i in right else "quite wrong" for i, text in enumerate(known)]
             made.readouts["top1"][:, :layer] = -1
             made.readouts["top1"][:, layer:] = made.tokens["token_id"].to_numpy()[:, None]
-    table = change_table(before, after)
+    pair = Pair(before, after)
+    table = change_table(pair)
     row = table.set_index("task").loc["two"]
     assert row["learnt"] and row["metric"] == "BLEU" and row["same outputs"] == 0.75
     quality = row["quality"]
@@ -183,65 +173,46 @@ def test_the_table_says_what_rose_and_what_fell():
         avg, perc = row[f"avg {definition}"], row[f"perc {definition}"]
         assert (avg["before"].estimate, avg["after"].estimate, avg["difference"].estimate) == (3, 1, -2)
         assert (perc["before"].estimate, perc["after"].estimate, perc["difference"].estimate) == (0, 1, 1)
-    said = in_words(table, "made", 4)
-    assert said.startswith('made, 2 of 2 tasks learnt: the mean exit layer ("stable") changes by -50.0%')
+    said = pair_in_words(pair, table)
+    assert said.startswith('made-1, 2 of 2 tasks learnt: the mean exit layer ("stable") changes by -66.7%')
     assert said.endswith("is lower with its whole interval on 0 of them and higher on 0.")  # four items are few
-    assert in_words(table.assign(learnt=False), "made", 4) == "made: no task is learnt before and after."
+    assert pair_in_words(pair, table.assign(learnt=False)) == "made-1: no task is learnt before and after."
+    line = shown([(pair, table)]).set_index("task").loc["two"]
+    assert line["perc first (%)"] == "0\u00a0→\u00a0100 Δ\u00a0100\u00a0[100,\u00a0100]"
+    assert line["avg stable"].startswith("3\u00a0→\u00a01 Δ\u00a0-2") and line["quality"].startswith("BLEU ")
+    assert trade([(pair, table)])["layers"].iloc[0].estimate == pytest.approx(-2 / 3)
+    kept = {}
+    keep(SimpleNamespace(put_all=lambda task, figures: kept.setdefault(task, {}).update(figures)), [(pair, table)])
+    assert kept["made-1 two"]["perc_stable_after"].estimate == 1 and "BLEU_difference" in kept["made-1 one"]
 
 
 def test_verdicts_name_the_pair():
-    before, after = study(1, hash="a"), study(2, hash="b")
-    before.judge = lambda name, make, requirement_met: papers.judge(name, make(), requirement_met=requirement_met)
-    fell = {"P-J3": Interval(-0.2, -0.3, -0.1, 40)}
-    (made,) = verdicts(before, after, ["one"], fell)
-    assert (made.verdict, made.models) == (papers.HOLDS, "made-1 → made-2")
-    (none,) = verdicts(before, after, [], fell)
-    assert none.verdict == papers.UNTESTABLE and none.reason == "no task of this run is learnt before and after"
-    (same,) = verdicts(before, before, ["one"], fell)
-    assert same.verdict == papers.UNTESTABLE  # a model beside itself
+    """After: the layers' distributions are nearer to each other, and the states as they were."""
+    before, after = study(1, hash="a"), study(1, shift=-0.5, hash="b")
+    for side in (before, after):
+        side.judge = lambda name, make, requirement_met: papers.judge(name, make(), requirement_met=requirement_met)
+        for made in side.traces.values():
+            made.pairs |= {name: made.pairs["js"] - made.pairs["js"].mean() for name in ("cosine", "pearson", "kl")}
+    pair = Pair(before, after)
+    changes = likenesses(pair)
+    assert changes["js"]["difference"][:3] == pytest.approx((-0.5, -0.5, -0.5))
+    enough = {
+        name: found | {"difference": found["difference"]._replace(sequences=40)} for name, found in changes.items()
+    }
+    made = {verdict.claim.id: verdict for verdict in verdicts(pair, enough)}
+    assert (made["P-J1"].verdict, made["P-J1"].models) == (papers.HOLDS, "made-1 → made-1")
+    assert made["P-J2"].verdict == papers.HOLDS
+    assert made["P-J3"].verdict == papers.UNTESTABLE and "4 sequences" in made["P-J3"].reason
+    risen = enough | {"js": {"difference": Interval(0.5, 0.4, 0.6, 40)}}
+    assert verdicts(pair, risen)[0].verdict == papers.FAILS
+    after.learnt = dict.fromkeys(after.learnt, False)
+    reasons = {verdict.reason for verdict in verdicts(pair, enough)}
+    assert reasons == {"no task of this run is learnt before and after"}
+    same = verdicts(Pair(before, before), enough)  # a model beside itself
+    assert {verdict.verdict for verdict in same} == {papers.UNTESTABLE}
 
 
 def test_likeness_in_words():
     for low, high, part in ((-0.2, -0.1, "become less alike"), (0.1, 0.2, "become more alike"), (-0.1, 0.1, "neither")):
         assert part in likeness_in_words(Interval(0.0, low, high, 40))
     assert "tolerance" not in likeness_in_words(Interval(float("nan"), float("nan"), float("nan"), 0))
-
-
-def test_what_the_models_were_trained_for(tmp_path):
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "card.json").write_text('{"objective": "a loss on every layer"}')
-    said = objectives([str(tmp_path / "made"), "some/other", "third"])
-    assert said == "made: a loss on every layer. other, third: what its makers say, since there is no card."
-    assert objectives([]) == "None is part of this run."
-
-
-def test_another_architecture_is_refused(folder_of, tmp_path):
-    llama, gpt2 = str(folder_of("llama")), str(folder_of("gpt2"))
-    check_pairs("after", [(llama, llama)])
-    with pytest.raises(ParameterError, match=f"parameter after: {llama} and {gpt2} differ in architectures"):
-        check_pairs("after", [(llama, gpt2)])
-    deeper = tmp_path / "t5"
-    config = AutoConfig.from_pretrained(folder_of("t5"))
-    config.num_decoder_layers += 1
-    config.save_pretrained(deeper)
-    with pytest.raises(ParameterError, match="num_decoder_layers"):
-        check_pairs("after", [(str(folder_of("t5")), str(deeper))])
-    with pytest.raises(ParameterError, match="architectures"):
-        check_pairs("after", [(str(folder_of("bert")), str(folder_of("bert_labels")))])
-    with pytest.raises(ParameterError, match="parameter others: model 'pocket-none' could not be loaded"):
-        check_pairs("others", [(llama, "pocket-none")])
-    with pytest.raises(ParameterError, match="parameter model: model 'pocket-none' could not be loaded"):
-        check_pairs("after", [("pocket-none", llama)])
-
-
-def test_other_pairs_are_read():
-    assert other_pairs("") == []
-    assert other_pairs("a > b on translation/*; c>d on classification/sst2 ;") == [
-        ("a", "b", "translation/*"),
-        ("c", "d", "classification/sst2"),
-    ]
-    with pytest.raises(ParameterError, match="parameter others, a > b: .*translation/de-enn"):
-        other_pairs("a > b on translation/de-enn")
-    for wrong in ("a", "a > b", "a on translation/*", "> b on translation/*"):
-        with pytest.raises(ParameterError, match="parameter others holds"):
-            other_pairs(wrong)

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from study_made import Kept, made_study
 
 from eelib.analysis import saturation as s
-from eelib.tracing.exit_layers import exit_layer
+from eelib.tracing.exit_layers import DEFINITIONS, exit_layer
 
 LAYERS = st.integers(1, 7)
 
@@ -39,7 +40,7 @@ def stable_loop(row):
 @settings(max_examples=200, deadline=None)
 @given(top1s())
 def test_exit_layers_are_the_loops(top1):
-    first, stable = (exit_layer(top1, top1[:, -1], d) for d in s.DEFINITIONS)
+    first, stable = (exit_layer(top1, top1[:, -1], d) for d in DEFINITIONS)
     assert first.tolist() == [first_loop(row) for row in top1]
     assert stable.tolist() == [stable_loop(row) for row in top1]
     assert (1 <= first).all() and (first <= stable).all() and (stable <= top1.shape[1] - 1).all()
@@ -105,12 +106,6 @@ def test_summary_leaves_end_tokens_out():
     nothing = s.summary(fake([[0, 1, 1]], ends=[0]), "first")
     assert np.isnan(nothing["avg"].estimate) and nothing["perc"].sequences == 0
     assert s.early_intervals(fake([[0, 1, 1]], ends=[0]), "first").empty
-
-
-@pytest.mark.parametrize("depth, fraction, most", [(32, 10 / 32, 22), (12, 10 / 32, 8), (10, 0.3, 7), (3, 0.3, 2)])
-def test_at_least_early_rounds_up(depth, fraction, most):
-    layers = np.arange(1, depth + 1)
-    assert s.at_least_early(layers, depth, fraction).tolist() == (layers <= most).astype(float).tolist()
 
 
 def share(top1, final, seed=0):
@@ -182,3 +177,95 @@ def test_shares_by_layer_average_tasks_without_weights():
     table = s.distribution(tasks, 2)
     assert table["estimate"].tolist() == pytest.approx([0.375, 0.625])
     assert s.settle_share(tasks, 1, 2).estimate == 1.0
+
+
+# ---- a page
+
+
+def planted(layer, sequences=40, tokens=5, depth=16):
+    """A trace whose tokens all leave at `layer`, "first" and "stable" alike."""
+    emitted = np.arange(sequences * tokens)
+    top1 = np.where(np.arange(depth + 1) >= layer, emitted[:, None], -1)
+    trace = fake(top1, groups=np.repeat(np.arange(sequences), tokens))
+    trace.manifest = {"mismatches": 0, "rows": len(emitted), "skipped": 1}
+    trace.sequences = pd.DataFrame({"truncated": np.zeros(sequences, bool)})
+    return trace
+
+
+def page(into, out_of, learnt=True):
+    return made_study({"translation/de-en": planted(into), "translation/en-de": planted(out_of)}, learnt, layers=16)
+
+
+def test_ps_table_is_read_at_the_same_share_of_the_depth():
+    """Ten of 32 layers are five of 16, and one is one: rounded up."""
+    table = s.early_table(page(12, 11)).set_index("layers_early")
+    assert table["layers"].to_dict() == {1: 1, 5: 3, 10: 5, 15: 8, 20: 10}
+    assert [share.estimate for share in table["first"]] == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert s.early_figures(table.reset_index())["early_10_of_32_stable"].estimate == 0.5
+    shown = s.shown_early_table(table.reset_index(), 16)
+    assert shown['here, "first" (%)'][2].estimate == 50 and "here: layers early of 16" in shown
+    assert not any(share.known for share in s.early_table(page(12, 11, learnt=False))["first"])
+
+
+def test_averages_and_checks_for_the_prose():
+    study = page(12, 16)
+    found = s.overall(study)
+    assert found["perc_first"].estimate == 50 and found["avg_stable"].estimate == 14
+    assert 0 < found["chance"] < 1  # percent: now and then a shuffled target is the token's own
+    told = s.about_the_run(study)
+    assert (told["learnt_tasks"], told["all_tasks"], told["rows"], told["skipped"]) == (2, 2, 400, 2)
+    assert s.last_two_layers(study).estimate == 0.5
+    nothing = page(12, 16, learnt=False)
+    assert not s.overall(nothing)["avg_first"].known and np.isnan(s.overall(nothing)["chance"])
+    assert not s.last_two_layers(nothing).known and s.about_the_run(nothing)["learnt_tasks"] == 0
+
+
+def test_distributions_are_of_all_tasks_where_none_is_learnt():
+    """A task without a token has no part in them, and a page without a token has none."""
+    study = page(12, 16, learnt=False)
+    assert s.distributions(study)["first"].set_index("layer")["estimate"][[11, 12, 16]].tolist() == [0, 0.5, 0.5]
+    ended = fake([[0, 1, 1]], ends=[0])
+    study.traces["translation/en-de"] = ended
+    assert s.distributions(study)["stable"].set_index("layer")["estimate"][12] == 1
+    study.traces["translation/de-en"] = ended
+    assert s.distributions(study) == {} and s.ranks(study) == {}
+
+
+def test_top_from():
+    study = page(12, 16)
+    rank = np.full((3, 17), 1.0)
+    late = rank.copy()
+    late[1, :7] = 11
+    assert s.top_from(study, {"translation/de-en": rank, "translation/en-de": late}) == 7
+    assert s.top_from(study, dict.fromkeys(study.traces, rank)) == 0
+    assert np.isnan(s.top_from(page(12, 16, learnt=False), {}))
+
+
+def test_tables_by_task():
+    study = page(12, 16)
+    results, table = Kept(study), s.task_table(study)
+    s.keep(results, table)
+    assert results.tasks["translation/de-en", "avg_first_with_EOS"].estimate == 12
+    assert results.tasks["translation/en-de", "perc_stable"].estimate == 0
+    shown = s.shown_task_table(table, study)
+    assert shown["perc first (%)"][0].estimate == 100 and shown["quality"].tolist() == ["BLEU 20.0"] * 2
+    assert shown["learnt"].tolist() == ["yes"] * 2
+
+
+@pytest.mark.parametrize(
+    "into, out_of, claims_that_hold",
+    [(8, 8, ["P-S1", "P-S2", "P-S3", "P-S5"]), (16, 12, ["P-S5"]), (12, 16, ["P-S4", "P-S5"])],
+)
+def test_verdicts(into, out_of, claims_that_hold):
+    """Intervals without width: what does not hold is on the other side, or at the threshold."""
+    found = {verdict.claim.id: verdict.verdict for verdict in s.verdicts(page(into, out_of))}
+    assert [claim for claim, verdict in found.items() if verdict == "holds"] == claims_that_hold
+    assert set(found.values()) == {"holds", "does not hold"} and len(found) == 5
+
+
+def test_one_task_is_no_spread_and_no_contrast():
+    study = made_study({"translation/de-en": planted(3)}, layers=16)
+    by_claim = {verdict.claim.id: verdict for verdict in s.verdicts(study)}
+    assert by_claim["P-S1"].verdict == "holds"
+    assert by_claim["P-S3"].reason == "needs at least two learnt tasks"
+    assert by_claim["P-S4"].reason == "needs at least one learnt task into English and one out of it"

@@ -12,6 +12,7 @@ import torch
 import eelib
 from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.analysis import sublayers
+from eelib.analysis import sublayers_tables as tables
 from eelib.figures import sublayers as plots
 from eelib.models.model import prepare
 from eelib.study import claims as papers
@@ -60,7 +61,7 @@ def kept_rows(made, sequences):
 
 def test_measures_equal_plain_loops_over_sets():
     made = FakeTrace()
-    got = sublayers.measure(made, 2)
+    got = sublayers.readings(made, 2)
     rows = kept_rows(made, 2)
     ids = made.sites["topk_ids"]
     assert len(rows) == 9 and list(got.groups) == [made.tokens["group"][i] for i in rows]
@@ -81,10 +82,10 @@ def test_measures_equal_plain_loops_over_sets():
 def test_the_other_list_is_never_the_tokens_own():
     made = FakeTrace()
     made.sites["topk_ids"][:] = 10 * np.arange(TOKENS)[:, None, None, None] + np.arange(K)  # no two tokens share an id
-    got = sublayers.measure(made, 3)
+    got = sublayers.readings(made, 3)
     assert (got.other_overlap == 0).all() and (got.final_overlap == 1).all()
     made.sites["topk_ids"][:] = np.arange(K)
-    assert (sublayers.measure(made, 3).other_overlap == 1).all()
+    assert (sublayers.readings(made, 3).other_overlap == 1).all()
 
 
 @pytest.mark.parametrize("quantity", ["confidence", "final_overlap", "neighbour_overlap"])
@@ -95,7 +96,7 @@ def test_contrast_is_stream_minus_the_mean_of_the_two_modules(quantity, parallel
         if parallel
         else ("attention", "after_attention", "cross_attention", "feed_forward", "block")
     )
-    measures = sublayers.measure(FakeTrace(names), 3)
+    measures = sublayers.readings(FakeTrace(names), 3)
     assert measures.stream == ("block" if parallel else "after_attention")
     values, groups = sublayers.contrast(measures, quantity)
     array = getattr(measures, quantity)
@@ -111,7 +112,7 @@ def test_contrast_is_stream_minus_the_mean_of_the_two_modules(quantity, parallel
 @pytest.mark.parametrize("least", [0, 1])
 def test_past_saturation_counts_every_token_and_layer_above_it(least):
     made = FakeTrace()
-    values, groups = sublayers.past_saturation(sublayers.measure(made, 3), "in_top", sublayers.MODULES, least)
+    values, groups = sublayers.past_saturation(sublayers.readings(made, 3), "in_top", sublayers.MODULES, least)
     expected = [
         (
             np.mean([made.sites["final_rank"][i, layer - 1, NAMES.index(m)] <= 10 for m in sublayers.MODULES]),
@@ -124,7 +125,7 @@ def test_past_saturation_counts_every_token_and_layer_above_it(least):
 
 
 def test_curves_are_unweighted_over_tasks_and_ranks_geometric():
-    tasks = {"a": sublayers.measure(FakeTrace(seed=1), 3), "b": sublayers.measure(FakeTrace(seed=2), 1)}
+    tasks = {"a": sublayers.readings(FakeTrace(seed=1), 3), "b": sublayers.readings(FakeTrace(seed=2), 1)}
     found = sublayers.curve(tasks, "final_overlap", "feed_forward")
     expected = [
         np.mean([m.site("final_overlap", "feed_forward")[:, layer].mean() for m in tasks.values()])
@@ -141,7 +142,7 @@ def test_curves_are_unweighted_over_tasks_and_ranks_geometric():
 
 def test_around_saturation_lines_tokens_up_and_drops_thin_distances():
     made = FakeTrace()
-    found = sublayers.around_saturation({"a": sublayers.measure(made, 3)}, "attention", least=6)
+    found = sublayers.around_saturation({"a": sublayers.readings(made, 3)}, "attention", least=6)
     for distance in range(1 - LAYERS, LAYERS):
         hits = [
             made.sites["final_rank"][i, made.saturation[i] + distance - 1, 0] <= 10
@@ -156,28 +157,28 @@ def test_around_saturation_lines_tokens_up_and_drops_thin_distances():
 
 def test_nothing_to_average_is_nan_not_a_crash():
     made = FakeTrace(("attention", "feed_forward", "block"), layers=1)
-    measures = sublayers.measure(made, 3)
+    measures = sublayers.readings(made, 3)
     assert sublayers.over_tasks({}, lambda m: sublayers.contrast(m, "confidence")).sequences == 0
     assert len(sublayers.contrast(measures, "final_overlap")[0]) == 0
     found = sublayers.over_tasks({"a": measures}, lambda m: sublayers.contrast(m, "neighbour_overlap"))
     assert math.isnan(found.estimate)
     made.tokens["is_eos"] = True
-    empty = sublayers.measure(made, 3)
-    assert len(empty.groups) == 0 and sublayers.site_table({"a": empty})["confidence"].iloc[0].sequences == 0
+    empty = sublayers.readings(made, 3)
+    assert len(empty.groups) == 0 and tables.site_table({"a": empty})["confidence"].iloc[0].sequences == 0
 
 
 def test_example_token_follows_its_rule_and_names_what_is_allowed(one_line):
     made = FakeTrace()
     with_letter = [i for i in kept_rows(made, 3) if any(c.isalpha() for c in made.tokens["text"][i])]
     expected = min(with_letter, key=lambda i: (abs(made.saturation[i] - LAYERS / 2), -len(made.tokens["text"][i]), i))
-    assert sublayers.example_token(made, 3) == expected
-    assert made.tokens["sequence"][sublayers.example_token(made, 3, sequence=3)] == 3
-    assert sublayers.example_token(made, 3, 2, 1) == 6
-    one_line(ValueError, ["example_sequence 3", "0 to 2"], lambda: sublayers.example_token(made, 2, 3))
-    one_line(ValueError, ["example_position 9", "0 to 5"], lambda: sublayers.example_token(made, 3, 2, 9))
-    one_line(ValueError, "needs an example_sequence", lambda: sublayers.example_token(made, 3, -1, 2))
+    assert tables.example_token(made, 3) == expected
+    assert made.tokens["sequence"][tables.example_token(made, 3, sequence=3)] == 3
+    assert tables.example_token(made, 3, 2, 1) == 6
+    one_line(ValueError, ["example_sequence 3", "0 to 2"], lambda: tables.example_token(made, 2, 3))
+    one_line(ValueError, ["example_position 9", "0 to 5"], lambda: tables.example_token(made, 3, 2, 9))
+    one_line(ValueError, "needs an example_sequence", lambda: tables.example_token(made, 3, -1, 2))
     made.tokens["is_eos"] = True
-    assert sublayers.example_token(made, 3) in range(TOKENS)
+    assert tables.example_token(made, 3) in range(TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +186,11 @@ def test_example_token_follows_its_rule_and_names_what_is_allowed(one_line):
     [(6, 12, [12, 11, 7, 6, 5]), (12, 12, [12, 11]), (1, 12, [12, 11, 2, 1]), (1, 1, [1]), (2, 2, [2, 1])],
 )
 def test_shown_layers_are_the_last_and_those_around_saturation(saturation, depth, layers):
-    assert sublayers.shown_layers(saturation, depth) == layers
+    assert tables.shown_layers(saturation, depth) == layers
 
 
 def test_top_ten_table_is_inert_marks_the_final_token_and_skips_layers():
-    rows = sublayers.hypotheses(FakeTrace(), 3, [5, 2])
+    rows = tables.hypotheses(FakeTrace(), 3, [5, 2])
     assert [(r["layer"], r["site"]) for r in rows] == [
         (x, s) for x in (5, 2) for s in ("block", "after_attention", "feed_forward", "attention")
     ]
@@ -202,7 +203,7 @@ def test_top_ten_table_is_inert_marks_the_final_token_and_skips_layers():
 
 def test_printed_lists_give_the_overlaps_that_a_reader_counts():
     printed = papers.published("P-table-10")
-    found = sublayers.printed_overlaps(printed).set_index("row")
+    found = tables.printed_overlaps(printed).set_index("row")
     assert found.loc["h_ffn 40", ["low", "high", "rank"]].tolist() == [1.0, 1.0, 1]
     assert found.loc["h_attn 40", ["low", "rank"]].tolist() == [0.9, 1]  # _se is not in the last block's list
     assert found.loc["ATTN(h_ffn 39)", ["low", "rank"]].tolist() == [0.0, 0]
@@ -210,7 +211,7 @@ def test_printed_lists_give_the_overlaps_that_a_reader_counts():
     assert found.loc["ATTN(h_ffn 22)", ["low", "rank"]].tolist() == [0.3, 2]  # _field, _fields and fields
     assert found.loc["h_attn 20", "rank"] == 2
     assert found.loc["ATTN(h_ffn 38)", ["low", "high"]].tolist() == [0.0, 0.5]  # five of ten can be read
-    pairs = sublayers.printed_neighbours(printed)
+    pairs = tables.printed_neighbours(printed)
     assert set(map(tuple, pairs[["site", "layer"]].to_numpy())) == {
         ("block", 20),
         ("block", 23),
@@ -222,14 +223,14 @@ def test_printed_lists_give_the_overlaps_that_a_reader_counts():
 
 
 def test_published_rows_are_shown_from_the_last_layer_down():
-    rows = sublayers.regrouped(papers.published("P-table-10"))
+    rows = tables.regrouped(papers.published("P-table-10"))
     assert [r["row"] for r in rows[:5]] == ["h_ffn 40", "h_attn 40", "FFN(h_attn 40)", "ATTN(h_ffn 39)", "h_ffn 39"]
     assert len(rows) == 19 and rows[-1]["layer"] == 19
     assert plots.hypotheses_table(rows, "_fields", str, "", 40).count("⋮") == 2
 
 
 def test_depth_matching_takes_the_nearest_layer_and_keeps_both_ends():
-    assert [sublayers.depth_matched(x, 40, 12) for x in (1, 19, 20, 23, 38, 40)] == [1, 6, 6, 7, 11, 12]
+    assert [tables.depth_matched(x, 40, 12) for x in (1, 19, 20, 23, 38, 40)] == [1, 6, 6, 7, 11, 12]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
@@ -255,7 +256,7 @@ def test_measures_of_a_trace_equal_a_float64_hook_and_matmul_oracle(family, tmp_
     model = prepare(families.build(family), tokenizer, family, shape.kind)
     task = eelib.Task.from_prompts(PROMPTS[:3])
     made = eelib.trace(model, task, max_new_tokens=5, folder=tmp_path, sites=3, progress=False)
-    got, start = sublayers.measure(made, 3), 0
+    got, start = sublayers.readings(made, 3), 0
     for sequence in range(3):
         tokens = made.tokens[made.tokens["sequence"] == sequence]
         keep = made.statistic_rows()[tokens.index]
@@ -292,8 +293,8 @@ def test_measures_of_a_trace_equal_a_float64_hook_and_matmul_oracle(family, tmp_
 def test_a_longer_site_table_in_the_same_trace_changes_nothing(model_of, tmp_path):
     task = eelib.Task.from_prompts(PROMPTS)
     options = dict(max_new_tokens=4, folder=tmp_path, progress=False)
-    few = sublayers.measure(eelib.trace(model_of("llama"), task, sites=2, **options), 2)
-    many = sublayers.measure(eelib.trace(model_of("llama"), task, sites=5, **options), 2)
+    few = sublayers.readings(eelib.trace(model_of("llama"), task, sites=2, **options), 2)
+    many = sublayers.readings(eelib.trace(model_of("llama"), task, sites=5, **options), 2)
     np.testing.assert_array_equal(few.rank, many.rank)
     np.testing.assert_array_equal(few.final_overlap, many.final_overlap)
 
@@ -326,7 +327,7 @@ def test_a_model_without_known_sub_layers_stops_the_notebook_in_one_line(monkeyp
 
 
 def test_plots_draw_every_site_once_with_labelled_axes():
-    tasks = {"a": sublayers.measure(FakeTrace(), 3)}
+    tasks = {"a": sublayers.readings(FakeTrace(), 3)}
     fig = plots.curves_figure({q: {s: sublayers.curve(tasks, q, s) for s in NAMES} for q in ("confidence", "log_rank")})
     assert [len([x for x in axis.lines if not x.get_label().startswith("_")]) for axis in fig.axes] == [4, 4]
     assert all(axis.get_xlabel() and axis.get_ylabel() and axis.get_title() for axis in fig.axes)

@@ -11,6 +11,7 @@ import eelib.models.unembed
 from checks import families as sweep
 from checks.one_family import check
 from checks.tiny import KINDS
+from eelib.models.adapters import Causal
 
 
 @pytest.mark.parametrize(
@@ -32,13 +33,28 @@ def test_sound_architectures_pass(kind, model_type):
     assert (row["decoding"] == "none") == (kind in ("masked", "classifier"))
 
 
+def test_crash_is_not_tried_again(monkeypatch):
+    """A check that fails once and would pass the second time has failed."""
+    calls = []
+
+    def once(model, oracle, prompts):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("planted")
+        return "pass"
+
+    monkeypatch.setattr("checks.one_family.readouts", once)
+    row = check("causal", "llama")
+    assert row["readout"] == "fail" and "planted" in row["reason"] and len(calls) == 1
+
+
 def test_refusal_has_a_reason():
     row = check("causal", "deepseek_v4")
     assert row["readout"] == "refused" and "block model.layers.0" in row["reason"] and not sweep.passes(row)
 
 
 def test_wrong_head_fails(monkeypatch):
-    """A unembed that is right for what the load tries and wrong for other states."""
+    """An unembed that is right for what the load tries and wrong for other states."""
     right = eelib.models.unembed.Unembed.forward
     monkeypatch.setattr(
         eelib.models.unembed.Unembed, "forward", lambda self, states: right(self, states) + 0.1 * (len(states) > 8)
@@ -54,16 +70,18 @@ def test_wrong_sites_fail(monkeypatch):
 
 
 def test_wrong_decoding_fails(monkeypatch):
-    monkeypatch.setattr("checks.one_family.decode", lambda model, prompts, steps: [[7] * steps for _ in prompts])
+    monkeypatch.setattr("checks.one_family.greedy_decode", lambda model, prompts, steps: [[7] * steps for _ in prompts])
     assert check("causal", "llama")["decoding"] == "fail"
 
 
 def test_padding_that_leaks_fails(monkeypatch):
-    plain = eelib.models.forward.causal_inputs
-    monkeypatch.setattr(
-        "checks.one_family.causal_inputs",
-        lambda model, ids, mask: {**plain(model, ids, mask), "attention_mask": torch.ones_like(mask)},
-    )
+    """A mask that is right for the two rows which the load tries and wrong for more."""
+    right = Causal.padded_inputs
+
+    def leaking(self, ids, mask, target=None):
+        return right(self, ids, mask, target) | ({"attention_mask": torch.ones_like(mask)} if len(ids) > 2 else {})
+
+    monkeypatch.setattr(Causal, "padded_inputs", leaking)
     assert check("causal", "llama")["padding"] == "fail"
 
 

@@ -1,4 +1,4 @@
-"""eelib.stats against plain loops in float64, and its properties."""
+"""stats against plain loops in float64, and its properties."""
 
 import math
 
@@ -9,10 +9,21 @@ from hypothesis import strategies as st
 from scipy.stats import kruskal
 
 from eelib.common import stats
+from eelib.common.errors import InputError, NotEstimable
+from eelib.common.interval import NOTHING
 
 FEW = 60  # draws in comparisons with loops
 LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=30)
 quick = settings(max_examples=30, deadline=None)
+
+
+def test_attempt_forgives_too_little_and_nothing_else():
+    assert stats.attempt(lambda: stats.bootstrap_mean([], [])) is NOTHING
+    assert stats.attempt(lambda: stats.bootstrap_mean([], []), None) is None
+    assert stats.attempt(lambda: 3) == 3
+    for bug in (lambda: np.array([1, 2]) + np.array([1, 2, 3]), lambda: stats.bootstrap_mean(["x"], ["a"])):
+        with pytest.raises(ValueError):
+            stats.attempt(bug)
 
 
 def sample(rows=80, groups=9, seed=1):
@@ -41,13 +52,6 @@ def mean_loop(values, weights):
     return top / sum(weights) if sum(weights) else math.nan
 
 
-def slope_loop(x, y, weights):
-    mx, my = mean_loop(x, weights), mean_loop(y, weights)
-    return math.fsum(w * (a - mx) * (b - my) for w, a, b in zip(weights, x, y)) / math.fsum(
-        w * (a - mx) ** 2 for w, a in zip(weights, x)
-    )
-
-
 def close(interval, estimate, drawn, sequences):
     assert interval[:3] == pytest.approx([estimate, *percentiles(drawn)], rel=1e-9, abs=1e-12)
     assert interval.sequences == sequences
@@ -74,35 +78,6 @@ def test_pairing_removes_what_groups_share():
     shared = np.random.default_rng(0).normal(size=40)[labels] * 10
     interval = stats.bootstrap_difference(shared + 1, labels, shared, labels)
     assert interval[:3] == pytest.approx([1, 1, 1])
-
-
-def test_slopes_match_loop():
-    x, y, labels = sample()
-    weights = list(row_weights(labels))
-    ones = [1] * len(x)
-    close(
-        stats.bootstrap_slope(x + 1e4, y, labels, draws=FEW),
-        slope_loop(x, y, ones),
-        [slope_loop(x, y, w) for w in weights],
-        len(set(labels)),
-    )
-    a, b = slice(0, None, 2), slice(1, None, 2)
-    drawn = [slope_loop(x[a], y[a], w[a]) - slope_loop(x[b], y[b], w[b]) for w in weights]
-    interval = stats.bootstrap_slope_difference(x[a], y[a], labels[a], x[b], y[b], labels[b], FEW)
-    assert set(labels[a]) == set(labels[b])
-    close(interval, slope_loop(x[a], y[a], ones[a]) - slope_loop(x[b], y[b], ones[b]), drawn, len(set(labels)))
-
-
-def test_slope_within_ignores_differences_between():
-    generator = np.random.default_rng(3)
-    sequence = np.repeat(np.arange(40), 10)
-    x = np.tile(np.arange(10.0), 40) + 5 * sequence
-    y = -0.5 * x + 100 * sequence + generator.normal(size=400)
-    assert stats.bootstrap_slope(x, y, sequence).estimate > 10
-    interval = stats.bootstrap_slope(x, y, sequence, within=sequence)
-    assert interval.low < -0.5 < interval.high < -0.4
-    with pytest.raises(ValueError, match="does the input vary"):
-        stats.bootstrap_slope(0.1 + sequence, y, sequence, within=sequence)
 
 
 def test_tasks_match_loop():
@@ -241,29 +216,35 @@ def test_one_group_and_groups_on_one_side():
     assert stats.bootstrap_difference([3], [7], [1], ["b"]).sequences == 1
 
 
+TOO_LITTLE = [
+    (lambda: stats.bootstrap_mean([], []), "values is empty"),
+    (lambda: stats.trend([0.1] * 3, [1, 2, 3]), "does the input vary"),
+    (lambda: stats.bootstrap_unweighted_mean_over_tasks({}), "no tasks"),
+    (lambda: stats.bootstrap_unweighted_difference_over_tasks({}, {}), "no tasks"),
+    (lambda: stats.bootstrap_spread_over_tasks({"qa": ([], [])}), "task qa: values is empty"),
+    (lambda: stats.bootstrap_task_contrast({"a": ([1], [1])}, ["a"], []), "at least one task on each side"),
+    (lambda: stats.bootstrap(lambda w: 1.0, []), "groups is empty"),
+    (lambda: stats.epsilon_squared([1, 1], ["a", "b"]), "does the input vary"),
+]
+NO_DATA = [
+    (lambda: stats.bootstrap_mean([1, 2], [1]), "groups has 1 rows, the values have 2"),
+    (lambda: stats.bootstrap_mean([1, math.nan], [1, 2]), "values has 1 values that are not finite"),
+    (lambda: stats.bootstrap_mean(["a"], [1]), "values must be numbers"),
+    (lambda: stats.bootstrap_mean([[1]], [1]), "values must have one dimension, not 2"),
+    (lambda: stats.bootstrap_mean([1, 2], [1, None]), "groups has 1 missing labels"),
+    (lambda: stats.bootstrap_mean([1], [[1]]), "groups must have one dimension, not 2"),
+    (lambda: stats.bootstrap_mean([1], [1], draws=0), "draws must be at least 1, not 0"),
+    (lambda: stats.bootstrap_difference([1], [1], [2], [1, 2]), "b_groups has 2 rows, the values have 1"),
+    (lambda: stats.bootstrap_unweighted_difference_over_tasks({"a": ([1], [1])}, {}), "the same tasks on both sides"),
+    (lambda: stats.trend([1, 2], [1]), "x has 2 rows, y has 1"),
+    (lambda: stats.holm([0.5, 1.5]), "p_values must lie between 0 and 1"),
+]
+
+
 @pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: stats.bootstrap_mean([], []), "values is empty"),
-        (lambda: stats.bootstrap_mean([1, 2], [1]), "groups has 1 rows, the values have 2"),
-        (lambda: stats.bootstrap_mean([1, math.nan], [1, 2]), "values has 1 values that are not finite"),
-        (lambda: stats.bootstrap_mean(["a"], [1]), "values must be numbers"),
-        (lambda: stats.bootstrap_mean([[1]], [1]), "values must have one dimension, not 2"),
-        (lambda: stats.bootstrap_mean([1, 2], [1, None]), "groups has 1 missing labels"),
-        (lambda: stats.bootstrap_mean([1], [[1]]), "groups must have one dimension, not 2"),
-        (lambda: stats.bootstrap_mean([1], [1], draws=0), "draws must be at least 1, not 0"),
-        (lambda: stats.bootstrap_difference([1], [1], [2], [1, 2]), "b_groups has 2 rows, the values have 1"),
-        (lambda: stats.bootstrap_slope([1, 2], [1], [1, 2]), "x has 2 rows, y has 1"),
-        (lambda: stats.bootstrap_slope([0.1] * 3, [1, 2, 3], [1, 2, 3]), "does the input vary"),
-        (lambda: stats.bootstrap_unweighted_mean_over_tasks({}), "no tasks"),
-        (lambda: stats.bootstrap_spread_over_tasks({"qa": ([], [])}), "task qa: values is empty"),
-        (lambda: stats.bootstrap_task_contrast({"a": ([1], [1])}, ["a"], []), "at least one task on each side"),
-        (lambda: stats.bootstrap(lambda w: 1.0, []), "groups is empty"),
-        (lambda: stats.epsilon_squared([1, 1], ["a", "b"]), "does the input vary"),
-        (lambda: stats.holm([0.5, 1.5]), "p_values must lie between 0 and 1"),
-    ],
+    "kind, call, message", [(NotEstimable, *case) for case in TOO_LITTLE] + [(InputError, *case) for case in NO_DATA]
 )
-def test_bad_input_is_named_in_one_line(call, message):
-    with pytest.raises(ValueError, match=message) as caught:
+def test_what_is_too_little_and_what_is_no_data_are_told_apart_in_one_line(kind, call, message):
+    with pytest.raises(kind, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)

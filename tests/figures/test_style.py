@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
+from eelib.common.interval import NOTHING, Interval
 from eelib.common.text import visible
 from eelib.figures import saturation as figures_saturation
 from eelib.figures import style as figures
@@ -95,11 +96,26 @@ def test_names_in_plots_are_no_formulas():
         plt.close(fig)
 
 
-def test_a_logarithmic_axis_shows_plain_numbers():
-    """Formulas are switched off for the sake of names that hold dollar signs; a rank must not be shown as one."""
-    figures.style()
-    ranks = np.array([[1, 2, 5], [40, 90, 300], [900, 2000, 8000]])
-    figure = figures_saturation.rank_figure({"task": ranks}, 8192)
-    figure.canvas.draw()
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels(which="both")]
-    assert {"1", "10", "100", "1,000"} <= set(labels) and not any("$" in label for label in labels)
+def test_a_table_writes_intervals_and_formats_numbers(monkeypatch):
+    """A column of Intervals needs no format; what is not finite is a dash; other columns stay as they are."""
+    shown = []
+    monkeypatch.setattr(figures, "display", shown.append)
+    frame = pd.DataFrame(
+        {
+            "interval": [Interval(0.5, 0.25, 0.75, 9), NOTHING],
+            "share": [0.123, np.nan],
+            "mixed": pd.Series([1, 2.5], dtype=object),
+            "text": ["a", "b"],
+        }
+    )
+    figures.table(frame, "caption", {"share": "{:.1f}"})
+    page = BeautifulSoup(shown[0].data, "html.parser")
+    rows = [[cell.get_text() for cell in row.find_all("td")] for row in page.find_all("tr")]
+    assert rows[1:] == [["0.5\u00a0[0.25,\u00a00.75]", "0.1", "1", "a"], ["–", "–", "2.5", "b"]]
+    assert frame["interval"][1] is NOTHING  # the caller's frame is not written to
+
+
+def test_labelled():
+    found = {"first": {"a": 1, "b": 2}, "stable": {"a": 3}}
+    labels = {"a": "a", "b": "b (not learnt)"}
+    assert figures.labelled(found, labels) == {"first": {"a": 1, "b (not learnt)": 2}, "stable": {"a": 3}}

@@ -74,9 +74,7 @@ def test_differences():
 
 
 def test_classes():
-    table = pd.DataFrame(
-        {"role": ["prefix", "special"], "mean": [3.0, 1.0], "low": [2.0, 1.0], "high": [4.0, 1.0], "sequences": [5, 5]}
-    )
+    table = pd.DataFrame({"role": ["prefix", "special"], "mean": [Interval(3, 2, 4, 5), Interval(1, 1, 1, 5)]})
     means = {"first": {"a": table, "b": table}, "stable": {"a": table, "b": table.iloc[:0]}}
     figure = plots.classes_figure(means, "role", ["prefix", "suffix"], 12)
     assert [axis.get_title() for axis in figure.axes] == ['"first"', '"stable"']

@@ -4,19 +4,13 @@ import math
 
 import pytest
 import torch
+from families import identity_unembed
 
 from eelib.lens import buffer as reader
 from eelib.lens.buffer import Reader
 from eelib.lens.readout import read
 
-
-class Plain(torch.nn.Module):
-    """A unembed whose logits are the states themselves."""
-
-    vocab_size = hidden_size = 20
-
-    def forward(self, states):
-        return states.float()
+PLAIN = identity_unembed(20)
 
 
 @pytest.mark.parametrize("room", [1, 400, 4000, 1 << 20])
@@ -26,17 +20,17 @@ def test_pieces_change_nothing(room, monkeypatch):
     lengths = [4, 1, 6]
     states = [torch.randn(n, 3, 20) for n in lengths]
     ids = [torch.arange(n) + 5 for n in lengths]
-    mine = Reader(Plain(), [[]] * 3)
+    mine = Reader(PLAIN, [[]] * 3)
     for step in range(6):
         rows = [row for row in (2, 0, 1) if step < lengths[row]]
         mine.add(torch.stack([states[row][step] for row in rows]), rows, [int(ids[row][step]) for row in rows])
-    got, whole = mine.finish(), read(Plain(), torch.cat(states), torch.cat(ids))
+    got, whole = mine.finish(), read(PLAIN, torch.cat(states), torch.cat(ids))
     for name, values in whole.values.items():
         torch.testing.assert_close(got[name], values, rtol=0, atol=0, equal_nan=True)
 
 
 def test_reference_is_known_while_the_output_follows_it():
-    mine = Reader(Plain(), [[3, 4, 5], []])
+    mine = Reader(PLAIN, [[3, 4, 5], []])
     for step, token in enumerate([3, 9, 5]):
         mine.add(torch.zeros(2, 2, 20), [0, 1], [token, token])
     known = mine.finish()["reference_probability"][:, 0]
@@ -46,6 +40,6 @@ def test_reference_is_known_while_the_output_follows_it():
 
 def test_one_sequence_at_once():
     states = torch.randn(50, 3, 20)
-    mine = Reader(Plain(), [[]])
+    mine = Reader(PLAIN, [[]])
     mine.add(states, [0] * 50, list(range(20)) * 2 + [0] * 10)
     assert mine.finish()["entropy"].shape == (50, 3)

@@ -5,92 +5,68 @@ import math
 import families
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, identity_unembed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks.tiny_texts import PROMPTS
+from eelib.common.tolerances import allowed_error, assert_as_near
 from eelib.lens import readout
 from eelib.lens.readout import SCALARS, read
 from eelib.tracing.decode import states_of
 
-NEAR = 1e-3  # logits this close may swap places between float32 and float64
-
 
 @pytest.fixture(params=FAMILIES, scope="module")
-def both(request, model_of, oracle_of):
-    """(model, readout, oracle's logits [n, L+1, V] and states, emitted ids, reference ids) over several sequences."""
+def both(request, model_of, plain_of, oracle_of):
+    """(readout; (logits [n, L+1, V], readouts by name), plain in float32; the same in float64; emitted ids)."""
     name = request.param
-    model, oracle, family = model_of(name), oracle_of(name), FAMILIES[name]
+    model, family = model_of(name), FAMILIES[name]
     prompts = model.tokenizer(PROMPTS[:3])["input_ids"]
-    outputs = prompts if model.kind == "masked" else [[40, 9, 77, 1], [200], [7, 7, 299]]
-    runs = [families.oracle_run(oracle, family, p, o) for p, o in zip(prompts, outputs)]
-    states = torch.cat([run["states"] for run in runs])
-    logits = family.unembed(oracle, states)
-    final = logits[:, -1].argmax(-1)
-    known = torch.tensor([(i * 37) % model.vocab_size if i % 3 else -1 for i in range(len(final))])
-    mine, _ = states_of(model, prompts, outputs)
-    return model, read(model.unembed, mine, final, known), logits, states, final, known
+    outputs = [[40, 9, 77, 1], [200], [7, 7, 299]] if model.adapter.writes else prompts
+    found, final, known = [], None, None
+    for network in (oracle_of(name), plain_of(name)):
+        runs = [families.oracle_run(network, family, p, o) for p, o in zip(prompts, outputs, strict=True)]
+        states = torch.cat([run["states"] for run in runs])
+        logits = family.unembed(network, states)
+        if final is None:
+            final = logits[:, -1].argmax(-1)
+            known = torch.tensor([(i * 37) % model.vocab_size if i % 3 else -1 for i in range(len(final))])
+        found.append((logits, families.readouts(logits, states, final, known)))
+    exact, plain = found
+    return read(model.unembed, states_of(model, prompts, outputs)[0], final, known), plain, exact, final
 
 
-def test_probabilities(both):
-    _, got, logits, _, final, known = both
-    p = (logits - logits.logsumexp(-1, keepdim=True)).exp()
-    near = dict(rtol=2e-3, atol=1e-5)
-    top = p.sort(-1, descending=True).values
-    torch.testing.assert_close(got["probability"].double(), top[..., 0], **near)
-    torch.testing.assert_close(got["margin"].double(), top[..., 0] - top[..., 1], rtol=2e-3, atol=5e-5)
-    torch.testing.assert_close(got["topk_probability"].double(), top[..., :10], **near)
-    rows = torch.arange(len(final))
-    torch.testing.assert_close(got["final_probability"].double(), p[rows, :, final], **near)
-    expected = p[rows, :, known.clamp(min=0)]
-    expected[known < 0] = math.nan
-    torch.testing.assert_close(got["reference_probability"].double(), expected, equal_nan=True, **near)
-
-
-def test_top_ids(both):
-    """The ids are distinct and their float64 logits are the largest ones, in order; ties may fall either way."""
-    model, got, logits, _, _, _ = both
-    ids = got["topk_ids"].long()
-    largest = logits.sort(-1, descending=True).values[..., :10]
-    torch.testing.assert_close(logits.gather(2, ids), largest, rtol=0, atol=NEAR)
-    assert (ids.sort(-1).values.diff(dim=-1) > 0).all()
-    assert torch.equal(got["top1"], got["topk_ids"][..., 0])
-    assert (got["top1"] == logits.argmax(-1)).double().mean() > 0.98
-
-
-def test_rank(both):
-    _, got, logits, _, final, _ = both
-    own = logits.gather(2, final[:, None, None].expand(-1, logits.shape[1], 1))
-    low, high = ((logits > own + shift).sum(-1) + 1 for shift in (NEAR, -NEAR))
-    rank = got["final_rank"]
-    assert ((low <= rank) & (rank <= high)).all() and (rank[:, -1] == 1).all()
-    assert (high - low).double().mean() < 2  # the tolerance is narrow enough to mean something
-
-
-def test_entropy_divergence_cosine(both):
-    _, got, logits, states, _, _ = both
-    logs = logits - logits.logsumexp(-1, keepdim=True)
-    p = logs.exp()
-    torch.testing.assert_close(got["entropy"].double(), -(p * logs).sum(-1), rtol=1e-3, atol=1e-4)
-    q, middle = p[:, -1:], (p + p[:, -1:]) / 2
-    js = ((p * (p / middle).log()).sum(-1) + (q * (q / middle).log()).sum(-1)) / 2
-    torch.testing.assert_close(got["js_final"].double(), js, rtol=1e-3, atol=1e-5)
-    last = states[:, -1:]
-    cosine = (states * last).sum(-1) / states.norm(dim=-1) / last.norm(dim=-1)
-    torch.testing.assert_close(got["cosine"].double(), cosine, rtol=1e-4, atol=1e-5)
+def test_values(both):
+    """Each is as near to float64 as the definitions are that are worked out in float32."""
+    got, (_, plain), (_, exact), _ = both
+    for name, values in exact.items():
+        assert_as_near(got[name], plain[name], values, name)
+    js, cosine = exact["js_final"], exact["cosine"]
     assert js[:, :-1].min() > 1e-4 and cosine[:, 0].max() < 0.99  # the layers do differ
 
 
-class Plain(torch.nn.Module):
-    """A unembed whose logits are the states themselves."""
+def test_top_ids(both):
+    """The ids are distinct, and their float64 logits the largest ones in order, but where rounding explains another."""
+    got, (plain, _), (logits, _), _ = both
+    near = 2 * allowed_error(plain, logits)  # two logits may each be off by so much
+    ids = got["topk_ids"].long()
+    largest = logits.sort(-1, descending=True).values[..., :10]
+    assert ((logits.gather(2, ids) - largest).abs() <= near).all()
+    assert (ids.sort(-1).values.diff(dim=-1) > 0).all()
+    assert torch.equal(got["top1"], got["topk_ids"][..., 0])
+    clear = largest[..., 0] - largest[..., 1] > near
+    assert torch.equal(got["top1"][clear].long(), logits.argmax(-1)[clear])
+    assert clear.double().mean() > 0.99  # the margin is narrow enough to mean something
 
-    def __init__(self, width):
-        super().__init__()
-        self.vocab_size = self.hidden_size = width
 
-    def forward(self, states):
-        return states.float()
+def test_rank(both):
+    got, (plain, _), (logits, _), final = both
+    near = 2 * allowed_error(plain, logits)
+    own = logits.gather(2, final[:, None, None].expand(-1, logits.shape[1], 1))
+    low, high = ((logits > own + shift).sum(-1) + 1 for shift in (near, -near))
+    rank = got["final_rank"]
+    assert ((low <= rank) & (rank <= high)).all() and (rank[:, -1] == 1).all()
+    assert (high - low <= 1).double().mean() > 0.9  # in nearly all cases one rank is allowed: `high` counts the token
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,7 +77,7 @@ class Plain(torch.nn.Module):
 def test_bounds(layers, token):
     """Whatever the logits, extreme ones included: entropy, JS, rank and probabilities stay inside their bounds."""
     states = torch.tensor([layers])
-    got = read(Plain(3), states, torch.tensor([token]))
+    got = read(identity_unembed(3), states, torch.tensor([token]))
     assert all(torch.isfinite(got[name]).all() for name in SCALARS if name != "reference_probability")
     assert got["reference_probability"].isnan().all()
     assert ((0 <= got["entropy"]) & (got["entropy"] <= math.log(3) + 1e-6)).all()
@@ -118,43 +94,46 @@ FOUR = st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4)
 @given(FOUR, FOUR)
 def test_divergence_is_symmetric(a, b):
     there, back = (
-        float(read(Plain(4), torch.tensor([pair]), torch.tensor([0]))["js_final"][0, 0]) for pair in ([a, b], [b, a])
+        float(read(identity_unembed(4), torch.tensor([pair]), torch.tensor([0]))["js_final"][0, 0])
+        for pair in ([a, b], [b, a])
     )
     assert there == pytest.approx(back, abs=1e-6)
 
 
 def test_opposite_distributions_reach_ln_2():
     states = torch.tensor([[[500.0, 0.0], [0.0, 500.0]]])
-    assert float(read(Plain(2), states, torch.tensor([1]))["js_final"][0, 0]) == pytest.approx(math.log(2), abs=1e-6)
+    assert float(read(identity_unembed(2), states, torch.tensor([1]))["js_final"][0, 0]) == pytest.approx(
+        math.log(2), abs=1e-6
+    )
 
 
 def test_small_vocabulary_has_fewer_top_ids():
-    assert read(Plain(4), torch.randn(2, 3, 4), torch.tensor([0, 1]))["topk_ids"].shape == (2, 3, 4)
+    assert read(identity_unembed(4), torch.randn(2, 3, 4), torch.tensor([0, 1]))["topk_ids"].shape == (2, 3, 4)
 
 
 def test_ties_count_for_the_token():
-    assert read(Plain(4), torch.zeros(1, 2, 4), torch.tensor([3]))["final_rank"].tolist() == [[1, 1]]
+    assert read(identity_unembed(4), torch.zeros(1, 2, 4), torch.tensor([3]))["final_rank"].tolist() == [[1, 1]]
 
 
 def test_chunks_change_nothing(monkeypatch):
     torch.manual_seed(0)
     states, final = torch.randn(23, 4, 50), torch.arange(23)
-    whole = read(Plain(50), states, final)
+    whole = read(identity_unembed(50), states, final)
     monkeypatch.setattr(readout, "LOGITS_AT_ONCE", 50 * 5 + 1)
-    parts = read(Plain(50), states, final)
+    parts = read(identity_unembed(50), states, final)
     assert all(torch.equal(whole[k], parts[k]) or k == "reference_probability" for k in whole.values)
 
 
 def test_given_last_state_is_the_target():
     torch.manual_seed(0)
     states, final = torch.randn(5, 3, 20), torch.arange(5)
-    other = read(Plain(20), states[:, :2], final, last=states[:, 2])
+    other = read(identity_unembed(20), states[:, :2], final, last=states[:, 2])
     for name in ("js_final", "cosine", "entropy"):
-        assert torch.equal(other[name], read(Plain(20), states, final)[name][:, :2])
+        assert torch.equal(other[name], read(identity_unembed(20), states, final)[name][:, :2])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_state_that_is_not_finite_is_named(bad, one_line):
     states = torch.zeros(2, 3, 4)
     states[1, 1, 2] = bad
-    one_line(ValueError, "layer 1 of 2", lambda: read(Plain(4), states, torch.tensor([0, 0])))
+    one_line(ValueError, "layer 1 of 2", lambda: read(identity_unembed(4), states, torch.tensor([0, 0])))

@@ -15,7 +15,7 @@ from eelib.recipes import shared as recipes
 from eelib.recipes.__main__ import RECIPES
 from eelib.recipes.loop import Cycles, MasterOptimizer, Schedule, train
 from eelib.recipes.pocket_t5 import build, epoch_batches, label_loss
-from eelib.tracing.decode import generate
+from eelib.tracing.decode import greedy_texts
 
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
 
@@ -141,7 +141,7 @@ def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, tiny)
     assert (model.kind, model.layers, model.hidden_size, model.context_length) == ("seq2seq", 3, 32, 512)
     assert config.decoder_start_token_id == config.pad_token_id == model.tokenizer.pad_token_id
     assert model.eos_ids == {end} and [part.cross_attention for part in model.components]
-    assert all(isinstance(text, str) for text in generate(model, [recipes.examples(folder, 0)[0].prompt], 4))
+    assert all(isinstance(text, str) for text in greedy_texts(model, [recipes.examples(folder, 0)[0].prompt], 4))
     assert all(torch.equal(a.float(), b) for a, b in zip(trained.parameters(), model.network.parameters()))
 
 

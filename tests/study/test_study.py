@@ -3,13 +3,17 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from eelib.common.interval import Interval
+from eelib.common.errors import InputError
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import bootstrap_mean
+from eelib.study.claims import UNTESTABLE
 from eelib.study.parameters import ParameterError, Parameters, check_parameters
-from eelib.study.results import Results, clean
+from eelib.study.results import Results, clean, open_page
 from eelib.study.study import Study
 from eelib.tasks.task import Task
 
@@ -174,6 +178,89 @@ def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     kept = Task.from_prompts(task.prompts[1:], references=task.references[1:])
     expected = kept.quality(list(made.sequences["output"]))
     assert next(iter(study.quality.values())) == expected
+
+
+def test_a_page_is_opened_with_plain_calls(parameters, monkeypatch, tmp_path):
+    """The study, its results and their folders; several figures kept at once; means over learnt tasks, or nothing."""
+    monkeypatch.setattr("myst_nb.glue", lambda *_, **__: None)
+    given = parameters()
+    study, results = open_page("saturation", given)
+    name = given.tasks
+    assert results.figure_folder == tmp_path / "results/gpt2/figures" and results.notebook == "saturation"
+    assert study.labels == {name: f"{name} (not learnt)"} and study.learnt_tasks == []
+    assert study.average(lambda t: (t["entropy"][:, 0], t.tokens["group"])) is NOTHING
+    study.learnt = {name: True}
+    found = study.average(lambda t: (t["entropy"][:, 0], t.tokens["group"]))
+    assert found.sequences == 3 and found.estimate == pytest.approx(study.traces[name]["entropy"][:, 0].mean())
+    assert study.average(lambda t: ([], [])) is NOTHING and study.labels == {name: name}
+    results.say_all({"mean": found, "word": "earlier"})
+    results.put_all(name, {"a": 1, "b": found})
+    assert set(results.overall) == {"mean", "word"} and results.tasks[name]["a"] == {"estimate": 1.0}
+
+
+def test_least(one_line):
+    cells = [DECLARED, "# Parameters\nlimit = 4"]
+    namespace: dict = {}
+    exec(DECLARED + "\nlimit = 4", namespace)
+    assert check_parameters(None, cells, namespace, least={"limit": 4}).limit == 4
+    message = "parameter limit is 4; it must be 5 or more"
+    one_line(ParameterError, message, lambda: check_parameters(None, cells, namespace, least={"limit": 5}))
+
+
+def a_type_error():
+    return "1" + 1
+
+
+def a_value_error_of_numpy():
+    return np.arange(2) + np.arange(3)
+
+
+BUGS = [(a_type_error, TypeError, "concatenate str"), (a_value_error_of_numpy, ValueError, "could not be broadcast")]
+
+
+@pytest.mark.parametrize("bug, kind, part", BUGS)
+def test_a_bug_is_no_verdict(bug, kind, part, parameters):
+    """Only NotEstimable and an interval of nothing are reasons not to judge; an InputError is a bug here, too."""
+    study = Study(parameters())
+    study.learnt = dict.fromkeys(study.traces, True)
+    with pytest.raises(kind, match=part) as caught:
+        study.judge("P-S1", bug)
+    assert type(caught.value) is kind
+    with pytest.raises(InputError, match="values must be numbers"):
+        study.judge("P-S1", lambda: bootstrap_mean(["x"], ["a"]))
+    for make, reason in ((lambda: bootstrap_mean([], []), "values is empty"), (lambda: NOTHING, "nothing to estimate")):
+        verdict = study.judge("P-S1", make)
+        assert verdict.verdict == UNTESTABLE and reason in verdict.reason
+
+
+@pytest.mark.parametrize("bug, kind, part", BUGS)
+def test_a_bug_in_a_trace_is_no_parameters_fault(bug, kind, part, parameters, monkeypatch):
+    monkeypatch.setattr(Task, "hash", property(lambda task: bug()))
+    with pytest.raises(kind, match=part) as caught:
+        Study(parameters())
+    assert type(caught.value) is kind and caught.value.__cause__ is None
+
+
+def test_what_is_behind_a_refusal_is_shown_before_its_line(shell, capsys):
+    """An error of another library, whole; where only errors of our own are behind it, the line alone."""
+    shell.run_cell("""
+from eelib.common.errors import CheckpointError, InputError
+from eelib.study.parameters import ParameterError
+def refuse(cause):
+    try:
+        raise CheckpointError("it can't be read") from cause
+    except InputError as error:
+        raise ParameterError("model x can't be read") from error
+def bug():
+    return "1" + 1
+""")
+    capsys.readouterr()
+    shell.run_cell("refuse(InputError('no such file'))")
+    assert "".join(capsys.readouterr()).strip() == "ParameterError: model x can't be read"
+    shell.run_cell("try:\n    bug()\nexcept TypeError as error:\n    refuse(error)")
+    shown = "".join(capsys.readouterr()).strip().splitlines()
+    assert shown[0].startswith("Traceback") and any("in bug" in line for line in shown)
+    assert shown[-2].startswith("TypeError: ") and shown[-1] == "ParameterError: model x can't be read"
 
 
 def test_clean():

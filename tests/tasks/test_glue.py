@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import eelib
 from eelib.tasks.glue import LABELS, named
-from eelib.tasks.task import Task, load_task
+from eelib.tasks.quality import quality_interval
+from eelib.tasks.task import Task, known_tasks, load_task, task_of_rows
 
 OWN = {
     "cola": ("sentence",),
@@ -20,7 +20,9 @@ OWN = {
     "qqp": ("question1", "question2"),
     "rte": ("sentence1", "sentence2"),
     "mnli": ("premise", "hypothesis"),
+    "questions": ("sentence",),
 }
+GLUE = tuple(name for name in OWN if name != "questions")
 
 
 def rows_of(name, count=4):
@@ -62,7 +64,7 @@ def test_rows_of_each_task(name, tmp_path):
 
 def test_label_order_is_glues():
     """Numbers as the GLUE paper's data has them: these decide what a model's LABEL_0 means."""
-    assert {name: labels[1] for name, labels in LABELS.items()} == {
+    assert {name: LABELS[name][1] for name in GLUE} == {
         "cola": "acceptable",
         "mrpc": "equivalent",
         "qnli": "not_entailment",
@@ -71,7 +73,21 @@ def test_label_order_is_glues():
         "mnli": "neutral",
         "sst2": "positive",
     }
-    assert {name: len(labels) for name, labels in LABELS.items()} == {n: 3 if n == "mnli" else 2 for n in OWN}
+    assert {name: len(LABELS[name]) for name in GLUE} == {n: 3 if n == "mnli" else 2 for n in GLUE}
+
+
+def test_questions_have_the_six_coarse_classes_of_trec(tmp_path):
+    """A set of more than two labels is judged by accuracy; a model may call a label by name or number."""
+    rows = [{"sentence": f"What is {i}?", "label": label} for i, label in enumerate(LABELS["questions"])] * 2
+    task = load_task(write(tmp_path / "questions.jsonl", rows + [rows[4]]))
+    assert task.labels == ("abbreviation", "description", "entity", "person", "place", "number")
+    assert task.prompts[5] == "What is 5?" and task.references[-1] == ["place"] and task.seconds == []
+    assert task.baseline == {"accuracy": pytest.approx(100 * 3 / 13)}
+    right = [known for (known,) in task.references]
+    assert task.quality(right) == task.quality([f"LABEL_{LABELS['questions'].index(x)}" for x in right])
+    assert task.quality(["place"] * 13) == task.baseline and not task.learnt(task.baseline)
+    found = quality_interval(task, right[:-1] + ["number"])["accuracy"]
+    assert found.estimate == pytest.approx(100 * 12 / 13) and found.sequences == 13
 
 
 def test_pairs_travel_with_their_rows(tmp_path):
@@ -127,7 +143,7 @@ def test_missing_fields_and_names(tmp_path, one_line):
 
 
 def test_shipped_names_and_hub_names_are_known():
-    assert {f"glue/{name}" for name in OWN} <= set(eelib.tasks.task.known_tasks())
+    assert {f"glue/{name}" for name in GLUE} == {name for name in known_tasks() if name.startswith("glue/")}
     for name in ("cola", "mrpc", "rte", "sst2"):
         assert set(sum(load_task(f"classification/{name}").references, [])) == set(LABELS[name])
 
@@ -228,7 +244,7 @@ def test_scores_are_within_range_and_know_labels_by_any_name(name, data):
 def test_nobody_beats_the_majority_by_saying_one_thing(name, truth):
     """The baseline is reached by constant answers, metric by metric, and never passed by one."""
     labels, rows = LABELS[name], [{"label": i} | {field: f"{k}" for field in OWN[name]} for k, i in enumerate(truth)]
-    task = eelib.tasks.task.task_of_rows(name, [("", row) for row in rows])
+    task = task_of_rows(name, [("", row) for row in rows])
     constant = [task.quality([label] * len(truth)) for label in labels]
     assert set(task.baseline) == set(constant[0])
     for metric, value in task.baseline.items():

@@ -3,12 +3,17 @@
 import gzip
 import json
 import sys
+from operator import eq
 
 import pandas as pd
 import pytest
 
 import eelib
+from eelib.tasks.kinds.kind import Item, TaskKind
+from eelib.tasks.kinds.registry import KINDS
 from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
+from eelib.tasks.quality import quality_interval
+from eelib.tasks.sums import mean_of
 from eelib.tasks.task import BASELINES, Task, load_task, shipped_tasks, task_names
 
 PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
@@ -317,6 +322,43 @@ def test_free_prompts(one_line):
     for references, part in ((["x"], "must be a list"), ([["x", 3]], "prompt 0 is not a string")):
         one_line(ValueError, part, lambda: Task.from_prompts(["a"], references=references))
     one_line(ValueError, "references", lambda: Task.from_prompts(["a", "b"], references=[["x"]]))
+
+
+def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
+    """Rows of its own, prompt, score, interval and baseline, through the calls that every other kind goes through."""
+    same = TaskKind(
+        name="copying",
+        reads=("copy",),
+        examples=("copy",),
+        fits=lambda fields: "copy" in fields,
+        reader=lambda name, first: lambda row, i: Item(f"Copy: {row['copy']}", row["copy"], [row["copy"]], str(i)),
+        scores=lambda task, outputs: {"same": 100 * sum(map(eq, outputs, task.sources)) / len(task)},
+        sums=lambda task, outputs: {"same": mean_of([o == s for o, s in zip(outputs, task.sources)])},
+        baseline={"same": 50.0},
+    )
+    monkeypatch.setitem(KINDS, same.name, same)
+    task = load_task(str(write(tmp_path / "any.jsonl", [{"copy": word, "size": len(word)} for word in ("a", "bb")])))
+    assert (task.kind, task.prompts, task.baseline) == ("copying", ["Copy: a", "Copy: bb"], {"same": 50.0})
+    assert task.quality(["a", "b"]) == {"same": 50.0} and not task.learnt(task.quality(["a", "b"]))
+    assert quality_interval(task, ["a", "bb"])["same"] == (100.0, 100.0, 100.0, 2)
+    assert task.columns == {"size": [1, 2]}
+
+
+def test_an_unknown_kind_is_named(one_line):
+    task = Task("t", "poetry", ["p"], [["r"]], ["s"], ["0"])
+    for call in (lambda: task.quality(["x"]), lambda: quality_interval(task, ["x"])):
+        one_line(ValueError, ("'poetry'", "translation"), call)
+
+
+def test_further_columns_travel_with_their_rows(tmp_path):
+    """They are not part of the hash: no prompt depends on them."""
+    rows = [QUESTION | {"question": f"Who {i}?", "facts": i, "kind": "rooms"} for i in range(4)]
+    del rows[2]["facts"]
+    with_columns = load_task(str(write(tmp_path / "q.jsonl", rows)))
+    assert with_columns.columns == {"facts": [0, 1, None, 3], "kind": ["rooms"] * 4}
+    assert with_columns.pick([3, 1]).columns["facts"] == [3, 1] and with_columns.take(1).columns["facts"] == [0]
+    bare = [{key: row[key] for key in row if key in QUESTION} for row in rows]
+    assert load_task(str(write(tmp_path / "q.jsonl", bare))).hash == with_columns.hash
 
 
 @pytest.mark.parametrize(

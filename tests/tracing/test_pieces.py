@@ -1,12 +1,86 @@
 """The text of an output, token by token."""
 
+from functools import cache
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from checks.tiny_texts import tokenizer_for
-from eelib.tracing.make import pieces
+from eelib.models.checkpoint import path_of
+from eelib.tracing import pieces as module
+from eelib.tracing.pieces import pieces
 
 TOKENIZER = tokenizer_for("causal")
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """Words that begin with a mark for their space, and bytes for what no word holds, as Llama's first tokenizer."""
+    words = ["▁", "▁the", "▁dog", "s", "é", "▁日", "本", ".", "▁▁", "\ufffd"]
+    inner = Tokenizer(models.BPE({name: i for i, name in enumerate([*BYTES, *words])}, [], byte_fallback=True))
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+@cache
+def tokenizer_of(name: str):
+    """A tokenizer of each kind of decoder: bytes; words with a mark for their space; these and bytes; word pieces."""
+    if name in ("causal", "seq2seq", "masked"):
+        return tokenizer_for(name)
+    return sentencepiece_like() if name == "sentencepiece-like" else AutoTokenizer.from_pretrained(path_of(name))
+
+
+NAMES = ("causal", "seq2seq", "masked", "sentencepiece-like", "pocket-llama", "pocket-t5", "pocket-bert")
+
+
+def quadratic(tokenizer, ids):
+    """Ends of the tokens' texts by decoding every beginning as a whole."""
+    whole, ends, at = tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else "", [], 0
+    for n in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:n], clean_up_tokenization_spaces=False)
+        at = len(whole) if n == len(ids) else max(at, min(len(text.rstrip("\ufffd")), len(whole)))
+        ends.append(at)
+    return ends
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_windows_change_nothing(name, window, monkeypatch):
+    """Whatever is generated, whole characters or broken ones: the same ends as from decoding every beginning."""
+    tokenizer = tokenizer_of(name)
+    monkeypatch.setattr(module, "WINDOW", window)
+    bytes_only = st.sampled_from([0xC3, 0xA9, 0xE6, 0x97, 0xA5, 0x41, 0xF0, 0x9F, 0x90, 0xAF])
+    texts = st.text("aé日本🐯 .\n\ufffd", max_size=20).map(lambda text: tokenizer(text)["input_ids"])
+    anything = st.lists(st.integers(0, len(tokenizer) - 1), max_size=40)
+    kinds = [anything, texts, st.tuples(texts, anything, texts).map(lambda parts: sum(map(list, parts), []))]
+    if name == "sentencepiece-like":
+        kinds = [anything, st.lists(bytes_only | st.integers(256, len(tokenizer) - 1), max_size=40)]
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.one_of(kinds))
+    def check(ids):
+        assert pieces(tokenizer, ids)[2] == quadratic(tokenizer, ids)
+
+    check()
+
+
+def test_long_outputs_are_decoded_in_windows(monkeypatch):
+    """Each token costs the same, however long the output is."""
+    asked = []
+    ids = TOKENIZER("the small dog 🐯 " * 60)["input_ids"]
+
+    class Counting:
+        def decode(self, part, **options):
+            asked.append(len(part))
+            return TOKENIZER.decode(part, **options)
+
+    assert pieces(Counting(), ids)[2] == quadratic(TOKENIZER, ids)
+    assert sorted(asked)[-2] < 3 * module.WINDOW < max(asked) == len(ids) > 500
 
 
 @settings(max_examples=150, deadline=None)

@@ -13,9 +13,10 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.tolerances import close
 from eelib.tasks.task import Task
-from eelib.tracing import replay as oracle
-from eelib.tracing.decode import decode, states_of
+from eelib.tracing import replay as replaying
+from eelib.tracing.decode import greedy_decode, states_of
 from eelib.tracing.replay import Replay, is_ideal, state_at
+from eelib.tracing.shards import REPLAY
 
 GENERATING = ("llama", "gpt2", "gemma2", "t5", "marian")
 CLOSE = dict(rtol=1e-4, atol=1e-5)
@@ -24,7 +25,7 @@ CLOSE = dict(rtol=1e-4, atol=1e-5)
 def sequence(model, prompt=PROMPTS[1], steps=6):
     """(prompt ids, output ids) of one text; of a classifier the output is its label."""
     ids = model.encode([prompt])[0]
-    return ids, ([0] if model.kind == "classifier" else decode(model, [ids], steps)[0])
+    return ids, ([0] if model.kind == "classifier" else greedy_decode(model, [ids], steps)[0])
 
 
 @pytest.fixture(params=[*GENERATING, "bert_labels", "gpt2_labels"])
@@ -110,73 +111,63 @@ def test_a_classifier_and_a_network_without_a_cache_run_the_whole_text(model_of,
 
 
 @pytest.fixture
-def made(model, tmp_path):
-    """(model, trace, task) of five free prompts."""
+def timed(model, tmp_path):
+    """timed(sequences, repeats): a trace of five free prompts."""
     task = Task.from_prompts(PROMPTS)
-    return model, eelib.trace(model, task, max_new_tokens=6, folder=tmp_path, progress=False), task
+    return lambda timed=False, repeats=1: eelib.trace(
+        model, task, max_new_tokens=6, folder=tmp_path, progress=False, timed=timed, repeats=repeats
+    )
 
 
-def test_what_is_timed_is_the_trace(made):
-    model, trace, task = made
-    frame = oracle.measure(model, trace, task, sequences=99, repeats=1)
-    rows = trace.statistic_rows()
+def test_what_is_timed_is_the_trace(model, timed):
+    trace = timed(99)
+    frame, rows = trace.replay, trace.statistic_rows()
     layers = pd.Series(trace.exit_layer("first")[rows]).groupby(trace.tokens["sequence"].to_numpy()[rows]).agg(list)
     assert frame["sequence"].tolist() == layers.index.tolist()
     assert frame["layers"].tolist() == [*map(sum, layers)] and frame["tokens"].tolist() == [*map(len, layers)]
     assert not frame["mismatches"].any() and (frame[["full", "oracle"]] > 0).all(axis=None)
     assert frame["ideal"].all() == (model.kind != "classifier")
-    two = oracle.measure(model, trace, task, sequences=2, repeats=2)
-    assert two["sequence"].tolist() == [layers.index[0], layers.index[-1]]  # evenly spread
+    assert frame.attrs["machine"] and frame.attrs["date"] and frame.attrs["threads"] == torch.get_num_threads()
+    two = replaying.measure(model, trace, Task.from_prompts(PROMPTS), sequences=2, repeats=2)
+    assert [row["sequence"] for row in two] == [layers.index[0], layers.index[-1]]  # evenly spread
 
 
-def test_times_are_kept_until_something_else_is_asked_for(made, monkeypatch):
-    model, trace, task = made
-    before = (trace.place / "manifest.json").read_bytes()
-    first = oracle.times(model, trace, task, 2, 1)
-    assert first.attrs["machine"] and first.attrs["date"]
+def test_times_are_kept_until_something_else_is_asked_for(model, timed, monkeypatch):
+    plain = timed()
+    before = (plain.folder / "manifest.json").read_bytes()
+    first = timed(2).replay
     asked = []
-    monkeypatch.setattr(oracle, "measure", lambda *args: asked.append(args[3:]) or first)
-    again = oracle.times(model, trace, task, 2, 1)
+    monkeypatch.setattr(replaying, "measure", lambda *args: asked.append(args[3:]) or first.to_dict("records"))
+    again = timed(2).replay
     assert not asked and again.equals(first) and again.attrs == first.attrs
-    oracle.times(model, trace, task, 1, 1)
-    (trace.place / oracle.FILE).write_text("{")  # cut short
-    oracle.times(model, trace, task, 1, 1)
-    assert asked == [(1, 1), (1, 1)]
-    assert json.loads((trace.place / oracle.FILE).read_text())["settings"]["sequences"] == 1
-    assert (trace.place / "manifest.json").read_bytes() == before  # a trace is the same bytes whenever it is made
+    timed(1)
+    (plain.folder / REPLAY).write_text("{")  # cut short
+    timed(1)
+    timed(1, repeats=2)
+    monkeypatch.setattr(replaying, "machine", lambda _device: "another")
+    assert timed(1, repeats=2).replay.attrs["machine"] == "another"
+    texts = replaying.ONE_TOKEN if model.kind == "classifier" else 1
+    assert asked == [(texts, 1), (texts, 1), (texts, 2), (texts, 2)]
+    assert json.loads((plain.folder / REPLAY).read_text())["settings"]["sequences"] == 1
+    assert (plain.folder / "manifest.json").read_bytes() == before  # a trace is the same bytes whenever it is made
+
+
+def test_a_masked_model_is_not_timed(model_of, tmp_path):
+    """One pass reads all its positions, each with an exit layer of its own."""
+    trace = eelib.trace(model_of("bert"), Task.from_prompts(PROMPTS), folder=tmp_path, progress=False, timed=True)
+    assert trace.replay.empty and trace.replay.attrs["machine"]
 
 
 def test_an_exit_layer_that_does_not_give_the_token_is_refused_in_float32(model_of, one_line, monkeypatch):
     model = model_of("llama")
     prompt, output = sequence(model)
-    replay = Replay(model, prompt, output, True)
     other = [(output[0] + 1) % model.vocab_size, *output[1:]]
+    right, wrong = (Replay(model, prompt, written, True) for written in (output, other))
     one_line(
         ValueError,
         (f"after block {model.layers}", f"the trace has {other[0]}"),
-        lambda: oracle.timed_step(replay, other, 0, model.layers),
+        lambda: replaying.timed_step(wrong, 0, model.layers),
     )
     monkeypatch.setattr(type(model), "dtype", "bfloat16")
-    assert oracle.timed_step(replay, other, 0, model.layers)[1] is True
-    assert oracle.timed_step(replay, output, 0, model.layers)[1] is False
-
-
-def test_ratios_by_hand():
-    """A token takes 1 ms and each of 10 blocks another; the oracle runs 3 and 5 blocks; the prompt takes 20 ms."""
-    frame = pd.DataFrame(
-        {
-            "group": ["a", "b"],
-            "tokens": [4, 2],
-            "layers": [12, 10],
-            "full": [44e-3, 22e-3],
-            "oracle": [16e-3, 12e-3],
-            "before": [20e-3, 20e-3],
-        }
-    )
-    found = oracle.speed(frame, 10)
-    assert found["time"].estimate == pytest.approx(66 / 28) and found["time"].sequences == 2
-    assert found["time"].low == pytest.approx(22 / 12) and found["time"].high == pytest.approx(44 / 16)
-    assert found["whole"].estimate == pytest.approx(106 / 68)
-    assert found["layers"].estimate == pytest.approx(60 / 22)
-    assert found["fixed"].estimate == pytest.approx(1 / 11) and found["fixed"].high == pytest.approx(1 / 11)
-    assert "fixed" not in oracle.speed(frame.assign(layers=10 * frame["tokens"]), 10)  # nothing saved, nothing to say
+    assert replaying.timed_step(wrong, 0, model.layers)[1] is True
+    assert replaying.timed_step(right, 0, model.layers)[1] is False

@@ -1,6 +1,5 @@
 """Files of a trace: whatever is killed, damaged, full or asked for twice, the bytes are those of a quiet run."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -15,6 +14,7 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common import files
 from eelib.tracing import shards
+from eelib.tracing import trace as reading
 from eelib.tracing.trace import Trace
 
 TASK = eelib.Task.from_prompts(PROMPTS + ["Hügel 😀", "over, over!", "test of words"], references=[["of the"]] * 8)
@@ -41,7 +41,7 @@ def quiet(model_of, tmp_path_factory):
 @pytest.fixture
 def copied(quiet, tmp_path):
     """(folder to ask in, place) of a copy that may be damaged."""
-    return tmp_path, shutil.copytree(quiet.place, tmp_path / quiet.place.parent.name / quiet.place.name)
+    return tmp_path, shutil.copytree(quiet.folder, tmp_path / quiet.folder.parent.name / quiet.folder.name)
 
 
 def in_child(call):
@@ -71,17 +71,17 @@ def killed_at(step, model, folder, **more):
 def test_killed_at_every_step(model_of, tmp_path):
     """Before and after every write, rename and sync: a rerun gives the same bytes; also after many kills in a row."""
     model, status, step, few = model_of("llama"), -signal.SIGKILL, 0, {"batch_size": 4, "pairs": False}
-    quiet = content(make(model, tmp_path / "quiet", **few).place)
+    quiet = content(make(model, tmp_path / "quiet", **few).folder)
     chain = tmp_path / "chain"  # a trace that is killed again and again
     while status == -signal.SIGKILL:
         folder = tmp_path / str(step)
         status = in_child(lambda: killed_at(step, model, folder, **few))
         if step % 4 == 0:
             in_child(lambda: killed_at(step % 13, model, chain, **few))
-        assert content(make(model, folder, **few).place) == quiet, step
+        assert content(make(model, folder, **few).folder) == quiet, step
         step += 1
     assert status == 0 and step > 30
-    assert content(make(model, chain, **few).place) == quiet
+    assert content(make(model, chain, **few).folder) == quiet
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -98,7 +98,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(error, quiet, model_of, tm
     with pytest.raises(error):
         make(model_of("llama"), tmp_path)
     assert not list(tmp_path.rglob("*.partial")) and list(tmp_path.rglob("tokens-00000.parquet"))
-    assert content(make(model_of("llama"), tmp_path).place) == content(quiet.place)
+    assert content(make(model_of("llama"), tmp_path).folder) == content(quiet.folder)
 
 
 def flip(file):
@@ -134,7 +134,7 @@ def zero(file):
 def test_damage_is_redone(name, damage, copied, quiet, model_of):
     folder, place = copied
     damage(place / name)
-    assert content(make(model_of("llama"), folder).place) == content(quiet.place)
+    assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)
 
 
 @pytest.mark.parametrize("damage", [flip, halve, os.unlink])
@@ -156,7 +156,7 @@ def test_damage_is_found_when_read(name, read, damage, copied, one_line):
 
 def test_files_are_hashed_once(copied, monkeypatch):
     trace, hashed = Trace(copied[1]), []
-    monkeypatch.setattr(eelib.stored, "intact", lambda *args: hashed.append(args[-1]) or True)
+    monkeypatch.setattr(reading, "intact", lambda *args: hashed.append(args[-1]) or True)
     for name in ("entropy", "top1", "entropy"):
         trace[name]
     assert sorted(hashed) == ["tokens-00000", "tokens-00001", "tokens-00002"]
@@ -205,14 +205,14 @@ def test_a_manifest_with_another_number_in_it(copied, quiet, model_of):
     rows = quiet.manifest["rows"]
     (place / "manifest.json").write_text(text.replace(f'"rows": {rows}', f'"rows": {rows + 1}'))
     assert make(model_of("llama"), folder).manifest["rows"] == rows
-    assert content(place) == content(quiet.place)
+    assert content(place) == content(quiet.folder)
 
 
 def test_what_differs_between_runs_is_in_the_times(quiet, model_of, tmp_path):
     again = make(model_of("llama"), tmp_path)
-    assert content(again.place) == content(quiet.place)
+    assert content(again.folder) == content(quiet.folder)
     assert again.manifest["seconds"] > 0 and again.manifest["date"] == time.strftime("%Y-%m-%d")
-    stored = json.loads((again.place / "manifest.json").read_text())
+    stored = json.loads((again.folder / "manifest.json").read_text())
     assert not {"seconds", "date"} & set(stored) and stored["transformers"]
 
 
@@ -229,7 +229,7 @@ def test_full_disk(model_of, tmp_path):
 
     assert in_child(lambda: starve(4000)) == 7
     assert not list(tmp_path.rglob("*")), "nothing was made, so nothing is left"
-    sizes = sorted(f.stat().st_size for f in make(model_of("llama"), tmp_path / "whole").place.glob("tokens-*"))
+    sizes = sorted(f.stat().st_size for f in make(model_of("llama"), tmp_path / "whole").folder.glob("tokens-*"))
     assert in_child(lambda: starve(sizes[-1] - 1)) == 7
     assert not list(tmp_path.glob("*/*/*.partial"))
     make(model_of("llama"), tmp_path)
@@ -249,7 +249,7 @@ def test_two_processes_make_it_once(quiet, model_of, tmp_path, capfd):
             plain(path, data)
 
         shards.write_atomically = slow
-        assert content(make(model_of("llama"), tmp_path / "runs").place) == content(quiet.place)
+        assert content(make(model_of("llama"), tmp_path / "runs").folder) == content(quiet.folder)
 
     children = [FORK.Process(target=ask, args=(delay,)) for delay in (0, 0.1)]
     for child in children:
@@ -261,86 +261,7 @@ def test_two_processes_make_it_once(quiet, model_of, tmp_path, capfd):
     assert capfd.readouterr().out.count("another process is making it") == 1
 
 
-def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
-    """Who waited for a folder that was removed in the end makes and locks a new one."""
-    place, entered, go = tmp_path / "runs/model/task", FORK.Event(), FORK.Event()
-
-    def refused():
-        with files.only_one(place):
-            entered.set()
-            go.wait(20)
-
-    first = FORK.Process(target=refused)
-    first.start()
-    entered.wait(20)
-
-    def second():
-        with files.only_one(place):
-            shards.write_atomically(place / "made", b"x")
-
-    waiting = FORK.Process(target=second)
-    waiting.start()
-    time.sleep(0.3)
-    go.set()
-    first.join(20)
-    waiting.join(20)
-    assert (first.exitcode, waiting.exitcode) == (0, 0) and (place / "made").read_bytes() == b"x"
-
-
-def test_no_folder_is_left_where_nothing_was_made(tmp_path):
-    (tmp_path / "runs").mkdir()
-    with files.only_one(tmp_path / "runs/model/task"):
-        pass
-    assert not list((tmp_path / "runs").iterdir())
-    with pytest.raises(ValueError), files.only_one(tmp_path / "other/model/task"):
-        raise ValueError
-    assert not (tmp_path / "other").exists()
-
-
 def test_half_written_files_are_cleared(copied, quiet, model_of):
     folder, place = copied
     (place / "tokens-00001.parquet.partial").write_bytes(b"half")
-    assert content(make(model_of("llama"), folder).place) == content(quiet.place)
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
-def test_no_locks(number, tmp_path, monkeypatch, one_line):
-    def flock(*_args):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(files.fcntl, "flock", flock)
-    one_line(OSError, ("does not lock files", "local disk"), lambda: files.only_one(tmp_path / "a/b").__enter__())
-    assert not list(tmp_path.iterdir())
-
-
-def test_folders_that_cannot_be(tmp_path, one_line):
-    (tmp_path / "file").write_text("x")
-    one_line(OSError, "can't be made", lambda: files.only_one(tmp_path / "file/a").__enter__())
-    assert [f.name for f in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_write_outlasts_a_power_cut(tmp_path, monkeypatch):
-    """The content is on the disk before it gets its name, and the name before anything else is done."""
-    done, sync, replace = [], os.fsync, os.replace
-
-    def fsync(descriptor):
-        sync(descriptor)
-        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    monkeypatch.setattr(files.os, "replace", lambda *names: done.append("rename") or replace(*names))
-    shards.write_atomically(tmp_path / "a", b"x")
-    assert done == [str(tmp_path / "a.partial"), "rename", str(tmp_path)]
-
-
-def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
-    plain = os.fsync
-
-    def fsync(descriptor):
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EINVAL, "no")
-        plain(descriptor)
-
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    shards.write_atomically(tmp_path / "a", b"x")
-    assert (tmp_path / "a").read_bytes() == b"x"
+    assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)

@@ -41,7 +41,7 @@ def bfloat16_products() -> Iterator[None]:
 
 
 def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -> None:
-    """Fill `out` [n, vocab_size] with float32 products of states [n, hidden_size] and the head's weights, without its bias.
+    """Fill `out` [n, vocab_size] with float32 products of states [n, hidden_size] and the head's weights; no bias.
 
     A state is the sum of two bfloat16 numbers up to 2^-17 of itself, so where the weights are bfloat16 numbers two
     bfloat16 products make one of float32, in less time. `spread` shares the columns out to the cores.

@@ -181,7 +181,7 @@ def read_js(
     cap: float = 0.0,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Jensen-Shannon divergence [n], nats within [0, ln 2], between the readouts of two sets of states [n, hidden_size].
+    """Jensen-Shannon divergence [n] in nats, 0 to ln 2, of the readouts of two sets of states [n, hidden_size].
 
     The log-normalizers [n] are those of `read_rows`; the rest is as there. Both matmuls are done again, side by side.
     """
@@ -225,7 +225,8 @@ def check(hidden: Tensor, weight: Tensor) -> None:
     """ValueError, in one line, if the kernels can't take these."""
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise InputError(
-            f"states {tuple(hidden.shape)} and weights {tuple(weight.shape)} must be [n, hidden_size] and [vocab_size, hidden_size]"
+            f"states {tuple(hidden.shape)} and weights {tuple(weight.shape)} must be [n, hidden_size] and "
+            "[vocab_size, hidden_size]"
         )
     if not supports(hidden, weight):
         raise InputError(

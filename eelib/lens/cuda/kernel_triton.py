@@ -14,7 +14,7 @@ NO_ID = tl.constexpr(2147483647)
 
 @triton.jit
 def load(source, row, rows, column, width, ROWS: tl.constexpr, DEPTH: tl.constexpr, TMA: tl.constexpr):
-    """A [ROWS, DEPTH] block of a contiguous matrix [rows, hidden_size], zeros outside; `source`: descriptor or pointer."""
+    """A [ROWS, DEPTH] block of a contiguous matrix [rows, width], zeros outside; `source`: descriptor or pointer."""
     if TMA:
         block = source.load([row, column])
     else:
@@ -73,7 +73,7 @@ def finish(scores, columns, known, head_bias, bias, after: tl.constexpr, cap: tl
 
 
 @triton.jit
-def place(pid, n, splits, ROWS: tl.constexpr, GROUP: tl.constexpr):
+def block_and_split(pid, n, splits, ROWS: tl.constexpr, GROUP: tl.constexpr):
     """Row block and split of a program: GROUP row blocks take all their splits before the next GROUP starts.
 
     Programs that run together then share GROUP blocks of states and `splits` tiles of weights, which fit the L2 cache.
@@ -151,7 +151,7 @@ def scan_kernel(
     Writes, at [split, row]: the largest logit m, the sum of e^(z-m), the sum of (z-m) e^(z-m), the number of logits
     above the final token's, and the k largest logits with their ids, in any order.
     """
-    block, split = place(tl.program_id(0), n, splits, ROWS, GROUP)
+    block, split = block_and_split(tl.program_id(0), n, splits, ROWS, GROUP)
     rows = block * ROWS + tl.arange(0, ROWS)
     there = rows < n
     final = tl.load(final_logits + rows, mask=there, other=float("inf"))
@@ -203,12 +203,12 @@ def scan_kernel(
             best = tl.max(scores, axis=1)
             better = best > lowest
 
-    place_of_row = split.to(tl.int64) * n + rows
-    tl.store(largest + place_of_row, most, mask=there)
-    tl.store(total + place_of_row, mass, mask=there)
-    tl.store(weighted + place_of_row, moment, mask=there)
-    tl.store(above + place_of_row, higher, mask=there)
-    where = place_of_row[:, None] * k + slots
+    index_of_row = split.to(tl.int64) * n + rows
+    tl.store(largest + index_of_row, most, mask=there)
+    tl.store(total + index_of_row, mass, mask=there)
+    tl.store(weighted + index_of_row, moment, mask=there)
+    tl.store(above + index_of_row, higher, mask=there)
+    where = index_of_row[:, None] * k + slots
     tl.store(top_logits + where, values, mask=there[:, None] & (slots < k))
     tl.store(top_ids + where, ids, mask=there[:, None] & (slots < k))
 
@@ -322,7 +322,7 @@ def divergence_kernel(
 
     With p, q and d = log p - log q: log p - log((p + q) / 2) = min(d, 0) - log((1 + e^-|d|) / 2), and for q with -d.
     """
-    block, split = place(tl.program_id(0), n, splits, ROWS, GROUP)
+    block, split = block_and_split(tl.program_id(0), n, splits, ROWS, GROUP)
     rows = block * ROWS + tl.arange(0, ROWS)
     there = rows < n
     norm = tl.load(normalizer + rows, mask=there, other=0.0)

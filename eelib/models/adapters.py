@@ -1,0 +1,370 @@
+"""One adapter per kind of model: how it is fed, whole or step by step, and at which positions it is read.
+
+A writing model takes one token after another. Each step is one call of the network with plain arguments, so whatever
+runs a network (a stop after some block, rows that leave the batch) works on every kind alike:
+
+    inputs, cache = adapter.begin(prompts, limit)
+    output = network(**inputs, **adapter.cached(cache))
+    inputs = adapter.advance(adapter.keep_rows(inputs, cache, rows), emitted)
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, EncoderDecoderCache
+
+from eelib.common.errors import CheckpointError
+from eelib.models.cache import growing_cache
+from eelib.models.classifier import classifier_probe, find_classifier_unembed
+from eelib.models.forward import (
+    choose_cache,
+    forgets_as_it_should,
+    padding_is_inert,
+    position_offset,
+    refuse_right_reading,
+)
+from eelib.models.probe import Call, Runs, accepts
+from eelib.models.unembed import Unembed, find_unembed
+
+if TYPE_CHECKING:
+    from eelib.models.model import Model
+
+Inputs = dict[str, Any]  # arguments of a network's forward
+
+
+class TextIds(list):
+    """Token ids of one text, with their token types where a network is to be given them (`types`, else empty)."""
+
+    types: list[int] | tuple = ()
+
+
+class Adapter:
+    """What all kinds share, as it is where a text is read in place; each kind says where it differs."""
+
+    writes: ClassVar[bool] = False  # it emits tokens, each fed with those before; else it reads a text at once
+    left: ClassVar[bool] = False  # where rows of a batch are padded
+    target: ClassVar[str] = "input_ids"  # the argument that holds the text whose states are read
+
+    def __init__(self, model: "Model"):
+        self.model = model
+
+    # ---- before there is a model
+
+    @staticmethod
+    def plain_inputs(network: nn.Module, ids: Tensor, target: Tensor | None = None) -> Inputs:
+        """Arguments of a run without a cache on `ids` [rows, tokens]; `target` is what an encoder-decoder writes."""
+        return {"input_ids": ids}
+
+    @staticmethod
+    def uncached(network: nn.Module) -> Inputs:
+        """The argument that keeps a network from keeping a cache, where it takes one."""
+        return {}
+
+    @staticmethod
+    def probe_ids(network: nn.Module, ids: Tensor) -> Tensor:
+        """Ids [1, tokens] for the probe run."""
+        return ids
+
+    @staticmethod
+    def stack(network: nn.Module) -> str:
+        """Name of the module whose blocks are read; "" is the whole network."""
+        return ""
+
+    @staticmethod
+    def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> tuple[Unembed, int | None]:
+        """(unembed, the position of the probe run that the logits are of; None: each). CheckpointError if not found."""
+        return find_unembed(network, last, runs, name), None
+
+    # ---- one text, whole
+
+    def settle(self, runs: Runs, ids: Tensor) -> None:
+        """Find out by trying how the model may be fed: whether rows may be padded, and what a kind has besides."""
+        self.model.pads = padding_is_inert(self.model, ids)
+
+    def rows_of(self, encoded: dict) -> list[list[int]]:
+        """Rows of a tokenizer's output, as the other methods take them for prompts."""
+        return encoded["input_ids"]
+
+    def text(self, prompt: list[int], output: list[int]) -> list[int]:
+        """The ids whose states are read: the text itself, or what stands before each token of `output`."""
+        return prompt
+
+    def positions(self, prompt: list[int]) -> slice:
+        """Where in `text` the states of the output's tokens are, in their order."""
+        return slice(0, None)
+
+    def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
+        """Arguments of one run over all of a sequence, without a cache."""
+        return self.plain_inputs(self.model.network, self.row(self.text(prompt, output)))
+
+    def context(self, prompts: list[list[int]]) -> Inputs:
+        """Arguments that are the same at every step."""
+        return {}
+
+    def are_special(self, prompt: list[int], output: list[int]) -> list[bool]:
+        """Of each token of the output, whether it or the token that it stands for is one of the tokenizer's own."""
+        special = set(self.model.tokenizer.all_special_ids)
+        return [token in special for token in self.shown(prompt, output)]
+
+    def shown(self, prompt: list[int], output: list[int]) -> list[int]:
+        """The token at each position that is read: of a text read in place, the text's own."""
+        return prompt
+
+    # ---- batches
+
+    def row(self, ids: list[int]) -> Tensor:
+        """Ids as a batch of one, [1, tokens], on the model's device."""
+        return torch.tensor([ids], device=self.model.device)
+
+    def pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """(ids, mask) [rows, tokens] of prompts of any lengths."""
+        width, device = max(map(len, prompts)), self.model.device
+        fill = [[self.model.pad_id] * (width - len(p)) for p in prompts]
+        ids = [q + p if self.left else p + q for p, q in zip(prompts, fill)]
+        ones = [[1] * len(p) for p in prompts]
+        mask = [[0] * len(q) + o if self.left else o + [0] * len(q) for o, q in zip(ones, fill)]
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
+        """Arguments of one run over padded rows, without a cache; `target` as in `plain_inputs`."""
+        return self.plain_inputs(self.model.network, ids, target) | {"attention_mask": mask}
+
+
+class Masked(Adapter):
+    """A masked language model, or an encoder: each position of a text is read in place."""
+
+
+class Classifier(Adapter):
+    """A sequence classifier: one position stands for the text."""
+
+    @staticmethod
+    def probe_ids(network: nn.Module, ids: Tensor) -> Tensor:
+        return classifier_probe(ids, getattr(network.config, "eos_token_id", None))
+
+    @staticmethod
+    def stack(network: nn.Module) -> str:
+        return decoder_name(network) if getattr(network.config, "is_encoder_decoder", False) else ""
+
+    @staticmethod
+    def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> tuple[Unembed, int | None]:
+        return find_classifier_unembed(network, last, runs, name, getattr(network.config, "eos_token_id", None))
+
+    def rows_of(self, encoded: dict) -> list[list[int]]:
+        """With their token types if the network takes them and they are not all 0. CheckpointError: it knows fewer."""
+        rows, types = encoded["input_ids"], encoded.get("token_type_ids")
+        most = max(map(max, filter(None, types or [])), default=0)
+        if not most or not self.model.accepts("token_type_ids"):
+            return rows
+        known = getattr(self.model.network.config, "type_vocab_size", None)
+        if known and most >= known:  # 0: the network reads none
+            raise CheckpointError(
+                f"{self.model.name}: the tokenizer gives token types up to {most}, the network knows {known}"
+            )
+        rows = [TextIds(row) for row in rows]
+        for row, own in zip(rows, types):
+            row.types = own
+        return rows
+
+    def positions(self, prompt: list[int]) -> slice:
+        position = self.model.read_at(prompt)
+        return slice(position, position + 1)
+
+    def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
+        return super().whole_inputs(prompt, output) | self.context([prompt])
+
+    def context(self, prompts: list[list[int]]) -> Inputs:
+        """The token types of a text; of several, only where none has any."""
+        types = [getattr(prompt, "types", ()) for prompt in prompts]
+        return {"token_type_ids": torch.tensor(types, device=self.model.device)} if any(types) else {}
+
+    def are_special(self, prompt: list[int], output: list[int]) -> list[bool]:
+        return [False] * len(output)  # labels
+
+
+class Writer(Adapter):
+    """A model that writes: what one step is given, and what the next."""
+
+    writes = True
+
+    @staticmethod
+    def uncached(network: nn.Module) -> Inputs:
+        return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
+
+    def shown(self, prompt: list[int], output: list[int]) -> list[int]:
+        return output
+
+    def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
+        """Arguments of the first step, and an empty cache for up to `limit` tokens."""
+        raise NotImplementedError
+
+    def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
+        """Arguments of a run over `ids` [rows, new] that follow what the cache holds; `mask` [rows, old + new]."""
+        raise NotImplementedError
+
+    def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
+        """Arguments of the step after that of `inputs`: the emitted tokens, one per row."""
+        raise NotImplementedError
+
+    def cache_modes(self, runs: Runs) -> tuple[str, ...]:
+        """The caches (see `Model`) that are to be tried, the best first."""
+        return "growing", "own"
+
+    def new_cache(self, limit: int = 0) -> Cache | None:
+        """An empty cache for up to `limit` tokens; None where the network makes its own or has none."""
+        raise NotImplementedError
+
+    def cached(self, cache: Cache | None) -> Inputs:
+        """The cache's arguments of a step."""
+        if self.model.cache == "none":
+            return {"use_cache": False} if self.model.accepts("use_cache") else {}
+        return {"past_key_values": cache, "use_cache": True}
+
+    def next_ids(self, inputs: Inputs, emitted: list[int]) -> Tensor:
+        """Ids [rows, new] of the next step: the emitted ones, or without a cache the whole text."""
+        ids = torch.tensor(emitted, device=self.model.device)[:, None]
+        return torch.cat([inputs[self.target], ids], dim=1) if self.model.cache == "none" else ids
+
+    def keep_rows(self, inputs: Inputs, cache: Cache, rows: list[int]) -> Inputs:
+        """Drop all but `rows` from the cache (in place) and from the arguments."""
+        index = torch.tensor(rows, device=self.model.device)
+        cache.batch_select_indices(index)
+        return {name: inputs[name][index] for name in ("attention_mask", "position_ids") if name in inputs}
+
+
+class Causal(Writer):
+    """A decoder: prompt and output are one text, padded on the left."""
+
+    left = True
+
+    @staticmethod
+    def plain_inputs(network: nn.Module, ids: Tensor, target: Tensor | None = None) -> Inputs:
+        return {"input_ids": ids} | Writer.uncached(network)
+
+    def settle(self, runs: Runs, ids: Tensor) -> None:
+        """Also that it does not read to the right, where its positions start, and which cache it takes."""
+        refuse_right_reading(self.model, runs)
+        self.model.offset = position_offset(self.model, runs)
+        super().settle(runs, ids)
+        choose_cache(self.model, runs)
+
+    def text(self, prompt: list[int], output: list[int]) -> list[int]:
+        return [*prompt, *output[:-1]]
+
+    def positions(self, prompt: list[int]) -> slice:
+        return slice(len(prompt) - 1, None)
+
+    def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
+        return self.plain_inputs(self.model.network, ids) | self.step_inputs(ids, mask, {})
+
+    def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
+        ids, mask = self.pad(prompts)
+        return self.step_inputs(ids, mask, {}) | self.last_logits(), self.new_cache(limit)
+
+    def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
+        """Position ids count real tokens only, where the network takes them.
+
+        They stay inside the window for rows that are finished and only keep their place in the batch.
+        """
+        inputs = {**context, "input_ids": ids, "attention_mask": mask}
+        if self.model.offset is not None and self.model.accepts("position_ids"):
+            positions = (mask.cumsum(1) - 1).clamp(0, self.model.context_length - 1)
+            inputs["position_ids"] = positions[:, -ids.shape[1] :] + self.model.offset
+        return inputs
+
+    def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
+        ids = self.next_ids(inputs, emitted)
+        mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, -1:])], dim=1)
+        if self.model.cache == "none" or "position_ids" not in inputs:
+            return self.step_inputs(ids, mask, {}) | self.last_logits()
+        most = self.model.context_length - 1 + self.model.offset
+        positions = (inputs["position_ids"][:, -1:] + 1).clamp(max=most)
+        return {**inputs, "input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+    def last_logits(self) -> Inputs:
+        """The argument that keeps a network from computing logits of a whole prompt, where it takes one."""
+        return {"logits_to_keep": 1} if self.model.accepts("logits_to_keep") else {}
+
+    def cache_modes(self, runs: Runs) -> tuple[str, ...]:
+        return ("growing", "full", "own") if forgets_as_it_should(self.model, runs) else ("full", "own")
+
+    def new_cache(self, limit: int = 0) -> Cache | None:
+        if self.model.cache not in ("growing", "full"):
+            return None
+        return growing_cache(self.model.network.config if self.model.cache == "growing" else None, limit)
+
+
+class Seq2Seq(Writer):
+    """An encoder-decoder: the source is encoded once, padded on the right; the output is a text of its own."""
+
+    target = "decoder_input_ids"
+
+    @staticmethod
+    def plain_inputs(network: nn.Module, ids: Tensor, target: Tensor | None = None) -> Inputs:
+        """A target that is not given is the source itself."""
+        inputs = {"input_ids": ids, "decoder_input_ids": ids if target is None else target}
+        return inputs | Writer.uncached(network)
+
+    @staticmethod
+    def stack(network: nn.Module) -> str:
+        return decoder_name(network)
+
+    def settle(self, runs: Runs, ids: Tensor) -> None:
+        """Also which cache it takes."""
+        super().settle(runs, ids)
+        choose_cache(self.model, runs)
+
+    @property
+    def start_id(self) -> int:
+        """The token that an output starts from."""
+        config = self.model.network.config
+        chosen = [getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id")]
+        return next(i for i in (*chosen, self.model.pad_id) if i is not None)
+
+    def text(self, prompt: list[int], output: list[int]) -> list[int]:
+        return [self.start_id, *output[:-1]]
+
+    def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
+        return self.plain_inputs(self.model.network, self.row(prompt), self.row(self.text(prompt, output)))
+
+    def context(self, prompts: list[list[int]]) -> Inputs:
+        """What the encoder makes of the sources."""
+        ids, mask = self.pad(prompts)
+        encoded = self.model.network.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
+        return {"encoder_outputs": encoded, "attention_mask": mask}
+
+    def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
+        start = torch.full((len(prompts), 1), self.start_id, device=self.model.device)
+        return {**self.context(prompts), "decoder_input_ids": start}, self.new_cache(limit)
+
+    def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
+        return {**context, "decoder_input_ids": ids}
+
+    def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
+        return {**inputs, "decoder_input_ids": self.next_ids(inputs, emitted)}
+
+    def new_cache(self, limit: int = 0) -> Cache | None:
+        if self.model.cache not in ("growing", "full"):
+            return None
+        return EncoderDecoderCache(growing_cache(limit=limit), growing_cache())
+
+    def keep_rows(self, inputs: Inputs, cache: Cache, rows: list[int]) -> Inputs:
+        encoded = inputs["encoder_outputs"]
+        encoded.last_hidden_state = encoded.last_hidden_state[torch.tensor(rows, device=self.model.device)]
+        return super().keep_rows(inputs, cache, rows) | {"encoder_outputs": encoded}
+
+
+ADAPTERS: dict[str, type[Adapter]] = {
+    "causal": Causal,
+    "seq2seq": Seq2Seq,
+    "masked": Masked,
+    "classifier": Classifier,
+}
+
+
+def decoder_name(network: nn.Module) -> str:
+    """Name of an encoder-decoder's decoder inside the network; "" where there is none."""
+    decoder = next((m for n, m in network.named_modules() if n.split(".")[-1] == "decoder"), None)
+    if hasattr(network, "get_decoder") and network.get_decoder() is not network:
+        decoder = network.get_decoder()
+    return next((n for n, m in network.named_modules() if m is decoder), "")

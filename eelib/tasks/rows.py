@@ -1,0 +1,81 @@
+"""Rows of tasks: from JSON Lines files, from the hub, from sacreBLEU."""
+
+import copy
+import gzip
+import json
+import os
+import zlib
+from pathlib import Path
+
+from eelib.common.errors import InputError
+from eelib.common.values import first_line
+from eelib.tasks import glue
+
+WMT22 = ("de-en", "de-fr", "en-de", "en-ja", "en-ru", "en-zh", "fr-de", "ja-en", "ru-en", "zh-en")  # P, Table 7
+HUB: dict[str, glue.Place] = {  # as P and M use them
+    "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "validation"),
+    "narrativeqa": ("deepmind/narrativeqa", None, "test"),
+    "squad": ("rajpurkar/squad", None, "validation"),
+} | glue.HUB
+Row = tuple[str, dict]  # (where it stands, for messages; its fields)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a JSON Lines file with their places; InputError names the file and the line that can't be read."""
+    rows: list[Row] = []
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                place = f"{path}, line {number}"
+                try:
+                    row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                except UnicodeDecodeError:
+                    raise InputError(f"{place}: not UTF-8") from None
+                except (ValueError, RecursionError):
+                    row = None
+                if not isinstance(row, dict):
+                    raise InputError(f"{place}: not a JSON object")
+                rows.append((place, row))
+    except (EOFError, OSError, zlib.error) as error:
+        raise InputError(f"{path}, after line {len(rows)}: can't be read ({first_line(error)})") from None
+    return rows
+
+
+def numbered(name: str, rows: list[dict]) -> list[Row]:
+    """Rows that stand in no file, with their places."""
+    return [(f"task {name!r}, row {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def hub_rows(name: str, source: str | None, limit: int | None) -> list[dict]:
+    """Rows of a hub dataset, or of a local copy of it in a format that `datasets` loads."""
+    import datasets
+
+    dataset, config, split = HUB[name]
+    try:
+        if source and config not in datasets.get_dataset_config_names(source):
+            config = None
+        loaded = datasets.load_dataset(source or dataset, config, split=split)
+    except Exception as error:  # datasets raises many kinds; the reader needs one line
+        raise InputError(f"task {name!r} could not be loaded from {source or dataset}: {first_line(error)}") from error
+    return [dict(row) for row in loaded.select(range(min(limit or len(loaded), len(loaded))))]
+
+
+def wmt22_rows(pair: str, source: str | None) -> list[dict]:
+    """WMT22 general test of one pair, through sacreBLEU; `source` is a folder to use as its cache."""
+    if pair not in WMT22:
+        raise InputError(f"direction {pair!r} is not one of P's Table 7; allowed: {', '.join(WMT22)}")
+    from sacrebleu.dataset import DATASETS
+
+    data = copy.copy(DATASETS["wmt22"])
+    if source:  # sacreBLEU settles on its cache folder when it is imported
+        data._outdir = os.path.join(source, "wmt22")
+        data._rawdir = os.path.join(data._outdir, "raw")
+        data.maybe_download = lambda: None
+    try:
+        files = [data.get_source_file(pair), *data.get_reference_files(pair)]
+    except (Exception, SystemExit) as error:  # sacreBLEU leaves the program where a download is damaged
+        raise InputError(
+            f"task 'wmt22/{pair}' could not be loaded from {source or 'sacreBLEU'}: {first_line(error)}"
+        ) from error
+    columns = [Path(file).read_text(encoding="utf-8").split("\n")[:-1] for file in files]
+    return [{"source": s, "references": [r for r in refs if r]} for s, *refs in zip(*columns, strict=True)]

@@ -1,0 +1,118 @@
+"""Decode a task's shards and read every layer of every token; what is missing or damaged is made."""
+
+import time
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from eelib.common.errors import InputError
+from eelib.common.machine import is_out_of_memory
+from eelib.lens.buffer import Reader
+from eelib.lens.readout import Readout, top_ids
+from eelib.models.model import Model
+from eelib.tasks.task import Task
+from eelib.tracing.decode import greedy_decode, states_of
+from eelib.tracing.plan import Job, is_made, plan
+from eelib.tracing.shards import STORED, add_file, add_time, save_manifest, to_bytes
+from eelib.tracing.tables import tables
+
+TIE = 1e-3  # difference of two logits that rounding may turn around in float32
+
+
+def make_outputs(job: Job) -> None:
+    """Decode and read whatever shards are missing or damaged, then seal the manifest."""
+    manifest = plan(job)
+    missing = [index for index in range(len(manifest["plan"])) if not is_made(job.folder, manifest, index)]
+    if not missing and manifest.get("finished"):
+        return
+    for index in tqdm(missing, desc=f"{job.model.name} {job.task.name}", unit="batch", disable=not job.progress):
+        began = time.monotonic()
+        make_shard(job, manifest, index)
+        add_time(job.folder, time.monotonic() - began)
+    for key in ("rows", "mismatches"):
+        manifest[key] = sum(counts[key] for counts in manifest["counts"].values())
+    manifest["finished"] = True
+    save_manifest(job.folder, manifest)
+
+
+def make_shard(job: Job, manifest: dict, index: int) -> None:
+    """Decode one shard's sequences, read their states, write both tables, enter them in the manifest.
+
+    A shard is a pure function of the model, the task and its list of sequences.
+    """
+    rows = manifest["plan"][index]
+    prompts = [job.encoded[i] for i in rows]
+    outputs, readout = read_what_fits(job, prompts, [reference_ids(job.model, job.task, i) for i in rows])
+    emitted = torch.tensor([token for ids in outputs for token in ids])
+    mismatches = count_mismatches(readout, emitted, job.model)
+    manifest["counts"][str(index)] = {"rows": len(emitted), "mismatches": mismatches}
+    tokens, sequences = tables(job.model, job.task, rows, prompts, outputs)
+    tokens |= {name: readout[name].numpy() for name in STORED}
+    for name, frame in ((f"tokens-{index:05d}", tokens), (f"sequences-{index:05d}", sequences)):
+        add_file(job.folder, manifest, name, to_bytes(frame))
+    save_manifest(job.folder, manifest)
+
+
+def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int]]) -> tuple[list[list[int]], Readout]:
+    """`read_outputs` of one batch; out of memory, the batch is halved and the work goes on."""
+    try:
+        return read_outputs(job.model, prompts, references, job.max_new_tokens)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) or len(prompts) == 1:
+            raise
+    # Outside the handler: inside it, the traceback would still hold the failed batch's memory.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = len(prompts) // 2
+    if not job.halved:
+        print(f"out of memory: batches of {len(prompts)} are halved")
+        job.halved = True
+    first, second = (read_what_fits(job, prompts[part], references[part]) for part in (slice(half), slice(half, None)))
+    joined = {name: torch.cat([values, second[1].values[name]]) for name, values in first[1].values.items()}
+    return first[0] + second[0], Readout(joined)
+
+
+def read_outputs(
+    model: Model, prompts: list[list[int]], references: list[list[int]], max_new_tokens: int
+) -> tuple[list[list[int]], Readout]:
+    """Decode prompts and read every layer of every token.
+
+    Of a masked model each position of the prompts is read in place; of a classifier, the one that it judges by.
+    """
+    reader = Reader(model.unembed, references)
+    if model.adapter.writes:
+        return greedy_decode(model, prompts, max_new_tokens, reader), reader.finish()
+    outputs = []
+    for row, prompt in enumerate(prompts):
+        states, _ = states_of(model, [prompt], [prompt])
+        outputs.append(top_ids(model.unembed, states[:, -1]))
+        reader.add(states, [row] * len(states), outputs[-1])
+    return outputs, reader.finish()
+
+
+def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
+    """Token ids of the first reference and of the end, or none."""
+    references = task.references[sequence]
+    if not references or not model.adapter.writes:
+        return []
+    wanted = model.tokenizer(text_target=references[0], add_special_tokens=False)["input_ids"]
+    return wanted + sorted(model.eos_ids)[:1]
+
+
+def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
+    """Tokens whose top-1 at layer L is not the emitted one; InputError in float32, unless it is a tie but for rounding.
+
+    The readout stays as it was read. `emitted` is int [n].
+    """
+    top1 = readout["top1"][:, -1]
+    wrong = top1 != emitted
+    behind = (readout["probability"][:, -1] / readout["final_probability"][:, -1]).log()  # difference of the two logits
+    refused = wrong & ~(behind <= TIE)
+    if model.dtype == "float32" and bool(refused.any()):
+        row = int(refused.nonzero()[0])
+        raise InputError(
+            f"{model.name}: last-layer top-1 of token row {row} is {int(top1[row])}, "
+            f"decoding emitted {int(emitted[row])}"
+        )
+    return int(wrong.sum())

@@ -1,0 +1,136 @@
+"""What a trace is made of: its prompts' token ids, sorted by length and cut into shards that fit the memory."""
+
+import platform
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from eelib.common.errors import InputError
+from eelib.common.machine import free_memory, versions
+from eelib.models.model import Model
+from eelib.tasks.task import Task
+from eelib.tracing.shards import intact, load_manifest
+
+SHARD = {"cpu": 32, "cuda": 128}  # most sequences in a batch, and so in a shard, where no batch size is given
+PARTS = ("tokens", "sequences")  # files of a shard
+
+
+@dataclass
+class Job:
+    """A trace to be made: of which model and task, in which folder, and how. `identity` is what tells traces apart."""
+
+    model: Model
+    task: Task
+    folder: Path
+    identity: dict
+    batch_size: int | None = None
+    strict: bool = False
+    progress: bool = True
+    halved: bool = False  # whether a batch did not fit the memory, which is said once
+
+    @cached_property
+    def encoded(self) -> list[list[int]]:
+        """Token ids of every prompt."""
+        return encode(self.model, self.task)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Longest output, in tokens."""
+        return self.identity["settings"]["max_new_tokens"]
+
+
+def encode(model: Model, task: Task, chosen: list[int] | None = None) -> list[list[int]]:
+    """Prompt token ids, with the tokenizer's own special tokens, or in its chat template where the task asks."""
+    rows = range(len(task)) if chosen is None else chosen
+    return model.encode([task.prompts[i] for i in rows], task.chat, [task.seconds[i] for i in rows if task.seconds])
+
+
+def plan(job: Job) -> dict:
+    """The manifest: as found, its rest cut anew where another batch size is asked for, or a new one.
+
+    A new one is saved with the first shard, so that nothing is left of a task that turns out to be refused. Without
+    a sound manifest nothing says which shards are sound, so all are made anew.
+    """
+    known = load_manifest(job.folder)
+    if known and not (job.strict and known["skipped"]):
+        return cut_rest(job, known)
+    manifest = new_manifest(job)
+    if (job.folder / "manifest.json").exists():
+        print(f"{job.folder.name}: the manifest is damaged; the trace is made anew")
+    for file in job.folder.glob("*.parquet"):
+        file.unlink()
+    return manifest
+
+
+def new_manifest(job: Job) -> dict:
+    """A manifest without files; InputError where a prompt is empty, or none fits (with `strict`: one does not fit)."""
+    model, lengths = job.model, [len(ids) for ids in job.encoded]
+    if 0 in lengths:
+        raise InputError(f"{job.task.name}: prompt {lengths.index(0)} has no tokens in {model.name}'s vocabulary")
+    fits = [i for i, n in enumerate(lengths) if n < model.context_length]
+    skipped = len(lengths) - len(fits)
+    if not fits or (skipped and job.strict):
+        raise InputError(
+            f"{job.task.name}: {skipped} of {len(lengths)} prompts do not fit {model.name}'s window "
+            f"of {model.context_length} tokens (longest: {max(lengths)})"
+        )
+    longest = min(max(lengths[i] for i in fits) + job.max_new_tokens, model.context_length)
+    size = job.batch_size or batch_that_fits(model, longest)
+    return {
+        **job.identity,
+        "layers": model.layers,
+        "kind": job.task.kind,
+        "architecture": model.kind,
+        "vocabulary": model.vocab_size,
+        "special_ids": sorted(set(map(int, model.tokenizer.all_special_ids))),
+        "prompts": len(lengths),
+        "skipped": skipped,
+        "batch_size": size,
+        "plan": cut(job, sorted(fits, key=lambda i: (lengths[i], i)), size),
+        "versions": versions(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "files": {},
+        "counts": {},
+    }
+
+
+def cut(job: Job, order: list[int], size: int) -> list[list[int]]:
+    """Shards of at most `size` sequences; where padding would change a row, all of one prompt length."""
+    shards: list[list[int]] = []
+    for i in order:
+        same = job.model.pads or not shards or len(job.encoded[shards[-1][-1]]) == len(job.encoded[i])
+        if shards and same and len(shards[-1]) < size:
+            shards[-1].append(i)
+        else:
+            shards.append([i])
+    return shards
+
+
+def cut_rest(job: Job, manifest: dict) -> dict:
+    """A known manifest; asked for another batch size, what comes after its last sound shard is cut anew."""
+    shards, size = manifest["plan"], job.batch_size
+    if manifest.get("finished") or size in (None, manifest["batch_size"]):
+        return manifest
+    first = max((index + 1 for index in range(len(shards)) if is_made(job.folder, manifest, index)), default=0)
+    for name in (f"{part}-{index:05d}" for index in range(first, len(shards)) for part in PARTS):
+        manifest["files"].pop(name, None)
+        (job.folder / f"{name}.parquet").unlink(missing_ok=True)
+    manifest["counts"] = {index: n for index, n in manifest["counts"].items() if int(index) < first}
+    manifest["plan"] = shards[:first] + cut(job, [i for rows in shards[first:] for i in rows], size)
+    return manifest | {"batch_size": size}
+
+
+def is_made(folder: Path, manifest: dict, index: int) -> bool:
+    """Whether both files of a shard are there, unaltered."""
+    return all(intact(folder, manifest, f"{part}-{index:05d}") for part in PARTS)
+
+
+def batch_that_fits(model: Model, tokens: int) -> int:
+    """The largest power of two of rows, each `tokens` long, whose caches and activations fill half the free memory."""
+    size = next(model.network.parameters()).element_size()
+    row = tokens * model.hidden_size * size * (2 * model.layers + 16)
+    fits = max(1, free_memory(model.device) // 2 // row)
+    return min(2 ** (fits.bit_length() - 1), SHARD.get(model.device.type, 32))

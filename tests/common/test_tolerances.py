@@ -1,0 +1,80 @@
+"""The tolerances are narrow where the dtype is fine, and a comparison by them can fail."""
+
+import pytest
+import torch
+
+from eelib.common.tolerances import (
+    TOLERANCES,
+    allowed_error,
+    apart,
+    assert_as_near,
+    close,
+    factor_between,
+    same,
+    same_direction,
+    tolerance,
+)
+
+torch.manual_seed(0)
+EXACT = torch.randn(40, 30, dtype=torch.float64)
+
+
+def test_finer_dtypes_are_held_to_less():
+    order = [TOLERANCES[d] for d in (torch.float64, torch.float32, torch.float16, torch.bfloat16)]
+    for finer, coarser in zip(order, order[1:], strict=False):
+        assert finer.same < coarser.same and finer.close < coarser.close and finer.slack < coarser.slack
+        assert finer.factor <= coarser.factor and finer.tie < coarser.tie
+    assert all(t.same < t.close for t in order)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_one_rounding_is_the_same_and_more_than_allowed_is_not(dtype):
+    a, one = EXACT.to(dtype), TOLERANCES[dtype]
+    nudged = (a.double() * (1 + torch.finfo(dtype).eps / 4)).to(dtype)
+    assert same(nudged, a) and close(nudged, a) and one.slack >= torch.finfo(dtype).eps / 2
+    top = float(a.double().abs().max())
+    for compare, share in ((same, one.same), (close, one.close)):
+        off = a.double().clone()
+        off[3, 4] += 2 * share * top
+        assert not compare(off.to(dtype), a)
+    assert not close(a[:3], a[:2]) and not same(a * float("nan"), a)
+
+
+def test_coarsest_dtype_decides():
+    assert tolerance(EXACT, EXACT.bfloat16(), EXACT.float()) is TOLERANCES[torch.bfloat16]
+    assert (
+        apart(EXACT.float(), EXACT) < 1e-7
+        and close(EXACT.bfloat16(), EXACT)
+        and not same(EXACT.bfloat16(), EXACT * 1.1)
+    )
+
+
+def test_factors():
+    assert factor_between(EXACT, EXACT * (1 + 1e-12)) == 1.0 and factor_between(EXACT * 0.5, EXACT) == pytest.approx(
+        0.5
+    )
+    assert factor_between(EXACT.float() * 1.0005, EXACT.float()) != 1.0
+    assert factor_between(EXACT.float() * 1.0005, EXACT.float(), within=1e-3) == 1.0
+    assert same_direction(EXACT * 3, EXACT) and not same_direction(EXACT * 3 + 0.01, EXACT)
+
+
+def test_what_is_ours_may_err_as_the_plain_way_does():
+    plain, slack = EXACT.float(), TOLERANCES[torch.float32].slack
+    assert slack < allowed_error(plain, EXACT) / float(EXACT.abs().max()) < 2 * slack
+    assert_as_near(plain, plain, EXACT)
+    worse = plain.clone()
+    worse[1, 2] += 3 * slack * float(EXACT.abs().max())
+    with pytest.raises(AssertionError, match="one: off by"):
+        assert_as_near(worse, plain, EXACT, "one")
+    plain[5, 5] += 1.0  # where the plain way is bad, ours may be
+    assert_as_near(worse, plain, EXACT)
+
+
+def test_missing_values_are_in_the_same_places():
+    exact = EXACT.clone()
+    exact[0, 0] = float("nan")
+    assert_as_near(exact.float(), exact.float(), exact)
+    with pytest.raises(AssertionError, match="NaN"):
+        assert_as_near(EXACT.float(), exact.float(), exact)
+    with pytest.raises(AssertionError):
+        assert_as_near(EXACT.float()[:3], EXACT.float(), EXACT)

@@ -1,0 +1,153 @@
+"""Files of a checkpoint: every refusal in one line, with its cause; the hash; names and devices."""
+
+import importlib.util
+import json
+import shutil
+
+import families
+import pytest
+import torch
+
+import eelib
+from eelib.common.errors import CheckpointError
+from eelib.models import checkpoint
+from eelib.tracing.decode import states_of
+
+
+def test_hash_follows_weights_and_tokenizer(folder_of, model_of, tmp_path):
+    same = shutil.copytree(folder_of("llama"), tmp_path / "same")
+    assert eelib.load_model(str(same)).hash == model_of("llama").hash
+    other = families.save("llama", tmp_path / "other", seed=1)
+    tokens = shutil.copytree(same, tmp_path / "tokens")
+    text = (tokens / "tokenizer.json").read_text()
+    (tokens / "tokenizer.json").write_text(text.replace('"trim_offsets":false', '"trim_offsets":true') + " ")
+    assert len({eelib.load_model(str(f)).hash for f in (same, other, tokens)}) == 3
+
+
+@pytest.mark.parametrize(
+    "options, parts",
+    [
+        ({"dtype": "float8"}, ("dtype 'float8'", "float32")),
+        ({"device": "tpu9"}, ("device 'tpu9'", "cpu")),
+        ({"device": "cuda:99"}, ("device 'cuda:99'", "cpu")),
+    ],
+)
+def test_bad_option(options, parts, folder_of, one_line):
+    one_line(ValueError, parts, lambda: eelib.load_model(str(folder_of("llama")), **options))
+
+
+@pytest.mark.parametrize(
+    "name, parts",
+    [
+        ("no-such-model", ("no-such-model", "shipped models")),
+        ("./no/such/folder", ("./no/such/folder", "does not exist")),
+        ("nobody/no-such-model", ("nobody/no-such-model", "shipped models")),
+    ],
+)
+def test_unknown_name(name, parts, one_line):
+    one_line(ValueError, parts, lambda: eelib.load_model(name))
+
+
+def without_tokenizer(folder):
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
+def with_pickled_weights(folder):
+    torch.save(families.build("llama").state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def with_cut_weights(folder):
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def with_missing_weights(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_broken_config(folder):
+    (folder / "config.json").write_text("{")
+
+
+def with_another_head(folder):
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace("LlamaForCausalLM", "LlamaForQuestionAnswering"))
+
+
+def without_a_shard(folder):
+    network = families.build("llama")
+    (folder / "model.safetensors").unlink()
+    network.save_pretrained(folder, max_shard_size="20KB")
+    sorted(folder.glob("model-*.safetensors"))[1].unlink()
+
+
+def without_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def config_with(folder, **more):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **more}))
+
+
+def with_code_of_its_own(folder):
+    config_with(folder, architectures=["OwnForCausalLM"], model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+
+
+def quantized(folder):
+    config_with(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+@pytest.mark.parametrize(
+    "damage, part",
+    [
+        (without_tokenizer, "tokenizer"),
+        (with_pickled_weights, "safetensors"),
+        (with_cut_weights, "could not be loaded"),
+        (with_missing_weights, "up_proj"),
+        (with_broken_config, "could not be loaded"),
+        (with_another_head, "LlamaForQuestionAnswering"),
+        (without_a_shard, "lacks 1 of"),
+        (with_code_of_its_own, "trust_remote_code"),
+        (without_weights, "no weights"),
+        (quantized, "library gptqmodel"),
+    ],
+)
+def test_damaged_folder(damage, part, folder_of, tmp_path, one_line):
+    folder = shutil.copytree(folder_of("llama"), tmp_path / "damaged")
+    damage(folder)
+    one_line(CheckpointError, part, lambda: eelib.load_model(str(folder)))
+
+
+@pytest.mark.parametrize("damage", [with_cut_weights, with_broken_config, without_tokenizer])
+def test_what_another_library_raised_is_the_cause(damage, folder_of, tmp_path):
+    folder = shutil.copytree(folder_of("llama"), tmp_path / "damaged")
+    damage(folder)
+    with pytest.raises(CheckpointError) as caught:
+        eelib.load_model(str(folder))
+    assert caught.value.__cause__ is not None and not isinstance(caught.value.__cause__, CheckpointError)
+
+
+def test_device_that_is_not_there_keeps_its_cause():
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.resolve_device("tpu9")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_home_folder_is_expanded(folder_of, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder_of("llama").parent))
+    assert eelib.load_model("~/llama", device="cpu").name == "llama"
+
+
+def test_balanced_needs_accelerate_or_gives_the_same(folder_of, model_of, one_line):
+    if importlib.util.find_spec("accelerate") is None:
+        return one_line(ValueError, "accelerate", lambda: eelib.load_model(str(folder_of("llama")), device="balanced"))
+    spread = eelib.load_model(str(folder_of("llama")), device="balanced")
+    states = [states_of(m, [[5, 6, 7]], [[8]])[0].cpu() for m in (spread, model_of("llama"))]
+    torch.testing.assert_close(*states)

@@ -1,0 +1,173 @@
+"""Traces with made-up readouts, whose outputs are their references: data that force a notebook's verdict either way.
+
+`plant` makes a trace as a notebook will ask for it, so that folder, identity and columns are the real ones, and then
+writes other outputs and readouts in its place. The notebook finds it finished, and holds its task for learnt.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import eelib
+from eelib.models.model import Model
+from eelib.tasks.glue import named
+from eelib.tasks.task import Task
+from eelib.tracing.shards import add_file, load_manifest, save_manifest, to_bytes
+from eelib.tracing.trace import Trace
+
+Columns = dict[str, np.ndarray]
+NOUNS = "dog cat hill book test word tree house sun road".split()
+PLACES = "river forest city garden kitchen station".split()
+
+
+def pairs(count: int) -> list[dict]:
+    """Rows of a translation task whose references all differ; their source holds no more than the row's number."""
+    return [
+        {
+            "source": f"Satz {i}.",
+            "references": [f"The {NOUNS[i % 10]} saw a {NOUNS[i // 10 % 10]} near the {PLACES[i % 6]} {i}."],
+        }
+        for i in range(count)
+    ]
+
+
+def exits(layers: np.ndarray, depth: int) -> np.ndarray:
+    """Agreement [tokens, L+1] of tokens with these exit layers, "first" and "stable" alike: int [tokens], 1..L."""
+    return np.arange(depth + 1) >= np.asarray(layers)[:, None]
+
+
+def plant(
+    model: Model,
+    task: Task,
+    folder: Path,
+    agrees: Callable[[pd.DataFrame], np.ndarray],
+    max_new_tokens: int,
+    readouts: Callable[[pd.DataFrame], Columns] = lambda tokens: {},
+    **extras: int,
+) -> Trace:
+    """A finished trace under `folder` whose outputs are the first references.
+
+    agrees: from the tokens' table, whether the top-1 of each layer is the emitted token, bool [tokens, L+1]. The other
+    readouts follow it, but for those that `readouts` gives by name, [tokens, L+1]. `extras` (sites, pairs) are what
+    `trace` takes; they are read from the model for the planted outputs, and `rewrite` may change them.
+    """
+    asked = {"max_new_tokens": max_new_tokens, "folder": folder, "progress": False}
+    eelib.trace(model, task, **asked)
+    place = place_of(model, task, folder)
+    manifest = load_manifest(place)
+    for index, rows in enumerate(manifest["plan"]):
+        tokens, sequences = planted_tables(model, task, rows)
+        agreement = agrees(tokens)
+        assert agreement.shape == (len(tokens), model.layers + 1) and agreement[:, -1].all()
+        columns = {name: tokens[name].to_numpy() for name in tokens}
+        columns |= consistent(tokens["token_id"].to_numpy(), agreement, model.vocab_size) | readouts(tokens)
+        replace_file(place, manifest, f"tokens-{index:05d}", columns)
+        replace_file(place, manifest, f"sequences-{index:05d}", {k: np.array(sequences[k]) for k in sequences})
+        manifest["counts"][str(index)] = {"rows": len(tokens), "mismatches": 0}
+    manifest |= {"rows": sum(count["rows"] for count in manifest["counts"].values()), "mismatches": 0}
+    save_manifest(place, manifest)
+    return eelib.trace(model, task, **asked, **extras)
+
+
+def rewrite(model: Model, task: Task, folder: Path, name: str, change: Callable[[Columns], Columns]) -> None:
+    """Change columns of one file of a trace, such as sites-4; wide ones are [rows, values], flattened in each row."""
+    place = place_of(model, task, folder)
+    manifest = load_manifest(place)
+    table = pq.read_table(place / f"{name}.parquet")
+    columns = {key: wide(table[key]) for key in table.column_names}
+    replace_file(place, manifest, name, columns | change(columns))
+    save_manifest(place, manifest)
+
+
+def wide(column: pa.ChunkedArray) -> np.ndarray:
+    """A column as an array, a list in each row as its second dimension."""
+    whole = column.combine_chunks()
+    if pa.types.is_fixed_size_list(whole.type):
+        return whole.flatten().to_numpy().reshape(len(whole), -1)
+    return whole.to_numpy(zero_copy_only=False)
+
+
+def replace_file(place: Path, manifest: dict, name: str, columns: Columns) -> None:
+    """Write a file anew with the columns and types that the real one has; none of them may be missing."""
+    real = pq.read_schema(place / f"{name}.parquet")
+    frame = {}
+    for field in real:
+        kind = getattr(field.type, "value_type", field.type).to_pandas_dtype()
+        frame[field.name] = np.asarray(columns[field.name]) if kind is np.object_ else columns[field.name].astype(kind)
+    add_file(place, manifest, name, to_bytes(frame))
+
+
+def place_of(model: Model, task: Task, folder: Path) -> Path:
+    """Where the trace of a model and a task lies."""
+    found = [path.parent for path in (Path(folder) / model.name).glob("*/manifest.json")]
+    (place,) = [place for place in found if (load_manifest(place) or {}).get("task_hash") == task.hash]
+    return place
+
+
+def planted_tables(model: Model, task: Task, rows: list[int]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables of tokens and of sequences, as if the model had given the references, and then its end token."""
+    tokens, sequences = [], []
+    for i in rows:
+        wanted = task.references[i][0]
+        ids, texts = as_output(model, task, wanted)
+        ends = np.cumsum([len(text) for text in texts])
+        about = {"sequence": i, "group": task.groups[i], "truncated": False}
+        for position, (token, text, end) in enumerate(zip(ids, texts, ends)):
+            spot = {"position": position, "token_id": token, "text": text, "start": end - len(text), "end": end}
+            tokens.append(about | spot | {"is_eos": False, "is_special": False})
+        if model.kind != "classifier":
+            eos = min(model.eos_ids)
+            spot = {"position": len(ids), "token_id": eos, "text": model.tokenizer.decode([eos])}
+            at = {"start": len(wanted), "end": len(wanted), "is_eos": True, "is_special": True}
+            tokens.append(about | spot | at)
+        texts_of = {"prompt": task.prompts[i], "source": task.sources[i], "reference": wanted, "output": "".join(texts)}
+        prompt = model.encode([task.prompts[i]], task.chat, [task.seconds[i]] if task.seconds else [])[0]
+        sequences.append(about | texts_of | {"length": len(ids), "prompt_tokens": len(prompt)})
+    return pd.DataFrame(tokens), pd.DataFrame(sequences)
+
+
+def as_output(model: Model, task: Task, wanted: str) -> tuple[list[int], list[str]]:
+    """Token ids of a reference, and the text of each; of a classifier, its own name for the label."""
+    if model.kind == "classifier":
+        number = next(n for n, label in enumerate(model.labels) if named(label, task.labels) == wanted)
+        return [number], [model.labels[number]]
+    ids = model.tokenizer(text_target=wanted, add_special_tokens=False)["input_ids"]
+    texts = [model.tokenizer.decode([token]) for token in ids]
+    assert "".join(texts) == wanted, "references of a planted trace must be cut into whole characters"
+    return ids, texts
+
+
+def consistent(token_ids: np.ndarray, agreement: np.ndarray, vocabulary: int, k: int = 10) -> Columns:
+    """Readouts [tokens, L+1] that agree with each other: the emitted token is first where it should be, else second.
+
+    The first of a list has half of the probability, each further one half of what is left; no other token is 0, so id 0
+    stands for what was on top in place of the emitted one. The cosine to the last state rises with every layer.
+    """
+    shape, depth = agreement.shape, agreement.shape[1] - 1
+    k = min(k, vocabulary)
+    ids = np.zeros((*shape, k), dtype=int)
+    fill = (token_ids[:, None] + np.arange(1, k)) % (vocabulary - 1) + 1  # neither 0 nor the emitted one
+    ids[..., 1:] = fill[:, None, :]
+    emitted = np.broadcast_to(token_ids[:, None], shape)
+    ids[..., 0] = np.where(agreement, emitted, 0)
+    ids[..., 1] = np.where(agreement, ids[..., 1], emitted)
+    probability = np.broadcast_to(0.5 ** np.arange(1, k + 1), (*shape, k))
+    final = np.where(agreement, 0.5, 0.25)
+    share = np.broadcast_to(np.arange(depth + 1) / depth, shape)
+    return {
+        "topk_ids": ids.reshape(len(ids), -1),
+        "topk_probability": probability.reshape(len(ids), -1),
+        "top1": ids[..., 0],
+        "probability": probability[..., 0],
+        "margin": probability[..., 0] - probability[..., 1],
+        "entropy": np.where(agreement, 1.0, 2.0),
+        "final_rank": np.where(agreement, 1, 2),
+        "final_probability": final,
+        "reference_probability": final,
+        "cosine": share,
+        "js_final": np.log(2) * (1 - share),
+    }

@@ -1,0 +1,208 @@
+"""Outputs and readouts: right against the oracle and for every size of batch; what stops a run."""
+
+import families
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES
+from traces import STEPS, TASK, assert_same, make
+
+import eelib
+from checks.tiny_texts import PROMPTS
+from eelib.lens.buffer import Reader
+from eelib.lens.readout import Readout
+from eelib.tracing import outputs
+from eelib.tracing.exit_layers import exit_layer
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_against_the_oracle(name, made, model_of, oracle_of):
+    """Every token and readout of a batched trace, against one row at a time in float64."""
+    model, oracle, family, trace = model_of(name), oracle_of(name), FAMILIES[name], made(name)
+    prompts = model.tokenizer(TASK.prompts)["input_ids"]
+    if model.kind == "masked":
+        outputs = [families.oracle_run(oracle, family, p, p)["logits"].argmax(-1).tolist() for p in prompts]
+    else:
+        outputs = [families.plain_greedy(oracle, family, p, STEPS, model.eos_ids) for p in prompts]
+    tokens = trace.tokens
+    assert [g["token_id"].tolist() for _, g in tokens.groupby("sequence")] == outputs
+    states = torch.cat([families.oracle_run(oracle, family, p, o)["states"] for p, o in zip(prompts, outputs)])
+    logits = family.unembed(oracle, states)
+    logs = logits - logits.logsumexp(-1, keepdim=True)
+    emitted = torch.tensor(tokens["token_id"].to_numpy())
+    close = dict(rtol=3e-3, atol=3e-4)
+    np.testing.assert_allclose(trace["entropy"], -(logs.exp() * logs).sum(-1), **close)
+    np.testing.assert_allclose(trace["probability"], logs.exp().max(-1).values, **close)
+    np.testing.assert_allclose(trace["final_probability"], logs.exp()[torch.arange(len(emitted)), :, emitted], **close)
+    assert (trace["top1"] == logits.argmax(-1).numpy()).mean() > 0.98
+    np.testing.assert_array_equal(trace["top1"][:, -1], emitted)
+    assert trace["top1"].shape == (len(tokens), trace.layers + 1)
+    assert trace["topk_ids"].shape == trace["topk_probability"].shape == (len(tokens), trace.layers + 1, 10)
+    for definition in ("first", "stable"):
+        layers = trace.exit_layer(definition)
+        assert layers.min() >= 1 and layers.max() <= trace.layers
+        np.testing.assert_array_equal(layers, exit_layer(trace["top1"], tokens["token_id"].to_numpy(), definition))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "marian", "bert"])
+@pytest.mark.parametrize("size", [1, 8])
+def test_batch_size_changes_nothing(name, size, made, model_of, tmp_path):
+    trace, other = made(name), make(model_of(name), tmp_path, batch_size=size)
+    np.testing.assert_array_equal(trace["top1"], other["top1"])
+    assert_same(trace, other, exact=False)
+
+
+def test_outputs_of_one_token_and_outputs_that_end_at_once(model_of, tmp_path, eos):
+    model = model_of("llama")
+    one = make(model, tmp_path / "one", max_new_tokens=1, sites=2, pairs=2)
+    assert one.sequences["length"].tolist() == [1] * len(TASK) and len(one) == len(TASK)
+    eos(model, set(one.tokens["token_id"]))
+    none = make(model, tmp_path / "none", sites=2, pairs=2)
+    assert none.sequences["length"].tolist() == [0] * len(TASK) and none.sequences["output"].eq("").all()
+    assert none.tokens["is_eos"].all() and not none.tokens["truncated"].any() and not none.statistic_rows().any()
+    np.testing.assert_array_equal(none["top1"], one["top1"])
+
+
+def test_reference_probability(model_of, oracle_of, tmp_path):
+    """The reference's next token while the output follows it, once more at the parting, then NaN."""
+    model, family, oracle = model_of("llama"), FAMILIES["llama"], oracle_of("llama")
+    prompt = model.tokenizer(PROMPTS[0])["input_ids"]
+    output = families.plain_greedy(oracle, family, prompt, STEPS, model.eos_ids)
+    logs = family.unembed(oracle, families.oracle_run(oracle, family, prompt, output)["states"]).log_softmax(-1)
+    for agree in (0, 2, STEPS):
+        wanted = output[:agree] + [(output[agree] + 1) % 256 + 4 if agree < STEPS else 9] + [9] * 9
+        task = eelib.Task.from_prompts([PROMPTS[0]], name=f"agree-{agree}", references=[["its ids are given below"]])
+        model.tokenizer, plain = Given(model.tokenizer, wanted), model.tokenizer
+        try:
+            got = make(model, tmp_path, task)["reference_probability"]
+        finally:
+            model.tokenizer = plain
+        known = min(agree + 1, STEPS)
+        assert np.isnan(got[known:]).all() and not np.isnan(got[:known]).any()
+        expected = logs[torch.arange(known), :, torch.tensor(wanted[:known])].exp()
+        np.testing.assert_allclose(got[:known], expected, rtol=2e-3, atol=1e-5)
+
+
+class Given:
+    """A tokenizer that gives one reference chosen ids."""
+
+    def __init__(self, plain, ids):
+        self.plain, self.ids = plain, ids
+
+    def __call__(self, texts=None, text_target=None, **options):
+        return {"input_ids": self.ids} if text_target is not None else self.plain(texts, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.plain, name)
+
+
+def test_reference_ends_with_the_end_token(model_of):
+    """Where the output has said the whole reference, the next reference token is the end."""
+    model = model_of("llama")
+    task = eelib.Task.from_prompts(["a"], references=[["of"]])
+    assert outputs.reference_ids(model, task, 0) == [*model.tokenizer("of")["input_ids"], 1]
+    assert outputs.reference_ids(model, eelib.Task.from_prompts(["a"]), 0) == []
+
+
+@pytest.mark.parametrize("name", families.CLASSIFIERS)
+def test_classifier(name, tmp_path):
+    """One row for each text: the label, read at the position that the network judges by, layer by layer."""
+    family, position = families.CLASSIFIERS[name]
+    written = [0] if family.kind == "causal" else None  # the oracle runs a prompt and what it wrote but the last
+    model = eelib.load_model(str(families.save(name, tmp_path / name)))
+    task = eelib.Task.from_prompts(PROMPTS)
+    trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=True, progress=False)
+    oracle, prompts = families.build(name).double(), model.tokenizer(PROMPTS)["input_ids"]
+    runs = [families.oracle_run(oracle, family, p, written or p) for p in prompts]
+    logits = family.unembed(oracle, torch.stack([run["states"][position] for run in runs])).detach()
+    assert trace["top1"].tolist() == logits.argmax(-1).tolist()
+    np.testing.assert_allclose(trace["probability"], logits.softmax(-1).amax(-1), rtol=1e-3, atol=1e-5)
+    assert trace["topk_ids"].shape == (len(PROMPTS), 4, 3)
+    assert trace.sequences["output"].tolist() == [f"LABEL_{i}" for i in trace["top1"][:, -1]]
+    assert trace.statistic_rows().all() and not trace.tokens["truncated"].any()
+    assert trace.sites["top1"].shape[:2] == (len(PROMPTS), 3)
+
+
+def test_states_that_are_not_finite_leave_nothing(folder_of, tmp_path, one_line):
+    """Found in the first shard: the layer is named, no folder stays."""
+    model = eelib.load_model(str(folder_of("llama")), device="cpu")
+    model.blocks[1].mlp.down_proj.weight.data[0, 0] = float("nan")
+    one_line(ValueError, ("2", "not finite"), lambda: make(model, tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_top_1_that_is_not_the_emitted_token(model_of, one_line):
+    """Off by more than rounding stops a float32 run; a tie but for rounding is counted, and stays as it was read."""
+    model = model_of("llama")
+
+    def readout(of_emitted):
+        ids = torch.tensor([[[5, 1], [9, 8]], [[5, 1], [7, 8]]], dtype=torch.int32)
+        emitted = torch.tensor([[0.5, 0.5], [0.5, of_emitted]])
+        return Readout({"topk_ids": ids, "topk_probability": torch.full((2, 2, 2), 0.5), "final_probability": emitted})
+
+    emitted = torch.tensor([9, 8])
+    far, near = readout(0.3), readout(0.49999)
+    one_line(ValueError, ("row 1", "is 7", "emitted 8"), lambda: outputs.count_mismatches(far, emitted, model))
+    assert outputs.count_mismatches(near, emitted, model) == 1
+    assert near["top1"].tolist() == [[5, 9], [5, 7]]
+
+
+@pytest.fixture
+def off_by_one(monkeypatch):
+    """A reader that is given each token's states one step late."""
+    add = Reader.add
+
+    def late(reader, states, rows, ids):
+        add(reader, getattr(reader, "before", states), rows, ids)
+        reader.before = states
+
+    monkeypatch.setattr(Reader, "add", late)
+
+
+def test_a_reader_that_is_off_by_one_is_found(folder_of, tmp_path, off_by_one, one_line):
+    """What is compared is what was read: in float32 the run stops, in bfloat16 every such token is counted."""
+    task = eelib.Task.from_prompts(PROMPTS[:1])
+    model = eelib.load_model(str(folder_of("llama")), device="cpu")
+    one_line(ValueError, ("last-layer top-1", "emitted"), lambda: make(model, tmp_path / "float32", task))
+    low = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
+    trace = make(low, tmp_path / "bfloat16", task)
+    read, emitted = trace["top1"][:, -1], trace.tokens["token_id"].to_numpy()
+    assert trace.manifest["mismatches"] == (read != emitted).sum() > 0
+    assert read[1:].tolist() == emitted[:-1].tolist()  # that of the step before
+    assert trace.exit_layer("first").max() == trace.layers
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *families.CLASSIFIERS])
+def test_the_readout_at_the_last_layer_is_what_was_decoded(name, model_of, tmp_path):
+    """Nothing is put right afterwards: this compares two ways through the head."""
+    trace = make(model_of(name), tmp_path, eelib.Task.from_prompts(PROMPTS))
+    np.testing.assert_array_equal(trace["top1"][:, -1], trace.tokens["token_id"])
+    assert trace.manifest["mismatches"] == 0
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no room"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_out_of_memory_halves_the_batch(error, made, model_of, tmp_path, monkeypatch, capsys):
+    """Only batches of two fit: the result is the same, and it is said once."""
+    plain = outputs.read_outputs
+
+    def limited(model, prompts, references, most):
+        if len(prompts) > 2:
+            raise error
+        return plain(model, prompts, references, most)
+
+    monkeypatch.setattr(outputs, "read_outputs", limited)
+    trace = make(model_of("llama"), tmp_path)
+    assert capsys.readouterr().out.count("out of memory") == 1
+    assert (trace.tokens == made("llama").tokens).all(axis=None)
+    np.testing.assert_allclose(trace["entropy"], made("llama")["entropy"], rtol=1e-4, atol=1e-5)
+
+
+def test_other_errors_are_not_out_of_memory(model_of, tmp_path, monkeypatch):
+    def broken(*_args):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(outputs, "read_outputs", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        make(model_of("llama"), tmp_path)
