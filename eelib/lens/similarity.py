@@ -18,8 +18,9 @@ LOGITS_AT_ONCE = 4 << 20  # elements, 16 MB in float32: many tokens share one ma
 def layer_pairs(unembed: Unembed, states: Tensor) -> dict[str, np.ndarray]:
     """Similarities of all pairs of layers, per token.
 
-    `states` is [n, L+1, hidden_size], before the final norm. Returns float32 [n, L+1, L+1] each: "cosine" and "pearson" of
-    the states; "kl", row layer against column layer, and "js" of the output distributions, in nats (js at most ln 2).
+    `states` is [n, L+1, hidden_size], before the final norm. Returns float32 [n, L+1, L+1] each: "cosine" and
+    "pearson" of the states; "kl", row layer against column layer, and "js" of the output distributions, in nats (js at
+    most ln 2).
     """
     vectors = states.double()
     found = {"cosine": gram(vectors), "pearson": gram(vectors - vectors.mean(-1, keepdim=True))}
