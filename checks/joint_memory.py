@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 RESULT = Path("data/checks/joint_memory.json")
 VOCABULARIES, WAYS, MOST = (8192, 32000), ("plain", "joint", "joint, all logits held"), 1.5
@@ -41,7 +42,8 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
     )
     network = LlamaForCausalLM(config).bfloat16().train()
     unembed = Unembed([network.model.norm], network.lm_head, 1.0, 1.0, 0.0, None, 256, vocabulary)
-    model = Model("random", "causal", network, None, list(network.model.layers), unembed, [], "", "", True)
+    no_tokenizer: Any = None  # no text is read
+    model = Model("random", "causal", network, no_tokenizer, list(network.model.layers), unembed, [], "", "", True)
     optimizer, depth = MasterOptimizer(network), model.layers
     ids = torch.randint(vocabulary, (TEXTS, TOKENS))
     rows = (torch.arange(TEXTS)[:, None] * TOKENS + torch.arange(TOKENS - TARGETS, TOKENS)).flatten()

@@ -52,3 +52,10 @@ def test_installed_versions_are_the_pinned_ones():
         and not pin.specifier.contains(version(name).partition("+")[0])
     }
     assert not wrong
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert citation["version"] == PROJECT["version"] and readme.startswith(f"# {citation['title']}\n")
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith(f"{citation['license']} License")
