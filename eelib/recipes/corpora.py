@@ -13,6 +13,7 @@ from typing import NamedTuple
 from eelib.common.data import data_folder
 from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
 
+SEED = 20  # of every recipe
 HELD_OUT_SHARE = 50  # one English Tatoeba sentence in this many is kept out of training, with all its neighbours
 HELD_OUT_PASSAGES = 10  # one passage of SQuADShifts in this many, with its questions
 SHIFTS = ("squadshifts.new_wiki", "squadshifts.amazon_reviews", "squadshifts.reddit")

@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import BertForSequenceClassification
 
 from eelib.models.model import Model, load_model, prepare
-from eelib.recipes.corpora import read_jsonl
-from eelib.recipes.loop import Schedule, train
+from eelib.recipes.batches import from_step, packed
+from eelib.recipes.card import save_card
+from eelib.recipes.corpora import SEED, read_jsonl
+from eelib.recipes.loop import Loss, Schedule, train
 from eelib.recipes.losses import exit_weights, layers_loss, states_at, uniform_weights
-from eelib.recipes.shared import SEED, from_step, packed, save_card
 from eelib.tasks.glue import LABELS, label_scores, labelled_reader, majority
 
 START = "pocket-bert"
@@ -85,7 +86,7 @@ def inputs_of(model: Model, rows: list[Row]) -> dict[str, Tensor]:
     }
 
 
-def label_loss(model: Model, batch: Batch, weights: list[float]) -> tuple[Tensor, int]:
+def label_loss(model: Model, batch: Batch, weights: list[float]) -> Loss:
     """Weighted sum of the layers' losses, through pooler and classifier, and the number of padded tokens.
 
     Dropout depends on the batch alone: it is the same whatever the weights are, and in a run that was resumed.
@@ -94,7 +95,9 @@ def label_loss(model: Model, batch: Batch, weights: list[float]) -> tuple[Tensor
     torch.manual_seed(SEED * 10**6 + batch.number)
     read = torch.arange(len(batch.rows), device=model.device) * inputs["input_ids"].shape[1]  # position 0 of each row
     labels = torch.tensor([row.label for row in batch.rows], device=model.device)
-    return layers_loss(model.unembed, states_at(model, inputs, read), labels, weights), inputs["input_ids"].numel()
+    return Loss(
+        layers_loss(model.unembed, states_at(model, inputs, read), labels, weights), inputs["input_ids"].numel()
+    )
 
 
 def begin(start: str, task: str, device: str = "cpu") -> Model:

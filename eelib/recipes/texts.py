@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eelib.recipes.corpora import (
+    FURTHER_QUESTION,
+    SEED,
     Example,
     asked,
     both_ways,
@@ -21,7 +23,6 @@ from eelib.recipes.corpora import (
 )
 from eelib.tasks.rooms import interviews
 
-SEED = 20
 PASSAGE_WORDS, ARTICLE_WORDS, STRETCH_LETTERS = 220, 120, 1500
 STORIES, QUESTIONS = 36_000, 10  # rooms: how many stories, and questions about one at most
 BROAD = {"joined": 2, "tatoeba": 3}  # one in so many; Multi30k alone is whole
@@ -74,6 +75,23 @@ def news(corpora: Path, _work: Path, epoch: int) -> list[Example]:
 def prose(corpora: Path, _work: Path, epoch: int) -> list[Example]:
     """A third of the novels and of WikiText-2."""
     return plain_text(corpora, STRETCH_LETTERS)[epoch % 3 :: 3]
+
+
+def alone(texts: list[Example], most: int, rng: random.Random) -> list[Example]:
+    """At most `most` questions of each passage, each with the passage as P's Table 8 has it, for models that read first.
+
+    Text without a prompt is halved: the second half is to be told from the first.
+    """
+    found = []
+    for text in texts:
+        if not text.prompt:
+            at = text.target.find(" ", len(text.target) // 2)
+            found += [Example(text.target[:at], text.target[at:])] if at > 0 else []
+            continue
+        passage = text.prompt.partition(FURTHER_QUESTION.partition("{")[0])[0]
+        every = [Example(text.prompt, text.target), *(Example(passage + asks, answer) for asks, answer in text.more)]
+        found += rng.sample(every, min(most, len(every)))
+    return found
 
 
 def generator(epoch: int) -> random.Random:
