@@ -6,17 +6,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from eelib.analysis.earliness import token_layers
 from eelib.analysis.saturation import (
-    NOTHING,
     above_chance,
     chance_over_tasks,
     perc_over_tasks,
     relative_over_tasks,
     settle_share,
     task_table,
-    token_layers,
 )
-from eelib.common.stats import Interval, bootstrap_mean, bootstrap_unweighted_mean_over_tasks
+from eelib.common.errors import InputError, StorageError
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eelib.models.checkpoint import path_of
 from eelib.models.model import Model
 from eelib.study.claims import Verdict, as_depth, claim, judge, published, untestable
@@ -59,8 +60,8 @@ def studies(p: Parameters) -> list[Study]:
     try:
         main, pairs = place(p.model), parse_beside(p.beside)
         pairs = [(name, tasks) for name, tasks in pairs if place(name) != main]
-    except ValueError as error:
-        raise ParameterError(str(error)) from None
+    except InputError as error:
+        raise ParameterError(str(error)) from error
     for name, _ in pairs:
         config_of("beside", name)
     names = [Path(name).name for name in (p.model, *(name for name, _ in pairs))]
@@ -224,8 +225,8 @@ def timings(found: list[Study], sequences: int, repeats: int) -> dict[tuple[str,
                 made[study.model.name, name] = oracle.times(
                     study.model, study.traces[name], study.tasks[name], count, repeats
                 )
-            except (ValueError, OSError) as error:
-                raise ParameterError(str(error)) from None
+            except (InputError, StorageError) as error:
+                raise ParameterError(str(error)) from error
     return made
 
 

@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from eelib.common.stats import DRAWS, LEVELS, Interval
+from eelib.common.errors import InputError
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import DRAWS, LEVELS
 
 STARTS = (0, 4, 8)  # layers from which M asks for a strict increase
 DEPTH_OF_M = 24  # blocks of T5-large
 LABELS = ("row", "sequence", "group", "truncated")  # columns of a table of units that are no properties
-NOTHING = Interval(float("nan"), float("nan"), float("nan"), 0)  # where no unit is left
 AT_ONCE = 4_000_000  # bootstrap weights held at once: 32 MB a copy
 
 
@@ -44,7 +45,7 @@ def increasing(cosine: np.ndarray, start: int) -> np.ndarray:
     """Whether the cosine rises strictly at every step from layer `start` to layer L, boolean [units]."""
     depth = checked(cosine).shape[1] - 1
     if not 0 <= start < depth:
-        raise ValueError(f"start layer {start} is not allowed; it must be 0 to {depth - 1}")
+        raise InputError(f"start layer {start} is not allowed; it must be 0 to {depth - 1}")
     return (np.diff(cosine[:, start:], axis=1) > 0).all(axis=1)
 
 
@@ -57,7 +58,7 @@ def checked(cosine: np.ndarray) -> np.ndarray:
     """`cosine` as float64; ValueError unless it is [units, L+1] with L >= 2, so that a layer stands between."""
     cosine = np.asarray(cosine, dtype=float)
     if cosine.ndim != 2 or cosine.shape[1] < 3:
-        raise ValueError(f"cosine must be [units, L+1] with at least 2 layers, not {list(cosine.shape)}")
+        raise InputError(f"cosine must be [units, L+1] with at least 2 layers, not {list(cosine.shape)}")
     return cosine
 
 
@@ -114,7 +115,7 @@ def split(scores: ArrayLike, share: float, seed: int | Sequence[int] = 0) -> tup
     Ties fall at random, by `seed`, because their order in a trace follows their length.
     """
     if not 0 < share <= 0.5:
-        raise ValueError(f"share {share} is not allowed; it must be above 0 and at most 0.5")
+        raise InputError(f"share {share} is not allowed; it must be above 0 and at most 0.5")
     order = ranking(scores, seed)
     count = int(whole_part(share * len(order)))
     return order[:count], order[::-1][:count]
@@ -246,7 +247,7 @@ def ranking(scores: ArrayLike, seed: int | Sequence[int]) -> np.ndarray:
     """Indices from the highest score to the lowest, ties at random; ValueError where a score is not finite."""
     scores = np.asarray(scores, dtype=float)
     if not np.isfinite(scores).all():
-        raise ValueError(f"{(~np.isfinite(scores)).sum()} scores are not finite")
+        raise InputError(f"{(~np.isfinite(scores)).sum()} scores are not finite")
     return np.lexsort((np.random.default_rng(seed).permutation(len(scores)), -scores))
 
 

@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from eelib.analysis.saturation import NOTHING, token_layers
-from eelib.common.stats import (
-    Interval,
-    bootstrap_unweighted_difference_over_tasks,
-    bootstrap_unweighted_mean_over_tasks,
-)
+from eelib.analysis.earliness import token_layers
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eelib.models.checkpoint import path_of
 from eelib.study.claims import Verdict, claim, untestable
 from eelib.study.comparison import config_of, models_on_tasks

@@ -16,8 +16,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from eelib.analysis.saturation import NOTHING
-from eelib.common.stats import Interval, bootstrap_mean, bootstrap_totals, trend
+from eelib.common.errors import NotEstimable
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import bootstrap_mean, bootstrap_totals, trend
 from eelib.tracing.exit_layers import DEFINITIONS
 
 LEAST = 20  # tokens behind a mean that is shown
@@ -203,7 +204,7 @@ def mean_over_tasks(tasks: Mapping[str, Estimator], seed: int = 0, minimum: int 
     """
     chosen = [t for t in tasks.values() if np.isfinite(t.value())]
     if not chosen:
-        raise ValueError("no learnt task has finished outputs of several tokens and different lengths")
+        raise NotEstimable("no learnt task has finished outputs of several tokens and different lengths")
     chosen = [t for t in chosen if t.sequences >= minimum] or chosen
     ends = np.cumsum([0, *(t.sums.shape[1] for t in chosen)])
     blocks = sparse.block_diag([t.sums.to_numpy() for t in chosen], format="csr")

@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from eelib.common.stats import Interval, bootstrap_mean, bootstrap_unweighted_mean_over_tasks
+from eelib.analysis.earliness import token_layers
+from eelib.common.errors import InputError
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eelib.tracing.exit_layers import DEFINITIONS
-
-NOTHING = Interval(float("nan"), float("nan"), float("nan"), 0)  # where no token is left to average
 
 
 def chance_matches(top1: np.ndarray, final: np.ndarray, seed: int = 0, draws: int = 20) -> np.ndarray:
@@ -22,12 +23,6 @@ def above_chance(trace, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     layers, groups = token_layers(trace, "first")
     chance = chance_matches(trace["top1"][rows], trace.tokens["token_id"].to_numpy()[rows], seed)
     return (layers < trace.layers) - chance, groups
-
-
-def token_layers(trace, definition: str) -> tuple[np.ndarray, np.ndarray]:
-    """(exit layers as float [tokens], groups [tokens]), end tokens left out."""
-    rows = trace.statistic_rows()
-    return trace.exit_layer(definition)[rows].astype(float), trace.tokens["group"].to_numpy()[rows]
 
 
 def summary(trace, definition: str, seed: int = 0, with_eos: bool = False) -> dict[str, Interval]:
@@ -64,7 +59,7 @@ def example_sequence(trace, wanted: int = -1, least: int = 8, most: int = 14) ->
     table = trace.sequences
     if wanted >= 0:
         if wanted not in set(table["sequence"]):
-            raise ValueError(
+            raise InputError(
                 f"example_sequence {wanted} is not in the trace; allowed: -1, or 0 to {table['sequence'].max()}"
             )
         return wanted

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from eelib.common.stats import Interval, bootstrap_unweighted_mean_over_tasks
+from eelib.common.errors import InputError
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
 
 MODULES = ("attention", "feed_forward")
 TOP_DOWN = ("block", "after_attention", "feed_forward", "cross_attention", "attention")  # P's order inside a block
 QUANTITIES = ("confidence", "final_overlap", "neighbour_overlap", "log_rank")
-NOTHING = Interval(float("nan"), float("nan"), float("nan"), 0)
 
 
 @dataclass(frozen=True)
@@ -203,17 +204,17 @@ def example_token(trace, sequences: int, sequence: int = -1, position: int = -1)
     if sequence >= 0:
         if sequence not in set(tokens["sequence"][mine]):
             shown = sorted(set(tokens["sequence"][mine]))
-            raise ValueError(
+            raise InputError(
                 f"example_sequence {sequence} has no sub-layer readouts; allowed: -1, or {shown[0]} to {shown[-1]}"
             )
         mine = mine & (tokens["sequence"] == sequence).to_numpy()
     if position >= 0:
         if sequence < 0:
-            raise ValueError(f"example_position {position} needs an example_sequence, which is {sequence}")
+            raise InputError(f"example_position {position} needs an example_sequence, which is {sequence}")
         found = np.flatnonzero(mine & (tokens["position"] == position).to_numpy())
         if not len(found):
             last = tokens["position"][mine].max()
-            raise ValueError(f"example_position {position} is not in sequence {sequence}; allowed: -1, or 0 to {last}")
+            raise InputError(f"example_position {position} is not in sequence {sequence}; allowed: -1, or 0 to {last}")
         return int(found[0])
     plain = mine & ~tokens["is_eos"].to_numpy()
     words = plain & tokens["text"].str.contains(r"[^\W\d_]", regex=True).to_numpy()

@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 from scipy.stats import kruskal, mannwhitneyu, wilcoxon
 
 from eelib.analysis.words import ROLES
+from eelib.common.errors import NotEstimable
+from eelib.common.interval import Interval
 from eelib.common.stats import (
-    Interval,
     bootstrap,
     bootstrap_difference,
     bootstrap_epsilon_squared,
@@ -107,7 +108,7 @@ def prefix_suffix_difference(words: pd.DataFrame, layers: ArrayLike, seed: int =
     """Prefix minus the mean of its suffixes inside the same word; every word counts once. layers [rows of words]."""
     table = whole_words(words, layers)
     if table.empty:
-        raise ValueError("no word of several pieces in these outputs")
+        raise NotEstimable("no word of several pieces in these outputs")
     difference, group = table["prefix"] - table["suffixes"], table["group"]
     intervals = [
         bootstrap_mean(values, group, seed=seed)
@@ -135,7 +136,7 @@ def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4,
     kept_words, kept_layers = words[kept], layers[kept]
     prefix = (kept_words["role"] == "prefix").to_numpy()
     if not prefix.any() or prefix.all():
-        raise ValueError("a comparison of prefixes with single-piece words needs some of both")
+        raise NotEstimable("a comparison of prefixes with single-piece words needs some of both")
     groups, group_count = _numbered(kept_words["group"])
     bins, bin_count = _numbered(kept_words["position"] // bin_width)
     sums = np.zeros((group_count, 4, bin_count))  # layers and count of prefixes, layers and count of singles
@@ -145,7 +146,7 @@ def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4,
     total = sums.sum(axis=0)
     shared = (total[1] > 0) & (total[3] > 0)
     if not shared.any():
-        raise ValueError("prefixes and single-piece words never stand at the same positions")
+        raise NotEstimable("prefixes and single-piece words never stand at the same positions")
 
     def statistic(totals: np.ndarray) -> np.ndarray:
         prefix_sum, prefixes, single_sum, singles = totals.reshape(len(totals), 4, bin_count).transpose(1, 0, 2)
@@ -195,9 +196,9 @@ def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20, seed: 
     tagged = _frequent(words, layers, minimum)
     names = sorted(tagged["upos"].unique())
     if len(names) < 2:
-        raise ValueError(f"fewer than two part-of-speech tags have {minimum} tokens or more")
+        raise NotEstimable(f"fewer than two part-of-speech tags have {minimum} tokens or more")
     if tagged["layer"].nunique() == 1:
-        raise ValueError("every tagged token exits at the same layer: nothing to test")
+        raise NotEstimable("every tagged token exits at the same layer: nothing to test")
     h, p = kruskal(*(tagged.loc[tagged["upos"] == tag, "layer"] for tag in names))
     rows = []
     for tag in names:
@@ -231,7 +232,7 @@ def mean_epsilon_squared(
     kept = {name: _frequent(words, layers, minimum) for name, (words, layers) in tasks.items()}
     kept = {name: tagged for name, tagged in kept.items() if tagged["upos"].nunique() > 1}
     if not kept:
-        raise ValueError(f"fewer than two part-of-speech tags have {minimum} tokens or more")
+        raise NotEstimable(f"fewer than two part-of-speech tags have {minimum} tokens or more")
     pairs = [(tagged["layer"].to_numpy(), pd.factorize(tagged["upos"])[0]) for tagged in kept.values()]
     ends = np.cumsum([len(layers) for layers, _ in pairs])[:-1]
 
@@ -241,7 +242,7 @@ def mean_epsilon_squared(
             rows = np.repeat(np.arange(len(drawn)), drawn)
             try:
                 found.append(epsilon_squared(layers[rows], codes[rows]))
-            except ValueError:  # the draw missed this task, or left it with one layer
+            except NotEstimable:  # the draw missed this task, or left it with one layer
                 return float("nan")
         return float(np.mean(found))
 

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.data import data_folder
+from eelib.common.errors import InputError, NotEstimable
 
 SHIPPED_TAGGER = "pocket-tagger"
 ROLES = ("prefix", "suffix", "single", "punctuation", "digits", "special", "mixed")
@@ -133,7 +134,7 @@ def example_sequence(words: pd.DataFrame, least: int = 8, most: int = 16) -> int
     """
     counted = words[~words["is_eos"]]
     if counted.empty:
-        raise ValueError("no output has a token")
+        raise NotEstimable("no output has a token")
     size = counted.groupby("sequence").size()
     prefixes = (counted["role"] == "prefix").groupby(counted["sequence"]).sum()
     fits = prefixes[size.between(least, most)]
@@ -155,9 +156,9 @@ def load_tagger(name: str = SHIPPED_TAGGER):
     try:
         nlp = spacy.load(shipped if name == SHIPPED_TAGGER else name, exclude=["parser", "ner", "lemmatizer"])
     except OSError:
-        raise ValueError(f"spaCy model '{name}' is not installed; {allowed}") from None
+        raise InputError(f"spaCy model '{name}' is not installed; {allowed}") from None
     if not any(token.pos_ for token in nlp("The cat sleeps on a chair.")):
-        raise ValueError(f"spaCy model '{name}' does not set token.pos_; {allowed}")
+        raise InputError(f"spaCy model '{name}' does not set token.pos_; {allowed}")
     return nlp
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from eelib.common.data import data_folder
+from eelib.common.errors import InputError
 from eelib.common.sources import PACKAGE, modules_behind
 
 BOOK, RESULTS = Path("book"), Path("results")
@@ -28,28 +29,28 @@ class StudyFile:
         """Read and check a study; ValueError names the key that is wrong."""
         study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         if unknown := set(study) - {"threads", "parameters", "notebooks", "models"}:
-            raise ValueError(f"{path}: unknown {sorted(unknown)}; known are threads, parameters, notebooks and models")
+            raise InputError(f"{path}: unknown {sorted(unknown)}; known are threads, parameters, notebooks and models")
         models: dict[str, dict[str, Any]] = {}
         notebooks = {name: values or {} for name, values in study["notebooks"].items()}
         for name, settings in study["models"].items():
             settings = settings or {}
             if unknown := set(settings) - {"enabled", "memory_gb", "gpu", "notebooks", "parameters"}:
                 known = "enabled, memory_gb, gpu, notebooks and parameters"
-                raise ValueError(f"{path}: model {name}: unknown {sorted(unknown)}; known are {known}")
+                raise InputError(f"{path}: model {name}: unknown {sorted(unknown)}; known are {known}")
             wanted = settings.get("notebooks", list(notebooks))
             if not isinstance(wanted, list) or not wanted or not set(wanted) <= set(notebooks):
-                raise ValueError(
+                raise InputError(
                     f"{path}: model {name}: notebooks is {wanted!r}; allowed is a list of some of "
                     f"{', '.join(notebooks)}"
                 )
             if settings.get("enabled", True):
                 folder = Path(name).name
                 if folder in models:
-                    raise ValueError(f"{path}: two models would share the folder results/{folder}")
+                    raise InputError(f"{path}: two models would share the folder results/{folder}")
                 models[folder] = settings | {"model": name}
         for kind, entries in (("model", models), ("notebook", notebooks)):
             if not entries:
-                raise ValueError(f"{path}: no {kind} is enabled")
+                raise InputError(f"{path}: no {kind} is enabled")
         return cls(str(path), models, notebooks, study.get("parameters") or {}, study.get("threads", 1))
 
     def notebooks_of(self, model: str) -> list[str]:

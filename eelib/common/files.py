@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from eelib.common.errors import StorageError
+
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems that can't sync a folder answer
 
 
@@ -39,13 +41,13 @@ def take_lock(place: Path) -> tuple[TextIO, list[Path]]:
         except FileNotFoundError:  # another process removed the folder just now
             continue
         except OSError as error:
-            raise OSError(f"{place}: the folder can't be made or written to ({error.strerror})") from None
+            raise StorageError(f"{place}: the folder can't be made or written to ({error.strerror})") from None
         try:
             wait_for(lock, place.name)
         except OSError as error:
             remove_empty(place, absent)
             lock.close()
-            raise OSError(
+            raise StorageError(
                 f"{place}: its file system does not lock files ({error.strerror}), so two processes could "
                 "write one trace; choose a folder on a local disk"
             ) from None
@@ -53,7 +55,7 @@ def take_lock(place: Path) -> tuple[TextIO, list[Path]]:
             if os.path.samestat(os.fstat(lock.fileno()), os.stat(place / ".lock")):
                 return lock, absent
         lock.close()  # who held it has removed it: it guards nothing
-    raise OSError(f"{place}: the folder can't be made")
+    raise StorageError(f"{place}: the folder can't be made")
 
 
 def wait_for(lock: TextIO, name: str) -> None:
@@ -90,7 +92,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         sync_folder(path.parent)
     except OSError as error:
         free = shutil.disk_usage(path.parent).free
-        raise OSError(f"{path} needs {len(content):,} bytes, {free:,} are free: {error.strerror or error}") from None
+        raise StorageError(
+            f"{path} needs {len(content):,} bytes, {free:,} are free: {error.strerror or error}"
+        ) from None
 
 
 def sync_folder(folder: Path) -> None:

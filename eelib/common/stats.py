@@ -3,7 +3,7 @@
 A group is a sequence, or the passage that several questions share. Rows of one group are not independent, so groups,
 not rows, are drawn with replacement. Most statistics here depend on the rows only through sums per group: a draw is
 then a vector of multinomial counts, one per group, times a small matrix of group sums, and never touches a row again.
-Bad input raises a ValueError of one line.
+Bad input raises an InputError; too little to estimate from, NotEstimable: one line each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +15,13 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 from scipy.stats import kendalltau
 
+from eelib.common.errors import InputError, NotEstimable
+from eelib.common.interval import Interval
+
 DRAWS = 2000
 LEVELS = (0.025, 0.975)
 CHUNK = 2_000_000  # counts held at once: 16 MB a copy
 Tasks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # task -> (values [rows], groups [rows])
-
-
-class Interval(NamedTuple):
-    """Estimate with its 95% interval. sequences: groups behind it; the smallest sample's where several are joined."""
-
-    estimate: float
-    low: float
-    high: float
-    sequences: int
 
 
 class Trend(NamedTuple):
@@ -106,7 +100,7 @@ def bootstrap_unweighted_mean_over_tasks(tasks: Tasks, draws: int = DRAWS, seed:
 def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
     """Mean over tasks of mean(a) - mean(b), each token-weighted; groups are resampled within their task, paired."""
     if not a or set(a) != set(b):
-        raise ValueError(f"a difference needs the same tasks on both sides, not {', '.join(a)} and {', '.join(b)}")
+        raise InputError(f"a difference needs the same tasks on both sides, not {', '.join(a)} and {', '.join(b)}")
     whole, drawn, sequences = [], [], []
     for number, name in enumerate(sorted(a)):
         interval, differences = _paired(*a[name], *b[name], draws, [seed, number])
@@ -126,9 +120,9 @@ def bootstrap_task_contrast(
 ) -> Interval:
     """Unweighted mean of the tasks named in `first` minus that of the tasks in `second`; other tasks are ignored."""
     if not first or not second:
-        raise ValueError("a contrast needs at least one task on each side")
+        raise NotEstimable("a contrast needs at least one task on each side")
     if missing := sorted({*first, *second} - set(tasks)):
-        raise ValueError(f"no such task: {', '.join(missing)} (there are: {', '.join(sorted(tasks))})")
+        raise InputError(f"no such task: {', '.join(missing)} (there are: {', '.join(sorted(tasks))})")
     names = sorted({*first, *second})
     signs = np.array([(name in first) / len(set(first)) - (name in second) / len(set(second)) for name in names])
     return _over_tasks({name: tasks[name] for name in names}, lambda means: means @ signs, draws, seed)
@@ -205,7 +199,7 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     """Holm-adjusted p-values, in the order given."""
     p = _numbers(p_values, "p_values")
     if p.min() < 0 or p.max() > 1:
-        raise ValueError("p_values must lie between 0 and 1")
+        raise InputError("p_values must lie between 0 and 1")
     order = np.argsort(p)
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
@@ -218,7 +212,7 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 def _weights(count: int, draws: int, seed: Any, columns: int = 1):
     """Yield counts [chunk, groups]: how often each group was drawn. The same numbers whatever the chunk."""
     if draws < 1:
-        raise ValueError(f"draws must be at least 1, not {draws}")
+        raise InputError(f"draws must be at least 1, not {draws}")
     generator = np.random.default_rng(seed)
     chunk = max(1, CHUNK // max(count, columns))
     for start in range(0, draws, chunk):
@@ -230,7 +224,7 @@ def _weights(count: int, draws: int, seed: Any, columns: int = 1):
 def _interval(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
     estimate, drawn = _finite(estimate), drawn[np.isfinite(drawn)]
     if not len(drawn):
-        raise ValueError("no draw gave a finite value: too few groups, or draws")
+        raise NotEstimable("no draw gave a finite value: too few groups, or draws")
     low, high = np.quantile(drawn, LEVELS)
     return Interval(estimate, float(low), float(high), int(sequences))
 
@@ -257,15 +251,15 @@ def _difference(statistic: Callable, sums: np.ndarray, draws: int, seed: int, se
 def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], draws: int, seed: int) -> Interval:
     """statistic(task means [..., tasks]) -> [...]; tasks in the order of their names."""
     if not tasks:
-        raise ValueError("no tasks")
+        raise NotEstimable("no tasks")
     whole, drawn, sequences = [], [], []
     for number, name in enumerate(sorted(tasks)):
         values, groups = tasks[name]
         try:
             values = _numbers(values, "values")
             codes, count = _codes(groups, len(values))
-        except ValueError as error:
-            raise ValueError(f"task {name}: {error}") from None
+        except (InputError, NotEstimable) as error:
+            raise type(error)(f"task {name}: {error}") from None
         sums = _sums([values, np.ones_like(values)], codes, count)
         whole.append(values.mean())
         drawn.append(np.concatenate([_ratio(weights @ sums) for weights in _weights(count, draws, [seed, number])]))
@@ -330,34 +324,34 @@ def _numbers(values: ArrayLike, name: str) -> np.ndarray:
     try:
         numbers = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be numbers") from None
+        raise InputError(f"{name} must be numbers") from None
     if numbers.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, not {numbers.ndim}")
+        raise NotEstimable(f"{name} must have one dimension, not {numbers.ndim}")
     if not len(numbers):
-        raise ValueError(f"{name} is empty")
+        raise NotEstimable(f"{name} is empty")
     if not np.isfinite(numbers).all():
-        raise ValueError(f"{name} has {(~np.isfinite(numbers)).sum()} values that are not finite")
+        raise InputError(f"{name} has {(~np.isfinite(numbers)).sum()} values that are not finite")
     return numbers
 
 
 def _pair(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     x, y = _numbers(x, "x"), _numbers(y, "y")
     if len(x) != len(y):
-        raise ValueError(f"x has {len(x)} rows, y has {len(y)}")
+        raise InputError(f"x has {len(x)} rows, y has {len(y)}")
     return x, y
 
 
 def _codes(labels: ArrayLike, rows: int | None, name: str = "groups") -> tuple[np.ndarray, int]:
     """Labels (str or int) -> codes 0..n-1 in the order of the sorted labels, and n."""
     if np.ndim(labels) != 1:
-        raise ValueError(f"{name} must have one dimension, not {np.ndim(labels)}")
+        raise InputError(f"{name} must have one dimension, not {np.ndim(labels)}")
     if rows is not None and len(labels) != rows:
-        raise ValueError(f"{name} has {len(labels)} rows, the values have {rows}")
+        raise InputError(f"{name} has {len(labels)} rows, the values have {rows}")
     codes, distinct = pd.factorize(pd.Series(labels), sort=True)
     if not len(codes):
-        raise ValueError(f"{name} is empty")
+        raise NotEstimable(f"{name} is empty")
     if (codes < 0).any():
-        raise ValueError(f"{name} has {(codes < 0).sum()} missing labels")
+        raise InputError(f"{name} has {(codes < 0).sum()} missing labels")
     return codes, len(distinct)
 
 
@@ -370,5 +364,5 @@ def _joint_codes(a_groups: ArrayLike, a_rows: int, b_groups: ArrayLike, b_rows: 
 
 def _finite(value: float) -> float:
     if not np.isfinite(value):
-        raise ValueError("the statistic is not finite: does the input vary?")
+        raise NotEstimable("the statistic is not finite: does the input vary?")
     return float(value)

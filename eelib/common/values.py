@@ -4,12 +4,14 @@ from numbers import Integral
 
 import numpy as np
 
+from eelib.common.errors import InputError
+
 
 def check_whole(name: str, value: object, least: int, allowed: str = "") -> None:
     """ValueError, naming the parameter, where `value` is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         allowed = allowed or f"a whole number, at least {least}"
-        raise ValueError(f"{name} {value!r} is not allowed; it must be {allowed}")
+        raise InputError(f"{name} {value!r} is not allowed; it must be {allowed}")
 
 
 def check_limit(limit: int | None) -> None:
@@ -21,13 +23,13 @@ def check_limit(limit: int | None) -> None:
 def check_text(name: str, text: object) -> None:
     """ValueError, naming the text, where it can't be put to a model."""
     if not isinstance(text, str):
-        raise ValueError(f"{name} is not a string")
+        raise InputError(f"{name} is not a string")
     if not text.strip():
-        raise ValueError(f"{name} is empty")
+        raise InputError(f"{name} is empty")
     if "\0" in text:
-        raise ValueError(f"{name} holds a NUL")
+        raise InputError(f"{name} holds a NUL")
     if half := next((c for c in text if "\ud800" <= c <= "\udfff"), ""):
-        raise ValueError(f"{name} holds half a character (the surrogate U+{ord(half):X} alone)")
+        raise InputError(f"{name} holds half a character (the surrogate U+{ord(half):X} alone)")
 
 
 def inside(row: dict, *path: str) -> object:
@@ -35,7 +37,7 @@ def inside(row: dict, *path: str) -> object:
     value: object = row
     for depth, name in enumerate(path, 1):
         if not isinstance(value, dict) or name not in value:
-            raise ValueError(f"field {'.'.join(path[:depth])} is missing")
+            raise InputError(f"field {'.'.join(path[:depth])} is missing")
         value = value[name]
     return value
 
@@ -51,7 +53,7 @@ def texts_of(row: dict, *path: str) -> list[str]:
     """A list of texts that a row holds; the same errors."""
     texts, name = inside(row, *path), ".".join(path)
     if not isinstance(texts, (list, np.ndarray)):  # a string is a sequence too, of characters
-        raise ValueError(f"field {name} is not a list")
+        raise InputError(f"field {name} is not a list")
     for text in texts:
         check_text(f"a text in field {name}", text)
     return list(texts)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from eelib.common.stats import Interval
+from eelib.common.interval import Interval
 from eelib.figures.style import BLACK, BLUE, GREEN, ORANGE, VERMILION
 
 KINDS = {"easy": (BLUE, "o", "-"), "difficult": (VERMILION, "s", "--")}

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from eelib.common.stats import Interval
+from eelib.common.interval import Interval
 from eelib.common.text import visible
 from eelib.figures.style import DEFINITION_COLOURS, PLAIN, TASK_COLOURS, shade
 

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from eelib.common.errors import InputError
 from eelib.lens.cpu import rows
 from eelib.lens.cpu.parallel import Spread, spread_over_cores
 from eelib.lens.cpu.products import head_product
@@ -104,7 +105,7 @@ def check_finite(states: Tensor, first: int) -> None:
     """ValueError naming the first layer of states [n, S, hidden_size], those of layers first.., that is not finite."""
     if not bool(torch.isfinite(states).all()):
         bad = torch.isfinite(states).all(-1).all(0).tolist().index(False)
-        raise ValueError(
+        raise InputError(
             f"the states of layer {bad + first} of {states.shape[1] - 1 + first} hold values that are not "
             "finite, so nothing was written of this batch"
         )

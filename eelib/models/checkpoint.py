@@ -19,6 +19,7 @@ from transformers import (
 from transformers.models.auto import modeling_auto as auto
 
 from eelib.common.data import data_folder
+from eelib.common.errors import CheckpointError
 from eelib.common.values import first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,7 +63,7 @@ def path_of(name: str) -> str:
     if path.is_dir():
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"model folder {name!r} does not exist")
+        raise CheckpointError(f"model folder {name!r} does not exist")
     return name
 
 
@@ -74,9 +75,9 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"model {name!r} could not be loaded (config.json: {first_line(error)})") from None
+        raise CheckpointError(f"model {name!r} could not be loaded (config.json: {first_line(error)})") from None
     if config.get("auto_map") and not trust_remote_code and not known_class(config):
-        raise ValueError(
+        raise CheckpointError(
             f"model {name!r} needs code of its own from its folder; allowed only with trust_remote_code=True"
         )
     index = folder / "model.safetensors.index.json"
@@ -84,17 +85,17 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"model {name!r} could not be loaded ({index.name}: {first_line(error)})") from None
+            raise CheckpointError(f"model {name!r} could not be loaded ({index.name}: {first_line(error)})") from None
         missing = sorted(shard for shard in shards if not (folder / shard).exists())
         if missing:
-            raise ValueError(
+            raise CheckpointError(
                 f"model {name!r} lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing[:3])}"
             )
     elif not any(folder.glob("*.safetensors")):
         kinds = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")
         other = sorted(f.name for f in folder.glob("*") if f.suffix in kinds)
         what = f"has weights only as {', '.join(other[:3])}" if other else "has no weights"
-        raise ValueError(f"model {name!r} {what}; allowed are safetensors files")
+        raise CheckpointError(f"model {name!r} {what}; allowed are safetensors files")
 
 
 def known_class(config: dict) -> bool:
@@ -131,7 +132,7 @@ def kind_of(config) -> str:
         or architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
     ):
         return "causal"
-    raise ValueError(
+    raise CheckpointError(
         f"architecture {architecture} is not a causal, encoder-decoder or masked language model or a "
         "sequence classifier"
     )
@@ -141,7 +142,7 @@ def resolve_device(device: str) -> torch.device | None:
     """ "auto" (CUDA where there is one), "balanced" (None: spread over all), or a torch device name that exists here."""
     if device == "balanced":
         if importlib.util.find_spec("accelerate") is None:
-            raise ValueError("device 'balanced' needs the library accelerate, which is not installed")
+            raise CheckpointError("device 'balanced' needs the library accelerate, which is not installed")
         return None
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -150,7 +151,7 @@ def resolve_device(device: str) -> torch.device | None:
         torch.empty(0, device=place)
         return place
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
+        raise CheckpointError(
             f"device {device!r} is not available ({first_line(error)}); allowed: auto, balanced, cpu, cuda, cuda:N"
         ) from None
 
@@ -168,7 +169,7 @@ def check_quantizer(config, name: str) -> bool:
     library = QUANTIZERS.get(method)
     for needed in filter(None, (library, "accelerate")):
         if not installed(needed):
-            raise ValueError(
+            raise CheckpointError(
                 f"model {name!r} is quantized with {method}, which needs the library {needed}; it is not installed"
             )
     return True
@@ -192,7 +193,7 @@ def read_checkpoint(
         config = AutoConfig.from_pretrained(path, **options)
         kind = kind_of(config)
     except Exception as error:  # transformers raises many kinds; the reader needs one line
-        raise not_loaded(name, error) from None
+        raise not_loaded(name, error) from error
     network_class = getattr(transformers, (config.architectures or [""])[0] or "-", CLASSES[kind])
     if getattr(network_class, "config_class", None) and not isinstance(config, network_class.config_class):
         config = config.get_text_config(decoder=True)  # the language model of a larger one
@@ -211,22 +212,22 @@ def read_checkpoint(
             **more,
         )
     except Exception as error:  # safetensors too
-        raise not_loaded(name, error) from None
+        raise not_loaded(name, error) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
-        raise ValueError(f"model {name!r} has no tokenizer that can be loaded ({first_line(error)})") from None
+        raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({first_line(error)})") from error
     if loaded["missing_keys"]:  # transformers would leave them random
-        raise ValueError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
+        raise CheckpointError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
     if place is not None and not quantized:
         network.to(place)
     return network.eval(), tokenizer, kind
 
 
-def not_loaded(name: str, error: Exception) -> ValueError:
+def not_loaded(name: str, error: Exception) -> CheckpointError:
     """One line that says why, and what could be asked for."""
     known = ", ".join(shipped_models()) or "none"
-    return ValueError(
+    return CheckpointError(
         f"model {name!r} could not be loaded ({first_line(error)}); shipped models: {known}; "
         "or give a local folder or a hub id with safetensors weights"
     )

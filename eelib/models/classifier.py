@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
 from eelib.models.probe import Call, Runs, first_tensor
 from eelib.models.unembed import ACTIVATIONS, LONGEST, Unembed, place_of
@@ -15,11 +16,11 @@ def find_classifier_unembed(
     """(unembed, position read in the probe run). Raises ValueError where the pooled state is not that of one position."""
     labels = runs.logits.shape[-1]
     if labels < 2 or getattr(network.config, "problem_type", None) == "regression":
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: a regression head has no labels to choose from; allowed are classifiers of 2 or more"
         )
     if not bool(torch.isfinite(runs.logits).all()):
-        raise ValueError(f"{name}: the logits hold values that are not finite")
+        raise CheckpointError(f"{name}: the logits hold values that are not finite")
     after = runs.calls[place_of(last, runs) + 1 :]
     heads = [
         c
@@ -31,11 +32,11 @@ def find_classifier_unembed(
         and rows_with(c.given, runs.logits)
     ]
     if not heads:
-        raise ValueError(f"{name}: no linear head gives the network's label scores")
+        raise CheckpointError(f"{name}: no linear head gives the network's label scores")
     into = heads[-1]
     found = way(network, last, into, after)
     if found is None:
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: the way from {last.name} to the head {into.name} was not found: no module takes "
             "the state of one position on"
         )
@@ -44,18 +45,20 @@ def find_classifier_unembed(
         rows = rows_with(into.given, runs.logits)
         position = rows[0] if len(rows) == 1 and into.given.ndim == 3 else None
     if position is None:
-        raise ValueError(f"{name}: the label scores are not those of one position's state, so no layer can be read out")
+        raise CheckpointError(
+            f"{name}: the label scores are not those of one position's state, so no layer can be read out"
+        )
     count = last.given.shape[1]
     reads = {eos_at(runs, eos): "eos", 0: "first", count - 1: "last"}.get(position)
     if reads is None:
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: the label scores are read at position {position} of {count}, which is neither the "
             "first, the last nor the end token's"
         )
     unembed = Unembed(steps, into.module, 1.0, 1.0, 0.0, None, last.given.shape[-1], labels, reads)
     got = unembed(last.given[0, position : position + 1])
     if not close(got, runs.logits.float()):
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: {' > '.join([*trail, into.name])} on the last state differs from the label scores "
             f"by {float((got - runs.logits.float()).abs().max()):.3g}, so its layers can't be read out"
         )

@@ -9,6 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
+from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
 from eelib.models.probe import Call, Runs, first_tensor, state_of, with_tensor
 
@@ -83,7 +84,7 @@ def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: st
             sums.setdefault(site, []).append((call.module, scale))
         missing = [site for site in ("attention", "feed_forward") if site not in sums]
         if missing:
-            raise ValueError(
+            raise CheckpointError(
                 f"{name}: block {block.name} adds up, of {', '.join(n[1:] for n in names)}, but none of "
                 f"these is its {missing[0].replace('_', '-')}, so its sub-layers can't be read"
             )
@@ -144,7 +145,7 @@ def sum_of(
             factors = fit([block.taken, *(c.given for c in chosen)], block)
             if factors is not None:
                 return chosen, factors[1:], [], factors[0]
-    raise ValueError(
+    raise CheckpointError(
         f"{name}: no two to five modules of {block.name} add up to its output, so its sub-layers can't be read"
     )
 

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
 from eelib.models.probe import Call, Runs
 from eelib.models.unembed import Unembed, place_of
@@ -34,7 +35,7 @@ def encoder_unembed(encoder: nn.Module, last: Call, runs: Runs, whole: Unembed, 
         steps.append(step.module)
         state = step.given
     if not close(state, output):
-        raise ValueError(f"{name}: the way from {last.name} to the encoder's output was not found")
+        raise CheckpointError(f"{name}: the way from {last.name} to the encoder's output was not found")
     return Unembed(
         steps, whole.head, whole.before, whole.after, whole.cap, whole.bias, last.given.shape[-1], whole.vocab_size
     )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import tolerance
 from eelib.common.values import first_line
 from eelib.models.checkpoint import (
@@ -126,12 +127,14 @@ class Model:
         tokenizer tells more types apart than the network.
         """
         if chat and seconds:
-            raise ValueError(f"{self.name}: pairs of texts are not put into a chat template; allowed is chat=False")
+            raise CheckpointError(
+                f"{self.name}: pairs of texts are not put into a chat template; allowed is chat=False"
+            )
         if not chat:  # long ones are counted, not warned of
             encoded = self.tokenizer(prompts, text_pair=seconds or None, verbose=False)
             return self.typed(encoded) if self.kind == "classifier" else encoded["input_ids"]
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ValueError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
+            raise CheckpointError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
         texts = [
             self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
@@ -148,7 +151,9 @@ class Model:
             return rows
         known = getattr(self.network.config, "type_vocab_size", None)
         if known and most >= known:  # 0: the network reads none
-            raise ValueError(f"{self.name}: the tokenizer gives token types up to {most}, the network knows {known}")
+            raise CheckpointError(
+                f"{self.name}: the tokenizer gives token types up to {most}, the network knows {known}"
+            )
         rows = [TextIds(row) for row in rows]
         for row, own in zip(rows, types):
             row.types = own
@@ -161,7 +166,7 @@ class Model:
         if self.unembed.reads == "eos":
             places = [i for i, token in enumerate(ids) if token == self.network.config.eos_token_id]
             if not places:
-                raise ValueError(f"{self.name}: a text without an end token can't be classified")
+                raise CheckpointError(f"{self.name}: a text without an end token can't be classified")
             return places[-1]
         return len(ids) - 1
 
@@ -183,22 +188,22 @@ def load_model(
     could not be rebuilt from its last captured state.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
+        raise CheckpointError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
     if stack not in ("decoder", "encoder"):
-        raise ValueError(f"stack {stack!r} is not known; allowed: decoder, encoder")
+        raise CheckpointError(f"stack {stack!r} is not known; allowed: decoder, encoder")
     place = resolve_device(device)
     path = path_of(name)
     network, tokenizer, kind = read_checkpoint(name, path, dtype, place, revision, trust_remote_code)
     note_ignored_generation(network, name)
     try:
         return prepare(network, tokenizer, Path(path).name, kind, weights_hash(path, revision), stack)
-    except ValueError:
+    except CheckpointError:
         raise
     except Exception as error:  # whatever an unknown network raises, the reader needs one line
-        raise ValueError(
+        raise CheckpointError(
             f"{Path(path).name}: {type(network).__name__} can't be read out ({type(error).__name__}: "
             f"{first_line(error)})"
-        ) from None
+        ) from error
 
 
 def prepare(network: nn.Module, tokenizer, name: str, kind: str, weights: str = "", stack: str = "decoder") -> Model:
@@ -234,7 +239,7 @@ def prepare(network: nn.Module, tokenizer, name: str, kind: str, weights: str = 
 def prepare_encoder(network: nn.Module, tokenizer, name: str, kind: str, weights: str, ids: Tensor) -> Model:
     """The encoder of an encoder-decoder as a model of kind "masked": each position of the input is read in place."""
     if kind != "seq2seq":
-        raise ValueError(f"{name}: stack='encoder' is for encoder-decoders; this model is {kind}")
+        raise CheckpointError(f"{name}: stack='encoder' is for encoder-decoders; this model is {kind}")
     whole = prepare(network, tokenizer, name, kind, weights)
     encoder = network.get_encoder()
     runs = run_probe(encoder, "encoder", ids, name)
@@ -248,10 +253,10 @@ def run_probe(network: nn.Module, kind: str, ids: Tensor, name: str):
     try:
         return record(network, kind, ids)
     except Exception as error:  # a network may need inputs that a text model does not have
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: {type(network).__name__} does not run on token ids alone "
             f"({type(error).__name__}: {first_line(error)})"
-        ) from None
+        ) from error
 
 
 def assemble(
@@ -260,7 +265,7 @@ def assemble(
     """The model, with its sub-layers or the reason why there are none."""
     try:
         components, error = find_components(network, blocks, runs, name), ""
-    except ValueError as problem:
+    except CheckpointError as problem:
         components, error = [], str(problem)
     return Model(
         name, kind, network, tokenizer, [call.module for call in blocks], unembed, components, error, weights, True
@@ -273,7 +278,7 @@ def refuse_right_reading(network: nn.Module, runs, name: str) -> None:
     some = plain_inputs(network, "causal", runs.inputs["input_ids"][:, :-2])
     logits = network(**some).logits
     if (logits - runs.logits[:, :-2]).abs().max() > tolerance(logits) * logits.abs().max():
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: {type(network).__name__} is read as a causal model, but its logits depend on the "
             "tokens to the right"
         )

@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from eelib.common.errors import CheckpointError
+
 
 @dataclass
 class Call:
@@ -144,7 +146,7 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
         )
         bad = next((c.name for c in found if odd is None and not bool(torch.isfinite(c.given).all())), None)
         if bad is not None:
-            raise ValueError(f"{name}: the output of block {bad} holds values that are not finite")
+            raise CheckpointError(f"{name}: the output of block {bad} holds values that are not finite")
         broken = next((b for a, b in zip(found, found[1:]) if not torch.equal(a.given, b.taken)), None)
         if odd is not None:
             reason = (
@@ -156,7 +158,7 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
         else:
             best = found
     if not best:
-        raise ValueError(f"{name}: {type(network).__name__}: {reason}")
+        raise CheckpointError(f"{name}: {type(network).__name__}: {reason}")
     return best
 
 

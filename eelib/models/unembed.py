@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
 from eelib.models.probe import Call, Runs, first_tensor, output_replaced
 
@@ -60,18 +61,18 @@ def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> Unemb
     Raises ValueError naming the module where the trail is lost.
     """
     if not bool(torch.isfinite(runs.logits).all()):
-        raise ValueError(f"{name}: the logits hold values that are not finite")
+        raise CheckpointError(f"{name}: the logits hold values that are not finite")
     head = network.get_output_embeddings()
     if head is None:
-        raise ValueError(f"{name}: the network names no output embeddings, so no layer can be read out")
+        raise CheckpointError(f"{name}: the network names no output embeddings, so no layer can be read out")
     after = runs.calls[place_of(last, runs) + 1 :]
     into = next((c for c in after if c.module is head), None)
     if into is None:
-        raise ValueError(f"{name}: the head {type(head).__name__} was not called after block {last.name}")
+        raise CheckpointError(f"{name}: the head {type(head).__name__} was not called after block {last.name}")
     steps, trail, state = follow(network, last, into, after, name)
     scored, target = into.given.float(), runs.logits.float()
     if scored.shape != target.shape:
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: the head {into.name} gives {tuple(scored.shape)}, the network's logits are {tuple(target.shape)}"
         )
     bias = bias_of(network, target - scored) if not same_direction(scored, target) else None
@@ -80,7 +81,7 @@ def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> Unemb
     got = unembed(last.given[0])
     if not close(got.to(runs.logits.dtype), runs.logits[0]):
         worst = float((got - target[0]).abs().max())
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: {' > '.join([*trail, type(head).__name__])} on the last state differs from the "
             f"model's own logits by {worst:.3g}, so its layers can't be read out"
         )
@@ -128,7 +129,7 @@ def follow(
 
     found = on(last.given, [])
     if found is None:
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: the way from {lost[-1]} to the head {into.name} was not found: no module takes that state on"
         )
     return [module for module, _ in found[0]], [step for _, step in found[0]], found[1]
@@ -185,7 +186,7 @@ def prove_unembed(
     expected = expected[0] if position is None else expected
     if not close(got.to(logits.dtype), expected.to(logits.dtype)):
         worst = float((got - expected).abs().max()) if got.shape == expected.shape else float("nan")
-        raise ValueError(
+        raise CheckpointError(
             f"{name}: with a middle layer's state in place of {blocks[-1].name}'s output the network's "
             f"logits differ from its head's by {worst:.3g}, so its layers can't be read out"
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from eelib.common.errors import InputError
 from eelib.models.model import Model
 from eelib.models.probe import block_states
 from eelib.models.unembed import Unembed
@@ -35,7 +36,7 @@ def last_share_weights(layers: int, share: float = 0.7) -> list[float]:
     ValueError unless 0 < share <= 1.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"share must be above 0 and at most 1, not {share}")
+        raise InputError(f"share must be above 0 and at most 1, not {share}")
     first = layers - math.ceil(share * layers - 1e-9) + 1
     total = sum(range(first, layers + 1))
     return [i / total if i >= first else 0.0 for i in range(1, layers + 1)]
@@ -47,7 +48,7 @@ def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
     ValueError for an exit that is not one of 1..L.
     """
     if any(not 1 <= i <= layers for i in exits):
-        raise ValueError(f"exits must lie in 1..{layers}, not {list(exits)}")
+        raise InputError(f"exits must lie in 1..{layers}, not {list(exits)}")
     kept = {*exits, layers}
     return [i / sum(kept) if i in kept else 0.0 for i in range(1, layers + 1)]
 
@@ -60,7 +61,7 @@ def layers_loss(unembed: Unembed, states: Sequence[Tensor], labels: Tensor, weig
     weights do not fit the states.
     """
     if len(weights) != len(states):
-        raise ValueError(f"{len(weights)} weights for {len(states)} layers")
+        raise InputError(f"{len(weights)} weights for {len(states)} layers")
     rows = max(1, LOGITS_AT_ONCE[labels.device.type != "cpu"] // unembed.vocab_size)
 
     def summed(state: Tensor, wanted: Tensor) -> Tensor:
@@ -101,9 +102,9 @@ def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = 
     m(i): last, uniform or closest. ValueError for another mapping, or an exit layer that leaves no deep layer.
     """
     if mapping not in MAPPINGS:
-        raise ValueError(f"mapping {mapping!r} is not known; allowed: {', '.join(MAPPINGS)}")
+        raise InputError(f"mapping {mapping!r} is not known; allowed: {', '.join(MAPPINGS)}")
     if not 1 <= exit_layer < len(states):
-        raise ValueError(f"the exit layer must lie in 1..{len(states) - 1}, not {exit_layer}")
+        raise InputError(f"the exit layer must lie in 1..{len(states) - 1}, not {exit_layer}")
     shallow, deep = states[:exit_layer], [state.detach() for state in states[exit_layer:]]
     losses = [
         F.mse_loss(state.float(), deep[MAPPINGS[mapping](state, deep, place, len(shallow))].float())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import BertForSequenceClassification
 
+from eelib.common.errors import InputError
 from eelib.models.model import Model, load_model, prepare
 from eelib.recipes.batches import from_step, packed
 from eelib.recipes.card import save_card
@@ -115,7 +116,7 @@ def begin(start: str, task: str, device: str = "cpu") -> Model:
     network = BertForSequenceClassification(config).to(device=device, dtype=torch.bfloat16)
     new, _ = network.bert.load_state_dict(pretrained.network.bert.state_dict(), strict=False)
     if any(not name.startswith("pooler.") for name in new):
-        raise ValueError(f"{start} lacks weights: {', '.join(new)}")
+        raise InputError(f"{start} lacks weights: {', '.join(new)}")
     return prepare(network.eval(), pretrained.tokenizer, task, "classifier")
 
 

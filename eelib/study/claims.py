@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 
 from eelib.common.data import data_folder
-from eelib.common.stats import Interval
+from eelib.common.errors import InputError
+from eelib.common.interval import Interval
 
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable here"
 NOT_IN_PAPER = "none stated"
@@ -86,7 +87,7 @@ def claims(notebook: str | None = None) -> list[Claim]:
     chosen = [row for row in rows if notebook in (None, row.notebook)]
     if not chosen:
         names = ", ".join(dict.fromkeys(row.notebook for row in rows))
-        raise ValueError(f"no claims for notebook {notebook!r}; there are: {names}")
+        raise InputError(f"no claims for notebook {notebook!r}; there are: {names}")
     return chosen
 
 
@@ -94,7 +95,7 @@ def claim(claim_id: str) -> Claim:
     """The claim with this id."""
     found = {row.id: row for row in claims()}
     if claim_id not in found:
-        raise ValueError(f"no claim {claim_id!r}; there are: {', '.join(found)}")
+        raise InputError(f"no claim {claim_id!r}; there are: {', '.join(found)}")
     return found[claim_id]
 
 
@@ -107,7 +108,7 @@ def judge(claim_id: str, interval: Interval, learnt: bool = True, requirement_me
     row = claim(claim_id)
     interval = Interval(float(interval[0]), float(interval[1]), float(interval[2]), int(interval[3]))
     if not all(map(math.isfinite, interval)) or interval.low > interval.high:
-        raise ValueError(f"not an interval for {claim_id}: {interval}")
+        raise InputError(f"not an interval for {claim_id}: {interval}")
     if row.requires and not requirement_met:
         return Verdict(row, interval, UNTESTABLE, f"needs {row.requires}")
     if not learnt:
@@ -132,7 +133,7 @@ def wanted(row: Claim) -> str:
 def untestable(claim_id: str, reason: str) -> Verdict:
     """Verdict for a claim that a run cannot speak to, with the reason."""
     if not reason.strip():
-        raise ValueError(f"untestable({claim_id!r}) needs a reason")
+        raise InputError(f"untestable({claim_id!r}) needs a reason")
     return Verdict(claim(claim_id), None, UNTESTABLE, reason)
 
 
@@ -174,7 +175,7 @@ def tables() -> list[str]:
 def published(table: str) -> pd.DataFrame:
     """A published table, its rows as printed. attrs: source, title, columns (units and layer base of each), notes."""
     if table not in tables():
-        raise ValueError(f"no published table {table!r}; there are: {', '.join(tables())}")
+        raise InputError(f"no published table {table!r}; there are: {', '.join(tables())}")
     record = _read(table)
     frame = pd.DataFrame(record["rows"], columns=["row", *record["columns"]])
     frame.attrs.update({key: record[key] for key in ("source", "title", "columns", "notes")})
@@ -185,7 +186,7 @@ def as_depth(layer: float, base: int | str) -> tuple[float, ...]:
     """A published layer as a number of blocks run: one reading, or both where the paper's base is unknown."""
     readings = {0: (layer + 1,), 1: (layer,), "unknown": (layer, layer + 1)}
     if base not in readings:
-        raise ValueError(f"a layer base is 0, 1 or 'unknown', not {base!r}")
+        raise InputError(f"a layer base is 0, 1 or 'unknown', not {base!r}")
     return readings[base]
 
 

@@ -2,6 +2,7 @@
 
 from transformers import AutoConfig, PretrainedConfig
 
+from eelib.common.errors import InputError
 from eelib.models.checkpoint import not_loaded, path_of
 from eelib.study.parameters import ParameterError
 from eelib.tasks.task import task_names
@@ -19,8 +20,8 @@ def models_on_tasks(parameter: str, text: str, example: str) -> list[tuple[str, 
             )
         try:
             task_names(tasks)
-        except ValueError as error:
-            raise ParameterError(f"parameter {parameter}, {models}: {error}") from None
+        except InputError as error:
+            raise ParameterError(f"parameter {parameter}, {models}: {error}") from error
         found.append((models, tasks))
     return found
 
@@ -30,4 +31,4 @@ def config_of(parameter: str, name: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(path_of(name))
     except Exception as error:  # transformers raises many kinds; the reader needs one line
-        raise ParameterError(f"parameter {parameter}: {not_loaded(name, error)}") from None
+        raise ParameterError(f"parameter {parameter}: {not_loaded(name, error)}") from error

@@ -1,20 +1,30 @@
 """The parameters of a notebook, checked before anything is loaded; a bad one is refused in one line."""
 
 import ast
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from eelib.common.errors import InputError, StorageError
 from eelib.models.checkpoint import DTYPES, resolve_device
 from eelib.tasks.task import task_names
 
 KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
-class ParameterError(ValueError):
-    """A parameter that can't be used; shown as one line, in Jupyter and in papermill's log."""
+class ParameterError(InputError):
+    """A parameter that can't be used; shown as one line, in Jupyter and in papermill's log.
+
+    Where something unexpected is behind it, as in a checkpoint that transformers fails on, that comes first, whole.
+    """
 
     def _render_traceback_(self) -> list[str]:
-        return [f"ParameterError: {self}"]
+        lines, cause = [], self.__cause__
+        while isinstance(cause, (InputError, StorageError)):
+            cause = cause.__cause__
+        if cause is not None:
+            lines = "".join(traceback.format_exception(cause)).splitlines()
+        return [*lines, f"ParameterError: {self}"]
 
 
 @dataclass(frozen=True)
@@ -92,5 +102,5 @@ def check_values(values: dict, choices: dict[str, tuple]) -> None:
     try:
         task_names(values.get("tasks", "*"))
         resolve_device(values.get("device", "auto"))
-    except ValueError as error:
-        raise ParameterError(str(error)) from None
+    except InputError as error:
+        raise ParameterError(str(error)) from error

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eelib.common.files import write_atomically
+from eelib.common.interval import Interval
 from eelib.common.markdown import text
-from eelib.common.stats import Interval
 from eelib.study.claims import Verdict
 from eelib.study.study import Study
 

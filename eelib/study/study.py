@@ -1,6 +1,5 @@
 """What every notebook shares: checked parameters, traces of its tasks, results on disk and in the prose."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -8,7 +7,8 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from eelib.common.stats import Interval
+from eelib.common.errors import InputError, NotEstimable, StorageError
+from eelib.common.interval import Interval
 from eelib.common.text import visible
 from eelib.models.model import Model, load_model
 from eelib.study.claims import Verdict, judge, untestable
@@ -45,7 +45,7 @@ class Study:
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
             if sites and not self.model.components:  # said before hours of decoding, not after
-                raise ValueError(self.model.components_error)
+                raise InputError(self.model.components_error)
             self.traces: dict[str, Trace] = {
                 name: trace(
                     self.model,
@@ -59,8 +59,8 @@ class Study:
                 )
                 for name, task in self.tasks.items()
             }
-        except (ValueError, OSError) as error:  # OSError: a full disk, a folder that can't be written to
-            raise ParameterError(str(error)) from None
+        except (InputError, StorageError) as error:
+            raise ParameterError(str(error)) from error
 
     @cached_property
     def quality(self) -> dict[str, dict[str, float]]:
@@ -99,9 +99,9 @@ class Study:
             return untestable(claim_id, "no task of this run is learnt")
         try:
             interval = make()
-        except ValueError as error:
+        except NotEstimable as error:
             return untestable(claim_id, str(error))
-        if not math.isfinite(interval.estimate):
+        if not interval.known:
             return untestable(claim_id, "nothing to estimate it from")
         return judge(claim_id, interval, requirement_met=requirement_met)
 
@@ -121,7 +121,7 @@ class Study:
 def in_template(task: Task, template: str) -> Task:
     """A translation task whose prompts are `template` with each source in place of {source}; ValueError for others."""
     if task.kind != "translation" or "{source}" not in template:
-        raise ValueError(
+        raise InputError(
             f"parameter template is {template!r}, task {task.name!r}; allowed are a template that holds "
             "{source}, for translation tasks, or nothing"
         )

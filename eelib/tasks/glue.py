@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from numbers import Integral
 
+from eelib.common.errors import InputError
 from eelib.common.values import inside, text_of
 
 # Names of the labels by GLUE's own numbers (P, Table 4 has these seven tasks).
@@ -41,7 +42,7 @@ def glue_name(name: str) -> str:
     """The GLUE task, such as sst2, at the end of a task's name. ValueError where there is none."""
     found = re.search(rf"(?:^|[^a-z0-9])({'|'.join(LABELS)})$", name.lower())
     if not found:
-        raise ValueError(f"labels of task {name!r} are not known: its name must end in {', '.join(LABELS)}")
+        raise InputError(f"labels of task {name!r} are not known: its name must end in {', '.join(LABELS)}")
     return found[1]
 
 
@@ -79,7 +80,7 @@ def label_of(row: dict, labels: tuple[str, ...]) -> str:
         found = labels[given] if number else None
     if found is None:
         hidden = " (GLUE's way to hide it)" if given == -1 else ""
-        raise ValueError(f"field label is {given!r}{hidden}; allowed: {', '.join(labels)}, or 0 to {len(labels) - 1}")
+        raise InputError(f"field label is {given!r}{hidden}; allowed: {', '.join(labels)}, or 0 to {len(labels) - 1}")
     return found
 
 
@@ -103,7 +104,7 @@ def label_scores(name: str, outputs: list[str], references: list[list[str]]) -> 
     labels = LABELS[task]
     mapped = {output: named(output, labels) for output in dict.fromkeys(outputs)}
     if None in mapped.values():
-        raise ValueError(f"{name}: the outputs {', '.join(map(repr, mapped))} are not its labels: {', '.join(labels)}")
+        raise InputError(f"{name}: the outputs {', '.join(map(repr, mapped))} are not its labels: {', '.join(labels)}")
     said = [labels.index(mapped[output]) for output in outputs]
     truth = [labels.index(known[0]) for known in references]
     measures = {

@@ -5,7 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from eelib.common.stats import Interval, bootstrap_totals
+from eelib.common.errors import InputError
+from eelib.common.interval import Interval
+from eelib.common.stats import bootstrap_totals
 from eelib.tasks.glue import SCORES, glue_name, named
 from eelib.tasks.metrics import rouge, token_f1
 from eelib.tasks.task import Task
@@ -38,7 +40,7 @@ def quality_difference(task: Task, before: list[str], after: list[str], seed: in
 def item_sums(task: Task, outputs: list[str]) -> dict[str, Sums]:
     """The statistics that a task's scores need of each item, and the score of their totals."""
     if len(outputs) != len(task):
-        raise ValueError(f"{len(outputs)} outputs for {len(task)} prompts")
+        raise InputError(f"{len(outputs)} outputs for {len(task)} prompts")
     if not all(task.references):
         return {}
     if task.kind == "classification":

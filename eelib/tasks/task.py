@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from eelib.common.data import data_folder
+from eelib.common.errors import InputError
 from eelib.common.values import check_limit, check_text, first_line, inside, text_of, texts_of
 from eelib.tasks import glue as classification
 from eelib.tasks.metrics import bleu_chrf, comet, rouge, squad_f1
@@ -62,15 +63,15 @@ class Task:
         `chat` puts each into the model's chat template, as does `replace(task, chat=True)` for any other task.
         """
         if not isinstance(prompts, (list, tuple)) or not prompts:
-            raise ValueError("prompts must be a list of at least one string")
+            raise InputError("prompts must be a list of at least one string")
         check_text("name", name)
         for number, prompt in enumerate(prompts):
             check_text(f"prompt {number}", prompt)
         if references and len(references) != len(prompts):
-            raise ValueError(f"{len(references)} references for {len(prompts)} prompts")
+            raise InputError(f"{len(references)} references for {len(prompts)} prompts")
         for number, known in enumerate(references or []):
             if not isinstance(known, (list, tuple)):
-                raise ValueError(f"references of prompt {number} must be a list of strings")
+                raise InputError(f"references of prompt {number} must be a list of strings")
             for text in known:
                 check_text(f"reference of prompt {number}", text)
         return Task(
@@ -96,7 +97,7 @@ class Task:
         Of labels: accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as GLUE has it for the task.
         """
         if len(outputs) != len(self.references):
-            raise ValueError(f"{len(outputs)} outputs for {len(self.references)} prompts")
+            raise InputError(f"{len(outputs)} outputs for {len(self.references)} prompts")
         scored = [(o, r) for o, r in zip(outputs, self.references) if r]
         if not scored:
             return {}
@@ -156,7 +157,7 @@ def task_names(pattern: str) -> list[str]:
     for part in (p.strip() for p in str(pattern).split(",")):
         found = fnmatch.filter(shipped_tasks(), part) if "*" in part else [part]
         if not part or not found or not all(is_known(name) for name in found):
-            raise ValueError(
+            raise InputError(
                 f"task {part!r} is not known; allowed: {', '.join(known_tasks())}, a local folder or "
                 ".jsonl file, several with commas, or a pattern such as translation/*"
             )
@@ -186,7 +187,7 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
     Raises ValueError: unknown name; a row with a missing, empty or NUL-holding text (file, line and field named).
     """
     if not is_known(name):
-        raise ValueError(f"task {name!r} is not known; allowed: {', '.join(known_tasks())}, or a local folder")
+        raise InputError(f"task {name!r} is not known; allowed: {', '.join(known_tasks())}, or a local folder")
     check_limit(limit)
     if name in shipped_tasks():
         return task_of_rows(name, read_rows(data_folder("texts", f"{name}.jsonl"))).take(limit)
@@ -197,7 +198,7 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
     path = Path(name).resolve()
     files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.name.endswith((".jsonl", ".jsonl.gz")))
     if not files:
-        raise ValueError(f"task folder {name!r} holds no .jsonl or .jsonl.gz file")
+        raise InputError(f"task folder {name!r} holds no .jsonl or .jsonl.gz file")
     return task_of_rows(path.name.split(".jsonl")[0], [row for file in files for row in read_rows(file)]).take(limit)
 
 
@@ -211,14 +212,14 @@ def read_rows(path: Path) -> list[Row]:
                 try:
                     row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
                 except UnicodeDecodeError:
-                    raise ValueError(f"{place}: not UTF-8") from None
+                    raise InputError(f"{place}: not UTF-8") from None
                 except (ValueError, RecursionError):
                     row = None
                 if not isinstance(row, dict):
-                    raise ValueError(f"{place}: not a JSON object")
+                    raise InputError(f"{place}: not a JSON object")
                 rows.append((place, row))
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path}, after line {len(rows)}: can't be read ({first_line(error)})") from None
+        raise InputError(f"{path}, after line {len(rows)}: can't be read ({first_line(error)})") from None
     return rows
 
 
@@ -237,14 +238,14 @@ def hub_rows(name: str, source: str | None, limit: int | None) -> list[dict]:
             config = None
         loaded = datasets.load_dataset(source or dataset, config, split=split)
     except Exception as error:  # datasets raises many kinds; the reader needs one line
-        raise ValueError(f"task {name!r} could not be loaded from {source or dataset}: {first_line(error)}") from None
+        raise InputError(f"task {name!r} could not be loaded from {source or dataset}: {first_line(error)}") from error
     return [dict(row) for row in loaded.select(range(min(limit or len(loaded), len(loaded))))]
 
 
 def wmt22_rows(pair: str, source: str | None) -> list[dict]:
     """WMT22 general test of one pair, through sacreBLEU; `source` is a folder to use as its cache."""
     if pair not in WMT22:
-        raise ValueError(f"direction {pair!r} is not one of P's Table 7; allowed: {', '.join(WMT22)}")
+        raise InputError(f"direction {pair!r} is not one of P's Table 7; allowed: {', '.join(WMT22)}")
     from sacrebleu.dataset import DATASETS
 
     data = copy.copy(DATASETS["wmt22"])
@@ -255,7 +256,7 @@ def wmt22_rows(pair: str, source: str | None) -> list[dict]:
     try:
         files = [data.get_source_file(pair), *data.get_reference_files(pair)]
     except (Exception, SystemExit) as error:  # sacreBLEU leaves the program where a download is damaged
-        raise ValueError(
+        raise InputError(
             f"task 'wmt22/{pair}' could not be loaded from {source or 'sacreBLEU'}: {first_line(error)}"
         ) from None
     columns = [Path(file).read_text(encoding="utf-8").split("\n")[:-1] for file in files]
@@ -265,14 +266,14 @@ def wmt22_rows(pair: str, source: str | None) -> list[dict]:
 def task_of_rows(name: str, rows: list[Row]) -> Task:
     """The task that rows describe, told by their fields: translation, question answering, summarization or labels."""
     if not rows:
-        raise ValueError(f"task {name!r} has no rows")
+        raise InputError(f"task {name!r} has no rows")
     kind, read = reader_of(name, rows[0][1])
     items = []
     for number, (place, row) in enumerate(rows, 1):
         try:
             items.append(read(row, number))
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from None
     prompts, sources, references, groups, *seconds = (list(column) for column in zip(*items))
     if kind == "classification":
         return Task(
@@ -311,7 +312,7 @@ def reader_of(name: str, row: dict) -> tuple[str, Callable]:
         return "translation", read_pair
     if classification.is_labelled(row):
         return "classification", classification.labelled_reader(name)
-    raise ValueError(
+    raise InputError(
         f"task {name!r}: fields {', '.join(sorted(row))} fit no task; allowed: source + references, "
         "translation, context + question + answers, document + question + answers, article + highlights, "
         "sentence + label, sentence1 + sentence2 + label"
@@ -332,7 +333,7 @@ def read_narrative(row: dict, _number: int) -> Item:
     context, question = text_of(row, "document", "summary", "text"), text_of(row, "question", "text")
     answers = inside(row, "answers")
     if not isinstance(answers, (list, np.ndarray)):
-        raise ValueError("field answers is not a list")
+        raise InputError("field answers is not a list")
     known = [text_of({"answers": answer}, "answers", "text") for answer in answers]
     return question_prompt(context, question), question, known, text_of(row, "document", "id")
 
@@ -348,7 +349,7 @@ def languages_of(name: str, row: dict) -> tuple[str, str]:
     pair = name.replace("/", ".").split(".")[-1].split("-")[-2:]
     pair = [part.split("_")[-1] for part in pair]
     if len(pair) != 2 or any(code not in LANGUAGES for code in pair):
-        raise ValueError(
+        raise InputError(
             f"direction of task {name!r} is not known: its name must end like de-en, with codes from "
             f"{', '.join(LANGUAGES)}"
         )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from eelib.common.errors import InputError
 from eelib.lens.buffer import Reader
 from eelib.models.components import site_states
 from eelib.models.forward import cached, causal_inputs, new_cache
@@ -141,7 +142,7 @@ def states_of(
     position that it reads. Prompts come from `Model.encode`, which knows the token types of a pair.
     """
     if sites and not model.components:
-        raise ValueError(model.components_error)
+        raise InputError(model.components_error)
     layers, found = [], {}
     for prompt, output in zip(prompts, outputs):
         if model.kind == "causal":

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from eelib.common.errors import InputError
+
 DEFINITIONS = ("first", "stable")
 
 
@@ -11,7 +13,7 @@ def exit_layer(top1: np.ndarray, final: np.ndarray, definition: str) -> np.ndarr
     "first": smallest l >= 1 whose top-1 is the final one. "stable": smallest l >= 1 from which it never changes again.
     """
     if definition not in DEFINITIONS:
-        raise ValueError(f"definition {definition!r} is not known; allowed: {', '.join(DEFINITIONS)}")
+        raise InputError(f"definition {definition!r} is not known; allowed: {', '.join(DEFINITIONS)}")
     same = top1[:, 1:] == final[:, None]
     same[:, -1] = True
     if definition == "first":

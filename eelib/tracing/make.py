@@ -14,6 +14,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from eelib.common.errors import InputError
 from eelib.common.files import only_one
 from eelib.common.machine import free_memory, is_out_of_memory, versions
 from eelib.common.sources import code_hash
@@ -42,20 +43,20 @@ def check_model(model: Model, task) -> None:
     """ValueError, one line, where a model can't do a task: labels asked of it or text, or labels of another task."""
     if task.kind != "classification":
         if model.kind == "classifier" and task.kind != "prompts":
-            raise ValueError(
+            raise InputError(
                 f"{task.name}: {model.name} is a sequence classifier, which gives labels, not text; "
                 "allowed are classification tasks and free prompts"
             )
         return
     if model.kind != "classifier":
-        raise ValueError(f"{task.name} needs a sequence classifier; {model.name} is {model.kind}")
+        raise InputError(f"{task.name} needs a sequence classifier; {model.name} is {model.kind}")
     theirs, ours = ", ".join(model.labels), ", ".join(task.labels)
     if len(model.labels) != len(task.labels):
-        raise ValueError(
+        raise InputError(
             f"{model.name} has {len(model.labels)} labels ({theirs}), {task.name} has {len(task.labels)} ({ours})"
         )
     if {named(label, task.labels) for label in model.labels} != set(task.labels):
-        raise ValueError(
+        raise InputError(
             f"{model.name} has the labels {theirs}, {task.name} has {ours}; allowed are the same names "
             "in any case and order, or numbers such as LABEL_0"
         )
@@ -86,7 +87,7 @@ def trace(
     at fault: one line.
     """
     if not isinstance(model, Model) or not isinstance(task, Task):
-        raise ValueError(
+        raise InputError(
             f"a trace needs a model from eelib.load_model and a task from eelib.load_task; got "
             f"{type(model).__name__} and {type(task).__name__}"
         )
@@ -98,7 +99,7 @@ def trace(
         if not isinstance(wanted, bool):
             check_whole(kind, wanted, 0, "True, False or a number of sequences")
     if sites and not model.components:  # said before hours of decoding, not after
-        raise ValueError(model.components_error)
+        raise InputError(model.components_error)
     settings = {"max_new_tokens": int(max_new_tokens), "dtype": model.dtype, "device": model.device.type}
     identity = {
         "model": model.name,
@@ -170,11 +171,11 @@ class Maker:
             return self.cut_rest(known)
         model, lengths = self.model, [len(ids) for ids in self.encoded]
         if 0 in lengths:
-            raise ValueError(f"{self.task.name}: prompt {lengths.index(0)} has no tokens in {model.name}'s vocabulary")
+            raise InputError(f"{self.task.name}: prompt {lengths.index(0)} has no tokens in {model.name}'s vocabulary")
         fits = [i for i, n in enumerate(lengths) if n < model.context_length]
         skipped = len(lengths) - len(fits)
         if not fits or (skipped and self.strict):
-            raise ValueError(
+            raise InputError(
                 f"{self.task.name}: {skipped} of {len(lengths)} prompts do not fit {model.name}'s window "
                 f"of {model.context_length} tokens (longest: {max(lengths)})"
             )
@@ -392,7 +393,7 @@ def settle_last_layer(result: Readout, emitted: torch.Tensor, model: Model) -> i
     behind = (result["probability"][:, -1] / result["final_probability"][:, -1]).log()  # difference of the two logits
     if model.dtype == "float32" and bool((wrong & ~(behind <= 1e-3)).any()):
         row = int((wrong & ~(behind <= 1e-3)).nonzero()[0])
-        raise ValueError(
+        raise InputError(
             f"{model.name}: last-layer top-1 of token row {row} is {int(result['top1'][row, -1])}, "
             f"decoding emitted {int(emitted[row])}"
         )

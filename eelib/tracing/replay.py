@@ -14,10 +14,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from eelib.common.errors import InputError
 from eelib.common.files import only_one, write_atomically
+from eelib.common.interval import Interval
 from eelib.common.machine import machine
 from eelib.common.sources import code_hash
-from eelib.common.stats import Interval, bootstrap_totals
+from eelib.common.stats import bootstrap_totals
 from eelib.common.tolerances import close
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.forward import cached, causal_inputs, new_cache
@@ -59,7 +61,7 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
         return end.state
     finally:
         handle.remove()
-    raise ValueError(f"{model.name}: block {layer} did not run")
+    raise InputError(f"{model.name}: block {layer} did not run")
 
 
 class Replay:
@@ -161,7 +163,7 @@ def timed_step(replay: Replay, output: list[int], token: int, layer: int) -> tup
     seconds = time.perf_counter() - began
     wrong = top != wanted and float(logits[top] - logits[wanted]) > TIE
     if wrong and model.dtype == "float32":
-        raise ValueError(
+        raise InputError(
             f"{model.name}: stopped after block {layer}, output token {token} is {top}; the trace has {wanted}"
         )
     return seconds, wrong

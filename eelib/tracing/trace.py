@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eelib.common.errors import InputError
 from eelib.lens.readout import top_k
 from eelib.lens.similarity import PAIRS
 from eelib.tracing.shards import READOUTS, TOKEN_COLUMNS, intact, load_manifest, load_times
@@ -28,7 +29,7 @@ class Trace:
         manifest = load_manifest(self.place)
         if not manifest or not manifest.get("finished"):
             state = "is half made" if manifest else "holds no manifest that can be read"
-            raise ValueError(f"{self.place} {state}; ask for the trace with eelib.trace, which makes what is missing")
+            raise InputError(f"{self.place} {state}; ask for the trace with eelib.trace, which makes what is missing")
         self.manifest = manifest | load_times(self.place)
         self.layers: int = self.manifest["layers"]
         self.model_name: str = self.manifest["model"]
@@ -43,7 +44,7 @@ class Trace:
         """One Parquet file; its checksum is compared the first time that this object reads it."""
         if name not in self._sound:
             if not intact(self.place, self.manifest, name):
-                raise ValueError(
+                raise InputError(
                     f"{self.place / name}.parquet is missing or was altered; ask for the trace with "
                     "eelib.trace, which makes it anew"
                 )
@@ -116,7 +117,7 @@ def extra_table(made: Trace, kind: str) -> pa.Table:
     """The largest sites or pairs table of a trace; ValueError where none was made."""
     names = [n for n in made.manifest["files"] if n.startswith(f"{kind}-")]
     if not names:
-        raise ValueError(f"this trace has no {kind}; ask for them with eelib.trace(..., {kind}=True)")
+        raise InputError(f"this trace has no {kind}; ask for them with eelib.trace(..., {kind}=True)")
     return made._file(max(names, key=lambda n: int(n.split("-")[1])))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from eelib.analysis import architectures as side_by_side
 from eelib.analysis.architectures import BOTH, DECODER, ENCODER
-from eelib.common.stats import Interval
+from eelib.common.interval import Interval
 from eelib.figures import architectures as plots
 from eelib.study import claims as papers
 from eelib.study.parameters import ParameterError, Parameters

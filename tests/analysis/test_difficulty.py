@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from eelib.analysis import difficulty
-from eelib.common.stats import Interval
+from eelib.common.interval import Interval
 from eelib.figures import difficulty as figures_difficulty
 
 

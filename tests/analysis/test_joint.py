@@ -22,6 +22,7 @@ from eelib.analysis.joint import (
     verdicts,
 )
 from eelib.common import stats
+from eelib.common.interval import Interval
 from eelib.study import claims as papers
 from eelib.study.parameters import ParameterError
 from eelib.tasks.task import Task
@@ -191,7 +192,7 @@ def test_the_table_says_what_rose_and_what_fell():
 def test_verdicts_name_the_pair():
     before, after = study(1, hash="a"), study(2, hash="b")
     before.judge = lambda name, make, requirement_met: papers.judge(name, make(), requirement_met=requirement_met)
-    fell = {"P-J3": stats.Interval(-0.2, -0.3, -0.1, 40)}
+    fell = {"P-J3": Interval(-0.2, -0.3, -0.1, 40)}
     (made,) = verdicts(before, after, ["one"], fell)
     assert (made.verdict, made.models) == (papers.HOLDS, "made-1 → made-2")
     (none,) = verdicts(before, after, [], fell)
@@ -202,8 +203,8 @@ def test_verdicts_name_the_pair():
 
 def test_likeness_in_words():
     for low, high, part in ((-0.2, -0.1, "become less alike"), (0.1, 0.2, "become more alike"), (-0.1, 0.1, "neither")):
-        assert part in likeness_in_words(stats.Interval(0.0, low, high, 40))
-    assert "tolerance" not in likeness_in_words(stats.Interval(float("nan"), float("nan"), float("nan"), 0))
+        assert part in likeness_in_words(Interval(0.0, low, high, 40))
+    assert "tolerance" not in likeness_in_words(Interval(float("nan"), float("nan"), float("nan"), 0))
 
 
 def test_what_the_models_were_trained_for(tmp_path):

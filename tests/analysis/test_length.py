@@ -8,6 +8,7 @@ import pytest
 
 from eelib.analysis import length as le
 from eelib.common import stats
+from eelib.common.interval import Interval
 
 SLOPES = ("length", "halves", "position", "length_joint", "length_matched")
 
@@ -255,7 +256,7 @@ def test_trends(noisy):
 
 
 def test_direction():
-    interval = stats.Interval
+    interval = Interval
     assert le.direction(interval(-2, -3, -1, 9)) == "earlier" and le.direction(interval(2, 1, 3, 9)) == "later"
     assert le.direction(interval(0, -1, 1, 9)).startswith("neither")
     assert le.direction(le.NOTHING) == "at a layer that was not measured"

@@ -2,13 +2,14 @@
 
 import matplotlib
 
+from eelib.common.interval import Interval
+
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from eelib.common.stats import Interval
 from eelib.figures import subwords as plots
 
 

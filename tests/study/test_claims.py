@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from eelib.common.data import data_folder
-from eelib.common.stats import Interval
+from eelib.common.interval import Interval
 from eelib.study import claims as papers
 
 FOLDER = data_folder("papers")

@@ -7,7 +7,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from eelib.common.stats import Interval
+from eelib.common.interval import Interval
 from eelib.study.parameters import ParameterError, Parameters, check_parameters
 from eelib.study.results import Results, clean
 from eelib.study.study import Study

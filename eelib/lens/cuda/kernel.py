@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eelib.common.errors import InputError
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 L2_STATES = 32 << 20  # bytes of states that programs running together may share: most of a Hopper's L2 cache
 
@@ -90,7 +92,7 @@ def head_of(weight: Tensor, head_bias: Tensor | None, bias: Tensor | None, after
 
     def ready(name: str, value: Tensor | None) -> Tensor | None:
         if value is not None and value.numel() != weight.shape[0]:
-            raise ValueError(f"{name} has {value.numel()} values, but the vocabulary {weight.shape[0]} tokens")
+            raise InputError(f"{name} has {value.numel()} values, but the vocabulary {weight.shape[0]} tokens")
         return None if value is None else value.detach().to(weight.device, torch.float32).flatten().contiguous()
 
     first, last = ready("head_bias", head_bias), ready("bias", bias)
@@ -127,10 +129,10 @@ def read_rows(
     check(hidden, weight)
     n, vocabulary = len(hidden), len(weight)
     if not 1 <= k <= vocabulary:
-        raise ValueError(f"k is {k}: 1 to {vocabulary}, the size of the vocabulary, is allowed")
+        raise InputError(f"k is {k}: 1 to {vocabulary}, the size of the vocabulary, is allowed")
     for name, ids in (("final_ids", final_ids), ("reference_ids", reference_ids)):
         if ids is not None and ids.shape != (n,):
-            raise ValueError(f"{name} has shape {tuple(ids.shape)}, but there are {n} rows")
+            raise InputError(f"{name} has shape {tuple(ids.shape)}, but there are {n} rows")
 
     shapes = {
         "log_normalizer": (n,),
@@ -195,7 +197,7 @@ def read_js(
         ("log_normalizer_last", log_normalizer_last),
     ):
         if len(value) != n:
-            raise ValueError(f"{name} has {len(value)} rows, but hidden has {n}")
+            raise InputError(f"{name} has {len(value)} rows, but hidden has {n}")
     if n == 0:
         return torch.zeros(0, device=hidden.device)
     tiles = tiles or (INTERPRETED if interpreted() else PAIRED_FLOAT32 if hidden.dtype == torch.float32 else PAIRED)
@@ -222,11 +224,11 @@ def read_js(
 def check(hidden: Tensor, weight: Tensor) -> None:
     """ValueError, in one line, if the kernels can't take these."""
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
+        raise InputError(
             f"states {tuple(hidden.shape)} and weights {tuple(weight.shape)} must be [n, hidden_size] and [vocab_size, hidden_size]"
         )
     if not supports(hidden, weight):
-        raise ValueError(
+        raise InputError(
             f"the kernel can't read {hidden.dtype} states on {hidden.device} with {weight.dtype} weights "
             f"on {weight.device}: it needs Triton, one device of CUDA 8.0 or newer, and one dtype of "
             f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}"
@@ -384,7 +386,7 @@ def tuned(hidden: Tensor, head: Head, launch: Callable[[Tiles], object]) -> Tile
             except OutOfResources:  # a smaller card than a Hopper
                 continue
         if not times:
-            raise ValueError(f"no tile shape of the kernel fits {key[0]}")
+            raise InputError(f"no tile shape of the kernel fits {key[0]}")
         _fastest[key] = min(times, key=times.get)
     return _fastest[key]
 
