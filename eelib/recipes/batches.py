@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from eelib.recipes.corpora import Example
+from eelib.recipes.corpora import SEED, Example
 
 TOKENS_PER_BATCH = 4096
 
@@ -75,9 +76,16 @@ def packed(
     return batches
 
 
-def order_of(phases: Sequence[Phase], seed: int) -> list[str]:
+def by_phases(
+    phases: Sequence[Phase], plan_of: Callable[[str, int], list], seen: int = 0
+) -> Callable[[int], Iterator[tuple[str, list]]]:
+    """The batches from a step on; `plan_of(part, epoch)` are those of a part's epoch, and `seen` the first epoch."""
+    return partial(mixed, order=order_of(phases), plan_of=lambda part, epoch: plan_of(part, epoch + seen))
+
+
+def order_of(phases: Sequence[Phase]) -> list[str]:
     """The part of each step: in every phase each has its share of the steps, in a random order."""
-    rng, order = random.Random(seed), []
+    rng, order = random.Random(SEED), []
     for phase in phases:
         names, total = list(phase.shares), sum(phase.shares.values())
         part = [name for name in names for _ in range(round(phase.steps * phase.shares[name] / total))]
@@ -88,7 +96,7 @@ def order_of(phases: Sequence[Phase], seed: int) -> list[str]:
 
 
 def mixed(start: int, order: list[str], plan_of: Callable[[str, int], list]) -> Iterator[tuple[str, list]]:
-    """(part, batch) of the steps from `start` on; `plan_of(part, epoch)` are the batches of a part's epochs 0, 1, ..."""
+    """(part, batch) of the steps from `start` on, each part's in the order of its epochs."""
     streams = {name: from_step(order[:start].count(name), lambda e, n=name: plan_of(n, e)) for name in set(order)}
     for name in order[start:]:
         yield name, next(streams[name])

@@ -31,8 +31,8 @@ def write_card(corpora: Path, out: Path, work: Path, device: str, name: str, kin
             "begin with a space",
             "held_out": f"one English Tatoeba sentence in {HELD_OUT_SHARE} by hash, with every pair that shares a "
             f"sentence with it; one passage of SQuADShifts in {HELD_OUT_PASSAGES} by hash; rooms: stories with other "
-            f"names, things and templates; passages of more than {PASSAGE_WORDS} words are not trained on, articles are "
-            f"cut after {ARTICLE_WORDS}",
+            f"names, things and templates; passages of more than {PASSAGE_WORDS} words are not trained on, articles "
+            f"are cut after {ARTICLE_WORDS}",
             "headlines": "Reuters prints them in capitals; trained on in sentence case, each word as the articles "
             "write it most often, without exchange codes",
         },

@@ -197,7 +197,7 @@ def written_plainly(line: str) -> str:
 
 
 def plain_text(corpora: Path, most_letters: int) -> list[Example]:
-    """Novels and articles in stretches of about `most_letters` letters, each of whole paragraphs; all of it is target."""
+    """Novels and articles in stretches of about `most_letters` letters, whole paragraphs each; all of it is target."""
     found = []
     for lines in (novels(corpora)[0], [written_plainly(line) for line in articles(corpora, "train")]):
         stretch: list[str] = []

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 
 class Loss(NamedTuple):
-    """What a step minimizes, of how many padded tokens; of which part of the texts, and what its curve shows instead."""
+    """What a step minimizes, its padded tokens, the part of the texts it is of, and what the curve shows instead."""
 
     value: torch.Tensor
     tokens: int

@@ -9,10 +9,12 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eelib.recipes import attention
-from eelib.recipes.batches import Phase, Text, encoded, mixed, order_of, packed
+from eelib.recipes.batches import Phase, Text, by_phases, encoded, packed
+from eelib.recipes.card import write_card
+from eelib.recipes.corpora import SEED
 from eelib.recipes.loop import Loss, Schedule, train
-from eelib.recipes.shared import write_card
-from eelib.recipes.texts import PARTS, SEED, generator
+from eelib.recipes.quality import measure as measure
+from eelib.recipes.texts import PARTS, generator
 from eelib.recipes.tokenizer import train_tokenizer
 
 NAME = "pocket-llama"
@@ -59,9 +61,14 @@ def tokenizer_for(corpora: Path, folder: Path) -> PreTrainedTokenizerFast:
 def part_batches(
     corpora: Path, work: Path, tokenizer: PreTrainedTokenizerFast, part: str, epoch: int
 ) -> list[list[Text]]:
-    """The batches of one part's epoch, each of like lengths and about 4,096 padded tokens."""
+    """The batches of one part's epoch."""
+    return in_batches(encoded(PARTS[part](corpora, work, epoch), tokenizer, WINDOW), epoch)
+
+
+def in_batches(texts: list[Text], epoch: int) -> list[list[Text]]:
+    """The texts in batches, each of like lengths and about 4,096 padded tokens."""
     return packed(
-        encoded(PARTS[part](corpora, work, epoch), tokenizer, WINDOW),
+        texts,
         bucket=lambda text: len(text.ids) // 8,
         widths=lambda text: (len(text.ids),),
         rng=generator(epoch),
@@ -69,18 +76,18 @@ def part_batches(
 
 
 def inputs_of(texts: list[Text], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(token ids [texts, longest], which tokens are of targets and which of the rest, both [texts, longest - 1]).
+    """(token ids [texts, longest], flat places of the targets' tokens, flat places of the other tokens).
 
-    Column t of the last two is about token t + 1, which position t predicts.
+    A token is predicted at the place before its own; each text's first is predicted nowhere and in neither list.
     """
     width = max(len(text.ids) for text in texts)
     ids = torch.zeros(len(texts), width, dtype=torch.long)
-    kinds = torch.zeros(len(texts), width, dtype=torch.long)  # 0 padding, 1 the rest, 2 a target
+    kinds = torch.zeros(len(texts), width, dtype=torch.long)  # 0 predicted nowhere, 1 the rest, 2 of a target
     for row, text in enumerate(texts):
         ids[row, : len(text.ids)] = torch.from_numpy(text.ids.astype("int64"))
-        kinds[row, : len(text.ids)] = torch.from_numpy(1 + text.wanted.astype("int64"))
-    kinds = kinds[:, 1:].to(device)
-    return ids.to(device), kinds == 2, kinds == 1
+        kinds[row, 1 : len(text.ids)] = torch.from_numpy(1 + text.wanted[1:].astype("int64"))
+    wanted, others = ((kinds.flatten() == kind).nonzero().squeeze(1).to(device) for kind in (2, 1))
+    return ids.to(device), wanted, others
 
 
 def target_loss(model: LlamaForCausalLM, batch: Batch) -> Loss:
@@ -88,10 +95,14 @@ def target_loss(model: LlamaForCausalLM, batch: Batch) -> Loss:
     part, texts = batch
     ids, wanted, others = inputs_of(texts, model.device)
     # Right padding under a causal mask: no real token sees a padded one, so no mask is needed.
-    states, following = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1], ids[:, 1:]
-    loss = shown = F.cross_entropy(model.lm_head(states[wanted]).float(), following[wanted])
+    states = model.model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
+
+    def of(places: Tensor) -> Tensor:
+        return F.cross_entropy(model.lm_head(states[places - 1]).float(), ids.flatten()[places])
+
+    loss = shown = of(wanted)
     if share := CONTEXT.get(part):
-        loss = loss + share * F.cross_entropy(model.lm_head(states[others]).float(), following[others])
+        loss = loss + share * of(others)
     return Loss(loss, ids.numel(), part, shown)
 
 
@@ -103,7 +114,7 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.config.bos_token_id = model.generation_config.bos_token_id = None
-    batches = partial(mixed, order=order_of(PHASES, SEED), plan_of=partial(part_batches, corpora, work, tokenizer))
+    batches = by_phases(PHASES, partial(part_batches, corpora, work, tokenizer))
     train(model, batches, target_loss, SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -1,4 +1,4 @@
-"""How good a model that knows P's tasks is: on public test sets that it was not trained on, and on the shipped texts."""
+"""How good a model that knows P's tasks is: on public test sets that it has not seen, and on the shipped texts."""
 
 from collections.abc import Sequence
 from pathlib import Path

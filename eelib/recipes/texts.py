@@ -78,7 +78,7 @@ def prose(corpora: Path, _work: Path, epoch: int) -> list[Example]:
 
 
 def alone(texts: list[Example], most: int, rng: random.Random) -> list[Example]:
-    """At most `most` questions of each passage, each with the passage as P's Table 8 has it, for models that read first.
+    """At most `most` questions of each passage, each with the passage as P's Table 8 has it.
 
     Text without a prompt is halved: the second half is to be told from the first.
     """

@@ -397,8 +397,9 @@ def _try(rng: random.Random, split: str, kind: str, form: str, goal: str, plain:
 def _told(split: str, count: int, seed: int) -> Iterator[tuple[dict, list[_Event], _Query, list[int]]]:
     """The items of ``stories``, each with the events, the query and the needed sentences it was made from."""
     rng = random.Random(f"{split} {seed}")
+    kinds: list[str] = []
     for number in range(count):
-        kinds = rng.sample(_ROUND, len(_ROUND)) if number % len(_ROUND) == 0 else kinds
+        kinds = kinds or rng.sample(_ROUND, len(_ROUND))
         kind = kinds.pop()
         form, goal, plain = rng.choice(_KINDS[kind]), _NUMBERS[rng.randint(1, 4)], rng.random() < _PLAIN
         while not (made := _try(rng, split, kind, form, goal, plain)):
