@@ -36,10 +36,10 @@ class Family:
     states: Callable[[Model, list[Text]], States]
     part_batches: Callable[..., list[list[Text]]]
     in_batches: Callable[[list[Text], int], list[list[Text]]]
-    attention: str = "sdpa"
+    attention: str
 
 
 LLAMA = Family(
     pocket_llama.KIND, llama_states, pocket_llama.part_batches, pocket_llama.in_batches, attention=attention.NAME
 )
-T5 = Family(pocket_t5.KIND, t5_states, pocket_t5.part_batches, pocket_t5.in_batches)
+T5 = Family(pocket_t5.KIND, t5_states, pocket_t5.part_batches, pocket_t5.in_batches, attention="eager")
