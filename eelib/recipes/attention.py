@@ -12,8 +12,10 @@ def plain_causal(
 ) -> tuple[Tensor, None]:
     """Attention [texts, tokens, heads, size] of queries, keys and values, each [texts, heads, tokens, size].
 
-    For whole texts without a cache whose padding, if any, is on the right; as many heads of keys as of queries.
+    For whole texts without a cache whose padding, if any, is on the right. Several heads of queries may share keys.
     """
+    shared = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     tokens = query.shape[2]
     future = torch.full((tokens, tokens), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
     q, k, v = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)

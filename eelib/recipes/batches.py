@@ -71,7 +71,7 @@ def packed(
             batch, wider = [], widths(text)
         batch.append(text)
         longest = wider
-    batches.append(batch)
+    batches += [batch] if batch else []
     rng.shuffle(batches)
     return batches
 

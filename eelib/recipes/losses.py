@@ -63,7 +63,7 @@ def rotating_weights(layers: int, step: int, every: int, scale: float) -> list[f
     if every < 1:
         raise InputError(f"every must be at least 1, not {every}")
     inner = [scale * i * (i + 1) / 2 if i % every == step % every else 0.0 for i in range(1, layers)]
-    weights = [*inner, layers - 1 + scale * layers * (layers - 1) / 2]
+    weights = [*inner, max(layers - 1, 1) + scale * layers * (layers - 1) / 2]
     return [weight / sum(weights) for weight in weights]
 
 

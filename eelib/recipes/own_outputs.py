@@ -8,7 +8,7 @@ import numpy as np
 
 from eelib.models.model import Model
 from eelib.recipes.batches import Text, encoded
-from eelib.recipes.corpora import SEED
+from eelib.recipes.corpora import SEED, read_jsonl
 from eelib.recipes.texts import PARTS, alone
 from eelib.tracing.decode import decode
 
@@ -25,17 +25,15 @@ def own_outputs(
     """
     prompts = prompts_of(model, corpora, work, epoch, counts or OUTPUTS)
     file = work / "own.jsonl"
-    done = file.read_text().splitlines() if file.exists() else []
-    done = done[: len(done) - len(done) % AT_ONCE] if len(done) < len(prompts) else done  # a torn batch is made again
-    if len(done) < len(prompts):
-        file.write_text("".join(f"{line}\n" for line in done))
+    whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []  # a torn line is made again
+    batches = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]
+    if len(whole) < len(batches):
+        file.write_text("".join(f"{line}\n" for line in whole))
         with open(file, "a") as lines:
-            for start in range(len(done), len(prompts), AT_ONCE):
-                for output in decode(model, prompts[start : start + AT_ONCE], LONGEST):
-                    lines.write(json.dumps(output) + "\n")
+            for batch in batches[len(whole) :]:
+                lines.write(json.dumps(decode(model, batch, LONGEST)) + "\n")
                 lines.flush()
-        done = file.read_text().splitlines()
-    outputs = [json.loads(line) for line in done]
+    outputs = [output for batch in read_jsonl(file) for output in batch]
     return [
         Text(np.array(prompt + output, dtype=np.uint16), np.arange(len(prompt + output)) >= len(prompt))
         for prompt, output in zip(prompts, outputs, strict=True)

@@ -24,6 +24,7 @@ from eelib.recipes.corpora import (
 from eelib.tasks.rooms import interviews
 
 PASSAGE_WORDS, ARTICLE_WORDS, STRETCH_LETTERS = 220, 120, 1500
+HALVED = 1200
 STORIES, QUESTIONS = 36_000, 10  # rooms: how many stories, and questions about one at most
 BROAD = {"joined": 2, "tatoeba": 3}  # one in so many; Multi30k alone is whole
 NARROW = {"joined": 8, "tatoeba": 12}
@@ -80,13 +81,14 @@ def prose(corpora: Path, _work: Path, epoch: int) -> list[Example]:
 def alone(texts: list[Example], most: int, rng: random.Random) -> list[Example]:
     """At most `most` questions of each passage, each with the passage as P's Table 8 has it.
 
-    Text without a prompt is halved: the second half is to be told from the first.
+    Of text without a prompt the first HALVED letters are halved: the second half is to be told from the first.
     """
     found = []
     for text in texts:
         if not text.prompt:
-            at = text.target.find(" ", len(text.target) // 2)
-            found += [Example(text.target[:at], text.target[at:])] if at > 0 else []
+            whole = text.target[:HALVED]
+            at = whole.find(" ", len(whole) // 2)
+            found += [Example(whole[:at], whole[at:])] if at > 0 else []
             continue
         passage = text.prompt.partition(FURTHER_QUESTION.partition("{")[0])[0]
         every = [Example(text.prompt, text.target), *(Example(passage + asks, answer) for asks, answer in text.more)]
