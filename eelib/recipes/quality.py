@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from eelib.common.data import data_folder
 from eelib.models.model import Model, load_model
 from eelib.recipes.corpora import first_words, multi30k, read_jsonl, shifts, tatoeba
@@ -10,22 +12,20 @@ from eelib.recipes.texts import ARTICLE_WORDS
 from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1
 from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
 from eelib.tasks.task import load_task
-from eelib.tracing.decode import generate
+from eelib.tracing.decode import decode, generate, states_of
 
 TATOEBA, QUESTIONS, EVERY_ARTICLE = 500, 1000, 5  # sentences; questions; one article of Reuters' test set in so many
 LONGEST_ANSWER, LONGEST_TRANSLATION = 32, 128  # tokens
 HEADLINE_WORDS = 8  # of an article are the baseline: as many as the longer half of the headlines has
-TEXTS = (
-    *(f"translation/{pair}" for pair in ("de-en", "en-de", "fr-en", "en-fr")),
-    "question_answering/passages",
-    "summarization/news",
-)
+TRANSLATIONS = tuple(f"translation/{pair}" for pair in ("de-en", "en-de", "fr-en", "en-fr"))
+TEXTS = (*TRANSLATIONS, "question_answering/passages", "summarization/news")
 
 
 def measure(corpora: Path, folder: Path, device: str) -> dict[str, dict]:
     """Every figure of the card: scores 0-100 by test set; EM is exact match after SQuAD's normalisation."""
     model = load_model(str(folder), device=device)
-    return translations(model, corpora) | readings(model, corpora) | headlines(model, corpora) | shipped(model)
+    scores = translations(model, corpora) | readings(model, corpora) | headlines(model, corpora) | shipped(model)
+    return scores | {"agreement with the last layer": agreement(model, TRANSLATIONS)}
 
 
 def translations(model: Model, corpora: Path) -> dict[str, dict]:
@@ -103,3 +103,23 @@ def shipped(model: Model) -> dict[str, dict]:
             longest = LONGEST_TRANSLATION if task.kind == "translation" else LONGEST_ANSWER
             found[name] = task.quality(generate(model, task.prompts, longest)) | {"items": len(task)}
     return found
+
+
+@torch.no_grad()
+def agreement(model: Model, names: Sequence[str], at_once: int = 64) -> dict:
+    """Share (0-100) of the model's own output tokens that each layer 1..L has as its top-1, end tokens left out."""
+    agreed, tokens = torch.zeros(model.layers), 0
+    for name in names:
+        prompts = model.encode(load_task(name).prompts)
+        for start in range(0, len(prompts), at_once):
+            part = prompts[start : start + at_once]
+            outputs = decode(model, part, LONGEST_TRANSLATION)
+            states, _ = states_of(model, part, outputs)
+            said = torch.tensor([token for output in outputs for token in output])
+            real = torch.tensor([token not in model.eos_ids for token in said.tolist()])
+            top = torch.stack(
+                [model.unembed(states[:, layer]).argmax(-1).cpu() for layer in range(1, model.layers + 1)]
+            )
+            agreed += (top == said)[:, real].sum(1)
+            tokens += int(real.sum())
+    return {"by layer": [round(100 * n / tokens, 1) for n in agreed.tolist()], "items": tokens}

@@ -428,20 +428,26 @@ def interviews(split: str, count: int, most: int, seed: int = 0) -> Iterator[dic
     The first pair is the story's own. The others are drawn among all that the story tells, at most one of each form;
     their answers are what the story's world has, but their facts are not counted.
     """
+    for item, _, asked in _interviewed(split, count, most, seed):
+        further = [(question, answer) for _, question, answer in asked]
+        yield {"context": item["context"], "pairs": [(item["question"], item["answers"][0]), *further]}
+
+
+def _interviewed(split: str, count: int, most: int, seed: int) -> Iterator[tuple[dict, list[_Event], list[tuple]]]:
+    """The items of ``stories``, each with its events and its further (query, question, answer)."""
     rng = random.Random(f"{split} {seed} interviews")
     for item, events, query, _ in _told(split, count, seed):
-        world = _World(events)
-        pairs, asked = [(item["question"], item["answers"][0])], {query[0]}
+        world, forms, asked = _World(events), {query[0]}, []
         for kind in rng.choices([*_FURTHER], [*_FURTHER.values()], k=3 * most):
             form = rng.choice(_KINDS[kind])
-            if len(pairs) == most or form in asked:
+            if len(asked) == most - 1 or form in forms:
                 continue
             fits = _untold if kind == "unknown" else _tells
             if known := [query for query in _queries(world, form) if fits(world, query)]:
                 query = rng.choice(known)
-                pairs.append((_question(rng, split, query), _follow(world, query) or "nobody knows"))
-                asked.add(form)
-        yield {"context": item["context"], "pairs": pairs}
+                asked.append((query, _question(rng, split, query), _follow(world, query) or "nobody knows"))
+                forms.add(form)
+        yield item, events, asked
 
 
 def _queries(world: _World, form: str) -> list[_Query]:

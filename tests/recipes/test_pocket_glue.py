@@ -1,5 +1,6 @@
 """Classifiers of pocket-bert: equal beginnings, losses by hand, dropout, resuming, and whole runs at a tiny size."""
 
+import gzip
 import json
 import random
 from dataclasses import replace
@@ -183,3 +184,16 @@ def test_recipes_are_known():
         plain, joint = pair
         assert plain == replace(joint, name=plain.name, objective=plain.objective, weights=plain.weights)
         assert plain.start == "pocket-bert" and plain.weights(4) == [0, 0, 0, 1] and joint.weights(4) == [0.25] * 4
+
+
+def test_questions_are_read_from_trec(tmp_path, monkeypatch):
+    """Text and the name of the kind, as the project's labelled set `questions` has them."""
+    (tmp_path / "classification").mkdir()
+    rows = [{"text": f"What is {n} ?", "label": n, "label_text": kind} for n, kind in enumerate(pocket_glue.TREC)]
+    (tmp_path / "classification/trec.test.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows)).encode())
+    )
+    found = pocket_glue.labelled(tmp_path, "questions", "test")
+    assert [row["sentence"] for row in found] == [f"What is {n} ?" for n in range(6)]
+    assert [row["label"] for row in found] == ["abbreviation", "description", "entity", "person", "place", "number"]
+    assert pocket_glue.source("questions") == "TREC" and pocket_glue.source("rte") == "GLUE rte"

@@ -2,12 +2,16 @@
 
 import families
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from eelib.common.data import data_folder
 from eelib.models.model import prepare
+from eelib.models.probe import block_states
 from eelib.recipes import quality
-from eelib.recipes.quality import answered, answers, measure, summarized
+from eelib.recipes.quality import agreement, answered, answers, measure, summarized
+from eelib.tasks.task import load_task
+from eelib.tracing.decode import decode
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +52,30 @@ def test_headlines_stand_beside_the_first_words(model, oracle):
     assert found["first words"]["ROUGE-1"] == pytest.approx(100 * 2 * 2 / (2 + 8))  # "cat" and "lost" among 8 words
 
 
+def test_agreement_by_hand(model, monkeypatch):
+    """Each layer's top-1 against the tokens that the model gave; end tokens do not count; the last agrees always."""
+    monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 3)
+    task = load_task("translation/de-en").take(5)
+    monkeypatch.setattr(quality, "load_task", lambda _name: task)
+    agreed, tokens = [0] * model.layers, 0
+    for prompt in model.encode(task.prompts):
+        for token in decode(model, [prompt], 3)[0]:
+            with torch.no_grad(), block_states(model.blocks) as states:
+                model.network(torch.tensor([prompt]))
+            prompt = [*prompt, token]
+            if token not in model.eos_ids:
+                tokens += 1
+                for layer in range(model.layers):
+                    agreed[layer] += model.unembed(states[layer + 1][0, -1:]).argmax().item() == token
+    found = agreement(model, ["translation/de-en"], at_once=2)
+    assert found == {"by layer": [round(100 * n / tokens, 1) for n in agreed], "items": tokens}
+    assert found["by layer"][-1] == 100.0
+
+
 def test_measure_has_every_figure(folder, model, monkeypatch, oracle):
     """Translation, reading, headlines and the shipped texts, with how many items each is of."""
     monkeypatch.setattr(quality, "load_model", lambda *_, **__: model)
+    monkeypatch.setattr(quality, "agreement", lambda *_: {"items": 1})
     oracle(lambda prompt: "Ein Mann. nobody knows")
     found = measure(folder, folder, "cpu")
     pairs = ("de-en", "en-de", "fr-en", "en-fr")

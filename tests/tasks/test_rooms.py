@@ -249,6 +249,21 @@ def test_the_unknown_is_asked_of_the_named_and_the_unnamed(told):
         assert 0.3 < sum(named) / len(named) < 0.8
 
 
+def test_interviews_ask_more_about_the_same_stories():
+    """Each story's own question comes first; the others are of other forms, and the oracle gives the same answers."""
+    found = list(rooms.interviews("train", 60, 8, 1))
+    assert [row["context"] for row in found] == [item["context"] for item in rooms.stories("train", 60, 1)]
+    assert found[:10] == list(rooms.interviews("train", 10, 8, 1))
+    for row, (item, events, asked) in zip(found, rooms._interviewed("train", 60, 8, 1)):
+        first = (item["question"], item["answers"][0])
+        assert row["pairs"] == [first, *((question, answer) for _, question, answer in asked)] and len(asked) < 8
+        assert len({query[0] for query, _, _ in asked}) == len(asked)
+        for query, _, answer in asked:
+            assert (oracle(events, query) or "nobody knows") == answer != "zero"
+            assert query[1] in {word for event in events for word in event}
+    assert sum(len(row["pairs"]) for row in found) > 60 * 5
+
+
 def test_write_gives_the_test_items(tmp_path):
     rooms.write(tmp_path)
     items = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
