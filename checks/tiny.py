@@ -178,7 +178,7 @@ def tiny_config(kind: str, model_type: str):
             fields[name] = {**ids, **fields[name]}
     more = {k: v for k, v in ids.items() if k in known and k not in given}
     if "decoder_start_token_id" not in given and (
-        kind == "seq2seq" or getattr(made, "is_encoder_decoder", False) and kind == "classifier"
+        kind == "seq2seq" or (getattr(made, "is_encoder_decoder", False) and kind == "classifier")
     ):
         more["decoder_start_token_id"] = tokenizer.bos_token_id
     if kind == "causal" and "is_decoder" in known:

@@ -185,7 +185,8 @@ def changes(with_eos: Slopes, without: Slopes) -> Slopes:
 
 def end_tokens(study: Study, tokens: Tokens, with_eos: Slopes, change: Slopes) -> pd.DataFrame:
     """One row per task and definition: task, definition, mean exit layers end_token and others, and for each slope
-    of ENDED with end tokens left in name_with_eos, and by how much they change it, name_eos_change (Intervals)."""
+    of ENDED with end tokens left in name_with_eos, and by how much they change it, name_eos_change (Intervals).
+    """
     rows = []
     for task, trace in study.traces.items():
         every = token_table(trace, with_eos=True)

@@ -57,9 +57,9 @@ def find_words(text: str) -> list[Word]:
     word, end = [], len(text)
     for i, character in enumerate(text):
         kind = "J" if character in JOINERS else category[i]
-        word.append(kind in "LN" or kind == "M" and i > 0 and word[i - 1])
+        word.append(kind in "LN" or (kind == "M" and i > 0 and word[i - 1]))
     for i in range(1, end - 1):
-        word[i] = word[i] or text[i] in JOINERS and word[i - 1] and category[i + 1] in "LN"
+        word[i] = word[i] or (text[i] in JOINERS and word[i - 1] and category[i + 1] in "LN")
     found, start = [], 0
     while start < end:
         if not word[start]:

@@ -7,21 +7,28 @@ from pathlib import Path
 
 from eelib.common.data import data_folder
 
-# Where the recipe of each shipped model is: a module, or an object in one; both have `run` and `measure`.
+# Where the recipe of each model is: a module, or an object in one; both have `run` and `measure`.
 RECIPES = {
     "pocket-bert": "pocket_bert",
     "pocket-bert-cola": "pocket_glue:COLA",
     "pocket-bert-cola-joint": "pocket_glue:COLA_JOINT",
     "pocket-bert-mrpc": "pocket_glue:MRPC",
     "pocket-bert-mrpc-joint": "pocket_glue:MRPC_JOINT",
+    "pocket-bert-questions": "pocket_glue:QUESTIONS",
+    "pocket-bert-questions-joint": "pocket_glue:QUESTIONS_JOINT",
     "pocket-bert-rte": "pocket_glue:RTE",
     "pocket-bert-rte-joint": "pocket_glue:RTE_JOINT",
     "pocket-bert-sst2": "pocket_glue:SST2",
     "pocket-bert-sst2-joint": "pocket_glue:SST2_JOINT",
     "pocket-llama": "pocket_llama",
+    "pocket-llama-all": "pocket_skip:LLAMA_ALL",
+    "pocket-llama-dropout": "pocket_skip:LLAMA_DROPOUT",
     "pocket-llama-joint": "pocket_joint:LLAMA_JOINT",
+    "pocket-llama-own": "pocket_skip:LLAMA_OWN",
+    "pocket-llama-skip": "pocket_skip:LLAMA_SKIP",
     "pocket-t5": "pocket_t5",
     "pocket-t5-free": "pocket_joint:T5_FREE",
+    "pocket-t5-skip": "pocket_skip:T5_SKIP",
     "pocket-t5-weighted": "pocket_joint:T5_WEIGHTED",
     "pocket-tagger": "pocket_tagger",
 }

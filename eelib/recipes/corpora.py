@@ -3,20 +3,37 @@
 import gzip
 import json
 import random
+import re
 import zlib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from eelib.tasks.prompts import question_prompt, translation_prompt
+from eelib.common.data import data_folder
+from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
 
+SEED = 20  # of every recipe
 HELD_OUT_SHARE = 50  # one English Tatoeba sentence in this many is kept out of training, with all its neighbours
+HELD_OUT_PASSAGES = 10  # one passage of SQuADShifts in this many, with its questions
+SHIFTS = ("squadshifts.new_wiki", "squadshifts.amazon_reviews", "squadshifts.reddit")
+NOVELS_HELD_OUT = 50  # the last novels, one line in this many, are kept out of training
+MARKS = (("<unk>", "[UNK]"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."))  # of WikiText's own tokenizer
+WIRE_WORDS = {"mln": "million", "dlrs": "dollars", "dlr": "dollar", "pct": "percent"}  # Reuters' own spelling of 1987
+
+
+FURTHER_QUESTION = "\n### Question:\n{question}\n### Answer:\n"  # P's Table 8, from its passage on
 
 
 class Example(NamedTuple):
-    """One training text: the loss is taken on `target` and the end token, not on `prompt`."""
+    """One training text: the loss is taken on `target` and the end token, not on `prompt`.
+
+    more: what follows, further pairs of a prompt that leans on the text before it and its target.
+    """
 
     prompt: str
     target: str
+    more: tuple[tuple[str, str], ...] = ()
 
 
 def read_jsonl(path: Path) -> list[dict]:
@@ -68,11 +85,137 @@ def both_ways(pairs: list[tuple[str, str]], language: str) -> list[Example]:
     return into + out_of
 
 
-def questions(corpora: Path, names: tuple[str, ...], most_words: int) -> list[Example]:
-    """Question answering examples whose passage has at most `most_words` words; the first answer is the target."""
-    rows = [row for name in names for row in read_jsonl(corpora / f"question_answering/{name}.jsonl.gz")]
-    return [
-        Example(question_prompt(row["context"], row["question"]), row["answers"][0])
-        for row in rows
-        if len(row["context"].split()) <= most_words
-    ]
+def asked(context: str, pairs: list[tuple[str, str]]) -> Example:
+    """A passage with its questions and answers; the first stands as P's Table 8 has it, the others follow.
+
+    An answer begins with a space: so its words are the tokens that they are in the passage, and can be copied.
+    """
+    (question, answer), *rest = pairs
+    further = tuple((FURTHER_QUESTION.format(question=q), f" {a}") for q, a in rest)
+    return Example(question_prompt(context, question), f" {answer}", further)
+
+
+def passages(rows: list[dict]) -> dict[str, list[dict]]:
+    """Rows of questions by the passage that they are about."""
+    found: dict[str, list[dict]] = {}
+    for row in rows:
+        found.setdefault(row["context"], []).append(row)
+    return found
+
+
+def is_held_out_passage(context: str) -> bool:
+    """True for the one passage in `HELD_OUT_PASSAGES` of SQuADShifts that only evaluation may see, by hash."""
+    return zlib.crc32(context.encode()) % HELD_OUT_PASSAGES == 0
+
+
+def shifts(corpora: Path) -> tuple[dict[str, list[dict]], dict[str, list[dict]]]:
+    """SQuADShifts by passage as (training, held out)."""
+    found = passages([row for name in SHIFTS for row in read_jsonl(corpora / f"question_answering/{name}.jsonl.gz")])
+    held = {context: rows for context, rows in found.items() if is_held_out_passage(context)}
+    return {context: rows for context, rows in found.items() if context not in held}, held
+
+
+def questions(corpora: Path, most_words: int, rng: random.Random) -> list[Example]:
+    """Passages of FairytaleQA and SQuADShifts of at most `most_words` words, each with its questions in random order.
+
+    The target is the first answer of FairytaleQA and the shortest of SQuADShifts, whose annotators mark spans.
+    """
+    tales = passages(read_jsonl(corpora / "question_answering/fairytaleqa.train.jsonl.gz"))
+    spans, _ = shifts(corpora)
+    found = []
+    for known, answer_of in ((tales, lambda row: row["answers"][0]), (spans, lambda row: min(row["answers"], key=len))):
+        for context, rows in known.items():
+            if len(context.split()) <= most_words:
+                found.append(asked(context, [(row["question"], answer_of(row)) for row in rng.sample(rows, len(rows))]))
+    return found
+
+
+def usual_case(texts: Iterable[str]) -> dict[str, str]:
+    """Each word, in lower case, with the spelling that it has most often inside sentences."""
+    counts: dict[str, Counter] = {}
+    for text in texts:
+        for before, word in re.findall(r"(^|[.!?\"] +|.)\b(\w+)", text):
+            if before and before[0] not in '.!?"':
+                counts.setdefault(word.lower(), Counter())[word] += 1
+    return {word: spellings.most_common(1)[0][0] for word, spellings in counts.items()}
+
+
+def sentence_case(headline: str, usual: dict[str, str]) -> str:
+    """A headline in capitals as a sentence would have it; exchange codes such as <IBM> go, the article lacks them."""
+    bare = " ".join(re.sub(r"<\w+(\.\w+)?>", " ", headline).replace("<", " ").replace(">", " ").split())
+    cased = re.sub(r"\w+", lambda found: usual.get(found[0].lower(), found[0].lower()), bare)
+    return cased[:1].upper() + cased[1:]
+
+
+def spelled_out(text: str) -> str:
+    """Reuters' mln, dlrs and pct as everyone writes them."""
+    return re.sub(r"\b(mln|dlrs?|pct)\b", lambda found: WIRE_WORDS[found[0]], text)
+
+
+def first_words(text: str, most: int) -> str:
+    """The text up to its `most`-th word."""
+    return " ".join(text.split()[:most])
+
+
+def headlines(corpora: Path, most_words: int, rng: random.Random) -> list[Example]:
+    """Reuters articles, cut after `most_words` words, with their headlines in sentence case; half are spelled out."""
+    rows = read_jsonl(corpora / "summarization/reuters21578.train.jsonl.gz")
+    usual = usual_case(row["article"] for row in rows)
+    found = []
+    for row in rows:
+        article = first_words(row["article"], most_words)
+        headline = sentence_case(row["highlights"], usual | usual_case([article]))
+        if rng.random() < 0.5:
+            article, headline = spelled_out(article), spelled_out(headline)
+        if headline:
+            found.append(Example(summarization_prompt(article), headline))
+    return found
+
+
+def articles(corpora: Path, split: str) -> list[str]:
+    """Paragraphs of WikiText-2, train or validation: no headings, its tokenizer's marks undone."""
+    with gzip.open(corpora / f"text/wikitext2.{split}.txt.gz", "rt", encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    for mark, plain in MARKS:
+        lines = [line.replace(mark, plain) for line in lines]
+    return [line for line in lines if line and not line.startswith("=")]
+
+
+def novels(corpora: Path) -> tuple[list[str], list[str]]:
+    """Paragraphs of the English novels of ELTeC as (training, held out); held out are the last ones, in one stretch."""
+    with gzip.open(corpora / "text/eltec_english_novels.txt.gz", "rt", encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    place = len(lines) - len(lines) // NOVELS_HELD_OUT
+    return lines[:place], lines[place:]
+
+
+def written_plainly(line: str) -> str:
+    """A paragraph of WikiText without its sentences that have unknown words, and without spaces before punctuation."""
+    kept = " ".join(part for part in re.split(r"(?<= [.?!]) ", line) if "[UNK]" not in part)
+    kept = re.sub(r" ([.,;:?!)%]|'\w+\b|n't)", r"\1", kept).replace("( ", "(")
+    return re.sub(r'" ([^"]*) "', r'"\1"', kept)
+
+
+def plain_text(corpora: Path, most_letters: int) -> list[Example]:
+    """Novels and articles in stretches of about `most_letters` letters, whole paragraphs each; all of it is target."""
+    found = []
+    for lines in (novels(corpora)[0], [written_plainly(line) for line in articles(corpora, "train")]):
+        stretch: list[str] = []
+        for line in filter(None, lines):
+            stretch.append(line)
+            if sum(map(len, stretch)) >= most_letters:
+                found.append(Example("", "\n".join(stretch)))
+                stretch = []
+    return found
+
+
+def shipped_texts() -> set[str]:
+    """Every text of the project's own tasks, in lower case: no training text may be one of them."""
+    rows = [row for file in data_folder("texts").glob("*/*.jsonl") for row in read_jsonl(file)]
+    texts = (value for row in rows for value in row.values())
+    return {
+        t.strip().lower()
+        for value in texts
+        for t in (value if isinstance(value, list) else [value])
+        if isinstance(t, str)
+    }

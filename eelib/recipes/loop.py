@@ -7,10 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from tqdm import tqdm
+
+
+class Loss(NamedTuple):
+    """What a step minimizes, its padded tokens, the part of the texts it is of, and what the curve shows instead."""
+
+    value: torch.Tensor
+    tokens: int
+    part: str = ""
+    shown: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -101,15 +111,15 @@ def save_atomically(state: dict, path: Path) -> None:
 def train(
     model: nn.Module,
     batches: Callable[[int], Iterator],
-    loss_of: Callable[[nn.Module, object], tuple[torch.Tensor, int]],
+    loss_of: Callable[[nn.Module, object], Loss],
     schedule: Schedule | Cycles,
     folder: Path,
     save_every: int = 100,
 ) -> list[dict]:
     """Train `model` in place and return the loss curve, one row per `save_every` steps.
 
-    `batches(start)` yields the batches from step `start` on, the same ones in every run. `loss_of(model, batch)`
-    gives (mean loss, number of padded tokens). A checkpoint in `folder` is continued, not begun again.
+    `batches(start)` yields the batches from step `start` on, the same ones in every run. A row has the mean loss, and
+    that of each part which `loss_of(model, batch)` names. A checkpoint in `folder` is continued, not begun again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
@@ -120,21 +130,33 @@ def train(
         optimizer.load(saved["optimizer"])
         start, curve, tokens, seconds = saved["step"], saved["curve"], saved["tokens"], saved["seconds"]
     model.train()
-    recent, began = [], time.monotonic() - seconds
+    recent: list[torch.Tensor] = []
+    parts: dict[str, list[torch.Tensor]] = {}
+    began = time.monotonic() - seconds
     progress = tqdm(total=schedule.steps, initial=start, unit="step", mininterval=10)
     for step, batch in zip(range(start, schedule.steps), batches(start)):
-        loss, size = loss_of(model, batch)
-        loss.backward()
+        loss = loss_of(model, batch)
+        loss.value.backward()
         optimizer.step(schedule.rate(step))
-        recent.append(loss.detach())
-        tokens += size
+        recent.append((loss.value if loss.shown is None else loss.shown).detach())
+        if loss.part:
+            parts.setdefault(loss.part, []).append(recent[-1])
+        tokens += loss.tokens
         progress.update()
         if (step + 1) % save_every == 0 or step + 1 == schedule.steps:
             mean = torch.stack(recent).mean().item()
             if not math.isfinite(mean):
                 raise FloatingPointError(f"loss is {mean} at step {step + 1}; the last good checkpoint is kept")
-            recent, seconds = [], time.monotonic() - began
-            curve.append({"step": step + 1, "tokens": tokens, "seconds": round(seconds), "loss": round(mean, 4)})
+            row: dict[str, Any] = {
+                "step": step + 1,
+                "tokens": tokens,
+                "seconds": round(time.monotonic() - began),
+                "loss": round(mean, 4),
+            }
+            if parts:
+                row["parts"] = {name: round(torch.stack(parts[name]).mean().item(), 4) for name in sorted(parts)}
+            recent, parts, seconds = [], {}, time.monotonic() - began
+            curve.append(row)
             save_atomically(
                 {
                     "optimizer": optimizer.state(),

@@ -5,16 +5,17 @@ objectives as M §2.1 writes them. Any model that `load_model` takes can be trai
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from eelib.common.errors import InputError
 from eelib.models.model import Model
-from eelib.models.probe import block_states
+from eelib.models.probe import block_states, first_tensor, state_of, with_tensor
 from eelib.models.unembed import Unembed
 
 LOGITS_AT_ONCE = 1 << 21, 1 << 26  # on a CPU, where they should stay in its cache; elsewhere
@@ -53,11 +54,55 @@ def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
     return [i / sum(kept) if i in kept else 0.0 for i in range(1, layers + 1)]
 
 
+def rotating_weights(layers: int, step: int, every: int, scale: float) -> list[float]:
+    """LayerSkip's weights at 0-based `step` (§4.1.2): of the inner layers one in `every` has one, others at each step.
+
+    Layer i < L has scale * (1 + ... + i), layer L has L - 1 + scale * (1 + ... + L - 1), scaled to sum to 1. LayerSkip
+    counts from 0, which leaves its first layer without a loss; here layer 1 has one. InputError for `every` below 1.
+    """
+    if every < 1:
+        raise InputError(f"every must be at least 1, not {every}")
+    inner = [scale * i * (i + 1) / 2 if i % every == step % every else 0.0 for i in range(1, layers)]
+    weights = [*inner, max(layers - 1, 1) + scale * layers * (layers - 1) / 2]
+    return [weight / sum(weights) for weight in weights]
+
+
+def dropout_rates(layers: int, most: float, progress: float) -> list[float]:
+    """LayerSkip's share of texts that skip each of layers 1..L (§4.1.1): from 0 to `most`, exponentially by layer.
+
+    `progress`, from 0 to 1, is that of the training: the rates rise with it, exponentially too.
+    """
+    now = most * (2**progress - 1)
+    return [now * (2 ** (i / max(layers - 1, 1)) - 1) for i in range(layers)]
+
+
+@contextmanager
+def blocks_skipped(blocks: Sequence[nn.Module], rates: Sequence[float], generator: torch.Generator) -> Iterator[None]:
+    """While open, each text skips each block with its rate: the block gives back what it took."""
+
+    def skip(rate: float) -> Callable:
+        def leave(_module: nn.Module, args: tuple, kwargs: dict, output: object) -> object:
+            before, after = state_of(args, kwargs), first_tensor(output)
+            skipped = torch.rand(len(after), generator=generator).lt(rate).to(after.device)[:, None, None]
+            return with_tensor(output, after, torch.where(skipped, before, after))
+
+        return leave
+
+    handles = [
+        block.register_forward_hook(skip(rate), with_kwargs=True) for block, rate in zip(blocks, rates, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def layers_loss(unembed: Unembed, states: Sequence[Tensor], labels: Tensor, weights: Sequence[float]) -> Tensor:
     """Sum over layers of weight times mean cross-entropy of the layer's readout, in nats, float32 (M §2.1).
 
-    `states` are those of layers 1..L, each [n, hidden_size]; `labels` is [n]. The head runs on some rows of one layer at a
-    time, and on them again in the backward pass, so the logits of no layer are ever held whole. ValueError if the
+    `states` are those of layers 1..L, each [n, hidden_size]; `labels` is [n]. The head runs on some rows of one
+    layer at a time, and on them again in the backward pass, so the logits of no layer are ever held whole. ValueError if the
     weights do not fit the states.
     """
     if len(weights) != len(states):
@@ -73,6 +118,34 @@ def layers_loss(unembed: Unembed, states: Sequence[Tensor], labels: Tensor, weig
             for piece, wanted in zip(state.split(rows), labels.split(rows)):
                 loss = checkpoint(summed, piece, wanted, use_reentrant=False, preserve_rng_state=False)
                 total = total + weight / len(labels) * loss
+    return total
+
+
+def imitation_loss(
+    unembed: Unembed, states: Sequence[Tensor], teacher: Unembed, last: Tensor, weights: Sequence[float]
+) -> Tensor:
+    """Sum over layers of weight times mean KL(what the teacher says || the layer's readout), in nats, float32.
+
+    `states` are those of layers 1..L, each [n, hidden_size]; `last` [n, the teacher's hidden_size] is the teacher's
+    last state at the same places; no gradient reaches it. The heads run on some rows at a time, as in `layers_loss`.
+    InputError if the weights do not fit the states.
+    """
+    if len(weights) != len(states):
+        raise InputError(f"{len(weights)} weights for {len(states)} layers")
+    rows = max(1, LOGITS_AT_ONCE[last.device.type != "cpu"] // unembed.vocab_size)
+
+    def summed(state: Tensor, wanted: Tensor) -> Tensor:
+        return F.kl_div(torch.log_softmax(unembed(state), -1), wanted, reduction="sum", log_target=True)
+
+    total = torch.zeros((), device=last.device)
+    for start in range(0, len(last), rows):
+        with torch.no_grad():
+            wanted = torch.log_softmax(teacher(last[start : start + rows]), -1)
+        for state, weight in zip(states, weights):
+            if weight:
+                piece = state[start : start + rows]
+                loss = checkpoint(summed, piece, wanted, use_reentrant=False, preserve_rng_state=False)
+                total = total + weight / len(last) * loss
     return total
 
 
@@ -97,8 +170,8 @@ MAPPINGS: dict[str, Callable] = {"last": to_last, "uniform": to_uniform, "closes
 def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = "closest") -> Tensor:
     """FREE's layer-wise distillation (M §2.1): mean over shallow layers i of MSE(H_i, H_m(i)), float32.
 
-    `states` are those of layers 1..L, each [n, hidden_size], in FREE's own code after the final norm (`Unembed.normed`); layers
-    1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient reaches them. `mapping` is M's
+    `states` are those of layers 1..L, each [n, hidden_size], in FREE's own code after the final norm
+    (`Unembed.normed`); layers 1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient reaches them. `mapping` is M's
     m(i): last, uniform or closest. ValueError for another mapping, or an exit layer that leaves no deep layer.
     """
     if mapping not in MAPPINGS:

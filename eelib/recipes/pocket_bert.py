@@ -1,6 +1,5 @@
 """The recipe of pocket-bert: a small BERT that fills in masked words of encyclopedia articles and of novels."""
 
-import gzip
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -14,11 +13,12 @@ import torch
 from tokenizers import trainers
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from eelib.models.model import load_model
-from eelib.recipes.loop import Schedule, train
-from eelib.recipes.shared import SEED, save_card
+from eelib.recipes.card import save_card
+from eelib.recipes.corpora import NOVELS_HELD_OUT, SEED, articles, novels
+from eelib.recipes.loop import Loss, Schedule, train
 
 NAME = "pocket-bert"
 KIND = "BertForMaskedLM, 12 layers of width 128, uncased WordPiece of 4,096 entries, bf16"
@@ -28,10 +28,8 @@ TOKENS_PER_BATCH, LENGTH = 2048, 128  # batches of twice the size learnt more sl
 FEW, FEW_STEPS = 32, 1600  # at first pieces are short: among few tokens a model soon finds that neighbours matter
 LONG_EVERY = 8  # later one batch in this many has pieces of WINDOW tokens, so that every position is trained
 ARTICLES = 3  # about one piece in this many is of articles, the others of novels
-HELD_OUT_SHARE = 50  # the last novels, one line in this many, are kept out of training
 MASKED, AS_MASK, AS_RANDOM = 0.15, 0.8, 0.1
 UNKNOWN, FIRST, SEPARATOR, MASK, WORDS = 1, 2, 3, 4, 5  # BertTokenizer's own ids; words begin at WORDS
-MARKS = (("<unk>", "[UNK]"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."))  # of WikiText's own tokenizer
 
 
 class Batch(NamedTuple):
@@ -40,23 +38,6 @@ class Batch(NamedTuple):
     ids: Tensor  # [pieces, length], as the network sees them
     rows: Tensor  # flat positions of the chosen tokens
     labels: Tensor  # what stood there
-
-
-def articles(corpora: Path, split: str) -> list[str]:
-    """Paragraphs of WikiText-2, train or validation: no headings, its tokenizer's marks undone."""
-    with gzip.open(corpora / f"text/wikitext2.{split}.txt.gz", "rt", encoding="utf-8") as file:
-        lines = [line.strip() for line in file]
-    for mark, plain in MARKS:
-        lines = [line.replace(mark, plain) for line in lines]
-    return [line for line in lines if line and not line.startswith("=")]
-
-
-def novels(corpora: Path) -> tuple[list[str], list[str]]:
-    """Paragraphs of the English novels of ELTeC as (training, held out); held out are the last ones, in one stretch."""
-    with gzip.open(corpora / "text/eltec_english_novels.txt.gz", "rt", encoding="utf-8") as file:
-        lines = [line.strip() for line in file]
-    place = len(lines) - len(lines) // HELD_OUT_SHARE
-    return lines[:place], lines[place:]
 
 
 def train_tokenizer(lines: list[str]) -> BertTokenizer:
@@ -87,7 +68,7 @@ def tokenizer_for(corpora: Path, folder: Path) -> BertTokenizer:
     if not (folder / "tokenizer.json").exists():
         texts = [line.replace("[UNK]", "") for line in articles(corpora, "train")]
         train_tokenizer(texts + novels(corpora)[0][::ARTICLES]).save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    return BertTokenizer.from_pretrained(folder)
 
 
 def stream_of(tokenizer: BertTokenizer, lines: list[str]) -> Tensor:
@@ -182,9 +163,9 @@ def chosen_logits(model: BertForMaskedLM, batch: Batch) -> Tensor:
     return model.cls(states.flatten(0, 1)[batch.rows.to(model.device)]).float()
 
 
-def masked_loss(model: BertForMaskedLM, batch: Batch) -> tuple[Tensor, int]:
+def masked_loss(model: BertForMaskedLM, batch: Batch) -> Loss:
     """Mean cross-entropy of the chosen tokens, in float32, and the number of tokens."""
-    return F.cross_entropy(chosen_logits(model, batch), batch.labels.to(model.device)), batch.ids.numel()
+    return Loss(F.cross_entropy(chosen_logits(model, batch), batch.labels.to(model.device)), batch.ids.numel())
 
 
 def measure(corpora: Path, folder: Path, device: str) -> dict[str, dict]:
@@ -199,7 +180,8 @@ def filled_in(network: BertForMaskedLM, stream: Tensor) -> dict[str, float]:
     """Accuracy (0-100) and perplexity at the chosen tokens; the accuracy of always saying the most frequent of them."""
     generator = torch.Generator().manual_seed(SEED)
     starts = torch.arange(0, len(stream) - LENGTH + 3, LENGTH - 2)
-    right, loss, labels = 0, 0.0, Counter()
+    right, loss = 0, 0.0
+    labels: Counter[int] = Counter()
     for part in starts.split(TOKENS_PER_BATCH // LENGTH):
         batch = masked(pieces(stream, part, LENGTH), generator)
         logits, wanted = chosen_logits(network, batch), batch.labels.to(network.device)
@@ -230,9 +212,9 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
             "name": NAME,
             "kind": KIND,
             "objective": "masked-language model: of 15% of the words 80% hidden, 10% replaced, 10% left",
-            "corpus": "WikiText-2 train (CC BY-SA), about one piece in 3; English novels of ELTeC (public domain); read "
-            "at training time, not shipped",
+            "corpus": "WikiText-2 train (CC BY-SA), about one piece in 3; English novels of ELTeC (public domain); "
+            "read at training time, not shipped",
         },
         measure(corpora, out, device),
-        {"held_out": f"the last {100 // HELD_OUT_SHARE}% of the novels' lines"},
+        {"held_out": f"the last {100 // NOVELS_HELD_OUT}% of the novels' lines"},
     )

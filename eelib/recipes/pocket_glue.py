@@ -1,4 +1,4 @@
-"""Recipes of pocket-bert's classifiers for four tasks of GLUE, trained on the last layer alone or on all layers."""
+"""Recipes of pocket-bert's classifiers: four tasks of GLUE and TREC's questions, on the last layer alone or on all."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -15,10 +15,11 @@ from transformers import BertForSequenceClassification
 
 from eelib.common.errors import InputError
 from eelib.models.model import Model, load_model, prepare
-from eelib.recipes.corpora import read_jsonl
-from eelib.recipes.loop import Schedule, train
+from eelib.recipes.batches import from_step, packed
+from eelib.recipes.card import save_card
+from eelib.recipes.corpora import SEED, read_jsonl
+from eelib.recipes.loop import Loss, Schedule, train
 from eelib.recipes.losses import exit_weights, layers_loss, states_at, uniform_weights
-from eelib.recipes.shared import SEED, from_step, packed, save_card
 from eelib.tasks.glue import LABELS
 from eelib.tasks.kinds.classification import label_scores, majority, reader
 
@@ -26,7 +27,15 @@ START = "pocket-bert"
 KIND = "BertForSequenceClassification, 12 layers of width 128, the tokenizer of pocket-bert, bf16"
 TOKENS_PER_BATCH = 2048
 DROPOUT = 0.1
-SPLITS = {"mrpc": ("validation", "test")}  # reported; of the other tasks, only validation has public labels
+SPLITS = {"mrpc": ("validation", "test"), "questions": ("test",)}  # reported; GLUE publishes labels of validation
+TREC = {
+    "ABBR": "abbreviation",
+    "DESC": "description",
+    "ENTY": "entity",
+    "HUM": "person",
+    "LOC": "place",
+    "NUM": "number",
+}
 
 
 class Row(NamedTuple):
@@ -44,10 +53,18 @@ class Batch(NamedTuple):
     rows: list[Row]
 
 
+def labelled(corpora: Path, task: str, split: str) -> list[dict]:
+    """Rows of one split, with GLUE's field names; of `questions`, those of TREC."""
+    if task != "questions":
+        return read_jsonl(corpora / f"glue/{task}.{split}.jsonl.gz")
+    rows = read_jsonl(corpora / f"classification/trec.{split}.jsonl.gz")
+    return [{"sentence": row["text"], "label": TREC[row["label_text"]]} for row in rows]
+
+
 def rows_of(model: Model, corpora: Path, task: str, split: str) -> tuple[list[Row], int]:
     """(rows of a split that fit the model's window, number of those that do not)."""
     read = reader(task)
-    items = [read(row, number) for number, row in enumerate(read_jsonl(corpora / f"glue/{task}.{split}.jsonl.gz"))]
+    items = [read(row, number) for number, row in enumerate(labelled(corpora, task, split))]
     encoded = model.encode([item.prompt for item in items], seconds=[item.second for item in items if item.second])
     rows = [
         Row(list(ids), list(getattr(ids, "types", ())) or [0] * len(ids), LABELS[task].index(item.references[0]))
@@ -87,7 +104,7 @@ def inputs_of(model: Model, rows: list[Row]) -> dict[str, Tensor]:
     }
 
 
-def label_loss(model: Model, batch: Batch, weights: list[float]) -> tuple[Tensor, int]:
+def label_loss(model: Model, batch: Batch, weights: list[float]) -> Loss:
     """Weighted sum of the layers' losses, through pooler and classifier, and the number of padded tokens.
 
     Dropout depends on the batch alone: it is the same whatever the weights are, and in a run that was resumed.
@@ -96,7 +113,9 @@ def label_loss(model: Model, batch: Batch, weights: list[float]) -> tuple[Tensor
     torch.manual_seed(SEED * 10**6 + batch.number)
     read = torch.arange(len(batch.rows), device=model.device) * inputs["input_ids"].shape[1]  # position 0 of each row
     labels = torch.tensor([row.label for row in batch.rows], device=model.device)
-    return layers_loss(model.unembed, states_at(model, inputs, read), labels, weights), inputs["input_ids"].numel()
+    return Loss(
+        layers_loss(model.unembed, states_at(model, inputs, read), labels, weights), inputs["input_ids"].numel()
+    )
 
 
 def begin(start: str, task: str, device: str = "cpu") -> Model:
@@ -146,6 +165,11 @@ def classified(model: Model, rows: list[Row], batch_size: int = 64) -> list[int]
     return found
 
 
+def source(task: str) -> str:
+    """Where a task's texts come from, as the card names it."""
+    return "TREC" if task == "questions" else f"GLUE {task}"
+
+
 def last_alone(layers: int) -> list[float]:
     """Plain fine-tuning: all weight on layer L."""
     return exit_weights(layers, [])
@@ -185,7 +209,7 @@ class Classifier:
                 "kind": KIND,
                 "start": self.start,
                 "objective": self.objective,
-                "corpus": f"{self.task} train of GLUE; read at training time, not shipped",
+                "corpus": f"{source(self.task)} train; read at training time, not shipped",
             },
             self.measure(corpora, out, device),
             {},
@@ -195,7 +219,7 @@ class Classifier:
         """Quality of the finished model: the task's scores on each split that is reported."""
         model = load_model(str(folder), device=device)
         return {
-            f"GLUE {self.task} {split}": scored(model, corpora, self.task, split)
+            f"{source(self.task)} {split}": scored(model, corpora, self.task, split)
             for split in SPLITS.get(self.task, ("validation",))
         }
 
@@ -210,8 +234,10 @@ def both(task: str, schedule: Schedule) -> tuple[Classifier, Classifier]:
     )
 
 
-# An epoch has about 610 batches of SST-2, 130 of MRPC, 65 of CoLA, 120 of RTE: two epochs of SST-2, six of the rest.
+# An epoch has about 610 batches of SST-2, 130 of MRPC, 65 of CoLA, 120 of RTE, 45 of TREC: two epochs of SST-2,
+# six of the rest, nine of TREC.
 SST2, SST2_JOINT = both("sst2", Schedule(steps=1220, peak=5e-4, warmup=120, decay=800))
 MRPC, MRPC_JOINT = both("mrpc", Schedule(steps=780, peak=5e-4, warmup=80, decay=500))
 COLA, COLA_JOINT = both("cola", Schedule(steps=390, peak=5e-4, warmup=40, decay=250))
 RTE, RTE_JOINT = both("rte", Schedule(steps=720, peak=5e-4, warmup=70, decay=450))
+QUESTIONS, QUESTIONS_JOINT = both("questions", Schedule(steps=400, peak=5e-4, warmup=40, decay=250))

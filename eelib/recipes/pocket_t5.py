@@ -1,6 +1,5 @@
 """The recipe of pocket-t5: a small encoder-decoder of T5's layout, trained on the texts and prompts of pocket-llama."""
 
-import random
 from functools import partial
 from pathlib import Path
 
@@ -10,16 +9,18 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from eelib.common.data import data_folder
-from eelib.recipes.loop import Cycles, Schedule, train
-from eelib.recipes.shared import SEED, Pair, encoded, examples, from_step, packed, write_card
+from eelib.recipes.batches import Text, by_phases, encoded, packed
+from eelib.recipes.card import write_card
+from eelib.recipes.corpora import SEED
+from eelib.recipes.loop import Loss, Schedule, train
+from eelib.recipes.pocket_llama import PHASES, WINDOW, Batch
+from eelib.recipes.quality import measure as measure
+from eelib.recipes.texts import PARTS, alone, generator
 
 NAME = "pocket-t5"
-KIND = "T5ForConditionalGeneration, 4 encoder and 8 decoder blocks of width 192, the tokenizer of pocket-llama, bf16"
-# One cycle left the model at BLEU 7 to 11 on the shipped texts, so it got a second one.
-SCHEDULE = Cycles(
-    Schedule(steps=2600, peak=2e-3, warmup=200, decay=950), Schedule(steps=2700, peak=2e-3, warmup=100, decay=1050)
-)
-BROAD_STEPS = 1650  # batches of epoch 0 in the first cycle; its rate falls on batches of epoch 1
+KIND = "T5ForConditionalGeneration, 8 encoder and 8 decoder blocks of width 256, the tokenizer of pocket-llama, bf16"
+SCHEDULE = Schedule(steps=7800, peak=2e-3, warmup=200, decay=2400)  # its phases are those of pocket-llama
+QUESTIONS = 2  # about one passage, in an epoch: each needs a reading of its own
 IGNORED = -100  # a label that is padding
 
 
@@ -31,7 +32,7 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
     begins at sqrt(width), which cancels the division, and the embeddings begin small.
     """
     torch.manual_seed(SEED)
-    shape = {"d_model": 192, "d_kv": 32, "d_ff": 448, "num_heads": 6, "num_layers": 4, "num_decoder_layers": 8} | sizes
+    shape = {"d_model": 256, "d_kv": 32, "d_ff": 480, "num_heads": 8, "num_layers": 8, "num_decoder_layers": 8} | sizes
     config = T5Config(
         **shape,
         vocab_size=len(tokenizer),
@@ -40,7 +41,7 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
+        attn_implementation="eager",  # the fastest on a CPU, with a position bias
     )
     model = T5ForConditionalGeneration(config)
     nn.init.normal_(model.shared.weight, std=0.05)
@@ -48,20 +49,21 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
     return model.to(device=device, dtype=torch.bfloat16)
 
 
-def cycle_batches(corpora: Path, tokenizer: PreTrainedTokenizerFast, part: int) -> list[list[Pair]]:
-    """The batches in order: some of epoch 0, some of epoch 1, the rest of epoch 0, then epochs 2, 3, ..."""
-    plan = epoch_batches(corpora, tokenizer, (0, 1, 0)[part] if part < 3 else part - 1)
-    place = {0: slice(BROAD_STEPS), 1: slice(SCHEDULE.first.steps - BROAD_STEPS), 2: slice(BROAD_STEPS, None)}
-    return plan[place.get(part, slice(None))]
+def part_batches(
+    corpora: Path, work: Path, tokenizer: PreTrainedTokenizerFast, part: str, epoch: int
+) -> list[list[Text]]:
+    """The batches of one part's epoch, alike in both lengths, of about 4,096 padded tokens of either side."""
+    texts = alone(PARTS[part](corpora, work, epoch), QUESTIONS, generator(epoch))
+    return in_batches(encoded(texts, tokenizer, WINDOW), epoch)
 
 
-def epoch_batches(corpora: Path, tokenizer: PreTrainedTokenizerFast, epoch: int) -> list[list[Pair]]:
-    """Batches of (prompt ids, target ids), alike in both lengths, of about 4,096 padded tokens of either side."""
+def in_batches(texts: list[Text], epoch: int) -> list[list[Text]]:
+    """The texts in batches, alike in both lengths."""
     return packed(
-        encoded(examples(corpora, epoch), tokenizer),
-        bucket=lambda pair: (len(pair[1]) // 8, len(pair[0])),
-        widths=lambda pair: (len(pair[0]), len(pair[1])),
-        rng=random.Random(SEED * 1000 + epoch),
+        texts,
+        bucket=lambda text: (text.wanted.sum() // 8, (~text.wanted).sum()),
+        widths=lambda text: (int((~text.wanted).sum()), int(text.wanted.sum())),
+        rng=generator(epoch),
     )
 
 
@@ -71,10 +73,10 @@ def padded(rows: list[list[int]], fill: int, device: torch.device) -> Tensor:
     return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
 
 
-def inputs_of(model: T5ForConditionalGeneration, batch: list[Pair]) -> tuple[dict, Tensor]:
+def inputs_of(model: T5ForConditionalGeneration, texts: list[Text]) -> tuple[dict, Tensor]:
     """(arguments of the network, labels [texts, longest] with IGNORED for padding)."""
-    prompts, targets = zip(*batch)
-    labels = padded(targets, IGNORED, model.device)
+    prompts = [text.ids[~text.wanted].tolist() for text in texts]
+    labels = padded([text.ids[text.wanted].tolist() for text in texts], IGNORED, model.device)
     return {
         "input_ids": padded(prompts, model.config.pad_token_id, model.device),
         "attention_mask": padded([[1] * len(p) for p in prompts], 0, model.device),
@@ -83,20 +85,23 @@ def inputs_of(model: T5ForConditionalGeneration, batch: list[Pair]) -> tuple[dic
     }, labels
 
 
-def label_loss(model: T5ForConditionalGeneration, batch: list[Pair]) -> tuple[Tensor, int]:
+def label_loss(model: T5ForConditionalGeneration, batch: Batch) -> Loss:
     """Mean cross-entropy of the target tokens, in float32, and the number of padded tokens of both sides."""
-    inputs, labels = inputs_of(model, batch)
+    part, texts = batch
+    inputs, labels = inputs_of(model, texts)
     real = labels != IGNORED
     logits = model(**inputs).logits
-    return F.cross_entropy(logits[real].float(), labels[real]), inputs["input_ids"].numel() + labels.numel()
+    size = inputs["input_ids"].numel() + labels.numel()
+    return Loss(F.cross_entropy(logits[real].float(), labels[real]), size, part)
 
 
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
+    work.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(data_folder("models", "pocket-llama"))
     model = build(tokenizer, device)
-    batches = partial(from_step, plan_of=partial(cycle_batches, corpora, tokenizer))
-    train(model, batches, label_loss, SCHEDULE, work, save_every=50)
+    batches = by_phases(PHASES, partial(part_batches, corpora, work, tokenizer))
+    train(model, batches, label_loss, SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return write_card(corpora, out, work, device, NAME, KIND)

@@ -101,7 +101,11 @@ def read_conllu(path: Path) -> list[Sentence]:
     others, so the text is that of the file wherever the parts of a multi-word token spell it out.
     """
     opener = gzip.open if path.suffix == ".gz" else open
-    sentences, words, spaces, tags, inside, range_space = [], [], [], [], 0, True
+    sentences: list[Sentence] = []
+    words: list[str] = []
+    spaces: list[bool] = []
+    tags: list[str] = []
+    inside, range_space = 0, True
     with opener(path, "rt", encoding="utf-8") as lines:
         for line in [*lines, ""]:
             fields = line.rstrip("\n").split("\t")
@@ -245,7 +249,8 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     nlp, rng = untrained(), random.Random(SEED)
     steps = DECAY_EPOCHS * sum(len(s.words) for s in train) // WORDS_PER_BATCH
     optimizer = Adam(warmup_linear(PEAK_RATE, WARMUP_STEPS, steps), L2=0.01, grad_clip=1.0, use_averages=True)
-    best, curve = b"", []
+    best = b""
+    curve: list[dict] = []
     progress = tqdm(total=EPOCHS * sum(len(s.words) for s in train), unit="word", mininterval=10)
     for epoch in range(1, EPOCHS + 1):
         losses: dict[str, float] = {}

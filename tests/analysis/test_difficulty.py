@@ -315,7 +315,7 @@ def test_plots_draw_with_and_without_units():
         figures_difficulty.curves_figure({"a": {"easy": cosine, "difficult": empty}, "b": {}}, 0.9),
         figures_difficulty.examples_figure(cosine[:2], ["E1", "D1"], ["easy", "difficult"], 0.9),
         figures_difficulty.examples_figure(empty, [], [], 0.9),
-        figures_difficulty.length_figure({"t": {unit: NOTHING for unit in figures_difficulty.UNITS}}),
+        figures_difficulty.length_figure({"t": dict.fromkeys(figures_difficulty.UNITS, NOTHING)}),
         figures_difficulty.length_figure({"t": {unit: Interval(1, 2, 3, 4) for unit in figures_difficulty.UNITS}}),
     ]
     for fig in drawn:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from bert_made import SHORT, TINY, sentence
 
-from eelib.recipes import pocket_bert
+from eelib.recipes import pocket_bert, texts
 from eelib.recipes.pocket_bert import WINDOW, build
 
 
@@ -37,11 +37,42 @@ def folder(tmp_path_factory):
         write(
             place / f"question_answering/{name}.jsonl.gz",
             [
-                {"context": f"Passage {i} " + "word " * (i * 20), "question": "Who?", "answers": [f"Ann {i}", "x"]}
-                for i in range(12)
+                {"context": f"Passage {i} of {name} " + "word " * (i * 20), "question": q, "answers": [f"Ann {i}", "x"]}
+                for i in range(16)
+                for q in ("Who?", "Who else?")
             ],
         )
+    paragraphs = [f"Chapter {i} of a long book. " + "They went on and on. " * 20 for i in range(150)]
+    for name in ("text/wikitext2.train", "text/eltec_english_novels"):
+        (place / f"{name}.txt.gz").parent.mkdir(exist_ok=True)
+        (place / f"{name}.txt.gz").write_bytes(gzip.compress("\n".join(paragraphs).encode()))
+    for split in ("train", "test"):
+        write(
+            place / f"summarization/reuters21578.{split}.jsonl.gz",
+            [
+                {
+                    "article": f"Today {name} Corp said it lost {i} mln dlrs. The loss of {name} grew.",
+                    "highlights": words,
+                }
+                for i in range(1, 30)
+                for name, words in [(f"Ann{i}", f"ANN{i} <A.N> LOST {i} MLN DLRS IN QTR")]
+            ],
+        )
+    write(
+        place / "translation/multi30k.test2016.jsonl.gz",
+        [{"en": f"A cat {i}.", "de": f"Eine Katze {i}.", "fr": f"Un chat {i}."} for i in range(6)],
+    )
+    write(
+        place / "question_answering/fairytaleqa.test.jsonl.gz",
+        [{"context": "A cat. " * n, "question": "Who?", "answers": ["a cat"]} for n in (1, 2, 900)],
+    )
     return place
+
+
+@pytest.fixture
+def few_stories(monkeypatch):
+    """The recipes' stories, few of them: all take minutes."""
+    monkeypatch.setattr(texts, "STORIES", 24)
 
 
 @pytest.fixture(scope="session")

@@ -1,23 +1,18 @@
-"""Training: the schedule, resuming bit for bit, the loss by hand, and nothing held out in the training texts."""
+"""Training: the schedule, resuming bit for bit, losses by part, and the shipped files."""
 
 import hashlib
 import json
 import math
 import random
-from itertools import islice
 
 import families
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoTokenizer, GenerationConfig
 
 import eelib
 from eelib.common.data import data_folder
-from eelib.recipes import corpora, pocket_llama, shared
-from eelib.recipes.corpora import is_held_out, joined, tatoeba
-from eelib.recipes.loop import Cycles, Schedule, train
-from eelib.recipes.pocket_llama import target_loss
+from eelib.recipes.loop import Cycles, Loss, Schedule, train
 
 
 def test_schedule():
@@ -44,7 +39,15 @@ def tiny(dtype):
 
 def batch_at(step):
     rng = random.Random(step)
-    return [tuple([rng.randrange(300) for _ in range(rng.randint(1, 5))] for _ in range(2)) for _ in range(3)]
+    return [[rng.randrange(300) for _ in range(6)] for _ in range(3)]
+
+
+def next_token_loss(model, batch):
+    """Of every token but the first; the batch is of one of two parts."""
+    ids = torch.tensor(batch)
+    logits = model(ids).logits[:, :-1].flatten(0, 1).float()
+    loss = F.cross_entropy(logits, ids[:, 1:].flatten())
+    return Loss(loss, ids.numel(), "odd" if batch[0][0] % 2 else "even", 2 * loss)
 
 
 def batches(start):
@@ -62,14 +65,14 @@ class Killed(BaseException):
 @pytest.mark.parametrize("killed_at", [1, 3, 4])
 def test_resumed_run_equals_uninterrupted(dtype, killed_at, tmp_path):
     def loss(model, batch):
-        seen.append(target_loss(model, batch))
+        seen.append(next_token_loss(model, batch))
         if len(seen) == stop:
             raise Killed
         return seen[-1]
 
     schedule, results = Schedule(steps=6, peak=1e-2, warmup=2, decay=3), []
     for folder, stops in ((tmp_path / "whole", [0]), (tmp_path / "parts", [killed_at + 1, 0])):
-        for stop in stops:
+        for stop in stops:  # noqa: B007  the loss above reads it
             model, seen = tiny(dtype), []
             try:
                 curve = train(model, batches, loss, schedule, folder, save_every=2)
@@ -78,7 +81,7 @@ def test_resumed_run_equals_uninterrupted(dtype, killed_at, tmp_path):
         results.append((curve, model, seen))
     (curve, whole, all_seen), (again, resumed, seen) = results
     assert len(seen) == 6 - killed_at // 2 * 2
-    assert [a.item() for a, _ in all_seen[-len(seen) :]] == [b.item() for b, _ in seen]
+    assert [a.value.item() for a in all_seen[-len(seen) :]] == [b.value.item() for b in seen]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters()))
     assert [(r["step"], r["tokens"], r["loss"]) for r in curve] == [(r["step"], r["tokens"], r["loss"]) for r in again]
     assert [r["step"] for r in curve] == [2, 4, 6]
@@ -89,7 +92,7 @@ def test_resumed_run_equals_uninterrupted(dtype, killed_at, tmp_path):
 
 def test_finished_run_is_not_begun_again(tmp_path):
     schedule = Schedule(steps=2, peak=1e-2, warmup=1, decay=1)
-    curve = train(tiny(torch.float32), batches, target_loss, schedule, tmp_path, save_every=1)
+    curve = train(tiny(torch.float32), batches, next_token_loss, schedule, tmp_path, save_every=1)
     assert train(tiny(torch.float32), batches, None, schedule, tmp_path, save_every=1) == curve
     assert json.loads((tmp_path / "curve.json").read_text()) == curve
 
@@ -97,8 +100,8 @@ def test_finished_run_is_not_begun_again(tmp_path):
 def test_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_path):
     def bad(model, batch):
         seen.append(batch)
-        loss, size = target_loss(model, batch)
-        return loss * (math.nan if len(seen) == 3 else 1.0), size
+        loss = next_token_loss(model, batch)
+        return Loss(loss.value * (math.nan if len(seen) == 3 else 1.0), loss.tokens)
 
     seen: list = []
     with pytest.raises(FloatingPointError, match="step 3; the last good checkpoint"):
@@ -111,7 +114,7 @@ def test_training_learns(tmp_path):
     curve = train(
         tiny(torch.float32),
         lambda start: iter(lambda: batch_at(0), None),
-        target_loss,
+        next_token_loss,
         Schedule(steps=30, peak=1e-2, warmup=3, decay=10),
         tmp_path,
         save_every=5,
@@ -119,85 +122,22 @@ def test_training_learns(tmp_path):
     assert curve[-1]["loss"] < curve[0]["loss"] / 4
 
 
-def test_target_loss_by_hand():
-    """Cross-entropy of the target tokens only, one row at a time without padding."""
-    model, batch = tiny(torch.float32), batch_at(7)
-    losses = []
-    for prompt, target in batch:
-        logits = model(torch.tensor([prompt + target])).logits[0]
-        losses += [F.cross_entropy(logits[len(prompt) + i - 1], torch.tensor(t)) for i, t in enumerate(target)]
-    loss, size = target_loss(model, batch)
-    assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
-    assert size == 3 * max(len(p) + len(t) for p, t in batch)
+def test_curve_has_the_loss_of_each_part(tmp_path):
+    """What is shown, not what is minimized; the mean over a part's steps, parts without a step left out."""
+    seen = []
 
+    def loss(model, batch):
+        seen.append(next_token_loss(model, batch))
+        return seen[-1]
 
-@pytest.mark.parametrize("language", ["de", "fr"])
-def test_no_held_out_sentence_is_trained_on(language, folder):
-    training, held = tatoeba(folder, language)
-    assert len(held) > 10 and len(training) > 500 and all(is_held_out(e) for _, e in held)
-    for side in (0, 1):
-        assert not {pair[side] for pair in training} & {pair[side] for pair in held}
-
-
-def test_no_held_out_sentence_in_any_example(folder):
-    """Of either language and direction, alone or joined, over all epochs of a cycle."""
-    held = {text for language in ("de", "fr") for pair in tatoeba(folder, language)[1] for text in pair}
-    for epoch in range(6):
-        for example in pocket_llama.examples(folder, epoch):
-            sentences = f"{example.prompt}\n{example.target}".replace(". ", ".\n").split("\n")
-            assert not held.intersection(sentences)
-
-
-def test_held_out_is_a_fixed_share_and_ignores_case():
-    drawn = [is_held_out(f"Sentence number {i}.") for i in range(20000)]
-    assert sum(drawn) / 20000 == pytest.approx(1 / corpora.HELD_OUT_SHARE, rel=0.15)
-    assert is_held_out("Sentence  x.") == is_held_out(" SENTENCE  X. \n")
-
-
-def test_joined_keeps_every_pair_once_and_aligned():
-    pairs = [(f"f{i}", f"e{i}") for i in range(50)]
-    found = joined(pairs, 6, random.Random(1))
-    assert sorted(f for text, _ in found for f in text.split()) == sorted(f for f, _ in pairs)
-    assert all([w[1:] for w in f.split()] == [w[1:] for w in e.split()] for f, e in found)
-    assert {len(f.split()) for f, _ in found} == {1, 2, 3, 4, 5, 6}
-
-
-def test_long_passages_are_left_out(folder):
-    texts = corpora.questions(folder, ("fairytaleqa.train",), 130)
-    assert [e.target for e in texts] == [f"Ann {i}" for i in range(7)]
-
-
-def test_epochs(folder, tmp_path):
-    """Batches stay inside the limits, hold whole texts, end in the end token, and are the same when asked again."""
-    tokenizer = pocket_llama.tokenizer_for(folder, tmp_path)
-    plan = pocket_llama.epoch_batches(folder, tokenizer, 2)
-    assert plan == pocket_llama.epoch_batches(folder, tokenizer, 2) != pocket_llama.epoch_batches(folder, tokenizer, 1)
-    texts = {(e.prompt, e.target) for e in pocket_llama.examples(folder, 2)}
-    for batch in plan:
-        assert max(len(p) + len(t) for p, t in batch) * len(batch) <= shared.TOKENS_PER_BATCH
-        for prompt, target in batch:
-            assert target[-1] == tokenizer.eos_token_id and len(prompt) + len(target) <= shared.LONGEST
-            assert (tokenizer.decode(prompt), tokenizer.decode(target[:-1])) in texts
-    count = sum(len(batch) for batch in plan)
-    assert count > 0.9 * len(pocket_llama.examples(folder, 2))
-
-
-def test_recipe_resumes_in_the_right_epoch(folder, tmp_path, monkeypatch):
-    """batches(start) continues the stream of batches(0), also past the first epoch; the end token is saved."""
-    lengths = [len(pocket_llama.epoch_batches(folder, pocket_llama.tokenizer_for(folder, tmp_path), e)) for e in (0, 1)]
-    start = lengths[0] + lengths[1] // 2
-
-    def fake(model, stream, loss_of, schedule, work):
-        whole = list(islice(stream(0), sum(lengths) + 2))
-        for at in (1, lengths[0], start):
-            assert list(islice(stream(at), len(whole) - at)) == whole[at:]
-
-    monkeypatch.setattr(pocket_llama, "train", fake)
-    monkeypatch.setattr(pocket_llama, "build", lambda device: tiny(torch.bfloat16))
-    monkeypatch.setattr(pocket_llama, "write_card", lambda *args: {"card": args[1]})
-    assert pocket_llama.run(folder, tmp_path / "out", tmp_path, "cpu") == {"card": tmp_path / "out"}
-    tokenizer, generation = (kind.from_pretrained(tmp_path / "out") for kind in (AutoTokenizer, GenerationConfig))
-    assert generation.eos_token_id == tokenizer.eos_token_id and (tmp_path / "out/model.safetensors").exists()
+    curve = train(tiny(torch.float32), batches, loss, Schedule(8, 1e-3, 1, 1), tmp_path, save_every=4)
+    for row, steps in zip(curve, (seen[:4], seen[4:])):
+        parts = {}
+        for step in steps:
+            parts.setdefault(step.part, []).append(step.shown.item())
+        assert row["parts"] == {name: pytest.approx(sum(v) / len(v), abs=1e-3) for name, v in parts.items()}
+        assert row["loss"] == pytest.approx(sum(step.shown.item() for step in steps) / 4, abs=1e-3)
+    assert set(curve[0]["parts"]) <= {"odd", "even"} and curve[0]["parts"]
 
 
 @pytest.mark.parametrize(

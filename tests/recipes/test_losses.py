@@ -2,20 +2,26 @@
 
 import math
 
+import families
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from eelib.models.probe import block_states
 from eelib.recipes import losses as joint
 from eelib.recipes.losses import (
     MAPPINGS,
+    blocks_skipped,
     calm_weights,
     distillation_loss,
+    dropout_rates,
     exit_weights,
+    imitation_loss,
     last_share_weights,
     layers_loss,
+    rotating_weights,
     states_at,
     uniform_weights,
 )
@@ -154,3 +160,78 @@ def test_distillation_refuses_what_is_not_there():
         distillation_loss(STATES, 2, "nearest")
     with pytest.raises(ValueError, match="the exit layer must lie in 1..4, not 5"):
         distillation_loss(STATES, 5)
+
+
+def test_rotating_weights_by_hand():
+    """Of four layers with two places: layers 1 and 3 at odd steps, layer 2 at even ones, the last always."""
+    odd, even = (rotating_weights(4, step, every=2, scale=0.5) for step in (5, 6))
+    last = 3 + 0.5 * 6
+    assert odd == pytest.approx([w / (0.5 + 3 + last) for w in (0.5, 0, 3, last)])
+    assert even == pytest.approx([w / (1.5 + last) for w in (0, 1.5, 0, last)])
+    with pytest.raises(ValueError, match="every must be at least 1, not 0"):
+        rotating_weights(4, 0, 0, 0.5)
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.floats(0.01, 2.0))
+def test_every_layer_has_its_turn(layers, every, scale):
+    turns = [rotating_weights(layers, step, every, scale) for step in range(every)]
+    assert all(math.isclose(sum(weights), 1.0) and weights[-1] > 0 for weights in turns)
+    assert all(sum(weights[i] > 0 for weights in turns) == 1 for i in range(layers - 1))
+
+
+def test_dropout_rates_by_hand():
+    """None of the first layer, all of the last at the end, exponential in layer and progress."""
+    assert dropout_rates(3, 0.2, 1.0) == pytest.approx([0.0, 0.2 * (2**0.5 - 1), 0.2])
+    assert dropout_rates(3, 0.2, 0.5)[-1] == pytest.approx(0.2 * (2**0.5 - 1))
+    assert dropout_rates(12, 0.1, 0.0) == [0.0] * 12 and dropout_rates(1, 0.1, 1.0) == [0.0]
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_skipped_blocks_give_back_what_they_took(family, request):
+    """Rate 1: the state goes through unchanged; 0: nothing differs; between: each text for itself, by the generator."""
+    network = families.build(family).float()
+    blocks = list(network.decoder.block if family == "t5" else network.model.layers)
+    ids = torch.arange(24).reshape(6, 4)
+    inputs = {"input_ids": ids, "use_cache": False} | ({"decoder_input_ids": ids} if family == "t5" else {})
+
+    def run(rates, seed=0):
+        with blocks_skipped(blocks, rates, torch.Generator().manual_seed(seed)), block_states(blocks) as states:
+            network(**inputs)
+        return states
+
+    with block_states(blocks) as plain:
+        network(**inputs)
+    none, whole = [0.0] * len(blocks), [0.0, 1.0, *[0.0] * (len(blocks) - 2)]
+    assert all(torch.equal(a, b) for a, b in zip(run(none), plain))
+    skipped = run(whole)
+    assert torch.equal(skipped[2], skipped[1]) and not torch.equal(plain[2], plain[1])
+    half = run([0.5, *none[1:]])
+    same = [torch.equal(half[1][i], half[0][i]) for i in range(6)]
+    assert 0 < sum(same) < 6 and torch.equal(run([0.5, *none[1:]])[1], half[1])
+    with block_states(blocks) as after:
+        network(**inputs)
+    assert all(torch.equal(a, b) for a, b in zip(after, plain))
+
+
+def test_imitation_by_hand(monkeypatch):
+    """KL of what the teacher says and each layer's readout, in float64, whatever the number of rows at once."""
+    heads = [torch.nn.Linear(5, 11).double() for _ in range(2)]
+    for head in heads:
+        head.vocab_size = 11
+    torch.manual_seed(0)
+    states = [torch.randn(7, 5, dtype=torch.double, requires_grad=True) for _ in range(3)]
+    last, weights = torch.randn(7, 5, dtype=torch.double, requires_grad=True), [0.2, 0.0, 0.8]
+    said = torch.softmax(heads[1](last), -1)
+    wanted = sum(
+        w * (said * (said.log() - torch.log_softmax(heads[0](s), -1))).sum(-1).mean() for s, w in zip(states, weights)
+    )
+    for at_once in (11, 33, 10**6):
+        monkeypatch.setattr(joint, "LOGITS_AT_ONCE", (at_once, at_once))
+        assert imitation_loss(heads[0], states, heads[1], last, weights).item() == pytest.approx(wanted.item())
+    imitation_loss(heads[0], states, heads[1], last, weights).backward()
+    assert last.grad is None and states[1].grad is None and states[0].grad.abs().sum() > 0
+    assert all(p.grad is None for p in heads[1].parameters())
+    same = imitation_loss(heads[0], [last], heads[0], last, [1.0])
+    assert same.item() == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match="2 weights for 3 layers"):
+        imitation_loss(heads[0], states, heads[1], last, [0.5, 0.5])

@@ -1,5 +1,6 @@
 """Classifiers of pocket-bert: equal beginnings, losses by hand, dropout, resuming, and whole runs at a tiny size."""
 
+import gzip
 import json
 import random
 from dataclasses import replace
@@ -13,11 +14,11 @@ from transformers import AutoTokenizer
 import eelib
 from eelib.recipes import pocket_glue
 from eelib.recipes.__main__ import RECIPES
+from eelib.recipes.corpora import SEED
 from eelib.recipes.loop import MasterOptimizer
 from eelib.recipes.losses import uniform_weights
 from eelib.recipes.pocket_bert import SEPARATOR, build
 from eelib.recipes.pocket_glue import MRPC, SST2, SST2_JOINT, Batch, Row, label_loss, last_alone
-from eelib.recipes.shared import SEED
 from eelib.tasks.glue import LABELS
 
 
@@ -72,8 +73,8 @@ def test_losses_by_hand(start, pair):
             pooled = torch.tanh(model.network.bert.pooler.dense(states[layer + 1][0, 0]))
             losses[layer].append(-torch.log_softmax(model.network.classifier(pooled), -1)[row.label].item())
     means = [sum(one) / len(one) for one in losses]
-    joint, size = label_loss(model, Batch(0, rows), uniform_weights(3))
-    plain, _ = label_loss(model, Batch(0, rows), last_alone(3))
+    joint, size, *_ = label_loss(model, Batch(0, rows), uniform_weights(3))
+    plain, *_ = label_loss(model, Batch(0, rows), last_alone(3))
     assert size == 5 * max(len(row.ids) for row in rows)
     assert joint.item() == pytest.approx(sum(means) / 3, rel=1e-5)
     assert plain.item() == pytest.approx(means[-1], rel=1e-5)
@@ -183,3 +184,16 @@ def test_recipes_are_known():
         plain, joint = pair
         assert plain == replace(joint, name=plain.name, objective=plain.objective, weights=plain.weights)
         assert plain.start == "pocket-bert" and plain.weights(4) == [0, 0, 0, 1] and joint.weights(4) == [0.25] * 4
+
+
+def test_questions_are_read_from_trec(tmp_path, monkeypatch):
+    """Text and the name of the kind, as the project's labelled set `questions` has them."""
+    (tmp_path / "classification").mkdir()
+    rows = [{"text": f"What is {n} ?", "label": n, "label_text": kind} for n, kind in enumerate(pocket_glue.TREC)]
+    (tmp_path / "classification/trec.test.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows)).encode())
+    )
+    found = pocket_glue.labelled(tmp_path, "questions", "test")
+    assert [row["sentence"] for row in found] == [f"What is {n} ?" for n in range(6)]
+    assert [row["label"] for row in found] == ["abbreviation", "description", "entity", "person", "place", "number"]
+    assert pocket_glue.source("questions") == "TREC" and pocket_glue.source("rte") == "GLUE rte"

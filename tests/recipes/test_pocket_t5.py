@@ -3,6 +3,7 @@
 import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -11,10 +12,10 @@ from transformers import AutoTokenizer
 import eelib
 from eelib.common.data import data_folder
 from eelib.recipes import pocket_t5
-from eelib.recipes import shared as recipes
-from eelib.recipes.__main__ import RECIPES
-from eelib.recipes.loop import Cycles, MasterOptimizer, Schedule, train
-from eelib.recipes.pocket_t5 import build, epoch_batches, label_loss
+from eelib.recipes.batches import Phase, Text
+from eelib.recipes.loop import MasterOptimizer, Schedule, train
+from eelib.recipes.pocket_t5 import build, label_loss, part_batches
+from eelib.recipes.texts import PARTS
 from eelib.tracing.decode import greedy_texts
 
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
@@ -31,28 +32,33 @@ def tiny(tokenizer):
     return partial(build, tokenizer, **SIZES)
 
 
-def batch_at(step):
+def texts_at(step):
+    """(prompt, target) ids of four texts."""
     rng = random.Random(step)
     return [tuple([rng.randrange(300) for _ in range(rng.randint(1, 6))] for _ in range(2)) for _ in range(4)]
 
 
+def batch_at(step):
+    return "part", [Text(np.array(p + t, dtype=np.uint16), np.arange(len(p + t)) >= len(p)) for p, t in texts_at(step)]
+
+
 def test_loss_by_hand(tiny):
     """Cross-entropy of the target tokens only, one row at a time: neither side's padding reaches it."""
-    model, batch = tiny().float(), batch_at(3)
+    model, batch = tiny().float(), texts_at(3)
     assert len({len(p) for p, _ in batch}) > 1 and len({len(t) for _, t in batch}) > 1
     losses = []
     for prompt, target in batch:
         begun = torch.tensor([[model.config.pad_token_id, *target[:-1]]])
         logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits[0].double()
         losses += list(F.cross_entropy(logits, torch.tensor(target), reduction="none"))
-    loss, size = label_loss(model, batch)
+    loss, size, *_ = label_loss(model, batch_at(3))
     assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
     assert size == 4 * (max(len(p) for p, _ in batch) + max(len(t) for _, t in batch))
 
 
 def test_untrained_model_knows_nothing_and_guesses_evenly(tiny):
     """The first loss is near that of a uniform guess: neither embeddings nor norm begin at a scale that shouts."""
-    loss, _ = label_loss(tiny(), batch_at(1))
+    loss, *_ = label_loss(tiny(), batch_at(1))
     assert loss.item() == pytest.approx(torch.tensor(8192.0).log().item(), abs=1.0)
 
 
@@ -88,7 +94,7 @@ def test_resumed_run_equals_uninterrupted(tiny, tmp_path):
         pass
 
     def dies(model, batch):
-        if batch == batch_at(3):
+        if [t.ids.tolist() for t in batch[1]] == [t.ids.tolist() for t in batch_at(3)[1]]:
             raise Killed
         return label_loss(model, batch)
 
@@ -103,34 +109,22 @@ def test_resumed_run_equals_uninterrupted(tiny, tmp_path):
     assert not all(torch.equal(a, b) for a, b in zip(tiny().parameters(), resumed.parameters()))
 
 
-def test_epochs(folder, tokenizer):
-    """Batches stay inside the limit, hold whole texts of `examples`, and are the same when asked again."""
-    plan = epoch_batches(folder, tokenizer, 2)
-    assert plan == epoch_batches(folder, tokenizer, 2) != epoch_batches(folder, tokenizer, 1)
-    texts = {(e.prompt, e.target) for e in recipes.examples(folder, 2)}
-    for batch in plan:
-        assert len(batch) * (max(len(p) for p, _ in batch) + max(len(t) for _, t in batch)) <= recipes.TOKENS_PER_BATCH
-        for prompt, target in batch:
-            assert target[-1] == tokenizer.eos_token_id
-            assert (tokenizer.decode(prompt), tokenizer.decode(target[:-1])) in texts
-    assert sum(map(len, plan)) > 0.9 * len(recipes.examples(folder, 2))
+def test_batches(folder, tokenizer, tmp_path, few_stories):
+    """Inside the limit on either side together, whole texts with one target each, the same when asked again."""
+    for part in PARTS:
+        plan, again = (part_batches(folder, tmp_path, tokenizer, part, 1) for _ in range(2))
+        assert [[t.ids.tolist() for t in b] for b in plan] == [[t.ids.tolist() for t in b] for b in again]
+        for batch in plan:
+            prompts, targets = ([(t.wanted == kind).sum() for t in batch] for kind in (False, True))
+            assert len(batch) * (max(prompts) + max(targets)) <= 4096 and min(prompts) and min(targets)
+            for text in batch:
+                assert text.ids[-1] == tokenizer.eos_token_id and (np.diff(text.wanted.astype(int)) != 0).sum() == 1
 
 
-def test_cycles_see_each_batch_of_epoch_0_once(folder, tokenizer, monkeypatch):
-    """The second cycle begins with what the first left of epoch 0; later epochs follow, each once."""
-    monkeypatch.setattr(pocket_t5, "BROAD_STEPS", 2)
-    monkeypatch.setattr(pocket_t5, "SCHEDULE", Cycles(Schedule(3, 1e-3), Schedule(9, 1e-3)))
-    epochs = [epoch_batches(folder, tokenizer, epoch) for epoch in range(4)]
-    parts = [pocket_t5.cycle_batches(folder, tokenizer, part) for part in range(5)]
-    assert len(parts[0]) + len(parts[1]) == pocket_t5.SCHEDULE.first.steps and len(epochs[0]) > 2
-    assert parts[0] + parts[2] == epochs[0] and parts[1] == epochs[1][:1]
-    assert parts[3:] == epochs[2:]
-
-
-def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, tiny):
+def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, tiny, few_stories):
     """The whole recipe at a tiny size: the saved model is an encoder-decoder that starts from padding and can end."""
-    one = Schedule(steps=1, peak=1e-3, warmup=1, decay=1)
-    monkeypatch.setattr(pocket_t5, "SCHEDULE", Cycles(one, one))
+    monkeypatch.setattr(pocket_t5, "SCHEDULE", Schedule(steps=6, peak=1e-3, warmup=1, decay=1))
+    monkeypatch.setattr(pocket_t5, "PHASES", [Phase(6, dict.fromkeys(PARTS, 1.0))])
     trained = tiny()
     monkeypatch.setattr(pocket_t5, "build", lambda tokenizer, device: trained)
     monkeypatch.setattr(pocket_t5, "write_card", lambda corpora, out, *_: {"card": out})
@@ -141,9 +135,14 @@ def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, tiny)
     assert (model.kind, model.layers, model.hidden_size, model.context_length) == ("seq2seq", 3, 32, 512)
     assert config.decoder_start_token_id == config.pad_token_id == model.tokenizer.pad_token_id
     assert model.eos_ids == {end} and [part.cross_attention for part in model.components]
-    assert all(isinstance(text, str) for text in greedy_texts(model, [recipes.examples(folder, 0)[0].prompt], 4))
+    prompt = PARTS["captions"](folder, tmp_path, 0)[0].prompt
+    assert all(isinstance(text, str) for text in greedy_texts(model, [prompt], 4))
     assert all(torch.equal(a.float(), b) for a, b in zip(trained.parameters(), model.network.parameters()))
 
 
-def test_recipe_is_known():
-    assert RECIPES[pocket_t5.NAME] == "pocket_t5"
+def test_size(tokenizer):
+    """About 14 million weights, in as many encoder as decoder blocks."""
+    with torch.device("meta"):
+        model = build(tokenizer, "meta")
+    assert 13.5e6 < sum(p.numel() for p in model.parameters()) < 14.5e6
+    assert len(model.encoder.block) == len(model.decoder.block) == 8

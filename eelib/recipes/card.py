@@ -1,0 +1,74 @@
+"""The card of a model that was trained here: where it comes from, how good it is, what its files are."""
+
+import hashlib
+import json
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+from eelib.recipes.corpora import HELD_OUT_PASSAGES, HELD_OUT_SHARE, SEED
+from eelib.recipes.quality import measure
+from eelib.recipes.texts import ARTICLE_WORDS, PASSAGE_WORDS
+
+CORPUS = (
+    "Multi30k train (research and education), Tatoeba de-en and fr-en (CC BY 2.0 FR), FairytaleQA train (Apache-2.0), "
+    "SQuADShifts (CC BY 4.0), Reuters-21578 train (research), ELTeC English novels (public domain), WikiText-2 train "
+    "(CC BY-SA), read at training time, not shipped; stories of our own generator (eelib.tasks.rooms)"
+)
+
+
+def write_card(corpora: Path, out: Path, work: Path, device: str, name: str, kind: str, **more: str) -> dict:
+    """Measure the model of P's tasks in `out` and write its card; `more` are further lines of it, after `kind`."""
+    return save_card(
+        out,
+        work,
+        {"name": name, "kind": kind, **more, "corpus": CORPUS},
+        measure(corpora, out, device),
+        {
+            "prompts": "P's Table 8, unshortened; its fixed parts are one vocabulary entry each; answers to questions "
+            "begin with a space",
+            "held_out": f"one English Tatoeba sentence in {HELD_OUT_SHARE} by hash, with every pair that shares a "
+            f"sentence with it; one passage of SQuADShifts in {HELD_OUT_PASSAGES} by hash; rooms: stories with other "
+            f"names, things and templates; passages of more than {PASSAGE_WORDS} words are not trained on, articles "
+            f"are cut after {ARTICLE_WORDS}",
+            "headlines": "Reuters prints them in capitals; trained on in sentence case, each word as the articles "
+            "write it most often, without exchange codes",
+        },
+    )
+
+
+def save_card(out: Path, work: Path, origin: dict[str, str], quality: dict, notes: dict[str, str]) -> dict:
+    """Write card.json of the model in `out`: where it comes from, how good it is, what its files are; returns it.
+
+    `origin` has the card's first lines, with the model's name; `notes` follow the loss. `work` holds the loss curve.
+    """
+    curve = json.loads((work / "curve.json").read_text())
+    card = {
+        **origin,
+        "licence": "weights: MIT, like the code",
+        "recipe": f"python -m eelib.recipes {origin['name']} --corpora DIR",
+        "seed": SEED,
+        "steps": curve[-1]["step"],
+        "tokens": curve[-1]["tokens"],
+        "training_minutes": round(curve[-1]["seconds"] / 60),
+        "quality": quality,
+        "loss_by_step": [[row["step"], row["loss"]] for row in curve],
+        **losses_by_part(curve),
+        **notes,
+        "sha256": {
+            f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(out.iterdir()) if f.name != "card.json"
+        },
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    return card
+
+
+def losses_by_part(curve: list[dict]) -> dict[str, dict[str, list]]:
+    """The curve of each part of the texts, where the training kept them apart: {} where it did not."""
+    names = sorted({name for row in curve for name in row.get("parts", ())})
+    parts = {n: [[row["step"], row["parts"][n]] for row in curve if n in row.get("parts", ())] for n in names}
+    return {"loss_by_part": parts} if parts else {}

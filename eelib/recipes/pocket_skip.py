@@ -1,0 +1,159 @@
+"""Recipes of models made to leave early: LayerSkip's training, then every layer learns to say what the last says."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eelib.models.model import Model, load_model
+from eelib.recipes import pocket_llama
+from eelib.recipes.batches import Phase, by_phases, from_step
+from eelib.recipes.card import write_card
+from eelib.recipes.corpora import SEED
+from eelib.recipes.families import LLAMA, T5, Family
+from eelib.recipes.loop import Loss, Schedule, train
+from eelib.recipes.losses import (
+    blocks_skipped,
+    dropout_rates,
+    imitation_loss,
+    layers_loss,
+    rotating_weights,
+    uniform_weights,
+)
+from eelib.recipes.own_outputs import own_outputs
+from eelib.recipes.pocket_joint import SEEN
+from eelib.recipes.quality import measure
+
+DROPPED = 0.1  # share of texts that skip the last layer, at the end; LayerSkip uses 0.1 to 0.2
+EVERY, SCALE = 4, 0.2  # one inner layer in so many has a loss at each step; how much that weighs beside the last's
+TASKS = pocket_llama.PHASES[-1].shares
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training.
+
+    own: on the plain model's own outputs, as the plain model says them, instead of on the texts. skips: with the layer
+    dropout and the rotating losses of LayerSkip instead of uniform weights.
+    """
+
+    schedule: Schedule
+    own: bool = False
+    skips: bool = False
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A shipped model trained on, stage by stage."""
+
+    name: str
+    start: str
+    family: Family
+    stages: tuple[Stage, ...]
+    measure = staticmethod(measure)
+
+    @property
+    def objective(self) -> str:
+        """What was trained, stage by stage."""
+        skips = {
+            True: f"layer dropout up to {DROPPED} and losses of one inner layer in {EVERY}, rotating (LayerSkip)",
+            False: "uniform weights on all layers",
+        }
+        own = {True: f"{self.start}'s distribution on its own outputs", False: "the texts"}
+        return "; then ".join(
+            f"{stage.schedule.steps} steps on {own[stage.own]} with {skips[stage.skips]}" for stage in self.stages
+        )
+
+    def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
+        """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
+        work.mkdir(parents=True, exist_ok=True)
+        model, plain = (load_model(self.start, dtype="bfloat16", device=device) for _ in range(2))
+        model.network.set_attn_implementation(self.family.attention)
+        curves = []
+        for number, stage in enumerate(self.stages, 1):
+            loss, batches = labels_loss, self.text_batches(stage, corpora, work, model)
+            if stage.own:
+                loss, batches = partial(plain_loss, plain=plain), self.own_batches(plain, corpora, work)
+            loss_of = partial(self.loss_of, model, stage, loss)
+            curves.append(
+                train(model.network, batches, loss_of, stage.schedule, work / f"stage{number}", save_every=25)
+            )
+        (work / "curve.json").write_text(json.dumps(one_after_another(curves)))
+        model.network.save_pretrained(out)
+        model.tokenizer.save_pretrained(out)
+        return write_card(
+            corpora, out, work, device, self.name, self.family.kind, start=self.start, objective=self.objective
+        )
+
+    def text_batches(self, stage: Stage, corpora: Path, work: Path, model: Model) -> Callable[[int], Iterator]:
+        """(step, part, texts) of the corpora, from a step on."""
+        phase = Phase(stage.schedule.steps, TASKS)
+        batches = by_phases([phase], partial(self.family.part_batches, corpora, work, model.tokenizer), SEEN)
+        return lambda start: ((step, *batch) for step, batch in zip(count(start), batches(start)))
+
+    def own_batches(self, plain: Model, corpora: Path, work: Path) -> Callable[[int], Iterator]:
+        """(step, part, texts) of the plain model's own outputs, from a step on."""
+
+        def batches(start: int) -> Iterator:
+            texts = own_outputs(plain, corpora, work, SEEN)
+            plans = from_step(start, lambda epoch: self.family.in_batches(list(texts), epoch))
+            return ((step, "own", batch) for step, batch in zip(count(start), plans))
+
+        return batches
+
+    def loss_of(self, model: Model, stage: Stage, loss: Callable, _network: torch.nn.Module, batch: tuple) -> Loss:
+        """The loss of one step; what is dropped depends on the step alone."""
+        step, part, texts = batch
+        weights, rates = uniform_weights(model.layers), [0.0] * model.layers
+        if stage.skips:
+            weights = rotating_weights(model.layers, step, EVERY, SCALE)
+            rates = dropout_rates(model.layers, DROPPED, step / stage.schedule.steps)
+        with blocks_skipped(model.blocks, rates, torch.Generator().manual_seed(SEED * 10**6 + step)):
+            states, labels, size = self.family.states(model, texts)
+        return Loss(loss(self.family, model, states, labels, texts, weights), size, part)
+
+
+def labels_loss(
+    _family: Family, model: Model, states: list[Tensor], labels: Tensor, _texts: list, weights: list[float]
+) -> Tensor:
+    """What the texts say."""
+    return layers_loss(model.unembed, states, labels, weights)
+
+
+def plain_loss(
+    family: Family, model: Model, states: list[Tensor], _labels: Tensor, texts: list, weights: list[float], plain: Model
+) -> Tensor:
+    """What the plain model says at the same places, as a distribution."""
+    with torch.no_grad():
+        last = family.states(plain, texts)[0][-1]
+    return imitation_loss(model.unembed, states, plain.unembed, last, weights)
+
+
+def one_after_another(curves: list[list[dict]]) -> list[dict]:
+    """One curve of several: steps, tokens and seconds go on where the one before ended."""
+    whole: list[dict] = []
+    for curve in curves:
+        before = whole[-1] if whole else {"step": 0, "tokens": 0, "seconds": 0}
+        whole += [row | {name: row[name] + before[name] for name in ("step", "tokens", "seconds")} for row in curve]
+    return whole
+
+
+def schedule(steps: int) -> Schedule:
+    """Of a stage: up quickly, and down over the last seven tenths."""
+    return Schedule(steps, peak=1e-3, warmup=50, decay=7 * steps // 10)
+
+
+BOTH = (Stage(schedule(1000), skips=True), Stage(schedule(1500), own=True))
+LLAMA_SKIP = Leaving("pocket-llama-skip", "pocket-llama", LLAMA, BOTH)
+T5_SKIP = Leaving("pocket-t5-skip", "pocket-t5", T5, BOTH)
+# What each half is worth, at the tokens of pocket-llama-joint, which is the fourth: uniform weights on the texts.
+LLAMA_DROPOUT = Leaving("pocket-llama-dropout", "pocket-llama", LLAMA, (Stage(schedule(1000), skips=True),))
+LLAMA_OWN = Leaving("pocket-llama-own", "pocket-llama", LLAMA, (Stage(schedule(1000), own=True),))
+LLAMA_ALL = Leaving(
+    "pocket-llama-all", "pocket-llama", LLAMA, (Stage(schedule(500), skips=True), Stage(schedule(500), own=True))
+)

@@ -1,0 +1,125 @@
+"""How good a model that knows P's tasks is: on public test sets that it has not seen, and on the shipped texts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from eelib.common.data import data_folder
+from eelib.models.model import Model, load_model
+from eelib.recipes.corpora import first_words, multi30k, read_jsonl, shifts, tatoeba
+from eelib.recipes.texts import ARTICLE_WORDS
+from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1
+from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
+from eelib.tasks.task import load_task
+from eelib.tracing.decode import greedy_decode, greedy_texts, states_of
+
+TATOEBA, QUESTIONS, EVERY_ARTICLE = 500, 1000, 5  # sentences; questions; one article of Reuters' test set in so many
+LONGEST_ANSWER, LONGEST_TRANSLATION = 32, 128  # tokens
+HEADLINE_WORDS = 8  # of an article are the baseline: as many as the longer half of the headlines has
+TRANSLATIONS = tuple(f"translation/{pair}" for pair in ("de-en", "en-de", "fr-en", "en-fr"))
+TEXTS = (*TRANSLATIONS, "question_answering/passages", "summarization/news")
+
+
+def measure(corpora: Path, folder: Path, device: str) -> dict[str, dict]:
+    """Every figure of the card: scores 0-100 by test set; EM is exact match after SQuAD's normalisation."""
+    model = load_model(str(folder), device=device)
+    scores = translations(model, corpora) | readings(model, corpora) | headlines(model, corpora) | shipped(model)
+    return scores | {"agreement with the last layer": agreement(model, TRANSLATIONS)}
+
+
+def translations(model: Model, corpora: Path) -> dict[str, dict]:
+    """Multi30k test2016 (all 1,000) and held-out Tatoeba (the first of it)."""
+    found = {}
+    for language in ("de", "fr"):
+        _, held = tatoeba(corpora, language)
+        captions = multi30k(corpora, "test2016", language)
+        for source, target, at in ((language, "en", 0), ("en", language, 1)):
+            found[f"Multi30k test2016 {source}-{target}"] = translated(model, captions, source, target, at)
+            found[f"Tatoeba held out {source}-{target}"] = translated(model, held, source, target, at, TATOEBA)
+    return found
+
+
+def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: str, at: int, most: int = 0) -> dict:
+    """BLEU and chrF of the pairs' column `at` translated; several targets of one source are several references."""
+    references: dict[str, list[str]] = {}
+    for pair in pairs:
+        references.setdefault(pair[at], []).append(pair[1 - at])
+    texts = list(references)[: most or None] if most else [pair[at] for pair in pairs]
+    wanted = [references[text] for text in texts] if most else [[pair[1 - at]] for pair in pairs]
+    outputs = greedy_texts(model, [translation_prompt(text, source, target) for text in texts], LONGEST_TRANSLATION)
+    return bleu_chrf(outputs, wanted) | {"items": len(texts)}
+
+
+def readings(model: Model, corpora: Path) -> dict[str, dict]:
+    """FairytaleQA test, the held-out passages of SQuADShifts, and the rooms by number of facts and by kind."""
+    tales = read_jsonl(corpora / "question_answering/fairytaleqa.test.jsonl.gz")
+    spans = [row for rows in shifts(corpora)[1].values() for row in rows][:QUESTIONS]
+    rooms = read_jsonl(data_folder("texts", "question_answering", "rooms.jsonl"))
+    found = {"FairytaleQA test": answered(model, tales), "SQuADShifts held out": answered(model, spans)}
+    outputs = greedy_texts(model, [question_prompt(row["context"], row["question"]) for row in rooms], LONGEST_ANSWER)
+    for kind in ("one", "two", "three", "count", "unknown"):
+        chosen = [number for number, row in enumerate(rooms) if row["kind"] == kind]
+        found[f"rooms {kind}"] = answers([outputs[i] for i in chosen], [rooms[i]["answers"] for i in chosen])
+    return found
+
+
+def answered(model: Model, rows: Sequence[dict]) -> dict:
+    """Scores of the questions whose prompt leaves room for an answer."""
+    prompts = [question_prompt(row["context"], row["question"]) for row in rows]
+    room = model.context_length - LONGEST_ANSWER
+    fits = [i for i, ids in enumerate(model.tokenizer(prompts, verbose=False)["input_ids"]) if len(ids) < room]
+    outputs = greedy_texts(model, [prompts[i] for i in fits], LONGEST_ANSWER)
+    return answers(outputs, [rows[i]["answers"] for i in fits]) | {"beyond the window": len(rows) - len(fits)}
+
+
+def answers(outputs: list[str], known: list[list[str]]) -> dict:
+    """F1 and exact match of the best answer, with SQuAD's normalisation."""
+    exact = [any(normalised(o) == normalised(answer) for answer in k) for o, k in zip(outputs, known)]
+    return squad_f1(outputs, known) | {"EM": 100 * sum(exact) / len(exact), "items": len(outputs)}
+
+
+def headlines(model: Model, corpora: Path) -> dict[str, dict]:
+    """ROUGE on a part of Reuters' test articles, cut as in training, and that of each article's first words."""
+    rows = read_jsonl(corpora / "summarization/reuters21578.test.jsonl.gz")[::EVERY_ARTICLE]
+    return {"Reuters test": summarized(model, [row["article"] for row in rows], [[row["highlights"]] for row in rows])}
+
+
+def summarized(model: Model, articles: list[str], known: list[list[str]]) -> dict:
+    """ROUGE-1, 2 and L of the model's headlines, and of the first words of each article."""
+    prompts = [summarization_prompt(first_words(article, ARTICLE_WORDS)) for article in articles]
+    begun = rouge([first_words(article, HEADLINE_WORDS) for article in articles], known)
+    return rouge(greedy_texts(model, prompts, LONGEST_ANSWER), known) | {"first words": begun, "items": len(articles)}
+
+
+def shipped(model: Model) -> dict[str, dict]:
+    """The project's own texts of the tasks that the model was trained for."""
+    found = {}
+    for name in TEXTS:
+        task = load_task(name)
+        if task.kind == "summarization":
+            found[name] = summarized(model, task.sources, task.references)
+        else:
+            longest = LONGEST_TRANSLATION if task.kind == "translation" else LONGEST_ANSWER
+            found[name] = task.quality(greedy_texts(model, task.prompts, longest)) | {"items": len(task)}
+    return found
+
+
+@torch.no_grad()
+def agreement(model: Model, names: Sequence[str], at_once: int = 64) -> dict:
+    """Share (0-100) of the model's own output tokens that each layer 1..L has as its top-1, end tokens left out."""
+    agreed, tokens = torch.zeros(model.layers), 0
+    for name in names:
+        prompts = model.encode(load_task(name).prompts)
+        for start in range(0, len(prompts), at_once):
+            part = prompts[start : start + at_once]
+            outputs = greedy_decode(model, part, LONGEST_TRANSLATION)
+            states, _ = states_of(model, part, outputs)
+            said = torch.tensor([token for output in outputs for token in output])
+            real = torch.tensor([token not in model.eos_ids for token in said.tolist()])
+            top = torch.stack(
+                [model.unembed(states[:, layer]).argmax(-1).cpu() for layer in range(1, model.layers + 1)]
+            )
+            agreed += (top == said)[:, real].sum(1)
+            tokens += int(real.sum())
+    return {"by layer": [round(100 * n / tokens, 1) for n in agreed.tolist()], "items": tokens}
