@@ -102,8 +102,8 @@ def layers_loss(unembed: Unembed, states: Sequence[Tensor], labels: Tensor, weig
     """Sum over layers of weight times mean cross-entropy of the layer's readout, in nats, float32 (M §2.1).
 
     `states` are those of layers 1..L, each [n, hidden_size]; `labels` is [n]. The head runs on some rows of one
-    layer at a time, and on them again in the backward pass, so the logits of no layer are ever held whole. ValueError if the
-    weights do not fit the states.
+    layer at a time, and on them again in the backward pass, so the logits of no layer are ever held whole.
+    InputError if the weights do not fit the states.
     """
     if len(weights) != len(states):
         raise InputError(f"{len(weights)} weights for {len(states)} layers")
@@ -171,8 +171,9 @@ def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = 
     """FREE's layer-wise distillation (M §2.1): mean over shallow layers i of MSE(H_i, H_m(i)), float32.
 
     `states` are those of layers 1..L, each [n, hidden_size], in FREE's own code after the final norm
-    (`Unembed.normed`); layers 1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient reaches them. `mapping` is M's
-    m(i): last, uniform or closest. ValueError for another mapping, or an exit layer that leaves no deep layer.
+    (`Unembed.normed`); layers 1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient
+    reaches them. `mapping` is M's m(i): last, uniform or closest. InputError for another mapping, or an exit layer that
+    leaves no deep layer.
     """
     if mapping not in MAPPINGS:
         raise InputError(f"mapping {mapping!r} is not known; allowed: {', '.join(MAPPINGS)}")
