@@ -291,7 +291,7 @@ def write_card(out: Path, corpora: Path, curve: list[dict], minutes: float) -> d
         "kind": "spaCy pipeline (tok2vec + morphologizer), English, UPOS tags in token.pos_",
         "corpus": "Universal Dependencies English EWT, train (best epoch by dev, quality on test)",
         "licence": "CC BY-SA 4.0",
-        "recipe": f"python -m eelib.training {NAME} --corpora DIR",
+        "recipe": f"python -m eelib.recipes {NAME} --corpora DIR",
         "seed": SEED,
         "epochs": EPOCHS,
         "best_epoch": max(curve, key=lambda row: row["dev"])["epoch"],
