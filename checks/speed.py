@@ -1,9 +1,8 @@
 """How fast is a trace? Measured beside its floor, the plain way and the peers; `make bench` runs it.
 
 Every way runs on the same checkpoints and prompts, in a process of its own with the same number of threads, the ways
-taking turns; the best of the repeats counts and all of them are kept. Weights are random: the time of matrix products
-does not depend on them. (A trace decides close calls of a faster number format again in float32, and random weights
-have more close calls than trained ones; the shipped model is measured with its own weights.)
+taking turns; the best of the repeats counts and all of them are kept. Weights are random float32 numbers; the shipped
+model has its own, which are bfloat16 numbers, and a trace multiplies those faster on CPUs that can.
 
 Each measurement is kept when it is made, so a run that was stopped goes on where it was.
 """

@@ -15,7 +15,6 @@ KINDS = {"causal": "Causal", "seq2seq": "Encoder-decoder", "masked": "Masked", "
 WRITING = ("causal", "seq2seq")  # kinds that decode
 KILLS = 50
 PASSING = 0.9  # of the attention-based causal families
-NO_GPU = "No GPU was at hand, so the kernel was not timed.\n"
 UNITS = {"cpu": "{}", "cores": "{} cores", "threads": "{} threads", "memory_gib": "{} GiB of memory"}
 FEW = 12  # rows that are shown at once
 SURROUNDINGS = ("machine", "date", "versions")
@@ -38,8 +37,6 @@ def engine(folder: Path, generated: Path) -> dict[str, str]:
 def section(path: Path, render: Callable[[dict[str, Any]], Iterator[str]]) -> str:
     """One check's fragment: when and where it was run, then what it found."""
     if not path.exists():
-        if path.stem == "kernel":
-            return NO_GPU
         return f"The check `{path.stem}` has not been run yet.\n"
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content, list):
