@@ -104,7 +104,7 @@ def compiled(name: str, tiles: Tiles, dtype: str = "bf16", tma: bool = True, **g
         | given
     )
     biases = {argument for argument in given if given[argument] == "pointer"}
-    whole = {name: "i32" for name in ("n", "splits", "vocabulary")} | {"limit": "fp32"}
+    whole = dict.fromkeys(("n", "splits", "vocabulary"), "i32") | {"limit": "fp32"}
     ints = ("final_ids", "reference_ids", "ids", "above", "top_ids", "part_ids", "rank")
     types, attributes = {}, {}  # of each argument; pointers start at multiples of 16 bytes
     for index, argument in enumerate(function.arg_names):

@@ -40,7 +40,8 @@ def two_rows(a, p, log_p, b, q, log_q, size):
 def compare(start, end, logits, kl, js):
     """Fill kl and js, zeros in float64 [n, S, S], for tokens start..end of float32 logits [n, S, V]: KL of row against
     column, and JS above the diagonal, in nats. KL is the mean difference of the logits less that of their normalizers,
-    which are float64: a rounded one would be off for all columns alike. JS is exact where both rows are the same."""
+    which are float64: a rounded one would be off for all columns alike. JS is exact where both rows are the same.
+    """
     rows, width = logits.shape[1:]
     tops, totals = np.empty(rows, np.float32), np.empty(rows)
     below, shares, logs = np.empty((3, rows, COLUMNS), np.float32)

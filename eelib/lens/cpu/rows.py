@@ -126,7 +126,8 @@ def sums(row, top, own):
 @numba.njit(fastmath=FAST, nogil=True, cache=True)
 def summarize(start, end, logits, wanted, values, ids, normalizer, entropy, rank):
     """Fill, for rows start..end of logits [n, V]: the top-k logits `values` [n, k] and `ids`, falling; `normalizer`
-    [n], the log of the sum of exponentials; `entropy` [n] in nats; `rank` [n] of column `wanted` [n], 1 at the top."""
+    [n], the log of the sum of exponentials; `entropy` [n] in nats; `rank` [n] of column `wanted` [n], 1 at the top.
+    """
     maxima = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, np.float32)
     for r in range(start, end):
         row = logits[r]
@@ -161,7 +162,8 @@ def divergence(row, normalizer, last, last_normalizer, last_shares):
 @numba.njit(fastmath=FAST, nogil=True, cache=True)
 def diverge(start, end, logits, normalizer, size, found):
     """Fill `found` [n], for tokens start..end of `size` rows of logits each, with the Jensen-Shannon divergence, in
-    nats, of each row and the token's last."""
+    nats, of each row and the token's last.
+    """
     shares = np.empty(logits.shape[1], np.float32)
     for token in range(start, end):
         final = token * size + size - 1
