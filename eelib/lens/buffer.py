@@ -57,7 +57,7 @@ class Reader:
 
     def flush(self) -> None:
         """Read what waits."""
-        if self.filled:
+        if self.waiting is not None and self.filled:
             new = slice(len(self.ids) - self.filled, None)
             self.done.append(
                 read(
@@ -73,7 +73,7 @@ class Reader:
     def finish(self) -> Readout:
         """All readouts, in order of sequence, then position."""
         self.flush()
-        self.waiting = self.scratch = None
+        self.waiting, self.scratch = None, Scratch()
         order = torch.argsort(torch.tensor(self.rows), stable=True)
         found = {}
         for name in list(self.done[0].values):  # one after the other, so that there are never two copies of all

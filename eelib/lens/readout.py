@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ def top_k(vocab_size: int) -> int:
 class Scratch:
     """Memory for logits that is used again: fresh pages for every piece would cost a third of the matrix product."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.kept = torch.empty(0)
 
     def take(self, rows: int, columns: int) -> Tensor:
@@ -100,12 +100,13 @@ def read(
     values["topk_probability"] = torch.empty(count, sites, k)
     unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
     most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * unembed.vocab_size))
-    tokens, read_some = max(1, most // (unembed.vocab_size * states.shape[1])), read_on_device
+    tokens = max(1, most // (unembed.vocab_size * states.shape[1]))
+    read_some: Callable[..., dict[str, Tensor]] = read_on_device
     on_cpu = states.device.type == "cpu"
     if not on_cpu and type(unembed.head) is nn.Linear and kernel.supports(states[:1, 0], unembed.head.weight):
         tokens, read_some = count, read_by_kernel  # it holds no logits
     with spread_over_cores() if on_cpu else nullcontext() as spread:
-        if on_cpu:
+        if spread is not None:
             read_some = partial(read_on_cpu, scratch=scratch or Scratch(), spread=spread)
         for start in range(0, count, tokens):
             part = slice(start, min(count, start + tokens))
@@ -184,10 +185,13 @@ def read_on_cpu(
 def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the logits, one for JS."""
     count, sites, hidden_size = states.shape
-    weight, device = unembed.head.weight, unembed.head.weight.device
+    head = unembed.head
+    if not isinstance(head, nn.Linear):
+        raise InputError(f"the kernel reads through a linear head, not {type(head).__name__}")
+    weight, device = head.weight, head.weight.device
     hidden = unembed.normed(states.reshape(count * sites, hidden_size))
     wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
-    scaling = dict(bias=unembed.bias, head_bias=unembed.head.bias, after=unembed.after, cap=unembed.cap)
+    scaling: dict[str, Any] = dict(bias=unembed.bias, head_bias=head.bias, after=unembed.after, cap=unembed.cap)
     got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known, **scaling)
     last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
     divergence = kernel.read_js(

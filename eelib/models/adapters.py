@@ -11,8 +11,8 @@ runs a network (a stop after some block, rows that leave the batch) works on eve
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from transformers import Cache, EncoderDecoderCache
+from torch import Tensor
+from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.models.cache import growing_cache
@@ -52,27 +52,27 @@ class Adapter:
     # ---- before there is a model
 
     @staticmethod
-    def plain_inputs(network: nn.Module, ids: Tensor, target: Tensor | None = None) -> Inputs:
+    def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
         """Arguments of a run without a cache on `ids` [rows, tokens]; `target` is what an encoder-decoder writes."""
         return {"input_ids": ids}
 
     @staticmethod
-    def uncached(network: nn.Module) -> Inputs:
+    def uncached(network: PreTrainedModel) -> Inputs:
         """The argument that keeps a network from keeping a cache, where it takes one."""
         return {}
 
     @staticmethod
-    def probe_ids(network: nn.Module, ids: Tensor) -> Tensor:
+    def probe_ids(network: PreTrainedModel, ids: Tensor) -> Tensor:
         """Ids [1, tokens] for the probe run."""
         return ids
 
     @staticmethod
-    def stack(network: nn.Module) -> str:
+    def stack(network: PreTrainedModel) -> str:
         """Name of the module whose blocks are read; "" is the whole network."""
         return ""
 
     @staticmethod
-    def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> tuple[Unembed, int | None]:
+    def find_unembed(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Unembed, int | None]:
         """(unembed, the position of the probe run that the logits are of; None: each). CheckpointError if not found."""
         return find_unembed(network, last, runs, name), None
 
@@ -139,21 +139,24 @@ class Classifier(Adapter):
     """A sequence classifier: one position stands for the text."""
 
     @staticmethod
-    def probe_ids(network: nn.Module, ids: Tensor) -> Tensor:
+    def probe_ids(network: PreTrainedModel, ids: Tensor) -> Tensor:
+        """With an end token that is not the last, where the config names one (see `classifier_probe`)."""
         return classifier_probe(ids, getattr(network.config, "eos_token_id", None))
 
     @staticmethod
-    def stack(network: nn.Module) -> str:
+    def stack(network: PreTrainedModel) -> str:
+        """An encoder-decoder's decoder, else the whole network."""
         return decoder_name(network) if getattr(network.config, "is_encoder_decoder", False) else ""
 
     @staticmethod
-    def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> tuple[Unembed, int | None]:
+    def find_unembed(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Unembed, int | None]:
+        """With the pooler between state and head, and the position that is read."""
         return find_classifier_unembed(network, last, runs, name, getattr(network.config, "eos_token_id", None))
 
     def rows_of(self, encoded: dict) -> list[list[int]]:
         """With their token types if the network takes them and they are not all 0. CheckpointError: it knows fewer."""
-        rows, types = encoded["input_ids"], encoded.get("token_type_ids")
-        most = max(map(max, filter(None, types or [])), default=0)
+        rows, types = encoded["input_ids"], encoded.get("token_type_ids") or []
+        most = max(map(max, filter(None, types)), default=0)
         if not most or not self.model.accepts("token_type_ids"):
             return rows
         known = getattr(self.model.network.config, "type_vocab_size", None)
@@ -167,10 +170,12 @@ class Classifier(Adapter):
         return rows
 
     def positions(self, prompt: list[int]) -> slice:
+        """The one position that stands for the text."""
         position = self.model.read_at(prompt)
         return slice(position, position + 1)
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
+        """With the token types of the text."""
         return super().whole_inputs(prompt, output) | self.context([prompt])
 
     def context(self, prompts: list[list[int]]) -> Inputs:
@@ -179,6 +184,7 @@ class Classifier(Adapter):
         return {"token_type_ids": torch.tensor(types, device=self.model.device)} if any(types) else {}
 
     def are_special(self, prompt: list[int], output: list[int]) -> list[bool]:
+        """None is: the output is labels."""
         return [False] * len(output)  # labels
 
 
@@ -188,10 +194,12 @@ class Writer(Adapter):
     writes = True
 
     @staticmethod
-    def uncached(network: nn.Module) -> Inputs:
+    def uncached(network: PreTrainedModel) -> Inputs:
+        """Also for a network that takes arguments by any name."""
         return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
 
     def shown(self, prompt: list[int], output: list[int]) -> list[int]:
+        """The tokens that were written."""
         return output
 
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
@@ -238,7 +246,8 @@ class Causal(Writer):
     left = True
 
     @staticmethod
-    def plain_inputs(network: nn.Module, ids: Tensor, target: Tensor | None = None) -> Inputs:
+    def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
+        """Without a target: prompt and output are one text."""
         return {"input_ids": ids} | Writer.uncached(network)
 
     def settle(self, runs: Runs, ids: Tensor) -> None:
@@ -249,15 +258,19 @@ class Causal(Writer):
         choose_cache(self.model, runs)
 
     def text(self, prompt: list[int], output: list[int]) -> list[int]:
+        """The prompt, then all of the output but its last token, which nothing follows."""
         return [*prompt, *output[:-1]]
 
     def positions(self, prompt: list[int]) -> slice:
+        """From the prompt's last token on, which stands before the first of the output."""
         return slice(len(prompt) - 1, None)
 
     def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
+        """With the position ids that padding asks for."""
         return self.plain_inputs(self.model.network, ids) | self.step_inputs(ids, mask, {})
 
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
+        """The prompts, of which the last logits alone are wanted."""
         ids, mask = self.pad(prompts)
         return self.step_inputs(ids, mask, {}) | self.last_logits(), self.new_cache(limit)
 
@@ -273,9 +286,10 @@ class Causal(Writer):
         return inputs
 
     def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
+        """The emitted tokens after what the cache holds: a longer mask, and positions one further."""
         ids = self.next_ids(inputs, emitted)
         mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, -1:])], dim=1)
-        if self.model.cache == "none" or "position_ids" not in inputs:
+        if self.model.cache == "none" or self.model.offset is None or "position_ids" not in inputs:
             return self.step_inputs(ids, mask, {}) | self.last_logits()
         most = self.model.context_length - 1 + self.model.offset
         positions = (inputs["position_ids"][:, -1:] + 1).clamp(max=most)
@@ -286,9 +300,11 @@ class Causal(Writer):
         return {"logits_to_keep": 1} if self.model.accepts("logits_to_keep") else {}
 
     def cache_modes(self, runs: Runs) -> tuple[str, ...]:
+        """Layers that forget are tried only where the network itself looks to its window."""
         return ("growing", "full", "own") if forgets_as_it_should(self.model, runs) else ("full", "own")
 
     def new_cache(self, limit: int = 0) -> Cache | None:
+        """Of the growing kind; its layers forget as the config says where the mode is "growing"."""
         if self.model.cache not in ("growing", "full"):
             return None
         return growing_cache(self.model.network.config if self.model.cache == "growing" else None, limit)
@@ -300,13 +316,14 @@ class Seq2Seq(Writer):
     target = "decoder_input_ids"
 
     @staticmethod
-    def plain_inputs(network: nn.Module, ids: Tensor, target: Tensor | None = None) -> Inputs:
+    def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
         """A target that is not given is the source itself."""
         inputs = {"input_ids": ids, "decoder_input_ids": ids if target is None else target}
         return inputs | Writer.uncached(network)
 
     @staticmethod
-    def stack(network: nn.Module) -> str:
+    def stack(network: PreTrainedModel) -> str:
+        """The decoder."""
         return decoder_name(network)
 
     def settle(self, runs: Runs, ids: Tensor) -> None:
@@ -322,9 +339,11 @@ class Seq2Seq(Writer):
         return next(i for i in (*chosen, self.model.pad_id) if i is not None)
 
     def text(self, prompt: list[int], output: list[int]) -> list[int]:
+        """The start token, then all of the output but its last token."""
         return [self.start_id, *output[:-1]]
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
+        """The source, and as target what stands before each token of the output."""
         return self.plain_inputs(self.model.network, self.row(prompt), self.row(self.text(prompt, output)))
 
     def context(self, prompts: list[list[int]]) -> Inputs:
@@ -334,21 +353,26 @@ class Seq2Seq(Writer):
         return {"encoder_outputs": encoded, "attention_mask": mask}
 
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
+        """The encoded sources, and the start token of each output."""
         start = torch.full((len(prompts), 1), self.start_id, device=self.model.device)
         return {**self.context(prompts), "decoder_input_ids": start}, self.new_cache(limit)
 
     def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
+        """The mask is that of the sources, which the context holds: outputs are not padded before their end."""
         return {**context, "decoder_input_ids": ids}
 
     def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
+        """The encoded sources again, and the emitted tokens."""
         return {**inputs, "decoder_input_ids": self.next_ids(inputs, emitted)}
 
     def new_cache(self, limit: int = 0) -> Cache | None:
+        """One for the output and one for the source, neither of which forgets."""
         if self.model.cache not in ("growing", "full"):
             return None
         return EncoderDecoderCache(growing_cache(limit=limit), growing_cache())
 
     def keep_rows(self, inputs: Inputs, cache: Cache, rows: list[int]) -> Inputs:
+        """The encoded sources lose the other rows too."""
         encoded = inputs["encoder_outputs"]
         encoded.last_hidden_state = encoded.last_hidden_state[torch.tensor(rows, device=self.model.device)]
         return super().keep_rows(inputs, cache, rows) | {"encoder_outputs": encoded}
@@ -362,7 +386,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
 }
 
 
-def decoder_name(network: nn.Module) -> str:
+def decoder_name(network: PreTrainedModel) -> str:
     """Name of an encoder-decoder's decoder inside the network; "" where there is none."""
     decoder = next((m for n, m in network.named_modules() if n.split(".")[-1] == "decoder"), None)
     if hasattr(network, "get_decoder") and network.get_decoder() is not network:

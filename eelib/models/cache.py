@@ -1,6 +1,7 @@
 """A key-value cache that grows by doubling, so that a step copies its own keys and not all that came before."""
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
@@ -12,18 +13,22 @@ from eelib.models.probe import their_code
 class GrowingLayer(DynamicLayer):
     """The cache of a full-attention layer: `keys` and `values` are the filled part of larger buffers."""
 
-    def __init__(self, limit: int = 0, **kwargs):
-        super().__init__(**kwargs)
-        self.limit, self.buffers = limit, None  # no buffer is longer than `limit` tokens, unless it must be
+    keys: Tensor  # from the first update on
+    values: Tensor
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def __init__(self, limit: int = 0, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.limit = limit  # no buffer is longer than this many tokens, unless it must be
+        self.buffers: list[Tensor] = []  # of the keys and the values; none before the first update
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append states [batch, heads, tokens, size]; returns all keys and all values so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         filled = self.get_seq_length()
         total = filled + key_states.shape[2]
         # The rows may have been selected anew since the last call: then the keys are no longer those in the buffer.
-        mine = self.buffers is not None and (not filled or self.keys.data_ptr() == self.buffers[0].data_ptr())
+        mine = bool(self.buffers) and (not filled or self.keys.data_ptr() == self.buffers[0].data_ptr())
         if not mine or self.buffers[0].shape[2] < total:
             length = max(total, min(2 * total, self.limit) if self.limit else 2 * total)
             kept = (self.keys, self.values)
@@ -42,7 +47,7 @@ class GrowingLayer(DynamicLayer):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.buffers = None
+        self.buffers = []
         super().reset()
 
 
@@ -52,5 +57,5 @@ def growing_cache(config: PretrainedConfig | None = None, limit: int = 0) -> Dyn
         cache = DynamicCache() if config is None else DynamicCache(config=config)
     cache.layers = [GrowingLayer(limit) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     if cache.layer_class_to_replicate is DynamicLayer:
-        cache.layer_class_to_replicate = partial(GrowingLayer, limit)
+        cache.layer_class_to_replicate = partial(GrowingLayer, limit)  # type: ignore[assignment]  # called as a class is
     return cache

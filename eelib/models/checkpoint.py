@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,6 +15,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto import modeling_auto as auto
@@ -106,7 +106,7 @@ def known_class(config: dict) -> bool:
 
 
 def kind_of(config: PretrainedConfig) -> str:
-    """ "causal", "seq2seq", "masked" or "classifier", from the architecture that a checkpoint names; or ValueError."""
+    """One of CLASSES, from the architecture that a checkpoint names. CheckpointError if it is of none of them."""
     architecture = (getattr(config, "architectures", None) or [""])[0]
     text_classes = {
         kind: set(names.values())
@@ -141,7 +141,7 @@ def kind_of(config: PretrainedConfig) -> str:
 
 
 def resolve_device(device: str) -> torch.device | None:
-    """ "auto" (CUDA where there is one), "balanced" (None: spread over all), or a torch device that exists here."""
+    """The device of "auto" (CUDA if there is any), of "balanced" (None: spread over all), or one that exists here."""
     if device == "balanced":
         if importlib.util.find_spec("accelerate") is None:
             raise CheckpointError("device 'balanced' needs the library accelerate, which is not installed")
@@ -187,7 +187,7 @@ def installed(library: str) -> bool:
 
 def read_checkpoint(
     name: str, path: str, dtype: str, device: torch.device | None, revision: str | None, trust_remote_code: bool
-) -> tuple[nn.Module, PreTrainedTokenizerBase, str]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """(network in eval mode, tokenizer, kind) of a folder or hub id. Raises ValueError, one line."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     check_folder(path, name, trust_remote_code)
@@ -197,7 +197,8 @@ def read_checkpoint(
     except Exception as error:  # transformers raises many kinds; the reader needs one line
         raise not_loaded(name, error) from error
     network_class = getattr(transformers, (config.architectures or [""])[0] or "-", CLASSES[kind])
-    if getattr(network_class, "config_class", None) and not isinstance(config, network_class.config_class):
+    config_class = getattr(network_class, "config_class", None)
+    if config_class and not isinstance(config, config_class):
         config = config.get_text_config(decoder=True)  # the language model of a larger one
     quantized = check_quantizer(config, name)
     spread = {"device_map": "auto"} if device is None else {"device_map": {"": device}} if quantized else {}

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
@@ -12,7 +13,7 @@ from eelib.models.unembed import Unembed
 
 @torch.no_grad()
 def find_classifier_unembed(
-    network: nn.Module, last: Call, runs: Runs, name: str, eos: int | None
+    network: PreTrainedModel, last: Call, runs: Runs, name: str, eos: int | None
 ) -> tuple[Unembed, int]:
     """(unembed, position read in the probe run). CheckpointError where the pooled state is not that of one position."""
     labels = runs.logits.shape[-1]
@@ -26,8 +27,8 @@ def find_classifier_unembed(
     heads = [
         c
         for c in after
-        if c.taken is not None
-        and c.given is not None
+        if c.input is not None
+        and c.output is not None
         and c.given.shape[-1] == labels
         and isinstance(c.module, nn.Linear)
         and rows_with(c.given, runs.logits)

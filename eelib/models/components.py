@@ -1,22 +1,25 @@
 """The sub-layers of each block: which modules' outputs, with the skip, make the block's output, and what each is."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import same, tolerance
-from eelib.models.probe import Call, Runs, first_tensor, state_of, with_tensor
+from eelib.models.probe import Call, Runs, output_of, state_of, with_tensor
 
 Scale = float | Tensor  # one factor, or one for each dimension [hidden_size]
 SITES = ("attention", "cross_attention", "feed_forward")
 ONE: Scale = 1.0
 MOST = 20  # candidates that are tried for one block
+NOT_YET = torch.empty(0)  # in place of the state of a site that has not run
 
 
 @dataclass
@@ -64,7 +67,8 @@ class Enough(Exception):
 
 def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: str) -> list[BlockComponents]:
     """The sub-layers of every block, each checked: with the skip they add up to its output. ValueError if not."""
-    found, roles = [], {}
+    found: list[BlockComponents] = []
+    roles: dict[tuple[str, ...], list[str]] = {}
     starts = {id(call): i for i, call in enumerate(runs.calls)}
     ends = [starts[id(block)] for block in blocks]
     known: list[tuple[str, ...]] = []
@@ -72,14 +76,14 @@ def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: st
         begin = ends[number - 1] + 1 if number and blocks[number - 1].name == block.name else 0
         calls = [reshaped(c, block) for c in runs.calls[begin : ends[number]] if c.name.startswith(block.name + ".")]
         once = Counter(c.name for c in calls)  # a module that runs twice in a block is no site
-        calls = [c for c in calls if c.given is not None and once[c.name] == 1]
+        calls = [c for c in calls if c.output is not None and once[c.name] == 1]
         chosen, scales, norms, skip = sum_of(block, calls, known, name)
         constant = None if norms or not (isinstance(skip, float) and skip == 1.0) else constant_of(block, chosen)
         names = tuple(c.name.removeprefix(block.name) for c in chosen)
         if names not in roles:
             roles[names] = roles_of(network, block, chosen, runs)
             known.append(names)
-        sums: dict[str, list] = {}
+        sums: dict[str, list[tuple[nn.Module, Scale]]] = {}
         for site, call, scale in zip(roles[names], chosen, scales):
             sums.setdefault(site, []).append((call.module, scale))
         missing = [site for site in ("attention", "feed_forward") if site not in sums]
@@ -96,15 +100,16 @@ def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: st
 def reshaped(call: Call, block: Call) -> Call:
     """The call with tensors in the block's shape where they hold as many numbers; some families drop the batch."""
 
-    def fit(tensor):
-        flat = tensor is not None and tensor.ndim == 2 and tensor.shape == block.given.shape[1:]
-        return tensor.unsqueeze(0) if flat else tensor
+    def fit(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or tensor.ndim != 2 or tensor.shape != block.given.shape[1:]:
+            return tensor
+        return tensor.unsqueeze(0)
 
-    given = fit(call.given)
+    given = fit(call.output)
     return Call(
         call.name,
         call.module,
-        fit(call.taken),
+        fit(call.input),
         given if given is not None and given.shape == block.given.shape else None,
     )
 
@@ -127,14 +132,14 @@ def sum_of(
     tries = [chosen for chosen, names in zip(tries, known) if len(chosen) == len(names)]
     tries += [list(chosen) for size in (2, 3) for chosen in combinations(candidates, size)]
     for chosen in tries:
-        if adds_up(block.taken + sum(c.given for c in chosen), block):
+        if adds_up(block.taken + sum_up(c.given for c in chosen), block):
             return chosen, [ONE] * len(chosen), [], ONE
     found = postnorm_sum(candidates, calls, block)
     if found is not None:
         return found[0], [ONE] * len(found[0]), found[1], ONE
     more = [list(chosen) for size in (4, 5) for chosen in combinations(shallow, size)]
     for chosen in more:
-        if adds_up(block.taken + sum(c.given for c in chosen), block):
+        if adds_up(block.taken + sum_up(c.given for c in chosen), block):
             return chosen, [ONE] * len(chosen), [], ONE
     for chosen in tries:
         if constant_of(block, chosen) is not None:
@@ -150,6 +155,11 @@ def sum_of(
     )
 
 
+def sum_up(terms: Iterable[Tensor]) -> Tensor:
+    """The sum of one or more tensors of one shape, in their order."""
+    return reduce(torch.add, terms)
+
+
 def adds_up(total: Tensor, block: Call) -> bool:
     """Whether `total` is the block's output, up to rounding of what it added and of the running state.
 
@@ -163,7 +173,7 @@ def adds_up(total: Tensor, block: Call) -> bool:
 
 def constant_of(block: Call, chosen: list[Call]) -> Tensor | None:
     """The vector [hidden_size] that a block adds at every position, besides its input and sub-layers; None if none."""
-    total = block.taken + sum(c.given for c in chosen)
+    total = block.taken + sum_up(c.given for c in chosen)
     rest = (block.given - total)[0].mean(0)
     return rest if adds_up(total + rest, block) and not adds_up(total, block) else None
 
@@ -202,14 +212,16 @@ def scaled_by_dimension(terms: list[Tensor], block: Call) -> list[Scale] | None:
 
 def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tuple[list[Call], list[Call]] | None:
     """Sub-layers and norms of a post-norm block: state -> norm(state + sub-layer(state)), twice or three times."""
-    state, chosen, norms = block.taken, [], []
+    state = block.taken
+    chosen: list[Call] = []
+    norms: list[Call] = []
     for _ in range(3):
         step = next(
             (
                 (c, n)
                 for n in calls
                 for c in candidates
-                if n.taken is not None
+                if n.input is not None
                 and n.taken.shape == state.shape
                 and n.module is not c.module
                 and not torch.equal(n.taken, c.given)
@@ -234,8 +246,8 @@ def roles_of(network: nn.Module, block: Call, chosen: list[Call], runs: Runs) ->
     The block is run again on its recorded input, with the sub-layers before the one in question held as they were.
     """
     plain = [c.given for c in chosen]
-    source = runs.logits is not None and getattr(network.config, "is_encoder_decoder", False)
-    other = {**runs.inputs, "input_ids": runs.inputs["input_ids"].flip(1)} if source else None
+    source = runs.scores is not None and getattr(network.config, "is_encoder_decoder", False)
+    other = {**runs.inputs, "input_ids": runs.inputs["input_ids"].flip(1)}
 
     def reads(index: int, position: int) -> bool:
         """Whether the last position of a sub-layer's output changes with the block's input at another position."""
@@ -263,21 +275,24 @@ def run_block(
     """Output of sub-layer `index` when the block reads `state` and the sub-layers before it give what they gave."""
     seen: list[Tensor] = []
 
-    def enter(_module, args, kwargs):
+    def enter(_module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         old = state_of(args, kwargs)
         return with_tensor(args, old, state), with_tensor(kwargs, old, state)
 
-    def hold(_module, _args, output, value=None):
-        old = first_tensor(output)
-        return with_tensor(output, old, value.reshape(old.shape).to(old.device))
+    def hold(value: Tensor) -> Callable[[nn.Module, tuple, object], object]:
+        def hook(_module: nn.Module, _args: tuple, output: object) -> object:
+            old = output_of(output)
+            return with_tensor(output, old, value.reshape(old.shape).to(old.device))
 
-    def leave(_module, _args, output):
-        seen.append(first_tensor(output).reshape(block.given.shape).clone().to(block.given.device))
+        return hook
+
+    def leave(_module: nn.Module, _args: tuple, output: object) -> None:
+        seen.append(output_of(output).reshape(block.given.shape).clone().to(block.given.device))
         raise Enough
 
     handles = [block.module.register_forward_pre_hook(enter, with_kwargs=True)]
     for call, value in zip(chosen[:index], plain):
-        handles.append(call.module.register_forward_hook(lambda m, a, o, value=value: hold(m, a, o, value)))
+        handles.append(call.module.register_forward_hook(hold(value)))
     handles.append(chosen[index].module.register_forward_hook(leave))
     try:
         network(**inputs)
@@ -293,9 +308,9 @@ def after_attention(
     block: Call, calls: list[Call], chosen: list[Call], scales: list[Scale], skip: Scale, roles: list[str]
 ) -> nn.Module | None:
     """A module that takes the state after attention; None where no module takes it, as in parallel blocks."""
-    added = sum(c.given.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
+    added = sum_up(c.given.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
     state = block.taken.double() * skip + added
-    readers = [c for c in calls if c.taken is not None and c.taken.shape == block.given.shape]
+    readers = [c for c in calls if c.input is not None and c.taken.shape == block.given.shape]
     reader = next((c for c in readers if same(c.taken, state.to(c.taken.dtype))), None)
     if reader is None and constant_of(block, chosen) is not None:
         moved = [(c, state + (c.taken.double() - state).mean(1, keepdim=True)) for c in readers]
@@ -322,17 +337,20 @@ def site_states(blocks: list[nn.Module], components: list[BlockComponents]) -> I
     block. A sub-layer's state is what it adds to the block's output.
     """
     sites: dict[str, list[Tensor]] = {}
-    handles, counts, current, home = [], {}, {}, []
+    handles: list[RemovableHandle] = []
+    counts: dict[nn.Module, int] = {}
+    current: dict[nn.Module, tuple[int, torch.Size]] = {}
+    home: list[torch.device] = []
     indexes = {block: [i for i, other in enumerate(blocks) if other is block] for block in blocks}
 
     def put(block: nn.Module, site: str, value: Tensor, more: bool = False) -> None:
         index, shape = current[block]
-        values = sites.setdefault(site, [None] * len(blocks))
+        values = sites.setdefault(site, [NOT_YET] * len(blocks))
         value = value.reshape(shape).clone().to(home[0])  # some blocks add to a sub-layer's output in place
         values[index] = values[index] + value if more else value
 
-    def enter(block):
-        def hook(_module, args, kwargs):
+    def enter(block: nn.Module) -> Callable[[nn.Module, tuple, dict], None]:
+        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
             turn = counts[block] = counts.get(block, -1) + 1
             state = state_of(args, kwargs)
             current[block] = indexes[block][turn % len(indexes[block])], state.shape
@@ -341,20 +359,22 @@ def site_states(blocks: list[nn.Module], components: list[BlockComponents]) -> I
 
         return hook
 
-    def leave(block, site, scale=1.0, more=False):
+    def leave(
+        block: nn.Module, site: str, scale: Scale = 1.0, more: bool = False
+    ) -> Callable[[nn.Module, tuple, object], None]:
         plain = isinstance(scale, float | int) and scale == 1.0
 
-        def hook(_module, _args, output):
-            value = first_tensor(output)
+        def hook(_module: nn.Module, _args: tuple, output: object) -> None:
+            value = output_of(output)
             factor = scale.to(value.device) if isinstance(scale, Tensor) else scale
             put(block, site, value if plain else value * factor, more)
 
         return hook
 
-    def took(block):
+    def took(block: nn.Module) -> Callable[[nn.Module, tuple, dict], None]:
         return lambda _m, args, kwargs: put(block, "after_attention", state_of(args, kwargs))
 
-    for block, own in {block: own for block, own in reversed(list(zip(blocks, components)))}.items():
+    for block, own in dict(reversed(list(zip(blocks, components)))).items():
         handles.append(block.register_forward_pre_hook(enter(block), with_kwargs=True))
         for site, modules in own.sums.items():
             for number, (module, scale) in enumerate(modules):

@@ -1,6 +1,6 @@
 """The encoder of an encoder-decoder, read through its own final norm and the head that the decoder has."""
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
@@ -9,7 +9,7 @@ from eelib.models.trail import calls_after, find_trail
 from eelib.models.unembed import Unembed
 
 
-def encoder_unembed(encoder: nn.Module, last: Call, runs: Runs, whole: Unembed, name: str) -> Unembed:
+def encoder_unembed(encoder: PreTrainedModel, last: Call, runs: Runs, whole: Unembed, name: str) -> Unembed:
     """The encoder's norm (none where its last state is its output), then the head as in the decoder's unembed `whole`.
 
     Checked: the norm of the last state is the encoder's own output. CheckpointError if not.

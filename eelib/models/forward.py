@@ -1,6 +1,6 @@
 """How a network may be fed: positions, padding and cache, chosen by trying them against a run with none of these."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def choose_cache(model: "Model", runs: Runs) -> None:
     Tried on a batch with a padded row where the model `pads`; where only rows of one length come out right, `pads` is
     taken back.
     """
-    modes = model.adapter.cache_modes(runs)
+    modes = model.writer.cache_modes(runs)
     for pads in dict.fromkeys((model.pads, False)):
         for mode in modes:
             model.cache = mode
@@ -100,7 +100,7 @@ def forgets_as_it_should(model: "Model", runs: Runs) -> bool:
         return True
     if not any(getattr(layer, "is_sliding", False) for layer in layers):
         return True
-    holders = [config, *(m for m in model.network.modules() if getattr(m, "sliding_window", None) == window)]
+    holders: list[Any] = [config, *(m for m in model.network.modules() if getattr(m, "sliding_window", None) == window)]
     try:
         for holder in holders:
             holder.sliding_window = 2
@@ -119,7 +119,7 @@ def steps_agree(model: "Model", runs: Runs, pads: bool) -> bool:
 
     `NotTaken` where the network does not take them.
     """
-    adapter, ids = model.adapter, runs.inputs["input_ids"]
+    adapter, ids = model.writer, runs.inputs["input_ids"]
     count, texts, expected = ids.shape[1], [ids[0].tolist()], [runs.logits[0]]
     if pads:
         texts.append(texts[0][:-2])

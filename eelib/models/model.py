@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import first_line
-from eelib.models.adapters import ADAPTERS, Adapter, Classifier
+from eelib.models.adapters import ADAPTERS, Adapter, Classifier, Writer
 from eelib.models.checkpoint import (
     DTYPES,
     path_of,
@@ -38,7 +38,7 @@ class Model:
 
     name: str
     kind: str
-    network: nn.Module
+    network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     blocks: list[nn.Module]
     unembed: Unembed
@@ -53,6 +53,14 @@ class Model:
     def adapter(self) -> Adapter:
         """How a model of this kind is fed and read."""
         return ADAPTERS[self.kind](self)
+
+    @property
+    def writer(self) -> Writer:
+        """The adapter of a model that writes. CheckpointError of one that reads in place."""
+        adapter = self.adapter
+        if not isinstance(adapter, Writer):
+            raise CheckpointError(f"{self.name}: a {self.kind} model writes no tokens")
+        return adapter
 
     @property
     def layers(self) -> int:
@@ -189,7 +197,7 @@ def load_model(
 
 
 def prepare(
-    network: nn.Module,
+    network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     name: str,
     kind: str,
@@ -215,7 +223,7 @@ def prepare(
 
 
 def prepare_encoder(
-    network: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, kind: str, weights: str, ids: Tensor
+    network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, kind: str, weights: str, ids: Tensor
 ) -> Model:
     """The encoder of an encoder-decoder as a model of kind "masked": each position of the input is read in place."""
     if kind != "seq2seq":
@@ -228,7 +236,7 @@ def prepare_encoder(
     return assemble(encoder, tokenizer, name, "masked", weights, blocks, unembed, runs)
 
 
-def run_probe(network: nn.Module, adapter: type[Adapter], ids: Tensor, name: str) -> Runs:
+def run_probe(network: PreTrainedModel, adapter: type[Adapter], ids: Tensor, name: str) -> Runs:
     """The recorded run; whatever it raises becomes one line."""
     try:
         return record(network, adapter.plain_inputs(network, ids))
@@ -240,7 +248,7 @@ def run_probe(network: nn.Module, adapter: type[Adapter], ids: Tensor, name: str
 
 
 def assemble(
-    network: nn.Module,
+    network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     name: str,
     kind: str,
@@ -259,7 +267,7 @@ def assemble(
     )
 
 
-def probe_ids(network: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+def probe_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Eight different ordinary token ids, [1, 8]."""
     size = getattr(network.config.get_text_config(decoder=True), "vocab_size", None) or len(tokenizer)
     special = set(getattr(tokenizer, "all_special_ids", []) or [])
@@ -267,7 +275,7 @@ def probe_ids(network: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     return torch.tensor([ids], device=next(network.parameters()).device)
 
 
-def note_ignored_generation(network: nn.Module, name: str) -> None:
+def note_ignored_generation(network: PreTrainedModel, name: str) -> None:
     """Print what a checkpoint asks of generation and plain greedy decoding does not do (design: greedy is argmax)."""
     asked = getattr(network, "generation_config", None)
     if asked is None:

@@ -1,10 +1,12 @@
 """One recorded run of a network: what every module took and gave, which modules are the blocks, and their states."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +18,36 @@ from eelib.common.values import first_line
 
 @dataclass
 class Call:
-    """One module call of the probe run: what went in and what came out (first floating tensors only)."""
+    """One module call of the probe run: what went in and what came out (first floating tensors only; None: none)."""
 
     name: str
     module: nn.Module
-    taken: Tensor | None
-    given: Tensor | None
+    input: Tensor | None
+    output: Tensor | None
+
+    @property
+    def taken(self) -> Tensor:
+        """What went in. CheckpointError if that was no tensor."""
+        return there(self.input, f"module {self.name} takes")
+
+    @property
+    def given(self) -> Tensor:
+        """What came out. CheckpointError if that was no tensor."""
+        return there(self.output, f"module {self.name} gives")
 
 
 @dataclass
 class Runs:
-    """The calls of a probe run in order of completion, its arguments, and the logits (None of a bare encoder)."""
+    """The calls of a probe run in order of completion, its arguments, and its scores (None of a bare encoder)."""
 
     calls: list[Call] = field(default_factory=list)
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    logits: Tensor | None = None
+    inputs: dict[str, Any] = field(default_factory=dict)
+    scores: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """The scores of a network that has a head. CheckpointError if it has none."""
+        return there(self.scores, "the network gives logits in")
 
 
 class NotTaken(Exception):
@@ -51,7 +68,14 @@ def their_code() -> Iterator[None]:
         raise NotTaken(f"{type(error).__name__}: {first_line(error)}") from error
 
 
-def first_tensor(value) -> Tensor | None:
+def there(tensor: Tensor | None, what: str) -> Tensor:
+    """The tensor; CheckpointError if there is none, where `what` says who takes or gives it."""
+    if tensor is None:
+        raise CheckpointError(f"{what} no floating-point tensor")
+    return tensor
+
+
+def first_tensor(value: object) -> Tensor | None:
     """The first floating tensor of a module's output or input, however it is wrapped."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
@@ -62,12 +86,22 @@ def first_tensor(value) -> Tensor | None:
     return None
 
 
-def state_of(args: tuple, kwargs: dict) -> Tensor | None:
-    """The hidden state among a module's arguments."""
+def output_of(value: object) -> Tensor:
+    """The first floating tensor of a module's output. CheckpointError if there is none."""
+    return there(first_tensor(value), "a module gives")
+
+
+def first_argument(args: tuple, kwargs: dict) -> Tensor | None:
+    """The hidden state among a module's arguments; None where there is none."""
     return first_tensor([*args, kwargs.get("hidden_states"), *kwargs.values()])
 
 
-def with_tensor(value, old: Tensor, new: Tensor):
+def state_of(args: tuple, kwargs: dict) -> Tensor:
+    """The hidden state among a module's arguments. CheckpointError if there is none."""
+    return there(first_argument(args, kwargs), "a module takes")
+
+
+def with_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
     """`value` with the tensor `old`, wherever it is inside, replaced by `new`."""
     if value is old:
         return new
@@ -82,23 +116,23 @@ def with_tensor(value, old: Tensor, new: Tensor):
 
 def accepts(network: nn.Module, argument: str) -> bool:
     """Whether the network's forward takes `argument`."""
-    return argument in arguments_of(type(network))
+    return argument in arguments_of(type(network).forward)
 
 
 @cache
-def arguments_of(kind: type[nn.Module]) -> frozenset[str]:
+def arguments_of(forward: Callable[..., object]) -> frozenset[str]:
     """Names of what a network's forward takes; looked up at each step of a decoding, so found once."""
-    return frozenset(inspect.signature(kind.forward).parameters)
+    return frozenset(inspect.signature(forward).parameters)
 
 
 @torch.no_grad()
-def record(network: nn.Module, inputs: dict[str, Tensor]) -> Runs:
+def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
     """Run a network once, on the ids [1, tokens] among its arguments, and keep every module's input and output."""
     runs, handles, home = Runs(inputs=inputs), [], inputs["input_ids"].device
 
-    def hook(name):
-        def keep(module, args, kwargs, output):
-            taken, given = state_of(args, kwargs), first_tensor(output)
+    def hook(name: str) -> Callable[[nn.Module, tuple, dict, object], None]:
+        def keep(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+            taken, given = first_argument(args, kwargs), first_tensor(output)
             runs.calls.append(
                 Call(name, module, *(t if t is None else t.detach().clone().to(home) for t in (taken, given)))
             )
@@ -109,7 +143,7 @@ def record(network: nn.Module, inputs: dict[str, Tensor]) -> Runs:
         handles.append(module.register_forward_hook(hook(name), with_kwargs=True))
     try:
         logits = getattr(network(**runs.inputs), "logits", None)
-        runs.logits = logits if logits is None else logits.detach().to(home)
+        runs.scores = logits if logits is None else logits.detach().to(home)
     finally:
         for handle in handles:
             handle.remove()
@@ -126,7 +160,8 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
     for call in runs.calls:
         calls.setdefault(call.name, []).append(call)
     tokens = runs.inputs["input_ids"].shape[1]
-    best, reason = [], "no list of transformer blocks was found in the network"
+    best: list[Call] = []
+    reason = "no list of transformer blocks was found in the network"
     for path, module in network.named_modules():
         if not isinstance(module, nn.ModuleList) or not path.startswith(inside):
             continue
@@ -134,7 +169,7 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
         found.sort(key=lambda c: order[id(c)])
         if len(found) <= len(best):
             continue
-        if any(c.taken is None or c.given is None for c in found) or len(found) < 2 <= len(module):
+        if any(c.input is None or c.output is None for c in found) or len(found) < 2 <= len(module):
             continue
         odd = next(
             (
@@ -147,7 +182,7 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
         bad = next((c.name for c in found if odd is None and not bool(torch.isfinite(c.given).all())), None)
         if bad is not None:
             raise CheckpointError(f"{name}: the output of block {bad} holds values that are not finite")
-        broken = next((b for a, b in zip(found, found[1:]) if not torch.equal(a.given, b.taken)), None)
+        broken = next((b for a, b in pairwise(found) if not torch.equal(a.given, b.taken)), None)
         if odd is not None:
             reason = (
                 f"block {odd.name} gives a state of shape {tuple(odd.given.shape)}, not the same "
@@ -170,12 +205,12 @@ def block_states(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
     """
     states: list[Tensor] = []
 
-    def enter(_module, args, kwargs):
+    def enter(_module: nn.Module, args: tuple, kwargs: dict) -> None:
         if len(states) in (0, len(blocks) + 1) or blocks.count(blocks[0]) == 1:  # not a later call of a shared block
             states[:] = [state_of(args, kwargs)]
 
-    def leave(_module, _args, output):
-        states.append(first_tensor(output).to(states[0].device))
+    def leave(_module: nn.Module, _args: tuple, output: object) -> None:
+        states.append(output_of(output).to(states[0].device))
 
     handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
     handles += [block.register_forward_hook(leave) for block in dict.fromkeys(blocks)]
@@ -191,10 +226,10 @@ def output_replaced(module: nn.Module, new: Tensor, call: int = 0) -> Iterator[N
     """While open, the module's output number `call` of a forward (0: the first) is `new`."""
     count = 0
 
-    def swap(_module, _args, output):
+    def swap(_module: nn.Module, _args: tuple, output: object) -> object:
         nonlocal count
         count += 1
-        old = first_tensor(output)
+        old = output_of(output)
         return with_tensor(output, old, new.reshape(old.shape).to(old.device)) if count == call + 1 else None
 
     handle = module.register_forward_hook(swap)

@@ -1,5 +1,6 @@
 """One search for the modules that take a state on, from the last block to wherever a network needs it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +31,7 @@ def find_trail(last: Call, goal: Tensor, calls: list[Call], name: str, end: str)
     Where several take a state, each is tried, outermost first: poolers and other heads lead nowhere. CheckpointError
     names `end` and where the trail was lost.
     """
-    ready = [c for c in calls if c.taken is not None and c.given is not None]
+    ready = [c for c in calls if c.input is not None and c.output is not None]
     ready.sort(key=lambda call: call.name.count("."))
     lost = [last.name]
 
@@ -69,7 +70,7 @@ def find_trail(last: Call, goal: Tensor, calls: list[Call], name: str, end: str)
     return found
 
 
-def where(state: Tensor, part: Tensor, equal=torch.equal) -> int | None:
+def where(state: Tensor, part: Tensor, equal: Callable[[Tensor, Tensor], bool] = torch.equal) -> int | None:
     """The position of `state` [1, tokens, hidden_size] that `part` holds, `EACH` where it holds all, else None."""
     if part.shape == state.shape and equal(part, state):
         return EACH

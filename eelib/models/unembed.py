@@ -2,10 +2,11 @@
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close, factor_between, same_direction, tolerance
-from eelib.models.probe import Call, Runs, first_tensor, output_replaced
+from eelib.models.probe import Call, Runs, output_of, output_replaced
 from eelib.models.trail import calls_after, find_trail, without_holders
 
 
@@ -39,7 +40,7 @@ class Unembed(nn.Module):
         out = states.to(device) if states.device != device else states
         out = out.unsqueeze(0) if self.reads == "each" else out.unsqueeze(1)  # a pooler picks one of a row's positions
         for step in self.steps:
-            out = first_tensor(step(out))
+            out = output_of(step(out))
         out = out.reshape(len(states), -1)
         return out * self.before if self.before != 1.0 else out
 
@@ -53,7 +54,7 @@ class Unembed(nn.Module):
         return logits if self.bias is None else logits + self.bias.to(logits.device)
 
 
-def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> Unembed:
+def find_unembed(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> Unembed:
     """The modules between the last block and the logits, checked against the logits of the probe run.
 
     Raises ValueError naming the module where the trail is lost.
@@ -88,7 +89,7 @@ def find_unembed(network: nn.Module, last: Call, runs: Runs, name: str) -> Unemb
     return unembed
 
 
-def bias_of(network: nn.Module, rest: Tensor) -> Tensor | None:
+def bias_of(network: PreTrainedModel, rest: Tensor) -> Tensor | None:
     """The vector [vocab_size] that is added to the head's scores, if what is added is the same at every position."""
     kept = [*network.named_parameters(), *network.named_buffers()]
     vectors = [
@@ -98,7 +99,7 @@ def bias_of(network: nn.Module, rest: Tensor) -> Tensor | None:
     return next((v.detach() for v in vectors if bool(((rest - v.to(rest.device)).abs() <= allowed).all())), None)
 
 
-def scaling_of(network: nn.Module, scored: Tensor, target: Tensor, within: float) -> tuple[float, float]:
+def scaling_of(network: PreTrainedModel, scored: Tensor, target: Tensor, within: float) -> tuple[float, float]:
     """(after, cap) of logits = cap tanh(after * scored / cap), or (after, 0) of logits = after * scored.
 
     The cap is one of the config's numbers that are called so; whichever of these fits best. `within`: see
@@ -125,7 +126,7 @@ def scaling_of(network: nn.Module, scored: Tensor, target: Tensor, within: float
 
 @torch.no_grad()
 def prove_unembed(
-    network: nn.Module, unembed: Unembed, blocks: list[Call], runs: Runs, name: str, position: int | None
+    network: PreTrainedModel, unembed: Unembed, blocks: list[Call], runs: Runs, name: str, position: int | None
 ) -> None:
     """Let the last block give a middle layer's state: the network's own logits must be the unembed's of that state.
 

@@ -31,7 +31,7 @@ def test_pieces_change_nothing(room, monkeypatch):
 
 def test_reference_is_known_while_the_output_follows_it():
     mine = Reader(PLAIN, [[3, 4, 5], []])
-    for step, token in enumerate([3, 9, 5]):
+    for token in [3, 9, 5]:
         mine.add(torch.zeros(2, 2, 20), [0, 1], [token, token])
     known = mine.finish()["reference_probability"][:, 0]
     expected = torch.tensor([1 / 20, 1 / 20, math.nan] + [math.nan] * 3)  # the first departure is still known

@@ -54,6 +54,11 @@ def test_chat_template(model_of, one_line):
         model.tokenizer.chat_template = None
 
 
+def test_a_model_that_reads_in_place_is_no_writer(model_of, one_line):
+    assert model_of("llama").writer.writes
+    one_line(CheckpointError, ("bert", "writes no tokens"), lambda: model_of("bert").writer)
+
+
 def test_tokenizer_without_pad_or_begin(folder_of, tmp_path):
     bare = shutil.copytree(folder_of("llama"), tmp_path / "bare")
     for name in ("tokenizer_config.json", "special_tokens_map.json"):

@@ -6,10 +6,11 @@ import torch
 from families import FAMILIES
 
 from checks.tiny_texts import tokenizer_for
+from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import assert_as_near
 from eelib.models.components import site_states
 from eelib.models.model import prepare
-from eelib.models.probe import NotTaken, block_states, their_code
+from eelib.models.probe import Call, NotTaken, Runs, block_states, their_code
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -40,6 +41,13 @@ def test_values_that_are_not_finite_are_named(module, named, one_line):
         ("odd", named, "not finite"),
         lambda: prepare(network, tokenizer_for("causal"), "odd", "causal"),
     )
+
+
+def test_what_takes_or_gives_no_tensor_is_named(one_line):
+    call = Call("layers.3.gate", torch.nn.Identity(), None, None)
+    one_line(CheckpointError, ("layers.3.gate", "takes no"), lambda: call.taken)
+    one_line(CheckpointError, ("layers.3.gate", "gives no"), lambda: call.given)
+    one_line(CheckpointError, "logits", lambda: Runs([call]).logits)
 
 
 def test_what_a_network_on_trial_raises_keeps_its_cause_and_memory_is_no_answer():

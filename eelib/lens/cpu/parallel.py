@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 
@@ -24,10 +25,10 @@ def spread_over_cores() -> Iterator[Spread]:
 
     with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
-        def spread(function, count, *arguments):
+        def spread(function: Callable[..., None], count: int, *arguments: object) -> None:
             parts = max(1, min(cores, count))
             bounds = [count * i // parts for i in range(parts + 1)]
-            for part in [pool.submit(function, *ends, *arguments) for ends in zip(bounds, bounds[1:])]:
+            for part in [pool.submit(function, *ends, *arguments) for ends in pairwise(bounds)]:
                 part.result()
 
         torch.set_num_threads(1)

@@ -31,7 +31,7 @@ def fits_bfloat16(head: nn.Linear) -> bool:
 @contextmanager
 def bfloat16_products() -> Iterator[None]:
     """While open, oneDNN rounds float32 factors to bfloat16, multiplies these and adds in float32."""
-    settings = torch.backends.mkldnn.matmul
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module replaces itself
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"
     try:

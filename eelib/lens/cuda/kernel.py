@@ -236,7 +236,7 @@ def check(hidden: Tensor, weight: Tensor) -> None:
         )
 
 
-def blocked(matrix: Tensor, rows: int, layout: dict):
+def blocked(matrix: Tensor, rows: int, layout: dict[str, int]) -> object:
     """A matrix as the kernels load it, [rows, depth] at a time: by a tensor descriptor if TMA, else by pointers."""
     if not layout["TMA"]:
         return matrix
@@ -250,7 +250,7 @@ def aligned(matrix: Tensor) -> bool:
     return matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0
 
 
-def plan(tiles: Tiles, weight: Tensor, hidden: Tensor, *others: Tensor) -> tuple[tuple[int], dict[str, object]]:
+def plan(tiles: Tiles, weight: Tensor, hidden: Tensor, *others: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """Grid and layout arguments: as many splits of the vocabulary as fill the multiprocessors best."""
     blocks, columns = math.ceil(len(hidden) / tiles.rows), math.ceil(len(weight) / tiles.columns)
     row_bytes = hidden.shape[1] * hidden.element_size()
@@ -380,7 +380,7 @@ def tuned(hidden: Tensor, head: Head, launch: Callable[[Tiles], object]) -> Tile
     if key not in _fastest:
         from triton.runtime.errors import OutOfResources
 
-        times = {}
+        times: dict[Tiles, float] = {}
         for tiles in FEW_ROWS if few else MANY_ROWS:
             try:
                 times[tiles] = seconds(lambda: launch(tiles))
@@ -388,7 +388,7 @@ def tuned(hidden: Tensor, head: Head, launch: Callable[[Tiles], object]) -> Tile
                 continue
         if not times:
             raise InputError(f"no tile shape of the kernel fits {key[0]}")
-        _fastest[key] = min(times, key=times.get)
+        _fastest[key] = min(times, key=times.__getitem__)
     return _fastest[key]
 
 
