@@ -35,7 +35,7 @@ def results_in(folder: Path, everything: bool) -> dict[tuple[str, ...], Any]:
     files = sorted(folder.rglob("*.json"))
     if not files:
         sys.exit(f"{folder} holds no results")
-    found = {}
+    found: dict[tuple[str, ...], Any] = {}
     for file in files:
         content = json.loads(file.read_text(encoding="utf-8"))
         found[(str(file.relative_to(folder)),)] = "a file"

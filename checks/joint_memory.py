@@ -41,7 +41,8 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
     )
     network = LlamaForCausalLM(config).bfloat16().train()
     unembed = Unembed([network.model.norm], network.lm_head, 1.0, 1.0, 0.0, None, 256, vocabulary)
-    model = Model("random", "causal", network, None, list(network.model.layers), unembed, [], "", "", True)
+    blocks = list(network.model.layers)
+    model = Model("random", "causal", network, None, blocks, unembed, [], "", "", True)  # type: ignore[arg-type]  # no text
     optimizer, depth = MasterOptimizer(network), model.layers
     ids = torch.randint(vocabulary, (TEXTS, TOKENS))
     rows = (torch.arange(TEXTS)[:, None] * TOKENS + torch.arange(TOKENS - TARGETS, TOKENS)).flatten()

@@ -20,8 +20,8 @@ from eelib.tracing.shards import add_file, load_manifest, save_manifest, to_byte
 from eelib.tracing.trace import Trace
 
 Columns = dict[str, np.ndarray]
-NOUNS = "dog cat hill book test word tree house sun road".split()
-PLACES = "river forest city garden kitchen station".split()
+NOUNS = ["dog", "cat", "hill", "book", "test", "word", "tree", "house", "sun", "road"]
+PLACES = ["river", "forest", "city", "garden", "kitchen", "station"]
 
 
 def pairs(count: int) -> list[dict]:

@@ -184,7 +184,8 @@ def layer_curves(pair: Pair) -> dict[str, dict[str, pd.DataFrame]]:
 
 def curve_figures(pair: Pair, curves: dict[str, dict[str, pd.DataFrame]]) -> dict[str, Interval | float]:
     """What the prose states of `layer_curves`: both readouts after half the blocks, and how much surer layers below L
-    are than right, all in percent."""
+    are than right, all in percent.
+    """
     half, found = (pair.depth + 1) // 2, {}
     for state in STATES:
         for readout in READOUTS:
@@ -211,7 +212,7 @@ def surer(curves: dict[str, dict[str, pd.DataFrame]], state: str) -> float:
 
 def exits(pair: Pair) -> dict[str, Interval]:
     """Mean exit layer, and share of early tokens in percent, of both definitions: avg_first_before, ..."""
-    found = {}
+    found: dict[str, Interval] = {}
     for definition in DEFINITIONS:
         layers = change(pair, lambda t: relative(t, definition))
         shares = change(pair, lambda t: early(t, definition))

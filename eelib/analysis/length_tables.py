@@ -185,7 +185,8 @@ def changes(with_eos: Slopes, without: Slopes) -> Slopes:
 
 def end_tokens(study: Study, tokens: Tokens, with_eos: Slopes, change: Slopes) -> pd.DataFrame:
     """One row per task and definition: task, definition, mean exit layers end_token and others, and for each slope
-    of ENDED with end tokens left in name_with_eos, and by how much they change it, name_eos_change (Intervals)."""
+    of ENDED with end tokens left in name_with_eos, and by how much they change it, name_eos_change (Intervals).
+    """
     rows = []
     for task, trace in study.traces.items():
         every = token_table(trace, with_eos=True)
@@ -234,7 +235,7 @@ def sign_table(means: Mapping[str, Mapping[str, Interval]]) -> pd.DataFrame:
     """What P says in words beside this run: the slopes, and whether their signs are as stated, all below 0."""
     rows = []
     for text, name in STATED.items():
-        row = {"P, section 6.1 and Figure 5": text, "P": "no number"}
+        row: dict[str, Interval | str] = {"P, section 6.1 and Figure 5": text, "P": "no number"}
         row |= {f'here, "{d}"': means[d][name] for d in DEFINITIONS}
         rows.append(row | {f'sign as stated, "{d}"': is_below_zero(means[d][name]) for d in DEFINITIONS})
     return pd.DataFrame(rows)

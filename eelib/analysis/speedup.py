@@ -51,7 +51,8 @@ def speed(frame: pd.DataFrame, layers: int, seed: int = 0) -> dict[str, Interval
 def speed_rows(studies: list[Study], made: Timings, seed: int = 0) -> pd.DataFrame:
     """One row per timed model and task: architecture, model, task, learnt, L, sequences, tokens, the intervals of
     `speed`, milliseconds a token, mismatches, whether steps were cached (ideal) or there was one step only
-    (one_pass), and where and when it was."""
+    (one_pass), and where and when it was.
+    """
     rows = []
     for study in studies:
         for name in study.traces:

@@ -181,7 +181,8 @@ def around_saturation(tasks: Mapping[str, Readings], name: str, seed: int = 0, l
 @dataclass(frozen=True)
 class Tasks:
     """Readings by task: `all` of a study; `judged`, the learnt ones whose sample holds as many groups as a verdict
-    needs, or all learnt ones where none does; `drawn`, the same, or whatever has tokens where no task is learnt."""
+    needs, or all learnt ones where none does; `drawn`, the same, or whatever has tokens where no task is learnt.
+    """
 
     all: dict[str, Readings]
     judged: dict[str, Readings]

@@ -108,7 +108,8 @@ class Trace:
 
     def exit_layer(self, definition: str) -> np.ndarray:
         """int [tokens], 1..L. "first": smallest l >= 1 whose top-1 is the emitted token (P, §4); "stable": smallest l
-        from which the top-1 never changes again (the saturation event, P §2 after Geva et al. 2020)."""
+        from which the top-1 never changes again (the saturation event, P §2 after Geva et al. 2020).
+        """
         return exit_layers.exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)
 
     @cached_property

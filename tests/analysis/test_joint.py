@@ -157,7 +157,7 @@ def test_the_table_says_what_rose_and_what_fell():
     task = Task("made-up", "translation", ["?"] * 4, [[text] for text in known], ["?"] * 4, list("abcd"))
     before, after = study(1), study(1)
     for side, right, layer in ((before, (0, 1), 3), (after, (0, 1, 2), 1)):
-        side.tasks = {name: task for name in side.traces}
+        side.tasks = dict.fromkeys(side.traces, task)
         for made in side.traces.values():
             made.sequences["output"] = [text if i in right else "quite wrong" for i, text in enumerate(known)]
             made.readouts["top1"][:, :layer] = -1

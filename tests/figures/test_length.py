@@ -22,7 +22,7 @@ def test_figures_of_full_and_of_empty_tables(noisy):
     single = le.token_table(make_trace([5, 4, 3]))
     nothing = le.token_table(make_trace([5], cut={0}))
     for tables in ({"a": noisy, "b": single, "c": nothing}, {"c": nothing}):
-        each = {d: tables for d in DEFINITIONS}
+        each = dict.fromkeys(DEFINITIONS, tables)
         for made_by, plot in (
             (le.by_length, plots.length_figure),
             (le.by_position, plots.position_figure),

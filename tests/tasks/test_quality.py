@@ -8,7 +8,23 @@ import pytest
 from eelib.tasks import quality
 from eelib.tasks.task import Task, load_task
 
-WORDS = "the a red blue dog cat runs sleeps in on under house tree small old".split()
+WORDS = [
+    "the",
+    "a",
+    "red",
+    "blue",
+    "dog",
+    "cat",
+    "runs",
+    "sleeps",
+    "in",
+    "on",
+    "under",
+    "house",
+    "tree",
+    "small",
+    "old",
+]
 
 
 def texts(count, seed, least=6):
