@@ -31,7 +31,8 @@ def greedy_decode(
     inputs, cache = adapter.begin(prompts, max(taken) + max(room))
     rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
     ids: list[list[int]] = [[] for _ in prompts]
-    with block_states(model.blocks) if reader else nullcontext([]) as captured:
+    capture: AbstractContextManager[list[Tensor]] = block_states(model.blocks) if reader else nullcontext([])
+    with capture as captured:
         for step in range(max(room)):
             output = model.network(**inputs, **adapter.cached(cache))
             cache = getattr(output, "past_key_values", None)
@@ -51,7 +52,7 @@ def greedy_decode(
             going = [index for index in live if rows[index] is not None]
             if not going:
                 break
-            if len(going) <= len(rows) // 2 and hasattr(cache, "batch_select_indices"):
+            if len(going) <= len(rows) // 2 and cache is not None and hasattr(cache, "batch_select_indices"):
                 inputs = adapter.keep_rows(inputs, cache, going)
                 rows, emitted = [rows[index] for index in going], [emitted[index] for index in going]
             inputs = adapter.advance(inputs, emitted)

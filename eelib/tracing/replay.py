@@ -78,7 +78,10 @@ class Replay:
         self.ids = adapter.row(adapter.text(prompt, output))
         self.first = start if adapter.writes else len(prompt) - 1  # the last position that output token 0 needs
         self.same = adapter.context([prompt])  # arguments of every step
-        self.cache, self.layers = self.filled(self.ids.shape[1]) if ideal else (None, [])
+        self.cache: Cache | None = None
+        self.layers: list[GrowingLayer] = []
+        if ideal:
+            self.cache, self.layers = self.filled(self.ids.shape[1])
 
     @property
     def writer(self) -> Writer:
@@ -90,7 +93,8 @@ class Replay:
     def filled(self, tokens: int) -> tuple[Cache, list[GrowingLayer]]:
         """(a cache that one run over the text has filled, the layers of it that each step takes back)."""
         cache = self.writer.new_cache(tokens)
-        if cache is None or not all(isinstance(layer, GrowingLayer) for layer in own_layers(cache)):
+        assert cache is not None  # steps are ideal only with a cache of ours
+        if not all(isinstance(layer, GrowingLayer) for layer in own_layers(cache)):
             cache = growing_cache(limit=tokens)  # layers that forget what left their window can't be taken back
         state_at(self.model, self.model.layers, self.step_inputs(slice(0, tokens), cache))
         layers = [layer for layer in own_layers(cache) if isinstance(layer, GrowingLayer)]
