@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from eelib.common.files import read_json
 from eelib.common.machine import host, versions
 
 RESULT = Path("data/checks/crashes.json")
 TASK, LIMIT = "translation/de-en", 24
-OPTIONS = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2, "progress": False}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2, "progress": False}
 AIMS = ("at random", "when a file is being written", "when a file is new")
 MOMENTS = ("before the first file", "during decoding or reading", "during a write", "between the files of a shard")
 
@@ -33,7 +34,7 @@ MOMENTS = ("before the first file", "during decoding or reading", "during a writ
 class Traced:
     """The model and task, loaded once; children are forked from this process and do the work."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import torch
 
@@ -49,7 +50,7 @@ class Traced:
         """What is compiled and loaded at the first use is then there in every child."""
         self.trace(self.model, self.task.take(2), folder=folder, max_new_tokens=2, progress=False)
 
-    def start(self, folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    def start(self, folder: Path, prepare: Callable[[], object] = lambda: None) -> int:
         """Ask for the trace in a child process; its id. The child's status is 0 when the trace is finished."""
         child = os.fork()
         if child:
@@ -126,7 +127,9 @@ def moment(folder: Path) -> str:
 
 def kill_round(work: Traced, scratch: Path, quiet: dict[str, bytes], seconds: float, kills: int, seed: int) -> dict:
     """Runs that are killed until they finish, until `kills` kills have happened; every one compared at its end."""
-    draw, moments, aims = random.Random(seed), Counter(), Counter()
+    draw = random.Random(seed)
+    moments: Counter[str] = Counter()
+    aims: Counter[str] = Counter()
     runs = identical = most = 0
     while sum(moments.values()) < kills:
         folder, mine = scratch / f"run-{runs}", 0
@@ -257,7 +260,7 @@ def main() -> None:
         if quiet != content(only(scratch / "first")):
             sys.exit("two undisturbed runs differ: there is nothing to compare with")
         print(f"undisturbed: {seconds:.1f} s")
-        found = {
+        found: dict[str, Any] = {
             "files": len(quiet),
             "bytes": sum(map(len, quiet.values())),
             "seconds_undisturbed": round(seconds, 2),

@@ -47,13 +47,14 @@ def worker() -> None:
 class Worker:
     """A process that checks one architecture at a time; restarted when it crashes or takes too long."""
 
-    def __init__(self):
-        self.process: subprocess.Popen | None = None
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
 
     def ask(self, kind: str, model_type: str) -> dict:
         """The row, or one that says that the check crashed or took too long."""
-        if self.process is None:
-            self.process = subprocess.Popen(
+        process = self.process
+        if process is None:
+            process = self.process = subprocess.Popen(
                 [sys.executable, "-m", "checks.families", "--worker"],
                 text=True,
                 stdin=subprocess.PIPE,
@@ -61,10 +62,12 @@ class Worker:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
             )
-        self.process.stdin.write(f"{kind} {model_type}\n")
-        self.process.stdin.flush()
+        asking, telling = process.stdin, process.stdout
+        assert asking and telling
+        asking.write(f"{kind} {model_type}\n")
+        asking.flush()
         answer: list[str] = []
-        reader = threading.Thread(target=lambda: answer.append(self.process.stdout.readline()))
+        reader = threading.Thread(target=lambda: answer.append(telling.readline()))
         reader.start()
         reader.join(LIMIT)
         if answer and answer[0]:

@@ -4,8 +4,9 @@ import copy
 import inspect
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ import eelib
 from checks.tiny import KINDS, build
 from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.common.tolerances import apart, close, same, tolerance
+from eelib.models.adapters import Seq2Seq
 from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.probe import block_states, first_tensor
@@ -138,7 +140,7 @@ def as_double(network: nn.Module, model: Model) -> nn.Module:
     return oracle
 
 
-def short(error, folder: str = "") -> str:
+def short(error: object, folder: str = "") -> str:
     """One line of at most 240 characters, without the temporary folder's name."""
     text = " ".join(str(error).split()) or type(error).__name__
     if folder:
@@ -150,10 +152,11 @@ def short(error, folder: str = "") -> str:
 def arguments(model: Model, network: nn.Module, prompt: list[int], output: list[int]) -> dict:
     """What the plain forward takes: for a causal network prompt plus output, as one row. Not left to the adapter."""
     accepted = inspect.signature(network.forward).parameters
-    given = {"input_ids": torch.tensor([prompt + output if model.kind == "causal" else prompt])}
-    if model.kind == "seq2seq":
-        given["decoder_input_ids"] = torch.tensor([[model.adapter.start_id, *output]])
-    if "use_cache" in accepted and model.adapter.writes:
+    given: dict[str, Any] = {"input_ids": torch.tensor([prompt + output if model.kind == "causal" else prompt])}
+    adapter = model.adapter
+    if isinstance(adapter, Seq2Seq):
+        given["decoder_input_ids"] = torch.tensor([[adapter.start_id, *output]])
+    if "use_cache" in accepted and adapter.writes:
         given["use_cache"] = False
     return given
 
@@ -165,7 +168,14 @@ def logits_of(model: Model, network: nn.Module, prompt: list[int], output: list[
     return given if given.ndim == 2 else given[0]
 
 
-def swap(value, new: Tensor):
+def state_in(value: Any) -> Tensor:
+    """The first floating tensor of a module's output, which has one."""
+    found = first_tensor(value)
+    assert found is not None
+    return found
+
+
+def swap(value: Any, new: Tensor) -> Any:
     """A module's output with its first floating tensor replaced."""
     if isinstance(value, Tensor):
         return new if value.is_floating_point() else value
@@ -179,13 +189,13 @@ def swap(value, new: Tensor):
 
 
 @contextmanager
-def output_is(module: nn.Module, new: Tensor, turn: int = 1):
+def output_is(module: nn.Module, new: Tensor, turn: int = 1) -> Iterator[None]:
     """While open, what the module gives at call number `turn` of a forward is `new`."""
     calls = []
 
-    def hook(_module, _args, output):
+    def hook(_module: nn.Module, _args: tuple, output: Any) -> Any:
         calls.append(1)
-        return swap(output, new.reshape(first_tensor(output).shape)) if len(calls) == turn else None
+        return swap(output, new.reshape(state_in(output).shape)) if len(calls) == turn else None
 
     handle = module.register_forward_hook(hook)
     try:
@@ -267,7 +277,7 @@ def sublayers(model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
         else:
             state = states[index]
             for norm, more in zip(own.post_norm, added):
-                state = first_tensor(norm(state + more))
+                state = state_in(norm(state + more))
             agree(state, states[index + 1], f"normed skip plus sub-layers of block {index + 1}")
     if len(set(model.blocks)) == len(model.blocks):
         mixing(model, given, states)
@@ -281,7 +291,7 @@ def mixing(model: Model, given: dict, states: list[Tensor]) -> None:
     block, own = model.blocks[index], model.components[index]
     position = -2
 
-    def bend(_module, args, kwargs):
+    def bend(_module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         state = (args[0] if args else kwargs["hidden_states"]).clone()
         state[:, position] = state[:, position] * -0.5 + 1.0
         return (state, *args[1:]) if args else (), kwargs if args else {**kwargs, "hidden_states": state}
@@ -289,13 +299,9 @@ def mixing(model: Model, given: dict, states: list[Tensor]) -> None:
     def run(bent: bool, frozen: dict | None = None, inputs: dict = given) -> dict[nn.Module, Tensor]:
         seen: dict[nn.Module, Tensor] = {}
 
-        def leave(module, _args, output):
-            seen[module] = first_tensor(output).reshape(states[index].shape).clone()
-            return (
-                swap(output, frozen[module].reshape(first_tensor(output).shape))
-                if frozen and module in frozen
-                else None
-            )
+        def leave(module: nn.Module, _args: tuple, output: Any) -> Any:
+            seen[module] = state_in(output).reshape(states[index].shape).clone()
+            return swap(output, frozen[module].reshape(state_in(output).shape)) if frozen and module in frozen else None
 
         handles = [block.register_forward_pre_hook(bend, with_kwargs=True)] if bent else []
         handles += [module.register_forward_hook(leave) for modules in own.sums.values() for module, _ in modules]
@@ -319,7 +325,7 @@ def mixing(model: Model, given: dict, states: list[Tensor]) -> None:
             raise Differs(f"the feed-forward site of block {index + 1} mixes positions")
     if "cross_attention" in own.sums:
         other = run(False, attention, {**given, "input_ids": given["input_ids"].flip(1)})
-        module = own.cross_attention
+        module = own.sums["cross_attention"][0][0]
         if same(plain[module], other[module]):
             raise Differs(f"the cross-attention site of block {index + 1} does not read the source")
 

@@ -6,6 +6,7 @@ import re
 import torch
 import transformers
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -147,10 +148,11 @@ def small_fields(kind: type, given: dict) -> dict:
         nested = default.get(name)
         inner = nested.get("model_type") if isinstance(nested, dict) else None
         if part.__name__ == "AutoConfig":
-            part = CONFIG_MAPPING[inner] if inner in CONFIG_MAPPING else None
-        if part is not None:
-            inside = {k.split(".", 1)[1]: v for k, v in given.items() if k.startswith(name + ".")}
-            chosen[name] = {**small_fields(part, inside), **({"model_type": inner} if inner else {})}
+            if inner is None or inner not in CONFIG_MAPPING:
+                continue
+            part = CONFIG_MAPPING[inner]
+        inside = {k.split(".", 1)[1]: v for k, v in given.items() if k.startswith(name + ".")}
+        chosen[name] = {**small_fields(part, inside), **({"model_type": inner} if inner else {})}
     return {**chosen, **{k: v for k, v in given.items() if "." not in k}}
 
 
@@ -161,7 +163,7 @@ def some_of_each(values: list) -> list:
     return (([*rest, values[-1]] * LAYERS)[: LAYERS - 1] if rest else [values[-1]] * (LAYERS - 1)) + [values[-1]]
 
 
-def tiny_config(kind: str, model_type: str):
+def tiny_config(kind: str, model_type: str) -> PretrainedConfig:
     """The shrunken configuration of an architecture."""
     tokenizer = tokenizer_for("masked" if kind == "classifier" else kind)
     made = CONFIG_MAPPING[model_type]
@@ -188,7 +190,7 @@ def tiny_config(kind: str, model_type: str):
     return made(**{**fields, **more})
 
 
-def build(kind: str, model_type: str) -> nn.Module:
+def build(kind: str, model_type: str) -> PreTrainedModel:
     """The network in eval mode, with random weights that leave nothing at its default; the same ones every time."""
     network_class = getattr(transformers, KINDS[kind][model_type])
     torch.manual_seed(0)
@@ -207,7 +209,7 @@ def randomize(network: nn.Module) -> None:
         if not parameter.requires_grad or not parameter.is_floating_point():
             continue
         if parameter.ndim <= 1 or "A_log" in name:
-            parameter += 0.4 * torch.randn_like(parameter)
+            parameter.add_(0.4 * torch.randn_like(parameter))
         else:
             parameter.copy_(torch.randn_like(parameter) * 1.6 / parameter.shape[-1] ** 0.5)
     for name, buffer in network.named_buffers():

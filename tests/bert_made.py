@@ -4,28 +4,8 @@ from eelib.recipes.loop import Schedule, train
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
 SHORT = Schedule(steps=3, peak=1e-2, warmup=1, decay=1)
-WORD_LIST = [
-    "the",
-    "a",
-    "small",
-    "big",
-    "dog",
-    "cat",
-    "ran",
-    "slept",
-    "over",
-    "under",
-    "green",
-    "hill",
-    "house",
-    "and",
-    "it",
-    "was",
-    "good",
-    "bad",
-    "not",
-    "never",
-]
+SAID = "the a small big dog cat ran slept over under green hill house and it was good bad not never"
+WORD_LIST = SAID.split()
 
 
 def sentence(rng, least=8, most=16):

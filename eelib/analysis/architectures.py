@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 import pandas as pd
@@ -199,7 +199,7 @@ def tell(results: Results, studies: list[Study], shares: dict[str, Shares]) -> N
     """Make the figures and sentences about each architecture available to the prose, and keep them."""
     for kind, values in shares.items():
         key = kind.replace("-", "_")
-        results.say_all({f"{key}_{name}": value for name, value in values.items()})
+        results.say_all({f"{key}_{name}": value for name, value in cast(dict[str, Interval | float], values).items()})
         results.tell(f"{key}_words", in_words(studies, kind, values))
     results.tell("above_chance_words", chance_in_words(shares[ENCODER]))
     results.tell("depth_words", depth_in_words(shares))

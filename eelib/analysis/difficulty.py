@@ -51,7 +51,7 @@ def increasing(cosine: np.ndarray, start: int) -> np.ndarray:
     depth = checked(cosine).shape[1] - 1
     if not 0 <= start < depth:
         raise InputError(f"start layer {start} is not allowed; it must be 0 to {depth - 1}")
-    return (np.diff(cosine[:, start:], axis=1) > 0).all(axis=1)
+    return np.asarray((np.diff(cosine[:, start:], axis=1) > 0).all(axis=1))
 
 
 def same_share(layer: int, depth: int) -> int:

@@ -260,7 +260,7 @@ def keep(results: Results, splits: Splits) -> None:
 def other_shares(splits: Splits) -> dict[float, tuple[Split, Split]]:
     """{share of each end: (M's split of prefixes, of whole outputs)}, the parameters' share among them."""
     return {
-        share: tuple(splits.split(tables, similarity, share) for tables in (splits.prefixes, splits.outputs))
+        share: (splits.split(splits.prefixes, similarity, share), splits.split(splits.outputs, similarity, share))
         for share in sorted({*NARROWER, splits.study.parameters.share})
     }
 
@@ -283,7 +283,7 @@ def share_statements(shares: dict[float, tuple[Split, Split]]) -> dict[str, Inte
 # ---- verdicts
 
 
-def judged_contrast(splits: Splits, chosen: Split, name: str, sign: float = 1.0) -> Interval:
+def judged_contrast(splits: Splits, chosen: Split, name: str, sign: float) -> Interval:
     """easy minus difficult, or difficult minus easy for sign -1; NotEstimable says why there is none."""
     depth = splits.study.model.layers
     if splits.study.model.kind == "masked":
@@ -304,14 +304,14 @@ def verdicts(splits: Splits) -> list[Verdict]:
     prefixes, whole = splits.by_similarity, splits.of_outputs
     all_layers, after_4, after_8 = (f"increasing_{start}" for start in STARTS)
     return [
-        splits.study.judge(claim_id, lambda: judged_contrast(splits, *which))
-        for claim_id, *which in (
-            ("M-D1", prefixes, "first_similar", -1),
-            ("M-D2", prefixes, "similar_states"),
-            ("M-D3", prefixes, "length"),
-            ("M-D4", whole, "length"),
-            ("M-D5", prefixes, all_layers),
-            ("M-D6", prefixes, after_4, -1),
-            ("M-D7", prefixes, after_8, -1),
+        splits.study.judge(claim_id, lambda: judged_contrast(splits, chosen, name, sign))
+        for claim_id, chosen, name, sign in (
+            ("M-D1", prefixes, "first_similar", -1.0),
+            ("M-D2", prefixes, "similar_states", 1.0),
+            ("M-D3", prefixes, "length", 1.0),
+            ("M-D4", whole, "length", 1.0),
+            ("M-D5", prefixes, all_layers, 1.0),
+            ("M-D6", prefixes, after_4, -1.0),
+            ("M-D7", prefixes, after_8, -1.0),
         )
     ]

@@ -77,8 +77,8 @@ def of_m(name: str, shift: float = 0.0, factor: float = 1.0) -> dict[str, str]:
 
 def divided(found: Comparison, by: int) -> Comparison:
     """A comparison in shares of `by` layers."""
-    means = (value.scaled(1 / by) for value in found[:3])
-    return Comparison(*means, found.easy_deviation / by, found.difficult_deviation / by)
+    easy, difficult, difference = (value.scaled(1 / by) for value in found[:3])
+    return Comparison(easy, difficult, difference, found.easy_deviation / by, found.difficult_deviation / by)
 
 
 def beside_m(splits: Splits) -> pd.DataFrame:

@@ -212,7 +212,7 @@ def surer(curves: dict[str, dict[str, pd.DataFrame]], state: str) -> float:
 
 def exits(pair: Pair) -> dict[str, Interval]:
     """Mean exit layer, and share of early tokens in percent, of both definitions: avg_first_before, ..."""
-    found = {}
+    found: dict[str, Interval] = {}
     for definition in DEFINITIONS:
         layers = change(pair, lambda t: relative(t, definition))
         shares = change(pair, lambda t: early(t, definition))

@@ -153,11 +153,11 @@ def position_profile(tokens: pd.DataFrame, definition: str) -> pd.Series:
     """
     design = pd.get_dummies(position_bins(tokens["position"]), dtype=float)
     sequence = tokens["sequence"].to_numpy()
-    inside = [
-        values - values.groupby(sequence).transform("mean")
+    bins, layers = (
+        (values - values.groupby(sequence).transform("mean")).to_numpy()
         for values in (design, tokens[definition].reset_index(drop=True))
-    ]
-    effects = np.linalg.lstsq(*(values.to_numpy() for values in inside), rcond=None)[0] if len(tokens) else []
+    )
+    effects = np.linalg.lstsq(bins, layers, rcond=None)[0] if len(tokens) else []
     return pd.Series(effects, index=design.columns, dtype=float)
 
 

@@ -235,7 +235,7 @@ def sign_table(means: Mapping[str, Mapping[str, Interval]]) -> pd.DataFrame:
     """What P says in words beside this run: the slopes, and whether their signs are as stated, all below 0."""
     rows = []
     for text, name in STATED.items():
-        row = {"P, section 6.1 and Figure 5": text, "P": "no number"}
+        row: dict[str, Interval | str] = {"P, section 6.1 and Figure 5": text, "P": "no number"}
         row |= {f'here, "{d}"': means[d][name] for d in DEFINITIONS}
         rows.append(row | {f'sign as stated, "{d}"': is_below_zero(means[d][name]) for d in DEFINITIONS})
     return pd.DataFrame(rows)

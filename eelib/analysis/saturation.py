@@ -9,7 +9,6 @@ from eelib.analysis.earliness import Values, early, relative, token_layers, whol
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import Interval
 from eelib.common.stats import (
-    Tasks,
     attempt,
     bootstrap_mean,
     bootstrap_spread_over_tasks,
@@ -58,7 +57,7 @@ def summary(trace: Trace, definition: str, seed: int = 0, with_eos: bool = False
     if with_eos:
         layers, groups = trace.exit_layer(definition).astype(float), trace.tokens["group"].to_numpy()
     values = {"avg": layers, "perc": (layers < trace.layers).astype(float)}
-    return {name: attempt(lambda v=v: bootstrap_mean(v, groups, seed=seed)) for name, v in values.items()}
+    return {name: attempt(lambda: bootstrap_mean(v, groups, seed=seed)) for name, v in values.items()}
 
 
 def early_intervals(trace: Trace, definition: str, seed: int = 0) -> pd.DataFrame:
@@ -127,7 +126,7 @@ def early_table(study: Study) -> pd.DataFrame:
     table = published("P-table-1")
     table["layers"] = [whole_layers(m / P_LAYERS, study.model.layers) for m in table["layers_early"]]
     for definition in DEFINITIONS:
-        table[definition] = [study.average(lambda t, m=m, d=definition: early(t, d, m)) for m in table["layers"]]
+        table[definition] = [study.average(lambda t: early(t, definition, m)) for m in table["layers"]]
     return table
 
 
@@ -227,8 +226,8 @@ def overall(study: Study) -> dict[str, Interval | float]:
     """perc (in percent) and avg over the learnt tasks; chance: perc ("first") of shuffled targets."""
     found: dict[str, Interval | float] = {}
     for definition in DEFINITIONS:
-        found[f"perc_{definition}"] = study.average(lambda t, d=definition: early(t, d)).percent
-        found[f"avg_{definition}"] = study.average(lambda t, d=definition: token_layers(t, d))
+        found[f"perc_{definition}"] = study.average(lambda t: early(t, definition)).percent
+        found[f"avg_{definition}"] = study.average(lambda t: token_layers(t, definition))
     learnt = list(learnt_layers(study, "first"))
     return found | {"chance": 100 * chance_over_tasks(study.traces, learnt, study.parameters.seed)}
 
@@ -261,7 +260,7 @@ def chance_over_tasks(traces: Mapping[str, Trace], names: list[str], seed: int =
     return float(np.mean([chances(traces[name], seed).mean() for name in names])) if names else float("nan")
 
 
-def settle_share(tasks: Tasks, least: int, most: int, seed: int = 0) -> Interval:
+def settle_share(tasks: Mapping[str, Values], least: int, most: int, seed: int = 0) -> Interval:
     """Share of tokens that exit at layers `least` to `most`, unweighted mean over tasks of (exit layers, groups)."""
     inside = {
         name: (((layers >= least) & (layers <= most)).astype(float), groups) for name, (layers, groups) in tasks.items()
@@ -269,7 +268,7 @@ def settle_share(tasks: Tasks, least: int, most: int, seed: int = 0) -> Interval
     return bootstrap_unweighted_mean_over_tasks(inside, seed=seed)
 
 
-def distribution(tasks: Tasks, depth: int, seed: int = 0) -> pd.DataFrame:
+def distribution(tasks: Mapping[str, Values], depth: int, seed: int = 0) -> pd.DataFrame:
     """Share of tokens that exit at each layer, unweighted mean over tasks: columns layer, estimate, low, high."""
     return pd.DataFrame([{"layer": at, **settle_share(tasks, at, at, seed)._asdict()} for at in range(1, depth + 1)])
 

@@ -110,12 +110,12 @@ def prefix_suffix_difference(words: pd.DataFrame, layers: ArrayLike, seed: int =
     if table.empty:
         raise NotEstimable("no word of several pieces in these outputs")
     difference, group = table["prefix"] - table["suffixes"], table["group"]
-    intervals = [
+    mean, later, earlier, effect = (
         bootstrap_mean(values, group, seed=seed)
         for values in (difference, difference > 0, difference < 0, np.sign(difference))
-    ]
+    )
     by_group = difference.groupby(group.to_numpy()).mean()
-    return WithinWord(*intervals, _signed_ranks(by_group), len(table))
+    return WithinWord(mean, later, earlier, effect, _signed_ranks(by_group), len(table))
 
 
 def neighbouring_singles(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> Interval:

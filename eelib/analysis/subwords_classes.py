@@ -135,7 +135,7 @@ def tests_together(study: Study, pieces: Pieces, minimum: int) -> dict[str, TagT
     if not parts:
         return {}
     every, seed = pd.concat(parts), study.parameters.seed
-    found = {d: attempt(lambda d=d: upos_tests(every, every[d], minimum, seed), None) for d in DEFINITIONS}
+    found = {d: attempt(lambda: upos_tests(every, every[d], minimum, seed), None) for d in DEFINITIONS}
     return found if all(found.values()) else {}
 
 
@@ -165,7 +165,7 @@ def tag_figures(study: Study, pieces: Pieces, tests: Mapping[str, TagTests], min
     for d in DEFINITIONS:
         table = tests[d].table if tests else pd.DataFrame({"upos": ["none"], "p_holm": [np.nan]})
         figures |= {
-            f"epsilon_{d}": attempt(lambda d=d: rank_variance(study, pieces, d, minimum)),
+            f"epsilon_{d}": attempt(lambda: rank_variance(study, pieces, d, minimum)),
             f"tags_{d}": len(table) if tests else 0,
             f"tags_apart_{d}": (table["p_holm"] < LEVEL).sum(),
             f"latest_{d}": table["upos"].iloc[0],

@@ -214,13 +214,14 @@ def inside_words(study: Study, pieces: Pieces, definition: str) -> Interval:
 
 def comparison_figures(study: Study, pieces: Pieces, found: Comparisons) -> dict[str, Interval | float]:
     """What the prose says of prefixes, over the judged tasks; distance: of a suffix behind its prefix, in positions."""
-    judged, figures = judged_tasks(study), {}
+    judged = judged_tasks(study)
+    figures: dict[str, Interval | float] = {}
     for definition, by_task in found.items():
-        matched = [by_task[name].matched.difference for name in judged if by_task[name].matched]
+        matched = [every.difference for name in judged if (every := by_task[name].matched)]
         sides = [difference.side("later", "earlier", "neither") for difference in matched]
         steps = [by_task[name].step.estimate for name in judged if by_task[name].step.known]
         figures |= {
-            f"inside_{definition}": attempt(lambda d=definition: inside_words(study, pieces, d)),
+            f"inside_{definition}": attempt(lambda: inside_words(study, pieces, definition)),
             f"matched_tasks_{definition}": len(matched),
             f"matched_later_{definition}": sides.count("later"),
             f"matched_earlier_{definition}": sides.count("earlier"),

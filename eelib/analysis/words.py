@@ -54,7 +54,8 @@ class Piece(NamedTuple):
 def find_words(text: str) -> list[Word]:
     """Words of `text`, in order."""
     category = [unicodedata.category(character)[0] for character in text]
-    word, end = [], len(text)
+    word: list[bool] = []
+    end = len(text)
     for i, character in enumerate(text):
         kind = "J" if character in JOINERS else category[i]
         word.append(kind in "LN" or (kind == "M" and i > 0 and word[i - 1]))
@@ -175,7 +176,7 @@ def tags(words: pd.DataFrame, trace: Trace, nlp: Language) -> pd.DataFrame:
     """
     outputs = trace.sequences.set_index("sequence")["output"]
     outputs = outputs[outputs.index.isin(words["sequence"].unique())]
-    tag_at = {}
+    tag_at: dict[tuple[int, int], str] = {}
     for sequence, doc in zip(outputs.index, nlp.pipe(outputs, batch_size=64)):
         tag_at.update(((sequence, i), token.pos_) for token in doc for i in range(token.idx, token.idx + len(token)))
     wanted = words["role"].isin(["prefix", "suffix", "single", "digits"])

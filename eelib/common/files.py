@@ -38,7 +38,7 @@ def take_lock(folder: Path) -> tuple[TextIO, list[Path]]:
         absent = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = open(folder / ".lock", "w")
+            lock = open(folder / ".lock", "w")  # noqa: SIM115  # stays open while it is held
         except FileNotFoundError:  # another process removed the folder just now
             continue
         except OSError as error:
@@ -77,7 +77,7 @@ def remove_empty(folder: Path, absent: list[Path]) -> None:
                 each.rmdir()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Either the old file or the whole new one, on the disk; OSError says how many bytes were needed and are free."""
     partial = path.with_name(path.name + ".partial")
     try:

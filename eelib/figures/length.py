@@ -156,6 +156,6 @@ def _empty(axis: plt.Axes) -> None:
 
 def _readable(axis: plt.Axes, filled: np.ndarray) -> None:
     """Give the numbers of a heat map black or white, whichever stands out more (WCAG relative luminance)."""
-    for text, colour in zip(axis.texts, axis.collections[0].get_facecolors()[filled]):
+    for text, colour in zip(axis.texts, np.asarray(axis.collections[0].get_facecolor())[filled]):
         channels = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
         text.set_color("black" if channels @ [0.2126, 0.7152, 0.0722] > EVEN else "white")

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Callable
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -44,7 +45,7 @@ def published_table(printed: pd.DataFrame, caption: str) -> str:
 def hypotheses_table(
     rows: list[dict],
     final: object,
-    token_text: Callable[[object], str],
+    token_text: Callable[[Any], str],
     caption: str,
     depth: int,
     mark: int | None = None,
@@ -78,7 +79,7 @@ def hypotheses_table(
     )
 
 
-def _piece(token: object, final: object, token_text: Callable[[object], str]) -> str:
+def _piece(token: object, final: object, token_text: Callable[[Any], str]) -> str:
     """One of the ten: escaped, the final token marked, and kept from turning the text around it right to left."""
     if token is None:
         return "<i>unreadable</i>"

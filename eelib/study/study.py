@@ -152,7 +152,7 @@ class Study:
         """The text of one vocabulary entry, spaces and control characters shown; of a classifier, the label."""
         if self.model.kind == "classifier":
             return visible(self.model.labels[int(token_id)])
-        return visible(self.model.tokenizer.decode([int(token_id)]))
+        return visible(str(self.model.tokenizer.decode([int(token_id)])))
 
 
 def in_template(task: Task, template: str) -> Task:

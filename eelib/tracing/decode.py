@@ -1,6 +1,6 @@
 """Greedy decoding of a batch with the model's own cache; every layer's state of a token is read out as it is made."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from eelib.common.errors import InputError
 from eelib.lens.buffer import Reader
+from eelib.models.adapters import Writer
 from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.probe import block_states
@@ -23,34 +24,35 @@ def greedy_decode(
     each token's states, those of the position which predicted it.
     """
     adapter, ends = model.adapter, model.eos_ids
+    assert isinstance(adapter, Writer)
     taken = [len(adapter.text(prompt, [])) for prompt in prompts]
     # A row's own, whatever it is batched with.
     room = [max(1, min(max_new_tokens, model.context_length - size)) for size in taken]
     inputs, cache = adapter.begin(prompts, max(taken) + max(room))
     rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
     ids: list[list[int]] = [[] for _ in prompts]
-    with block_states(model.blocks) if reader else nullcontext() as captured:
+    capture: AbstractContextManager[list[Tensor]] = block_states(model.blocks) if reader else nullcontext([])
+    with capture as captured:
         for step in range(max(room)):
             output = model.network(**inputs, **adapter.cached(cache))
             cache = getattr(output, "past_key_values", None)
             emitted = output.logits[:, -1].argmax(-1).tolist()
-            live = [index for index, row in enumerate(rows) if row is not None]
+            live = {index: row for index, row in enumerate(rows) if row is not None}  # place in the batch: row
             if reader:
                 layers = torch.stack([state[:, -1] for state in captured], dim=1)  # [rows, L+1, hidden_size]
                 reader.add(
-                    layers if len(live) == len(rows) else layers[live],
-                    [rows[index] for index in live],
+                    layers if len(live) == len(rows) else layers[list(live)],
+                    list(live.values()),
                     [emitted[index] for index in live],
                 )
-            for index in live:
-                row = rows[index]
+            for index, row in live.items():
                 ids[row].append(emitted[index])
                 if emitted[index] in ends or step + 1 == room[row]:
                     rows[index] = None
             going = [index for index in live if rows[index] is not None]
             if not going:
                 break
-            if len(going) <= len(rows) // 2 and hasattr(cache, "batch_select_indices"):
+            if len(going) <= len(rows) // 2 and cache is not None and hasattr(cache, "batch_select_indices"):
                 inputs = adapter.keep_rows(inputs, cache, going)
                 rows, emitted = [rows[index] for index in going], [emitted[index] for index in going]
             inputs = adapter.advance(inputs, emitted)
@@ -65,7 +67,7 @@ def greedy_texts(model: Model, prompts: list[str], max_new_tokens: int, batch_si
     for start in tqdm(range(0, len(order), batch_size), unit="batch", mininterval=5):
         some = order[start : start + batch_size]
         for i, ids in zip(some, greedy_decode(model, [encoded[i] for i in some], max_new_tokens)):
-            texts[i] = model.tokenizer.decode(ids, skip_special_tokens=True)
+            texts[i] = str(model.tokenizer.decode(ids, skip_special_tokens=True))
     return texts
 
 
@@ -81,9 +83,11 @@ def states_of(
     """
     if sites and not model.components:
         raise InputError(model.components_error)
-    layers, found = [], {}
+    layers: list[Tensor] = []
+    found: dict[str, list[Tensor]] = {}
     for prompt, output in zip(prompts, outputs):
         inputs, read = model.adapter.whole_inputs(prompt, output), model.adapter.positions(prompt)
+        capture: AbstractContextManager[dict[str, list[Tensor]]]
         capture = site_states(model.blocks, model.components) if sites else nullcontext({})
         with block_states(model.blocks) as states, capture as captured:
             model.network(**inputs)

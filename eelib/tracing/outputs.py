@@ -1,7 +1,9 @@
 """Decode a task's shards and read every layer of every token; what is missing or damaged is made."""
 
 import time
+from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -48,8 +50,11 @@ def make_shard(job: Job, manifest: dict, index: int) -> None:
     mismatches = count_mismatches(readout, emitted, job.model)
     manifest["counts"][str(index)] = {"rows": len(emitted), "mismatches": mismatches}
     tokens, sequences = tables(job.model, job.task, rows, prompts, outputs)
-    tokens |= {name: readout[name].numpy() for name in STORED}
-    for name, frame in ((f"tokens-{index:05d}", tokens), (f"sequences-{index:05d}", sequences)):
+    frames: dict[str, Mapping[str, np.ndarray | list]] = {
+        f"tokens-{index:05d}": tokens | {name: readout[name].numpy() for name in STORED},
+        f"sequences-{index:05d}": sequences,
+    }
+    for name, frame in frames.items():
         add_file(job.folder, manifest, name, to_bytes(frame))
     save_manifest(job.folder, manifest)
 

@@ -15,7 +15,7 @@ def pieces(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[str
     """
 
     def decode(part: list[int]) -> str:
-        return tokenizer.decode(part, clean_up_tokenization_spaces=False) if part else ""
+        return str(tokenizer.decode(part, clean_up_tokenization_spaces=False)) if part else ""
 
     whole = decode(ids)
     ends, told = ends_in_windows(decode, ids, WINDOW)

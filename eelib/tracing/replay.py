@@ -7,16 +7,19 @@ tokens are there at all layers for free: P's ideal situation, which no real deco
 """
 
 import time
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import Cache
 
 from eelib.common.errors import InputError
 from eelib.common.machine import machine
 from eelib.common.sources import code_hash
 from eelib.common.tolerances import close
+from eelib.models.adapters import Writer
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
 from eelib.models.probe import NotTaken, first_tensor, their_code
@@ -42,11 +45,13 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
     block = model.blocks[layer - 1]
     calls = model.blocks[:layer].count(block)  # blocks that share weights are one module, called several times
 
-    def leave(_module, _args, output):
+    def leave(_module: nn.Module, _args: tuple, output: Any) -> None:
         nonlocal calls
         calls -= 1
         if not calls:
-            raise Left(first_tensor(output))
+            state = first_tensor(output)
+            assert state is not None
+            raise Left(state)
 
     handle = block.register_forward_hook(leave)
     try:
@@ -73,23 +78,33 @@ class Replay:
         self.ids = adapter.row(adapter.text(prompt, output))
         self.first = start if adapter.writes else len(prompt) - 1  # the last position that output token 0 needs
         self.same = adapter.context([prompt])  # arguments of every step
-        self.cache, self.layers = self.filled(self.ids.shape[1]) if ideal else (None, [])
+        self.cache: Cache | None = None
+        self.layers: list[GrowingLayer] = []
+        if ideal:
+            self.cache, self.layers = self.filled(self.ids.shape[1])
 
-    def filled(self, tokens: int):
+    @property
+    def writer(self) -> Writer:
+        """The model's adapter, which takes steps."""
+        adapter = self.model.adapter
+        assert isinstance(adapter, Writer)
+        return adapter
+
+    def filled(self, tokens: int) -> tuple[Cache, list[GrowingLayer]]:
         """(a cache that one run over the text has filled, the layers of it that each step takes back)."""
-        cache = self.model.adapter.new_cache(tokens)
-        layers = getattr(cache, "self_attention_cache", cache).layers
-        if not all(isinstance(layer, GrowingLayer) for layer in layers):
+        cache = self.writer.new_cache(tokens)
+        assert cache is not None  # steps are ideal only with a cache of ours
+        if not all(isinstance(layer, GrowingLayer) for layer in own_layers(cache)):
             cache = growing_cache(limit=tokens)  # layers that forget what left their window can't be taken back
         state_at(self.model, self.model.layers, self.step_inputs(slice(0, tokens), cache))
-        layers = getattr(cache, "self_attention_cache", cache).layers
+        layers = [layer for layer in own_layers(cache) if isinstance(layer, GrowingLayer)]
         return cache, [layer for layer in layers if layer.buffers is not None]
 
-    def step_inputs(self, part: slice, cache) -> dict:
+    def step_inputs(self, part: slice, cache: Cache | None) -> dict:
         """Arguments of a run over `part` of the text, with a cache that holds what stands before it."""
         ids = self.ids[:, part]
         mask = torch.ones(1, part.stop, dtype=torch.long, device=ids.device)
-        return self.model.adapter.step_inputs(ids, mask, self.same) | self.model.adapter.cached(cache)
+        return self.writer.step_inputs(ids, mask, self.same) | self.writer.cached(cache)
 
     def inputs(self, token: int) -> dict:
         """Arguments of the run that predicts output token `token`; its state is read at position `read`."""
@@ -108,6 +123,11 @@ class Replay:
         if self.ideal and self.first:
             cache = growing_cache(limit=self.first)
             state_at(self.model, self.model.layers, self.step_inputs(slice(0, self.first), cache))
+
+
+def own_layers(cache: Cache) -> list:
+    """A cache's layers; of an encoder-decoder's those of the text that it writes."""
+    return getattr(cache, "self_attention_cache", cache).layers
 
 
 def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:

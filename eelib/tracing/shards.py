@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ TOKEN_COLUMNS = (
 REPLAY_COLUMNS = ("sequence", "group", "tokens", "layers", "full", "oracle", "before", "mismatches", "ideal")
 
 
-def to_bytes(frame: dict[str, np.ndarray | list]) -> memoryview:
+def to_bytes(frame: Mapping[str, np.ndarray | list]) -> memoryview:
     """A Parquet file in memory; 2- and 3-dimensional arrays become fixed-size lists."""
     columns = {}
     for name, values in frame.items():

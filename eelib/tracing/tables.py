@@ -44,9 +44,10 @@ def describe(
     else:
         texts, starts, ends, output = pieces(model.tokenizer, body)
     if ended:
-        texts, starts, ends = texts + [model.tokenizer.decode(ids[-1:])], starts + [len(output)], ends + [len(output)]
+        texts = texts + [str(model.tokenizer.decode(ids[-1:]))]
+        starts, ends = starts + [len(output)], ends + [len(output)]
     count, group = len(ids), task.groups[sequence]
-    tokens = {
+    tokens: dict[str, list] = {
         "sequence": [sequence] * count,
         "position": list(range(count)),
         "token_id": ids,
@@ -58,7 +59,7 @@ def describe(
         "truncated": [truncated] * count,
         "group": [group] * count,
     }
-    row = {
+    row: dict = {
         "sequence": sequence,
         "group": group,
         "prompt": task.prompts[sequence],

@@ -83,12 +83,12 @@ def test_properties_match_loops(layers, levels):
     cosine = curves(layers=layers, levels=levels)
     for i, row in enumerate(cosine.tolist()):
         between = row[1:layers]
-        first = next(l for l in range(1, layers + 1) if row[l] >= 0.9)
+        first = next(layer for layer in range(1, layers + 1) if row[layer] >= 0.9)
         assert difficulty.mean_similarity(cosine)[i] == pytest.approx(math.fsum(between) / len(between))
         assert difficulty.first_similar(cosine, 0.9)[i] == first
         assert difficulty.similar_states(cosine, 0.9)[i] == sum(value >= 0.9 for value in between)
         for start in range(layers):
-            rises = all(row[l] < row[l + 1] for l in range(start, layers))
+            rises = all(row[layer] < row[layer + 1] for layer in range(start, layers))
             assert difficulty.increasing(cosine, start)[i] == rises
 
 

@@ -74,9 +74,9 @@ def test_times_table_and_plot(found):
     shown = plots.speed_table(printed, rows)
     assert len(shown) == 17 and not shown.isna().any(axis=None)
     assert shown["earlier tokens"].tolist()[-3:] == ["from the cache", "from the cache", "none"]
-    for rows in (rows, speedup.speed_rows(found, {})):
-        legend = [text.get_text() for text in plots.speed_figure(rows, printed).legends[0].texts]
-        assert len(legend) == 3 + len(rows)
+    for timed in (rows, speedup.speed_rows(found, {})):
+        legend = [text.get_text() for text in plots.speed_figure(timed, printed).legends[0].texts]
+        assert len(legend) == 3 + len(timed)
 
 
 def test_every_time_is_kept_with_its_model_and_task(found):

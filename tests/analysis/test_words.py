@@ -1,5 +1,7 @@
 """Words, pieces and tags on hand-made tokens."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -157,9 +159,9 @@ def test_roles_match_a_loop_over_words_on_random_cuts():
     for _ in range(300):
         text = "".join(rng.choice(ALPHABET, size=rng.integers(1, 16)))
         cuts = [0, *sorted(set(rng.integers(1, len(text) + 1, size=5).tolist()) - {len(text)}), len(text)]
-        pieces = [text[a:b] for a, b in zip(cuts, cuts[1:])]
+        pieces = [text[a:b] for a, b in pairwise(cuts)]
         expected, found = [], w.find_words(text)
-        for a, b in zip(cuts, cuts[1:]):
+        for a, b in pairwise(cuts):
             touched = [n for n, word in enumerate(found) if word.start < b and a < word.end]
             inside = sum(min(b, found[n].end) - max(a, found[n].start) for n in touched)
             visible = sum(not character.isspace() for character in text[a:b])
@@ -272,7 +274,7 @@ def study_of(outputs, learnt=True):
     traces = {}
     for name in ("translation/en-de", "translation/de-en"):
         traces[name] = trace = make_trace(*outputs)
-        trace.exit_layer = lambda definition, size=len(trace.tokens): np.arange(size) + (definition == "stable")
+        trace.exit_layer = lambda definition, trace=trace: np.arange(len(trace.tokens)) + (definition == "stable")
         trace.statistic_rows = lambda trace=trace: ~trace.tokens["is_eos"].to_numpy(bool)
     return made_study(traces, learnt)
 

@@ -1,5 +1,7 @@
 """The tolerances are narrow where the dtype is fine, and a comparison by them can fail."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ EXACT = torch.randn(40, 30, dtype=torch.float64)
 
 def test_finer_dtypes_are_held_to_less():
     order = [TOLERANCES[d] for d in (torch.float64, torch.float32, torch.float16, torch.bfloat16)]
-    for finer, coarser in zip(order, order[1:], strict=False):
+    for finer, coarser in pairwise(order):
         assert finer.same < coarser.same and finer.close < coarser.close and finer.slack < coarser.slack
         assert finer.factor <= coarser.factor and finer.tie < coarser.tie
     assert all(t.same < t.close for t in order)

@@ -43,7 +43,7 @@ def test_values():
     assert (found.limit, found["tasks"], found.threshold, found.show_all) == (5, "translation/*", 1, False)
     assert list(found) == [line.split(":")[0] for line in DECLARED.splitlines()] and len(found) == 11
     with pytest.raises(AttributeError):
-        found.nothing
+        _ = found.nothing
 
 
 @pytest.mark.parametrize(

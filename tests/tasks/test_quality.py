@@ -8,23 +8,8 @@ import pytest
 from eelib.tasks import quality
 from eelib.tasks.task import Task, load_task
 
-WORDS = [
-    "the",
-    "a",
-    "red",
-    "blue",
-    "dog",
-    "cat",
-    "runs",
-    "sleeps",
-    "in",
-    "on",
-    "under",
-    "house",
-    "tree",
-    "small",
-    "old",
-]
+SAID = "the a red blue dog cat runs sleeps in on under house tree small old"
+WORDS = SAID.split()
 
 
 def texts(count, seed, least=6):

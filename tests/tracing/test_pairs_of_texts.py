@@ -120,7 +120,7 @@ def plain_scores(case, texts):
 @pytest.mark.parametrize("paired", [True, False])
 def test_against_plain_transformers(case, paired, classifier_of, tmp_path):
     """Every layer of pairs and of single texts, special tokens inside a text included."""
-    texts = PAIRS if paired else [text for text in zip(PROMPTS)]
+    texts = PAIRS if paired else list(zip(PROMPTS))
     layers, own = plain_scores(case, texts)
     np.testing.assert_allclose(layers[:, -1], own, rtol=1e-9)
     task = pairs_task(texts) if paired else Task.from_prompts([text for (text,) in texts])
