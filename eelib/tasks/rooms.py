@@ -4,7 +4,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from eelib.common.data import data_folder
@@ -84,7 +84,10 @@ class _World:
     """What a list of events tells: who and what is where, who holds what, and what was said of whom."""
 
     def __init__(self, events: Iterable[_Event] = ()):
-        self.people, self.place, self.held, self.said = {}, {}, {}, {}
+        self.people: dict[str, bool] = {}
+        self.place: dict[str, str | None] = {}
+        self.held: dict[str, str] = {}
+        self.said: dict[tuple[str, ...], str] = {}
         self.path: dict[str, list[str]] = {}
         self.hour = 0
         for event in events:
@@ -130,12 +133,13 @@ class _World:
         """The one word that ``step`` leads to from ``name``, or None where the story tells none or several."""
         said, path, holder = self.said, self.path.get(name, []), self.held.get(name)
         load = [thing for thing in self.held if self.carrier(thing) == name]
+        found: Sequence[str | None]
         if step[0] == "~":
             found = [key[1] for key in said if key[0] == step[1:] and key[2] == name]
         elif step in _SAID:
             found = [key[2] for key in said if key[:2] == (step, name)]
         else:
-            found = {
+            ways: dict[str, Sequence[str | None]] = {
                 "place": [self.where(name)],
                 "carrier": [self.carrier(name)],
                 "carrying": load,
@@ -146,12 +150,14 @@ class _World:
                 "count_carrying": [_NUMBERS[len(load)]],
                 "count_people": [_NUMBERS[sum(self.place.get(person) == name for person in self.people)]],
                 "count_places": [_NUMBERS[len(set(path))]],
-            }[step]
+            }
+            found = ways[step]
         return found[0] if len(found) == 1 else None
 
 
 def _follow(world: _World, query: _Query) -> str | None:
-    form, found, extra = query
+    form, start, extra = query
+    found: str | None = start
     for step in _FORMS[form][1:]:
         found = found and world.step(step, found, extra)
     return found
@@ -267,7 +273,8 @@ def _happenings(rng: random.Random, cast: dict[str, list[str]], form: str) -> li
     weights = {kind: weight * (5 if kind in asked else 1) for kind, weight in _WEIGHTS.items()}
     for kind in ("go", "carry") if timed else ("timed",):
         del weights[kind]
-    events, world = [("opening",)] * (rng.random() < 0.4), _World()
+    events: list[_Event] = [("opening",)] * (rng.random() < 0.4)
+    world = _World()
     length = rng.randint(5, 14)
     while len(events) < length:
         options = _options(rng.choices(list(weights), list(weights.values()))[0], world, cast)
@@ -294,7 +301,10 @@ def _sentences(rng: random.Random, split: str, events: list[_Event], needed: lis
     A sentence may open with a pronoun when the one before names that person and no other; a needed sentence
     only when the one before is needed too, so that the pronoun costs no further sentence.
     """
-    told, spare, known, before = [], {}, set(), []
+    told: list[str] = []
+    spare: dict[str, list[str]] = {}
+    known: set[str] = set()
+    before: list[str] = []
 
     def draw(kind: str) -> str:
         # Each template of a kind is used once before any is used again.
@@ -368,15 +378,16 @@ def _try(rng: random.Random, split: str, kind: str, form: str, goal: str, plain:
     extras = _WORDS["times"] if last == "at_time" else cast["places"] if last in ("when", "before") else [""]
     queries = [(form, name, extra) for name in cast[_FORMS[form][0]] for extra in extras]
     for query in rng.sample(queries, len(queries)):
-        answer, needed, name = _follow(world, query), [], query[1]
+        answer, name = _follow(world, query), query[1]
+        needed: list[int] = []
         if kind == "unknown":
             placed = form == "where_thing" and (name in world.held or name in world.place)
             if answer or placed or plain != any(name in event for event in events):
                 continue
             answers = ["nobody knows", "no one knows", "unknown"]
         else:
-            needed = _support(events, query) if answer and (kind != "count" or answer == goal) else None
-            if not needed or len(needed) != _FACTS.get(kind, len(needed)):
+            needed = (_support(events, query) if answer and (kind != "count" or answer == goal) else None) or []
+            if not (answer and needed) or len(needed) != _FACTS.get(kind, len(needed)):
                 continue
             answers = _answers(form, answer)
         sentences = _sentences(rng, split, events, needed)
@@ -437,7 +448,8 @@ def _interviewed(split: str, count: int, most: int, seed: int) -> Iterator[tuple
     """The items of ``stories``, each with its events and its further (query, question, answer)."""
     rng = random.Random(f"{split} {seed} interviews")
     for item, events, query, _ in _told(split, count, seed):
-        world, forms, asked = _World(events), {query[0]}, []
+        world, forms = _World(events), {query[0]}
+        asked: list[tuple] = []
         for kind in rng.choices([*_FURTHER], [*_FURTHER.values()], k=3 * most):
             form = rng.choice(_KINDS[kind])
             if len(asked) == most - 1 or form in forms:
