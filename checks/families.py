@@ -19,7 +19,7 @@ from pathlib import Path
 
 RESULT = Path(__file__).resolve().parent.parent / "data" / "checks" / "families.json"
 VERDICTS = ("readout", "sublayers", "padding", "decoding")
-LIMIT = 60.0  # seconds for one architecture
+LIMIT = 120.0  # seconds for one architecture; the slowest takes 50 on a machine without other work
 
 
 def worker() -> None:

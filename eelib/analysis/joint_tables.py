@@ -115,11 +115,6 @@ def before_after(found: dict[str, Interval]) -> str:
     return f"{found['before'].estimate:.3g}\u00a0→\u00a0{found['after'].estimate:.3g} Δ\u00a0{found['difference']}"
 
 
-def in_percent(found: dict[str, Interval]) -> dict[str, Interval]:
-    """Shares as percentages."""
-    return {state: share.percent for state, share in found.items()}
-
-
 def quality_cell(row: dict) -> str:
     """The score's name, before → after, and the difference."""
     if not row["metric"]:
@@ -141,7 +136,8 @@ def shown(changes: Changes) -> pd.DataFrame:
             }
             for definition in DEFINITIONS:
                 line[f"avg {definition}"] = before_after(row[f"avg {definition}"])
-                line[f"perc {definition} (%)"] = before_after(in_percent(row[f"perc {definition}"]))
+                shares = {state: share.percent for state, share in row[f"perc {definition}"].items()}
+                line[f"perc {definition} (%)"] = before_after(shares)
             rows.append(line | {"same output (%)": f"{100 * row['same outputs']:.0f}"})
     return pd.DataFrame(rows)
 

@@ -336,16 +336,3 @@ def verdicts(study: Study) -> list[Verdict]:
         study.judge("P-S4", lambda: into_minus_out_of_english(study)),
         study.judge("P-S5", lambda: study.average(lambda t: above_chance(t, study.parameters.seed))),
     ]
-
-
-# ---- until `architectures` reads `earliness`
-
-
-def perc_over_tasks(tasks: dict[str, Values], depth: int) -> dict[str, Values]:
-    """{task: (1.0 where the exit layer is below L, groups)} from {task: (exit layers, groups)}."""
-    return {name: ((layers < depth).astype(float), groups) for name, (layers, groups) in tasks.items()}
-
-
-def relative_over_tasks(tasks: dict[str, Values], depth: int) -> dict[str, Values]:
-    """{task: (exit layer / L, groups)}."""
-    return {name: (layers / depth, groups) for name, (layers, groups) in tasks.items()}

@@ -12,7 +12,7 @@ STATES = {"before": (BLUE, "o"), "after": (VERMILION, "s")}
 
 
 def pairs_figure(matrices: dict[str, dict[str, np.ndarray]]) -> plt.Figure:
-    """Layer against layer, a row per similarity, before and after side by side. `matrices[similarity][state]` [L, L]."""
+    """Layer against layer, a row per similarity, before beside after. `matrices[similarity][state]` is [L, L]."""
     fig, axes = plt.subplots(len(matrices), 2, figsize=(7.2, 3.3 * len(matrices)), layout="constrained", squeeze=False)
     for row, (similarity, states) in zip(axes, matrices.items()):
         low, high = min(m.min() for m in states.values()), max(m.max() for m in states.values())

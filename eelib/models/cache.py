@@ -3,7 +3,7 @@
 from functools import partial
 
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from eelib.models.probe import their_code
@@ -46,7 +46,7 @@ class GrowingLayer(DynamicLayer):
         super().reset()
 
 
-def growing_cache(config=None, limit: int = 0) -> DynamicCache:
+def growing_cache(config: PretrainedConfig | None = None, limit: int = 0) -> DynamicCache:
     """transformers' own cache for `config`, with full-attention layers that grow by doubling, up to `limit` tokens."""
     with their_code():  # a config may name no kinds of layers
         cache = DynamicCache() if config is None else DynamicCache(config=config)

@@ -15,6 +15,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
 )
 from transformers.models.auto import modeling_auto as auto
 
@@ -103,7 +105,7 @@ def known_class(config: dict) -> bool:
     return hasattr(transformers, (config.get("architectures") or [""])[0] or "-")
 
 
-def kind_of(config) -> str:
+def kind_of(config: PretrainedConfig) -> str:
     """ "causal", "seq2seq", "masked" or "classifier", from the architecture that a checkpoint names; or ValueError."""
     architecture = (getattr(config, "architectures", None) or [""])[0]
     text_classes = {
@@ -156,7 +158,7 @@ def resolve_device(device: str) -> torch.device | None:
         ) from error
 
 
-def check_quantizer(config, name: str) -> bool:
+def check_quantizer(config: PretrainedConfig, name: str) -> bool:
     """Whether the checkpoint is quantized; ValueError names the library that it needs and that is not installed."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
@@ -185,7 +187,7 @@ def installed(library: str) -> bool:
 
 def read_checkpoint(
     name: str, path: str, dtype: str, device: torch.device | None, revision: str | None, trust_remote_code: bool
-) -> tuple[nn.Module, object, str]:
+) -> tuple[nn.Module, PreTrainedTokenizerBase, str]:
     """(network in eval mode, tokenizer, kind) of a folder or hub id. Raises ValueError, one line."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     check_folder(path, name, trust_remote_code)

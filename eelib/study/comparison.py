@@ -62,9 +62,9 @@ def timed_studies(p: Parameters) -> list[Study]:
     names = [Path(name).name for name in (p.model, *(name for name, _ in pairs))]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ParameterError(f"parameter beside names two models that would both be shown as {twice}")
-    times = {"timed": p.timed_sequences, "repeats": p.repeats}
-    others = ({"model": name, "tasks": tasks, "template": ""} for name, tasks in pairs)
-    return [Study(p, **times), *(Study(p, **times, **other) for other in others)]
+    asked = {"timed": p.timed_sequences, "repeats": p.repeats}
+    beside = (Study(p, **asked, model=name, tasks=tasks, template="") for name, tasks in pairs)  # after the main one
+    return [Study(p, **asked), *beside]
 
 
 def location(name: str) -> str:

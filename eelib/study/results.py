@@ -28,12 +28,11 @@ OF_A_TRACE = (  # what results say of each trace that they rest on
 )
 
 
-def open_page(notebook: str, parameters: Parameters, **asked: int) -> tuple[Study, "Results"]:
-    """What a page about one model starts from: its study, with all traces made, and an empty set of results.
-
-    `asked` is what `Study` takes of sites, pairs, timed and repeats.
-    """
-    study = Study(parameters, **asked)
+def open_page(
+    notebook: str, parameters: Parameters, sites: int = 0, pairs: int = 0, timed: int = 0, repeats: int = 3
+) -> tuple[Study, "Results"]:
+    """What a page about one model starts from: its study, with all traces made, and an empty set of results."""
+    study = Study(parameters, sites=sites, pairs=pairs, timed=timed, repeats=repeats)
     return study, Results(notebook, study)
 
 

@@ -28,8 +28,8 @@ MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left 
 class Study:
     """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
 
-    `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `other` are values that stand in place of the parameters', for a
-    notebook that looks at several models: Study(p, model=p.after).
+    `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `model`, `tasks` and `template` stand in place of
+    the parameters', for a notebook that looks at several models: Study(p, model=p.after).
     """
 
     def __init__(
@@ -39,14 +39,17 @@ class Study:
         pairs: int = 0,
         timed: int = 0,
         repeats: int = 3,
-        **other: str,
+        model: str | None = None,
+        tasks: str | None = None,
+        template: str | None = None,
     ) -> None:
+        other = {"model": model, "tasks": tasks, "template": template}
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters(
             {
                 **parameters,
-                **other,
+                **{name: value for name, value in other.items() if value is not None},
                 **{name: str(root / parameters[name]) for name in ("runs_folder", "results_folder")},
             }
         )
