@@ -22,9 +22,13 @@ RESULTS = [f"results/{model}/{notebook}.json" for model, notebook in STUDY.runs]
 HTML = ["book/_build/html/index.html", *(f"book/_build/html/{page}.html" for page in STUDY.pages)]
 
 
+def one_of(names):
+    """A pattern of these names; of nothing where there are none."""
+    return "|".join(map(re.escape, sorted(names))) or "(?!)"
+
+
 wildcard_constraints:
-    model="|".join(map(re.escape, STUDY.models)),
-    notebook="|".join(map(re.escape, STUDY.notebooks)),
+    model=one_of(STUDY.models),
 
 
 localrules:
@@ -76,7 +80,9 @@ rule notebook:
         draft="logs/{model}/{notebook}.ipynb",  # stays there when the notebook fails
         values=lambda wildcards: STUDY.arguments(wildcards.model, wildcards.notebook),
         local=lambda wildcards: STUDY.local_files(wildcards.model, wildcards.notebook),  # a change runs the notebook
-    threads: STUDY.threads
+    wildcard_constraints:
+        notebook=one_of(set(STUDY.notebooks) - set(STUDY.first)),
+    threads: lambda wildcards: STUDY.threads_of(wildcards.model)
     resources:
         mem_mb=lambda wildcards: STUDY.models[wildcards.model].get("memory_gb", 4) * 1024,
         gpu=lambda wildcards: STUDY.models[wildcards.model].get("gpu", 0),
@@ -86,3 +92,9 @@ rule notebook:
         "OMP_NUM_THREADS={threads}"
         " papermill notebooks/{wildcards.notebook:q}.ipynb {params.draft:q} -k python3 {params.values}"
         " 2>&1 | tee {log:q} && mv {params.draft:q} {output.page:q}"
+
+
+use rule notebook as first_notebook with:
+    wildcard_constraints:
+        notebook=one_of(STUDY.first),
+    priority: 1

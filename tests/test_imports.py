@@ -25,7 +25,7 @@ TESTED_ELSEWHERE = {
     "common/errors.py": "classes without code",
     "common/interval.py": "tests/common/test_stats.py estimates them",
     "figures/*": "drawn by the notebooks in tests/test_notebooks.py, checked in tests/book/test_pages.py",
-    "analysis/*_tables.py": "the frames of a page: tests/test_notebooks.py, and the tests of what they are made of",
+    "analysis/*_tables.py": "the frames that a page shows, in tests/test_notebooks.py",
     "analysis/difficulty_splits.py": "two ways to split the prefixes, in tests/analysis/test_difficulty.py",
     "lens/cpu/parallel.py": "threads of the products in tests/lens/test_cpu_products.py",
     "lens/cuda/kernel_triton.py": "what the kernel in tests/lens/test_cuda_kernel.py runs",

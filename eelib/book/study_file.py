@@ -25,13 +25,15 @@ class StudyFile:
     notebooks: dict[str, dict[str, Any]]
     shared: dict[str, Any]
     threads: int
+    first: tuple[str, ...] = ()  # notebooks that are started before the others
 
     @classmethod
     def load(cls, path: str | Path) -> "StudyFile":
         """Read and check a study; ValueError names the key that is wrong."""
         study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        if unknown := set(study) - {"threads", "parameters", "notebooks", "models"}:
-            raise InputError(f"{path}: unknown {sorted(unknown)}; known are threads, parameters, notebooks and models")
+        if unknown := set(study) - {"threads", "first", "parameters", "notebooks", "models"}:
+            known = "threads, first, parameters, notebooks and models"
+            raise InputError(f"{path}: unknown {sorted(unknown)}; known are {known}")
         models: dict[str, dict[str, Any]] = {}
         notebooks = {name: values or {} for name, values in study["notebooks"].items()}
         for name in notebooks:
@@ -40,8 +42,8 @@ class StudyFile:
             folder = Path(str(name)).name
             check_name(f"{path}: model {name!r}: the last part of its name,", folder)
             settings = settings or {}
-            if unknown := set(settings) - {"enabled", "memory_gb", "gpu", "notebooks", "parameters"}:
-                known = "enabled, memory_gb, gpu, notebooks and parameters"
+            if unknown := set(settings) - {"enabled", "memory_gb", "gpu", "threads", "notebooks", "parameters"}:
+                known = "enabled, memory_gb, gpu, threads, notebooks and parameters"
                 raise InputError(f"{path}: model {name}: unknown {sorted(unknown)}; known are {known}")
             wanted = settings.get("notebooks", list(notebooks))
             if not isinstance(wanted, list) or not wanted or not set(wanted) <= set(notebooks):
@@ -56,12 +58,19 @@ class StudyFile:
         for kind, entries in (("model", models), ("notebook", notebooks)):
             if not entries:
                 raise InputError(f"{path}: no {kind} is enabled")
-        return cls(str(path), models, notebooks, study.get("parameters") or {}, study.get("threads", 1))
+        first = study.get("first") or []
+        if not isinstance(first, list) or not set(first) <= set(notebooks):
+            raise InputError(f"{path}: first is {first!r}; allowed is a list of some of {', '.join(notebooks)}")
+        return cls(str(path), models, notebooks, study.get("parameters") or {}, study.get("threads", 1), tuple(first))
 
     def notebooks_of(self, model: str) -> list[str]:
         """The notebooks that a model runs, in the order of the study: those that it names, or all."""
         wanted = self.models[model].get("notebooks", self.notebooks)
         return [notebook for notebook in self.notebooks if notebook in wanted]
+
+    def threads_of(self, model: str) -> int:
+        """Cores of one job of a model: its own number, or the study's."""
+        return self.models[model].get("threads", self.threads)
 
     @property
     def runs(self) -> list[tuple[str, str]]:

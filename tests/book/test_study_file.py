@@ -47,6 +47,7 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
         ("models: {a: {notebooks: [m]}}\nnotebooks: {n: {}}", r"model a: notebooks is \['m'\]; allowed is .* n$"),
         ("models: {a: {notebooks: n}}\nnotebooks: {n: {}}", "model a: notebooks is 'n'"),
         ("models: {a: {notebooks: []}}\nnotebooks: {n: {}}", "model a: notebooks"),
+        ("first: [m]\nmodels: {a: {}}\nnotebooks: {n: {}}", r"first is \['m'\]; allowed is a list of some of n"),
         ("models: {a/..: {}}\nnotebooks: {n: {}}", r"model 'a/..': the last part of its name, '..' is not allowed"),
         ("models: {a: {}}\nnotebooks: {../n: {}}", r"notebook '\.\./n' is not allowed"),
     ],
@@ -68,6 +69,12 @@ def test_a_model_runs_the_notebooks_that_it_names_or_all(tmp_path):
     assert study.runs == [("model", "length"), ("model", "architectures"), ("classifier", "architectures")]
     chapters = [part["chapters"] for part in study.contents()["parts"]]
     assert chapters[2] == [{"file": "results/classifier/architectures"}]
+
+
+def test_a_model_has_its_own_threads_and_the_longest_notebooks_go_first(tmp_path):
+    text = "threads: 8\nfirst: [b]\nnotebooks: {a: {}, b: {}}\nmodels: {small: {threads: 1}, large: {}}"
+    study = StudyFile.load(write_study(tmp_path, text))
+    assert [study.threads_of(model) for model in study.models] == [1, 8] and study.first == ("b",)
 
 
 def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_path, monkeypatch):
