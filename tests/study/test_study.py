@@ -156,6 +156,9 @@ def test_study_and_results(parameters, tmp_path):
         ({"model": "no-such-model"}, "no-such-model"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"limit": -4}, "limit -4"),
+        ({"model": "data/.."}, "'..' is not allowed"),  # it would write beside the folder of results
+        ({"model": "."}, "the last part of parameter model, '' is not allowed"),
+        ({"model": "$(touch x)"}, "'$(touch x)' is not allowed"),
     ],
 )
 def test_study_stops_in_one_line(change, part, parameters, one_line):
