@@ -37,9 +37,10 @@ book: $(STAMP)  ## run the study and build the book
 	@if [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
 	@echo "Open file://$(CURDIR)/$(BOOK) or run 'make serve'."
 
-test: $(STAMP)  ## run all tests; they build the book first
+test: book  ## build the book, then run all tests
 	@tests/browser.sh
-	@$(RUN) python -m pytest --durations=10 $(PYTEST_ARGS)
+	@$(RUN) python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+	    --durations=10 $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## check format, style, stripped notebooks and types
 	@$(RUN) ruff format --check --quiet . || { echo "Run: $(VENV)/bin/ruff format ."; exit 1; }

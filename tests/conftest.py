@@ -16,6 +16,12 @@ from eelib.tracing.decode import states_of
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Files with the slowest tests come first, so that no worker is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory):
     """folder_of(family): a checkpoint folder, written once."""
