@@ -48,9 +48,9 @@ class Trace:
         self._sound: set[str] = set()
 
     def _table(self, part: str, columns: list[str] | None = None) -> pa.Table:
-        return pa.concat_tables(self._file(f"{part}-{i:05d}", columns) for i in range(len(self.manifest["plan"])))
+        return pa.concat_tables(self.file(f"{part}-{i:05d}", columns) for i in range(len(self.manifest["plan"])))
 
-    def _file(self, name: str, columns: list[str] | None = None) -> pa.Table:
+    def file(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """One Parquet file; its checksum is compared the first time that this object reads it."""
         if name not in self._sound:
             if not intact(self.folder, self.manifest, name):
@@ -147,7 +147,7 @@ def extra_table(made: Trace, kind: str) -> pa.Table:
     names = [n for n in made.manifest["files"] if n.startswith(f"{kind}-")]
     if not names:
         raise InputError(f"this trace has no {kind}; ask for them with eelib.trace(..., {kind}=True)")
-    return made._file(max(names, key=lambda n: int(n.split("-")[1])))
+    return made.file(max(names, key=lambda n: int(n.split("-")[1])))
 
 
 class Sites:

@@ -1,0 +1,73 @@
+"""What every gate is: a score of each token after each block, higher means stop; the same object over a trace and live.
+
+    memory = gate.start(len(seen.positions), device)
+    for each layer that the rule asks at:
+        score = gate.score(seen, memory)             # float32 [n]
+        memory = kept(memory, rows)                  # where rows leave the batch
+
+A gate holds its parameters and nothing else: what it remembers of a token from layer to layer is in `memory`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from eelib.models.unembed import Unembed
+
+NEEDS = ("readout", "state", "head", "token before", "exit before")
+NEVER = -torch.inf  # the score where a gate can't stop
+Memory = dict[str, Tensor]  # of each token, first dimension n
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a gate may look at after block `layer` (1..L) of n tokens, all tensors on one device.
+
+    `readout`: what the head says, "top1" int64 [n], "probability", "margin", "entropy" float32 [n], "topk_ids" and
+    "topk_probability" [n, k], as in a trace. `state`: [n, hidden_size], before the final norm. `unembed` reads states.
+    `positions`: int64 [n], 0 for the first generated token. `token_before`: its id, int64 [n], -1 at the first.
+    `exit_before`: the layer at which the token before was emitted, int64 [n], 0 at the first.
+    """
+
+    layer: int
+    layers: int
+    positions: Tensor
+    readout: Mapping[str, Tensor] = field(default_factory=dict)
+    state: Tensor | None = None
+    unembed: Unembed | None = None
+    token_before: Tensor | None = None
+    exit_before: Tensor | None = None
+
+
+class Gate:
+    """A frozen dataclass of parameters. `needs`: which parts of `Seen`, of NEEDS; the others may be missing.
+
+    `remembers`: it has to be asked at every layer that may be an exit, from the first on, not only where it may stop.
+    `default`: the published threshold, or ours where none is. `reaches`: a score equal to the threshold stops.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ("readout",)
+    remembers: ClassVar[bool] = False
+    reaches: ClassVar[bool] = False
+    default: ClassVar[float]
+
+    def start(self, count: int, device: torch.device | str = "cpu") -> Memory:
+        """Memory of `count` tokens of which no layer was seen."""
+        return {}
+
+    def score(self, seen: Seen, memory: Memory) -> Tensor:
+        """float32 [n], higher means stop, NEVER where it can't; updates `memory`."""
+        raise NotImplementedError
+
+    def token(self, seen: Seen, memory: Memory) -> Tensor:
+        """What leaving here emits, int64 [n], called after `score`: the top-1, unless a gate says else."""
+        return seen.readout["top1"].long()
+
+
+def kept(memory: Memory, rows: Tensor) -> Memory:
+    """The memory of some of the tokens, by index or mask."""
+    return {name: values[rows] for name, values in memory.items()}

@@ -1,0 +1,92 @@
+"""Scores of gates that look at states, which no trace holds: made in one pass, and kept beside the trace."""
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from eelib.common.errors import InputError
+from eelib.common.files import only_one
+from eelib.common.sources import hash_of, modules_behind
+from eelib.exits.gates.gate import Seen
+from eelib.exits.look import look
+from eelib.exits.offline import Scores, score_layers
+from eelib.exits.rule import Rule
+from eelib.models.model import Model
+from eelib.tasks.task import Task
+from eelib.tracing.decode import states_of
+from eelib.tracing.plan import encode
+from eelib.tracing.shards import add_file, intact, load_manifest, save_manifest, to_bytes
+from eelib.tracing.trace import Trace
+
+
+def name_of(rule: Rule) -> str:
+    """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on."""
+    code = hash_of(modules_behind(Path(inspect.getfile(type(rule.gate)))))
+    said = f"{rule.gate!r} {rule.exits} {0 if rule.gate.remembers else rule.minimum_layer} {code}"
+    return f"scores-{rule.gate.name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+
+
+def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[Rule], progress: bool = True) -> None:
+    """Score every token of a trace by each rule's gate and keep that in the trace's folder, unless it is there.
+
+    One pass over the known outputs for all of them. InputError where the trace is of another model or task.
+    """
+    if (trace.manifest["weights"], trace.manifest["task_hash"]) != (model.hash, task.hash):
+        raise InputError(f"the trace in {trace.folder} is not of {model.name} and {task.name}")
+    for rule in rules:
+        rule.check(model.layers)
+    with only_one(trace.folder):
+        manifest = load_manifest(trace.folder)
+        wanted = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule))]
+        if not wanted:
+            return
+        chosen = trace.sequences["sequence"].to_numpy()
+        outputs = trace.tokens.groupby("sequence", sort=True)["token_id"].agg(list)
+        found: list[list[Scores]] = [[] for _ in wanted]
+        prompts = encode(model, task, chosen.tolist())
+        for prompt, output in tqdm(
+            zip(prompts, outputs), total=len(prompts), desc=f"{task.name} gates", unit="seq", disable=not progress
+        ):
+            for parts, made in zip(found, score_sequence(model, prompt, output, wanted)):
+                parts.append(made)
+        for rule, parts in zip(wanted, found):
+            values, tokens = (torch.cat(part).numpy() for part in zip(*parts))
+            columns = {"score": values.astype(np.float32), "token": tokens.astype(np.int32)}
+            add_file(trace.folder, manifest, name_of(rule), to_bytes(columns))
+        save_manifest(trace.folder, manifest)
+
+
+def score_sequence(model: Model, prompt: list[int], output: list[int], rules: Sequence[Rule]) -> list[Scores]:
+    """Scores of one sequence's tokens by each rule's gate, from one run over it."""
+    states, _ = states_of(model, [prompt], [output])
+    final = torch.tensor(output, device=states.device)
+    positions = torch.arange(len(output), device=states.device)
+    before = final.roll(1).masked_fill(positions == 0, -1)
+    said = {layer: look(model.unembed, states[:, layer]) for layer in range(1, model.layers)}
+
+    def seen(layer: int) -> Seen:
+        return Seen(layer, model.layers, positions, said[layer], states[:, layer], model.unembed, before, None)
+
+    made = [score_layers(rule, model.layers, final, seen) for rule in rules]
+    return [Scores(*(part.cpu() for part in scores)) for scores in made]
+
+
+def kept_scores(rule: Rule, trace: Trace) -> Scores:
+    """The scores that `make_scores` kept. InputError where it did not."""
+    name = name_of(rule)
+    if name not in load_manifest(trace.folder).get("files", {}):
+        raise InputError(
+            f"this trace has no scores of gate {rule.gate.name}; make them with "
+            "eelib.exits.kept.make_scores(model, task, trace, rules)"
+        )
+    table = Trace(trace.folder).file(name)  # a new one: the manifest may have changed since this one was opened
+    values, tokens = (
+        torch.tensor(table[key].combine_chunks().flatten().to_numpy().reshape(-1, trace.layers))
+        for key in ("score", "token")
+    )
+    return Scores(values, tokens.long())

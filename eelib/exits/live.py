@@ -1,0 +1,54 @@
+"""A rule beside full-depth decoding: asked at every layer as the token is made, it says where it would leave.
+
+Nothing is skipped, so that what a gate says can be held against what the same gate says of the finished trace.
+"""
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from eelib.exits.gates.gate import Seen
+from eelib.exits.look import look
+from eelib.exits.offline import Scores, leave, score_layers
+from eelib.exits.rule import Rule
+from eelib.models.model import Model
+
+COLUMNS = ("sequence", "position", "exit_layer", "token_id")
+
+
+class Watch:
+    """A reader for `eelib.tracing.decode.greedy_decode` that asks a rule; rows are the sequences of one batch."""
+
+    def __init__(self, model: Model, rule: Rule, rows: int):
+        rule.check(model.layers)
+        self.model, self.rule = model, rule
+        self.position = torch.zeros(rows, dtype=torch.long)
+        self.token_before = torch.full((rows,), -1)
+        self.exit_before = torch.zeros(rows, dtype=torch.long)
+        self.said: list[tuple[Tensor, Tensor, Scores]] = []
+
+    def add(self, states: Tensor, rows: list[int], ids: list[int]) -> None:
+        """Ask about the states [n, L+1, hidden_size] behind tokens `ids` of the sequences `rows`."""
+        at, layers = torch.tensor(rows), self.model.layers
+        positions, device = self.position[at].to(states.device), states.device
+        token_before, exit_before = self.token_before[at].to(device), self.exit_before[at].to(device)
+
+        def seen(layer: int) -> Seen:
+            state, unembed = states[:, layer], self.model.unembed
+            return Seen(layer, layers, positions, look(unembed, state), state, unembed, token_before, exit_before)
+
+        found = score_layers(self.rule, layers, torch.tensor(ids, device=device), seen)
+        exits = leave(self.rule, found, positions)
+        self.said.append((torch.stack([at, self.position[at]]), exits.cpu(), Scores(*(part.cpu() for part in found))))
+        self.position[at] += 1
+        self.token_before[at], self.exit_before[at] = torch.tensor(ids), exits.cpu()
+
+    def finish(self) -> tuple[pd.DataFrame, Scores]:
+        """(a row per token: sequence, position, exit_layer, and the token that leaving there emits; the scores)."""
+        spots, exits = torch.cat([s for s, _, _ in self.said], dim=1), torch.cat([e for _, e, _ in self.said])
+        found = Scores(*(torch.cat(parts) for parts in zip(*(scores for _, _, scores in self.said))))
+        order = torch.argsort(spots[0] * (spots[1].max() + 1) + spots[1])
+        found, exits = Scores(*(part[order] for part in found)), exits[order]
+        token = found.tokens.gather(1, exits[:, None] - 1)[:, 0]
+        table = torch.stack([*spots[:, order], exits, token], dim=1).numpy()
+        return pd.DataFrame(table, columns=list(COLUMNS)), found

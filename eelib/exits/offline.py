@@ -1,0 +1,115 @@
+"""A rule over a finished trace: what each token's gate would have said at each layer, and where it would have left.
+
+Teacher-forced: every token follows the model's own full-depth output, so an error does not change what comes after it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eelib.common.errors import InputError
+from eelib.exits.gates.gate import NEVER, Seen
+from eelib.exits.rule import Rule
+from eelib.tracing.trace import Trace
+
+READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probability")
+IN_A_TRACE = {"readout", "token before", "exit before"}
+
+
+class Scores(NamedTuple):
+    """Of n tokens at layers 1..L: the gate's score float32 [n, L], NEVER where it was not asked, and the token that
+    leaving there would emit, int64 [n, L]; at layer L that is the trace's own.
+    """
+
+    values: Tensor
+    tokens: Tensor
+
+
+class Tokens:
+    """The tokens of a trace as gates see them. `positions`, `final` (the emitted ids): int64 [tokens]."""
+
+    def __init__(self, trace: Trace):
+        self.layers = trace.layers
+        self.positions = torch.tensor(trace.tokens["position"].to_numpy())
+        self.final = torch.tensor(trace.tokens["token_id"].to_numpy()).long()
+        self.before = self.final.roll(1).masked_fill(self.positions == 0, -1)
+        self.readouts = {name: torch.from_numpy(np.ascontiguousarray(trace[name].swapaxes(0, 1))) for name in READOUT}
+
+    def seen(self, layer: int, rows: Tensor, exit_before: Tensor) -> Seen:
+        """What some of them show after a block: `rows` [n] by index, and the exit layers of the tokens before them."""
+        readout = {name: values[layer][rows] for name, values in self.readouts.items()}
+        return Seen(layer, self.layers, self.positions[rows], readout, None, None, self.before[rows], exit_before)
+
+
+def scores(rule: Rule, trace: Trace) -> Scores:
+    """What the rule's gate says of each token of a trace at each layer at which it is asked.
+
+    InputError for a gate that needs states, which no trace holds, or where earlier tokens left: see `decide`.
+    """
+    refuse_what_is_missing(rule, {*IN_A_TRACE} - {"exit before"})
+    tokens = Tokens(trace)
+    rows = torch.arange(len(tokens.final))
+    return score_layers(rule, trace.layers, tokens.final, lambda layer: tokens.seen(layer, rows, 0 * rows))
+
+
+def refuse_what_is_missing(rule: Rule, there: set[str]) -> None:
+    """InputError where a gate needs what is not there."""
+    if missing := sorted(set(rule.gate.needs) - there):
+        held = "gates on states are scored with eelib.exits.kept.make_scores(model, task, trace, rules)"
+        raise InputError(f"gate {rule.gate.name} needs {', '.join(missing)}, which is not in what it is given; {held}")
+
+
+def score_layers(rule: Rule, layers: int, final: Tensor, seen: Callable[[int], Seen]) -> Scores:
+    """Scores of n tokens whose last layer emits `final` [n], from what is seen of them after each block."""
+    count, gate = len(final), rule.gate
+    values = torch.full((count, layers), NEVER, device=final.device)
+    tokens = final[:, None].repeat(1, layers)
+    rule.check(layers)
+    memory = gate.start(count, final.device)
+    for layer in range(1, layers):
+        if rule.asks(layer, layers):
+            now = seen(layer)
+            values[:, layer - 1] = gate.score(now, memory).float()
+            tokens[:, layer - 1] = gate.token(now, memory)
+    return Scores(values, tokens)
+
+
+def leave(rule: Rule, found: Scores, positions: Tensor) -> Tensor:
+    """Exit layers 1..L, int64 [n], of tokens at `positions` [n] by their gate's scores."""
+    layers = found.values.shape[1]
+    exits = torch.full((len(positions),), layers)
+    for layer in range(layers - 1, 0, -1):
+        if rule.asks(layer, layers):
+            exits[rule.leaves(layer, found.values[:, layer - 1], positions)] = layer
+    return exits
+
+
+def decide(rule: Rule, trace: Trace) -> tuple[Tensor, Scores]:
+    """(exit layers int64 [tokens], scores) of a rule over a trace, one position of all outputs after the other.
+
+    So a gate may look at where the token before has left; for others `scores` and `leave` give the same in one go.
+    """
+    refuse_what_is_missing(rule, IN_A_TRACE)
+    tokens = Tokens(trace)
+    exits = torch.zeros_like(tokens.final)
+    found = Scores(torch.full((len(exits), trace.layers), NEVER), tokens.final[:, None].repeat(1, trace.layers))
+    for position in tokens.positions.unique().tolist():
+        rows = (tokens.positions == position).nonzero()[:, 0]
+        before = exits[rows - 1] if position else 0 * rows
+        part = score_layers(
+            rule,
+            trace.layers,
+            tokens.final[rows],
+            lambda layer: tokens.seen(layer, rows, before),
+        )
+        found.values[rows], found.tokens[rows] = part
+        exits[rows] = leave(rule, part, tokens.positions[rows])
+    return exits, found
+
+
+def emitted(found: Scores, exits: Tensor) -> Tensor:
+    """The tokens that leaving at `exits` [n] emits, int64 [n]."""
+    return found.tokens.gather(1, exits[:, None] - 1)[:, 0]

@@ -1,0 +1,121 @@
+"""Where a score is high enough: one number, one that falls along the output, or one that is learnt while decoding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from scipy.stats import beta
+from torch import Tensor
+
+from eelib.common.errors import InputError
+
+
+class Threshold(Protocol):
+    """What a score is held against."""
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The threshold of tokens at `positions` int [n], 0 for the first: float32 [n], or [] for all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One number for all tokens."""
+
+    value: float
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The number, []."""
+        return torch.tensor(float(self.value), device=positions.device)
+
+
+@dataclass(frozen=True)
+class Decaying:
+    """CALM's threshold, high at first, where an error harms most of the output, and lower later (eq. 5).
+
+    lambda_t = clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), N = `longest`. `as_published`: 0.9 lambda + 0.1 lambda
+    exp(-tau t / N), as in t5x and FREE.
+    """
+
+    value: float
+    tau: float = 4.0
+    longest: int = 128
+    as_published: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.value <= 1 and self.tau >= 0 and self.longest >= 1):
+            raise InputError(
+                f"a decaying threshold of {self.value}, tau {self.tau}, longest {self.longest} is not allowed; it must "
+                "lie within 0 and 1, with a tau of 0 or more and a longest of 1 or more"
+            )
+
+    def at(self, positions: Tensor) -> Tensor:
+        """One threshold per token, in [0, 1]."""
+        fall = torch.exp(-self.tau * positions.float() / self.longest)
+        return (0.9 * self.value + 0.1 * fall * (self.value if self.as_published else 1.0)).clamp(0.0, 1.0)
+
+
+GRID = np.linspace(0.3, 0.9, 10)  # FREE's candidates
+ENOUGH = 0.4  # FREE's share of those that agree, among tokens of one score
+KEPT = 0.8  # how much of a token's side is what the densities before said of its score; the rest is what was seen
+EDGE = 1e-4  # scores and shares are kept this far from 0 and 1
+MOST_FITS = 300
+FIRST = ((1.0, 2.0), (2.0, 1.0))  # Beta distributions before any fit: of those that disagree, and of those that agree
+
+
+@dataclass
+class Estimated:
+    """FREE's threshold at its one shallow exit, learnt from tokens that went deep (Bae et al. 2023, section 3.3).
+
+    Of each token that ran all blocks its score at the shallow exit is kept with whether the shallow top-1 was the deep
+    one. At the beginning of each sequence two Beta distributions are fitted to them by moments, f1 to those that agree
+    and f0 to the others; the threshold is the first of ten points in [0.3, 0.9] with f1 / (f0 + f1) > 0.4, 0.9 where
+    there is none, and `value` before the first fit. At most 300 fits. A token belongs to its side by 0.2, and by 0.8
+    where the densities before the fit put it.
+
+    `as_published`: FREE's code overwrites the 0.8 with the 0.2 instead of adding them, so what was seen counts alone.
+    """
+
+    value: float = 0.9
+    as_published: bool = False
+    shapes: tuple[tuple[float, float], ...] = FIRST
+    scores: list[float] = field(default_factory=list)
+    agreed: list[bool] = field(default_factory=list)
+    fits: int = 0
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The number that holds for this sequence, []."""
+        return torch.tensor(float(self.value), device=positions.device)
+
+    def learn(self, scores: Sequence[float], agreed: Sequence[bool]) -> None:
+        """Keep what tokens that ran all blocks have shown."""
+        self.scores += list(map(float, scores))
+        self.agreed += list(map(bool, agreed))
+
+    def begin_sequence(self) -> None:
+        """Fit anew, where both sides were seen."""
+        if self.fits >= MOST_FITS or len(set(self.agreed)) < 2:
+            return
+        scores = np.clip(self.scores, EDGE, 1 - EDGE)
+        shares = np.where(np.array(self.agreed), [[0.0], [1.0]], [[1.0], [0.0]])  # [sides, tokens]
+        if not self.as_published:
+            told = np.stack([beta.pdf(scores, *shape) for shape in self.shapes]) / 2
+            shares = KEPT * told + (1 - KEPT) * shares
+        shares = np.maximum(shares, EDGE)
+        shapes = [by_moments(scores, side) for side in shares / shares.sum(axis=0)]
+        if any(shape is None for shape in shapes):
+            return
+        self.shapes, self.fits = tuple(shape for shape in shapes if shape), self.fits + 1
+        against, favour = (beta.pdf(GRID, *shape) for shape in self.shapes)
+        enough = favour > ENOUGH * (against + favour)
+        self.value = float(GRID[enough.argmax()]) if enough.any() else float(GRID[-1])
+
+
+def by_moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float] | None:
+    """(a, b) of the Beta distribution with the weighted mean and variance of `values`; None where there is none."""
+    mean = float(np.average(values, weights=weights))
+    variance = float(np.average((values - mean) ** 2, weights=weights))
+    size = mean * (1 - mean) / variance - 1 if variance else 0.0
+    return (mean * size, (1 - mean) * size) if size > 0 else None

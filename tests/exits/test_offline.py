@@ -1,0 +1,103 @@
+"""A rule over a trace against a plain loop over tokens and layers; and against the same rule while decoding."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import traces
+
+from eelib.exits.gates.gate import NEVER
+from eelib.exits.gates.registry import GATES, gate_named
+from eelib.exits.kept import kept_scores, make_scores
+from eelib.exits.live import Watch
+from eelib.exits.offline import Scores, Tokens, decide, emitted, leave, scores
+from eelib.exits.rule import Rule
+from eelib.exits.thresholds import Decaying
+from eelib.tracing.decode import greedy_decode
+from eelib.tracing.plan import encode
+
+WRITERS = ["llama", "gpt2", "t5", "gemma2"]
+STATES = [name for name, gate in GATES.items() if {"state", "head"} & set(gate_named(name).needs)]
+
+
+def plain(rule, layers, values, positions):
+    """Exit layers [tokens] by a loop."""
+    found = []
+    for row, position in zip(values.double().tolist(), positions.tolist()):
+        limit = float(rule.limit.at(torch.tensor([position])).double())
+        for layer in range(1, layers + 1):
+            may = layer >= rule.minimum_layer and position >= rule.first_tokens
+            may &= rule.exits is None or layer in rule.exits
+            score = row[layer - 1]
+            if layer == layers or (may and (score >= limit if rule.gate.reaches else score > limit)):
+                found.append(layer)
+                break
+    return np.array(found)
+
+
+RULES = [
+    Rule(gate_named("confidence"), 0.02),
+    Rule(gate_named("confidence"), 0.02, minimum_layer=2),
+    Rule(gate_named("confidence"), 0.02, exits=(2,), first_tokens=3),
+    Rule(gate_named("softmax_difference"), Decaying(0.01, longest=6)),
+    Rule(gate_named("softmax_difference"), Decaying(0.5, longest=6, as_published=True)),
+    Rule(gate_named("entropy"), -4.5),
+    Rule(gate_named("patience"), 1),
+    Rule(gate_named("monotone"), 0.0),
+    Rule(gate_named("fixed"), 2),
+    Rule(gate_named("schedule", longest=5)),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.gate.name} {rule.threshold}")
+def test_a_rule_leaves_where_a_plain_loop_does(rule, made):
+    trace = made("llama")
+    found, tokens = scores(rule, trace), Tokens(trace)
+    exits = leave(rule, found, tokens.positions)
+    np.testing.assert_array_equal(exits, plain(rule, trace.layers, found.values, tokens.positions))
+    assert exits.min() >= 1 and exits.max() <= trace.layers
+    top1 = trace["top1"][np.arange(len(exits)), exits]
+    np.testing.assert_array_equal(emitted(found, exits)[exits < trace.layers], top1[exits < trace.layers])
+    in_order, again = decide(rule, trace)
+    np.testing.assert_array_equal(in_order, exits)
+    np.testing.assert_array_equal(again.values, found.values)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("gate", GATES)
+def test_offline_equals_live(gate, name, model_of, tmp_path):
+    """The same score for each token at each layer over the finished trace and while the tokens are made."""
+    model, task = model_of(name), traces.TASK
+    trace = traces.make(model, tmp_path)
+    rule = Rule(gate_named(gate), minimum_layer=1)
+    if gate in STATES:
+        make_scores(model, task, trace, [rule], progress=False)
+        found = kept_scores(rule, trace)
+    else:
+        found = scores(rule, trace)
+    exits = leave(rule, found, Tokens(trace).positions)
+    table, live = watched(model, task, trace, rule)
+    assert torch.equal(found.values == NEVER, live.values == NEVER)
+    torch.testing.assert_close(found.values, live.values, rtol=2e-4, atol=2e-4)
+    clear = (
+        (found.values - rule.limit.at(exits)).abs().gt(1e-3).all(dim=1)
+    )  # rounding can't carry it over the threshold
+    clear |= torch.tensor(rule.gate.reaches)  # whole numbers
+    assert clear.float().mean() > 0.9
+    np.testing.assert_array_equal(table["exit_layer"][clear.numpy()], exits[clear])
+
+
+def watched(model, task, trace, rule):
+    """(table, scores) of the whole task decoded with a rule beside it, in the trace's batches and order."""
+    tables, found = [], []
+    for rows in trace.manifest["plan"]:
+        watch = Watch(model, rule, len(rows))
+        greedy_decode(model, encode(model, task, rows), traces.STEPS, watch)
+        table, part = watch.finish()
+        tables.append(table.assign(sequence=np.array(rows)[table["sequence"]]))
+        found.append(part)
+    table = pd.concat(tables)
+    order = np.lexsort((table["position"].to_numpy(), table["sequence"].to_numpy()))
+    table = table.iloc[order].reset_index(drop=True)
+    assert (table[["sequence", "position"]].to_numpy() == trace.tokens[["sequence", "position"]].to_numpy()).all()
+    return table, Scores(*(torch.cat(parts)[order] for parts in zip(*found)))
