@@ -1,11 +1,13 @@
 """Fixtures: tiny checkpoints of every family in temporary folders, loaded once per session; no network, one thread."""
 
+import json
 import os
 from functools import cache
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import families
+import planted
 import pytest
 import torch
 import traces
@@ -64,6 +66,20 @@ def made(model_of, tmp_path_factory):
     """made(family): a finished trace with sites and pairs of two sequences; not to be changed."""
     folder = tmp_path_factory.mktemp("runs")
     return lambda name: traces.make(model_of(name), folder, sites=2, pairs=2)
+
+
+@pytest.fixture
+def planted_model(tmp_path):
+    """A tiny model of three layers, in a folder that a notebook can be given."""
+    return eelib.load_model(str(families.save("gpt2", tmp_path / "gpt2")), device="cpu")
+
+
+@pytest.fixture
+def planted_tasks(tmp_path):
+    """Files of a task into English and of one out of it, with groups enough for a verdict."""
+    for name in ("tiny.de-en", "tiny.en-de"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, planted.pairs(32))))
+    return [str(tmp_path / f"{name}.jsonl") for name in ("tiny.de-en", "tiny.en-de")]
 
 
 @pytest.fixture

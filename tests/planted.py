@@ -4,6 +4,7 @@
 writes other outputs and readouts in its place. The notebook finds it finished, and holds its task for learnt.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,15 +12,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from test_notebooks import ROOT, papermill
 
 import eelib
 from eelib.models.model import Model
 from eelib.tasks.glue import named
 from eelib.tasks.task import Task
+from eelib.tracing.pieces import pieces
 from eelib.tracing.shards import add_file, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
 
 Columns = dict[str, np.ndarray]
+STEPS = 48  # max_new_tokens of the planted traces; no reference of `pairs` is as long
 NOUNS = ["dog", "cat", "hill", "book", "test", "word", "tree", "house", "sun", "road"]
 PLACES = ["river", "forest", "city", "garden", "kitchen", "station"]
 
@@ -136,8 +140,8 @@ def as_output(model: Model, task: Task, wanted: str) -> tuple[list[int], list[st
         number = next(n for n, label in enumerate(model.labels) if named(label, task.labels) == wanted)
         return [number], [model.labels[number]]
     ids = model.tokenizer(text_target=wanted, add_special_tokens=False)["input_ids"]
-    texts = [model.tokenizer.decode([token]) for token in ids]
-    assert "".join(texts) == wanted, "references of a planted trace must be cut into whole characters"
+    texts, _, _, whole = pieces(model.tokenizer, ids)
+    assert whole == wanted and all(texts), "references of a planted trace must be cut into whole characters"
     return ids, texts
 
 
@@ -171,3 +175,15 @@ def consistent(token_ids: np.ndarray, agreement: np.ndarray, vocabulary: int, k:
         "cosine": share,
         "js_final": np.log(2) * (1 - share),
     }
+
+
+def verdicts(notebook: str, folder: Path, model: Model, tasks: list[str], **more: object) -> dict[str, str]:
+    """{claim: verdict} of one notebook that finds its traces, under `folder`/runs, already made."""
+    before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("tokens-*.parquet")}
+    values = {"model": folder / model.name, "tasks": ",".join(tasks), "limit": 0, "max_new_tokens": STEPS} | more
+    done = papermill(ROOT / f"notebooks/{notebook}.ipynb", folder / "out.ipynb", folder, **values)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert before == {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("tokens-*.parquet")}
+    written = json.loads((folder / f"results/{model.name}/{notebook}.json").read_text())
+    assert all(written["learnt"].values())
+    return {claim["id"]: claim["verdict"] for claim in written["claims"]}
