@@ -1,0 +1,113 @@
+"""Each gate's score by hand: a few tokens, a few layers, numbers that can be followed on paper."""
+
+import math
+
+import pytest
+import torch
+
+from eelib.common.errors import InputError
+from eelib.exits.gates.gate import NEEDS, NEVER, Seen, kept
+from eelib.exits.gates.registry import GATES, gate_named
+
+LAYERS = 5
+
+
+def asked(gate, **columns):
+    """Scores [layers][tokens] of a gate asked at layer 1, 2, ...; columns: readouts or "state", [layers, tokens]."""
+    first = next(iter(columns.values()))
+    memory, found = gate.start(len(first[0])), []
+    for layer in range(1, len(first) + 1):
+        now = {name: torch.tensor(values[layer - 1]) for name, values in columns.items()}
+        state = now.pop("state", None)
+        seen = Seen(layer, LAYERS, torch.arange(len(first[0])), now, state, Doubling())
+        found.append(gate.score(seen, memory).tolist())
+    return found
+
+
+class Doubling:
+    """A head whose logits are the state, whose norm doubles the first number of it."""
+
+    def __call__(self, state):
+        return state
+
+    def normed(self, state):
+        return state * torch.tensor([2.0, 1.0])
+
+
+def test_confidence_margin_and_entropy_are_readouts():
+    assert asked(gate_named("confidence"), probability=[[0.5, 0.25]]) == [[0.5, 0.25]]
+    assert asked(gate_named("softmax_difference"), margin=[[0.5, 0.25]]) == [[0.5, 0.25]]
+    assert asked(gate_named("entropy"), entropy=[[0.5, 2.0]], probability=[[0.5, 0.25]]) == [[-0.5, -2.0]]
+
+
+def test_deeberts_entropy_never_exits_where_it_is_surest():
+    sure = {"entropy": [[0.0, 0.5]], "probability": [[1.0, 0.5]]}
+    assert asked(gate_named("entropy"), **sure) == [[0.0, -0.5]]
+    assert asked(gate_named("entropy", as_published=True), **sure) == [[NEVER, -0.5]]
+
+
+def test_patience_counts_equal_neighbours_and_begins_again():
+    top1 = [[7, 1], [7, 2], [7, 2], [8, 2], [8, 3]]
+    assert asked(gate_named("patience"), top1=top1) == [[0, 0], [1, 0], [2, 1], [0, 2], [1, 0]]
+
+
+def test_patience_of_t_is_t_plus_one_layers_with_one_answer():
+    """P 3.2: the same top-1 at l and the t layers before it."""
+    top1 = torch.randint(0, 2, (12, 200), generator=torch.Generator().manual_seed(0))
+    found = torch.tensor(asked(gate_named("patience"), top1=top1.tolist()))
+    for t in (1, 2, 3):
+        for layer in range(12):
+            same = torch.stack([top1[max(0, layer - back)] == top1[layer] for back in range(t + 1)]).all(dim=0)
+            assert torch.equal(found[layer] >= t, same & torch.tensor(layer >= t))
+
+
+def test_saturation_is_the_cosine_of_neighbouring_states():
+    state = [[[1.0, 0.0]], [[1.0, 1.0]], [[2.0, 2.0]]]
+    (first,), (second,), (third,) = asked(gate_named("state_saturation"), state=state)
+    assert first == NEVER and second == pytest.approx(math.sqrt(0.5)) and third == pytest.approx(1.0)
+    _, (normed,), _ = asked(gate_named("state_saturation", as_published=True), state=state)
+    assert normed == pytest.approx(2 / math.sqrt(5))  # of (2, 0) and (2, 1)
+
+
+def test_monotone_asks_for_two_rises():
+    probability = [[0.9, 0.1], [0.8, 0.2], [0.85, 0.3], [0.9, 0.3], [0.95, 0.4]]
+    found = asked(gate_named("monotone"), probability=probability)
+    kept_values = [[round(value, 4) for value in row] for row in found]
+    assert kept_values == [[NEVER, NEVER], [NEVER, NEVER], [NEVER, 0.3], [0.9, NEVER], [0.95, NEVER]]
+
+
+def test_monotone_as_published_compares_logits():
+    state = [[[0.1, 0.0]], [[0.2, 0.0]], [[0.8, 0.0]]]
+    assert asked(gate_named("monotone", as_published=True), state=state)[2] == pytest.approx([0.8])
+
+
+def test_fixed_is_the_layer_and_the_schedule_falls_along_the_output():
+    assert asked(gate_named("fixed"), top1=[[1, 1], [1, 1]]) == [[1, 1], [2, 2]]
+    found = asked(gate_named("schedule", least=2, longest=4), top1=[[0] * 6] * LAYERS)
+    depths = [next(layer for layer in range(1, LAYERS + 1) if found[layer - 1][at] >= 0) for at in range(6)]
+    assert depths == [5, 4, 3, 2, 2, 2]
+
+
+def test_memory_goes_on_with_the_rows_that_stay():
+    gate = gate_named("patience")
+    memory = gate.start(3)
+    for layer, top1 in enumerate([[1, 2, 3], [1, 0, 3]], 1):
+        seen = Seen(layer, LAYERS, torch.arange(3), {"top1": torch.tensor(top1)})
+        gate.score(seen, memory)
+    memory = kept(memory, torch.tensor([True, False, True]))
+    seen = Seen(3, LAYERS, torch.arange(2), {"top1": torch.tensor([1, 4])})
+    assert gate.score(seen, memory).tolist() == [2, 0]
+
+
+def test_every_gate_says_what_it_needs_and_where_it_stops():
+    for name, kind in GATES.items():
+        gate = gate_named(name)
+        assert gate.name == name and kind.__doc__ and set(gate.needs) <= set(NEEDS)
+        assert math.isfinite(gate.default) and hash(gate) == hash(gate_named(name))
+
+
+def test_bad_input_is_one_line(one_line):
+    one_line(InputError, ["gate 'hunch'", "patience"], lambda: gate_named("hunch"))
+    one_line(InputError, ["no parameter 'temperature'", "least"], lambda: gate_named("schedule", temperature=1))
+    one_line(InputError, ["no parameter", "none"], lambda: gate_named("confidence", tau=1))
+    one_line(InputError, "1 <= least <= most", lambda: gate_named("schedule", least=4, most=2))
