@@ -16,7 +16,6 @@ from eelib.common.tolerances import same, tolerance
 from eelib.models.probe import Call, Runs, output_of, state_of, with_tensor
 
 Scale = float | Tensor  # one factor, or one for each dimension [hidden_size]
-SITES = ("attention", "cross_attention", "feed_forward")
 ONE: Scale = 1.0
 MOST = 20  # candidates that are tried for one block
 NOT_YET = torch.empty(0)  # in place of the state of a site that has not run
