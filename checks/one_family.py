@@ -16,9 +16,9 @@ from checks.tiny import KINDS, build
 from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.common.tolerances import apart, close, same, tolerance
 from eelib.models.adapters import Seq2Seq
-from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.probe import block_states, first_tensor
+from eelib.models.sites import site_states
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 6

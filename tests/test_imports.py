@@ -43,6 +43,7 @@ TESTED_ELSEWHERE = {
     "study/results.py": "written in tests/study/test_study.py",
     "tasks/kinds/*": "a record per kind; tests/tasks/test_task.py and tests/tasks/test_glue.py go through all of them",
     "tasks/rows.py": "read by tests/tasks/test_task.py",
+    "tasks/rooms_*.py": "what the stories of tests/tasks/test_rooms.py tell, and how",
     "tasks/sums.py": "sums of tests/tasks/test_quality.py",
     "tasks/prompts.py": "put to models in tests/tasks/test_task.py",
 }
