@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from eelib.analysis.slopes import Estimator, equal_count_bins, slopes
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_mean, holm, trend
+from eelib.common.stats import Trend, bootstrap_mean, holm, trend
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 
@@ -171,16 +171,15 @@ def position_only(tokens: pd.DataFrame, definition: str) -> pd.Series:
 # ---- trend tests
 
 
-def length_trend(tokens: pd.DataFrame, definition: str) -> tuple[float, float]:
+def length_trend(tokens: pd.DataFrame, definition: str) -> Trend:
     """Kendall's tau-b of mean exit layer against length, and its p-value; NaN where either does not vary.
 
     One row per group: several questions on one passage are not independent and enter as their mean.
     """
     table = sequence_table(tokens).groupby("group")[["length", definition]].mean()
     if min(table.nunique(), default=0) < 2:
-        return float("nan"), float("nan")
-    found = trend(table["length"], table[definition])
-    return float(found.tau), float(found.p_value)
+        return Trend(float("nan"), float("nan"))
+    return trend(table["length"], table[definition])
 
 
 def position_trend(tokens: pd.DataFrame, definition: str, seed: int = 0) -> Interval:

@@ -127,7 +127,7 @@ def imitation_loss(
     """Sum over layers of weight times mean KL(what the teacher says || the layer's readout), in nats, float32.
 
     `states` are those of layers 1..L, each [n, hidden_size]; `last` [n, the teacher's hidden_size] is the teacher's
-    last state at the same places; no gradient reaches it. The heads run on some rows at a time, as in `layers_loss`.
+    last state at the same positions; no gradient reaches it. The heads run on some rows at a time, as in `layers_loss`.
     InputError if the weights do not fit the states.
     """
     if len(weights) != len(states):
@@ -149,17 +149,17 @@ def imitation_loss(
     return total
 
 
-def to_last(_shallow: Tensor, deep: Sequence[Tensor], _place: int, _count: int) -> int:
+def to_last(_shallow: Tensor, deep: Sequence[Tensor], _index: int, _count: int) -> int:
     """The last layer."""
     return len(deep) - 1
 
 
-def to_uniform(_shallow: Tensor, deep: Sequence[Tensor], place: int, count: int) -> int:
+def to_uniform(_shallow: Tensor, deep: Sequence[Tensor], index: int, count: int) -> int:
     """Shallow layer i of `count` to deep layer ceil(i / count * deep layers): evenly spread, the last to the last."""
-    return -(-(place + 1) * len(deep) // count) - 1
+    return -(-(index + 1) * len(deep) // count) - 1
 
 
-def to_closest(shallow: Tensor, deep: Sequence[Tensor], _place: int, _count: int) -> int:
+def to_closest(shallow: Tensor, deep: Sequence[Tensor], _index: int, _count: int) -> int:
     """The deep layer with the smallest mean squared error."""
     return int(torch.stack([F.mse_loss(shallow.detach().float(), state.float()) for state in deep]).argmin())
 
@@ -181,8 +181,8 @@ def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = 
         raise InputError(f"the exit layer must lie in 1..{len(states) - 1}, not {exit_layer}")
     shallow, deep = states[:exit_layer], [state.detach() for state in states[exit_layer:]]
     losses = [
-        F.mse_loss(state.float(), deep[MAPPINGS[mapping](state, deep, place, len(shallow))].float())
-        for place, state in enumerate(shallow)
+        F.mse_loss(state.float(), deep[MAPPINGS[mapping](state, deep, index, len(shallow))].float())
+        for index, state in enumerate(shallow)
     ]
     return torch.stack(losses).mean()
 

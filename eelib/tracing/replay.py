@@ -152,7 +152,7 @@ def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     Arguments and cache are made ready outside the time. ValueError where a float32 run misses by more than rounding.
     """
     model, inputs, wanted = replay.model, replay.inputs(token), replay.output[token]
-    wait_for(model.device)
+    synchronize(model.device)
     began = time.perf_counter()
     state = state_at(model, layer, inputs)
     logits = model.unembed(state[0, replay.read][None])[0]
@@ -166,7 +166,7 @@ def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     return seconds, wrong
 
 
-def wait_for(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Let a GPU finish what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -174,14 +174,14 @@ def wait_for(device: torch.device) -> None:
 
 def time_before(replay: Replay) -> float:
     """Seconds of what comes before the first step."""
-    wait_for(replay.model.device)
+    synchronize(replay.model.device)
     began = time.perf_counter()
     replay.before()
-    wait_for(replay.model.device)
+    synchronize(replay.model.device)
     return time.perf_counter() - began
 
 
-def measure(model: Model, trace: Trace, task: Task, sequences: int, repeats: int) -> list[dict]:
+def time_sequences(model: Model, trace: Trace, task: Task, sequences: int, repeats: int) -> list[dict]:
     """Time `sequences` of a trace, evenly spread: a row each with REPLAY_COLUMNS, as `Trace.replay` has them.
 
     Of each token the median of `repeats` counts. End tokens are left out.
@@ -196,15 +196,13 @@ def measure(model: Model, trace: Trace, task: Task, sequences: int, repeats: int
         return []
     ideal = is_ideal(model, prompts[0], outputs[chosen[0]])  # warms up, too
     return [
-        measure_sequence(
-            Replay(model, prompt, outputs[sequence], ideal), tokens[tokens["sequence"] == sequence], repeats
-        )
+        time_sequence(Replay(model, prompt, outputs[sequence], ideal), tokens[tokens["sequence"] == sequence], repeats)
         for sequence, prompt in zip(chosen, prompts)
     ]
 
 
-def measure_sequence(replay: Replay, tokens: pd.DataFrame, repeats: int) -> dict:
-    """One row of `measure`: `tokens` are those of the sequence that count, with the exit layer of each."""
+def time_sequence(replay: Replay, tokens: pd.DataFrame, repeats: int) -> dict:
+    """One row of `time_sequences`: `tokens` are those of the sequence that count, with the exit layer of each."""
     taken = np.zeros((2, repeats, len(tokens)))  # of the full run, and of the one that stops
     before, wrong = [], 0
     for repeat in range(repeats):
@@ -250,5 +248,5 @@ def make_replay(job: Job, sequences: int, repeats: int) -> None:
     save_replay(
         job.folder,
         settings,
-        [] if job.model.kind == "masked" else measure(job.model, made, job.task, count, repeats),
+        [] if job.model.kind == "masked" else time_sequences(job.model, made, job.task, count, repeats),
     )

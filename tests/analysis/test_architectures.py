@@ -7,15 +7,13 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from studies_made import LABELLED, values_in
+from studies_made import LABELLED
 
 from eelib.analysis import architectures as side_by_side
 from eelib.analysis.architectures import BOTH, DECODER, ENCODER
 from eelib.common.interval import Interval
 from eelib.figures import architectures as plots
 from eelib.study import claims as papers
-from eelib.study.comparison import timed_studies
-from eelib.study.parameters import Parameters
 from eelib.study.results import Results
 
 matplotlib.use("Agg")
@@ -27,21 +25,6 @@ matplotlib.use("Agg")
 )
 def test_architecture(name, kind, model_of):
     assert side_by_side.architecture(model_of(name)) == kind
-
-
-@pytest.fixture(scope="module")
-def values(folder_of, tmp_path_factory):
-    """Parameters of a page on a tiny gpt2 with two tiny models beside it."""
-    return values_in(tmp_path_factory.mktemp("studies"), folder_of)
-
-
-@pytest.fixture(scope="module")
-def found(values):
-    """The studies, as if the models had learnt their tasks: random ones have not."""
-    studies = timed_studies(Parameters(values))
-    for study in studies:
-        study.learnt = dict.fromkeys(study.traces, True)
-    return studies
 
 
 # Figures

@@ -128,7 +128,7 @@ def test_what_is_timed_is_the_trace(model, timed):
     assert not frame["mismatches"].any() and (frame[["full", "oracle"]] > 0).all(axis=None)
     assert frame["ideal"].all() == (model.kind != "classifier")
     assert frame.attrs["machine"] and frame.attrs["date"] and frame.attrs["threads"] == torch.get_num_threads()
-    two = replaying.measure(model, trace, Task.from_prompts(PROMPTS), sequences=2, repeats=2)
+    two = replaying.time_sequences(model, trace, Task.from_prompts(PROMPTS), sequences=2, repeats=2)
     assert [row["sequence"] for row in two] == [layers.index[0], layers.index[-1]]  # evenly spread
 
 
@@ -137,7 +137,7 @@ def test_times_are_kept_until_something_else_is_asked_for(model, timed, monkeypa
     before = (plain.folder / "manifest.json").read_bytes()
     first = timed(2).replay
     asked = []
-    monkeypatch.setattr(replaying, "measure", lambda *args: asked.append(args[3:]) or first.to_dict("records"))
+    monkeypatch.setattr(replaying, "time_sequences", lambda *args: asked.append(args[3:]) or first.to_dict("records"))
     again = timed(2).replay
     assert not asked and again.equals(first) and again.attrs == first.attrs
     timed(1)
