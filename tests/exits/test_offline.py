@@ -108,10 +108,11 @@ def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
     """Sequence by sequence; the rule itself stays as it was over a trace."""
     model, task = model_of("llama"), traces.TASK
     trace = traces.make(model, tmp_path, batch_size=1)
-    rule = Rule(gate_named("confidence"), Estimated(value=0.02), exits=(2,))
+    middle = float(scores(Rule(gate_named("confidence"), exits=(2,)), trace).values[:, 1].median())
+    rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
     exits, found = decide(rule, trace)
-    assert rule.limit == Estimated(value=0.02) and set(exits.tolist()) == {2, trace.layers}
-    live, said = Rule(gate_named("confidence"), Estimated(value=0.02), exits=(2,)), []
+    assert rule.limit == Estimated(middle) and set(exits.tolist()) == {2, trace.layers}
+    live, said = Rule(gate_named("confidence"), Estimated(middle), exits=(2,)), []
     for row in range(len(task)):
         watch = Watch(model, live, 1)
         greedy_decode(model, encode(model, task, [row]), traces.STEPS, watch)
