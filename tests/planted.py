@@ -18,6 +18,7 @@ import eelib
 from eelib.models.model import Model
 from eelib.tasks.glue import named
 from eelib.tasks.task import Task
+from eelib.tracing.pieces import pieces
 from eelib.tracing.shards import add_file, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
 
@@ -139,8 +140,8 @@ def as_output(model: Model, task: Task, wanted: str) -> tuple[list[int], list[st
         number = next(n for n, label in enumerate(model.labels) if named(label, task.labels) == wanted)
         return [number], [model.labels[number]]
     ids = model.tokenizer(text_target=wanted, add_special_tokens=False)["input_ids"]
-    texts = [model.tokenizer.decode([token]) for token in ids]
-    assert "".join(texts) == wanted, "references of a planted trace must be cut into whole characters"
+    texts, _, _, whole = pieces(model.tokenizer, ids)
+    assert whole == wanted and all(texts), "references of a planted trace must be cut into whole characters"
     return ids, texts
 
 
