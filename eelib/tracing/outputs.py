@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eelib.common.errors import InputError
+from eelib.common.errors import SelfCheckError
 from eelib.common.machine import is_out_of_memory
 from eelib.lens.buffer import Reader
 from eelib.lens.readout import Readout, top_ids
@@ -106,7 +106,7 @@ def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
 
 
 def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
-    """Tokens whose top-1 at layer L is not the emitted one; InputError in float32, unless it is a tie but for rounding.
+    """Tokens whose top-1 at layer L is not the emitted one; SelfCheckError in float32, unless rounding explains it.
 
     The readout stays as it was read. `emitted` is int [n].
     """
@@ -116,7 +116,7 @@ def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
     refused = wrong & ~(behind <= TIE)
     if model.dtype == "float32" and bool(refused.any()):
         row = int(refused.nonzero()[0])
-        raise InputError(
+        raise SelfCheckError(
             f"{model.name}: last-layer top-1 of token row {row} is {int(top1[row])}, "
             f"decoding emitted {int(emitted[row])}"
         )

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import eelib
 from eelib.common.data import data_folder
-from eelib.recipes.loop import Cycles, Loss, Schedule, train
+from eelib.recipes.loop import Loss, Schedule, train
 
 
 def test_schedule():
@@ -22,14 +22,6 @@ def test_schedule():
     assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
     assert set(rates[9:81]) == {2.0}
     assert rates[80:] == pytest.approx([0.1 * (20 - i) for i in range(20)])
-
-
-def test_cycles():
-    """One schedule after the other: the rate falls, rises again and falls."""
-    one, two = Schedule(steps=20, peak=2.0, warmup=2, decay=5), Schedule(steps=30, peak=1.0, warmup=3, decay=9)
-    cycles = Cycles(one, two)
-    assert cycles.steps == 50
-    assert [cycles.rate(s) for s in range(50)] == [one.rate(s) for s in range(20)] + [two.rate(s) for s in range(30)]
 
 
 def tiny(dtype):

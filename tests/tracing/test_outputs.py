@@ -9,6 +9,7 @@ from traces import STEPS, TASK, assert_same, make
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.common.errors import SelfCheckError
 from eelib.lens.buffer import Reader
 from eelib.lens.readout import Readout
 from eelib.tracing import outputs
@@ -163,7 +164,7 @@ def test_a_reader_that_is_off_by_one_is_found(folder_of, tmp_path, off_by_one, o
     """What is compared is what was read: in float32 the run stops, in bfloat16 every such token is counted."""
     task = eelib.Task.from_prompts(PROMPTS[:1])
     model = eelib.load_model(str(folder_of("llama")), device="cpu")
-    one_line(ValueError, ("last-layer top-1", "emitted"), lambda: make(model, tmp_path / "float32", task))
+    one_line(SelfCheckError, ("last-layer top-1", "emitted"), lambda: make(model, tmp_path / "float32", task))
     low = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
     trace = make(low, tmp_path / "bfloat16", task)
     read, emitted = trace["top1"][:, -1], trace.tokens["token_id"].to_numpy()
