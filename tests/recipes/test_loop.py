@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import pkgutil
 import random
 
 import families
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import eelib
 from eelib.common.data import data_folder
+from eelib.recipes.__main__ import RECIPES
 from eelib.recipes.loop import Loss, Schedule, train
 
 
@@ -142,6 +144,10 @@ def test_shipped_files_are_those_of_the_card(folder):
     assert {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()} == card["sha256"]
     assert all(f.stat().st_size < 40e6 for f in files.values())
     assert card["seed"] and card["recipe"].startswith("python -m eelib.recipes") and card["quality"]
+    recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[folder.name]}")
+    schedule = getattr(recipe, "SCHEDULE", None) or getattr(recipe, "schedule", None)
+    steps = schedule.steps if schedule else card["steps"]
+    assert card["steps"] == steps or "commit" in card["recipe_as_of"]
 
 
 def test_shipped_tokenizer_gives_every_text_back():

@@ -143,7 +143,9 @@ def test_a_top_1_that_is_not_the_emitted_token(model_of, one_line):
 
     emitted = torch.tensor([9, 8])
     far, near = readout(0.3), readout(0.49999)
-    one_line(ValueError, ("row 1", "is 7", "emitted 8"), lambda: outputs.count_mismatches(far, emitted, model))
+    one_line(SelfCheckError, ("row 1", "is 7", "emitted 8"), lambda: outputs.count_mismatches(far, emitted, model))
+    others = torch.tensor([9, 6])  # as probable as the top-1, but not among the ids: the readout's ids are wrong
+    one_line(SelfCheckError, ("row 1", "emitted 6"), lambda: outputs.count_mismatches(near, others, model))
     assert outputs.count_mismatches(near, emitted, model) == 1
     assert near["top1"].tolist() == [[5, 9], [5, 7]]
 
