@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from eelib.analysis.slopes import Estimator, equal_count_bins, slopes
+from eelib.analysis.slopes import Estimator, checked, equal_count_bins, slopes
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import Trend, bootstrap_mean, holm, trend
 from eelib.tracing.exit_layers import DEFINITIONS
@@ -38,6 +38,7 @@ def token_table(trace: Trace, with_eos: bool = False, with_cut: bool = False) ->
     for definition in DEFINITIONS:
         frame[definition] = trace.exit_layer(definition).astype(float)
     frame["length"] = frame["sequence"].map(trace.sequences.set_index("sequence")["length"]).astype(float)
+    checked(frame["length"])
     counted = trace.statistic_rows() | (with_eos & frame["is_eos"])
     keep = (frame["length"] > 0) & (with_cut | ~frame["truncated"]) & counted
     return frame[keep].drop(columns="truncated").reset_index(drop=True)
@@ -45,6 +46,8 @@ def token_table(trace: Trace, with_eos: bool = False, with_cut: bool = False) ->
 
 def sequence_table(tokens: pd.DataFrame) -> pd.DataFrame:
     """One row per sequence of a token table: sequence, group, length, and the mean exit layers `first` and `stable`."""
+    for definition in DEFINITIONS:
+        checked(tokens[definition])
     kinds = {"group": "first", "length": "first"} | dict.fromkeys(DEFINITIONS, "mean")
     return tokens.groupby("sequence").agg(kinds).reset_index()
 

@@ -34,7 +34,7 @@ def calm_weights(layers: int) -> list[float]:
 def last_share_weights(layers: int, share: float = 0.7) -> list[float]:
     """CALM's weights on the last ceil(share * L) layers, scaled to sum to 1; 0 on the layers before.
 
-    ValueError unless 0 < share <= 1.
+    InputError unless 0 < share <= 1.
     """
     if not 0 < share <= 1:
         raise InputError(f"share must be above 0 and at most 1, not {share}")
@@ -46,7 +46,7 @@ def last_share_weights(layers: int, share: float = 0.7) -> list[float]:
 def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
     """CALM's weights on the layers `exits` and on L only, scaled to sum to 1: FREE's two exits (M §2.1).
 
-    ValueError for an exit that is not one of 1..L.
+    InputError for an exit that is not one of 1..L.
     """
     if any(not 1 <= i <= layers for i in exits):
         raise InputError(f"exits must lie in 1..{layers}, not {list(exits)}")

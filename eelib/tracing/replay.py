@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from eelib.common.errors import InputError
+from eelib.common.errors import SelfCheckError
 from eelib.common.machine import machine
 from eelib.common.sources import code_hash
 from eelib.common.tolerances import close
@@ -61,7 +61,7 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
         return end.state
     finally:
         handle.remove()
-    raise InputError(f"{model.name}: block {layer} did not run")
+    raise SelfCheckError(f"{model.name}: block {layer} did not run")
 
 
 class Replay:
@@ -149,7 +149,7 @@ def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:
 def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     """(seconds, whether it missed the trace's token) of predicting output token `token` after block `layer`.
 
-    Arguments and cache are made ready outside the time. ValueError where a float32 run misses by more than rounding.
+    Arguments and cache are made ready outside the time. SelfCheckError where a float32 run misses by more.
     """
     model, inputs, wanted = replay.model, replay.inputs(token), replay.output[token]
     synchronize(model.device)
@@ -160,7 +160,7 @@ def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     seconds = time.perf_counter() - began
     wrong = top != wanted and float(logits[top] - logits[wanted]) > TIE
     if wrong and model.dtype == "float32":
-        raise InputError(
+        raise SelfCheckError(
             f"{model.name}: stopped after block {layer}, output token {token} is {top}; the trace has {wanted}"
         )
     return seconds, wrong

@@ -161,11 +161,11 @@ def test_words(found):
     assert side_by_side.in_words(found[:1], BOTH, nothing) == "No encoder-decoder model is part of this run."
     assert "nothing" in side_by_side.chance_in_words(nothing)
     shares = {kind: side_by_side.overall(found, kind) for kind in side_by_side.ARCHITECTURES}
-    said = side_by_side.depth_in_words(shares)
+    said = side_by_side.depth_in_words(found, shares)
     assert f"{100 * shares[BOTH]['depth_first'].estimate:.0f}% of the depth in the {BOTH} model" in said
     assert "from 11 to 67%" in said and "nan" not in said
-    assert "on 1 of 1 tasks" in side_by_side.weakness_in_words(found, shares[ENCODER])
-    assert "No claim" in side_by_side.weakness_in_words(found[:1], nothing)
+    assert "on 1 of 1 tasks" in side_by_side.weakness_in_words(found)
+    assert "No claim" in side_by_side.weakness_in_words(found[:1])
     assert "is above chance" in side_by_side.chance_in_words({"above_chance": Interval(0.2, 0.1, 0.3, 40)})
     assert "not clearly" in side_by_side.chance_in_words({"above_chance": Interval(0.2, -0.1, 0.3, 40)})
     assert side_by_side.where(found[:2]).startswith("gpt2, t5; float32 on cpu, 20")

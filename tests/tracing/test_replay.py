@@ -11,6 +11,7 @@ from torch import nn
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.common.errors import SelfCheckError
 from eelib.common.tolerances import close
 from eelib.tasks.task import Task
 from eelib.tracing import replay as replaying
@@ -164,7 +165,7 @@ def test_an_exit_layer_that_does_not_give_the_token_is_refused_in_float32(model_
     other = [(output[0] + 1) % model.vocab_size, *output[1:]]
     right, wrong = (Replay(model, prompt, written, True) for written in (output, other))
     one_line(
-        ValueError,
+        SelfCheckError,
         (f"after block {model.layers}", f"the trace has {other[0]}"),
         lambda: replaying.timed_step(wrong, 0, model.layers),
     )
