@@ -55,7 +55,7 @@ def halves(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def logistic(signs: np.ndarray, agrees: np.ndarray) -> tuple[float, ...]:
-    """Weights of signs [n, columns] and the constant; where all agree, or none, the constant alone, by half a row more."""
+    """Weights of signs [n, columns] and the constant; where all agree or none does, the constant alone."""
     if len(set(agrees.tolist())) < 2:
         share = (agrees.sum() + 0.5) / (len(agrees) + 1)
         return (*[0.0] * signs.shape[1], float(np.log(share / (1 - share))))

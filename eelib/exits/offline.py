@@ -66,6 +66,7 @@ def refuse_what_is_missing(rule: Rule, there: set[str]) -> None:
         raise InputError(f"gate {rule.gate.name} needs {', '.join(missing)}, which is not in what it is given; {held}")
 
 
+@torch.no_grad()
 def score_layers(rule: Rule, layers: int, final: Tensor, seen: Callable[[int], Seen]) -> Scores:
     """Scores of n tokens whose last layer emits `final` [n], from what is seen of them after each block."""
     count, gate = len(final), rule.gate

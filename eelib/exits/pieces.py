@@ -41,10 +41,8 @@ class PieceTable:
 
 def piece_table(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> PieceTable:
     """The classes of ids 0..vocab_size-1; ids that the tokenizer does not know are special."""
-    names, special = (
-        tokenizer.convert_ids_to_tokens(range(min(vocab_size, len(tokenizer)))),
-        set(tokenizer.all_special_ids),
-    )
+    known = list(range(min(vocab_size, len(tokenizer))))
+    names, special = tokenizer.convert_ids_to_tokens(known), set(tokenizer.all_special_ids)
     pieces = any(name and name.startswith(STARTS) for name in names)
     found = torch.full((vocab_size,), CLASSES.index("special"), dtype=torch.uint8)
     for token, name in enumerate(names):
