@@ -19,7 +19,11 @@ class Made:
         position = np.tile(np.arange(10), TOKENS // 10)
         group = np.repeat([f"g{i:02d}" for i in range(TOKENS // 10)], 10)
         final = self.random.integers(3, size=TOKENS)
-        self.tokens = pd.DataFrame({"position": position, "group": group, "token_id": final, "is_eos": position == 9})
+        sequence = np.repeat(np.arange(TOKENS // 10), 10)
+        self.tokens = pd.DataFrame(
+            {"sequence": sequence, "position": position, "group": group, "token_id": final, "is_eos": position == 9}
+        )
+        self.sequences = pd.DataFrame({"sequence": sequence[::10], "group": group[::10]})
         self.top1 = self.random.integers(3, size=(TOKENS, LAYERS + 1))
         self.top1[:, -1] = final
 
