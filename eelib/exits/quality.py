@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 
 from eelib.common.errors import InputError
@@ -69,9 +70,10 @@ class Quality:
         return bootstrap_totals(of, grouped(np.hstack([self.sums[at], self.full]), self.groups))
 
     def losses(self) -> np.ndarray:
-        """What each item loses against full depth, as a share of the scale, within 0 and 1: [n, K]."""
+        """What each group's items lose against full depth on average, as a share of the scale within 0 and 1: [G, K]."""
         early = np.stack([self.score(sums) for sums in self.sums], axis=1)
-        return ((self.score(self.full)[:, None] - early) / 100).clip(0.0, 1.0)
+        lost = ((self.score(self.full)[:, None] - early) / 100).clip(0.0, 1.0)
+        return pd.DataFrame(lost).groupby(np.asarray(self.groups)).mean().to_numpy()
 
 
 def text_of(model: Model) -> Text:

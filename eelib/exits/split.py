@@ -45,10 +45,8 @@ def split(
         found[name] = Split(first, frozenset(known) - first)
         if not all(found[name]) or len(first) < least:
             asked = f"at least {least} are needed {reason}".rstrip() if least > 1 else "neither side may be empty"
-            raise InputError(
-                f"task {name}: of {len(known)} groups {len(first)} are to calibrate on and {len(found[name].report)} to "
-                f"report on; {asked}"
-            )
+            sides = f"{len(first)} are to calibrate on and {len(found[name].report)} to report on"
+            raise InputError(f"task {name}: of {len(known)} groups {sides}; {asked}")
     return found
 
 
