@@ -89,7 +89,7 @@ def bisected(values: Sequence[float], kept: Callable[[float], float], least: flo
 
 
 def losses_of(curve: Curve, kind: str = "any") -> np.ndarray:
-    """Losses [G, K] of a curve's groups: whether "any" token differs from full depth's, or the "share" of those that do.
+    """Losses [G, K] of a curve's groups: whether "any" token differs from full depth's, or the "share" that does.
 
     A group is a sequence, or all those that share a text.
     """

@@ -70,7 +70,7 @@ class Quality:
         return bootstrap_totals(of, grouped(np.hstack([self.sums[at], self.full]), self.groups))
 
     def losses(self) -> np.ndarray:
-        """What each group's items lose against full depth on average, as a share of the scale within 0 and 1: [G, K]."""
+        """What each group's items lose against full depth on average, as a share of the scale, 0 to 1: [G, K]."""
         early = np.stack([self.score(sums) for sums in self.sums], axis=1)
         lost = ((self.score(self.full)[:, None] - early) / 100).clip(0.0, 1.0)
         return pd.DataFrame(lost).groupby(np.asarray(self.groups)).mean().to_numpy()
