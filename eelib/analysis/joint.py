@@ -1,6 +1,6 @@
 """What joint optimization changes, on the same prompts before and after (P §5.1, Figures 3 and 4, Table 9)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -10,6 +10,7 @@ import pandas as pd
 from eelib.analysis.earliness import Values, early, relative, token_layers
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
+from eelib.exits.rule import Rule
 from eelib.study.claims import Verdict, untestable
 from eelib.study.parameters import Parameters
 from eelib.study.study import MINIMUM_GROUPS, Study
@@ -69,10 +70,14 @@ class Pair:
         return f"{self.before.model.name} before, {self.after.where} after"
 
 
-def open_pair(parameters: Parameters) -> Pair:
-    """The pair that a notebook's parameters name, traced, its layers compared with each other."""
-    pairs = parameters.pair_sequences
-    return Pair(Study(parameters, pairs=pairs), Study(parameters, pairs=pairs, model=parameters.after))
+def open_pair(parameters: Parameters, gates: Sequence[Rule] = ()) -> Pair:
+    """The pair that a notebook's parameters name, traced; layers are compared with each other for `pair_sequences`.
+
+    `gates`: rules to be scored on every trace.
+    """
+    pairs = parameters.get("pair_sequences", 0)
+    before = Study(parameters, pairs=pairs, gates=gates)
+    return Pair(before, Study(parameters, pairs=pairs, model=parameters.after, gates=gates))
 
 
 def open_further(parameters: Parameters, further: list[tuple[str, str, str]]) -> list[Pair]:
