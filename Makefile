@@ -49,7 +49,7 @@ lint: $(STAMP)  ## check format, style, stripped notebooks and types
 	@$(RUN) mypy
 
 checks: $(STAMP)  ## run the long checks of the engine, except the benchmark; data/checks gets their results
-	@for check in families crashes bad_input reproducible joint_memory; do echo "== $$check"; \
+	@for check in families crashes bad_input reproducible joint_memory coverage; do echo "== $$check"; \
 	    $(RUN) python -m checks.$$check || { echo "$$check did not finish"; exit 1; }; done
 	@echo "What changed in data/checks:"; git status --short -- data/checks; git --no-pager diff --stat -- data/checks
 

@@ -3,6 +3,8 @@
 Learn-then-Test (Angelopoulos et al. 2021) keeps the risk at most epsilon but for a chance of delta over calibration
 sets; conformal risk control (Angelopoulos et al. 2022) keeps its mean over calibration sets at most epsilon. The risk
 is the mean loss of a unit, within 0 and 1. Units have to be independent: sequences, or the groups that share a text.
+Both promises are about thresholds that were listed without a look at these units: a grid, or a curve's turning values
+with none thinned out (`points` above their number), which are the same as all numbers there are.
 """
 
 import math
@@ -110,7 +112,8 @@ def learn_then_test(
     """The lowest of the rising `values` whose risk is at most epsilon, wrong with a chance of at most delta.
 
     `losses`: [n, K]. "fixed sequence" tests from the highest value down until one is not rejected; "bonferroni" tests
-    all at delta / K. `as_published`: RC-EENN's code returns the first value that is *not* rejected, one step too low.
+    all at delta / K. `as_published`: the code of RC-EENN (Jazbec et al. 2024) returns the first value that is *not*
+    rejected, one step too low; the highest where none is, the lowest where all are.
     """
     table = checked(losses, values, epsilon)
     check_level("delta", delta)
