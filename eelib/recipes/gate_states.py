@@ -76,8 +76,9 @@ def take_states(model: Model, prompts: list[list[int]], tokens: int, progress: b
 def prompts_of(model: Model, tasks: str, corpora: Path | None, work: Path, most: int) -> list[list[int]]:
     """Token ids of up to `most` prompts of all tasks in turn, each task's in a random order.
 
-    Those that leave no room for an output are left out. `tasks`: parts of the corpora by name or pattern, local task files or folders, several with commas. InputError for
-    others, for parts without corpora, and for texts that gates are judged on: those of data/texts.
+    Those that leave no room for an output are left out. `tasks`: parts of the corpora by name or pattern, local task
+    files or folders, several with commas. InputError for others, for parts without corpora, and for texts that gates
+    are judged on: those of data/texts.
     """
     rng = random.Random(SEED)
     every = [texts_of(name, corpora, work, rng) for name in names_of(tasks)]

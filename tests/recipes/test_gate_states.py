@@ -16,7 +16,7 @@ from eelib.recipes.gate_states import in_turn, names_of, prompts_of, take_states
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
 def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, plain_of, monkeypatch):
-    """One output at a time, no cache: does the layer's top-1 equal the token that was emitted?"""
+    """One output at a time, no cache: whether the layer's top-1 is the token that was emitted."""
     monkeypatch.setattr(gate_states, "LONGEST", 5)
     monkeypatch.setattr(gate_states, "AT_ONCE", 2)
     model, known = model_of(family), families.FAMILIES[family]
