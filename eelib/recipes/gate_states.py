@@ -22,7 +22,7 @@ from eelib.tracing.decode import greedy_decode
 PARTS_ASKED = "translation,captions,reading,headlines"  # of the corpora, where no tasks are named
 EPOCH = 2  # of the parts: no plain recipe reaches it
 LONGEST, AT_ONCE = 128, 32  # tokens of an output; prompts that are decoded together
-HELD_OUT = 10  # one output in so many
+HELD_OUT = 5  # one output in so many
 
 
 class States(NamedTuple):
