@@ -61,14 +61,16 @@ class Taking:
 def take_states(model: Model, prompts: list[list[int]], tokens: int, progress: bool = True) -> States:
     """States of the model's greedy outputs to the prompts, one batch after the other until there are so many tokens."""
     taken: list[States] = []
-    at_once = AT_ONCE if model.pads else 1
+    count, at_once = 0, AT_ONCE if model.pads else 1
     with tqdm(total=tokens, desc=f"{model.name} decodes", unit="token", disable=not progress) as bar:
         for start in range(0, len(prompts), at_once):
             reader = Taking(model, start)
             greedy_decode(model, prompts[start : start + at_once], LONGEST, reader)
             taken += reader.taken
-            bar.update(sum(len(part.ends) for part in reader.taken))
-            if bar.n >= tokens or sum(len(part.ends) for part in taken) >= tokens:
+            made = sum(len(part.ends) for part in reader.taken)
+            count += made
+            bar.update(made)
+            if count >= tokens:
                 break
     return States(*(torch.cat(parts) for parts in zip(*taken)))
 

@@ -25,9 +25,9 @@ class Fitting:
     """How a gate is fitted: AdamW, `batch` tokens a step, each at all its layers, for so many epochs.
 
     `loss`: "balanced", cross-entropy with classes weighted to the same sum (CALM's; M's text says so, too), or
-    "adjusted", on logits that have the logarithm of their class's frequency added (M's code). Of the
-    `tokens` that are decoded a fifth is held out, so 8,000 are learnt from: 7 to 10 thousand are published, as are epochs
-    and rate. The size of a batch is ours. `normed`: on states after the final norm; published are the states themselves.
+    "adjusted", on logits that have the logarithm of their class's frequency added (M's code). Of the `tokens` that are
+    decoded a fifth is held out, so 8,000 are learnt from: 7 to 10 thousand are published, as are epochs and rate. The
+    size of a batch is ours. `normed`: on states after the final norm; published are the states themselves.
     """
 
     loss: str = "balanced"
@@ -151,6 +151,7 @@ def run(
     model: Model, tasks: str, corpora: Path | None, out: Path, work: Path, how: Fitting, names: list[str]
 ) -> dict[str, dict]:
     """Train the named gates ("lstm as-published" is M's code's) for a model and write them; returns their accuracy."""
+    _ = model.writer  # a model that only reads is refused in one line
     wanted = [gate_asked(name) for name in names]
     taken = take_states(model, prompts_of(model, tasks, corpora, work, how.tokens), how.tokens)
     found = {}

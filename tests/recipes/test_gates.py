@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from eelib.recipes.__main__ import main
 from eelib.recipes.gate_states import States
 from eelib.recipes.gates import Fitting, accuracy, area, balanced, fit, loss_of, normed, train_gate
 
+ROOT = Path(__file__).parents[2]
 SIZE = 8
 QUICK = Fitting(rate=1e-2, epochs=4)
 
@@ -149,6 +153,18 @@ def test_one_command_trains_gates_for_any_model(family, folder_of, model_of, own
     }
     assert card["model_hash"] == model_of(family).hash and card["texts"] == str(own_texts)
     assert len(card["loss by epoch"]) == 5 and card["held out"]["tokens"] > 0 and card["date"]
+
+
+def test_a_model_that_writes_nothing_is_refused(folder_of, own_texts, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command(folder_of("bert_labels"), own_texts, tmp_path / "out")
+    assert "writes no tokens" in capsys.readouterr().err
+
+
+def test_training_needs_neither_tagger_nor_notebooks():
+    code = "import sys, eelib.recipes.gates; print(sorted({'spacy', 'papermill', 'sacrebleu'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]", found.stderr
 
 
 @pytest.mark.parametrize(
