@@ -21,7 +21,7 @@ from eelib.tracing.decode import greedy_decode
 
 PARTS_ASKED = "translation,captions,reading,headlines"  # of the corpora, where no tasks are named
 EPOCH = 2  # of the parts: no plain recipe reaches it
-LONGEST, AT_ONCE = 128, 32  # tokens of an output; prompts that are decoded together
+LONGEST, AT_ONCE, AHEAD = 128, 32, 8  # tokens of an output; prompts that are decoded together; batches made at once
 HELD_OUT = 5  # one output in so many
 
 
@@ -61,18 +61,26 @@ class Taking:
 def take_states(model: Model, prompts: list[list[int]], tokens: int, progress: bool = True) -> States:
     """States of the model's greedy outputs to the prompts, one batch after the other until there are so many tokens."""
     taken: list[States] = []
-    count, at_once = 0, AT_ONCE if model.pads else 1
+    count, outputs = 0, 0
     with tqdm(total=tokens, desc=f"{model.name} decodes", unit="token", disable=not progress) as bar:
-        for start in range(0, len(prompts), at_once):
-            reader = Taking(model, start)
-            greedy_decode(model, prompts[start : start + at_once], LONGEST, reader)
+        for batch in batches_of(prompts, AT_ONCE if model.pads else 1):
+            reader = Taking(model, outputs)
+            made = sum(map(len, greedy_decode(model, batch, LONGEST, reader)))
             taken += reader.taken
-            made = sum(len(part.ends) for part in reader.taken)
-            count += made
+            count, outputs = count + made, outputs + len(batch)
             bar.update(made)
             if count >= tokens:
                 break
     return States(*(torch.cat(parts) for parts in zip(*taken)))
+
+
+def batches_of(prompts: list[list[int]], size: int) -> Iterator[list[list[int]]]:
+    """Batches of prompts of like lengths, in a random order among every AHEAD of them: all lengths come soon."""
+    rng = random.Random(SEED)
+    for start in range(0, len(prompts), size * AHEAD):
+        some = sorted(prompts[start : start + size * AHEAD], key=len)
+        batches = [some[place : place + size] for place in range(0, len(some), size)]
+        yield from rng.sample(batches, len(batches))
 
 
 def prompts_of(model: Model, tasks: str, corpora: Path | None, work: Path, most: int) -> list[list[int]]:

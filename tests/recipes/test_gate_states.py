@@ -11,7 +11,7 @@ from eelib.common.data import data_folder
 from eelib.models.model import prepare
 from eelib.recipes import gate_states
 from eelib.recipes.corpora import shipped_texts
-from eelib.recipes.gate_states import in_turn, names_of, prompts_of, take_states
+from eelib.recipes.gate_states import batches_of, in_turn, names_of, prompts_of, take_states
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
@@ -23,7 +23,8 @@ def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, plain_of,
     prompts = model.encode(families.PROMPTS[:4])
     taken = take_states(model, prompts, 10**6, progress=False)
     network, last = plain_of(family), 0
-    for number, prompt in enumerate(prompts):
+    order = [prompt for batch in batches_of(prompts, 2) for prompt in batch]
+    for number, prompt in enumerate(order):
         output = families.plain_greedy(network, known, prompt, 5, model.eos_ids)
         run = families.oracle_run(network, known, prompt, output)
         mine = (taken.output == number).nonzero()[:, 0]
@@ -45,6 +46,14 @@ def test_decoding_stops_with_the_batch_that_has_enough(model_of, monkeypatch):
     model = model_of("llama")
     prompts = model.encode(families.PROMPTS[:4])
     assert take_states(model, prompts, 1, progress=False).output.unique().tolist() == [0, 1]
+
+
+def test_batches_are_of_like_lengths_and_hold_every_prompt(monkeypatch):
+    monkeypatch.setattr(gate_states, "AHEAD", 3)
+    prompts = [[0] * length for length in (5, 1, 9, 2, 8, 7, 3, 4)]
+    batches = [[len(prompt) for prompt in batch] for batch in batches_of(prompts, 2)]
+    assert sorted(batches[:3]) == [[1, 2], [5, 7], [8, 9]] and batches[3:] == [[3, 4]]
+    assert list(batches_of(prompts, 2)) == list(batches_of(prompts, 2))
 
 
 @pytest.fixture
