@@ -29,7 +29,7 @@ TESTED_ELSEWHERE = {
     "common/data.py": "one path; every shipped model and text is found through it, tests/study/test_claims.py",
     "common/errors.py": "classes without code",
     "common/interval.py": "tests/common/test_stats.py estimates them",
-    "exits/gates/*": "a gate each; tests/exits/gates/test_gates.py goes through all of them by hand",
+    "exits/gates/*": "each by hand in tests/exits/gates/test_gates.py or tests/exits/gates/test_learned.py",
     "exits/kept.py": "kept scores against live ones in tests/exits/test_offline.py",
     "exits/live.py": "what tests/exits/test_offline.py holds a finished trace against",
     "exits/look.py": "the live side of tests/exits/test_offline.py",

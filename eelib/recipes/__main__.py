@@ -1,11 +1,13 @@
-"""Train a shipped model again: python -m eelib.recipes NAME --corpora DIR."""
+"""Train a shipped model again: python -m eelib.recipes NAME --corpora DIR; or a model's gates: gates --model NAME."""
 
 import argparse
 import json
 import pkgutil
+import sys
 from pathlib import Path
 
 from eelib.common.data import data_folder
+from eelib.recipes import gates
 
 # Where the recipe of each model is: a module, or an object in one; both have `run` and `measure`.
 RECIPES = {
@@ -36,7 +38,15 @@ RECIPES = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Train one of this project's models, continuing where a run stopped, measure it, and write its card."""
-    parser = argparse.ArgumentParser(prog="python -m eelib.recipes", description=main.__doc__)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["gates"]:
+        gates.main(arguments[1:])
+        return
+    parser = argparse.ArgumentParser(
+        prog="python -m eelib.recipes",
+        description=main.__doc__,
+        epilog="gates --help: the trained gates of any model",
+    )
     parser.add_argument("name", choices=sorted(RECIPES), help="which model")
     parser.add_argument("--corpora", type=Path, required=True, help="folder of the public corpora (see its README)")
     parser.add_argument("--out", type=Path, help="where the model goes (default: data/models/NAME)")

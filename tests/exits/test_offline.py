@@ -9,6 +9,7 @@ import traces
 from eelib.common.errors import InputError
 from eelib.exits.gates.gate import NEVER
 from eelib.exits.gates.registry import GATES, gate_named
+from eelib.exits.gates.trained import TRAINED
 from eelib.exits.kept import kept_scores, make_scores
 from eelib.exits.live import Watch
 from eelib.exits.offline import Scores, Tokens, decide, emitted, leave, ratcheted, scores
@@ -18,7 +19,6 @@ from eelib.tracing.decode import greedy_decode
 from eelib.tracing.plan import encode
 
 WRITERS = ["llama", "gpt2", "t5", "gemma2"]
-STATES = [name for name, gate in GATES.items() if {"state", "head"} & set(gate_named(name).needs)]
 
 
 def plain(rule, layers, values, positions):
@@ -65,13 +65,13 @@ def test_a_rule_leaves_where_a_plain_loop_does(rule, made):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("gate", [*GATES, *TRAINED])
 def test_offline_equals_live(gate, name, model_of, tmp_path):
     """The same score for each token at each layer over the finished trace and while the tokens are made."""
     model, task = model_of(name), traces.TASK
     trace = traces.make(model, tmp_path)
-    rule = Rule(gate_named(gate), minimum_layer=1)
-    if gate in STATES:
+    rule = untrained(gate, model) if gate in TRAINED else Rule(gate_named(gate), minimum_layer=1)
+    if {"state", "head"} & set(rule.gate.needs):
         make_scores(model, task, trace, [rule], progress=False)
         found = kept_scores(rule, trace)
     else:
@@ -86,6 +86,15 @@ def test_offline_equals_live(gate, name, model_of, tmp_path):
     clear |= torch.tensor(rule.gate.reaches)  # whole numbers
     assert clear.float().mean() > 0.9
     np.testing.assert_array_equal(table["exit_layer"][clear.numpy()], exits[clear])
+
+
+def untrained(name, model):
+    """A rule of a trained gate with random weights, at a threshold that some tokens pass."""
+    torch.manual_seed(0)
+    network = TRAINED[name].build(model.hidden_size)
+    for parameter in network.parameters():
+        parameter.data *= 4  # so that scores lie far from the threshold
+    return Rule(TRAINED[name].of(network, model.name), 0.5)
 
 
 def watched(model, task, trace, rule):

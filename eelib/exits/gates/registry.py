@@ -1,4 +1,4 @@
-"""The gates by name."""
+"""The gates by name; those with weights are in `eelib.exits.gates.trained`."""
 
 from dataclasses import fields
 
@@ -13,6 +13,7 @@ from eelib.exits.gates.patience import Patience
 from eelib.exits.gates.saturation import Saturation
 from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.shortlist import Shortlist
+from eelib.exits.gates.trained import TRAINED
 
 GATES: dict[str, type[Gate]] = {
     gate.name: gate
@@ -22,6 +23,11 @@ GATES: dict[str, type[Gate]] = {
 
 def gate_named(name: str, **parameters: object) -> Gate:
     """A gate with its published parameters, or those given. InputError for an unknown name or parameter."""
+    if name in TRAINED:
+        raise InputError(
+            f"gate {name} has weights of its own for each model; "
+            f"load it with eelib.exits.gates.trained.trained_gate(model, {name!r})"
+        )
     if name not in GATES:
         raise InputError(f"gate {name!r} is not known; allowed: {', '.join(GATES)}")
     allowed = [parameter.name for parameter in fields(GATES[name])]  # type: ignore[arg-type]  # each is a dataclass

@@ -1,0 +1,96 @@
+"""Files of trained gates: what is written is read again, and nothing else is."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.trained import TRAINED, card_of, save_gate, trained_gate
+
+
+@pytest.fixture
+def saved(model_of, tmp_path):
+    """saved(name, family, ...): an untrained gate of a family's model in a folder, as it was before it was written."""
+
+    def make(name, family="llama", **parameters):
+        model, kind = model_of(family), TRAINED[name]
+        torch.manual_seed(0)
+        gate = kind.of(kind.build(model.hidden_size, **parameters), model.name, normed=True, **parameters)
+        return gate, save_gate(gate, tmp_path, model, {"recipe": {"seed": 3}}, **parameters)
+
+    return make
+
+
+@pytest.mark.parametrize("name, parameters", [*((name, {}) for name in TRAINED), ("lstm", {"as_published": True})])
+def test_what_is_written_is_read(name, parameters, saved, model_of, tmp_path):
+    gate, file = saved(name, **parameters)
+    again = trained_gate(model_of("llama"), name, tmp_path, **parameters)
+    assert again == gate and again.normed
+    for one, two in zip(again.network.parameters(), gate.network.parameters()):
+        assert torch.equal(one, two) and not one.requires_grad
+    assert card_of(file)["recipe"] == {"seed": 3} and card_of(file)["layers"] == 3
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_both_lstms_have_files_of_their_own(saved, tmp_path):
+    saved("lstm"), saved("lstm", as_published=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["lstm-as-published.safetensors", "lstm.safetensors"]
+
+
+def test_shipped_gates_are_looked_for_in_data(saved, model_of, tmp_path, monkeypatch):
+    _, file = saved("classifier")
+    monkeypatch.setenv("EELIB_DATA", str(tmp_path))
+    place = tmp_path / "gates" / model_of("llama").name
+    place.mkdir(parents=True)
+    file.rename(place / file.name)
+    assert trained_gate(model_of("llama"), "classifier").name == "classifier"
+
+
+@pytest.mark.parametrize(
+    "name, parameters, parts",
+    [
+        ("softmax", {}, ["'softmax' is not known", "classifier, three_states, lstm"]),
+        ("lstm", {"width": 3}, ["lstm has no parameter 'width'", "as_published"]),
+        ("classifier", {"as_published": True}, ["classifier has no parameter 'as_published'", "none"]),
+        ("lstm", {}, ["gate lstm of llama is not in", "python -m eelib.recipes gates --model llama"]),
+    ],
+)
+def test_what_is_not_there_is_refused(name, parameters, parts, model_of, tmp_path, one_line):
+    one_line(ValueError, parts, lambda: trained_gate(model_of("llama"), name, tmp_path, **parameters))
+
+
+def test_another_models_gate_is_refused(saved, model_of, tmp_path, one_line):
+    saved("classifier")
+    parts = ["gate classifier of gpt2", "was trained for other weights (llama", "recipes gates --model gpt2"]
+    one_line(ValueError, parts, lambda: trained_gate(model_of("gpt2"), "classifier", tmp_path))
+
+
+def damage(kind, file):
+    content = file.read_bytes()
+    if kind == "short":
+        file.write_bytes(content[: len(content) // 2])
+    elif kind == "a bit":
+        file.write_bytes(content[:-3] + bytes([content[-3] ^ 64]) + content[-2:])
+    elif kind == "no card":
+        safetensors.torch.save_file(safetensors.torch.load(content), file)
+    elif kind == "other tensors":
+        card = json.dumps(card_of(file))
+        safetensors.torch.save_file({"x": torch.zeros(2)}, file, {"card": card})
+    elif kind == "another gate's":
+        card = json.dumps(card_of(file) | {"gate": "lstm"})
+        safetensors.torch.save_file(safetensors.torch.load(content), file, {"card": card})
+    else:
+        file.write_text("{}")
+
+
+@pytest.mark.parametrize("kind", ["short", "a bit", "no card", "other tensors", "another gate's", "text"])
+def test_a_damaged_file_is_refused(kind, saved, model_of, tmp_path, one_line):
+    _, file = saved("classifier")
+    damage(kind, file)
+    one_line(ValueError, ["is damaged", "train it"], lambda: trained_gate(model_of("llama"), "classifier", tmp_path))
+
+
+def test_the_registry_says_where_they_are(one_line):
+    one_line(ValueError, "trained_gate(model, 'lstm')", lambda: gate_named("lstm"))

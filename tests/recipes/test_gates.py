@@ -1,0 +1,189 @@
+"""Trained gates: losses by hand, what fitting learns, what it never sees, and the command at a tiny size."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from eelib.exits.gates.trained import TRAINED, card_of, trained_gate
+from eelib.recipes import gate_states, gates
+from eelib.recipes.__main__ import main
+from eelib.recipes.gate_states import States
+from eelib.recipes.gates import Fitting, accuracy, area, balanced, fit, loss_of, normed, train_gate
+
+ROOT = Path(__file__).parents[2]
+SIZE = 8
+QUICK = Fitting(rate=1e-2, epochs=4)
+
+
+def made(tokens=600, layers=5, seed=0):
+    """States whose first number says whether the layer agrees."""
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(tokens, layers, SIZE, generator=generator)
+    outputs = torch.arange(tokens) // 10
+    return States(states, states[..., 0] > 0.8, torch.arange(tokens) % 10 == 9, outputs)
+
+
+def untrained(name):
+    torch.manual_seed(0)
+    return TRAINED[name].build(SIZE)
+
+
+@pytest.mark.parametrize("kind", ["balanced", "adjusted"])
+def test_losses_by_hand(kind):
+    logits = [[0.3, -0.4], [1.0, 2.0], [0.0, 0.5]]
+    agrees, frequency = [False, True, False], [0.25, 0.75]
+    losses, weights = [], []
+    for (stay, go), label in zip(logits, agrees):
+        if kind == "adjusted":
+            stay, go = stay + math.log(0.25), go + math.log(0.75)
+        losses.append(math.log(math.exp(stay) + math.exp(go)) - (go if label else stay))
+        weights.append(1.0 if kind == "adjusted" else 1 / frequency[label])
+    wanted = sum(loss * weight for loss, weight in zip(losses, weights)) / sum(weights)
+    found = loss_of(torch.tensor(logits), torch.tensor(agrees), torch.tensor(frequency), kind)
+    assert found.item() == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["balanced", "adjusted"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_states_say_is_learnt(name, loss):
+    """And neither class is favoured, though one is four times as frequent."""
+    network, (training, held) = untrained(name), made().split()
+    before = accuracy(network, held)["balanced"]
+    curve = fit(network, training, Fitting(loss, rate=1e-2, epochs=8))
+    found = accuracy(network, held)
+    assert before < 70 and found["balanced"] > 88 and found["area"] > 95 and curve[-1] < curve[0] / 2
+    assert [value is None for value in found["balanced by layer"]] == [layer < network.first for layer in range(1, 6)]
+
+
+def test_figures_by_hand():
+    scores, agrees = torch.tensor([0.9, 0.2, 0.6, 0.4]), torch.tensor([True, True, True, False])
+    assert balanced(scores, agrees) == round(50 * (2 / 3 + 1), 1)
+    assert area(scores, agrees) == round(100 * 2 / 3, 1)
+    assert balanced(scores, agrees | True) is None and area(scores, agrees & False) is None
+
+
+def test_end_tokens_are_left_out_of_the_accuracy_only():
+    taken, network = made(), untrained("classifier")
+    other = taken._replace(agrees=torch.where(taken.ends[:, None], ~taken.agrees, taken.agrees))
+    assert accuracy(network, taken) == accuracy(network, other)
+    assert accuracy(network, taken)["tokens"] == 540
+    assert fit(untrained("classifier"), taken, QUICK) != fit(untrained("classifier"), other, QUICK)
+
+
+def test_texts_held_out_are_never_trained_on(model_of, tmp_path):
+    """Whole outputs; a gate is the same whatever they hold."""
+    taken = made()
+    training, held = taken.split()
+    assert set(held.output.tolist()) == set(range(4, 60, 5)) and len(training.ends) + len(held.ends) == 600
+    assert not set(training.output.tolist()) & set(held.output.tolist())
+    model = model_of("llama")
+    wide = taken._replace(states=torch.cat([taken.states] * 4, dim=-1))
+    found = {}
+    for run, seed in (("one", 0), ("again", 0), ("other", 1)):
+        part = wide
+        if run == "other":
+            noise = torch.randn(wide.states.shape, generator=torch.Generator().manual_seed(seed))
+            part = wide._replace(states=torch.where((wide.output % 5 == 4)[:, None, None], noise, wide.states))
+        found[run] = train_gate(model, "classifier", part, QUICK, tmp_path / run, {})
+    gate = {run: trained_gate(model, "classifier", tmp_path / run) for run in found}
+    assert gate["one"] == gate["again"] == gate["other"] and found["one"] != found["other"]
+
+
+def test_norms_are_the_heads(model_of):
+    model = model_of("llama")
+    taken = States(torch.randn(7, 2, model.hidden_size), *made(7, 2)[1:])
+    found = normed(model, taken)
+    for layer in range(2):
+        torch.testing.assert_close(found.states[:, layer], model.unembed.normed(taken.states[:, layer]))
+    assert not torch.equal(found.states, taken.states) and not found.states.requires_grad
+
+
+def test_labels_that_are_all_alike_are_refused(one_line):
+    taken = made()
+    taken = taken._replace(agrees=taken.agrees | True)
+    one_line(ValueError, "a share of 1 agree", lambda: fit(untrained("classifier"), taken, QUICK))
+    one_line(ValueError, "of 0 layers", lambda: fit(untrained("three_states"), made(20, 2), QUICK))
+
+
+@pytest.mark.parametrize(
+    "wrong, part",
+    [({"loss": "focal"}, "balanced, adjusted"), ({"tokens": 0}, "positive"), ({"rate": float("nan")}, "positive")],
+)
+def test_bad_settings_are_refused(wrong, part, one_line):
+    one_line(ValueError, part, lambda: Fitting(**wrong))
+
+
+@pytest.fixture
+def own_texts(tmp_path, monkeypatch):
+    """A task file of our own, and short outputs."""
+    monkeypatch.setattr(gate_states, "LONGEST", 6)
+    file = tmp_path / "de-en.jsonl"
+    rows = [{"source": f"{word} {i}", "references": ["a"]} for i in range(12) for word in ("Hund", "the dog")]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def command(folder, texts, out, *more):
+    main(["gates", "--model", str(folder), "--tasks", str(texts), "--out", str(out), *more])
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_one_command_trains_gates_for_any_model(family, folder_of, model_of, own_texts, tmp_path, capsys):
+    command(
+        folder_of(family), own_texts, tmp_path / "out", "--tokens", "100", "--gates", "classifier,lstm-as-published"
+    )
+    assert "balanced accuracy" in capsys.readouterr().out
+    for name, more in (("classifier", {}), ("lstm", {"as_published": True})):
+        gate = trained_gate(model_of(family), name, tmp_path / "out", **more)
+        assert gate.name == name and not gate.normed
+    card = card_of(tmp_path / "out" / "classifier.safetensors")
+    assert card["recipe"] == {
+        "loss": "balanced",
+        "tokens": 100,
+        "epochs": 5,
+        "rate": Fitting().rate,
+        "batch": 32,
+        "normed": False,
+        "seed": 20,
+    }
+    assert card["model_hash"] == model_of(family).hash and card["texts"] == str(own_texts)
+    assert len(card["loss by epoch"]) == 5 and card["held out"]["tokens"] > 0 and card["date"]
+
+
+def test_a_model_that_writes_nothing_is_refused(folder_of, own_texts, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command(folder_of("bert_labels"), own_texts, tmp_path / "out")
+    assert "writes no tokens" in capsys.readouterr().err
+
+
+def test_training_needs_neither_tagger_nor_notebooks():
+    code = "import sys, eelib.recipes.gates; print(sorted({'spacy', 'papermill', 'sacrebleu'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
+@pytest.mark.parametrize(
+    "more, part",
+    [
+        (["--tasks", "translation/de-en"], "training texts 'translation/de-en' are not known"),
+        (["--tasks", "captions"], "need the corpora"),
+        (["--tasks", "{data}/translation/de-en.jsonl"], "on which gates are judged"),
+        (["--gates", "patience"], "trained gate 'patience' is not known"),
+        (["--gates", "classifier-deep"], "classifier has no parameter 'deep'"),
+        (["--tokens", "0"], "must be positive"),
+        (["--corpora", "nowhere"], "nowhere is not a folder"),
+        (["--model", "/nowhere"], "does not exist"),
+    ],
+)
+def test_the_command_refuses_in_one_line(more, part, folder_of, own_texts, tmp_path, capsys):
+    more = [word.format(data=gates.data_folder("texts")) for word in more]
+    with pytest.raises(SystemExit):
+        command(folder_of("llama"), own_texts, tmp_path / "out", *more)
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(errors) == 1 and part in errors[0]
+    assert not (tmp_path / "out").exists()
