@@ -105,7 +105,7 @@ def test_only_the_rows_asked_for_count(made_up):
 
 
 def test_what_has_no_curve_is_one_line(one_line, made_up):
-    rule = Rule(gate_named("confidence"), Estimated())
+    rule = Rule(gate_named("confidence"), Estimated(), exits=(1,))
     found = made_up.scores(rule)
     one_line(InputError, ["Estimated", "learnt"], lambda: curve(rule, found, made_up))
     one_line(InputError, "must rise", lambda: curve(RULES[0], found, made_up, values=[0.5, 0.1]))
