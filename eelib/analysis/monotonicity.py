@@ -13,7 +13,7 @@ from eelib.analysis.saturation import example_sequence, lens_grid
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_deviation_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eelib.study.claims import Verdict, as_depth, claim, published, untestable
-from eelib.study.comparison import location
+from eelib.study.comparison import check_there, location, model_at_layer
 from eelib.study.parameters import Parameters
 from eelib.study.study import Study
 from eelib.tracing.trace import Trace
@@ -179,8 +179,13 @@ class Page:
         return self.labels[id(study)]
 
 
-def open_page(p: Parameters, further: list[tuple[str, str, str]], distilled: tuple[str, int]) -> Page:
-    """The models that the parameters name, traced. `further`: (before, after, tasks); distilled: (name, first exit)."""
+def open_page(p: Parameters, further: list[tuple[str, str, str]]) -> Page:
+    """The models that the parameters name, and further (before, after, tasks), traced.
+
+    ParameterError, before anything is decoded, for parameters weighted and distilled that name no checkpoint.
+    """
+    check_there("weighted", p.weighted)
+    distilled, first_exit = model_at_layer("distilled", p.distilled)
 
     @cache
     def study(place: str, tasks: str, model: str) -> Study:
@@ -195,10 +200,10 @@ def open_page(p: Parameters, further: list[tuple[str, str, str]], distilled: tup
             family.append(relative)
     every = [one for family in families.values() for one in family]
     roles: dict[str, Study] = {}
-    for role, name in ((WEIGHTED, p.weighted), (DISTILLED, distilled[0])):
+    for role, name in ((WEIGHTED, p.weighted), (DISTILLED, distilled)):
         found = [one for one in every if name and location(one.parameters.model) == location(name)]
         roles |= {role: found[0]} if found else {}
-    return Page(tuple(map(tuple, families.values())), roles, distilled[1])
+    return Page(tuple(map(tuple, families.values())), roles, first_exit)
 
 
 # ---- over tasks

@@ -8,7 +8,7 @@ import pandas as pd
 
 from eelib.analysis import monotonicity as mono
 from eelib.analysis.architectures import where as where_of
-from eelib.analysis.monotonicity import DISTILLED, SHARES, WEIGHTED, Page
+from eelib.analysis.monotonicity import DISTILLED, PLAIN, SHARES, WEIGHTED, Page
 from eelib.common.interval import NOTHING, Interval
 from eelib.study.comparison import objective
 from eelib.study.results import Results
@@ -88,19 +88,6 @@ def learnt_note(page: Page) -> str:
     )
 
 
-def who_is_who(page: Page) -> str:
-    """How the models of the page were trained, and which of M's three stands for which."""
-    said = []
-    for study in page.studies:
-        plain = page.plain(study)
-        origin = f" trained from {plain.model.name}" if plain else ""
-        of_m = {WEIGHTED: ", M's CALM", DISTILLED: f", M's FREE, first exit at layer {page.first_exit}"}
-        trained = objective(study.parameters.model)
-        role = of_m.get(page.objective(study), "")
-        said.append(f"{study.model.name} ({study.model.layers} layers{origin}{role}{': ' if trained else ''}{trained})")
-    return f"On this page: {'; '.join(said)}."
-
-
 def told(interval: Interval) -> str:
     """A share as a percentage, with its interval."""
     return f"{interval.percent:.1f}".replace(" (", "% (", 1) if interval.known else "–"
@@ -147,6 +134,24 @@ def one_task(study: Study, values: Callable[[Trace], mono.Values], trace: Trace)
 
 
 # ---- tables
+
+
+def models(page: Page) -> pd.DataFrame:
+    """Who is on the page, how it was trained, and which of M's three it stands for."""
+    of_m = {PLAIN: "plain T5", WEIGHTED: "CALM", DISTILLED: f"FREE, first exit at layer {page.first_exit}"}
+    rows = []
+    for study in page.studies:
+        plain = page.plain(study)
+        rows.append(
+            {
+                "model": page.label(study),
+                "layers": study.model.layers,
+                "trained from": plain.model.name if plain else "–",
+                "objective, as its card says": objective(study.parameters.model) or "–",
+                "beside M's": of_m.get(page.objective(study), "–"),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def shown(found: dict[str, dict[str, Interval]]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from eelib.analysis.monotonicity import SCORES
 from eelib.figures.style import BLACK, MARKERS, TASK_COLOURS, VERMILION, WIDTH, scrolling, shade
 
 Curves = dict[str, pd.DataFrame]  # by label of a model: layer, depth, estimate, low, high
-DEPTH = "share of the depth (layer / L)"
+DEPTH = "share of the depth, layer / L (%)"
 IN_A_ROW = 3  # panels
 
 
@@ -26,7 +26,7 @@ def draw(axis: plt.Axes, curves: Curves) -> None:
 def depth_axis(axis: plt.Axes, label: str = DEPTH) -> None:
     """The whole depth in percent."""
     axis.set(xlim=(0, 1.02), xlabel=label)
-    axis.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axis.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
 
 
 def settled_figure(families: Sequence[Curves], of_m: pd.DataFrame) -> plt.Figure:
@@ -60,7 +60,7 @@ def confidence_figure(families: Sequence[Curves], of_m: dict[str, pd.DataFrame],
     columns = min(IN_A_ROW, max(map(len, families)))
     rows = [list(family.items())[at : at + columns] for family in families for at in range(0, len(family), columns)]
     fig, axes = plt.subplots(
-        len(rows), columns, figsize=(WIDTH, 2.9 * len(rows) + 0.5), sharey=True, layout="constrained", squeeze=False
+        len(rows), columns, figsize=(WIDTH, 2.7 * len(rows) + 0.7), sharey=True, layout="constrained", squeeze=False
     )
     for row, panels in zip(axes, rows):
         for axis in row[len(panels) :]:
@@ -76,16 +76,16 @@ def confidence_figure(families: Sequence[Curves], of_m: dict[str, pd.DataFrame],
             )
             axis.plot(x, curve["estimate"], color=colour, marker="o", markersize=4, label="mean")
             if label in of_m:
-                m = of_m[label]
-                axis.fill_betweenx(m["probability"], m["low"], m["high"], color=BLACK, alpha=0.3, linewidth=0)
-                axis.plot((m["low"] + m["high"]) / 2, m["probability"], ":", color=BLACK, label="M, Figure 2")
+                for reading, line, blocks in (("high", "-", "block 1"), ("low", ":", "embeddings")):
+                    m, said = of_m[label], f"M (if index 0 is {blocks})"
+                    axis.plot(m[reading], m["probability"], line, color=BLACK, linewidth=1.2, label=said)
             if label in exits:
                 axis.axvline(exits[label], color=VERMILION, linestyle="--", linewidth=1.4, label="first exit")
-            depth_axis(axis, "layer / L")
+            depth_axis(axis, "layer / L (%)")
             axis.set(title=label, ylim=(0, 1.03))
         row[0].set_ylabel("probability of the final token")
     handles = {label: handle for axis in fig.axes for handle, label in zip(*axis.get_legend_handles_labels())}
-    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 3))
     return fig
 
 

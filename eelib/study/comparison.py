@@ -134,6 +134,12 @@ def objectives(names: list[str]) -> str:
     return " ".join(f"{', '.join(alike)}: {said}." for said, alike in shared.items()) or "None is part of this run."
 
 
+def check_there(parameter: str, name: str) -> None:
+    """ParameterError unless a parameter names a checkpoint that is there, or nothing."""
+    if name.strip():
+        config_of(parameter, name)
+
+
 def model_at_layer(parameter: str, text: str) -> tuple[str, int]:
     """(model, layer) of "NAME at LAYER", ("", 0) of nothing; ParameterError for other forms and layers not below L."""
     if not text.strip():
