@@ -148,7 +148,7 @@ def models(page: Page) -> pd.DataFrame:
                 "layers": study.model.layers,
                 "trained from": plain.model.name if plain else "–",
                 "objective, as its card says": objective(study.parameters.model) or "–",
-                "beside M's": of_m.get(page.objective(study), "–"),
+                "shown beside M's": of_m.get(page.objective(study), "–"),
             }
         )
     return pd.DataFrame(rows)
