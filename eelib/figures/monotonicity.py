@@ -141,4 +141,5 @@ def token_cell(layer: int, cell: pd.Series, token_text: Callable[[int], str]) ->
         text = f"<b>{text}</b>" if token_id == cell["token_id"] else text
         lines.append(f"{text} <small>{probability:.2f}</small>")
     frame = f"3px solid {VERMILION}" if cell["stable"] == layer else "1px solid #ccc"
-    return f'<td style="{shade(float(cell["topk_probability"][0]))};border:{frame}">{"<br>".join(lines)}</td>'
+    look = f"{shade(float(cell['topk_probability'][0]))};border:{frame};white-space:nowrap"
+    return f'<td style="{look}">{"<br>".join(lines)}</td>'
