@@ -34,7 +34,7 @@ $(STAMP): constraints.txt pyproject.toml
 book: $(STAMP)  ## run the study and build the book
 	@mkdir -p .snakemake && touch .snakemake/asked
 	@$(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }
-	@if [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
+	@if [ -z "$(SNAKEMAKE_ARGS)" ] && [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
 	@echo "Open file://$(CURDIR)/$(BOOK) or run 'make serve'."
 
 test: book  ## build the book, then run all tests

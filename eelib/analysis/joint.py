@@ -113,7 +113,7 @@ def change(pair: Pair, values: Callable[[Trace], Values], tasks: list[str] | Non
 # ---- layers against each other
 
 
-def layer_pairs(trace: Trace, similarity: str, sequences: int) -> Values:
+def kept_pairs(trace: Trace, similarity: str, sequences: int) -> Values:
     """(a similarity of layers 1..L [tokens, L, L], groups [tokens]) of the first `sequences`, end tokens left out.
 
     A trace keeps the pairs of as many sequences as it was ever asked for; two models may differ in that.
@@ -125,8 +125,8 @@ def layer_pairs(trace: Trace, similarity: str, sequences: int) -> Values:
 
 
 def likeness(trace: Trace, similarity: str, sequences: int) -> Values:
-    """(mean over all pairs of two different layers [tokens], groups [tokens]); otherwise as `layer_pairs`."""
-    values, groups = layer_pairs(trace, similarity, sequences)
+    """(mean over all pairs of two different layers [tokens], groups [tokens]); otherwise as `kept_pairs`."""
+    values, groups = kept_pairs(trace, similarity, sequences)
     return values[:, ~np.eye(trace.layers, dtype=bool)].mean(axis=1).astype(float), groups
 
 
@@ -137,8 +137,8 @@ def likenesses(pair: Pair) -> dict[str, dict[str, Interval]]:
 
 
 def mean_pairs(study: Study, tasks: list[str], similarity: str, sequences: int) -> np.ndarray:
-    """Mean over tokens, then tasks, of `layer_pairs`: [L, L]."""
-    return np.mean([layer_pairs(study.traces[name], similarity, sequences)[0].mean(axis=0) for name in tasks], axis=0)
+    """Mean over tokens, then tasks, of `kept_pairs`: [L, L]."""
+    return np.mean([kept_pairs(study.traces[name], similarity, sequences)[0].mean(axis=0) for name in tasks], axis=0)
 
 
 def matrices(pair: Pair, similarities: tuple[str, ...]) -> dict[str, dict[str, np.ndarray]]:
