@@ -188,6 +188,11 @@ def confidence_table(page: Page) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def settled_in_m() -> str:
+    """The shares that M states for its weighted model, as text."""
+    return " and ".join(f"{share:.0%}" for share in mono.published_settled()["unchanged"])
+
+
 def keep_confidence(results: Results, table: pd.DataFrame) -> None:
     """Keep the figures of `confidence_table`, as "pocket-t5 mean at 1/6"."""
     for row in table.to_dict("records"):
