@@ -74,6 +74,7 @@ def runs(tmp_path_factory):
     more = {
         ("gpt2", "architectures"): {"beside": others, "timed_sequences": 2},
         ("gpt2", "joint_optimization"): {"after": after, "pair_sequences": 2, "others": pairs},
+        ("gpt2", "monotonicity"): {"after": after, "others": pairs, "weighted": after, "distilled": f"{after} at 1"},
         ("pocket-llama", "joint_optimization"): {"pair_sequences": 2},
     }
 
@@ -121,6 +122,16 @@ def test_a_checkpoint_beside_that_is_not_there_stops_with_one_clear_line(tmp_pat
     assert process.returncode != 0
     lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
     assert lines and "parameter beside: model 'pocket-none' could not be loaded" in lines[-1]
+    assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_first_exit_that_a_model_cannot_have_stops_with_one_clear_line(tmp_path):
+    notebook = ROOT / "notebooks/monotonicity.ipynb"
+    process = papermill(notebook, tmp_path / "out.ipynb", tmp_path, distilled="pocket-t5-free at 8")
+    assert process.returncode != 0
+    lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
+    assert lines and "'pocket-t5-free at 8'; allowed are layers 1 to 7 of pocket-t5-free" in lines[-1]
     assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
 
 

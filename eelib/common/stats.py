@@ -70,6 +70,11 @@ def bootstrap_unweighted_mean_over_tasks(tasks: Tasks, draws: int = DRAWS, seed:
     return _over_tasks(tasks, lambda means: means.mean(axis=-1), draws, seed)
 
 
+def bootstrap_unweighted_deviation_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Standard deviation of rows around their task's mean: the root of the mean over tasks of the variance."""
+    return _over_tasks(tasks, lambda spread: np.sqrt(spread.mean(axis=-1)), draws, seed, _variance)
+
+
 def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
     """Mean over tasks of mean(a) - mean(b), each token-weighted; groups are resampled within their task, paired."""
     if set(a) != set(b):
@@ -242,8 +247,17 @@ def _paired(
     return interval_of(a.mean() - b.mean(), drawn, sequences), drawn
 
 
-def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], draws: int, seed: int) -> Interval:
-    """statistic(task means [..., tasks]) -> [...]; tasks in the order of their names."""
+def _over_tasks(
+    tasks: Tasks,
+    statistic: Callable[[np.ndarray], np.ndarray],
+    draws: int,
+    seed: int,
+    of_one: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Interval:
+    """statistic(task means [..., tasks]) -> [...]; tasks in the order of their names.
+
+    `of_one`, in place of the mean: from totals [draws, 3] of a task's values, rows and squared values to [draws].
+    """
     if not tasks:
         raise NotEstimable("no tasks")
     whole, drawn, sequences = [], [], []
@@ -254,9 +268,9 @@ def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], dra
             codes, count = _codes(groups, len(values))
         except (InputError, NotEstimable) as error:
             raise type(error)(f"task {name}: {error}") from None
-        sums = _sums([values, np.ones_like(values)], codes, count)
-        whole.append(values.mean())
-        drawn.append(_drawn(_ratio, sums, draws, [seed, number]))
+        columns = [values, np.ones_like(values)] + ([values**2] if of_one else [])
+        whole.append(of_one(np.array([[column.sum() for column in columns]]))[0] if of_one else values.mean())
+        drawn.append(_drawn(of_one or _ratio, _sums(columns, codes, count), draws, [seed, number]))
         sequences.append(count)
     return interval_of(float(statistic(np.array(whole))), statistic(np.stack(drawn, axis=-1)), min(sequences))
 
@@ -264,6 +278,11 @@ def _over_tasks(tasks: Tasks, statistic: Callable[[np.ndarray], np.ndarray], dra
 def _ratio(totals: np.ndarray) -> np.ndarray:
     """Means [draws] from totals of values and of rows [draws, 2]."""
     return totals[:, 0] / totals[:, 1]
+
+
+def _variance(totals: np.ndarray) -> np.ndarray:
+    """Variances [draws] from totals of values, rows and squared values [draws, 3]; rounding takes none below 0."""
+    return np.maximum(totals[:, 2] / totals[:, 1] - _ratio(totals) ** 2, 0)
 
 
 def _cells(values: np.ndarray, classes: ArrayLike) -> tuple[np.ndarray, tuple[int, int]]:

@@ -154,9 +154,10 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
 
 
 def tables() -> list[str]:
-    """Ids of the published tables: P-table-1, ..., and P-text, M-text for figures that stand in running text."""
-    names = (path.stem for path in data_folder("papers").glob("[PM]-*.json"))
-    return sorted(names, key=lambda name: (name[:2], int(name.rpartition("-")[2]) if name[-1].isdigit() else 0))
+    """Ids of the published tables: P-table-1, M-figure-1, ..., and P-text, M-text for what stands in running text."""
+    parts = (path.stem.rpartition("-") for path in data_folder("papers").glob("[PM]-*.json"))
+    numbered = sorted((kind, int(end) if end.isdigit() else 0, end) for kind, _, end in parts)
+    return [f"{kind}-{end}" for kind, _, end in numbered]
 
 
 def published(table: str) -> pd.DataFrame:

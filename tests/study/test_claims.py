@@ -17,8 +17,9 @@ BUILT = {
     "subwords": ["P-W1", "P-W2", "P-W3"],
     "sublayers": ["P-B1", "P-B2", "P-B3", "P-B4"],
     "difficulty": [f"M-D{number}" for number in range(1, 8)],
+    "monotonicity": [f"M-M{number}" for number in range(1, 6)],
 }
-LATER = {"architectures", "joint_optimization", "gates", "kv_cache", "monotonicity"}
+LATER = {"architectures", "joint_optimization", "gates", "kv_cache"}
 
 
 @pytest.mark.parametrize("table", papers.tables())
@@ -37,7 +38,8 @@ def test_every_number_has_source_units_and_base(table):
 
 def test_all_tables_are_there():
     tables_of_p = [f"P-table-{number}" for number in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11)]
-    assert papers.tables() == ["M-text", "M-table-1", "P-text", *tables_of_p]
+    of_m = ["M-text", "M-figure-1", "M-figure-2", "M-table-1"]
+    assert papers.tables() == [*of_m, "P-text", *tables_of_p]
 
 
 def test_tables_agree_where_the_papers_do():
@@ -52,6 +54,12 @@ def test_tables_agree_where_the_papers_do():
     table, text = papers.published("M-table-1"), papers.published("M-text").set_index("key").value
     assert table.easy[0] + table.easy[1] == pytest.approx(23) == pytest.approx(table.difficult[0] + table.difficult[1])
     assert text["first similar state, difficult"] == table.difficult[0]
+    for row in papers.published("M-figure-1").itertuples():
+        assert text[f"tokens unchanged after layer {row.layer}, weighted objective"] == row.unchanged
+    curves = papers.published("M-figure-2").pivot(index="index", columns="objective", values="probability")
+    assert curves.shape == (11, 3) and curves.notna().all(axis=None)
+    assert curves["weighted"].is_monotonic_increasing and curves["plain"].is_monotonic_increasing
+    assert curves["distilled"].idxmax() == 10 and curves["distilled"][2] > curves["distilled"][3:7].max()
 
 
 def test_layers_stay_inside_their_base():
@@ -117,6 +125,8 @@ def test_published_values_follow_from_the_tables():
         "M-D5": own["monotonic_after_0"] / 100,
         "M-D6": -own["monotonic_after_4"] / 100,
         "M-D7": -own["monotonic_after_8"] / 100,
+        "M-M1": papers.published("M-figure-1").unchanged[0] / 100,
+        "M-M2": papers.published("M-figure-1").unchanged[1] / 100,
     }
     for claim_id, number in expected.items():
         assert value[claim_id] == pytest.approx(number, abs=6e-5), claim_id

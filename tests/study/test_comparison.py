@@ -5,7 +5,15 @@ import pytest
 from studies_made import values_in
 from transformers import AutoConfig
 
-from eelib.study.comparison import check_pairs, models_beside, objectives, pairs_on_tasks, timed_studies
+from eelib.study.comparison import (
+    check_pairs,
+    check_there,
+    model_at_layer,
+    models_beside,
+    objectives,
+    pairs_on_tasks,
+    timed_studies,
+)
 from eelib.study.parameters import ParameterError, Parameters
 from eelib.study.study import Study, in_template
 from eelib.tasks.task import Task
@@ -116,3 +124,21 @@ def test_other_pairs_are_read():
     for wrong in ("a", "a > b", "a on translation/*", "> b on translation/*"):
         with pytest.raises(ParameterError, match="parameter others holds"):
             pairs_on_tasks("others", wrong)
+
+
+def test_a_model_and_a_layer_of_it(folder_of, one_line):
+    t5 = folder_of("t5")
+    depth = AutoConfig.from_pretrained(t5).num_decoder_layers
+    assert model_at_layer("distilled", f" {t5} at {depth - 1}") == (str(t5), depth - 1)
+    assert model_at_layer("distilled", " ") == ("", 0)
+    for text in (str(t5), f"{t5} at x", " at 2", f"{t5} at -1"):
+        one_line(
+            ParameterError, ("parameter distilled", "pocket-t5-free at 3"), lambda: model_at_layer("distilled", text)
+        )
+    for layer in (0, depth):
+        wrong = f"{t5} at {layer}"
+        one_line(ParameterError, (repr(wrong), f"1 to {depth - 1}"), lambda: model_at_layer("distilled", wrong))
+    one_line(
+        ParameterError, "parameter weighted: model 'no-such-model'", lambda: check_there("weighted", "no-such-model")
+    )
+    check_there("weighted", " ")
