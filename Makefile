@@ -34,7 +34,7 @@ $(STAMP): constraints.txt pyproject.toml
 book: $(STAMP)  ## run the study and build the book
 	@mkdir -p .snakemake && touch .snakemake/asked
 	@$(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }
-	@if [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
+	@if [ -z "$(SNAKEMAKE_ARGS)" ] && [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
 	@echo "Open file://$(CURDIR)/$(BOOK) or run 'make serve'."
 
 test: book  ## build the book, then run all tests
@@ -49,7 +49,7 @@ lint: $(STAMP)  ## check format, style, stripped notebooks and types
 	@$(RUN) mypy
 
 checks: $(STAMP)  ## run the long checks of the engine, except the benchmark; data/checks gets their results
-	@for check in families crashes bad_input reproducible joint_memory; do echo "== $$check"; \
+	@for check in families crashes bad_input reproducible joint_memory coverage; do echo "== $$check"; \
 	    $(RUN) python -m checks.$$check || { echo "$$check did not finish"; exit 1; }; done
 	@echo "What changed in data/checks:"; git status --short -- data/checks; git --no-pager diff --stat -- data/checks
 

@@ -75,22 +75,9 @@ class Worker:
         reason = "the check's process died" if not reader.is_alive() else f"took longer than {LIMIT:.0f} s"
         self.close()
         reader.join()
-        from checks.tiny import KINDS
+        from checks.one_family import begun
 
-        return {
-            "architecture": KINDS[kind][model_type],
-            "model_type": model_type,
-            "kind": kind,
-            "built": False,
-            "attention_based": True,
-            "readout": "",
-            "sublayers": "",
-            "padding": "",
-            "decoding": "",
-            "dtype": "",
-            "reason": reason,
-            "seconds": LIMIT,
-        }
+        return begun(kind, model_type) | {"reason": reason, "seconds": LIMIT}
 
     def close(self) -> None:
         """End the process."""
@@ -127,7 +114,7 @@ def sweep(wanted: list[tuple[str, str]], processes: int) -> list[dict]:
 
 def line_of(row: dict) -> str:
     """A row as a line of text."""
-    verdicts = " ".join(f"{row[k] or '-':13s}" for k in ("readout", "sublayers", "padding", "decoding"))
+    verdicts = " ".join(f"{row[k] or '-':13s}" for k in VERDICTS)
     return f"{row['kind']:10s} {row['model_type']:24s} {verdicts} {row['seconds']:5.1f}  {row['reason']}"
 
 

@@ -16,9 +16,9 @@ from checks.tiny import KINDS, build
 from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.common.tolerances import apart, close, same, tolerance
 from eelib.models.adapters import Seq2Seq
-from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.probe import block_states, first_tensor
+from eelib.models.sites import site_states
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 6
@@ -32,9 +32,9 @@ class NotFinite(Differs):
     """A number that is not finite."""
 
 
-def check(kind: str, model_type: str) -> dict:
-    """The row of one architecture (see `checks.families`)."""
-    row = {
+def begun(kind: str, model_type: str) -> dict:
+    """The row of an architecture of which nothing is known yet (see `checks.families`)."""
+    return {
         "architecture": KINDS[kind][model_type],
         "model_type": model_type,
         "kind": kind,
@@ -47,6 +47,11 @@ def check(kind: str, model_type: str) -> dict:
         "dtype": "",
         "reason": "",
     }
+
+
+def check(kind: str, model_type: str) -> dict:
+    """The row of one architecture."""
+    row = begun(kind, model_type)
     began = time.monotonic()
     try:
         fill(row, kind, model_type)

@@ -1,9 +1,33 @@
 """Early exit without extra heads: read every layer of a transformer through its own unembedding."""
 
-from eelib.models.checkpoint import shipped_models
-from eelib.models.model import load_model
-from eelib.tasks.task import Task, load_task, shipped_tasks, task_names
-from eelib.tracing.make import trace
-from eelib.tracing.trace import Trace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eelib.models.checkpoint import shipped_models
+    from eelib.models.model import load_model
+    from eelib.tasks.task import Task, load_task, shipped_tasks, task_names
+    from eelib.tracing.make import trace
+    from eelib.tracing.trace import Trace
 
 __all__ = ["Task", "Trace", "load_model", "load_task", "shipped_models", "shipped_tasks", "task_names", "trace"]
+WHERE = {
+    "Task": "eelib.tasks.task",
+    "Trace": "eelib.tracing.trace",
+    "load_model": "eelib.models.model",
+    "load_task": "eelib.tasks.task",
+    "shipped_models": "eelib.models.checkpoint",
+    "shipped_tasks": "eelib.tasks.task",
+    "task_names": "eelib.tasks.task",
+    "trace": "eelib.tracing.make",
+}
+
+if not TYPE_CHECKING:  # each is imported when it is first asked for: the book and the Snakefile do not wait for torch
+
+    def __getattr__(name: str) -> object:
+        if name not in WHERE:
+            raise AttributeError(f"module 'eelib' has no attribute {name!r}")
+        return getattr(import_module(WHERE[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *WHERE})

@@ -149,6 +149,28 @@ def llama_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
     return lambda **ids: config(**WIDE, **more, **ids)
 
 
+def gpt_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
+    """The same in GPT-2's field names."""
+    return lambda **ids: config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, **more, **ids)
+
+
+def bart_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
+    """An encoder-decoder in BART's field names."""
+    return lambda **ids: config(
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_position_embeddings=WINDOW,
+        decoder_start_token_id=0,
+        **more,
+        **ids,
+    )
+
+
 def t5_config(**more) -> Callable[..., hf.PretrainedConfig]:
     """A configuration of T5's own field names."""
     return lambda **ids: hf.T5Config(
@@ -198,7 +220,7 @@ FAMILIES = {
     ),
     "gpt2": Family(
         "causal",
-        lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, **ids),
+        gpt_like(hf.GPT2Config),
         hf.GPT2LMHeadModel,
         gpt2_unembed,
         "transformer.h",
@@ -246,7 +268,7 @@ FAMILIES = {
     ),
     "gptj": Family(
         "causal",
-        lambda **ids: hf.GPTJConfig(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, rotary_dim=4, **ids),
+        gpt_like(hf.GPTJConfig, rotary_dim=4),
         hf.GPTJForCausalLM,
         gptj_unembed,
         "transformer.h",
@@ -299,20 +321,7 @@ FAMILIES = {
     "t5_tied": Family("seq2seq", t5_config(), hf.T5ForConditionalGeneration, t5_tied_unembed, "decoder.block", T5),
     "marian": Family(
         "seq2seq",
-        lambda **ids: hf.MarianConfig(
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=3,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            scale_embedding=True,
-            max_position_embeddings=WINDOW,
-            decoder_start_token_id=0,
-            decoder_vocab_size=ids["vocab_size"],
-            **ids,
-        ),
+        lambda **ids: bart_like(hf.MarianConfig, scale_embedding=True, decoder_vocab_size=ids["vocab_size"])(**ids),
         hf.MarianMTModel,
         marian_unembed,
         "model.decoder.layers",
@@ -321,18 +330,7 @@ FAMILIES = {
     ),
     "bart": Family(
         "seq2seq",
-        lambda **ids: hf.BartConfig(
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=3,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            max_position_embeddings=WINDOW,
-            decoder_start_token_id=0,
-            **ids,
-        ),
+        bart_like(hf.BartConfig),
         hf.BartForConditionalGeneration,
         marian_unembed,
         "model.decoder.layers",
@@ -386,7 +384,7 @@ CLASSIFIERS = {
     "gpt2_labels": (
         Family(
             "causal",
-            lambda **ids: hf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, num_labels=3, **ids),
+            gpt_like(hf.GPT2Config, num_labels=3),
             hf.GPT2ForSequenceClassification,
             gpt2_labels,
             "transformer.h",

@@ -148,17 +148,13 @@ def as_output(model: Model, task: Task, wanted: str) -> tuple[list[int], list[st
 def consistent(token_ids: np.ndarray, agreement: np.ndarray, vocabulary: int, k: int = 10) -> Columns:
     """Readouts [tokens, L+1] that agree with each other: the emitted token is first where it should be, else second.
 
-    The first of a list has half of the probability, each further one half of what is left; no other token is 0, so id 0
-    stands for what was on top in place of the emitted one. The cosine to the last state rises with every layer.
+    The first of a list has half of the probability, each further one half of what is left. The cosine to the last state
+    rises with every layer.
     """
     shape, depth = agreement.shape, agreement.shape[1] - 1
     k = min(k, vocabulary)
-    ids = np.zeros((*shape, k), dtype=int)
-    fill = (token_ids[:, None] + np.arange(1, k)) % (vocabulary - 1) + 1  # neither 0 nor the emitted one
-    ids[..., 1:] = fill[:, None, :]
-    emitted = np.broadcast_to(token_ids[:, None], shape)
-    ids[..., 0] = np.where(agreement, emitted, 0)
-    ids[..., 1] = np.where(agreement, ids[..., 1], emitted)
+    right, wrong = np.array([ranked(token, vocabulary, k) for token in token_ids.tolist()]).swapaxes(0, 1)
+    ids = np.where(agreement[..., None], right[:, None], wrong[:, None])
     probability = np.broadcast_to(0.5 ** np.arange(1, k + 1), (*shape, k))
     final = np.where(agreement, 0.5, 0.25)
     share = np.broadcast_to(np.arange(depth + 1) / depth, shape)
@@ -175,6 +171,16 @@ def consistent(token_ids: np.ndarray, agreement: np.ndarray, vocabulary: int, k:
         "cosine": share,
         "js_final": np.log(2) * (1 - share),
     }
+
+
+def ranked(emitted: int, vocabulary: int, k: int) -> tuple[list[int], list[int]]:
+    """Lists of k ids: the emitted one first; and second, after id 0, which no text has, or a classifier's other label.
+
+    The first list does without that id unless a classifier has too few labels.
+    """
+    instead = int(emitted == 0)
+    rest = [i % vocabulary for i in range(emitted + 1, emitted + min(k + 1, vocabulary)) if i % vocabulary != instead]
+    return [emitted, *rest, instead][:k], [instead, emitted, *rest][:k]
 
 
 def verdicts(notebook: str, folder: Path, model: Model, tasks: list[str], **more: object) -> dict[str, str]:

@@ -1,10 +1,15 @@
 """The house keeps its rules: imports go down only, packages are empty, and each file has a test of its own."""
 
 import ast
+import importlib
+import subprocess
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
+import eelib
 
 ROOT = Path(__file__).parents[1]
 # Room -> the rooms it may import.
@@ -42,6 +47,7 @@ TESTED_ELSEWHERE = {
     "study/results.py": "written in tests/study/test_study.py",
     "tasks/kinds/*": "a record per kind; tests/tasks/test_task.py and tests/tasks/test_glue.py go through all of them",
     "tasks/rows.py": "read by tests/tasks/test_task.py",
+    "tasks/rooms_*.py": "what the stories of tests/tasks/test_rooms.py tell, and how",
     "tasks/sums.py": "sums of tests/tasks/test_quality.py",
     "tasks/prompts.py": "put to models in tests/tasks/test_task.py",
 }
@@ -119,6 +125,30 @@ def test_checks_import_nothing_from_tests():
     for file in (ROOT / "checks").rglob("*.py"):
         tops = {module.partition(".")[0] for module in imports(file.read_text(encoding="utf-8"))}
         assert not tops & helpers, file
+
+
+def test_public_names_are_what_they_are_said_to_be_and_are_found_by_completion():
+    tree = ast.parse((ROOT / "eelib/__init__.py").read_text(encoding="utf-8"))
+    typed = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == eelib.WHERE and sorted(typed) == sorted(eelib.__all__) and set(typed) <= set(dir(eelib))
+    for name, module in typed.items():
+        assert getattr(eelib, name) is getattr(importlib.import_module(module), name)
+    importlib.import_module("eelib.tracing.trace")
+    assert eelib.trace.__module__ == "eelib.tracing.make"  # the function, not the module of that name
+    with pytest.raises(AttributeError, match="no attribute 'load_modle'"):
+        _ = eelib.load_modle
+
+
+def test_the_book_does_not_wait_for_torch():
+    code = "import eelib, eelib.book.__main__, sys; print({'torch', 'transformers', 'numba'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_packages_are_empty():

@@ -129,6 +129,9 @@ def test_source_is_stripped_and_declares_its_parameters(path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in cells)
     assert not any("import torch" in cell.source for cell in cells)
+    lines = [line for cell in nbformat.read(path, 4).cells for line in cell.source.splitlines()]
+    assert max(map(len, lines)) <= 120
+    assert all(len(cell.source.splitlines()) <= 20 for cell in cells if cell.metadata.get("tags") != ["parameters"])
     (parameters,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     from papermill.inspection import inspect_notebook
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.analysis.earliness import Values, early, relative, token_layers
-from eelib.analysis.saturation import above_chance, chance_over_tasks, settle_share, task_table
+from eelib.analysis.saturation import above_chance, baselines, chance_over_tasks, settle_share, task_table
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eelib.models.model import Model
@@ -148,18 +148,23 @@ def overall(studies: list[Study], kind: str, seed: int = 0) -> Shares:
     def share(measure: Callable[..., Values], **options: str | int) -> Interval:
         return mean(pooled(chosen, partial(measure, **options)), seed)
 
-    names = pooled(chosen, partial(early, definition="first"))
-    chances = [
-        chance_over_tasks(s.traces, [n], seed) for s in chosen for n in s.traces if f"{s.model.name} {n}" in names
-    ]
     return Shares(
         perc_first=share(early, definition="first"),
         perc_stable=share(early, definition="stable"),
         depth_first=share(relative, definition="first"),
         depth_stable=share(relative, definition="stable"),
-        perc_chance=float(np.mean(chances)) if chances else float("nan"),
+        perc_chance=mean_chance(chosen, seed),
         above_chance=share(above_chance, seed=seed),
     )
+
+
+def mean_chance(studies: list[Study], seed: int = 0) -> float:
+    """perc ("first") of shuffled targets, unweighted mean over the learnt tasks of several models; NaN of none."""
+    names = pooled(studies, partial(early, definition="first"))
+    chances = [
+        chance_over_tasks(s.traces, [n], seed) for s in studies for n in s.traces if f"{s.model.name} {n}" in names
+    ]
+    return float(np.mean(chances)) if chances else float("nan")
 
 
 def by_architecture(studies: list[Study], seed: int = 0) -> dict[str, Shares]:
@@ -201,9 +206,10 @@ def tell(results: Results, studies: list[Study], shares: dict[str, Shares]) -> N
         key = kind.replace("-", "_")
         results.say_all({f"{key}_{name}": value for name, value in cast(dict[str, Interval | float], values).items()})
         results.tell(f"{key}_words", in_words(studies, kind, values))
+    results.say_all(baselines() | {"minimum_groups": MINIMUM_GROUPS})
     results.tell("above_chance_words", chance_in_words(shares[ENCODER]))
-    results.tell("depth_words", depth_in_words(shares))
-    results.tell("weakness_words", weakness_in_words(studies, shares[ENCODER]))
+    results.tell("depth_words", depth_in_words(studies, shares))
+    results.tell("weakness_words", weakness_in_words(studies))
 
 
 def told(interval: Interval, unit: str, digits: int = 1) -> str:
@@ -244,11 +250,11 @@ def chance_in_words(shares: Shares) -> str:
     )
 
 
-def depth_in_words(shares: dict[str, Shares]) -> str:
+def depth_in_words(studies: list[Study], shares: dict[str, Shares]) -> str:
     """How deep the mean exit layer lies in each architecture, and how far P's Table 4 ranges. P calls this stable."""
     means = [
         f"{values['depth_first'].percent.estimate:.0f}% of the depth in the {kind} model"
-        f"{'s' if kind == ENCODER else ''}"
+        f"{'s' if len(of(studies, kind)) > 1 else ''}"
         for kind, values in shares.items()
         if values["depth_first"].known
     ]
@@ -262,9 +268,10 @@ def depth_in_words(shares: dict[str, Shares]) -> str:
     )
 
 
-def weakness_in_words(studies: list[Study], shares: Shares) -> str:
+def weakness_in_words(studies: list[Study]) -> str:
     """What P-A2 is worth on labels: how often swapped targets match, and on how many tasks it rests."""
-    chosen, chance = judged(studies, ENCODER), shares["perc_chance"]
+    chosen = judged(studies, ENCODER)
+    chance = mean_chance(chosen)
     if not chosen or not np.isfinite(chance):
         return "No claim could be judged on an encoder-only model."
     asked = claim("P-A2").threshold

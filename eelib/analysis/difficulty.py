@@ -60,7 +60,7 @@ def same_share(layer: int, depth: int) -> int:
 
 
 def checked(cosine: np.ndarray) -> np.ndarray:
-    """`cosine` as float64; ValueError unless it is [units, L+1] with L >= 2, so that a layer stands between."""
+    """`cosine` as float64; InputError unless it is [units, L+1] with L >= 2, so that a layer stands between."""
     cosine = np.asarray(cosine, dtype=float)
     if cosine.ndim != 2 or cosine.shape[1] < 3:
         raise InputError(f"cosine must be [units, L+1] with at least 2 layers, not {list(cosine.shape)}")
@@ -229,7 +229,7 @@ def examples(units: pd.DataFrame, side: np.ndarray, count: int) -> list[int]:
 
 
 def ranking(scores: ArrayLike, seed: Seed) -> np.ndarray:
-    """Indices from the highest score to the lowest, ties at random; ValueError where a score is not finite."""
+    """Indices from the highest score to the lowest, ties at random; InputError where a score is not finite."""
     scores = np.asarray(scores, dtype=float)
     if not np.isfinite(scores).all():
         raise InputError(f"{(~np.isfinite(scores)).sum()} scores are not finite")

@@ -1,6 +1,6 @@
 """What joint optimization changes, on the same prompts before and after (P §5.1, Figures 3 and 4, Table 9)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -10,6 +10,7 @@ import pandas as pd
 from eelib.analysis.earliness import Values, early, relative, token_layers
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
+from eelib.exits.rule import Rule
 from eelib.study.claims import Verdict, untestable
 from eelib.study.parameters import Parameters
 from eelib.study.study import MINIMUM_GROUPS, Study
@@ -69,10 +70,14 @@ class Pair:
         return f"{self.before.model.name} before, {self.after.where} after"
 
 
-def open_pair(parameters: Parameters) -> Pair:
-    """The pair that a notebook's parameters name, traced, its layers compared with each other."""
-    pairs = parameters.pair_sequences
-    return Pair(Study(parameters, pairs=pairs), Study(parameters, pairs=pairs, model=parameters.after))
+def open_pair(parameters: Parameters, gates: Sequence[Rule] = ()) -> Pair:
+    """The pair that a notebook's parameters name, traced; layers are compared with each other for `pair_sequences`.
+
+    `gates`: rules to be scored on every trace.
+    """
+    pairs = parameters.get("pair_sequences", 0)
+    before = Study(parameters, pairs=pairs, gates=gates)
+    return Pair(before, Study(parameters, pairs=pairs, model=parameters.after, gates=gates))
 
 
 def open_further(parameters: Parameters, further: list[tuple[str, str, str]]) -> list[Pair]:
@@ -113,7 +118,7 @@ def change(pair: Pair, values: Callable[[Trace], Values], tasks: list[str] | Non
 # ---- layers against each other
 
 
-def layer_pairs(trace: Trace, similarity: str, sequences: int) -> Values:
+def kept_pairs(trace: Trace, similarity: str, sequences: int) -> Values:
     """(a similarity of layers 1..L [tokens, L, L], groups [tokens]) of the first `sequences`, end tokens left out.
 
     A trace keeps the pairs of as many sequences as it was ever asked for; two models may differ in that.
@@ -125,8 +130,8 @@ def layer_pairs(trace: Trace, similarity: str, sequences: int) -> Values:
 
 
 def likeness(trace: Trace, similarity: str, sequences: int) -> Values:
-    """(mean over all pairs of two different layers [tokens], groups [tokens]); otherwise as `layer_pairs`."""
-    values, groups = layer_pairs(trace, similarity, sequences)
+    """(mean over all pairs of two different layers [tokens], groups [tokens]); otherwise as `kept_pairs`."""
+    values, groups = kept_pairs(trace, similarity, sequences)
     return values[:, ~np.eye(trace.layers, dtype=bool)].mean(axis=1).astype(float), groups
 
 
@@ -137,8 +142,8 @@ def likenesses(pair: Pair) -> dict[str, dict[str, Interval]]:
 
 
 def mean_pairs(study: Study, tasks: list[str], similarity: str, sequences: int) -> np.ndarray:
-    """Mean over tokens, then tasks, of `layer_pairs`: [L, L]."""
-    return np.mean([layer_pairs(study.traces[name], similarity, sequences)[0].mean(axis=0) for name in tasks], axis=0)
+    """Mean over tokens, then tasks, of `kept_pairs`: [L, L]."""
+    return np.mean([kept_pairs(study.traces[name], similarity, sequences)[0].mean(axis=0) for name in tasks], axis=0)
 
 
 def matrices(pair: Pair, similarities: tuple[str, ...]) -> dict[str, dict[str, np.ndarray]]:

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from eelib.analysis.slopes import Estimator, equal_count_bins, slopes
+from eelib.analysis.slopes import Estimator, checked, equal_count_bins, slopes
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_mean, holm, trend
+from eelib.common.stats import Trend, bootstrap_mean, holm, trend
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 
@@ -38,6 +38,7 @@ def token_table(trace: Trace, with_eos: bool = False, with_cut: bool = False) ->
     for definition in DEFINITIONS:
         frame[definition] = trace.exit_layer(definition).astype(float)
     frame["length"] = frame["sequence"].map(trace.sequences.set_index("sequence")["length"]).astype(float)
+    checked(frame["length"])
     counted = trace.statistic_rows() | (with_eos & frame["is_eos"])
     keep = (frame["length"] > 0) & (with_cut | ~frame["truncated"]) & counted
     return frame[keep].drop(columns="truncated").reset_index(drop=True)
@@ -45,6 +46,8 @@ def token_table(trace: Trace, with_eos: bool = False, with_cut: bool = False) ->
 
 def sequence_table(tokens: pd.DataFrame) -> pd.DataFrame:
     """One row per sequence of a token table: sequence, group, length, and the mean exit layers `first` and `stable`."""
+    for definition in DEFINITIONS:
+        checked(tokens[definition])
     kinds = {"group": "first", "length": "first"} | dict.fromkeys(DEFINITIONS, "mean")
     return tokens.groupby("sequence").agg(kinds).reset_index()
 
@@ -171,16 +174,15 @@ def position_only(tokens: pd.DataFrame, definition: str) -> pd.Series:
 # ---- trend tests
 
 
-def length_trend(tokens: pd.DataFrame, definition: str) -> tuple[float, float]:
+def length_trend(tokens: pd.DataFrame, definition: str) -> Trend:
     """Kendall's tau-b of mean exit layer against length, and its p-value; NaN where either does not vary.
 
     One row per group: several questions on one passage are not independent and enter as their mean.
     """
     table = sequence_table(tokens).groupby("group")[["length", definition]].mean()
     if min(table.nunique(), default=0) < 2:
-        return float("nan"), float("nan")
-    found = trend(table["length"], table[definition])
-    return float(found.tau), float(found.p_value)
+        return Trend(float("nan"), float("nan"))
+    return trend(table["length"], table[definition])
 
 
 def position_trend(tokens: pd.DataFrame, definition: str, seed: int = 0) -> Interval:

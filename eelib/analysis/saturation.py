@@ -297,7 +297,7 @@ def ranks(study: Study) -> dict[str, np.ndarray]:
 
 def top_from(study: Study, found: dict[str, np.ndarray]) -> float:
     """The layer from which on the median rank is at most TOP on every learnt task; NaN where none is learnt."""
-    medians = [found[name][1] for name in learnt_layers(study, "first")]
+    medians = [found[name][1] for name in study.learnt_tasks if name in found]
     if not medians:
         return float("nan")
     outside = np.flatnonzero(np.max(medians, axis=0) > TOP)

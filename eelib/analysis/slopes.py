@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from eelib.common.errors import NotEstimable
+from eelib.common.errors import InputError, NotEstimable
 from eelib.common.interval import Interval
 from eelib.common.stats import attempt, bootstrap_totals
 
@@ -146,7 +146,7 @@ def slope_inside(x: pd.Series, y: pd.Series, groups: pd.Series, cells: pd.Series
     """
     if cells is not None:
         x, y = centred(x), centred(y)
-    rows = pd.DataFrame({"n": 1.0, "x": x, "y": y, "xx": x * x, "xy": x * y})
+    rows = pd.DataFrame({"n": 1.0, "x": checked(x), "y": checked(y), "xx": x * x, "xy": x * y})
     sums = rows[["xx", "xy"]].groupby(groups).sum().add_suffix("/all")
     if cells is not None:
         at = rows.assign(cell=cells).groupby([groups, "cell"])[["n", "x", "y"]].sum().unstack(fill_value=0.0)
@@ -179,7 +179,14 @@ def ratio(top: np.ndarray, bottom: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 def centred(values: pd.Series) -> pd.Series:
     """Less their mean: slopes do not move, and products stay small."""
-    return (values - values.mean()).astype(float)
+    return checked(values.astype(float)) - values.mean()
+
+
+def checked(values: pd.Series) -> pd.Series:
+    """The same values. InputError where one is not finite: sums by group would leave it out without a word."""
+    if not np.isfinite(values).all():
+        raise InputError(f"{values.name} has {(~np.isfinite(values)).sum()} values that are not finite")
+    return values
 
 
 def equal_count_bins(values: pd.Series, most: int) -> np.ndarray:

@@ -25,6 +25,8 @@ from eelib.common.stats import (
     holm,
 )
 
+BIN_WIDTH = 4  # output positions that count as the same
+
 
 class WithinWord(NamedTuple):
     """Exit layer of a word's prefix minus the mean of its suffixes, over words of several pieces."""
@@ -126,8 +128,8 @@ def neighbouring_singles(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) 
     return bootstrap_mean((layers[:-1] - layers[1:])[pair], group[:-1][pair], seed=seed)
 
 
-def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4, seed: int = 0) -> Matched:
-    """Prefixes minus singles at the same output position, in bins of `bin_width` positions, weighted by prefix counts.
+def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> Matched:
+    """Prefixes minus singles at the same output position, in bins of BIN_WIDTH positions, weighted by prefix counts.
 
     Position alone moves exit layers, and long words prefer some positions; the weights take that out. layers [rows].
     """
@@ -138,7 +140,7 @@ def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, bin_width: int = 4,
     if not prefix.any() or prefix.all():
         raise NotEstimable("a comparison of prefixes with single-piece words needs some of both")
     groups, group_count = _numbered(kept_words["group"])
-    bins, bin_count = _numbered(kept_words["position"] // bin_width)
+    bins, bin_count = _numbered(kept_words["position"] // BIN_WIDTH)
     sums = np.zeros((group_count, 4, bin_count))  # layers and count of prefixes, layers and count of singles
     for offset, side in ((0, prefix), (2, ~prefix)):
         np.add.at(sums, (groups[side], offset, bins[side]), kept_layers[side])

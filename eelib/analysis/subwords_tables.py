@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eelib.analysis.earliness import Values
 from eelib.analysis.subwords import (
+    BIN_WIDTH,
     Matched,
     WithinWord,
     neighbouring_singles,
@@ -53,6 +54,7 @@ def about_the_run(study: Study) -> dict[str, float | str]:
         "judged_tasks": len(judged_tasks(study)),
         "all_tasks": len(study.traces),
         "tag_level": LEVEL,
+        "bin_width": BIN_WIDTH,
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from eelib.book.coverage import coverage
 from eelib.book.speed import MOST_OF_FLOOR, folded, goal_table, parts
 from eelib.common.markdown import Markdown, card_parts, table, text
 
@@ -29,6 +30,7 @@ def engine(folder: Path, generated: Path) -> dict[str, str]:
         "reproducible": ("reproducible", reproducible),
         "kernel": ("kernel", kernel),
         "joint_memory": ("joint_memory", joint_memory),
+        "coverage": ("coverage", coverage),
         "speed": ("speed", lambda content: parts(content, speed_plot(content, generated))),
     }
     return {f"engine_{name}": section(folder / f"{check}.json", render) for name, (check, render) in sections.items()}

@@ -13,11 +13,11 @@ from typing import Any
 from eelib.book.study_file import BOOK, RESULTS, StudyFile
 from eelib.common.data import data_folder
 from eelib.common.markdown import Markdown, card_parts, interval, table, text
-from eelib.study.claims import UNTESTABLE, Claim, claims
+from eelib.study.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, Claim, claims, wanted
 
 GENERATED = BOOK / "generated"
-Results = dict[tuple[str, str], dict[str, Any]]  # by model and notebook
-VERDICTS = ("holds", "does not hold", "undecided", "not testable here")
+Written = dict[tuple[str, str], dict[str, Any]]  # by model and notebook
+VERDICTS = (HOLDS, FAILS, UNDECIDED, UNTESTABLE)
 COUNTED = dict(zip(VERDICTS, ("hold", "do not hold", "undecided", "not testable here")))
 # Headings of the table of findings, by key in the results of the saturation notebook.
 HEADLINES = {
@@ -49,10 +49,10 @@ PACKAGES = (
 )
 
 
-# Results
+# results
 
 
-def load_results(study: StudyFile) -> Results:
+def load_results(study: StudyFile) -> Written:
     """What the notebooks of the study wrote, by model and notebook; those that have not run are missing."""
     paths = {(model, notebook): RESULTS / model / f"{notebook}.json" for model, notebook in study.runs}
     return {key: json.loads(path.read_text(encoding="utf-8")) for key, path in paths.items() if path.exists()}
@@ -64,7 +64,7 @@ def executed(model: str, notebook: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def verdicts(results: Results, model: str) -> list[tuple[Claim, dict[str, Any]]]:
+def verdicts(results: Written, model: str) -> list[tuple[Claim, dict[str, Any]]]:
     """Every claim on record with its verdict on a model; "not run" where no notebook has left one."""
     found = {row["id"]: row for (name, _), result in results.items() if name == model for row in result["claims"]}
     return [(claim, found.get(claim.id, {"verdict": "not run"})) for claim in claims()]
@@ -75,13 +75,7 @@ def source(claim: Claim) -> str:
     return f"this study, after {claim.reference}" if claim.ours else claim.reference
 
 
-def claimed(claim: Claim) -> str:
-    """The side on which a claim's statistic has to lie, in words."""
-    around = f" ± {text(claim.tolerance)}" if claim.tolerance else ""
-    return f"{claim.direction} {text(claim.threshold)}{around}"
-
-
-def findings(study: StudyFile, results: Results) -> str:
+def findings(study: StudyFile, results: Written) -> str:
     """What was found, per model: verdicts counted and listed, the main table, the front page's figure."""
     pieces = []
     for model in study.models:
@@ -107,7 +101,7 @@ def findings(study: StudyFile, results: Results) -> str:
         for verdict in VERDICTS[:3]:  # the others say nothing about the claim; they are on the scoreboard
             lines = [
                 f"- {text(claim.claim).rstrip('.')} ({text(source(claim))}). Measured{on_models(row)}: "
-                f"{text(claim.statistic)}: **{interval(row)}**; claimed: {claimed(claim)}."
+                f"{text(claim.statistic)}: **{interval(row)}**; claimed: {text(wanted(claim))}."
                 for claim, row in judged
                 if row["verdict"] == verdict
             ]
@@ -147,7 +141,7 @@ def front_figure(model: str, notebooks: Iterable[str]) -> str:
     return ""
 
 
-def scoreboard(study: StudyFile, results: Results) -> str:
+def scoreboard(study: StudyFile, results: Written) -> str:
     """Every claim and its verdict, a table per model."""
     headings = ["Claim", "In our words", "Verdict", "Measured (95% interval)", "Claimed", "Sequences", "Source"]
     pieces = []
@@ -166,7 +160,7 @@ def scoreboard(study: StudyFile, results: Results) -> str:
                     Markdown(f"{text(claim.claim)} *{text(claim.statistic)}*"),
                     Markdown(verdict),
                     Markdown(interval(row)),
-                    claimed(claim),
+                    text(wanted(claim)),
                     row.get("sequences"),
                     source(claim),
                 ]
@@ -185,7 +179,7 @@ def cards() -> str:
     return "\n".join(pieces)
 
 
-def runs(results: Results) -> str:
+def runs(results: Written) -> str:
     """Run times, settings and versions."""
     headings = ["Model", "Notebook", "Date", "Time", "Device", "Number format", "Tasks", "Limit", "Most new tokens"]
     rows, versions = [], {package: _version(package) for package in PACKAGES}

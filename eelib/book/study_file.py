@@ -29,7 +29,7 @@ class StudyFile:
 
     @classmethod
     def load(cls, path: str | Path) -> "StudyFile":
-        """Read and check a study; ValueError names the key that is wrong."""
+        """Read and check a study; InputError names the key that is wrong."""
         study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         if unknown := set(study) - {"threads", "first", "parameters", "notebooks", "models"}:
             known = "threads, first, parameters, notebooks and models"

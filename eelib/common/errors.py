@@ -13,5 +13,9 @@ class NotEstimable(ValueError):
     """There is too little, or nothing that varies, to estimate a statistic from; one line."""
 
 
+class SelfCheckError(RuntimeError):
+    """What this project proves of itself as it runs did not hold: nobody's input is at fault, and nobody catches it."""
+
+
 class StorageError(OSError):
     """A disk or file system can't do what was asked of it; one line."""

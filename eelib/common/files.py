@@ -16,13 +16,13 @@ NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems that c
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; a second asker waits here until the first is done.
+def only_one(folder: Path, told: bool = True) -> Iterator[None]:
+    """Hold the folder's lock; a second asker waits here until the first is done, and says so where `told`.
 
     What a killed maker left half written is removed, and so is a folder in which nothing was made. OSError, one line:
     the folder can't be made, or its file system has no locks.
     """
-    lock, absent = take_lock(folder)
+    lock, absent = take_lock(folder, told)
     try:
         for partial in folder.glob("*.partial"):
             partial.unlink()
@@ -32,7 +32,7 @@ def only_one(folder: Path) -> Iterator[None]:
         lock.close()
 
 
-def take_lock(folder: Path) -> tuple[TextIO, list[Path]]:
+def take_lock(folder: Path, told: bool) -> tuple[TextIO, list[Path]]:
     """The open, locked file in `folder`, and the folders that had to be made for it, innermost first."""
     for _ in range(100):
         absent = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -44,7 +44,7 @@ def take_lock(folder: Path) -> tuple[TextIO, list[Path]]:
         except OSError as error:
             raise StorageError(f"{folder}: the folder can't be made or written to ({error.strerror})") from None
         try:
-            wait_for(lock, folder.name)
+            wait_for(lock, folder.name if told else "")
         except OSError as error:
             remove_empty(folder, absent)
             lock.close()
@@ -60,11 +60,12 @@ def take_lock(folder: Path) -> tuple[TextIO, list[Path]]:
 
 
 def wait_for(lock: TextIO, name: str) -> None:
-    """Take a file's lock; say so where another process has it."""
+    """Take a file's lock; where another process has it, say so of `name` unless that is empty."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"{name}: another process is making it; waiting for it to finish", flush=True)
+        if name:
+            print(f"{name}: another process is making it; waiting for it to finish", flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 

@@ -132,6 +132,24 @@ def bootstrap_totals(
     return interval_of(whole, drawn, group_sums.shape[0])
 
 
+def bootstrap_unweighted_totals_over_tasks(
+    tasks: Mapping[str, tuple[Callable[[np.ndarray], np.ndarray], Any]], draws: int = DRAWS, seed: int = 0
+) -> Interval:
+    """Mean over tasks of statistic(totals [draws, columns]) -> [draws], of each task's (statistic, group_sums).
+
+    Groups are resampled within their task.
+    """
+    if not tasks:
+        raise NotEstimable("no tasks")
+    whole, drawn = [], []
+    for number, name in enumerate(sorted(tasks)):
+        statistic, sums = tasks[name]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            whole.append(statistic(np.asarray(sums.sum(axis=0)).reshape(1, -1))[0])
+        drawn.append(_drawn(statistic, sums, draws, [seed, number]))
+    return interval_of(np.mean(whole), np.mean(drawn, axis=0), min(sums.shape[0] for _, sums in tasks.values()))
+
+
 # ---- effect sizes and tests
 
 

@@ -14,7 +14,7 @@ from eelib.common.files import only_one
 from eelib.common.sources import hash_of, modules_behind
 from eelib.exits.gates.gate import Seen
 from eelib.exits.look import look
-from eelib.exits.offline import Scores, score_layers
+from eelib.exits.offline import IN_A_TRACE, Scores, score_layers
 from eelib.exits.rule import Rule
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -22,6 +22,11 @@ from eelib.tracing.decode import states_of
 from eelib.tracing.plan import encode
 from eelib.tracing.shards import add_file, intact, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
+
+
+def needs_states(rule: Rule) -> bool:
+    """Whether a rule's gate looks at what no trace holds, so that its scores have to be made and kept."""
+    return not set(rule.gate.needs) <= IN_A_TRACE
 
 
 def name_of(rule: Rule) -> str:

@@ -11,16 +11,22 @@ from eelib.exits.gates.gate import Seen
 from eelib.exits.look import look
 from eelib.exits.offline import Scores, leave, score_layers
 from eelib.exits.rule import Rule
+from eelib.exits.thresholds import Estimated
 from eelib.models.model import Model
 
 COLUMNS = ("sequence", "position", "exit_layer", "token_id")
 
 
 class Watch:
-    """A reader for `eelib.tracing.decode.greedy_decode` that asks a rule; rows are the sequences of one batch."""
+    """A reader for `eelib.tracing.decode.greedy_decode` that asks a rule; rows are the sequences of one batch.
+
+    A threshold that is learnt goes on learning from batch to batch; FREE's are of one sequence.
+    """
 
     def __init__(self, model: Model, rule: Rule, rows: int):
         rule.check(model.layers)
+        if isinstance(rule.limit, Estimated):
+            rule.limit.begin_sequence()
         self.model, self.rule = model, rule
         self.position = torch.zeros(rows, dtype=torch.long)
         self.token_before = torch.full((rows,), -1)
@@ -39,9 +45,19 @@ class Watch:
 
         found = score_layers(self.rule, layers, torch.tensor(ids, device=device), seen)
         exits = leave(self.rule, found, positions)
+        if isinstance(self.rule.limit, Estimated):
+            self.learn(found, exits, torch.tensor(ids, device=device))
         self.said.append((torch.stack([at, self.position[at]]), exits.cpu(), Scores(*(part.cpu() for part in found))))
         self.position[at] += 1
         self.token_before[at], self.exit_before[at] = torch.tensor(ids), exits.cpu()
+
+    def learn(self, found: Scores, exits: Tensor, final: Tensor) -> None:
+        """Tell the threshold of the tokens that ran all blocks."""
+        limit, (shallow,) = self.rule.limit, self.rule.exits or ()
+        assert isinstance(limit, Estimated)
+        deep = exits > shallow
+        agreed = found.tokens[deep, shallow - 1] == final[deep]
+        limit.learn(found.values[deep, shallow - 1].tolist(), agreed.tolist())
 
     def finish(self) -> tuple[pd.DataFrame, Scores]:
         """(a row per token: sequence, position, exit_layer, and the token that leaving there emits; the scores)."""

@@ -4,6 +4,9 @@ Teacher-forced: every token follows the model's own full-depth output, so an err
 """
 
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +16,7 @@ from torch import Tensor
 from eelib.common.errors import InputError
 from eelib.exits.gates.gate import NEVER, Seen
 from eelib.exits.rule import Rule
+from eelib.exits.thresholds import Estimated
 from eelib.tracing.trace import Trace
 
 READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probability")
@@ -62,6 +66,7 @@ def refuse_what_is_missing(rule: Rule, there: set[str]) -> None:
         raise InputError(f"gate {rule.gate.name} needs {', '.join(missing)}, which is not in what it is given; {held}")
 
 
+@torch.no_grad()
 def score_layers(rule: Rule, layers: int, final: Tensor, seen: Callable[[int], Seen]) -> Scores:
     """Scores of n tokens whose last layer emits `final` [n], from what is seen of them after each block."""
     count, gate = len(final), rule.gate
@@ -88,26 +93,60 @@ def leave(rule: Rule, found: Scores, positions: Tensor) -> Tensor:
 
 
 def decide(rule: Rule, trace: Trace) -> tuple[Tensor, Scores]:
-    """(exit layers int64 [tokens], scores) of a rule over a trace, one position of all outputs after the other.
+    """(exit layers int64 [tokens], scores) of a rule over a trace, in the order in which the tokens were made.
 
-    So a gate may look at where the token before has left; for others `scores` and `leave` give the same in one go.
+    So a gate may look at where the token before has left, and a threshold may be learnt (`Estimated`: the sequences
+    come one after the other, as in FREE). For all others `scores` and `leave` give the same in one go.
     """
     refuse_what_is_missing(rule, IN_A_TRACE)
     tokens = Tokens(trace)
+    if isinstance(rule.limit, Estimated):
+        found = scores(rule, trace)
+        return learn_along(rule, found, tokens, torch.tensor(trace.tokens["sequence"].to_numpy())), found
     exits = torch.zeros_like(tokens.final)
     found = Scores(torch.full((len(exits), trace.layers), NEVER), tokens.final[:, None].repeat(1, trace.layers))
     for position in tokens.positions.unique().tolist():
         rows = (tokens.positions == position).nonzero()[:, 0]
         before = exits[rows - 1] if position else 0 * rows
-        part = score_layers(
-            rule,
-            trace.layers,
-            tokens.final[rows],
-            lambda layer: tokens.seen(layer, rows, before),
-        )
+        seen = partial(tokens.seen, rows=rows, exit_before=before)
+        part = score_layers(rule, trace.layers, tokens.final[rows], seen)
         found.values[rows], found.tokens[rows] = part
         exits[rows] = leave(rule, part, tokens.positions[rows])
     return exits, found
+
+
+def learn_along(rule: Rule, found: Scores, tokens: Tokens, sequences: Tensor) -> Tensor:
+    """Exit layers int64 [tokens] under FREE's threshold, which learns from the tokens that ran all blocks."""
+    limit = deepcopy(rule.limit)  # the rule stays as it was
+    assert isinstance(limit, Estimated) and rule.exits is not None
+    now, (shallow,) = replace(rule, threshold=limit), rule.exits
+    exits = torch.empty_like(sequences)
+    for sequence in sequences.unique_consecutive():
+        rows = (sequences == sequence).nonzero()[:, 0]
+        limit.begin_sequence()
+        part = Scores(found.values[rows], found.tokens[rows])
+        exits[rows] = leave(now, part, tokens.positions[rows])
+        deep = rows[exits[rows] > shallow]
+        agreed = found.tokens[deep, shallow - 1] == tokens.final[deep]
+        limit.learn(found.values[deep, shallow - 1].tolist(), agreed.tolist())
+    return exits
+
+
+def ratcheted(exits: Tensor, sequences: Tensor, positions: Tensor, batch_size: int = 32) -> Tensor:
+    """Exit layers [tokens] as M's code decodes them: once all rows of a batch leave by layer k, no later step of the
+    batch runs deeper than k, for the blocks above have lost their keys.
+
+    Batches are of so many sequences in their order; a row that has ended asks for nothing.
+    """
+    batch = torch.unique(sequences, return_inverse=True)[1] // batch_size
+    out = exits.clone()
+    for number in batch.unique():
+        deepest = int(exits.max())
+        for position in positions[batch == number].unique():  # sorted
+            rows = (batch == number) & (positions == position)
+            out[rows] = out[rows].clamp(max=deepest)
+            deepest = int(out[rows].max())
+    return out
 
 
 def emitted(found: Scores, exits: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from eelib.common.errors import InputError
 from eelib.common.values import check_whole
 from eelib.exits.gates.gate import Gate
-from eelib.exits.thresholds import Constant, Threshold
+from eelib.exits.thresholds import Constant, Estimated, Threshold
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Rule:
             raise InputError(f"exits {self.exits!r} are not allowed; they must be layers in rising order, at least one")
         given = self.gate.default if self.threshold is None else self.threshold
         limit = Constant(float(given)) if isinstance(given, (int, float)) else given
+        if isinstance(limit, Estimated) and len(self.exits or ()) != 1:
+            raise InputError("an estimated threshold is learnt at one exit (FREE); give it as exits=(layer,)")
         object.__setattr__(self, "limit", limit)
 
     def check(self, layers: int) -> None:

@@ -30,6 +30,10 @@ class Constant:
         """The number, []."""
         return torch.tensor(float(self.value), device=positions.device)
 
+    def value_for(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """The value with which the threshold would be these scores: they themselves."""
+        return scores
+
 
 @dataclass(frozen=True)
 class Decaying:
@@ -55,6 +59,11 @@ class Decaying:
         """One threshold per token, in [0, 1]."""
         fall = torch.exp(-self.tau * positions.float() / self.longest)
         return (0.9 * self.value + 0.1 * fall * (self.value if self.as_published else 1.0)).clamp(0.0, 1.0)
+
+    def value_for(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """The values with which the threshold at `positions` would be `scores`, all [n]; not held within 0 and 1."""
+        fall = torch.exp(-self.tau * positions.double() / self.longest)
+        return scores / (0.9 + 0.1 * fall) if self.as_published else (scores - 0.1 * fall) / 0.9
 
 
 GRID = np.linspace(0.3, 0.9, 10)  # FREE's candidates

@@ -7,13 +7,12 @@ from matplotlib.ticker import PercentFormatter
 
 from eelib.analysis.architectures import ARCHITECTURES, BOTH, DECODER, ENCODER, of, where
 from eelib.common.interval import Interval
-from eelib.figures.style import BLUE, GREEN, VERMILION, table
+from eelib.figures.style import BLUE, GREEN, MARKERS, VERMILION, WIDTH, table
 from eelib.study.claims import as_depth, published
 from eelib.study.study import Study
 from eelib.tracing.exit_layers import DEFINITIONS
 
 COLOURS = {DECODER: BLUE, BOTH: VERMILION, ENCODER: GREEN}
-MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
 # What the page is about comes first: a reader sees the left of a wide table.
 EXIT_COLUMNS = [
@@ -75,7 +74,7 @@ def speed_figure(rows: pd.DataFrame, printed: pd.DataFrame) -> plt.Figure:
     `rows`: `speedup.speed_rows`; `printed`: `speedup.published_speeds`, whose horizontal bars run between
     both readings of the layers.
     """
-    fig, axis = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    fig, axis = plt.subplots(figsize=(WIDTH, 4.6), layout="constrained")
     for number, (model, cells) in enumerate(printed.groupby("model", sort=False)):
         axis.hlines(cells["speed_up"], cells["lowest"], cells["highest"], color="#bbbbbb", linewidth=1)
         axis.plot(

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from eelib.analysis.difficulty import BAND
 from eelib.common.interval import Interval
-from eelib.figures.style import BLACK, BLUE, GREEN, ORANGE, VERMILION
+from eelib.figures.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, WIDTH
 
 KINDS = {"easy": (BLUE, "o", "-"), "difficult": (VERMILION, "s", "--")}
 UNITS = {"decoded prefix": (BLACK, "o"), "whole output": (GREEN, "D")}
@@ -17,7 +17,7 @@ UNITS = {"decoded prefix": (BLACK, "o"), "whole output": (GREEN, "D")}
 
 def curves_figure(panels: dict[str, dict[str, np.ndarray]], threshold: float) -> plt.Figure:
     """Mean cosine to the last layer, and the band that holds most units; `panels[title][kind]` is [units, L+1]."""
-    fig, axes = plt.subplots(1, len(panels), figsize=(7.2, 3.8), sharey=True, layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 3.8), sharey=True, layout="constrained", squeeze=False)
     for axis, (title, kinds) in zip(axes[0], panels.items()):
         for kind, cosine in kinds.items():
             if not len(cosine):
@@ -36,7 +36,7 @@ def curves_figure(panels: dict[str, dict[str, np.ndarray]], threshold: float) ->
 
 def examples_figure(cosine: np.ndarray, names: Sequence[str], kinds: Sequence[str], threshold: float) -> plt.Figure:
     """Cosine to the last layer of single prefixes [m, L+1]; `names` (E1, D1, ...) tie them to their texts."""
-    fig, axis = plt.subplots(figsize=(7.2, 4.0), layout="constrained")
+    fig, axis = plt.subplots(figsize=(WIDTH, 4.0), layout="constrained")
     shapes = {kind: iter("osD^vPX*" * len(names)) for kind in KINDS}
     for curve, name, kind in zip(cosine, names, kinds):
         colour, _, line = KINDS[kind]
@@ -63,7 +63,7 @@ def increasing_figure(shares: dict[str, pd.DataFrame], depth: int, published: pd
     `shares[kind]`: columns start (layer), estimate, low, high. `published`: columns share (of the depth), easy and
     difficult (shares of prefixes); drawn hollow at the same share of `depth`.
     """
-    fig, axis = plt.subplots(figsize=(7.2, 4.0), layout="constrained")
+    fig, axis = plt.subplots(figsize=(WIDTH, 4.0), layout="constrained")
     for kind, curve in shares.items():
         colour, marker, line = KINDS[kind]
         axis.fill_between(curve["start"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
@@ -97,7 +97,7 @@ def increasing_figure(shares: dict[str, pd.DataFrame], depth: int, published: pd
 
 def length_figure(differences: dict[str, dict[str, Interval]]) -> plt.Figure:
     """Length of easy minus difficult units, tokens, with intervals; `differences[row][unit]`, one row per task."""
-    fig, axis = plt.subplots(figsize=(7.2, 1.6 + 0.55 * len(differences)), layout="constrained")
+    fig, axis = plt.subplots(figsize=(WIDTH, 1.6 + 0.55 * len(differences)), layout="constrained")
     for step, (unit, (colour, marker)) in zip((-0.14, 0.14), UNITS.items()):
         found = [(y + step, row[unit]) for y, row in enumerate(differences.values()) if row[unit].known]
         if not found:

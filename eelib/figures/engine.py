@@ -6,7 +6,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from eelib.figures.style import BLACK, BLUE, GREEN, ORANGE, PINK, VERMILION, style
+from eelib.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, VERMILION, style
 
 # Way -> colour and marker: told apart without colour as well.
 MARKS = {
@@ -51,7 +51,7 @@ def speed_figure(speed: dict[str, Any], most: float, path: Path) -> tuple[str, s
         axis.set_ylim(len(shapes) - 0.5, -0.5)
         axis.grid(False, axis="y")
         for edge in range(1, len(shapes)):
-            axis.axhline(edge - 0.5, color="#dddddd", linewidth=1)
+            axis.axhline(edge - 0.5, color=GREY, linewidth=1)
     drawn = [way for way in MARKS if any(row["way"] == way for row in rows)]
     handles = [plt.Line2D([], [], color=MARKS[way][0], marker=MARKS[way][1], linestyle="", label=way) for way in drawn]
     fig.supxlabel("time, as a multiple of the floor", fontsize=10.5)

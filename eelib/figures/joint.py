@@ -6,14 +6,16 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from eelib.analysis.joint import SIMILARITIES
-from eelib.figures.style import BLACK, BLUE, VERMILION
+from eelib.figures.style import BLACK, BLUE, VERMILION, WIDTH
 
 STATES = {"before": (BLUE, "o"), "after": (VERMILION, "s")}
 
 
 def pairs_figure(matrices: dict[str, dict[str, np.ndarray]]) -> plt.Figure:
     """Layer against layer, a row per similarity, before beside after. `matrices[similarity][state]` is [L, L]."""
-    fig, axes = plt.subplots(len(matrices), 2, figsize=(7.2, 3.3 * len(matrices)), layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(
+        len(matrices), 2, figsize=(WIDTH, 3.3 * len(matrices)), layout="constrained", squeeze=False
+    )
     for row, (similarity, states) in zip(axes, matrices.items()):
         low, high = min(m.min() for m in states.values()), max(m.max() for m in states.values())
         for axis, (state, matrix) in zip(row, states.items()):
@@ -32,7 +34,7 @@ def pairs_figure(matrices: dict[str, dict[str, np.ndarray]]) -> plt.Figure:
 def layers_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
     """Confidence and agreement by layer, before and after. `curves[readout][state]` from `joint.layer_curves`."""
     titles = {"confidence": "probability of the layer's top token", "agreement": "top token is the final one"}
-    fig, axes = plt.subplots(1, len(curves), figsize=(7.2, 3.5), sharey=True, layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(1, len(curves), figsize=(WIDTH, 3.5), sharey=True, layout="constrained", squeeze=False)
     for axis, (readout, states) in zip(axes[0], curves.items()):
         for state, table in states.items():
             colour, marker = STATES[state]
@@ -51,7 +53,7 @@ def trade_figure(rows: pd.DataFrame) -> plt.Figure:
 
     `rows`: label, learnt, layers (Interval of the exit layer / L), quality (Interval in points). Grey: not learnt.
     """
-    fig, axes = plt.subplots(1, 2, figsize=(7.2, 0.9 + 0.3 * len(rows)), sharey=True, layout="constrained")
+    fig, axes = plt.subplots(1, 2, figsize=(WIDTH, 0.9 + 0.3 * len(rows)), sharey=True, layout="constrained")
     places = np.arange(len(rows))[::-1]
     columns = ([interval.percent for interval in rows["layers"]], rows["quality"])
     for axis, intervals in zip(axes, columns):

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from eelib.analysis.sublayers_tables import SITE_LABELS, Example, regrouped
-from eelib.figures.style import PLAIN, SITE_COLOURS, VERMILION, log_scale
+from eelib.figures.style import PLAIN, SITE_COLOURS, VERMILION, WIDTH, log_scale
 from eelib.lens.readout import TOP
 from eelib.study.study import Study
 
@@ -89,7 +89,7 @@ def _piece(token: object, final: object, token_text: Callable[[Any], str]) -> st
 
 def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
     """By layer, one panel per quantity (at most two), one line per site with its band. `curves[quantity][site]`."""
-    fig, axes = plt.subplots(1, len(curves), figsize=(7.2, 4.0), layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(1, len(curves), figsize=(WIDTH, 4.0), layout="constrained", squeeze=False)
     for axis, (quantity, by_site) in zip(axes[0], curves.items()):
         for site, found in by_site.items():
             _line(axis, found["layer"], found, site)
@@ -119,7 +119,7 @@ def curves_figure(curves: dict[str, dict[str, pd.DataFrame]]) -> plt.Figure:
 
 def around_figure(by_site: dict[str, pd.DataFrame], threshold: float) -> plt.Figure:
     """Share of tokens with the final token in the top ten, by layers from saturation; `by_site[site]`."""
-    fig, axis = plt.subplots(figsize=(7.2, 4.0), layout="constrained")
+    fig, axis = plt.subplots(figsize=(WIDTH, 4.0), layout="constrained")
     for site, found in by_site.items():
         _line(axis, found["distance"], found, site)
     axis.axvline(0, color="#555555", linewidth=1)

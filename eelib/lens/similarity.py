@@ -56,11 +56,11 @@ def divergences_on_device(logits: Tensor) -> tuple[Tensor, Tensor]:
         p = logs.exp()
         own = (p * logs).nan_to_num(0.0).sum(-1)
         kl.append(own[:, None] - p @ logs.T)
-        js.append(jensen_shannon(p, own))
+        js.append(jensen_shannon_pairs(p, own))
     return torch.stack(kl), torch.stack(js)
 
 
-def jensen_shannon(p: Tensor, own: Tensor) -> Tensor:
+def jensen_shannon_pairs(p: Tensor, own: Tensor) -> Tensor:
     """JS [m, m] of probabilities p [m, vocab_size] against each other; `own` is sum p log p of each."""
     js = torch.zeros(len(p), len(p), dtype=p.dtype, device=p.device)
     for row in range(len(p) - 1):

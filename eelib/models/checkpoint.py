@@ -22,7 +22,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError
-from eelib.common.values import first_line
+from eelib.common.values import check_text, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CLASSES = {
@@ -56,14 +56,18 @@ def shipped_models() -> list[str]:
     return sorted(p.parent.name for p in data_folder("models").glob("*/config.json"))
 
 
-def path_of(name: str) -> str:
+def path_of(name: str | Path) -> str:
     """A shipped model's folder, a local folder (`~` expanded), or the name itself: a hub id. ValueError if missing."""
-    shipped = data_folder("models", name)
-    if (shipped / "config.json").exists():
-        return str(shipped)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return str(path)
+    name = str(name)
+    check_text("model", name)
+    try:
+        path = data_folder("models", name)
+        if not (path / "config.json").exists():
+            path = Path(name).expanduser()
+        if path.is_dir():  # . and .. have a name only where they lead; a link keeps its own
+            return str(path.resolve() if path.name in ("", "..") else path)
+    except (OSError, RuntimeError) as error:  # longer than a path can be; the home of nobody
+        raise CheckpointError(f"model {name!r} can't be looked for ({first_line(error)})") from error
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise CheckpointError(f"model folder {name!r} does not exist")
     return name

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from eelib.common.errors import CheckpointError
-from eelib.common.values import first_line
+from eelib.common.values import check_name, first_line
 from eelib.models.adapters import ADAPTERS, Adapter, Classifier, Writer
 from eelib.models.checkpoint import (
     DTYPES,
@@ -163,7 +163,7 @@ class Model:
 
 
 def load_model(
-    name: str,
+    name: str | Path,
     dtype: str = "float32",
     device: str = "auto",
     revision: str | None = None,
@@ -174,15 +174,16 @@ def load_model(
 
     `device`: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N. `stack="encoder"` reads
     an encoder-decoder's encoder, in place, through its final norm and the shared head.
-    Raises ValueError, one line: unknown name, dtype, device or stack; weights that are not safetensors or not all
-    there; no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose logits
-    could not be rebuilt from its last captured state.
+    Raises ValueError, one line: unknown name, dtype, device or stack; a last part of the name that is not of letters,
+    digits and _ . + - only; weights that are not safetensors or not all there; no tokenizer; code of the folder's own;
+    a quantized format whose library is missing; a model whose logits could not be rebuilt from its last captured state.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
     if stack not in ("decoder", "encoder"):
         raise CheckpointError(f"stack {stack!r} is not known; allowed: decoder, encoder")
-    path = path_of(name)
+    name, path = str(name), path_of(name)
+    check_name(f"model {name!r}: the last part of its name,", Path(path).name)  # names the folders of what is made
     network, tokenizer, kind = read_checkpoint(name, path, dtype, resolve_device(device), revision, trust_remote_code)
     note_ignored_generation(network, name)
     try:

@@ -53,6 +53,19 @@ class Unembed(nn.Module):
             logits = torch.tanh(logits / self.cap) * self.cap
         return logits if self.bias is None else logits + self.bias.to(logits.device)
 
+    def of_ids(self, states: Tensor, ids: Tensor) -> Tensor:
+        """The logits [n, k] of the tokens `ids` [n, k] alone, for states [n, hidden_size]: k rows of a linear head."""
+        if type(self.head) is not nn.Linear:
+            return self(states).gather(1, ids)
+        normed, at = self.normed(states), ids.to(self.head.weight.device)
+        logits = torch.einsum("nd,nkd->nk", normed, self.head.weight[at]).float()
+        if self.head.bias is not None:
+            logits = logits + self.head.bias[at].float()
+        logits = logits.to(states.device) * self.after
+        if self.cap:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        return logits if self.bias is None else logits + self.bias.to(logits.device)[ids]
+
 
 def find_unembed(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> Unembed:
     """The modules between the last block and the logits, checked against the logits of the probe run.

@@ -37,7 +37,7 @@ RECIPES = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train one of the shipped models, continuing where a run stopped, measure it, and write its card."""
+    """Train one of this project's models, continuing where a run stopped, measure it, and write its card."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["gates"]:
         gates.main(arguments[1:])
@@ -59,6 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
     out = given.out or data_folder("models", given.name)
     recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[given.name]}")
     work = given.work or Path("checkpoints") / given.name
+    if given.measure and not out.is_dir():
+        parser.error(f"there is no model in {out}; give the one to measure with --out")
     if given.measure:
         print(json.dumps(recipe.measure(given.corpora, out, given.device), indent=1))
     else:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from eelib.common.errors import InputError
 from eelib.recipes.corpora import SEED, Example
 
 TOKENS_PER_BATCH = 4096
@@ -110,6 +111,8 @@ def from_step(start: int, plan_of: Callable[[int], list]) -> Iterator:
     epoch = 0
     while True:
         plan = plan_of(epoch)
+        if not plan:
+            raise InputError("a part of the training has no texts")
         yield from plan[start:]
         start = max(0, start - len(plan))
         epoch += 1

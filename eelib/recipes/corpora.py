@@ -185,8 +185,8 @@ def novels(corpora: Path) -> tuple[list[str], list[str]]:
     """Paragraphs of the English novels of ELTeC as (training, held out); held out are the last ones, in one stretch."""
     with gzip.open(corpora / "text/eltec_english_novels.txt.gz", "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file]
-    place = len(lines) - len(lines) // NOVELS_HELD_OUT
-    return lines[:place], lines[place:]
+    cut = len(lines) - len(lines) // NOVELS_HELD_OUT
+    return lines[:cut], lines[cut:]
 
 
 def written_plainly(line: str) -> str:

@@ -37,23 +37,6 @@ class Schedule:
         return self.peak * min((step + 1) / self.warmup, 1.0, (self.steps - step) / self.decay)
 
 
-@dataclass(frozen=True)
-class Cycles:
-    """Two schedules, one after the other: the rate rises again after its first fall."""
-
-    first: Schedule
-    second: Schedule
-
-    @property
-    def steps(self) -> int:
-        """Steps of both."""
-        return self.first.steps + self.second.steps
-
-    def rate(self, step: int) -> float:
-        """Learning rate of 0-based `step`."""
-        return self.first.rate(step) if step < self.first.steps else self.second.rate(step - self.first.steps)
-
-
 class MasterOptimizer:
     """Muon on the matrices inside the blocks, AdamW on the rest, both on float32 copies of bf16 weights."""
 
@@ -112,7 +95,7 @@ def train(
     model: nn.Module,
     batches: Callable[[int], Iterator],
     loss_of: Callable[[nn.Module, object], Loss],
-    schedule: Schedule | Cycles,
+    schedule: Schedule,
     folder: Path,
     save_every: int = 100,
 ) -> list[dict]:

@@ -34,7 +34,7 @@ def calm_weights(layers: int) -> list[float]:
 def last_share_weights(layers: int, share: float = 0.7) -> list[float]:
     """CALM's weights on the last ceil(share * L) layers, scaled to sum to 1; 0 on the layers before.
 
-    ValueError unless 0 < share <= 1.
+    InputError unless 0 < share <= 1.
     """
     if not 0 < share <= 1:
         raise InputError(f"share must be above 0 and at most 1, not {share}")
@@ -46,7 +46,7 @@ def last_share_weights(layers: int, share: float = 0.7) -> list[float]:
 def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
     """CALM's weights on the layers `exits` and on L only, scaled to sum to 1: FREE's two exits (M §2.1).
 
-    ValueError for an exit that is not one of 1..L.
+    InputError for an exit that is not one of 1..L.
     """
     if any(not 1 <= i <= layers for i in exits):
         raise InputError(f"exits must lie in 1..{layers}, not {list(exits)}")
@@ -127,7 +127,7 @@ def imitation_loss(
     """Sum over layers of weight times mean KL(what the teacher says || the layer's readout), in nats, float32.
 
     `states` are those of layers 1..L, each [n, hidden_size]; `last` [n, the teacher's hidden_size] is the teacher's
-    last state at the same places; no gradient reaches it. The heads run on some rows at a time, as in `layers_loss`.
+    last state at the same positions; no gradient reaches it. The heads run on some rows at a time, as in `layers_loss`.
     InputError if the weights do not fit the states.
     """
     if len(weights) != len(states):
@@ -149,17 +149,17 @@ def imitation_loss(
     return total
 
 
-def to_last(_shallow: Tensor, deep: Sequence[Tensor], _place: int, _count: int) -> int:
+def to_last(_shallow: Tensor, deep: Sequence[Tensor], _index: int, _count: int) -> int:
     """The last layer."""
     return len(deep) - 1
 
 
-def to_uniform(_shallow: Tensor, deep: Sequence[Tensor], place: int, count: int) -> int:
+def to_uniform(_shallow: Tensor, deep: Sequence[Tensor], index: int, count: int) -> int:
     """Shallow layer i of `count` to deep layer ceil(i / count * deep layers): evenly spread, the last to the last."""
-    return -(-(place + 1) * len(deep) // count) - 1
+    return -(-(index + 1) * len(deep) // count) - 1
 
 
-def to_closest(shallow: Tensor, deep: Sequence[Tensor], _place: int, _count: int) -> int:
+def to_closest(shallow: Tensor, deep: Sequence[Tensor], _index: int, _count: int) -> int:
     """The deep layer with the smallest mean squared error."""
     return int(torch.stack([F.mse_loss(shallow.detach().float(), state.float()) for state in deep]).argmin())
 
@@ -181,8 +181,8 @@ def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = 
         raise InputError(f"the exit layer must lie in 1..{len(states) - 1}, not {exit_layer}")
     shallow, deep = states[:exit_layer], [state.detach() for state in states[exit_layer:]]
     losses = [
-        F.mse_loss(state.float(), deep[MAPPINGS[mapping](state, deep, place, len(shallow))].float())
-        for place, state in enumerate(shallow)
+        F.mse_loss(state.float(), deep[MAPPINGS[mapping](state, deep, index, len(shallow))].float())
+        for index, state in enumerate(shallow)
     ]
     return torch.stack(losses).mean()
 

@@ -149,7 +149,7 @@ def build(device: str = "cpu", **sizes: int) -> BertForMaskedLM:
 
 
 def sinusoids(positions: int, width: int) -> Tensor:
-    """Sines and cosines of falling frequency, [positions, hidden_size] (Vaswani et al. 2017)."""
+    """Sines and cosines of falling frequency, [positions, width] (Vaswani et al. 2017)."""
     angles = torch.arange(positions)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 

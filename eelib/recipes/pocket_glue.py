@@ -176,7 +176,7 @@ def last_alone(layers: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Classifier:
+class GlueTraining:
     """pocket-bert fine-tuned on one task; `weights` of the number of layers gives each layer's share in the loss."""
 
     name: str
@@ -224,13 +224,13 @@ class Classifier:
         }
 
 
-def both(task: str, schedule: Schedule) -> tuple[Classifier, Classifier]:
+def both(task: str, schedule: Schedule) -> tuple[GlueTraining, GlueTraining]:
     """(plain, joint) recipes of a task: they differ in the weights only."""
     name = f"{START}-{task}"
     joint = "uniform weights on the losses of all 12 layers through the shared pooler and classifier (P §3.3)"
     return (
-        Classifier(name, task, "the loss of layer 12 alone", last_alone, schedule),
-        Classifier(f"{name}-joint", task, joint, uniform_weights, schedule),
+        GlueTraining(name, task, "the loss of layer 12 alone", last_alone, schedule),
+        GlueTraining(f"{name}-joint", task, joint, uniform_weights, schedule),
     )
 
 

@@ -76,9 +76,9 @@ def in_batches(texts: list[Text], epoch: int) -> list[list[Text]]:
 
 
 def inputs_of(texts: list[Text], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(token ids [texts, longest], flat places of the targets' tokens, flat places of the other tokens).
+    """(token ids [texts, longest], flat positions of the targets' tokens, flat positions of the other tokens).
 
-    A token is predicted at the place before its own; each text's first is predicted nowhere and in neither list.
+    A token is predicted at the position before its own; each text's first is predicted nowhere and in neither list.
     """
     width = max(len(text.ids) for text in texts)
     ids = torch.zeros(len(texts), width, dtype=torch.long)
@@ -97,8 +97,8 @@ def target_loss(model: LlamaForCausalLM, batch: Batch) -> Loss:
     # Right padding under a causal mask: no real token sees a padded one, so no mask is needed.
     states = model.model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
 
-    def of(places: Tensor) -> Tensor:
-        return F.cross_entropy(model.lm_head(states[places - 1]).float(), ids.flatten()[places])
+    def of(positions: Tensor) -> Tensor:
+        return F.cross_entropy(model.lm_head(states[positions - 1]).float(), ids.flatten()[positions])
 
     loss = shown = of(wanted)
     if share := CONTEXT.get(part):

@@ -128,7 +128,7 @@ def labels_loss(
 def plain_loss(
     family: Family, model: Model, states: list[Tensor], _labels: Tensor, texts: list, weights: list[float], plain: Model
 ) -> Tensor:
-    """What the plain model says at the same places, as a distribution."""
+    """What the plain model says at the same positions, as a distribution."""
     with torch.no_grad():
         last = family.states(plain, texts)[0][-1]
     return imitation_loss(model.unembed, states, plain.unembed, last, weights)

@@ -153,11 +153,6 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def format_interval(interval: Interval | None) -> str:
-    """The same as `str(interval or NOTHING)`."""
-    return str(interval or NOTHING)
-
-
 def tables() -> list[str]:
     """Ids of the published tables: P-table-1, ..., and P-text, M-text for figures that stand in running text."""
     names = (path.stem for path in data_folder("papers").glob("[PM]-*.json"))

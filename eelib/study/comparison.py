@@ -131,4 +131,7 @@ def objectives(names: list[str]) -> str:
     for name in names:
         alike = shared.setdefault(objective(name) or "what its makers say, since there is no card", [])
         alike.append(Path(name).name)
-    return " ".join(f"{', '.join(alike)}: {said}." for said, alike in shared.items()) or "None is part of this run."
+    told = [f"{', '.join(alike)}: {said}." for said, alike in shared.items()] or ["None is part of this run."]
+    if any("i / sum j" in said for said in shared):
+        told.append("Weights i / sum j: a layer counts in proportion to its number.")
+    return " ".join(told)

@@ -55,12 +55,13 @@ def check_parameters(
     cells: list[str] | None = None,
     namespace: dict[str, Any] | None = None,
     least: dict[str, int] | None = None,
+    shares: tuple[str, ...] = (),
 ) -> Parameters:
     """Check the notebook's parameters and return them; ParameterError names the bad one and what is allowed.
 
     Declared are the annotated assignments of the notebook's cells; injected are the plain assignments of papermill's
     cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter,
-    `least` its smallest value: check_parameters(least={"repeats": 1}).
+    `least` its smallest value: check_parameters(least={"repeats": 1}). `shares` lie between 0 and 1.
     """
     if cells is None or namespace is None:
         from IPython import get_ipython
@@ -92,6 +93,9 @@ def check_parameters(
         if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ParameterError(f"parameter {name} is {value!r}; it must be of type {kind}")
     check_values(values, choices or {}, least or {})
+    for name in shares:
+        if not 0 < values[name] < 1:
+            raise ParameterError(f"parameter {name} is {values[name]}; it must lie between 0 and 1")
     return Parameters(values)
 
 

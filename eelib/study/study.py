@@ -1,6 +1,6 @@
 """What every notebook shares: checked parameters, traces of its tasks, results on disk and in the prose."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,9 @@ from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
 from eelib.common.text import visible
 from eelib.common.values import check_name
+from eelib.exits.kept import kept_scores, make_scores, needs_states
+from eelib.exits.offline import Scores, scores
+from eelib.exits.rule import Rule
 from eelib.models.model import Model, load_model
 from eelib.study.claims import Verdict, judge, untestable
 from eelib.study.parameters import ParameterError, Parameters
@@ -29,7 +32,8 @@ class Study:
     """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
 
     `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `model`, `tasks` and `template` stand in place of
-    the parameters', for a notebook that looks at several models: Study(p, model=p.after).
+    the parameters', for a notebook that looks at several models: Study(p, model=p.after). `gates`: rules to be scored
+    on every trace, also where their gates look at states; see `scores`.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Study:
         model: str | None = None,
         tasks: str | None = None,
         template: str | None = None,
+        gates: Sequence[Rule] = (),
     ) -> None:
         other = {"model": model, "tasks": tasks, "template": template}
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
@@ -77,6 +82,10 @@ class Study:
                 )
                 for name, task in self.tasks.items()
             }
+            self._scores: dict[tuple[str, str], Scores] = {}
+            on_states = [rule for rule in gates if needs_states(rule)]
+            for name, made in self.traces.items():
+                make_scores(self.model, self.tasks[name], made, on_states, progress=False)
         except (InputError, StorageError) as error:
             raise ParameterError(str(error)) from error
 
@@ -141,6 +150,13 @@ class Study:
         if not interval.known:
             return untestable(claim_id, "nothing to estimate it from")
         return judge(claim_id, interval, requirement_met=requirement_met)
+
+    def scores(self, rule: Rule, task: str) -> Scores:
+        """What a rule's gate says of the tokens of a task's trace; on states, of those that were asked for."""
+        key = (task, repr((rule.gate, rule.exits, rule.minimum_layer)))
+        if key not in self._scores:
+            self._scores[key] = (kept_scores if needs_states(rule) else scores)(rule, self.traces[task])
+        return self._scores[key]
 
     @property
     def where(self) -> str:

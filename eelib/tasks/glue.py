@@ -7,7 +7,7 @@ from numbers import Integral
 from eelib.common.errors import InputError
 from eelib.common.values import inside
 
-Place = tuple[str, str | None, str]  # dataset of the hub, config, split
+HubSplit = tuple[str, str | None, str]  # dataset of the hub, config, split
 PAIR = ("sentence1", "sentence2")  # a pair of any set may be given under these names
 
 
@@ -22,10 +22,10 @@ class LabelledSet:
     labels: tuple[str, ...]
     fields: tuple[str, ...]
     scores: tuple[str, ...] = ("accuracy",)
-    hub: Place | None = None
+    hub: HubSplit | None = None
 
 
-def of_glue(name: str, split: str = "validation") -> Place:
+def of_glue(name: str, split: str = "validation") -> HubSplit:
     """Where a set of GLUE lies on the hub; its test splits hide their labels."""
     return "nyu-mll/glue", name, split
 

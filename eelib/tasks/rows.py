@@ -12,7 +12,7 @@ from eelib.common.values import first_line
 from eelib.tasks import glue
 
 WMT22 = ("de-en", "de-fr", "en-de", "en-ja", "en-ru", "en-zh", "fr-de", "ja-en", "ru-en", "zh-en")  # P, Table 7
-HUB: dict[str, glue.Place] = {  # as P and M use them
+HUB: dict[str, glue.HubSplit] = {  # as P and M use them
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "validation"),
     "narrativeqa": ("deepmind/narrativeqa", None, "test"),
     "squad": ("rajpurkar/squad", None, "validation"),

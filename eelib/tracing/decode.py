@@ -9,9 +9,9 @@ from tqdm import tqdm
 from eelib.common.errors import InputError
 from eelib.lens.buffer import Reader
 from eelib.models.adapters import Writer
-from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.probe import block_states
+from eelib.models.sites import site_states
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ def trace(
         raise InputError(model.components_error)
     identity = identity_of(model, task, int(max_new_tokens))
     job = Job(model, task, Path(folder) / folder_name(identity), identity, batch_size, strict, progress)
-    with only_one(job.folder):
+    with only_one(job.folder, told=progress):  # a page has no place for it
         make_outputs(job)
         if sites:
             make_extra(job, "sites", count(sites))

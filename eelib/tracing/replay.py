@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from eelib.common.errors import InputError
+from eelib.common.errors import SelfCheckError
 from eelib.common.machine import machine
 from eelib.common.sources import code_hash
 from eelib.common.tolerances import close
@@ -61,7 +61,7 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
         return end.state
     finally:
         handle.remove()
-    raise InputError(f"{model.name}: block {layer} did not run")
+    raise SelfCheckError(f"{model.name}: block {layer} did not run")
 
 
 class Replay:
@@ -149,10 +149,10 @@ def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:
 def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     """(seconds, whether it missed the trace's token) of predicting output token `token` after block `layer`.
 
-    Arguments and cache are made ready outside the time. ValueError where a float32 run misses by more than rounding.
+    Arguments and cache are made ready outside the time. SelfCheckError where a float32 run misses by more.
     """
     model, inputs, wanted = replay.model, replay.inputs(token), replay.output[token]
-    wait_for(model.device)
+    synchronize(model.device)
     began = time.perf_counter()
     state = state_at(model, layer, inputs)
     logits = model.unembed(state[0, replay.read][None])[0]
@@ -160,13 +160,13 @@ def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     seconds = time.perf_counter() - began
     wrong = top != wanted and float(logits[top] - logits[wanted]) > TIE
     if wrong and model.dtype == "float32":
-        raise InputError(
+        raise SelfCheckError(
             f"{model.name}: stopped after block {layer}, output token {token} is {top}; the trace has {wanted}"
         )
     return seconds, wrong
 
 
-def wait_for(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Let a GPU finish what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -174,14 +174,14 @@ def wait_for(device: torch.device) -> None:
 
 def time_before(replay: Replay) -> float:
     """Seconds of what comes before the first step."""
-    wait_for(replay.model.device)
+    synchronize(replay.model.device)
     began = time.perf_counter()
     replay.before()
-    wait_for(replay.model.device)
+    synchronize(replay.model.device)
     return time.perf_counter() - began
 
 
-def measure(model: Model, trace: Trace, task: Task, sequences: int, repeats: int) -> list[dict]:
+def time_sequences(model: Model, trace: Trace, task: Task, sequences: int, repeats: int) -> list[dict]:
     """Time `sequences` of a trace, evenly spread: a row each with REPLAY_COLUMNS, as `Trace.replay` has them.
 
     Of each token the median of `repeats` counts. End tokens are left out.
@@ -196,15 +196,13 @@ def measure(model: Model, trace: Trace, task: Task, sequences: int, repeats: int
         return []
     ideal = is_ideal(model, prompts[0], outputs[chosen[0]])  # warms up, too
     return [
-        measure_sequence(
-            Replay(model, prompt, outputs[sequence], ideal), tokens[tokens["sequence"] == sequence], repeats
-        )
+        time_sequence(Replay(model, prompt, outputs[sequence], ideal), tokens[tokens["sequence"] == sequence], repeats)
         for sequence, prompt in zip(chosen, prompts)
     ]
 
 
-def measure_sequence(replay: Replay, tokens: pd.DataFrame, repeats: int) -> dict:
-    """One row of `measure`: `tokens` are those of the sequence that count, with the exit layer of each."""
+def time_sequence(replay: Replay, tokens: pd.DataFrame, repeats: int) -> dict:
+    """One row of `time_sequences`: `tokens` are those of the sequence that count, with the exit layer of each."""
     taken = np.zeros((2, repeats, len(tokens)))  # of the full run, and of the one that stops
     before, wrong = [], 0
     for repeat in range(repeats):
@@ -250,5 +248,5 @@ def make_replay(job: Job, sequences: int, repeats: int) -> None:
     save_replay(
         job.folder,
         settings,
-        [] if job.model.kind == "masked" else measure(job.model, made, job.task, count, repeats),
+        [] if job.model.kind == "masked" else time_sequences(job.model, made, job.task, count, repeats),
     )

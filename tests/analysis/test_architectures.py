@@ -7,15 +7,13 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from studies_made import LABELLED, values_in
+from studies_made import LABELLED
 
 from eelib.analysis import architectures as side_by_side
 from eelib.analysis.architectures import BOTH, DECODER, ENCODER
 from eelib.common.interval import Interval
 from eelib.figures import architectures as plots
 from eelib.study import claims as papers
-from eelib.study.comparison import timed_studies
-from eelib.study.parameters import Parameters
 from eelib.study.results import Results
 
 matplotlib.use("Agg")
@@ -27,21 +25,6 @@ matplotlib.use("Agg")
 )
 def test_architecture(name, kind, model_of):
     assert side_by_side.architecture(model_of(name)) == kind
-
-
-@pytest.fixture(scope="module")
-def values(folder_of, tmp_path_factory):
-    """Parameters of a page on a tiny gpt2 with two tiny models beside it."""
-    return values_in(tmp_path_factory.mktemp("studies"), folder_of)
-
-
-@pytest.fixture(scope="module")
-def found(values):
-    """The studies, as if the models had learnt their tasks: random ones have not."""
-    studies = timed_studies(Parameters(values))
-    for study in studies:
-        study.learnt = dict.fromkeys(study.traces, True)
-    return studies
 
 
 # Figures
@@ -178,11 +161,11 @@ def test_words(found):
     assert side_by_side.in_words(found[:1], BOTH, nothing) == "No encoder-decoder model is part of this run."
     assert "nothing" in side_by_side.chance_in_words(nothing)
     shares = {kind: side_by_side.overall(found, kind) for kind in side_by_side.ARCHITECTURES}
-    said = side_by_side.depth_in_words(shares)
+    said = side_by_side.depth_in_words(found, shares)
     assert f"{100 * shares[BOTH]['depth_first'].estimate:.0f}% of the depth in the {BOTH} model" in said
     assert "from 11 to 67%" in said and "nan" not in said
-    assert "on 1 of 1 tasks" in side_by_side.weakness_in_words(found, shares[ENCODER])
-    assert "No claim" in side_by_side.weakness_in_words(found[:1], nothing)
+    assert "on 1 of 1 tasks" in side_by_side.weakness_in_words(found)
+    assert "No claim" in side_by_side.weakness_in_words(found[:1])
     assert "is above chance" in side_by_side.chance_in_words({"above_chance": Interval(0.2, 0.1, 0.3, 40)})
     assert "not clearly" in side_by_side.chance_in_words({"above_chance": Interval(0.2, -0.1, 0.3, 40)})
     assert side_by_side.where(found[:2]).startswith("gpt2, t5; float32 on cpu, 20")

@@ -8,6 +8,7 @@ from length_made import made, make_trace, noisy
 from eelib.analysis import slopes as sl
 from eelib.analysis.length import position_only, sequence_table, slopes_of, token_table
 from eelib.common import stats
+from eelib.common.errors import InputError
 
 
 @pytest.fixture(name="noisy")
@@ -180,3 +181,15 @@ def test_mean_over_tasks(noisy):
     assert sl.mean_over_tasks(parts | {"c": nothing}) == both
     with pytest.raises(ValueError, match="no learnt task"):
         sl.mean_over_tasks({"c": nothing})
+
+
+@pytest.mark.parametrize("column", ["first", "length"])
+def test_what_is_not_finite_is_refused_and_not_left_out(column, noisy, one_line):
+    """Sums by group skip NaN: without a check, a slope of nothing would be 0."""
+    broken = noisy.assign(**{column: noisy[column].where(noisy["sequence"] % 2 == 0)})
+    for slope in (sl.joint_length_slope, sl.matched_length_slope, sl.position_slope):
+        if column == "length" and slope is sl.position_slope:
+            continue
+        one_line(InputError, "not finite", lambda: slope(broken, "first"))
+    if column == "first":
+        one_line(InputError, "not finite", lambda: sequence_table(broken))

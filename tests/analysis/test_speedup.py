@@ -5,7 +5,6 @@ import json
 import matplotlib
 import pandas as pd
 import pytest
-from studies_made import values_in
 
 from eelib.analysis import speedup
 from eelib.figures import architectures as plots
@@ -15,21 +14,6 @@ from eelib.study.results import Results
 from eelib.study.study import Study
 
 matplotlib.use("Agg")
-
-
-@pytest.fixture(scope="module")
-def values(folder_of, tmp_path_factory):
-    """Parameters of a page on a tiny gpt2 with two tiny models beside it."""
-    return values_in(tmp_path_factory.mktemp("studies"), folder_of)
-
-
-@pytest.fixture(scope="module")
-def found(values):
-    """The studies, as if the models had learnt their tasks: random ones have not."""
-    studies = timed_studies(Parameters(values))
-    for study in studies:
-        study.learnt = dict.fromkeys(study.traces, True)
-    return studies
 
 
 def test_ratios_by_hand():

@@ -246,24 +246,7 @@ def test_wordy_sequence_matches_a_loop():
 def test_words_with_an_apostrophe_or_hyphen_are_told_apart():
     trace = make_trace(["I", "'", "m", " gar", "den", "ing", "-", " x"], ["we", "ll", "-", "known", " '", "a"])
     inside = w.outside_joined_words(w.words_of(trace), trace)
-    assert inside.tolist() == [
-        False,
-        False,
-        False,
-        True,
-        True,
-        True,
-        True,
-        True,
-        True,
-        False,
-        False,
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    assert inside.tolist() == [False] * 3 + [True] * 6 + [False] * 4 + [True] * 3
 
 
 # ---- of a study

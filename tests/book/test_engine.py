@@ -13,7 +13,7 @@ def test_no_check_has_run(tmp_path):
     found = book_engine.engine(tmp_path, tmp_path)
     assert set(found) == {
         f"engine_{name}"
-        for name in ("families", "crashes", "bad_input", "reproducible", "joint_memory", "speed", "kernel")
+        for name in ("families", "crashes", "bad_input", "reproducible", "joint_memory", "coverage", "speed", "kernel")
     }
     assert all(page == f"The check `{name[7:]}` has not been run yet.\n" for name, page in found.items())
 

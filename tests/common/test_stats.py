@@ -110,6 +110,18 @@ def test_tasks_match_loop():
         stats.bootstrap_task_contrast(tasks, ["a"], ["z"])
 
 
+def test_totals_over_tasks_are_the_mean_over_tasks_where_the_statistic_is_a_mean():
+    random = np.random.default_rng(0)
+    tasks = {name: (random.random(n), np.arange(n) // 2) for name, n in (("b", 40), ("a", 30))}
+    sums = {
+        name: (lambda totals: totals[:, 0] / totals[:, 1], np.stack([values.reshape(-1, 2).sum(1), [2] * (n // 2)], 1))
+        for name, (values, groups) in tasks.items()
+        for n in [len(values)]
+    }
+    expected = stats.bootstrap_unweighted_mean_over_tasks(tasks, FEW)
+    assert stats.bootstrap_unweighted_totals_over_tasks(sums, FEW) == pytest.approx(expected)
+
+
 def test_general_form_agrees_with_the_fast_one():
     _, y, labels = sample()
     slow = stats.bootstrap(lambda w: np.average(y, weights=w), labels, FEW)
@@ -220,6 +232,7 @@ TOO_LITTLE = [
     (lambda: stats.bootstrap_mean([], []), "values is empty"),
     (lambda: stats.trend([0.1] * 3, [1, 2, 3]), "does the input vary"),
     (lambda: stats.bootstrap_unweighted_mean_over_tasks({}), "no tasks"),
+    (lambda: stats.bootstrap_unweighted_totals_over_tasks({}), "no tasks"),
     (lambda: stats.bootstrap_unweighted_difference_over_tasks({}, {}), "no tasks"),
     (lambda: stats.bootstrap_spread_over_tasks({"qa": ([], [])}), "task qa: values is empty"),
     (lambda: stats.bootstrap_task_contrast({"a": ([1], [1])}, ["a"], []), "at least one task on each side"),

@@ -6,14 +6,15 @@ import pytest
 import torch
 import traces
 
+from eelib.common.errors import InputError
 from eelib.exits.gates.gate import NEVER
 from eelib.exits.gates.registry import GATES, gate_named
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.kept import kept_scores, make_scores
 from eelib.exits.live import Watch
-from eelib.exits.offline import Scores, Tokens, decide, emitted, leave, scores
+from eelib.exits.offline import Scores, Tokens, decide, emitted, leave, ratcheted, scores
 from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Decaying
+from eelib.exits.thresholds import Decaying, Estimated
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.plan import encode
 
@@ -110,3 +111,44 @@ def watched(model, task, trace, rule):
     table = table.iloc[order].reset_index(drop=True)
     assert (table[["sequence", "position"]].to_numpy() == trace.tokens[["sequence", "position"]].to_numpy()).all()
     return table, Scores(*(torch.cat(parts)[order] for parts in zip(*found)))
+
+
+def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
+    """Sequence by sequence; the rule itself stays as it was over a trace."""
+    model, task = model_of("llama"), traces.TASK
+    trace = traces.make(model, tmp_path, batch_size=1)
+    middle = float(scores(Rule(gate_named("confidence"), exits=(2,)), trace).values[:, 1].median())
+    rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
+    exits, found = decide(rule, trace)
+    assert rule.limit == Estimated(middle) and set(exits.tolist()) == {2, trace.layers}
+    live, said = Rule(gate_named("confidence"), Estimated(middle), exits=(2,)), []
+    for row in range(len(task)):
+        watch = Watch(model, live, 1)
+        greedy_decode(model, encode(model, task, [row]), traces.STEPS, watch)
+        said.append(watch.finish()[0]["exit_layer"].to_numpy())
+    np.testing.assert_array_equal(np.concatenate(said), exits)
+    deep = (exits == trace.layers).numpy()
+    wanted = found.tokens[deep, 1] == Tokens(trace).final[deep]
+    assert live.limit.agreed == wanted.tolist()
+    np.testing.assert_allclose(live.limit.scores, found.values[deep, 1], rtol=1e-3)
+
+
+def test_free_has_one_exit(one_line):
+    one_line(InputError, "exits=(layer,)", lambda: Rule(gate_named("confidence"), Estimated()))
+
+
+def test_the_ratchet_of_ms_code():
+    """Two batches of two; the second row of the first ends after one token."""
+    exits = torch.tensor([4, 2, 6, 2, 3, 5, 6, 1])
+    sequences, positions = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3]), torch.tensor([0, 1, 2, 0, 0, 1, 0, 1])
+    assert ratcheted(exits, sequences, positions, batch_size=2).tolist() == [4, 2, 2, 2, 3, 5, 6, 1]
+    assert ratcheted(exits, sequences, positions, batch_size=1).tolist() == [4, 2, 2, 2, 3, 3, 6, 1]
+
+
+def test_a_gate_on_states_says_where_to_get_them(made, model_of, one_line):
+    rule = Rule(gate_named("state_saturation"))
+    one_line(InputError, ["state_saturation", "make_scores"], lambda: scores(rule, made("llama")))
+    one_line(InputError, ["no scores", "make_scores"], lambda: kept_scores(rule, made("llama")))
+    one_line(InputError, "is not of", lambda: make_scores(model_of("gpt2"), traces.TASK, made("llama"), [rule]))
+    with pytest.raises(InputError, match="layers 1 to"):
+        scores(Rule(gate_named("confidence"), exits=(99,)), made("llama"))

@@ -1,6 +1,7 @@
 """Thresholds by hand: CALM's two decays, and FREE's estimate against a mixture whose threshold is known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,15 @@ def test_both_forms_of_the_decay():
     assert ours.tolist() == pytest.approx([0.45 + 0.1 * f for f in fall])
     assert theirs.tolist() == pytest.approx([0.45 + 0.05 * f for f in fall])
     assert Decaying(1.0, longest=10).at(AT).max() <= 1 and Decaying(0.0, longest=10).at(AT).min() >= 0
+
+
+@pytest.mark.parametrize("limit", [Constant(0.0), Decaying(0.0, longest=10), Decaying(0.0, 2.0, 7, as_published=True)])
+def test_the_value_for_a_score_makes_the_threshold_that_score(limit):
+    score = 0.7
+    for at in range(12):
+        position = torch.tensor([at])
+        value = float(limit.value_for(torch.tensor([score]).double(), position))
+        assert float(replace(limit, value=value).at(position)) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("given", [{"value": 1.5}, {"value": 0.5, "tau": -1}, {"value": 0.5, "longest": 0}])

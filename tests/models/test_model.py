@@ -10,7 +10,9 @@ from families import FAMILIES
 
 import eelib
 from checks.tiny_texts import WINDOW
-from eelib.common.errors import CheckpointError
+from eelib.common.data import data_folder
+from eelib.common.errors import CheckpointError, InputError
+from eelib.models.checkpoint import path_of
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -27,6 +29,48 @@ def test_facts(name, model_of):
 
 def test_lower_precision_loads(folder_of):
     assert eelib.load_model(str(folder_of("llama")), dtype="bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a;b", "$(touch x)", "a\nb", "é", "<b>", "{model}"])
+def test_name_that_no_folder_may_have_is_refused_before_anything_is_read(name, tmp_path, one_line):
+    (tmp_path / name).mkdir()
+    given = str(tmp_path / name)
+    one_line(InputError, (repr(given), repr(name), "letters, digits"), lambda: eelib.load_model(given))
+    one_line(InputError, (repr(f"org/{name}"), "letters, digits"), lambda: eelib.load_model(f"org/{name}"))
+
+
+@pytest.mark.parametrize(
+    "name, part",
+    [
+        ("", "model is empty"),
+        (" ", "model is empty"),
+        ("a\0b", "model holds a NUL"),
+        ("/", "letters, digits"),
+        ("org/..", "letters, digits"),
+        ("~nobody-of-this-name/llama", "can't be looked for"),
+        ("a" * 5000, "can't be looked for"),
+    ],
+)
+def test_name_that_names_nothing_is_refused_in_one_line(name, part, one_line):
+    one_line(InputError, part, lambda: eelib.load_model(name))
+
+
+def test_a_folder_has_its_own_name_however_it_is_written(folder_of, model_of, tmp_path, monkeypatch):
+    folder = folder_of("llama")
+    (folder / "inner").mkdir(exist_ok=True)
+    (tmp_path / "linked").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    for given in (folder, ".", "./", "inner/..", f"{folder}/", f"{folder}/.", "../llama", f"{folder}/inner/.."):
+        model = eelib.load_model(given, device="cpu")
+        assert (model.name, model.hash) == ("llama", model_of("llama").hash)
+    monkeypatch.chdir(folder / "inner")
+    assert eelib.load_model("..", device="cpu").name == "llama"
+    assert eelib.load_model(str(tmp_path / "linked"), device="cpu").name == "linked"  # a link is a name of its own
+
+
+def test_shipped_names_and_hub_ids_pass_as_they_are():
+    assert path_of("pocket-llama") == path_of("pocket-llama/") == str(data_folder("models", "pocket-llama"))
+    assert path_of("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
 
 
 def test_generation_settings_are_ignored_and_said(folder_of, tmp_path, capsys, model_of):

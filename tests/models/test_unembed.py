@@ -85,3 +85,13 @@ def test_logits_that_can_not_be_rebuilt_stop_the_load(dtype, bend, one_line):
         ("odd", "differs from the model's own logits"),
         lambda: prepare(network, tokenizer_for("causal"), "odd", "causal"),
     )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gptj", "granite", "t5", "marian", "bert"])
+def test_some_rows_of_the_head_are_those_of_all(name, model_of):
+    """`of_ids` with scaling, cap and biases, and where the head is no linear layer."""
+    unembed = model_of(name).unembed
+    states = torch.randn(5, unembed.hidden_size, generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, unembed.vocab_size, (5, 4), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(unembed.of_ids(states, ids), unembed(states).gather(1, ids), rtol=1e-4, atol=1e-5)

@@ -1,14 +1,18 @@
-"""Fixtures of the recipes: made-up corpora, and a tiny pocket-bert."""
+"""Fixtures of the recipes: made-up corpora, and tiny networks of the shipped kinds."""
 
 import gzip
 import json
 import random
 from functools import partial
 
+import families
 import pytest
 from bert_made import SHORT, TINY, sentence
+from transformers import AutoTokenizer
 
-from eelib.recipes import pocket_bert, texts
+from eelib.common.data import data_folder
+from eelib.models.model import prepare
+from eelib.recipes import pocket_bert, pocket_t5, texts
 from eelib.recipes.pocket_bert import WINDOW, build
 
 
@@ -20,22 +24,22 @@ def write(path, rows):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Made-up corpora: sentences with several translations, so that held-out ones could leak through a neighbour."""
-    place, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
+    folder, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
     for language in ("de", "fr"):
         write(
-            place / f"translation/tatoeba.{language}-en.jsonl.gz",
+            folder / f"translation/tatoeba.{language}-en.jsonl.gz",
             [
                 {language: f"{language} satz {rng.randrange(500)}.", "en": f"Sentence {rng.randrange(700)}."}
                 for _ in range(1500)
             ],
         )
     write(
-        place / "translation/multi30k.train.jsonl.gz",
+        folder / "translation/multi30k.train.jsonl.gz",
         [{"en": f"A dog {i}.", "de": f"Ein Hund {i}.", "fr": f"Un chien {i}."} for i in range(60)],
     )
     for name in ("fairytaleqa.train", "squadshifts.new_wiki", "squadshifts.amazon_reviews", "squadshifts.reddit"):
         write(
-            place / f"question_answering/{name}.jsonl.gz",
+            folder / f"question_answering/{name}.jsonl.gz",
             [
                 {"context": f"Passage {i} of {name} " + "word " * (i * 20), "question": q, "answers": [f"Ann {i}", "x"]}
                 for i in range(16)
@@ -44,11 +48,11 @@ def folder(tmp_path_factory):
         )
     paragraphs = [f"Chapter {i} of a long book. " + "They went on and on. " * 20 for i in range(150)]
     for name in ("text/wikitext2.train", "text/eltec_english_novels"):
-        (place / f"{name}.txt.gz").parent.mkdir(exist_ok=True)
-        (place / f"{name}.txt.gz").write_bytes(gzip.compress("\n".join(paragraphs).encode()))
+        (folder / f"{name}.txt.gz").parent.mkdir(exist_ok=True)
+        (folder / f"{name}.txt.gz").write_bytes(gzip.compress("\n".join(paragraphs).encode()))
     for split in ("train", "test"):
         write(
-            place / f"summarization/reuters21578.{split}.jsonl.gz",
+            folder / f"summarization/reuters21578.{split}.jsonl.gz",
             [
                 {
                     "article": f"Today {name} Corp said it lost {i} mln dlrs. The loss of {name} grew.",
@@ -59,14 +63,35 @@ def folder(tmp_path_factory):
             ],
         )
     write(
-        place / "translation/multi30k.test2016.jsonl.gz",
+        folder / "translation/multi30k.test2016.jsonl.gz",
         [{"en": f"A cat {i}.", "de": f"Eine Katze {i}.", "fr": f"Un chat {i}."} for i in range(6)],
     )
     write(
-        place / "question_answering/fairytaleqa.test.jsonl.gz",
+        folder / "question_answering/fairytaleqa.test.jsonl.gz",
         [{"context": "A cat. " * n, "question": "Who?", "answers": ["a cat"]} for n in (1, 2, 900)],
     )
-    return place
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(data_folder("models", "pocket-llama"))
+
+
+@pytest.fixture
+def made(tokenizer):
+    """made(recipe): a tiny network of the recipe's kind, the same every time, as `load_model` would give it."""
+
+    def build(recipe):
+        if recipe.start == "pocket-llama":
+            network = families.build("llama").requires_grad_(True)
+            network.resize_token_embeddings(len(tokenizer))
+        else:
+            sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 4}
+            network = pocket_t5.build(tokenizer, **sizes).float()
+        return prepare(network.eval(), tokenizer, "tiny", "causal" if recipe.start == "pocket-llama" else "seq2seq")
+
+    return build
 
 
 @pytest.fixture
@@ -78,12 +103,12 @@ def few_stories(monkeypatch):
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory):
     """Made-up texts and GLUE files, with one text that no window holds."""
-    place, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
+    folder, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
     for name in ("text", "glue"):
-        (place / name).mkdir()
+        (folder / name).mkdir()
 
     def write(path, lines):
-        (place / path).write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
+        (folder / path).write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
 
     for split in ("train", "validation"):
         write(
@@ -101,16 +126,16 @@ def corpora(tmp_path_factory):
             rows = [{field: sentence(rng, 1, 12) for field in fields} | {"label": i % 3 % 2} for i in range(40)]
             rows[5][fields[-1]] = "dog " * WINDOW
             write(f"glue/{task}.{split}.jsonl.gz", map(json.dumps, rows))
-    return place
+    return folder
 
 
 @pytest.fixture(scope="session")
 def start(corpora, tmp_path_factory):
     """The folder of a tiny pocket-bert, made by its own recipe."""
-    place = tmp_path_factory.mktemp("pocket-bert")
+    folder = tmp_path_factory.mktemp("pocket-bert")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pocket_bert, "SCHEDULE", SHORT)
         patch.setattr(pocket_bert, "build", partial(build, **TINY))
-        card = pocket_bert.run(corpora, place / "out", place / "work", "cpu")
-    assert card == json.loads((place / "out/card.json").read_text())
-    return place / "out"
+        card = pocket_bert.run(corpora, folder / "out", folder / "work", "cpu")
+    assert card == json.loads((folder / "out/card.json").read_text())
+    return folder / "out"

@@ -5,17 +5,9 @@ from collections import Counter
 from itertools import islice
 
 import numpy as np
-import pytest
-from transformers import AutoTokenizer
 
-from eelib.common.data import data_folder
 from eelib.recipes.batches import Phase, by_phases, encoded, from_step, order_of, packed
 from eelib.recipes.corpora import Example
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(data_folder("models") / "pocket-llama")
 
 
 def read(tokenizer, text, wanted):

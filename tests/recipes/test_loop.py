@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import pkgutil
 import random
 
 import families
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 
 import eelib
 from eelib.common.data import data_folder
-from eelib.recipes.loop import Cycles, Loss, Schedule, train
+from eelib.recipes.__main__ import RECIPES
+from eelib.recipes.loop import Loss, Schedule, train
 
 
 def test_schedule():
@@ -22,14 +24,6 @@ def test_schedule():
     assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
     assert set(rates[9:81]) == {2.0}
     assert rates[80:] == pytest.approx([0.1 * (20 - i) for i in range(20)])
-
-
-def test_cycles():
-    """One schedule after the other: the rate falls, rises again and falls."""
-    one, two = Schedule(steps=20, peak=2.0, warmup=2, decay=5), Schedule(steps=30, peak=1.0, warmup=3, decay=9)
-    cycles = Cycles(one, two)
-    assert cycles.steps == 50
-    assert [cycles.rate(s) for s in range(50)] == [one.rate(s) for s in range(20)] + [two.rate(s) for s in range(30)]
 
 
 def tiny(dtype):
@@ -150,6 +144,10 @@ def test_shipped_files_are_those_of_the_card(folder):
     assert {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()} == card["sha256"]
     assert all(f.stat().st_size < 40e6 for f in files.values())
     assert card["seed"] and card["recipe"].startswith("python -m eelib.recipes") and card["quality"]
+    recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[folder.name]}")
+    schedule = getattr(recipe, "SCHEDULE", None) or getattr(recipe, "schedule", None)
+    steps = schedule.steps if schedule else card["steps"]
+    assert card["steps"] == steps or "commit" in card["recipe_as_of"]
 
 
 def test_shipped_tokenizer_gives_every_text_back():

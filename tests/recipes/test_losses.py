@@ -144,7 +144,7 @@ def test_uniform_mapping_reaches_the_last_layer(layers, data):
     """Deep layers in order, never before the exit, the last one for the last shallow one."""
     exit_layer = data.draw(st.integers(1, layers - 1))
     deep = [None] * (layers - exit_layer)
-    chosen = [MAPPINGS["uniform"](None, deep, place, exit_layer) for place in range(exit_layer)]
+    chosen = [MAPPINGS["uniform"](None, deep, index, exit_layer) for index in range(exit_layer)]
     assert chosen == sorted(chosen) and chosen[0] >= 0 and chosen[-1] == len(deep) - 1
 
 

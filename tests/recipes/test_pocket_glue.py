@@ -49,8 +49,8 @@ def test_heads_are_no_matrices(start):
     """AdamW has embeddings, norms, biases and the classifier; Muon has the pooler and six matrices of each layer."""
     network = pocket_glue.begin(str(start), "sst2").network
     optimizer = MasterOptimizer(network)
-    place = {id(master): name for master, (name, _) in zip(optimizer.master, network.named_parameters())}
-    muon, rest = ({place[id(p)] for group in part.param_groups for p in group["params"]} for part in optimizer.parts)
+    name_of = {id(master): name for master, (name, _) in zip(optimizer.master, network.named_parameters())}
+    muon, rest = ({name_of[id(p)] for group in part.param_groups for p in group["params"]} for part in optimizer.parts)
     assert {name for name in rest if name.endswith("weight") and "LayerNorm" not in name} == {"classifier.weight"} | {
         f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
     }
@@ -93,11 +93,11 @@ def test_plain_loss_is_the_networks_own(start):
 def test_joint_of_one_layer_equals_plain(corpora, start, tmp_path, monkeypatch):
     """With a single layer both recipes of a task end in the same weights; with three they do not."""
 
-    def files(place):
+    def files(base):
         for recipe in (SST2, SST2_JOINT):
-            short = replace(recipe, start=str(place), schedule=SHORT)
-            short.run(corpora, tmp_path / place.name / recipe.name, tmp_path / f"{place.name} {recipe.name}", "cpu")
-            yield (tmp_path / place.name / recipe.name / "model.safetensors").read_bytes()
+            short = replace(recipe, start=str(base), schedule=SHORT)
+            short.run(corpora, tmp_path / base.name / recipe.name, tmp_path / f"{base.name} {recipe.name}", "cpu")
+            yield (tmp_path / base.name / recipe.name / "model.safetensors").read_bytes()
 
     shallow = build(**TINY | {"num_hidden_layers": 1})
     shallow.save_pretrained(tmp_path / "shallow")

@@ -4,42 +4,16 @@ import json
 import random
 from dataclasses import replace
 
-import families
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 import eelib
-from eelib.common.data import data_folder
-from eelib.models.model import prepare
 from eelib.recipes import card as cards
-from eelib.recipes import pocket_joint, pocket_t5
+from eelib.recipes import pocket_joint
 from eelib.recipes.batches import Phase, Text
 from eelib.recipes.loop import Schedule
 from eelib.recipes.pocket_joint import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
-
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 4}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(data_folder("models") / "pocket-llama")
-
-
-@pytest.fixture
-def made(tokenizer):
-    """made(recipe): a tiny network of the recipe's kind, as `load_model` would give it."""
-
-    def build(recipe):
-        if recipe is LLAMA_JOINT:
-            network = families.build("llama").float().requires_grad_(True)
-            network.resize_token_embeddings(len(tokenizer))
-        else:
-            network = pocket_t5.build(tokenizer, **T5).float()
-        return prepare(network.eval(), tokenizer, "tiny", "causal" if recipe is LLAMA_JOINT else "seq2seq")
-
-    return build
 
 
 def texts():
@@ -119,9 +93,9 @@ def test_recipe_ends_in_a_folder_that_loads(recipe, made, folder, tmp_path, monk
     assert (model.kind, model.layers) == (started.kind, started.layers)
     changed = {name for name, p in started.network.named_parameters() if not torch.equal(p, begun[name])}
     assert all(
-        any(f".{place}.{i}." in name for name in changed)
+        any(f".{stack}.{i}." in name for name in changed)
         for i in range(started.layers)
-        for place in (["layers"] if recipe is LLAMA_JOINT else ["block"])
+        for stack in (["layers"] if recipe is LLAMA_JOINT else ["block"])
     )
 
 

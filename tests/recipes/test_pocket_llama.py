@@ -39,8 +39,8 @@ def test_loss_by_hand(part):
     for text in texts:
         ids = torch.tensor(text.ids.astype(int))
         logits = model(ids[None]).logits[0].double()
-        for place in range(1, len(ids)):
-            losses[bool(text.wanted[place])].append(F.cross_entropy(logits[place - 1], ids[place]).item())
+        for index in range(1, len(ids)):
+            losses[bool(text.wanted[index])].append(F.cross_entropy(logits[index - 1], ids[index]).item())
     mean = {kind: sum(values) / len(values) for kind, values in losses.items()}
     loss = target_loss(model, (part, texts))
     assert loss.shown.item() == pytest.approx(mean[True], rel=1e-5)

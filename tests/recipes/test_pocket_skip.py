@@ -4,48 +4,22 @@ import json
 import random
 from dataclasses import replace
 
-import families
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 import eelib
-from eelib.common.data import data_folder
-from eelib.models.model import prepare
 from eelib.recipes import card as cards
 from eelib.recipes import own_outputs as own
-from eelib.recipes import pocket_skip, pocket_t5
+from eelib.recipes import pocket_skip
 from eelib.recipes.batches import Text
 from eelib.recipes.loop import Schedule
 from eelib.recipes.losses import dropout_rates, rotating_weights
 from eelib.recipes.pocket_skip import LLAMA_SKIP, T5_SKIP, Stage, labels_loss, one_after_another, plain_loss
 from eelib.tracing.decode import greedy_decode
 
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
 SHORT = Schedule(steps=2, peak=1e-2, warmup=1, decay=1)
 FEW = {"captions": 3, "rooms": 2}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(data_folder("models") / "pocket-llama")
-
-
-@pytest.fixture
-def made(tokenizer):
-    """made(recipe): a tiny network of the recipe's kind, the same every time, as `load_model` would give it."""
-
-    def build(recipe):
-        if recipe.start == "pocket-llama":
-            torch.manual_seed(0)
-            network = families.build("llama").float().requires_grad_(True)
-            network.resize_token_embeddings(len(tokenizer))
-        else:
-            network = pocket_t5.build(tokenizer, **T5).float()
-        return prepare(network.eval(), tokenizer, "tiny", "causal" if recipe.start == "pocket-llama" else "seq2seq")
-
-    return build
 
 
 def some_texts():

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoTokenizer
 
 import eelib
-from eelib.common.data import data_folder
 from eelib.recipes import pocket_t5
 from eelib.recipes.batches import Phase, Text
 from eelib.recipes.loop import MasterOptimizer, Schedule, train
@@ -19,11 +17,6 @@ from eelib.recipes.texts import PARTS
 from eelib.tracing.decode import greedy_texts
 
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(data_folder("models") / "pocket-llama")
 
 
 @pytest.fixture
@@ -66,8 +59,8 @@ def test_tables_are_no_matrices(tiny):
     """The shared embedding and the position bias are left to AdamW; every other matrix is Muon's."""
     model = tiny()
     optimizer = MasterOptimizer(model)
-    place = {id(master): name for master, (name, _) in zip(optimizer.master, model.named_parameters())}
-    muon, rest = ({place[id(p)] for group in part.param_groups for p in group["params"]} for part in optimizer.parts)
+    name_of = {id(master): name for master, (name, _) in zip(optimizer.master, model.named_parameters())}
+    muon, rest = ({name_of[id(p)] for group in part.param_groups for p in group["params"]} for part in optimizer.parts)
     tables = {"shared.weight"} | {
         f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" for side in ("encoder", "decoder")
     }

@@ -6,7 +6,10 @@ from collections import Counter
 
 import pytest
 
+from eelib.common.data import data_folder
 from eelib.tasks import rooms
+from eelib.tasks.rooms_telling import TEMPLATES
+from eelib.tasks.rooms_world import FORMS, WORDS
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"]
 COUNTS = ("count_carrying", "count_people", "count_places")
@@ -108,7 +111,7 @@ def follow(events, step, name, extra):
 
 def oracle(events, query):
     form, name, extra = query
-    for step in rooms._FORMS[form][1:]:
+    for step in FORMS[form][1:]:
         found = follow(events, step, name, extra) - {None}
         if len(found) != 1:
             return None
@@ -194,10 +197,10 @@ def test_the_same_seed_tells_the_same_stories():
 
 
 def test_splits_share_no_names_things_or_templates():
-    words = rooms._WORDS
+    words = WORDS
     lists = {kind: words[kind] for kind in ("small", "big", "box", "job", "pet", "likes")}
     lists["she"], lists["he"] = ({split: words["names"][split][key] for split in rooms.SPLITS} for key in ("she", "he"))
-    for group in rooms._TEMPLATES.values():
+    for group in TEMPLATES.values():
         lists |= group
     for kind, split in lists.items():
         everything = [word for name in rooms.SPLITS for word in split[name]]
@@ -207,20 +210,20 @@ def test_splits_share_no_names_things_or_templates():
 
 
 def test_no_word_has_two_meanings():
-    words = rooms._WORDS
+    words = WORDS
     kinds = ("small", "big", "box", "places", "job", "pet", "likes")
     lists = [{word for part in words[kind].values() for word in part} for kind in kinds]
     lists += [set(words["colour"]), set(words["size"]), set(words["times"])]
     assert sum(map(len, lists)) == len(set().union(*lists))
     listed = set().union(*lists) - set(words["size"])
-    for group in rooms._TEMPLATES.values():
+    for group in TEMPLATES.values():
         for template in (text for split in group.values() for texts in split.values() for text in texts):
             assert not listed & set(re.findall(r"\w+", re.sub(r"{\w+}", "", template).lower())), template
 
 
 @pytest.mark.parametrize("split", rooms.SPLITS)
 def test_guessing_by_position_fails(told, split):
-    words = {kind: rooms._WORDS[kind][split] for kind in ("places", "small", "big", "box", "names")}
+    words = {kind: WORDS[kind][split] for kind in ("places", "small", "big", "box", "names")}
     things = words["small"] + words["big"] + words["box"]
     for group in (words["places"], things, words["names"]["she"] + words["names"]["he"]):
         for kind in ("one", "two", "three"):
@@ -268,6 +271,8 @@ def test_write_gives_the_test_items(tmp_path):
     rooms.write(tmp_path)
     items = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
     assert items == list(rooms.stories("test", 300))
+    shipped = data_folder("texts", "question_answering", "rooms.jsonl")
+    assert (tmp_path / "test.jsonl").read_bytes() == shipped.read_bytes()
     assert Counter(item["kind"] for item in items) == {"one": 75, "two": 75, "three": 75, "count": 45, "unknown": 30}
     assert len({item["passage"] for item in items}) == len({item["context"] for item in items}) == 300
     assert items[0]["passage"] == "rooms-test-0001"

@@ -9,6 +9,7 @@ from traces import STEPS, TASK, assert_same, make
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.common.errors import SelfCheckError
 from eelib.lens.buffer import Reader
 from eelib.lens.readout import Readout
 from eelib.tracing import outputs
@@ -142,7 +143,9 @@ def test_a_top_1_that_is_not_the_emitted_token(model_of, one_line):
 
     emitted = torch.tensor([9, 8])
     far, near = readout(0.3), readout(0.49999)
-    one_line(ValueError, ("row 1", "is 7", "emitted 8"), lambda: outputs.count_mismatches(far, emitted, model))
+    one_line(SelfCheckError, ("row 1", "is 7", "emitted 8"), lambda: outputs.count_mismatches(far, emitted, model))
+    others = torch.tensor([9, 6])  # as probable as the top-1, but not among the ids: the readout's ids are wrong
+    one_line(SelfCheckError, ("row 1", "emitted 6"), lambda: outputs.count_mismatches(near, others, model))
     assert outputs.count_mismatches(near, emitted, model) == 1
     assert near["top1"].tolist() == [[5, 9], [5, 7]]
 
@@ -163,7 +166,7 @@ def test_a_reader_that_is_off_by_one_is_found(folder_of, tmp_path, off_by_one, o
     """What is compared is what was read: in float32 the run stops, in bfloat16 every such token is counted."""
     task = eelib.Task.from_prompts(PROMPTS[:1])
     model = eelib.load_model(str(folder_of("llama")), device="cpu")
-    one_line(ValueError, ("last-layer top-1", "emitted"), lambda: make(model, tmp_path / "float32", task))
+    one_line(SelfCheckError, ("last-layer top-1", "emitted"), lambda: make(model, tmp_path / "float32", task))
     low = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
     trace = make(low, tmp_path / "bfloat16", task)
     read, emitted = trace["top1"][:, -1], trace.tokens["token_id"].to_numpy()

@@ -11,6 +11,7 @@ from torch import nn
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.common.errors import SelfCheckError
 from eelib.common.tolerances import close
 from eelib.tasks.task import Task
 from eelib.tracing import replay as replaying
@@ -128,7 +129,7 @@ def test_what_is_timed_is_the_trace(model, timed):
     assert not frame["mismatches"].any() and (frame[["full", "oracle"]] > 0).all(axis=None)
     assert frame["ideal"].all() == (model.kind != "classifier")
     assert frame.attrs["machine"] and frame.attrs["date"] and frame.attrs["threads"] == torch.get_num_threads()
-    two = replaying.measure(model, trace, Task.from_prompts(PROMPTS), sequences=2, repeats=2)
+    two = replaying.time_sequences(model, trace, Task.from_prompts(PROMPTS), sequences=2, repeats=2)
     assert [row["sequence"] for row in two] == [layers.index[0], layers.index[-1]]  # evenly spread
 
 
@@ -137,7 +138,7 @@ def test_times_are_kept_until_something_else_is_asked_for(model, timed, monkeypa
     before = (plain.folder / "manifest.json").read_bytes()
     first = timed(2).replay
     asked = []
-    monkeypatch.setattr(replaying, "measure", lambda *args: asked.append(args[3:]) or first.to_dict("records"))
+    monkeypatch.setattr(replaying, "time_sequences", lambda *args: asked.append(args[3:]) or first.to_dict("records"))
     again = timed(2).replay
     assert not asked and again.equals(first) and again.attrs == first.attrs
     timed(1)
@@ -164,7 +165,7 @@ def test_an_exit_layer_that_does_not_give_the_token_is_refused_in_float32(model_
     other = [(output[0] + 1) % model.vocab_size, *output[1:]]
     right, wrong = (Replay(model, prompt, written, True) for written in (output, other))
     one_line(
-        ValueError,
+        SelfCheckError,
         (f"after block {model.layers}", f"the trace has {other[0]}"),
         lambda: replaying.timed_step(wrong, 0, model.layers),
     )

@@ -64,8 +64,8 @@ class Gate:
         raise NotImplementedError
 
     def token(self, seen: Seen, memory: Memory) -> Tensor:
-        """What leaving here emits, int64 [n], called after `score`: the top-1, unless a gate says else."""
-        return seen.readout["top1"].long()
+        """What leaving here emits, int64 [n], asked after `score`: the top-1, unless a gate says else; -1: not read."""
+        return seen.readout["top1"].long() if seen.readout else torch.full_like(seen.positions, -1)
 
 
 def kept(memory: Memory, rows: Tensor) -> Memory:

@@ -12,10 +12,12 @@ from eelib.exits.gates.monotone import Monotone
 from eelib.exits.gates.patience import Patience
 from eelib.exits.gates.saturation import Saturation
 from eelib.exits.gates.schedule import Schedule
+from eelib.exits.gates.shortlist import Shortlist
 from eelib.exits.gates.trained import TRAINED
 
 GATES: dict[str, type[Gate]] = {
-    gate.name: gate for gate in (Confidence, Margin, Entropy, Patience, Saturation, Monotone, Fixed, Schedule)
+    gate.name: gate
+    for gate in (Confidence, Margin, Entropy, Patience, Saturation, Monotone, Fixed, Schedule, Shortlist)
 }
 
 

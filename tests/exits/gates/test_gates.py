@@ -8,6 +8,7 @@ import torch
 from eelib.common.errors import InputError
 from eelib.exits.gates.gate import NEEDS, NEVER, Seen, kept
 from eelib.exits.gates.registry import GATES, gate_named
+from eelib.exits.gates.shortlist import outside
 
 LAYERS = 5
 
@@ -88,6 +89,30 @@ def test_fixed_is_the_layer_and_the_schedule_falls_along_the_output():
     assert depths == [5, 4, 3, 2, 2, 2]
 
 
+def test_shortlist_lists_once_and_rescores():
+    """Listed at layer 2: ids 2 and 0. At layer 3 id 0 leads them, though id 1 leads all."""
+    state = [[[0.0, 9.0, 0.0]], [[1.0, 0.0, 3.0]], [[5.0, 9.0, 4.0]]]
+    gate = gate_named("shortlist", layer=2, k=2)
+    memory, found = gate.start(1), []
+    for layer, values in enumerate(state, 1):
+        seen = Seen(layer, LAYERS, torch.zeros(1, dtype=torch.long), {}, torch.tensor(values), Rows())
+        found.append((gate.score(seen, memory).item(), gate.token(seen, memory).item()))
+    share = 1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(-1.0))
+    assert found[0] == (NEVER, -1)
+    assert found[1] == (pytest.approx(2 * share[0] - 1), 2) and found[2] == (pytest.approx(2 * share[1] - 1), 0)
+    lists = torch.tensor([[2, 0, 1], [2, 0, 1]])
+    assert outside(lists, torch.tensor([1, 0]), 2).tolist() == [True, False]
+
+
+class Rows(Doubling):
+    """The same head, asked for some rows."""
+
+    vocab_size = 3
+
+    def of_ids(self, state, ids):
+        return state.gather(1, ids)
+
+
 def test_memory_goes_on_with_the_rows_that_stay():
     gate = gate_named("patience")
     memory = gate.start(3)
@@ -110,4 +135,5 @@ def test_bad_input_is_one_line(one_line):
     one_line(InputError, ["gate 'hunch'", "patience"], lambda: gate_named("hunch"))
     one_line(InputError, ["no parameter 'temperature'", "least"], lambda: gate_named("schedule", temperature=1))
     one_line(InputError, ["no parameter", "none"], lambda: gate_named("confidence", tau=1))
+    one_line(InputError, "k 1 is not allowed", lambda: gate_named("shortlist", k=1))
     one_line(InputError, "1 <= least <= most", lambda: gate_named("schedule", least=4, most=2))

@@ -1,0 +1,222 @@
+"""Choosing a threshold on the calibration side: by quality, by agreement, or with a guarantee on the risk.
+
+Learn-then-Test (Angelopoulos et al. 2021) keeps the risk at most epsilon but for a chance of delta over calibration
+sets; conformal risk control (Angelopoulos et al. 2022) keeps its mean over calibration sets at most epsilon. The risk
+is the mean loss of a unit, within 0 and 1. Units have to be independent: sequences, or the groups that share a text.
+Both promises are about thresholds that were listed without a look at these units: a grid, or a curve's turning values
+with none thinned out (`points` above their number), which are the same as all numbers there are.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import binom
+
+from eelib.common.errors import InputError
+from eelib.exits.curve import Curve
+
+KEPT = 0.98  # P's share of full depth's quality
+WAYS = ("fixed sequence", "bonferroni")
+LOSSES = ("any", "share")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A threshold, or None with the `reason` in one line; `at` is its index among the values.
+
+    `certified`: what holds of it. `n`: units that it was chosen by; `least`: how many could do at best, without a loss.
+    """
+
+    threshold: float | None
+    certified: str
+    n: int
+    least: int
+    reason: str = ""
+    at: int | None = None
+
+
+def by_quality(
+    values: Sequence[float], kept: Callable[[float], float] | ArrayLike, n: int, least: float = KEPT
+) -> Choice:
+    """P's rule (5): the lowest of the rising `values` from which on a share `least` of full depth's quality is kept.
+
+    `kept`: the shares [K]; or a function of the value, which is taken to rise and asked about log2 K times.
+    """
+    check_values(values, n)
+    check_level("the share to keep", least)
+    if callable(kept):
+        shares = bisected(values, kept, least)
+    elif (shares := np.asarray(kept, dtype=float)).shape != (len(values),):
+        raise InputError(f"{len(values)} thresholds need as many shares of quality, not {shares.shape}")
+    what = f"at least {least:.6g} of full depth's on the calibration side"
+    return lowest(values, shares >= least, what, n, f"the highest is {np.nanmax(shares):.6g}")
+
+
+def by_agreement(curve: Curve, least: float) -> Choice:
+    """The lowest threshold of a curve from which on a share `least` of the tokens is full depth's."""
+    check_values(curve.values.tolist(), int(curve.tokens.sum()))
+    check_level("agreement", least, closed=True)
+    what = f"agreement of at least {least:.6g} on the calibration side"
+    highest = f"the highest is {curve.agreement.max():.6g}"
+    return lowest(curve.values, curve.agreement >= least, what, len(curve.groups), highest)
+
+
+def lowest(values: Sequence[float] | np.ndarray, met: np.ndarray, what: str, n: int, why: str) -> Choice:
+    """The lowest value at and above which something is met."""
+    if not met[-1]:
+        return Choice(None, "nothing", n, 1, f"no threshold reaches {what}: {why}")
+    at = len(met) - int(np.argmin(met[::-1])) if not met.all() else 0
+    return Choice(float(values[at]), what, n, 1, "", at)
+
+
+def bisected(values: Sequence[float], kept: Callable[[float], float], least: float) -> np.ndarray:
+    """Shares [K] of a rising function where it was asked, nan below and above; enough to find where it reaches."""
+    shares = np.full(len(values), np.nan)
+    low, high = -1, len(values) - 1
+    shares[high] = kept(values[high])
+    if shares[high] < least:
+        return shares
+    while high - low > 1:
+        middle = (low + high) // 2
+        shares[middle] = kept(values[middle])
+        low, high = (low, middle) if shares[middle] >= least else (middle, high)
+    shares[high:] = np.fmax(shares[high:], least)  # above what was asked it is taken to rise
+    return shares
+
+
+# ---- with a guarantee
+
+
+def losses_of(curve: Curve, kind: str = "any") -> np.ndarray:
+    """Losses [G, K] of a curve's groups: whether "any" token differs from full depth's, or the "share" that does.
+
+    A group is a sequence, or all those that share a text.
+    """
+    if kind not in LOSSES:
+        raise InputError(f"loss {kind!r} is not known; allowed: {', '.join(LOSSES)}")
+    wrong = curve.tokens[:, None] - curve.agreed
+    return (wrong > 0).astype(float) if kind == "any" else wrong / curve.tokens[:, None]
+
+
+def learn_then_test(
+    losses: ArrayLike,
+    values: Sequence[float],
+    epsilon: float,
+    delta: float,
+    way: str = "fixed sequence",
+    as_published: bool = False,
+) -> Choice:
+    """The lowest of the rising `values` whose risk is at most epsilon, wrong with a chance of at most delta.
+
+    `losses`: [n, K]. "fixed sequence" tests from the highest value down until one is not rejected; "bonferroni" tests
+    all at delta / K. `as_published`: the code of RC-EENN (Jazbec et al. 2024) returns the first value that is *not*
+    rejected, one step too low; the highest where none is, the lowest where all are.
+    """
+    table = checked(losses, values, epsilon)
+    check_level("delta", delta)
+    if way not in WAYS or (as_published and way != WAYS[0]):
+        raise InputError(f"way {way!r} is not allowed; it must be {' or '.join(WAYS)}, as published the first")
+    n, count = table.shape
+    tests = count if way == "bonferroni" else 1
+    rejected = p_values(table, epsilon) <= delta / tests
+    least = smallest_for_test(epsilon, delta, tests)
+    if way == "fixed sequence":
+        rejected = np.logical_and.accumulate(rejected[::-1])[::-1]
+    at = int(rejected.argmax()) if rejected.any() else count
+    if as_published:
+        at = max(0, at - 1)
+    if at == count:
+        return Choice(None, "nothing", n, least, unable(table, epsilon, least, f" at delta {delta:g}"))
+    sure = f"risk at most {epsilon:g}, but for a chance of {delta:g}"
+    certified = f"nothing: {sure}, holds of the next higher threshold" if as_published else sure
+    return Choice(float(values[at]), certified, n, least, "", at)
+
+
+def conformal_risk_control(losses: ArrayLike, values: Sequence[float], epsilon: float) -> Choice:
+    """The lowest of the rising `values` whose mean risk over calibration sets is at most epsilon. `losses`: [n, K].
+
+    A unit's loss counts as its highest at this or any higher value, since the guarantee is for losses that only fall.
+    """
+    table = checked(losses, values, epsilon)
+    n, least = len(table), smallest_for_control(epsilon)
+    falling = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
+    met = (falling.sum(axis=0) + 1) / (n + 1) <= epsilon + 1e-12
+    if not met[-1]:
+        return Choice(None, "nothing", n, least, unable(table, epsilon, least, ""))
+    at = int(met.argmax())
+    return Choice(float(values[at]), f"mean risk at most {epsilon:g}", n, least, "", at)
+
+
+def p_values(losses: np.ndarray, epsilon: float) -> np.ndarray:
+    """Of "the risk is above epsilon", one for each column of losses [n, K].
+
+    Binomial and exact for losses of 0 and 1; else Hoeffding-Bentkus (Bates et al. 2021).
+    """
+    n, mean = len(losses), losses.mean(axis=0)
+    if np.isin(losses, (0.0, 1.0)).all():
+        return binom.cdf(losses.sum(axis=0), n, epsilon)
+    below = np.minimum(mean, epsilon)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first = np.where(below > 0, below * np.log(below / epsilon), 0.0)
+    rest = np.where(below < 1, (1 - below) * np.log((1 - below) / (1 - epsilon)), 0.0)
+    bentkus = math.e * binom.cdf(np.ceil(losses.sum(axis=0) - 1e-9), n, epsilon)
+    return np.minimum(np.exp(-n * (first + rest)), bentkus).clip(max=1.0)
+
+
+def smallest_for_test(epsilon: float, delta: float, tests: int = 1) -> int:
+    """The fewest units, all without a loss, with which Learn-then-Test certifies anything: (1 - epsilon)^n <= delta."""
+    check_level("epsilon", epsilon)
+    check_level("delta", delta)
+    n = max(1, math.ceil(math.log(delta / tests) / math.log1p(-epsilon)) - 1)
+    while binom.cdf(0, n, epsilon) > delta / tests:
+        n += 1
+    return n
+
+
+def smallest_for_control(epsilon: float) -> int:
+    """The fewest units, all without a loss, with which conformal risk control certifies anything: 1 / (n + 1)."""
+    check_level("epsilon", epsilon)
+    n = max(1, math.ceil(1 / epsilon) - 2)
+    while 1 / (n + 1) > epsilon + 1e-12:
+        n += 1
+    return n
+
+
+# ---- what is given
+
+
+def checked(losses: ArrayLike, values: Sequence[float], epsilon: float) -> np.ndarray:
+    """Losses as float64 [n, K]; InputError, one line, for what can't be used."""
+    check_level("epsilon", epsilon)
+    table = np.asarray(losses, dtype=float)
+    if table.ndim != 2 or table.shape[1] != len(values):
+        raise InputError(f"losses must be [n, {len(values)}], a column for each threshold, not {list(table.shape)}")
+    check_values(values, len(table))
+    if not ((table >= 0) & (table <= 1)).all():
+        raise InputError("losses must lie within 0 and 1")
+    return table
+
+
+def check_values(values: Sequence[float], n: int) -> None:
+    """InputError where there is nothing to calibrate on, or thresholds that don't rise."""
+    if n < 1:
+        raise InputError("the calibration split is empty")
+    if not len(values) or (np.diff(values) <= 0).any():
+        raise InputError("thresholds must rise, and there must be at least one")
+
+
+def check_level(name: str, level: float, closed: bool = False) -> None:
+    """InputError where a share is not between 0 and 1; `closed`: it may be 1."""
+    if not (0 < level < 1 or (closed and level == 1)):
+        raise InputError(f"{name} {level!r} is not allowed; it must lie between 0 and 1")
+
+
+def unable(losses: np.ndarray, epsilon: float, least: int, at: str) -> str:
+    """Why nothing can be certified."""
+    n, mean = len(losses), losses[:, -1].mean()
+    if n < least:
+        return f"{n} units can't certify a risk of {epsilon:g}{at}: at least {least} are needed, without a loss"
+    return f"no threshold has a risk of at most {epsilon:g}{at}: at the highest, {n} units lose {mean:.3g} on average"

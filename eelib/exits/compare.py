@@ -1,0 +1,159 @@
+"""What is read off curves: agreement at equal layers or cost, the area under it, what an agreement costs.
+
+Each with an interval that resamples groups, and as the paired difference of two curves.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from eelib.common.errors import InputError, NotEstimable
+from eelib.common.interval import Interval
+from eelib.common.stats import bootstrap_totals, bootstrap_unweighted_totals_over_tasks
+from eelib.exits.curve import Curve
+
+
+class Statistic(Protocol):
+    """One number of a curve, of totals in which groups may be drawn more than once."""
+
+    def check(self, curve: Curve) -> None:
+        """NotEstimable, one line, where the curve does not go there."""
+        ...
+
+    def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+        """[draws] of mean prices, rising, and agreements, both [draws, K]."""
+        ...
+
+
+@dataclass(frozen=True)
+class AgreementAt:
+    """Agreement at a mean price (mean layers), linear between neighbouring thresholds.
+
+    What lies between two of them is what a coin between both would give. Above the last point it is the last one's.
+    """
+
+    price: float
+
+    def check(self, curve: Curve) -> None:
+        """The curve has to begin at or below the price."""
+        if self.price < (least := curve.mean_price[0]):
+            raise NotEstimable(f"{curve.name} can't run less than {least:.3g}; asked is {self.price:.3g}")
+
+    def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+        """[draws]; a draw that begins above the price gives its first point's."""
+        return np.array([np.interp(self.price, x, y) for x, y in zip(price, agreement)])
+
+
+@dataclass(frozen=True)
+class Area:
+    """Mean agreement over the mean prices (mean layers) from `low` to `high`: the area under the curve by its width."""
+
+    low: float
+    high: float
+
+    def check(self, curve: Curve) -> None:
+        """The curve has to begin at or below `low`."""
+        if not self.low < self.high:
+            raise InputError(f"an area from {self.low:.3g} to {self.high:.3g} is not allowed; it must have a width")
+        AgreementAt(self.low).check(curve)
+
+    def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+        """[draws]."""
+        found = []
+        for x, y in zip(price, agreement):
+            knots = np.concatenate([[self.low], x.clip(self.low, self.high), [self.high]])
+            found.append(np.trapezoid(np.interp(knots, x, y), knots) / (self.high - self.low))
+        return np.array(found)
+
+
+@dataclass(frozen=True)
+class PriceAt:
+    """The mean price (mean layers) from which on agreement is at least this, linear between neighbouring thresholds."""
+
+    agreement: float
+
+    def check(self, curve: Curve) -> None:
+        """The curve has to end at or above the agreement."""
+        if self.agreement > (most := curve.agreement[-1]):
+            raise NotEstimable(
+                f"{curve.name} agrees with full depth at most in {most:.1%}; asked is {self.agreement:.1%}"
+            )
+
+    def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+        """[draws]; nan where a draw does not reach it."""
+        below = agreement < self.agreement
+        points = below.shape[1]
+        last = points - 1 - below[:, ::-1].argmax(axis=1)  # the last point below
+        pair = np.stack([last, np.minimum(last + 1, points - 1)])
+        rows = np.arange(len(price))
+        (x, x2), (y, y2) = price[rows, pair], agreement[rows, pair]
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 where the last point of all is below
+            found = x + (self.agreement - y) / (y2 - y) * (x2 - x)
+        return np.where(below.any(axis=1), np.where(last < points - 1, found, np.nan), price[:, 0])
+
+
+Curves = Curve | Mapping[str, Curve]  # one, or one of each task, which then count the same
+
+
+def interval(statistic: Statistic, curves: Curves, seed: int = 0) -> Interval:
+    """A statistic of a curve, or its mean over tasks, groups resampled. NotEstimable where one does not reach it."""
+    parts = {}
+    for task, one in by_task(curves).items():
+        statistic.check(one)
+        parts[task] = (lambda totals: read(statistic, totals), sums_of(one, one.groups))
+    return over_tasks(parts, seed)
+
+
+def difference(statistic: Statistic, a: Curves, b: Curves, seed: int = 0) -> Interval:
+    """The statistic of `a` minus that of `b`, paired by group within each task."""
+    first, second = by_task(a), by_task(b)
+    if set(first) != set(second):
+        raise InputError(
+            f"a difference needs the same tasks on both sides, not {', '.join(first)}; {', '.join(second)}"
+        )
+    parts = {}
+    for task, one in first.items():
+        other = second[task]
+        statistic.check(one)
+        statistic.check(other)
+        groups = sorted({*one.groups, *other.groups})
+        width = 2 * len(one.values) + 1
+
+        def gain(totals: np.ndarray, width: int = width) -> np.ndarray:
+            return read(statistic, totals[:, :width]) - read(statistic, totals[:, width:])
+
+        parts[task] = (gain, np.hstack([sums_of(one, groups), sums_of(other, groups)]))
+    return over_tasks(parts, seed)
+
+
+def shared_range(*curves: Curve) -> tuple[float, float]:
+    """The mean prices (mean layers) that all of these curves go through, (least, most), for an `Area`."""
+    return max(float(c.mean_price[0]) for c in curves), min(float(c.mean_price[-1]) for c in curves)
+
+
+def by_task(curves: Curves) -> Mapping[str, Curve]:
+    """One curve as that of a task without a name."""
+    return {"": curves} if isinstance(curves, Curve) else curves
+
+
+def sums_of(one: Curve, groups: Sequence[str]) -> np.ndarray:
+    """Prices, agreements and tokens of these groups [groups, 2 K + 1]; 0 of those that the curve lacks."""
+    sums = np.hstack([one.spent, one.agreed, one.tokens[:, None]])
+    return sums if list(groups) == list(one.groups) else pd.DataFrame(sums, one.groups).reindex(groups).fillna(0).values
+
+
+def read(statistic: Statistic, totals: np.ndarray) -> np.ndarray:
+    """The statistic [draws] of totals [draws, 2 K + 1]."""
+    price, agreed = np.split(totals[:, :-1] / totals[:, -1:], 2, axis=1)
+    return statistic.of(price, agreed)
+
+
+def over_tasks(parts: dict, seed: int) -> Interval:
+    """The interval of one task's statistic, or of the mean over several."""
+    if len(parts) == 1:
+        statistic, sums = next(iter(parts.values()))
+        return bootstrap_totals(statistic, sums, seed=seed)
+    return bootstrap_unweighted_totals_over_tasks(parts, seed=seed)

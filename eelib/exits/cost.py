@@ -1,0 +1,107 @@
+"""What leaving costs, in units of one block of one token's step: layers that ran, reads of the head, gates' parameters.
+
+By floating-point operations, two per parameter and token; what attention does with the keys and values of a long text
+is left out, and so is what norms and embeddings take. So gates compare at equal cost, not at equal layers only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from eelib.common.errors import InputError
+from eelib.exits.rule import Rule
+from eelib.models.model import Model
+
+WITHOUT_HEAD = ("state_saturation", "fixed", "schedule")  # their scores ask for no logits
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters that a token's step multiplies with: of one of `layers` blocks, and of the head with its `rows`."""
+
+    layers: int
+    block: float
+    head: float
+    rows: int
+
+    @property
+    def read(self) -> float:
+        """H, one read of the whole head in blocks."""
+        return self.head / self.block
+
+    @property
+    def full(self) -> float:
+        """L + H, a step at full depth."""
+        return self.layers + self.read
+
+
+def sizes_of(model: Model, positions: float = 1.0) -> Sizes:
+    """Sizes of a model's blocks, on average, and of its head.
+
+    `positions`: on how many a block runs for each read of the head; a classifier's texts have `prompt_tokens`. Every
+    expert of a mixture counts, and every step the keys and values of the encoder, which are made once for a text.
+    """
+    blocks = sum(parameters(block) for block in model.blocks) / model.layers
+    return Sizes(model.layers, blocks * positions, parameters(model.unembed), model.vocab_size)
+
+
+def parameters(module: nn.Module) -> int:
+    """How many weights of a module's matrices multiply a state: no norms, biases or embeddings that are looked up."""
+    looked_up = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    return sum(p.numel() for p in module.parameters() if p.dim() > 1 and id(p) not in looked_up)
+
+
+def prices(
+    sizes: Sizes, rule: Rule, rows: int | Callable[[int], int] | None = None, gate_parameters: int = 0
+) -> np.ndarray:
+    """What a token costs that leaves at layers 1..L by a rule, [L].
+
+    `rows`: of the head, which the gate reads wherever it is asked; a shortlist's may depend on the layer. By default
+    all of them, or none for gates whose score needs no logits. A gate that reads some emits what it read; after one
+    that reads none, and at layer L, the whole head is read once. `gate_parameters`: of the gate itself, at each layer.
+    """
+    rule.check(sizes.layers)
+    if rows is None:
+        rows = 0 if rule.gate.name in WITHOUT_HEAD else sizes.rows
+    told = [rows(layer) if callable(rows) else rows for layer in range(1, sizes.layers + 1)]
+    if min(told) < 0 or max(told) > sizes.rows or gate_parameters < 0:
+        raise InputError(f"{rule.gate.name}: rows must be 0 to {sizes.rows}, and parameters of a gate 0 or more")
+    found, asked = [], 0.0
+    for layer, read in enumerate(told, 1):
+        if rule.asks(layer, sizes.layers):
+            asked += (sizes.head * read / sizes.rows + gate_parameters) / sizes.block
+        emits = sizes.read if layer == sizes.layers or not read else 0.0
+        found.append(layer + asked + emits)
+    return np.array(found)
+
+
+def break_even(sizes: Sizes) -> float:
+    """The mean exit layer below which a gate pays that reads the whole head at every layer: (L + H) / (1 + H)."""
+    return sizes.full / (1 + sizes.read)
+
+
+def drafting(sizes: Sizes, layer: int, agreement: float, drafts: int) -> float:
+    """Speed-up of lossless decoding that drafts so many tokens at a layer, each accepted with the chance `agreement`.
+
+    While a step over all drafts costs what one over a single token does, the best case (Leviathan et al. 2023).
+    """
+    check_early(sizes, layer, agreement)
+    tokens = sum(agreement**number for number in range(drafts + 1))
+    return tokens * sizes.full / (sizes.layers + drafts * layer + (drafts + 1) * sizes.read)
+
+
+def deferred(sizes: Sizes, layer: int, share: float) -> float:
+    """Speed-up where a share of the tokens leaves at a layer and waits there for the next one that goes deep.
+
+    While a step over those that waited costs what one over a single token does.
+    """
+    check_early(sizes, layer, share)
+    return sizes.full / (layer + sizes.read + (1 - share) * (sizes.layers - layer + sizes.read))
+
+
+def check_early(sizes: Sizes, layer: int, share: float) -> None:
+    """InputError for a layer that is not early, or a share that is none."""
+    if not (1 <= layer < sizes.layers and 0 <= share <= 1):
+        raise InputError(f"layer {layer}, share {share}: allowed are layers 1 to {sizes.layers - 1} and shares 0 to 1")

@@ -1,0 +1,79 @@
+"""The page on gates: planted outcomes whose verdicts are certain, and one task against plain loops."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import eelib
+from eelib.analysis import gates
+from eelib.common.errors import NotEstimable
+from eelib.common.interval import NOTHING
+from eelib.exits.offline import scores
+from eelib.exits.rule import Rule
+
+LAYERS = 4
+GROUPS = np.array([f"s{i:02d}" for i in range(40)])
+
+
+def left(exits, optimal=2, calibrated=3.0, agrees=True):
+    """An outcome in which all tokens of 40 sequences leave at one layer."""
+    ones = np.ones(len(GROUPS), dtype=int)
+    return gates.Left(LAYERS, 0.5, exits * ones, optimal * ones, ones == agrees, GROUPS, NOTHING, calibrated)
+
+
+def outcome(**exits):
+    """{gate: {"task": where all leave}}; gates that are not named leave at 4."""
+    return {name: {"task": left(exits.get(name, 4))} for name in (*gates.GATES, gates.FIXED)}
+
+
+def test_distances_by_hand():
+    before = outcome(confidence=4, entropy=4, patience=4)
+    after = outcome(confidence=2, entropy=3, patience=4)
+    assert gates.nearer(before, after).estimate == pytest.approx((0 + 1 + 2) / 3 / 4 - 2 / 4)
+    gain = gates.patience_gains(before, after)
+    assert gain.estimate == pytest.approx((0.5 - 0.5) - (0.5 - (0 + 0.25) / 2)) and gain.sequences == 40
+    assert gates.nearer(after, before).low > 0 and gates.patience_gains(after, before).low > 0
+
+
+def test_a_gate_that_leaves_too_early_is_as_far_as_one_that_leaves_too_late():
+    early, late = left(1), left(3)
+    np.testing.assert_array_equal(early.distance[0], late.distance[0])
+    assert early.saved[0].mean() == 0.75 and late.saved[0].mean() == 0.25
+
+
+def test_the_best_gate_is_chosen_on_the_calibration_side():
+    found = outcome(entropy=1)
+    found["monotone"] = {"task": left(4, calibrated=1.5)}
+    assert gates.best_gate(found) == "monotone"
+    with pytest.raises(NotEstimable, match="no task is learnt"):
+        gates.best_gate({name: {} for name in gates.GATES})
+
+
+@pytest.fixture
+def study(tmp_path):
+    """One task of a shipped model, as a page sees it."""
+    model, task = eelib.load_model("pocket-llama-joint", device="cpu"), eelib.load_task("translation/de-en", limit=10)
+    trace = eelib.trace(model, task, max_new_tokens=24, folder=tmp_path, progress=False)
+    return SimpleNamespace(
+        model=model, tasks={"task": task}, traces={"task": trace}, scores=lambda rule, name: scores(rule, trace)
+    )
+
+
+@pytest.mark.slow
+def test_one_task_against_plain_loops(study):
+    """The lowest candidate that keeps the quality, and where the tokens of the other side then leave."""
+    rule = Rule(gates.rules()["confidence"].gate)
+    trace = study.traces["task"]
+    owners = trace.tokens["sequence"].to_numpy()
+    sides = owners % 2 == 0, owners % 2 == 1
+    one, free = (gates.calibrated(study, "task", rule, sides, least) for least in (0.9, 0.001))
+    assert one.threshold > free.threshold and one.exits.mean() > free.exits.mean()
+    rows = np.flatnonzero(sides[1] & trace.statistic_rows())
+    probability, top1 = trace["probability"][rows], trace["top1"][rows]
+    final = trace.tokens["token_id"].to_numpy()[rows]
+    for at in range(len(rows)):
+        layer = next((n for n in range(1, trace.layers) if probability[at, n] > one.threshold), trace.layers)
+        assert one.exits[at] == layer and one.agrees[at] == (layer == trace.layers or top1[at, layer] == final[at])
+    np.testing.assert_array_equal(one.optimal, trace.exit_layer("first")[rows])
+    assert 1 <= one.calibrated_layers <= trace.layers

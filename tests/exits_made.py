@@ -1,0 +1,49 @@
+"""A trace of random tokens and scores, as much of one as curves and what is calibrated on them read."""
+
+import numpy as np
+import pandas as pd
+import torch
+
+from eelib.exits.gates.gate import NEVER
+from eelib.exits.offline import Scores
+
+LAYERS, TOKENS = 6, 120
+
+
+class Made:
+    """As much of a trace as a curve reads: 12 sequences of 10 tokens, the last one their end token."""
+
+    def __init__(self, seed=0):
+        self.random = np.random.default_rng(seed)
+        self.layers, self.task_name = LAYERS, "made"
+        position = np.tile(np.arange(10), TOKENS // 10)
+        group = np.repeat([f"g{i:02d}" for i in range(TOKENS // 10)], 10)
+        final = self.random.integers(3, size=TOKENS)
+        sequence = np.repeat(np.arange(TOKENS // 10), 10)
+        self.tokens = pd.DataFrame(
+            {"sequence": sequence, "position": position, "group": group, "token_id": final, "is_eos": position == 9}
+        )
+        self.sequences = pd.DataFrame({"sequence": sequence[::10], "group": group[::10]})
+        self.top1 = self.random.integers(3, size=(TOKENS, LAYERS + 1))
+        self.top1[:, -1] = final
+
+    def statistic_rows(self):
+        return ~self.tokens["is_eos"].to_numpy()
+
+    def exit_layer(self, definition):
+        agrees = self.top1[:, 1:] == self.tokens["token_id"].to_numpy()[:, None]
+        return agrees.argmax(axis=1) + 1
+
+    def __getitem__(self, name):
+        return {"top1": self.top1}[name]
+
+    def scores(self, rule):
+        if rule.gate.name == "fixed":
+            values = torch.arange(1.0, LAYERS + 1).repeat(TOKENS, 1)
+        elif rule.gate.name == "patience":
+            values = torch.tensor(self.random.integers(4, size=(TOKENS, LAYERS))).float()
+        else:
+            values = torch.tensor(self.random.random((TOKENS, LAYERS)).round(2)).float()  # rounded: there are ties
+        values[self.random.random((TOKENS, LAYERS)) < 0.1] = NEVER
+        tokens = torch.tensor(self.top1[:, 1:])
+        return Scores(values, tokens)
