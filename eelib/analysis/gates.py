@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from eelib.analysis.architectures import told
 from eelib.analysis.earliness import Values
 from eelib.analysis.joint import Pair
 from eelib.common.errors import NotEstimable
@@ -229,7 +230,7 @@ def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:
 
     return [
         pair.before.judge("P-G1", lambda: nearer(before, after, seed), requirement_met=joint),
-        pair.before.judge("P-G2", lambda: patience_gains(before, after, seed)),
+        pair.before.judge("P-G2", lambda: patience_gains(before, after, seed), requirement_met=joint),
         pair.before.judge("P-G3", saved),
     ]
 
@@ -268,8 +269,8 @@ def outcome_in_words(pair: Pair, states: Mapping[str, Outcomes]) -> str:
         own, fixed = (mean(found[name], lambda left: left.saved, pair.seed).percent for name in (gate, FIXED))
         said.append(
             f"{state.capitalize()} joint optimization the gate that runs least on the calibration part is "
-            f"{gate.replace('_', ' ')}; on the other part it saves {own:.1f}% of the layers, a fixed layer "
-            f"{fixed:.1f}%."
+            f"{gate.replace('_', ' ')}; on the other part it saves {told(own, '%')} of the layers, a fixed "
+            f"layer {fixed.estimate:.1f}%."
         )
     return " ".join(said)
 

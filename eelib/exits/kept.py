@@ -3,18 +3,19 @@
 import hashlib
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from eelib.common.errors import InputError
 from eelib.common.files import only_one
 from eelib.common.sources import hash_of, modules_behind
 from eelib.exits.gates.gate import Seen
-from eelib.exits.look import look
-from eelib.exits.offline import IN_A_TRACE, Scores, score_layers
+from eelib.exits.offline import IN_A_TRACE, Scores, Tokens, score_layers
 from eelib.exits.rule import Rule
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -53,29 +54,30 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[Rule], p
         chosen = trace.sequences["sequence"].to_numpy()
         outputs = trace.tokens.groupby("sequence", sort=True)["token_id"].agg(list)
         found: list[list[Scores]] = [[] for _ in wanted]
-        prompts = encode(model, task, chosen.tolist())
-        for prompt, output in tqdm(
-            zip(prompts, outputs), total=len(prompts), desc=f"{task.name} gates", unit="seq", disable=not progress
-        ):
-            for parts, made in zip(found, score_sequence(model, prompt, output, wanted)):
+        tokens, start = Tokens(trace), 0
+        sequences = list(zip(encode(model, task, chosen.tolist()), outputs))
+        for prompt, output in tqdm(sequences, desc=f"{task.name} gates", unit="seq", disable=not progress):
+            rows = torch.arange(start, start + len(output))
+            start += len(output)
+            for parts, made in zip(found, score_sequence(model, prompt, output, wanted, tokens, rows)):
                 parts.append(made)
         for rule, parts in zip(wanted, found):
-            values, tokens = (torch.cat(part).numpy() for part in zip(*parts))
-            columns = {"score": values.astype(np.float32), "token": tokens.astype(np.int32)}
+            values, emitted = (torch.cat(part).numpy() for part in zip(*parts))
+            columns = {"score": values.astype(np.float32), "token": emitted.astype(np.int32)}
             add_file(trace.folder, manifest, name_of(rule), to_bytes(columns))
         save_manifest(trace.folder, manifest)
 
 
-def score_sequence(model: Model, prompt: list[int], output: list[int], rules: Sequence[Rule]) -> list[Scores]:
-    """Scores of one sequence's tokens by each rule's gate, from one run over it."""
+def score_sequence(
+    model: Model, prompt: list[int], output: list[int], rules: Sequence[Rule], tokens: Tokens, rows: Tensor
+) -> list[Scores]:
+    """Scores of one sequence by each rule's gate: states from one run over it, readouts from the trace's `rows`."""
     states, _ = states_of(model, [prompt], [output])
-    final = torch.tensor(output, device=states.device)
-    positions = torch.arange(len(output), device=states.device)
-    before = final.roll(1).masked_fill(positions == 0, -1)
-    said = {layer: look(model.unembed, states[:, layer]) for layer in range(1, model.layers)}
+    final = tokens.final[rows].to(states.device)
 
     def seen(layer: int) -> Seen:
-        return Seen(layer, model.layers, positions, said[layer], states[:, layer], model.unembed, before, None)
+        known = tokens.seen(layer, rows, 0 * rows).on(states.device)
+        return replace(known, state=states[:, layer], unembed=model.unembed, exit_before=None)
 
     made = [score_layers(rule, model.layers, final, seen) for rule in rules]
     return [Scores(*(part.cpu() for part in scores)) for scores in made]

@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from eelib.analysis.gates import FIXED, GATES
-from eelib.figures.style import BLACK, BLUE, GREY, MARKERS, TASK_COLOURS, VERMILION, WIDTH
+from eelib.figures.style import BLACK, BLUE, GREY, MARKERS, TASK_COLOURS, VERMILION, WIDTH, YELLOW
 
 BOUNDS = {"oracle": (BLACK, ":"), FIXED: (BLACK, "--")}
-COLOURS = dict(zip(GATES, (colour for colour in TASK_COLOURS if colour != BLACK)))
+COLOURS = dict(zip(GATES, (colour for colour in (*TASK_COLOURS, "#7f7f7f") if colour not in (BLACK, YELLOW))))
 
 
 def trade_figure(tables: Mapping[str, pd.DataFrame], layers: int) -> plt.Figure:

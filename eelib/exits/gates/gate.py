@@ -41,6 +41,16 @@ class Seen:
     token_before: Tensor | None = None
     exit_before: Tensor | None = None
 
+    def on(self, device: torch.device) -> "Seen":
+        """The same on another device, the state left where it is."""
+
+        def moved(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.to(device)
+
+        readout = {name: values.to(device) for name, values in self.readout.items()}
+        given = (self.positions.to(device), readout, self.state, self.unembed)
+        return Seen(self.layer, self.layers, *given, moved(self.token_before), moved(self.exit_before))
+
 
 class Gate:
     """A frozen dataclass of parameters. `needs`: which parts of `Seen`, of NEEDS; the others may be missing.
