@@ -11,10 +11,11 @@ import numpy as np
 from torch import nn
 
 from eelib.common.errors import InputError
+from eelib.exits.gates.trained import TRAINED
 from eelib.exits.rule import Rule
 from eelib.models.model import Model
 
-WITHOUT_HEAD = ("state_saturation", "fixed", "schedule")  # their scores ask for no logits
+WITHOUT_HEAD = ("state_saturation", "fixed", "schedule", *TRAINED)  # their scores ask for no logits
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from eelib.exits.cost import Sizes, prices
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED, card_of, save_gate, trained_gate
+from eelib.exits.rule import Rule
 
 
 @pytest.fixture
@@ -94,3 +96,10 @@ def test_a_damaged_file_is_refused(kind, saved, model_of, tmp_path, one_line):
 
 def test_the_registry_says_where_they_are(one_line):
     one_line(ValueError, "trained_gate(model, 'lstm')", lambda: gate_named("lstm"))
+
+
+def test_they_read_no_head_to_score(saved):
+    """One block a layer and the gate's own parameters where it is asked; the head once, to emit."""
+    sizes = Sizes(3, 100.0, 50.0, 10)
+    gate, _ = saved("classifier")
+    assert prices(sizes, Rule(gate), gate_parameters=10).tolist() == pytest.approx([1.6, 2.7, 3.7])
