@@ -28,7 +28,7 @@ class Fitting:
     "adjusted", on logits that have the logarithm of their class's frequency added (M's code). Of the `tokens` that are
     decoded a fifth is held out, so 8,000 are learnt from: 7 to 10 thousand are published, as are epochs and rate. The
     size of a batch is ours. `normed`: on states after the final norm; published are the states themselves. On the
-    pocket models normed states and a rate of 1e-3 both learn more; the published ones learn, too, and are the defaults.
+    pocket models normed states learn more, and with them a rate of 1e-3 again; the published ones are the defaults.
     """
 
     loss: str = "balanced"
