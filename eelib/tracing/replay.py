@@ -98,7 +98,7 @@ class Replay:
             cache = growing_cache(limit=tokens)  # layers that forget what left their window can't be taken back
         state_at(self.model, self.model.layers, self.step_inputs(slice(0, tokens), cache))
         layers = [layer for layer in own_layers(cache) if isinstance(layer, GrowingLayer)]
-        return cache, [layer for layer in layers if layer.buffers is not None]
+        return cache, [layer for layer in layers if layer.buffers]
 
     def step_inputs(self, part: slice, cache: Cache | None) -> dict:
         """Arguments of a run over `part` of the text, with a cache that holds what stands before it."""
