@@ -18,10 +18,10 @@ from eelib.tasks.task import Task
 from eelib.tracing.extras import make_extra
 from eelib.tracing.outputs import make_outputs
 from eelib.tracing.plan import Job
-from eelib.tracing.replay import make_replay
+from eelib.tracing.replay import TOLERANCES, make_replay
 from eelib.tracing.trace import Trace
 
-ROOMS = ("models", "lens", "tracing")  # a trace depends on their code
+ROOMS = ("models", "lens", "tracing", TOLERANCES)  # a trace depends on their code
 SUBSET = 24  # sequences for sites, pairs or times where the caller says only True
 
 

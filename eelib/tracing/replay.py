@@ -29,6 +29,7 @@ from eelib.tracing.plan import Job, encode
 from eelib.tracing.shards import REPLAY_COLUMNS, load_replay, save_replay
 from eelib.tracing.trace import Trace
 
+TOLERANCES = "common/tolerances.py"  # decides which cache, padding and scales a model gets
 ONE_TOKEN = 8  # texts of a classifier that are timed in place of one sequence: each is a single token
 
 
@@ -237,7 +238,7 @@ def make_replay(job: Job, sequences: int, repeats: int) -> None:
         "sequences": sequences,
         "repeats": repeats,
         "machine": machine(job.model.device),
-        "code": code_hash("models", "tracing"),
+        "code": code_hash("models", "tracing", TOLERANCES),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
