@@ -66,15 +66,15 @@ def their_code() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_out_of_memory(error) or is_ours(error):
+        if is_out_of_memory(error) or raised_in(error, PACKAGE):
             raise
         raise NotTaken(f"{type(error).__name__}: {first_line(error)}") from error
 
 
-def is_ours(error: Exception) -> bool:
-    """Whether an error was raised in a line of this project."""
+def raised_in(error: BaseException, folder: Path) -> bool:
+    """Whether an error was raised in a line of a file in `folder`."""
     *_, (frame, _) = walk_tb(error.__traceback__)
-    return Path(frame.f_code.co_filename).is_relative_to(PACKAGE)
+    return Path(frame.f_code.co_filename).is_relative_to(folder)
 
 
 def there(tensor: Tensor | None, what: str) -> Tensor:
