@@ -21,10 +21,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from eelib.common.data import data_folder
 from eelib.common.files import read_json
 from eelib.common.machine import host, versions
 
-RESULT = Path("data/checks/crashes.json")
+RESULT = data_folder("checks", "crashes.json")
 TASK, LIMIT = "translation/de-en", 24
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2}
 AIMS = ("at random", "when a file is being written", "when a file is new")

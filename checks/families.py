@@ -17,7 +17,9 @@ import threading
 import time
 from pathlib import Path
 
-RESULT = Path(__file__).resolve().parent.parent / "data" / "checks" / "families.json"
+from eelib.common.data import data_folder
+
+RESULT = data_folder("checks", "families.json")
 VERDICTS = ("readout", "sublayers", "padding", "decoding")
 LIMIT = 120.0  # seconds for one architecture; the slowest takes 50 on a machine without other work
 

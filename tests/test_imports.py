@@ -28,7 +28,6 @@ TESTED_ELSEWHERE = {
     "book/__main__.py": "writes what tests/book/test_pages.py looks at in the built book",
     "common/data.py": "one path; every shipped model and text is found through it, tests/study/test_claims.py",
     "common/errors.py": "classes without code",
-    "common/interval.py": "tests/common/test_stats.py estimates them",
     "figures/*": "drawn by the notebooks in tests/test_notebooks.py, checked in tests/book/test_pages.py",
     "analysis/*_tables.py": "the frames that a page shows, in tests/test_notebooks.py",
     "analysis/difficulty_splits.py": "two ways to split the prefixes, in tests/analysis/test_difficulty.py",

@@ -162,7 +162,7 @@ def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
 def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> list[Call]:
     """The blocks' calls, in order: the longest chain in which each call of a list's modules reads the one before.
 
-    A block that is called several times (shared weights) stands in the list once for each call. Raises ValueError.
+    A block that is called several times (shared weights) stands in the list once for each call. Raises CheckpointError.
     """
     calls: dict[str, list[Call]] = {}
     order = {id(call): i for i, call in enumerate(runs.calls)}

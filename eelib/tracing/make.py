@@ -44,8 +44,8 @@ def trace(
     number of sequences) add sub-layer readouts and layer-by-layer similarities for the first so many sequences; `timed`
     adds the times of a run that stops at each token's exit layer, for so many sequences, `repeats` times each.
     Prompts beyond the model's window are counted and skipped, or refused with `strict`. A `batch_size` other than the
-    one that a half made trace was begun with holds for the rest of it. Raises ValueError, or OSError where the disk is
-    at fault: one line.
+    one that a half made trace was begun with holds for the rest of it. Raises InputError, or StorageError where the
+    disk is at fault: one line.
     """
     if not isinstance(model, Model) or not isinstance(task, Task):
         raise InputError(

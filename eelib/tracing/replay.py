@@ -18,13 +18,12 @@ from transformers import Cache
 from eelib.common.errors import SelfCheckError
 from eelib.common.machine import machine
 from eelib.common.sources import code_hash
-from eelib.common.tolerances import close
+from eelib.common.tolerances import close, tolerance
 from eelib.models.adapters import Writer
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
 from eelib.models.probe import NotTaken, first_tensor, their_code
 from eelib.tasks.task import Task
-from eelib.tracing.outputs import TIE
 from eelib.tracing.plan import Job, encode
 from eelib.tracing.shards import REPLAY_COLUMNS, load_replay, save_replay
 from eelib.tracing.trace import Trace
@@ -159,7 +158,7 @@ def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     logits = model.unembed(state[0, replay.read][None])[0]
     top = int(logits.argmax())  # waits for the device
     seconds = time.perf_counter() - began
-    wrong = top != wanted and float(logits[top] - logits[wanted]) > TIE
+    wrong = top != wanted and float(logits[top] - logits[wanted]) > tolerance(logits).tie
     if wrong and model.dtype == "float32":
         raise SelfCheckError(
             f"{model.name}: stopped after block {layer}, output token {token} is {top}; the trace has {wanted}"
