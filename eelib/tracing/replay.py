@@ -19,7 +19,6 @@ from eelib.common.errors import SelfCheckError
 from eelib.common.machine import machine
 from eelib.common.sources import code_hash
 from eelib.common.tolerances import close, tolerance
-from eelib.models.adapters import Writer
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
 from eelib.models.probe import NotTaken, first_tensor, their_code
@@ -83,16 +82,9 @@ class Replay:
         if ideal:
             self.cache, self.layers = self.filled(self.ids.shape[1])
 
-    @property
-    def writer(self) -> Writer:
-        """The model's adapter, which takes steps."""
-        adapter = self.model.adapter
-        assert isinstance(adapter, Writer)
-        return adapter
-
     def filled(self, tokens: int) -> tuple[Cache, list[GrowingLayer]]:
         """(a cache that one run over the text has filled, the layers of it that each step takes back)."""
-        cache = self.writer.new_cache(tokens)
+        cache = self.model.writer.new_cache(tokens)
         assert cache is not None  # steps are ideal only with a cache of ours
         if not all(isinstance(layer, GrowingLayer) for layer in own_layers(cache)):
             cache = growing_cache(limit=tokens)  # layers that forget what left their window can't be taken back
@@ -104,7 +96,7 @@ class Replay:
         """Arguments of a run over `part` of the text, with a cache that holds what stands before it."""
         ids = self.ids[:, part]
         mask = torch.ones(1, part.stop, dtype=torch.long, device=ids.device)
-        return self.writer.step_inputs(ids, mask, self.same) | self.writer.cached(cache)
+        return self.model.writer.step_inputs(ids, mask, self.same) | self.model.writer.cached(cache)
 
     def inputs(self, token: int) -> dict:
         """Arguments of the run that predicts output token `token`; its state is read at position `read`."""
