@@ -21,12 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eelib.common.data import data_folder
+from eelib.common.errors import InputError, NotEstimable, StorageError
+
 if TYPE_CHECKING:
     from eelib.tasks.task import Task
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-RESULT = Path("data/checks/bad_input.json")
-MODEL = Path("data/models/pocket-llama")
+RESULT = data_folder("checks", "bad_input.json")
+MODEL = data_folder("models", "pocket-llama")
 PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps."]}
 
 
@@ -47,6 +50,8 @@ def parameter_cases() -> Iterator[Case]:
     model, task = eelib.load_model("pocket-llama", device="cpu"), eelib.load_task("translation/de-en", 2)
     for name in ("pocket-lama", "./no/such/folder", "no-one/no-such-model"):
         yield Case("unknown model", name, (name,), partial(eelib.load_model, name, device="cpu"))
+    for name in ("two words", "a\U0001f415"):
+        yield Case("a model name that can't name a folder", name, ("letters",), partial(eelib.load_model, name))
     for name in ("int3", "float64"):
         yield Case("unknown dtype", name, (name, "bfloat16"), partial(eelib.load_model, "pocket-llama", dtype=name))
     for name in ("gpu", "cuda:77", "tpu:0"):
@@ -61,7 +66,8 @@ def parameter_cases() -> Iterator[Case]:
     for value in (-1, "5", 2.5, True):
         yield Case("limit", repr(value), ("limit", repr(value)), partial(eelib.load_task, "translation/de-en", value))
     whole, none = (0, -3, "8", 2.5, True), (-1, "all")
-    for name, values in (("max_new_tokens", whole), ("batch_size", whole), ("sites", none), ("pairs", none)):
+    counted = {"max_new_tokens": whole, "batch_size": whole, "repeats": whole}
+    for name, values in (counted | {"sites": none, "pairs": none, "timed": none}).items():
         for value in values:
             yield Case(name, repr(value), (name, repr(value)), partial(eelib.trace, model, task, **{name: value}))
     name_of_task: Any = "translation/de-en"
@@ -332,7 +338,7 @@ def run(case: Case, here: Path) -> dict:
     message = ""
     try:
         case.call()
-    except (ValueError, OSError) as error:
+    except (InputError, NotEstimable, StorageError) as error:
         message = str(error)
     except Exception as error:  # not one of the kinds that the library promises
         message = f"{type(error).__name__} escaped:\n{error}"
@@ -409,7 +415,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        for cases in (parameter_cases, text_cases, partial(checkpoint_cases, root / MODEL)):
+        for cases in (parameter_cases, text_cases, partial(checkpoint_cases, MODEL)):
             (scratch / "here").mkdir(exist_ok=True)
             os.chdir(scratch / "here")
             for case in cases():

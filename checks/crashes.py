@@ -21,12 +21,13 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from eelib.common.data import data_folder
 from eelib.common.files import read_json
 from eelib.common.machine import host, versions
 
-RESULT = Path("data/checks/crashes.json")
+RESULT = data_folder("checks", "crashes.json")
 TASK, LIMIT = "translation/de-en", 24
-OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2, "progress": False}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2}
 AIMS = ("at random", "when a file is being written", "when a file is new")
 MOMENTS = ("before the first file", "during decoding or reading", "during a write", "between the files of a shard")
 
@@ -50,8 +51,11 @@ class Traced:
         """What is compiled and loaded at the first use is then there in every child."""
         self.trace(self.model, self.task.take(2), folder=folder, max_new_tokens=2, progress=False)
 
-    def start(self, folder: Path, prepare: Callable[[], object] = lambda: None) -> int:
-        """Ask for the trace in a child process; its id. The child's status is 0 when the trace is finished."""
+    def start(self, folder: Path, prepare: Callable[[], object] = lambda: None, told: bool = False) -> int:
+        """Ask for the trace in a child process; its id. The child's status is 0 when the trace is finished.
+
+        `told`: it says on its output that it waits for another one, and shows its progress.
+        """
         child = os.fork()
         if child:
             return child
@@ -59,7 +63,7 @@ class Traced:
         try:
             prepare()
             with open(folder.parent / f"{folder.name}.log", "a") as log, redirect_stdout(log):
-                self.trace(self.model, self.task, folder=folder, **OPTIONS)
+                self.trace(self.model, self.task, folder=folder, progress=told, **OPTIONS)
             status = 0
         except Exception as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -200,7 +204,7 @@ def two_round(work: Traced, scratch: Path, quiet: dict[str, bytes], times: int) 
     identical = waited = taken_over = 0
     for number in range(times):
         folder = scratch / f"two-{number}"
-        children = [work.start(folder), work.start(folder)]
+        children = [work.start(folder, told=True), work.start(folder, told=True)]
         if number % 2:
             time.sleep(0.6)
             os.kill(children[0], signal.SIGKILL)
@@ -289,7 +293,7 @@ def main() -> None:
         "model": "pocket-llama",
         "task": TASK,
         "sequences": LIMIT,
-        "options": {k: v for k, v in OPTIONS.items() if k != "progress"},
+        "options": OPTIONS,
         **found,
         "ok": ok,
     }

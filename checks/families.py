@@ -2,9 +2,9 @@
 
 `python -m checks.families [--only NAME ...] [--kind KIND ...]` writes data/checks/families.json:
 machine, versions and one row per architecture: {architecture, model_type, kind, built, attention_based, readout,
-sublayers, padding, decoding, dtype, reason, seconds}; readout, sublayers and decoding are pass, refused or fail;
-dtype: what it was last compared in, float32 where the network has no float64; attention_based: every layer holds
-attention, softmax or linear.
+sublayers, padding, decoding, dtype, no_float64, reason, seconds}; readout, sublayers and decoding are pass, refused or
+fail; dtype: what it was last compared in, float32 where the network has no float64, and no_float64: what it then
+raised; attention_based: every layer holds attention, softmax or linear.
 """
 
 import argparse
@@ -17,7 +17,9 @@ import threading
 import time
 from pathlib import Path
 
-RESULT = Path(__file__).resolve().parent.parent / "data" / "checks" / "families.json"
+from eelib.common.data import data_folder
+
+RESULT = data_folder("checks", "families.json")
 VERDICTS = ("readout", "sublayers", "padding", "decoding")
 LIMIT = 120.0  # seconds for one architecture; the slowest takes 50 on a machine without other work
 
@@ -67,17 +69,19 @@ class Worker:
         asking.write(f"{kind} {model_type}\n")
         asking.flush()
         answer: list[str] = []
+        began = time.monotonic()
         reader = threading.Thread(target=lambda: answer.append(telling.readline()))
         reader.start()
         reader.join(LIMIT)
         if answer and answer[0]:
             return json.loads(answer[0])
+        seconds = round(time.monotonic() - began, 1)
         reason = "the check's process died" if not reader.is_alive() else f"took longer than {LIMIT:.0f} s"
         self.close()
         reader.join()
         from checks.one_family import begun
 
-        return begun(kind, model_type) | {"reason": reason, "seconds": LIMIT}
+        return begun(kind, model_type) | {"built": True, "readout": "fail", "reason": reason, "seconds": seconds}
 
     def close(self) -> None:
         """End the process."""
@@ -134,7 +138,7 @@ def summary(rows: list[dict]) -> str:
             f"{kind}: {len(own)} architectures, {len(built)} built; readout passes in "
             f"{sum(r['readout'] == 'pass' for r in built)}, everything in {sum(map(passes, built))}; of "
             f"{len(attending)} attention-based {sum(map(passes, attending))} pass everything; "
-            f"{sum('fail' in [r[k] for k in VERDICTS] for r in built)} fail"
+            f"{sum('fail' in [r[k] for k in VERDICTS] for r in own)} fail"
         )
     return "\n".join(lines)
 

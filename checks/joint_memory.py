@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULT = Path("data/checks/joint_memory.json")
+from eelib.common.data import data_folder
+
+RESULT = data_folder("checks", "joint_memory.json")
 VOCABULARIES, WAYS, MOST = (8192, 32000), ("plain", "joint", "joint, all logits held"), 1.5
 TEXTS, TOKENS, TARGETS = 32, 128, 64  # 4,096 tokens a step, half of them targets
 

@@ -20,11 +20,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eelib.common.data import data_folder
 from eelib.common.files import write_atomically
 from eelib.common.machine import host, versions
 from eelib.lens.cuda import kernel
 
-OUT = Path(__file__).parents[1] / "data" / "checks" / "kernel.json"
+OUT = data_folder("checks", "kernel.json")
 GOAL = 0.85  # of the matmul's rate
 TOP = 10
 SAMPLE = 48  # rows compared with float64

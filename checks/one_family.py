@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +15,17 @@ from torch import Tensor, nn
 import eelib
 from checks.tiny import KINDS, build
 from checks.tiny_texts import PROMPTS, tokenizer_for
+from eelib.common.errors import InputError
+from eelib.common.sources import PACKAGE
 from eelib.common.tolerances import apart, close, same, tolerance
 from eelib.models.adapters import Seq2Seq
 from eelib.models.model import Model
-from eelib.models.probe import block_states, first_tensor
+from eelib.models.probe import NotTaken, block_states, first_tensor, raised_in
 from eelib.models.sites import site_states
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 6
+OURS = (PACKAGE, Path(__file__).resolve().parent)
 
 
 class Differs(Exception):
@@ -45,6 +49,7 @@ def begun(kind: str, model_type: str) -> dict:
         "padding": "",
         "decoding": "",
         "dtype": "",
+        "no_float64": "",
         "reason": "",
     }
 
@@ -66,6 +71,8 @@ def fill(row: dict, kind: str, model_type: str) -> None:
         network = build(kind, model_type)
     except Exception as error:
         row["reason"] = "not built: " + short(error)
+        if our_fault(error):
+            row["readout"] = "fail"
         return
     row.update(built=True, attention_based=attends(network))
     with tempfile.TemporaryDirectory() as folder:
@@ -77,14 +84,14 @@ def fill(row: dict, kind: str, model_type: str) -> None:
             return
         try:
             model = eelib.load_model(folder, device="cpu")
-        except ValueError as error:
-            row.update(readout="refused", sublayers="refused", decoding="refused", reason=short(error, folder))
-            return
         except Exception as error:
+            if isinstance(error, ValueError) and not our_fault(error):
+                row.update(readout="refused", sublayers="refused", decoding="refused", reason=short(error, folder))
+                return
             row.update(readout="fail", reason=f"load crashed: {type(error).__name__} {short(error)}")
             return
         network = type(network).from_pretrained(folder).eval().requires_grad_(False)
-    oracle = as_double(network, model)
+    oracle = as_double(row, network, model)
     prompts = [ids[:40] for ids in model.tokenizer(PROMPTS)["input_ids"]]
     row["dtype"] = model.dtype
     for name, step in {"readout": readouts, "sublayers": sublayers, "padding": padding, "decoding": decoding}.items():
@@ -133,16 +140,26 @@ def attends(network: nn.Module) -> bool:
     return any(all(holds(name.rsplit(".", 1)[-1], layer) for layer in stack) for name, stack in stacks)
 
 
-def as_double(network: nn.Module, model: Model) -> nn.Module:
-    """The oracle; it and eelib's network run in float64 where the architecture can."""
+def as_double(row: dict, network: nn.Module, model: Model) -> nn.Module:
+    """The oracle; it and eelib's network run in float64 where the architecture can, else the row says why not."""
     oracle = copy.deepcopy(network).double()
-    ids = torch.tensor([[20, 30, 40]])
+    given = arguments(model, oracle, [20, 30, 40], [5])
     try:
-        oracle(**arguments(model, oracle, ids[0].tolist(), [5]))
-    except Exception:
+        oracle(**given)
+    except Exception as error:
+        row["no_float64"] = f"{type(error).__name__}: {short(error)}"
         return network
     model.network.double()
     return oracle
+
+
+def our_fault(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, was raised in a line of ours, and is none that we raise on purpose."""
+    while error is not None:
+        if not isinstance(error, (InputError, NotTaken)) and any(raised_in(error, folder) for folder in OURS):
+            return True
+        error = error.__cause__
+    return False
 
 
 def short(error: object, folder: str = "") -> str:

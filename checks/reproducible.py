@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from checks.crashes import content
+from eelib.common.data import data_folder
 from eelib.common.machine import host, versions
 from eelib.models.model import Model
 from eelib.tracing.trace import Trace
 
-RESULT = Path("data/checks/reproducible.json")
+RESULT = data_folder("checks", "reproducible.json")
 TASK, NEW_TOKENS, SIZES = "translation/de-en", 32, (1, 4, 16)
 
 

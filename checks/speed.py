@@ -16,6 +16,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from eelib.common.data import data_folder
 from eelib.common.files import write_atomically
 from eelib.common.sources import hash_of
 
@@ -25,7 +26,7 @@ from .speed_ways import WAYS
 from .speed_workers import PEERS, Workers, system_memory
 
 CACHE = ROOT / "checks" / ".cache"
-OUT = ROOT / "data" / "checks" / "speed.json"
+OUT = data_folder("checks", "speed.json")
 LINEAR = "pocket-llama"
 # (series, ways, sequences, new tokens of each, repeats); batch 64
 LINEAR_RUNS = (
@@ -190,7 +191,7 @@ def arguments(command: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of every way (all cores)")
     parser.add_argument("--no-linearity", action="store_true", help="leave out 1 thousand to 100 thousand tokens")
     parser.add_argument("--quick", action="store_true", help="a tiny shape, one repeat, to see that it runs")
-    parser.add_argument("--out", type=Path, help=f"where the rows go ({OUT.relative_to(ROOT)}; --quick: the cache)")
+    parser.add_argument("--out", type=Path, help=f"where the rows go ({OUT}; --quick: the cache)")
     asked = parser.parse_args(command)
     asked.shapes = [] if asked.shapes == "none" else [name for name in asked.shapes.split(",") if name]
     asked.peers = {"all": list(PEERS), "none": []}.get(asked.peers, asked.peers.split(","))

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import torch
+
+from eelib.common.tolerances import TOLERANCES
 
 from .speed_shapes import Shape
 
 REFERENCE = "plain, step by step"
-TIE = 1e-3  # two top logits closer than this may change places by rounding in float32
+TIE = TOLERANCES[torch.float32].tie
 
 
 def file_of(results: Path, shape: Shape, batch: int, way: str) -> Path:

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pandas as pd
+import torch
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.common.tolerances import allowed_error, close
 from eelib.tracing.shards import READOUTS
 
 STEPS = 6
@@ -25,4 +27,27 @@ def assert_same(a, b, exact=True):
         if exact:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
         elif name not in ("topk_ids", "final_rank"):
-            np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-4, err_msg=name)
+            assert_close(a[name], b[name], name)
+
+
+def assert_close(a, b, what=""):
+    """Readouts of one text, made in two ways: whole numbers equal, NaN in the same places, all else close."""
+    known = ~np.isnan(b)
+    np.testing.assert_array_equal(known, ~np.isnan(a), err_msg=what)
+    if np.issubdtype(b.dtype, np.integer):
+        np.testing.assert_array_equal(a, b, err_msg=what)
+    elif known.any():
+        assert close(torch.tensor(a[known]), torch.tensor(b[known])), what
+
+
+def clear_tops(plain, exact):
+    """Where the top-1 of float64 logits leads by more than twice what the plain float32 logits [..., V] may be off."""
+    first, second = exact.topk(2).values.unbind(-1)
+    return first - second > 2 * allowed_error(plain, exact)
+
+
+def assert_top_ids(ours, plain, exact):
+    """Top-1 ids [...] are those of the float64 logits [..., V], but where rounding explains another; nearly nowhere."""
+    clear = clear_tops(plain, exact)
+    assert torch.equal(ours.long()[clear], exact.argmax(-1)[clear])
+    assert clear.double().mean() > 0.99

@@ -12,9 +12,10 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @cache
-def code_hash(*rooms: str) -> str:
-    """Hash of all code in some of eelib's folders, as it was when this process first asked."""
-    return hash_of(file for room in rooms for file in (PACKAGE / room).rglob("*.py"))
+def code_hash(*places: str) -> str:
+    """Hash of all code in some of eelib's folders and files, as it was when this process first asked."""
+    found = (PACKAGE / place for place in places)
+    return hash_of(file for place in found for file in ([place] if place.suffix else place.rglob("*.py")))
 
 
 def hash_of(files: Iterable[Path]) -> str:

@@ -3,6 +3,8 @@
 Two rules. Where the float64 result is at hand (tests, checks), what is ours may err as much as the plain way errs in
 the same dtype, plus `slack` (after apple/ml-cross-entropy, whose tests compare so). Where it is not (loading a
 checkpoint), two results in one dtype are compared, and the table says how much of the largest value they may differ by.
+So does the sweep over architectures, whose networks and their float64 copies are both run in the one dtype: there is no
+plain way in a coarser one whose error could be the measure.
 Its numbers were measured over the architectures of transformers: what must agree differs by less, what must not agree
 (another candidate for a sub-layer, a cache that does not fit) by more.
 """
@@ -78,7 +80,11 @@ def same_direction(a: Tensor, b: Tensor) -> bool:
 
 
 def allowed_error(plain: Tensor, exact: Tensor) -> float:
-    """How far a result may be from `exact` (float64): as far as the `plain` way in its dtype, and its slack."""
+    """How far a result may be from `exact` (float64): as far as the `plain` way in its dtype, and its slack.
+
+    AssertionError where the plain way overflows, which would allow anything.
+    """
+    assert bool(plain.isfinite().all()), "the plain way is not finite, so it can't say how far ours may be off"
     worst = float((plain.double() - exact.double()).abs().max())
     return worst + tolerance(plain).slack * max(float(exact.double().abs().max()), SMALLEST)
 

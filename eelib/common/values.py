@@ -22,7 +22,7 @@ def check_limit(limit: int | None) -> None:
 
 
 def check_name(kind: str, name: object) -> None:
-    """ValueError, naming the kind, where `name` can't name a folder, a page and an address just as it is."""
+    """InputError, naming the kind, where `name` can't name a folder, a page and an address just as it is."""
     if not isinstance(name, str) or name in (".", "..") or not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
         raise InputError(f"{kind} {name!r} is not allowed; it must be of letters, digits and _ . + - only")
 

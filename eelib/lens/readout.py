@@ -88,7 +88,7 @@ def read(
     `final_ids` [n] are the emitted tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
     Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
     against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises
-    ValueError naming the layer if a state is not finite.
+    InputError naming the layer if a state is not finite.
     """
     count, sites, _ = states.shape
     check_finite(states, first=0 if last is None else 1)
@@ -117,7 +117,7 @@ def read(
 
 
 def check_finite(states: Tensor, first: int) -> None:
-    """ValueError naming the first layer of states [n, S, hidden_size], those of layers first.., that is not finite."""
+    """InputError naming the first layer of states [n, S, hidden_size], those of layers first.., that is not finite."""
     if not bool(torch.isfinite(states).all()):
         bad = torch.isfinite(states).all(-1).all(0).tolist().index(False)
         raise InputError(

@@ -57,7 +57,7 @@ def shipped_models() -> list[str]:
 
 
 def path_of(name: str | Path) -> str:
-    """A shipped model's folder, a local folder (`~` expanded), or the name itself: a hub id. ValueError if missing."""
+    """A shipped model's folder, a local folder (`~` expanded), or the name: a hub id. CheckpointError if missing."""
     name = str(name)
     check_text("model", name)
     try:
@@ -163,7 +163,7 @@ def resolve_device(device: str) -> torch.device | None:
 
 
 def check_quantizer(config: PretrainedConfig, name: str) -> bool:
-    """Whether the checkpoint is quantized; ValueError names the library that it needs and that is not installed."""
+    """Whether the checkpoint is quantized; CheckpointError names the library that it needs and lacks."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return False
@@ -192,7 +192,7 @@ def installed(library: str) -> bool:
 def read_checkpoint(
     name: str, path: str, dtype: str, device: torch.device | None, revision: str | None, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """(network in eval mode, tokenizer, kind) of a folder or hub id. Raises ValueError, one line."""
+    """(network in eval mode, tokenizer, kind) of a folder or hub id. Raises CheckpointError, one line."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     check_folder(path, name, trust_remote_code)
     try:

@@ -62,7 +62,7 @@ class Enough(Exception):
 
 
 def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: str) -> list[BlockComponents]:
-    """The sub-layers of every block, each checked: with the skip they add up to its output. ValueError if not."""
+    """The sub-layers of every block, each checked: with the skip they add up to its output. CheckpointError if not."""
     found: list[BlockComponents] = []
     roles: dict[tuple[str, ...], list[str]] = {}
     starts = {id(call): i for i, call in enumerate(runs.calls)}
@@ -113,7 +113,7 @@ def reshaped(call: Call, block: Call) -> Call:
 def sum_of(
     block: Call, calls: list[Call], known: list[tuple[str, ...]], name: str
 ) -> tuple[list[Call], list[Scale], list[Call], Scale]:
-    """(sub-layers in order, their scales, post-norms, the skip's scale) of a block; ValueError names it if none fit.
+    """(sub-layers in order, their scales, post-norms, the skip's scale) of a block; CheckpointError if none fit.
 
     Sub-layers that were `known` in other blocks are tried first.
     """

@@ -131,7 +131,7 @@ class Model:
         """Token ids of prompts with the tokenizer's own special tokens; `chat`: each as a user's turn in its template.
 
         `seconds` are the second texts of pairs. For a classifier, a row carries the token types that the network takes
-        (`TextIds`). Raises ValueError if `chat` is asked of a tokenizer that has no template, or for pairs; if the
+        (`TextIds`). Raises CheckpointError if `chat` is asked of a tokenizer that has no template, or for pairs; if the
         tokenizer tells more types apart than the network.
         """
         if chat and seconds:
@@ -151,7 +151,7 @@ class Model:
         return self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
     def read_at(self, ids: list[int]) -> int:
-        """The position of a text that a classifier reads. ValueError if it is the end token's and there is none."""
+        """The position of a text that a classifier reads. CheckpointError where its end token is missing."""
         if self.unembed.reads == "first":
             return 0
         if self.unembed.reads == "eos":
@@ -174,9 +174,10 @@ def load_model(
 
     `device`: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N. `stack="encoder"` reads
     an encoder-decoder's encoder, in place, through its final norm and the shared head.
-    Raises ValueError, one line: unknown name, dtype, device or stack; a last part of the name that is not of letters,
-    digits and _ . + - only; weights that are not safetensors or not all there; no tokenizer; code of the folder's own;
-    a quantized format whose library is missing; a model whose logits could not be rebuilt from its last captured state.
+    Raises CheckpointError, one line: unknown name, dtype, device or stack; a last part of the name that is not of
+    letters, digits and _ . + - only; weights that are not safetensors or not all there; no tokenizer; code of the
+    folder's own; a quantized format whose library is missing; a model whose logits could not be rebuilt from its last
+    captured state.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
@@ -209,7 +210,7 @@ def prepare(
 
     Proven: the unembed gives the network's own logits, for the last state and for a middle one put in its place;
     sub-layers and skip are each block's output; a causal network does not read to the right; states are finite;
-    position ids, padding and cache change nothing, or are left out. Raises ValueError, one line naming the module.
+    position ids, padding and cache change nothing, or are left out. Raises CheckpointError, one line naming the module.
     """
     ids, adapter = probe_ids(network, tokenizer), ADAPTERS[kind]
     if stack == "encoder":

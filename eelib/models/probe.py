@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from eelib.common.errors import CheckpointError
 from eelib.common.machine import is_out_of_memory
+from eelib.common.sources import PACKAGE
 from eelib.common.values import first_line
 
 
@@ -58,14 +61,20 @@ class NotTaken(Exception):
 def their_code() -> Iterator[None]:
     """Around one call of a network on trial: what it raises becomes `NotTaken`; out of memory says nothing about it.
 
-    Nothing else belongs inside, so that an error of our own is not taken for the network's answer.
+    Nothing else belongs inside, and what is raised in a cache or hook of ours is no answer of the network either.
     """
     try:
         yield
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or raised_in(error, PACKAGE):
             raise
         raise NotTaken(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def raised_in(error: BaseException, folder: Path) -> bool:
+    """Whether an error was raised in a line of a file in `folder`."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return Path(frame.f_code.co_filename).is_relative_to(folder)
 
 
 def there(tensor: Tensor | None, what: str) -> Tensor:
@@ -153,7 +162,7 @@ def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
 def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> list[Call]:
     """The blocks' calls, in order: the longest chain in which each call of a list's modules reads the one before.
 
-    A block that is called several times (shared weights) stands in the list once for each call. Raises ValueError.
+    A block that is called several times (shared weights) stands in the list once for each call. Raises CheckpointError.
     """
     calls: dict[str, list[Call]] = {}
     order = {id(call): i for i, call in enumerate(runs.calls)}

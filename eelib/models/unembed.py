@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from eelib.common.errors import CheckpointError
-from eelib.common.tolerances import close, factor_between, same_direction, tolerance
+from eelib.common.tolerances import SMALLEST, close, factor_between, same_direction, tolerance
 from eelib.models.probe import Call, Runs, output_of, output_replaced
 from eelib.models.trail import calls_after, find_trail, without_holders
 
@@ -70,7 +70,7 @@ class Unembed(nn.Module):
 def find_unembed(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> Unembed:
     """The modules between the last block and the logits, checked against the logits of the probe run.
 
-    Raises ValueError naming the module where the trail is lost.
+    Raises CheckpointError naming the module where the trail is lost.
     """
     if not bool(torch.isfinite(runs.logits).all()):
         raise CheckpointError(f"{name}: the logits hold values that are not finite")
@@ -108,7 +108,7 @@ def bias_of(network: PreTrainedModel, rest: Tensor) -> Tensor | None:
     vectors = [
         v.flatten().float() for n, v in kept if "bias" in n and v.numel() == rest.shape[-1] and v.is_floating_point()
     ]
-    allowed = tolerance(next(network.parameters())).close * rest.abs().max().clamp(min=1e-6)
+    allowed = tolerance(next(network.parameters())).close * rest.abs().max().clamp(min=SMALLEST)
     return next((v.detach() for v in vectors if bool(((rest - v.to(rest.device)).abs() <= allowed).all())), None)
 
 
@@ -143,7 +143,7 @@ def prove_unembed(
 ) -> None:
     """Let the last block give a middle layer's state: the network's own logits must be the unembed's of that state.
 
-    An unembed that fits the final state by luck does not pass. Raises ValueError.
+    An unembed that fits the final state by luck does not pass. Raises CheckpointError.
     """
     state = blocks[(len(blocks) - 1) // 2].given
     with output_replaced(blocks[-1].module, state, [c.module for c in blocks[:-1]].count(blocks[-1].module)):

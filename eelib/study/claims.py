@@ -93,10 +93,9 @@ def claim(claim_id: str) -> Claim:
     return found[claim_id]
 
 
-def judge(claim_id: str, interval: Interval, learnt: bool = True, requirement_met: bool = False) -> Verdict:
+def judge(claim_id: str, interval: Interval, requirement_met: bool = False) -> Verdict:
     """Verdict on a claim from the whole interval: on the claimed side, on the other, or across the threshold.
 
-    learnt: whether the model is above the task's stated baseline.
     requirement_met: whether the run meets claim.requires.
     """
     row = claim(claim_id)
@@ -105,8 +104,6 @@ def judge(claim_id: str, interval: Interval, learnt: bool = True, requirement_me
         raise InputError(f"not an interval for {claim_id}: {interval}")
     if row.requires and not requirement_met:
         return Verdict(row, interval, UNTESTABLE, f"needs {row.requires}")
-    if not learnt:
-        return Verdict(row, interval, UNTESTABLE, "the model is below the task's baseline: not learnt")
     if interval.sequences < row.minimum_sequences:
         reason = f"{interval.sequences} sequences, fewer than {row.minimum_sequences}"
         return Verdict(row, interval, UNTESTABLE, reason)

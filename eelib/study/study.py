@@ -1,4 +1,4 @@
-"""What every notebook shares: checked parameters, traces of its tasks, results on disk and in the prose."""
+"""What every notebook shares: a model with the traces of its tasks, and claims judged on what it has learnt."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

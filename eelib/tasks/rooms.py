@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from eelib.common.errors import InputError
 from eelib.tasks.rooms_telling import PRONOUNS, accepted_answers, in_question, in_sentences
 from eelib.tasks.rooms_world import FORMS, KINDS, NUMBERS, SLOTS, WORDS, Event, Query, World, follow, support
 
@@ -213,12 +214,12 @@ def stories(split: str, count: int, seed: int = 0) -> Iterator[dict]:
     An item has ``passage`` (the story's name), ``context`` (5 to 14 sentences, 45 to 130 words), ``question``,
     ``answers`` (the short answer first, then others to accept), ``kind`` (one, two, three, count or unknown),
     ``facts`` (how many sentences the question needs; 0 for unknown) and ``distance`` (sentences from the earliest
-    needed one to the end, itself included; 0 for unknown). Raises ValueError for another split or a count below 0.
+    needed one to the end, itself included; 0 for unknown). Raises InputError for another split or a count below 0.
     """
     if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
+        raise InputError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     if count < 0:
-        raise ValueError(f"count must be 0 or more, not {count}")
+        raise InputError(f"count must be 0 or more, not {count}")
     return (item for item, *_ in _told(split, count, seed))
 
 

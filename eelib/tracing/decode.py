@@ -8,7 +8,6 @@ from tqdm import tqdm
 
 from eelib.common.errors import InputError
 from eelib.lens.buffer import Reader
-from eelib.models.adapters import Writer
 from eelib.models.model import Model
 from eelib.models.probe import block_states
 from eelib.models.sites import site_states
@@ -23,8 +22,7 @@ def greedy_decode(
     Returns the ids of each row, the end token included if it was reached. The `reader`, where there is one, is given
     each token's states, those of the position which predicted it.
     """
-    adapter, ends = model.adapter, model.eos_ids
-    assert isinstance(adapter, Writer)
+    adapter, ends = model.writer, model.eos_ids
     taken = [len(adapter.text(prompt, [])) for prompt in prompts]
     # A row's own, whatever it is batched with.
     room = [max(1, min(max_new_tokens, model.context_length - size)) for size in taken]

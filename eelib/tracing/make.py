@@ -18,10 +18,10 @@ from eelib.tasks.task import Task
 from eelib.tracing.extras import make_extra
 from eelib.tracing.outputs import make_outputs
 from eelib.tracing.plan import Job
-from eelib.tracing.replay import make_replay
+from eelib.tracing.replay import TOLERANCES, make_replay
 from eelib.tracing.trace import Trace
 
-ROOMS = ("models", "lens", "tracing")  # a trace depends on their code
+ROOMS = ("models", "lens", "tracing", TOLERANCES)  # a trace depends on their code
 SUBSET = 24  # sequences for sites, pairs or times where the caller says only True
 
 
@@ -44,8 +44,8 @@ def trace(
     number of sequences) add sub-layer readouts and layer-by-layer similarities for the first so many sequences; `timed`
     adds the times of a run that stops at each token's exit layer, for so many sequences, `repeats` times each.
     Prompts beyond the model's window are counted and skipped, or refused with `strict`. A `batch_size` other than the
-    one that a half made trace was begun with holds for the rest of it. Raises ValueError, or OSError where the disk is
-    at fault: one line.
+    one that a half made trace was begun with holds for the rest of it. Raises InputError, or StorageError where the
+    disk is at fault: one line.
     """
     if not isinstance(model, Model) or not isinstance(task, Task):
         raise InputError(

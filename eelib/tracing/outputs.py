@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from eelib.common.errors import SelfCheckError
 from eelib.common.machine import is_out_of_memory
+from eelib.common.tolerances import tolerance
 from eelib.lens.buffer import Reader
 from eelib.lens.readout import Readout, top_ids
 from eelib.models.model import Model
@@ -18,8 +19,6 @@ from eelib.tracing.decode import greedy_decode, states_of
 from eelib.tracing.plan import Job, is_made, plan
 from eelib.tracing.shards import STORED, add_file, add_time, save_manifest, to_bytes
 from eelib.tracing.tables import tables
-
-TIE = 1e-3  # difference of two logits that rounding may turn around in float32
 
 
 def make_outputs(job: Job) -> None:
@@ -114,7 +113,7 @@ def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
     wrong = top1 != emitted
     behind = (readout["probability"][:, -1] / readout["final_probability"][:, -1]).log()  # difference of the two logits
     listed = (readout["topk_ids"][:, -1] == emitted[:, None]).any(dim=1)  # right probabilities of wrong ids are no tie
-    refused = wrong & ~(listed & (behind <= TIE))
+    refused = wrong & ~(listed & (behind <= tolerance(behind).tie))
     if model.dtype == "float32" and bool(refused.any()):
         row = int(refused.nonzero()[0])
         raise SelfCheckError(

@@ -18,17 +18,16 @@ from transformers import Cache
 from eelib.common.errors import SelfCheckError
 from eelib.common.machine import machine
 from eelib.common.sources import code_hash
-from eelib.common.tolerances import close
-from eelib.models.adapters import Writer
+from eelib.common.tolerances import close, tolerance
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
 from eelib.models.probe import NotTaken, first_tensor, their_code
 from eelib.tasks.task import Task
-from eelib.tracing.outputs import TIE
 from eelib.tracing.plan import Job, encode
 from eelib.tracing.shards import REPLAY_COLUMNS, load_replay, save_replay
 from eelib.tracing.trace import Trace
 
+TOLERANCES = "common/tolerances.py"  # decides which cache, padding and scales a model gets
 ONE_TOKEN = 8  # texts of a classifier that are timed in place of one sequence: each is a single token
 
 
@@ -83,28 +82,21 @@ class Replay:
         if ideal:
             self.cache, self.layers = self.filled(self.ids.shape[1])
 
-    @property
-    def writer(self) -> Writer:
-        """The model's adapter, which takes steps."""
-        adapter = self.model.adapter
-        assert isinstance(adapter, Writer)
-        return adapter
-
     def filled(self, tokens: int) -> tuple[Cache, list[GrowingLayer]]:
         """(a cache that one run over the text has filled, the layers of it that each step takes back)."""
-        cache = self.writer.new_cache(tokens)
+        cache = self.model.writer.new_cache(tokens)
         assert cache is not None  # steps are ideal only with a cache of ours
         if not all(isinstance(layer, GrowingLayer) for layer in own_layers(cache)):
             cache = growing_cache(limit=tokens)  # layers that forget what left their window can't be taken back
         state_at(self.model, self.model.layers, self.step_inputs(slice(0, tokens), cache))
         layers = [layer for layer in own_layers(cache) if isinstance(layer, GrowingLayer)]
-        return cache, [layer for layer in layers if layer.buffers is not None]
+        return cache, [layer for layer in layers if layer.buffers]
 
     def step_inputs(self, part: slice, cache: Cache | None) -> dict:
         """Arguments of a run over `part` of the text, with a cache that holds what stands before it."""
         ids = self.ids[:, part]
         mask = torch.ones(1, part.stop, dtype=torch.long, device=ids.device)
-        return self.writer.step_inputs(ids, mask, self.same) | self.writer.cached(cache)
+        return self.model.writer.step_inputs(ids, mask, self.same) | self.model.writer.cached(cache)
 
     def inputs(self, token: int) -> dict:
         """Arguments of the run that predicts output token `token`; its state is read at position `read`."""
@@ -158,7 +150,7 @@ def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     logits = model.unembed(state[0, replay.read][None])[0]
     top = int(logits.argmax())  # waits for the device
     seconds = time.perf_counter() - began
-    wrong = top != wanted and float(logits[top] - logits[wanted]) > TIE
+    wrong = top != wanted and float(logits[top] - logits[wanted]) > tolerance(logits).tie
     if wrong and model.dtype == "float32":
         raise SelfCheckError(
             f"{model.name}: stopped after block {layer}, output token {token} is {top}; the trace has {wanted}"
@@ -237,7 +229,7 @@ def make_replay(job: Job, sequences: int, repeats: int) -> None:
         "sequences": sequences,
         "repeats": repeats,
         "machine": machine(job.model.device),
-        "code": code_hash("models", "tracing"),
+        "code": code_hash("models", "tracing", TOLERANCES),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

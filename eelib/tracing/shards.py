@@ -1,4 +1,4 @@
-"""Files of a trace: written whole or not at all, checked by checksum, one maker at a time."""
+"""Files of a trace: written whole or not at all, checked by checksum."""
 
 import hashlib
 import json
@@ -62,19 +62,29 @@ def intact(folder: Path, manifest: dict, name: str) -> bool:
 
 def save_manifest(folder: Path, manifest: dict) -> None:
     """Write the manifest with a checksum of its own; the same content gives the same bytes."""
-    content = {**manifest, "checksum": checksum(manifest)}
-    write_atomically(folder / "manifest.json", json.dumps(content, indent=1, sort_keys=True).encode())
+    save_sealed(folder / "manifest.json", manifest)
 
 
 def load_manifest(folder: Path) -> dict:
     """The manifest as it was written; empty where there is none, or a damaged one."""
-    manifest = read_json(folder / "manifest.json")
-    return manifest if manifest.pop("checksum", None) == checksum(manifest) else {}
+    return load_sealed(folder / "manifest.json")
 
 
-def checksum(manifest: dict) -> str:
-    """SHA-256 of a manifest's content."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def save_sealed(path: Path, content: dict) -> None:
+    """Write a JSON file with a checksum of its own."""
+    sealed = {**content, "checksum": checksum(content)}
+    write_atomically(path, json.dumps(sealed, indent=1, sort_keys=True).encode())
+
+
+def load_sealed(path: Path) -> dict:
+    """What `save_sealed` wrote; empty where there is nothing, or something else."""
+    content = read_json(path)
+    return content if content.pop("checksum", None) == checksum(content) else {}
+
+
+def checksum(content: dict) -> str:
+    """SHA-256 of a file's content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def add_time(folder: Path, seconds: float) -> None:
@@ -102,11 +112,9 @@ REPLAY = "replay.json"  # seconds differ from run to run, so they have a file of
 
 def save_replay(folder: Path, settings: dict, rows: list[dict]) -> None:
     """Keep the times of a replay with what they depend on, and the day."""
-    record = {"settings": settings, "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    write_atomically(folder / REPLAY, json.dumps(record, indent=1).encode())
+    save_sealed(folder / REPLAY, {"settings": settings, "date": time.strftime("%Y-%m-%d"), "rows": rows})
 
 
 def load_replay(folder: Path) -> dict:
     """{"settings", "date", "rows"} as they were kept; empty where nothing was, or what is left is damaged."""
-    record = read_json(folder / REPLAY)
-    return record if {"settings", "date", "rows"} <= set(record) else {}
+    return load_sealed(folder / REPLAY)

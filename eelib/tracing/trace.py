@@ -27,7 +27,7 @@ from eelib.tracing.shards import (
 class Trace:
     """A finished trace on disk. Rows are generated tokens, in order of sequence, then position.
 
-    ValueError, one line, for a folder that holds no finished trace and for a file that is not as it was written.
+    InputError, one line, for a folder that holds no finished trace and for a file that is not as it was written.
 
     `trace["entropy"]` is numpy [tokens, L+1]; column l is layer l, 0 the embeddings. Names: `trace.READOUTS`.
     """
@@ -143,7 +143,7 @@ class Trace:
 
 
 def extra_table(made: Trace, kind: str) -> pa.Table:
-    """The largest sites or pairs table of a trace; ValueError where none was made."""
+    """The largest sites or pairs table of a trace; InputError where none was made."""
     names = [n for n in made.manifest["files"] if n.startswith(f"{kind}-")]
     if not names:
         raise InputError(f"this trace has no {kind}; ask for them with eelib.trace(..., {kind}=True)")

@@ -7,8 +7,10 @@ import torch
 import transformers
 
 import eelib.models.components
+import eelib.models.probe
 import eelib.models.unembed
 from checks import families as sweep
+from checks import tiny
 from checks.one_family import check
 from checks.tiny import KINDS
 from eelib.models.adapters import Causal
@@ -51,6 +53,32 @@ def test_crash_is_not_tried_again(monkeypatch):
 def test_refusal_has_a_reason():
     row = check("causal", "deepseek_v4")
     assert row["readout"] == "refused" and "block model.layers.0" in row["reason"] and not sweep.passes(row)
+
+
+def test_error_of_our_own_is_no_refusal(monkeypatch):
+    """Neither in the library, where the load makes a line of it, nor in what builds the tiny network."""
+    monkeypatch.setattr(eelib.models.probe, "pairwise", None)
+    row = check("causal", "llama")
+    assert row["readout"] == "fail" and "NoneType" in row["reason"]
+    monkeypatch.setattr(tiny, "small_fields", None)
+    row = check("causal", "llama")
+    assert row["readout"] == "fail" and not row["built"]
+
+
+def test_check_that_takes_too_long_has_failed(monkeypatch):
+    monkeypatch.setattr(sweep, "LIMIT", 0.1)
+    row = sweep.Worker().ask("causal", "llama")
+    assert row["readout"] == "fail" and "longer" in row["reason"] and 0.1 <= row["seconds"] < 60
+    assert "1 fail" in sweep.summary([row])
+
+
+def test_network_without_float64_says_why(monkeypatch):
+    row = check("causal", "mixtral")
+    assert sweep.passes(row) and row["dtype"] == "float32" and "Error" in row["no_float64"]
+    assert check("causal", "llama")["no_float64"] == ""
+    monkeypatch.setattr("checks.one_family.arguments", None)  # an error of ours does not make a network its own oracle
+    with pytest.raises(TypeError):
+        check("causal", "llama")
 
 
 def test_wrong_head_fails(monkeypatch):

@@ -66,3 +66,8 @@ def test_the_hash_is_that_of_the_rooms(package):
     assert sources.code_hash("models", "common") == before  # as it was when this process first asked
     sources.code_hash.cache_clear()
     assert sources.code_hash("models", "common") != before
+
+
+def test_a_single_file_counts_too(package):
+    before = sources.code_hash("models", "common/deep.py")
+    assert before == sources.code_hash("common/deep.py", "models") != sources.code_hash("models")

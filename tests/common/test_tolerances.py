@@ -80,3 +80,10 @@ def test_missing_values_are_in_the_same_places():
         assert_as_near(EXACT.float(), exact.float(), exact)
     with pytest.raises(AssertionError):
         assert_as_near(EXACT.float()[:3], EXACT.float(), EXACT)
+
+
+def test_a_plain_way_that_overflows_allows_nothing():
+    plain, ours = EXACT.float(), EXACT.float()
+    plain[2, 3], ours[7, 7] = float("inf"), 1e30
+    with pytest.raises(AssertionError, match="not finite"):
+        assert_as_near(ours, plain, EXACT)

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from checks.tiny_texts import tokenizer_for
-from eelib.models import forward
+from eelib.models import cache, forward
 from eelib.models.adapters import Causal, Seq2Seq
 from eelib.models.model import prepare
 from eelib.tracing.decode import greedy_decode
@@ -98,6 +98,13 @@ def test_error_of_our_own_is_not_taken_for_a_networks_answer(name, method, monke
     monkeypatch.setattr(Causal if name == "llama" else Seq2Seq, method, planted)
     with pytest.raises(TypeError, match="planted"):
         made(name)
+
+
+def test_error_inside_our_cache_is_not_taken_for_a_networks_answer(monkeypatch):
+    """It is the network that calls the cache, but the line that fails is ours."""
+    monkeypatch.setattr(cache, "max", None, raising=False)
+    with pytest.raises(TypeError, match="NoneType"):
+        made("llama")
 
 
 @pytest.mark.parametrize("function", ["position_offset", "padding_is_inert", "steps_agree", "refuse_right_reading"])

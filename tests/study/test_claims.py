@@ -158,7 +158,6 @@ def test_what_cannot_be_tested_says_why():
     good = Interval(0.9, 0.8, 0.95, 200)
     for verdict, reason in [
         (papers.judge("P-S1", good._replace(sequences=29)), "29 sequences, fewer than 30"),
-        (papers.judge("P-S1", good, learnt=False), "baseline"),
         (papers.judge("P-W2", good), "tokenizer"),
         (papers.untestable("P-B1", "parallel blocks"), "parallel blocks"),
     ]:

@@ -8,6 +8,7 @@ import torch
 from families import FAMILIES, GENERATING
 
 from checks.tiny_texts import PROMPTS, WINDOW
+from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import assert_as_near
 from eelib.tracing.decode import greedy_decode, states_of
 
@@ -105,3 +106,7 @@ def test_batch_of_one_and_same_prompt_twice(name, model_of):
     model = model_of(name)
     ids = model.tokenizer(PROMPTS[1])["input_ids"]
     assert greedy_decode(model, [ids], 5) * 2 == greedy_decode(model, [ids, ids], 5)
+
+
+def test_a_model_that_reads_in_place_writes_nothing(model_of, one_line):
+    one_line(CheckpointError, "writes no tokens", lambda: greedy_decode(model_of("bert"), [[5, 6]], 2))

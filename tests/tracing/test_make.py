@@ -3,6 +3,7 @@
 import multiprocessing
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from traces import STEPS, TASK, assert_same, make
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.common.sources import code_hash
 from eelib.tracing import extras, outputs, shards
 from eelib.tracing import make as making
 
@@ -47,6 +49,16 @@ def test_weights_and_code_make_another_trace(made, model_of, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(making, "code_hash", lambda *_rooms: "other code")
     assert make(model, trace.folder.parent.parent).folder != trace.folder
+
+
+def test_tolerances_decide_what_is_traced(model_of, monkeypatch):
+    """Cache, padding and scales are chosen by them, so a trace that was made with others is another."""
+    identity, plain = making.identity_of(model_of("llama"), TASK, STEPS), Path.read_bytes
+    assert identity == making.identity_of(model_of("llama"), TASK, STEPS)
+    monkeypatch.setattr(Path, "read_bytes", lambda file: plain(file) + b"#" * (file.name == "tolerances.py"))
+    code_hash.cache_clear()
+    assert making.identity_of(model_of("llama"), TASK, STEPS)["code"] != identity["code"]
+    code_hash.cache_clear()
 
 
 def no_decoding(*_args):

@@ -8,9 +8,11 @@ import pytest
 import torch
 import transformers as hf
 from tokenizers import processors
+from traces import assert_close, assert_top_ids
 
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
+from eelib.common.tolerances import assert_as_near
 from eelib.tasks.glue import LABELS
 from eelib.tasks.task import Task, load_task
 
@@ -105,10 +107,10 @@ def classifier_of(tmp_path_factory):
 
 
 @torch.no_grad()
-def plain_scores(case, texts):
-    """The plain use of transformers in float64: label scores of every layer, and the network's own, of each text."""
+def plain_scores(case, texts, dtype):
+    """The plain use of transformers: label scores of every layer, and the network's own, of each text."""
     make, tokenizer, head = CASES[case]
-    network, layers, own = make().double(), [], []
+    network, layers, own = make().to(dtype), [], []
     for text in texts:
         run = network(**tokenizer()(*text, return_tensors="pt"), output_hidden_states=True)
         layers.append(torch.stack([head(network, states[0]).reshape(3) for states in run.hidden_states]))
@@ -116,26 +118,32 @@ def plain_scores(case, texts):
     return torch.stack(layers), torch.stack(own)
 
 
+def shares_and_entropy(scores, order):
+    """(probabilities in the order of ids [..., k]; entropy) of scores [..., labels]."""
+    shares = scores.softmax(-1)
+    return shares.gather(-1, order), -(shares * shares.log()).sum(-1)
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("paired", [True, False])
 def test_against_plain_transformers(case, paired, classifier_of, tmp_path):
     """Every layer of pairs and of single texts, special tokens inside a text included."""
     texts = PAIRS if paired else list(zip(PROMPTS))
-    layers, own = plain_scores(case, texts)
+    (plain, _), (layers, own) = (plain_scores(case, texts, dtype) for dtype in (torch.float32, torch.float64))
     np.testing.assert_allclose(layers[:, -1], own, rtol=1e-9)
     task = pairs_task(texts) if paired else Task.from_prompts([text for (text,) in texts])
     model = classifier_of(case)
     trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=2, pairs=3, progress=False)
-    shares = layers.softmax(-1)
-    close = dict(rtol=1e-3, atol=1e-5)
-    order = trace["topk_ids"].astype(int)
-    np.testing.assert_allclose(trace["topk_probability"], np.take_along_axis(shares.numpy(), order, -1), **close)
-    np.testing.assert_allclose(trace["entropy"], -(shares * shares.log()).sum(-1), **close)
-    assert trace["top1"].tolist() == layers.argmax(-1).tolist()
+    order = torch.tensor(trace["topk_ids"]).long()
+    (near, rounded), (shares, entropy) = (shares_and_entropy(scores, order) for scores in (plain, layers))
+    assert_as_near(torch.tensor(trace["topk_probability"]), near, shares, "probabilities")
+    assert_as_near(torch.tensor(trace["entropy"]), rounded, entropy, "entropy")
+    assert_top_ids(torch.tensor(trace["top1"]), plain, layers)
     assert trace.sequences["output"].tolist() == [NAMES[i] for i in own.argmax(-1)]
     block = trace.sites.names.index("block")  # made by another pass over the same texts
-    np.testing.assert_allclose(trace.sites["probability"][:, :, block], shares.amax(-1)[:2, 1:], **close)
-    np.testing.assert_allclose(trace.pairs["js"][:, :, -1], trace["js_final"][:3], **close)
+    tops = (top[:2, 1:, 0] for top in (near, shares))
+    assert_as_near(torch.tensor(trace.sites["probability"][:, :, block]), *tops, "block")
+    assert_close(trace.pairs["js"][:, :, -1], trace["js_final"][:3])
     if paired:
         right = [[task.labels[i]] == known for i, known in zip(own.argmax(-1), task.references)]
         assert task.quality(list(trace.sequences["output"])) == {"accuracy": pytest.approx(100 * np.mean(right))}
@@ -172,11 +180,13 @@ def test_causal_classifier_reads_a_pair_at_its_end(name, tmp_path):
     model = eelib.load_model(str(tmp_path / name), device="cpu")
     model.tokenizer.model_input_names = ["input_ids", "attention_mask"]
     trace = eelib.trace(model, pairs_task(), folder=tmp_path, progress=False)
-    oracle = families.build(name).double()
     prompts = [model.tokenizer(a)["input_ids"] + model.tokenizer(b)["input_ids"] for a, b in PAIRS]
-    runs = [families.oracle_run(oracle, family, prompt, [0]) for prompt in prompts]
-    shares = family.unembed(oracle, torch.stack([run["states"][position] for run in runs])).softmax(-1)
-    np.testing.assert_allclose(trace["probability"], shares.amax(-1), rtol=1e-3, atol=1e-5)
+    found = []
+    for network in (families.build(name), families.build(name).double()):
+        runs = [families.oracle_run(network, family, prompt, [0]) for prompt in prompts]
+        scores = family.unembed(network, torch.stack([run["states"][position] for run in runs]))
+        found.append(scores.softmax(-1).amax(-1))
+    assert_as_near(torch.tensor(trace["probability"]), *found)
 
 
 def test_pairs_beyond_the_window_are_skipped(classifier_of, tmp_path, one_line):

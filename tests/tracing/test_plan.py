@@ -19,8 +19,13 @@ def test_prompts_beyond_the_window(model_of, tmp_path, one_line):
     assert not (tmp_path / "strict").exists() and len(list(tmp_path.glob("*/*"))) == 1  # the refused left nothing
 
 
-@pytest.mark.parametrize("memory, size", [(1 << 40, 32), (1 << 26, 16), (1 << 20, 1)])
+ROW = 50_000 * 32 * 4 * (2 * 3 + 16)  # bytes: tokens, hidden size, float32, caches and activations of three blocks
+
+
+@pytest.mark.parametrize(
+    "memory, size", [(1 << 40, 32), (2 * ROW * 20, 16), (2 * ROW * 16, 16), (2 * ROW * 16 - 1, 8), (1 << 20, 1)]
+)
 def test_batch_size_from_free_memory(memory, size, model_of, monkeypatch):
+    """A power of two whose rows fill half of it, one at least, a shard at most."""
     monkeypatch.setattr(plan, "free_memory", lambda _device: memory)
-    chosen = plan.batch_that_fits(model_of("llama"), 50000)
-    assert chosen <= size and (chosen == size or memory == 1 << 26)
+    assert plan.batch_that_fits(model_of("llama"), 50_000) == size

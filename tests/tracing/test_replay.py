@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 import eelib
-from checks.tiny_texts import PROMPTS
+from checks.tiny import build
+from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.common.errors import SelfCheckError
 from eelib.common.tolerances import close
+from eelib.models.model import prepare
 from eelib.tasks.task import Task
 from eelib.tracing import replay as replaying
 from eelib.tracing.decode import greedy_decode, states_of
-from eelib.tracing.replay import Replay, is_ideal, state_at
+from eelib.tracing.replay import Replay, is_ideal, own_layers, state_at
 from eelib.tracing.shards import REPLAY
 
 GENERATING = ("llama", "gpt2", "gemma2", "t5", "marian")
@@ -99,6 +101,14 @@ def test_steps_on_the_ideal_cache_are_runs_over_the_whole_text(name, prompt, mod
         got = state_at(model, layer, steps.inputs(int(token)))
         assert got.shape[1] == 1  # one token went in
         assert close(got[:, -1], state_at(model, layer, whole.inputs(int(token)))[:, -1])
+
+
+def test_layers_of_a_cache_that_nothing_fills_stay_as_they_are():
+    """Cross-attention to a picture that is not there: mllama's own."""
+    model = prepare(build("causal", "mllama"), tokenizer_for("causal"), "mllama", "causal")
+    prompt, output = sequence(model)
+    replay = Replay(model, prompt, output, ideal=True)
+    assert 0 < len(replay.layers) < len(own_layers(replay.cache)) and is_ideal(model, prompt, output)
 
 
 def test_a_classifier_and_a_network_without_a_cache_run_the_whole_text(model_of, monkeypatch):
