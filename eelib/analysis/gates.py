@@ -133,7 +133,7 @@ def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame
         for gate, left in found.items():
             rows.append(
                 {
-                    "gate": gate,
+                    "gate": gate.replace("_", " "),
                     "state": state,
                     "exit layer": mean(left, lambda one: (one.exits.astype(float), one.groups), seed),
                     "optimal": mean(left, lambda one: (one.optimal.astype(float), one.groups), seed),
@@ -184,7 +184,9 @@ def against_fixed(states: Mapping[str, Mapping[str, Mapping[str, Curve]]], seed:
         for gate in GATES if low < high else ():
             area = compare.Area(low, high)
             gain = attempt(lambda: compare.difference(area, along[gate], along[FIXED], seed))
-            rows.append({"gate": gate, "state": state, "points": gain.percent, "from": low, "to": high})
+            rows.append(
+                {"gate": gate.replace("_", " "), "state": state, "points": gain.percent, "from": low, "to": high}
+            )
     return pd.DataFrame(rows, columns=["gate", "state", "points", "from", "to"])
 
 
@@ -281,7 +283,7 @@ def fixed_in_words(table: pd.DataFrame) -> str:
     for state, rows in table.groupby("state", sort=False):
         sides: dict[str, list[str]] = {side: [] for side in ("better", "worse", "neither")}
         for row in rows.to_dict("records"):
-            sides[row["points"].side("better", "worse", "neither")].append(row["gate"].replace("_", " "))
+            sides[row["points"].side("better", "worse", "neither")].append(row["gate"])
         said.append(
             f"{str(state).capitalize()} joint optimization, better than a fixed layer with the whole interval: "
             f"{', '.join(sides['better']) or 'none'}; worse: {', '.join(sides['worse']) or 'none'}."

@@ -65,7 +65,7 @@ def exits_figure(table: pd.DataFrame, layers: int) -> plt.Figure:
                 axis.plot(estimate, place, "o", color=colour, markerfacecolor=fill, markersize=6)
         axis.set(title=state, xlabel="layer", xlim=(0.5, layers + 0.5), ylim=(-0.6, len(gates) - 0.4))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
-    axes[0, 0].set(yticks=list(places.values()), yticklabels=[gate.replace("_", " ") for gate in gates])
+    axes[0, 0].set(yticks=list(places.values()), yticklabels=gates)
     handles = [
         plt.Line2D([], [], marker="o", color=BLUE, markerfacecolor="white", linestyle="", label="optimal"),
         plt.Line2D([], [], marker="o", color=VERMILION, linestyle="", label="the gate's"),
