@@ -45,5 +45,5 @@ def test_gates(verdict, planted_model, tmp_path):
     for model, telling in ((planted_model, verdict != "holds"), (after, verdict == "holds")):
         task = eelib.load_task(name)
         plant(model, task, tmp_path / "runs", agreement, STEPS, readouts(model.vocab_size, telling))
-    found = verdicts("gates", tmp_path, planted_model, [name], after=tmp_path / "after")
+    found = verdicts("gates", tmp_path, planted_model, [name], after=tmp_path / "after", others="")
     assert found == dict.fromkeys(("P-G1", "P-G2", "P-G3"), verdict)

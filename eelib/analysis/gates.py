@@ -1,6 +1,6 @@
 """What gates are worth before and after joint optimization (P section 5 and appendix B, Figures 2 and 7 to 10)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from eelib.common.stats import (
 )
 from eelib.exits import compare
 from eelib.exits.calibration import by_quality
+from eelib.exits.cost import prices, sizes_of
 from eelib.exits.curve import Curve, curve, oracle, rule_at
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import leave
@@ -31,6 +32,7 @@ from eelib.study.results import Results
 from eelib.study.study import Study
 
 FIXED = "fixed"
+SHOWN_OF_OTHERS = ("confidence", "entropy", "patience", "softmax_difference", FIXED)
 OF_P = ("confidence", "entropy", "patience")  # P 3.2
 GATES = (*OF_P, "softmax_difference", "state_saturation", "monotone", "shortlist")
 CANDIDATES = 24  # thresholds among which the calibrated one is sought
@@ -47,7 +49,8 @@ class Left:
     """Where the tokens of one task's report side leave by one calibrated rule; all arrays are [tokens].
 
     `exits`, `optimal` (the first layer that agrees): 1..L. `agrees`: full depth's token was emitted. `kept`: quality as
-    a share of full depth's. `calibrated_layers`: the mean exit layer on the other side.
+    a share of full depth's. `calibrated_layers`: the mean exit layer on the other side. `share_of_cost` [L]: what leaving
+    at each layer costs, the gate's own work included, as a share of a step at full depth without a gate.
     """
 
     layers: int
@@ -58,6 +61,7 @@ class Left:
     groups: np.ndarray
     kept: Interval
     calibrated_layers: float
+    share_of_cost: np.ndarray
 
     @property
     def distance(self) -> Values:
@@ -68,6 +72,11 @@ class Left:
     def saved(self) -> Values:
         """(share of the layers that did not run, groups)."""
         return 1 - self.exits / self.layers, self.groups
+
+    @property
+    def cost(self) -> Values:
+        """(share of the cost of full depth, groups)."""
+        return self.share_of_cost[self.exits - 1], self.groups
 
 
 Outcomes = dict[str, dict[str, Left]]  # by gate, then task
@@ -103,7 +112,15 @@ def calibrated(study: Study, task: str, rule: Rule, sides: tuple[np.ndarray, np.
         trace.tokens["group"].to_numpy()[rows],
         attempt(lambda: told.kept(0)),
         float(along.mean_layers[choice.at]),
+        share_of_cost(study, task, rule),
     )
+
+
+def share_of_cost(study: Study, task: str, rule: Rule) -> np.ndarray:
+    """What leaving at layers 1..L costs by FLOPs, as a share of full depth's [L]; a classifier's blocks run on a text."""
+    positions = 1.0 if study.model.adapter.writes else float(study.traces[task].sequences["prompt_tokens"].mean())
+    sizes = sizes_of(study.model, positions)
+    return prices(sizes, rule) / sizes.full
 
 
 def outcomes(study: Study, chosen: Mapping[str, Rule], tasks: list[str], least: float, share: float) -> Outcomes:
@@ -124,7 +141,7 @@ def mean(left: Mapping[str, Left], values: Callable[[Left], Values], seed: int =
 
 
 def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame:
-    """One row per gate and state: mean exit layer, optimal one, distance, layers saved, agreement, quality kept.
+    """One row per gate and state: mean exit layer, optimal one, distance, layers saved, speed-up, agreement, quality.
 
     Unweighted means over tasks, shares in percent; quality kept is the least of the tasks' estimates.
     """
@@ -139,11 +156,40 @@ def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame
                     "optimal": mean(left, lambda one: (one.optimal.astype(float), one.groups), seed),
                     "distance (% of L)": mean(left, lambda one: one.distance, seed).percent,
                     "layers saved (%)": mean(left, lambda one: one.saved, seed).percent,
+                    "FLOP speed-up": mean(left, lambda one: one.cost, seed).mapped(lambda share: 1 / share),
                     "agreement (%)": mean(left, lambda one: (one.agrees.astype(float), one.groups), seed).percent,
                     "least quality kept (%)": min((100 * one.kept.estimate for one in left.values()), default=np.nan),
                 }
             )
     return pd.DataFrame(rows)
+
+
+def other_outcomes(pairs: Sequence[Pair], least: float, share: float) -> list[tuple[Pair, dict[str, Outcomes]]]:
+    """(pair, {state: outcomes}) of P's gates, softmax difference and the fixed layer, where a pair has learnt a task."""
+    found = []
+    for pair in pairs:
+        chosen = {name: rule for name, rule in rules().items() if name in SHOWN_OF_OTHERS}
+        if pair.tasks:
+            states = pair.states.items()
+            found.append((pair, {s: outcomes(study, chosen, pair.tasks, least, share) for s, study in states}))
+    return found
+
+
+def others_table(others: Sequence[tuple[Pair, dict[str, Outcomes]]], seed: int = 0) -> pd.DataFrame:
+    """`outcome_table` of several pairs, with the models and tasks that were learnt in front."""
+    tables = []
+    for pair, states in others:
+        table = outcome_table(states, seed)
+        table.insert(0, "tasks", ", ".join(task.rpartition("/")[2] for task in pair.tasks))
+        table.insert(0, "model", [pair.states[state].model.name for state in table["state"]])
+        tables.append(table.drop(columns="state"))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def unlearnt_in_words(pairs: Sequence[Pair]) -> str:
+    """Which further pairs have learnt nothing before and after; empty where all have."""
+    names = [f"{pair.before.model.name} and {pair.after.model.name}" for pair in pairs if not pair.tasks]
+    return f"Not learnt before and after, and left out: {'; '.join(names)}." if names else ""
 
 
 # ---- the whole curve

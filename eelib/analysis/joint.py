@@ -80,12 +80,12 @@ def open_pair(parameters: Parameters, gates: Sequence[Rule] = ()) -> Pair:
     return Pair(before, Study(parameters, pairs=pairs, model=parameters.after, gates=gates))
 
 
-def open_further(parameters: Parameters, further: list[tuple[str, str, str]]) -> list[Pair]:
-    """Further pairs, (before, after, tasks) each; a model that several share is studied once."""
+def open_further(parameters: Parameters, further: list[tuple[str, str, str]], gates: Sequence[Rule] = ()) -> list[Pair]:
+    """Further pairs, (before, after, tasks) each; a model that several share is studied once. `gates`: as above."""
 
     @cache
     def study(model: str, tasks: str) -> Study:
-        return Study(parameters, model=model, tasks=tasks)
+        return Study(parameters, model=model, tasks=tasks, gates=gates)
 
     return [Pair(study(before, tasks), study(after, tasks)) for before, after, tasks in further]
 

@@ -12,6 +12,8 @@ from torch import nn
 
 from eelib.common.errors import InputError
 from eelib.exits.gates.trained import TRAINED
+from eelib.exits.gates.gate import Gate
+from eelib.exits.gates.shortlist import Shortlist
 from eelib.exits.rule import Rule
 from eelib.models.model import Model
 
@@ -60,12 +62,12 @@ def prices(
     """What a token costs that leaves at layers 1..L by a rule, [L].
 
     `rows`: of the head, which the gate reads wherever it is asked; a shortlist's may depend on the layer. By default
-    all of them, or none for gates whose score needs no logits. A gate that reads some emits what it read; after one
+    as in `rows_read`. A gate that reads some emits what it read; after one
     that reads none, and at layer L, the whole head is read once. `gate_parameters`: of the gate itself, at each layer.
     """
     rule.check(sizes.layers)
     if rows is None:
-        rows = 0 if rule.gate.name in WITHOUT_HEAD else sizes.rows
+        rows = rows_read(rule.gate, sizes)
     told = [rows(layer) if callable(rows) else rows for layer in range(1, sizes.layers + 1)]
     if min(told) < 0 or max(told) > sizes.rows or gate_parameters < 0:
         raise InputError(f"{rule.gate.name}: rows must be 0 to {sizes.rows}, and parameters of a gate 0 or more")
@@ -76,6 +78,14 @@ def prices(
         emits = sizes.read if layer == sizes.layers or not read else 0.0
         found.append(layer + asked + emits)
     return np.array(found)
+
+
+def rows_read(gate: Gate, sizes: Sizes) -> int | Callable[[int], int]:
+    """Rows of the head that a gate's score reads: all, none, or a shortlist's few after the layer that lists."""
+    if isinstance(gate, Shortlist):
+        few = min(gate.k, sizes.rows)
+        return lambda layer: 0 if layer < gate.layer else sizes.rows if layer == gate.layer else few
+    return 0 if gate.name in WITHOUT_HEAD else sizes.rows
 
 
 def break_even(sizes: Sizes) -> float:

@@ -19,7 +19,9 @@ GROUPS = np.array([f"s{i:02d}" for i in range(40)])
 def left(exits, optimal=2, calibrated=3.0, agrees=True):
     """An outcome in which all tokens of 40 sequences leave at one layer."""
     ones = np.ones(len(GROUPS), dtype=int)
-    return gates.Left(LAYERS, 0.5, exits * ones, optimal * ones, ones == agrees, GROUPS, NOTHING, calibrated)
+    return gates.Left(
+        LAYERS, 0.5, exits * ones, optimal * ones, ones == agrees, GROUPS, NOTHING, calibrated, np.arange(1, 5) / 4
+    )
 
 
 def outcome(**exits):
@@ -40,6 +42,7 @@ def test_a_gate_that_leaves_too_early_is_as_far_as_one_that_leaves_too_late():
     early, late = left(1), left(3)
     np.testing.assert_array_equal(early.distance[0], late.distance[0])
     assert early.saved[0].mean() == 0.75 and late.saved[0].mean() == 0.25
+    assert early.cost[0].mean() == 0.25 and late.cost[0].mean() == 0.75
 
 
 def test_the_best_gate_is_chosen_on_the_calibration_side():
