@@ -49,8 +49,8 @@ class Left:
     """Where the tokens of one task's report side leave by one calibrated rule; all arrays are [tokens].
 
     `exits`, `optimal` (the first layer that agrees): 1..L. `agrees`: full depth's token was emitted. `kept`: quality as
-    a share of full depth's. `calibrated_layers`: the mean exit layer on the other side. `share_of_cost` [L]: what leaving
-    at each layer costs, the gate's own work included, as a share of a step at full depth without a gate.
+    a share of full depth's. `calibrated_layers`: the mean exit layer on the other side. `share_of_cost` [L]: what
+    leaving at each layer costs, the gate's own work included, as a share of a step at full depth without a gate.
     """
 
     layers: int
@@ -117,7 +117,7 @@ def calibrated(study: Study, task: str, rule: Rule, sides: tuple[np.ndarray, np.
 
 
 def share_of_cost(study: Study, task: str, rule: Rule) -> np.ndarray:
-    """What leaving at layers 1..L costs by FLOPs, as a share of full depth's [L]; a classifier's blocks run on a text."""
+    """What leaving at layers 1..L costs by FLOPs, as a share of full depth's [L]; a classifier's blocks run a text."""
     positions = 1.0 if study.model.adapter.writes else float(study.traces[task].sequences["prompt_tokens"].mean())
     sizes = sizes_of(study.model, positions)
     return prices(sizes, rule) / sizes.full
@@ -165,7 +165,7 @@ def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame
 
 
 def other_outcomes(pairs: Sequence[Pair], least: float, share: float) -> list[tuple[Pair, dict[str, Outcomes]]]:
-    """(pair, {state: outcomes}) of P's gates, softmax difference and the fixed layer, where a pair has learnt a task."""
+    """(pair, {state: outcomes}) of some gates and the fixed layer, where a pair has learnt a task."""
     found = []
     for pair in pairs:
         chosen = {name: rule for name, rule in rules().items() if name in SHOWN_OF_OTHERS}

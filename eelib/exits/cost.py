@@ -11,9 +11,9 @@ import numpy as np
 from torch import nn
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.trained import TRAINED
 from eelib.exits.gates.gate import Gate
 from eelib.exits.gates.shortlist import Shortlist
+from eelib.exits.gates.trained import TRAINED
 from eelib.exits.rule import Rule
 from eelib.models.model import Model
 
@@ -61,9 +61,9 @@ def prices(
 ) -> np.ndarray:
     """What a token costs that leaves at layers 1..L by a rule, [L].
 
-    `rows`: of the head, which the gate reads wherever it is asked; a shortlist's may depend on the layer. By default
-    as in `rows_read`. A gate that reads some emits what it read; after one
-    that reads none, and at layer L, the whole head is read once. `gate_parameters`: of the gate itself, at each layer.
+    `rows`: of the head, which the gate reads wherever it is asked; a shortlist's depend on the layer. By default as in
+    `rows_read`. A gate that reads some emits what it read; after one that reads none, and at layer L, the whole head is
+    read once. `gate_parameters`: of the gate itself, at each layer.
     """
     rule.check(sizes.layers)
     if rows is None:

@@ -76,6 +76,10 @@ def test_prices_by_hand():
         return 30 if layer == 1 else 5
 
     assert price("softmax_difference", rows=shortlist) == [1 + 3, 2 + 3.5, 3 + 4, 4 + 4 + 3]
+    listed = Rule(gate_named("shortlist", k=5))
+    assert prices(SMALL, listed).tolist() == price("softmax_difference", rows=shortlist)
+    late = Rule(gate_named("shortlist", layer=2, k=5))
+    assert prices(SMALL, late).tolist() == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
     assert all((np.diff(price(gate)) >= 0).all() for gate in ("confidence", "fixed", "entropy", "schedule"))
 
 
