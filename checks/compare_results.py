@@ -24,8 +24,8 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
     elif isinstance(value, list):
         names = [part.get("id", part.get("name")) if isinstance(part, dict) else None for part in value]
         unique = None not in names and len(set(names)) == len(names)
-        for place, part in enumerate(value):
-            yield from leaves(part, (*path, str(names[place] if unique else place)))
+        for index, part in enumerate(value):
+            yield from leaves(part, (*path, str(names[index] if unique else index)))
     else:
         yield path, value
 

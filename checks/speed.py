@@ -10,20 +10,19 @@ Each measurement is kept when it is made, so a run that was stopped goes on wher
 import argparse
 import json
 import os
-import platform
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 from eelib.common.data import data_folder
 from eelib.common.files import write_atomically
+from eelib.common.machine import host, versions
 from eelib.common.sources import hash_of
 
 from .speed_rows import cell_rows, file_of
 from .speed_shapes import QUICK, ROOT, SHAPES, Shape, checkpoint, prompts
 from .speed_ways import WAYS
-from .speed_workers import PEERS, Workers, system_memory
+from .speed_workers import PEERS, Workers
 
 CACHE = ROOT / "checks" / ".cache"
 OUT = data_folder("checks", "speed.json")
@@ -43,7 +42,7 @@ class Measurements:
     """Single measurements, one JSON line each; those of other code or settings stay in the file, unused."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        self.path, self.threads, self.code = path, threads, code_hash()
+        self.path, self.threads, self.code = path, threads, measured_code()
         self.known: dict[str, dict] = {}
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -88,7 +87,7 @@ class Measurements:
         return self.known[key]
 
 
-def code_hash() -> str:
+def measured_code() -> str:
     """Hash of the code that is measured or measures."""
     rooms = ("common", "models", "tasks", "lens", "tracing")
     files = [file for room in rooms for file in (ROOT / "eelib" / room).rglob("*.py")]
@@ -156,26 +155,13 @@ def measure_linearity(shape: Shape, batch: int, repeats: int, workers: Workers, 
 
 def surroundings(threads: int, peers: list[str]) -> dict:
     """Machine, versions, date."""
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    versions = {name: version(name) for name in ("torch", "transformers", "numpy")}
+    of_peers = {}
     for peer in peers:
         pins = (ROOT / "checks" / "peers" / f"{peer}.txt").read_text().splitlines()
-        versions[peer] = next(line.split("==")[1] for line in pins if line.startswith(f"{peer}=="))
+        of_peers[peer] = next(line.split("==")[1] for line in pins if line.startswith(f"{peer}=="))
     return {
-        "machine": {
-            "cpu": model,
-            "cores": os.cpu_count(),
-            "threads": threads,
-            "memory_gib": round(system_memory("MemTotal") / 1024, 1),
-        },
-        "versions": {"python": platform.python_version(), **versions},
+        "machine": host() | {"threads": threads},
+        "versions": versions("numpy") | of_peers,
         "date": time.strftime("%Y-%m-%d"),
     }
 

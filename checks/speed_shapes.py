@@ -11,9 +11,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from eelib.common.data import data_folder
+
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = ROOT / "data" / "models" / "pocket-llama"
-TEXTS = ROOT / "data" / "texts" / "translation" / "de-en.jsonl"
+SHIPPED = data_folder("models", "pocket-llama")
+TEXTS = data_folder("texts", "translation", "de-en.jsonl")
 
 
 @dataclass(frozen=True)

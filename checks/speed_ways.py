@@ -42,20 +42,20 @@ def run_trace(model: "Model", request: dict) -> Callable[[], dict[str, np.ndarra
     """`eelib.trace`, whole: encoding, decoding, all readouts, writing into a new folder."""
     import eelib
 
-    place = tempfile.TemporaryDirectory()
+    runs = tempfile.TemporaryDirectory()
     task = eelib.Task.from_prompts(request["texts"])
     made = eelib.trace(
         model,
         task,
         max_new_tokens=request["new_tokens"],
-        folder=place.name,
+        folder=runs.name,
         batch_size=request["batch"],
         progress=False,
     )
 
     def fetch() -> dict[str, np.ndarray]:
         arrays = arrays_of(made, request) if request["out"] else {}
-        place.cleanup()
+        runs.cleanup()
         return arrays
 
     return fetch

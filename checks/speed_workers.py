@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from .speed_shapes import ROOT, Shape
 from .speed_ways import WAYS
 
@@ -24,28 +26,22 @@ def environment(peer: str, cache: Path) -> str:
     Raises RuntimeError with pip's last line where it cannot be made.
     """
     pins = RUNNERS / f"{peer}.txt"
-    place = cache / "envs" / f"{peer}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:8]}"
-    python = place / "bin" / "python"
-    if (place / "done").exists():
+    folder = cache / "envs" / f"{peer}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:8]}"
+    python = folder / "bin" / "python"
+    if (folder / "done").exists():
         return str(python)
     print(f"{peer}: making its environment, a minute or two", flush=True)
-    shutil.rmtree(place, ignore_errors=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     # torch goes first: the version is pinned, and on most machines it is most of the download.
     torch = next(line for line in pins.read_text().splitlines() if line.startswith("torch=="))
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for command in ([sys.executable, "-m", "venv", str(place)], [*pip, torch], [*pip, "-r", str(pins)]):
+    for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, torch], [*pip, "-r", str(pins)]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError((done.stderr.strip().splitlines() or ["failed"])[-1][:300])
-    (place / "done").touch()
+    (folder / "done").touch()
     return str(python)
-
-
-def system_memory(field: str) -> float:
-    """A memory figure of the machine in MB: MemTotal, MemAvailable."""
-    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith(field + ":"))
-    return int(line.split()[1]) / 1024
 
 
 class Workers:
@@ -80,7 +76,7 @@ class Workers:
 
     def start(self, way: str, request: dict) -> None:
         """Start a way's process, and let it run once with two prompts and two tokens, so that nothing is timed cold."""
-        while self.running and system_memory("MemAvailable") < 2 * self.shape.size_mb + PROCESS_MB:
+        while self.running and psutil.virtual_memory().available / 2**20 < 2 * self.shape.size_mb + PROCESS_MB:
             self.stop(next(iter(self.running)))
         try:
             command = (

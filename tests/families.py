@@ -1,9 +1,8 @@
-"""Tiny random networks of several families, each with its unembed written out by hand.
+"""Tiny random networks of several families, each with its unembed written out by hand in `unembeds_by_hand`.
 
 In float64 they are the tests' oracle; in float32 the same plain arithmetic says how far rounding alone leads.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,99 +10,28 @@ from pathlib import Path
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from unembeds_by_hand import (
+    bert_labels,
+    bert_unembed,
+    distilbert_unembed,
+    falcon_unembed,
+    gemma_unembed,
+    gpt2_labels,
+    gpt2_unembed,
+    gptj_unembed,
+    granite_unembed,
+    llama_unembed,
+    marian_unembed,
+    neox_unembed,
+    opt_unembed,
+    roberta_unembed,
+    t5_tied_unembed,
+    t5_unembed,
+)
 
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
 from eelib.models.model import Model
 from eelib.models.unembed import Unembed
-
-
-def rms(states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm."""
-    return states / (states.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def layer_norm(states: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Layer norm, written out."""
-    centred = states - states.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
-
-
-def gelu(states: Tensor) -> Tensor:
-    """Exact GELU."""
-    return states * (1 + torch.erf(states / math.sqrt(2))) / 2
-
-
-def llama_unembed(n, h):
-    return rms(h, n.model.norm.weight, n.config.rms_norm_eps) @ n.lm_head.weight.T
-
-
-def granite_unembed(n, h):
-    return llama_unembed(n, h) / n.config.logits_scaling
-
-
-def gemma_unembed(n, h):
-    logits = rms(h, 1 + n.model.norm.weight, n.config.rms_norm_eps) @ n.model.embed_tokens.weight.T
-    cap = n.config.final_logit_softcapping
-    return torch.tanh(logits / cap) * cap if cap else logits
-
-
-def gpt2_unembed(n, h):
-    return layer_norm(h, n.transformer.ln_f) @ n.transformer.wte.weight.T
-
-
-def opt_unembed(n, h):
-    return layer_norm(h, n.model.decoder.final_layer_norm) @ n.model.decoder.embed_tokens.weight.T
-
-
-def falcon_unembed(n, h):
-    return layer_norm(h, n.transformer.ln_f) @ n.lm_head.weight.T
-
-
-def gptj_unembed(n, h):
-    return falcon_unembed(n, h) + n.lm_head.bias
-
-
-def neox_unembed(n, h):
-    return layer_norm(h, n.gpt_neox.final_layer_norm) @ n.get_output_embeddings().weight.T
-
-
-def t5_unembed(n, h):
-    return rms(h, n.decoder.final_layer_norm.weight, n.config.layer_norm_epsilon) @ n.lm_head.weight.T
-
-
-def t5_tied_unembed(n, h):
-    normed = rms(h, n.decoder.final_layer_norm.weight, n.config.layer_norm_epsilon)
-    return (normed * n.config.d_model**-0.5) @ n.shared.weight.T
-
-
-def marian_unembed(n, h):
-    return h @ n.model.shared.weight.T + n.final_logits_bias[0]
-
-
-def bert_unembed(n, h):
-    head = n.cls.predictions
-    dense = h @ head.transform.dense.weight.T + head.transform.dense.bias
-    return layer_norm(gelu(dense), head.transform.LayerNorm) @ n.bert.embeddings.word_embeddings.weight.T + head.bias
-
-
-def roberta_unembed(n, h):
-    dense = h @ n.lm_head.dense.weight.T + n.lm_head.dense.bias
-    normed = layer_norm(gelu(dense), n.lm_head.layer_norm)
-    return normed @ n.roberta.embeddings.word_embeddings.weight.T + n.lm_head.bias
-
-
-def distilbert_unembed(n, h):
-    dense = h @ n.vocab_transform.weight.T + n.vocab_transform.bias
-    return layer_norm(gelu(dense), n.vocab_layer_norm) @ n.vocab_projector.weight.T + n.vocab_projector.bias
-
-
-def bert_labels(n, h):
-    pooled = torch.tanh(h @ n.bert.pooler.dense.weight.T + n.bert.pooler.dense.bias)
-    return pooled @ n.classifier.weight.T + n.classifier.bias
-
-
-def gpt2_labels(n, h):
-    return layer_norm(h, n.transformer.ln_f) @ n.score.weight.T
 
 
 @dataclass(frozen=True)
@@ -433,79 +361,6 @@ def save(name: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-@torch.no_grad()
-def oracle_run(network: nn.Module, family: Family, prompt: list[int], output: list[int]) -> dict:
-    """One sequence through a network as it is, no cache, no padding: what every position saw, layer by layer.
-
-    Returns "states" [tokens, L+1, hidden_size], the model's own "logits" and transformers' last of the "hidden_states"
-    [tokens, ...], and for every site a tensor [tokens, L, hidden_size].
-    """
-    blocks, seen, handles = network.get_submodule(family.blocks), {}, []
-
-    def keep(key):
-        def hook(_module, _args, result):
-            state = result[0] if isinstance(result, tuple) else result
-            state = state[0] if state.ndim == 3 else state  # OPT's feed-forward drops the batch
-            seen[key] = state * (1.0 if key[0] in ("block", "after_attention") else family.scale)
-
-        return hook
-
-    for number, block in enumerate(blocks):
-        for site, path in {**family.sites, "block": ""}.items():
-            handles.append(block.get_submodule(path).register_forward_hook(keep((site, number))))
-    if family.kind == "causal":
-        inputs, first = {"input_ids": torch.tensor([prompt + output[:-1]]), "use_cache": False}, len(prompt) - 1
-    elif family.kind == "seq2seq":
-        inputs, first = (
-            {
-                "input_ids": torch.tensor([prompt]),
-                "use_cache": False,
-                "decoder_input_ids": torch.tensor([[network.config.decoder_start_token_id, *output[:-1]]]),
-            },
-            0,
-        )
-    else:
-        inputs, first = {"input_ids": torch.tensor([prompt])}, 0
-    result = network(**inputs, output_hidden_states=True)
-    for handle in handles:
-        handle.remove()
-    hidden = result.decoder_hidden_states if family.kind == "seq2seq" else result.hidden_states
-    layers = [*(h[0] for h in hidden[:-1]), seen["block", len(blocks) - 1]]
-    found = {
-        "states": torch.stack(layers, 1)[first:],
-        "logits": result.logits[0, first:],
-        "hidden_states": hidden[-1][0, first:],
-    }
-    for site in (*family.sites, "block"):
-        found[site] = torch.stack([seen[site, i] for i in range(len(blocks))], 1)[first:]
-    if "after_attention" not in found:
-        found["after_attention"] = found["states"][:, :-1] + found["attention"]
-    return found
-
-
-@torch.no_grad()
-def readouts(logits: Tensor, states: Tensor, final: Tensor, known: Tensor) -> dict[str, Tensor]:
-    """Every readout [n, S] by its definition, in the dtype of logits [n, S, V] and states [n, S, hidden_size]."""
-    rows = torch.arange(len(logits))
-    logs = logits - logits.logsumexp(-1, keepdim=True)
-    p = logs.exp()
-    top = p.sort(-1, descending=True).values
-    reference = p[rows, :, known.clamp(min=0)]
-    reference[known < 0] = math.nan
-    q, middle = p[:, -1:], (p + p[:, -1:]) / 2
-    last = states[:, -1:]
-    return {
-        "probability": top[..., 0],
-        "margin": top[..., 0] - top[..., 1],
-        "topk_probability": top[..., :10],
-        "final_probability": p[rows, :, final],
-        "reference_probability": reference,
-        "entropy": -(p * logs).sum(-1),
-        "js_final": ((p * (p / middle).log()).sum(-1) + (q * (q / middle).log()).sum(-1)) / 2,
-        "cosine": (states * last).sum(-1) / states.norm(dim=-1) / last.norm(dim=-1),
-    }
-
-
 def sample(model: Model) -> tuple[list[int], list[int]]:
     """(prompt, output) for one run; of a text that is read in place the two are one."""
     prompt = model.tokenizer(PROMPTS[1])["input_ids"]
@@ -517,19 +372,3 @@ def identity_unembed(size: int) -> Unembed:
     head = nn.Linear(size, size, bias=False).requires_grad_(False)
     head.weight.copy_(torch.eye(size))
     return Unembed([], head, 1.0, 1.0, 0.0, None, size, size)
-
-
-@torch.no_grad()
-def plain_greedy(network: nn.Module, family: Family, prompt: list[int], steps: int, ends: set[int]) -> list[int]:
-    """Argmax one token at a time, one row, no cache, no padding."""
-    output: list[int] = []
-    while len(output) < steps and not (output and output[-1] in ends):
-        if family.kind == "causal":
-            inputs = {"input_ids": torch.tensor([prompt + output])}
-        else:
-            inputs = {
-                "input_ids": torch.tensor([prompt]),
-                "decoder_input_ids": torch.tensor([[network.config.decoder_start_token_id, *output]]),
-            }
-        output.append(int(network(**inputs, use_cache=False).logits[0, -1].argmax()))
-    return output

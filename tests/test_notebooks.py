@@ -143,7 +143,7 @@ def test_source_is_stripped_and_declares_its_parameters(path):
     assert not any("import torch" in cell.source for cell in cells)
     lines = [line for cell in nbformat.read(path, 4).cells for line in cell.source.splitlines()]
     assert max(map(len, lines)) <= 120
-    assert all(len(cell.source.splitlines()) <= 20 for cell in cells if cell.metadata.get("tags") != ["parameters"])
+    assert all(len(cell.source.splitlines()) <= 16 for cell in cells if cell.metadata.get("tags") != ["parameters"])
     (parameters,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     from papermill.inspection import inspect_notebook
 

@@ -7,6 +7,7 @@ import torch
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.tolerances import allowed_error, close
+from eelib.tracing.exit_layers import exit_layer
 from eelib.tracing.shards import READOUTS
 
 STEPS = 6
@@ -51,3 +52,16 @@ def assert_top_ids(ours, plain, exact):
     clear = clear_tops(plain, exact)
     assert torch.equal(ours.long()[clear], exact.argmax(-1)[clear])
     assert clear.double().mean() > 0.99
+
+
+class Made:
+    """A trace in memory, of `layers`, `tokens` (a frame) and `readouts` by name, which a subclass makes."""
+
+    def __getitem__(self, name):
+        return self.readouts[name]
+
+    def statistic_rows(self):
+        return ~self.tokens["is_eos"].to_numpy()
+
+    def exit_layer(self, definition):
+        return exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)

@@ -188,7 +188,7 @@ def open_page(p: Parameters, further: list[tuple[str, str, str]]) -> Page:
     distilled, first_exit = model_at_layer("distilled", p.distilled)
 
     @cache
-    def study(place: str, tasks: str, model: str) -> Study:
+    def study(where: str, tasks: str, model: str) -> Study:
         return Study(p, model=model, tasks=tasks)
 
     pairs = [(p.model, p.after, p.tasks), *further]

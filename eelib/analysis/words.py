@@ -180,8 +180,8 @@ def tags(words: pd.DataFrame, trace: Trace, nlp: Language) -> pd.DataFrame:
     for sequence, doc in zip(outputs.index, nlp.pipe(outputs, batch_size=64)):
         tag_at.update(((sequence, i), token.pos_) for token in doc for i in range(token.idx, token.idx + len(token)))
     wanted = words["role"].isin(["prefix", "suffix", "single", "digits"])
-    places = zip(words["sequence"], words["anchor"])
-    return words.assign(upos=[tag_at.get(place, "") if use else "" for place, use in zip(places, wanted)])
+    letters = zip(words["sequence"], words["anchor"])
+    return words.assign(upos=[tag_at.get(letter, "") if use else "" for letter, use in zip(letters, wanted)])
 
 
 # ---- of a study

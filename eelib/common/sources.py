@@ -12,10 +12,10 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @cache
-def code_hash(*places: str) -> str:
+def code_hash(*names: str) -> str:
     """Hash of all code in some of eelib's folders and files, as it was when this process first asked."""
-    found = (PACKAGE / place for place in places)
-    return hash_of(file for place in found for file in ([place] if place.suffix else place.rglob("*.py")))
+    found = (PACKAGE / name for name in names)
+    return hash_of(file for path in found for file in ([path] if path.suffix else path.rglob("*.py")))
 
 
 def hash_of(files: Iterable[Path]) -> str:

@@ -83,7 +83,7 @@ def text_of(model: Model) -> Text:
     def text(ids: list[int]) -> str:
         if labels:
             return labels[ids[0]]
-        stop = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        stop = next((row for row, token in enumerate(ids) if token in ends), len(ids))
         return str(model.tokenizer.decode(ids[:stop], clean_up_tokenization_spaces=False)) if stop else ""
 
     return text
@@ -117,12 +117,12 @@ def quality(
     pairs: dict[tuple[int, str], int] = {}
     cells = np.empty((len(told), len(items)), dtype=int)  # which of the pairs each item's text is
     for point, tokens in enumerate(told):
-        for place, ids in enumerate(np.split(tokens[rows], bounds)):
-            key = (place, ids.tobytes())
+        for row, ids in enumerate(np.split(tokens[rows], bounds)):
+            key = (row, ids.tobytes())
             if key not in known:
                 known[key] = text(ids.tolist())
-            cells[point, place] = pairs.setdefault((place, known[key]), len(pairs))
-    asked = task.pick([int(items[place]) for place, _ in pairs])
+            cells[point, row] = pairs.setdefault((row, known[key]), len(pairs))
+    asked = task.pick([int(items[row]) for row, _ in pairs])
     scored = item_sums(asked, [output for _, output in pairs])
     if not scored:
         raise InputError(f"{task.name} has no references that outputs could be scored against")

@@ -54,9 +54,9 @@ def isotonic(calibration: Judged) -> IsotonicRegression:
 def table(probabilities: ArrayLike, agrees: ArrayLike, groups: ArrayLike, bins: int = BINS) -> pd.DataFrame:
     """A row for each bin of equal width that holds tokens: low, high, tokens, predicted (a mean), agreed (Interval)."""
     told, right, labels = np.asarray(probabilities, dtype=float), np.asarray(agrees, dtype=float), np.asarray(groups)
-    place, rows = bin_of(told, bins), []
-    for at in np.unique(place):
-        inside = place == at
+    number, rows = bin_of(told, bins), []
+    for at in np.unique(number):
+        inside = number == at
         codes = pd.factorize(labels[inside], sort=True)[0]
         sums = np.column_stack([np.bincount(codes, right[inside]), np.bincount(codes)])
         agreed = bootstrap_totals(lambda totals: totals[:, 0] / totals[:, 1], sums)

@@ -32,13 +32,13 @@ def split(
     if not 0 < share < 1:
         raise InputError(f"share {share!r} is not allowed; it must lie between 0 and 1")
     labels = {name: sorted(set(map(str, groups))) for name, groups in tasks.items()}
-    order = {label: place for place, label in enumerate(shuffled(sorted(set().union(*labels.values())), seed))}
+    order = {label: rank for rank, label in enumerate(shuffled(sorted(set().union(*labels.values())), seed))}
     side: dict[str, bool] = {}
     for name in sorted(labels, key=lambda name: (len(labels[name]), name)):  # small ones have the least to choose from
         free = sorted((label for label in labels[name] if label not in side), key=order.__getitem__)
         taken = sum(side[label] for label in labels[name] if label in side)
         wanted = round(share * len(labels[name])) - taken
-        side |= {label: place < wanted for place, label in enumerate(free)}
+        side |= {label: rank < wanted for rank, label in enumerate(free)}
     found = {}
     for name, known in labels.items():
         first = frozenset(label for label in known if side[label])
@@ -52,4 +52,4 @@ def split(
 
 def shuffled(labels: list[str], seed: int) -> list[str]:
     """The labels in an order of chance."""
-    return [labels[place] for place in np.random.default_rng(seed).permutation(len(labels))]
+    return [labels[rank] for rank in np.random.default_rng(seed).permutation(len(labels))]

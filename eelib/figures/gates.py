@@ -54,18 +54,18 @@ def exits_figure(table: pd.DataFrame, layers: int) -> plt.Figure:
     fig, axes = plt.subplots(
         1, len(states), figsize=(WIDTH, 1.2 + 0.38 * len(gates)), sharey=True, layout="constrained", squeeze=False
     )
-    places = dict(zip(gates, np.arange(len(gates))[::-1]))
+    heights = dict(zip(gates, np.arange(len(gates))[::-1]))
     for axis, state in zip(axes[0], states):
         for row in table[table["state"] == state].to_dict("records"):
-            place = places[row["gate"]]
-            axis.plot([row["optimal"].estimate, row["exit layer"].estimate], [place, place], color=GREY, zorder=1)
+            height = heights[row["gate"]]
+            axis.plot([row["optimal"].estimate, row["exit layer"].estimate], [height, height], color=GREY, zorder=1)
             for column, colour, fill in (("optimal", BLUE, "white"), ("exit layer", VERMILION, VERMILION)):
                 estimate, low, high, _ = row[column]
-                axis.plot((low, high), (place, place), color=colour, linewidth=1.8)
-                axis.plot(estimate, place, "o", color=colour, markerfacecolor=fill, markersize=6)
+                axis.plot((low, high), (height, height), color=colour, linewidth=1.8)
+                axis.plot(estimate, height, "o", color=colour, markerfacecolor=fill, markersize=6)
         axis.set(title=state, xlabel="layer", xlim=(0.5, layers + 0.5), ylim=(-0.6, len(gates) - 0.4))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
-    axes[0, 0].set(yticks=list(places.values()), yticklabels=gates)
+    axes[0, 0].set(yticks=list(heights.values()), yticklabels=gates)
     handles = [
         plt.Line2D([], [], marker="o", color=BLUE, markerfacecolor="white", linestyle="", label="optimal"),
         plt.Line2D([], [], marker="o", color=VERMILION, linestyle="", label="the gate's"),

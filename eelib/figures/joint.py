@@ -54,16 +54,16 @@ def trade_figure(rows: pd.DataFrame) -> plt.Figure:
     `rows`: label, learnt, layers (Interval of the exit layer / L), quality (Interval in points). Grey: not learnt.
     """
     fig, axes = plt.subplots(1, 2, figsize=(WIDTH, 0.9 + 0.3 * len(rows)), sharey=True, layout="constrained")
-    places = np.arange(len(rows))[::-1]
+    heights = np.arange(len(rows))[::-1]
     columns = ([interval.percent for interval in rows["layers"]], rows["quality"])
     for axis, intervals in zip(axes, columns):
-        for place, (estimate, low, high, _), learnt in zip(places, intervals, rows["learnt"]):
+        for height, (estimate, low, high, _), learnt in zip(heights, intervals, rows["learnt"]):
             colour = BLUE if learnt else "#999999"
-            axis.plot((low, high), (place, place), color=colour, linewidth=1.6)
-            axis.plot(estimate, place, color=colour, marker="o" if learnt else "x", markersize=5)
+            axis.plot((low, high), (height, height), color=colour, linewidth=1.6)
+            axis.plot(estimate, height, color=colour, marker="o" if learnt else "x", markersize=5)
         axis.axvline(0, color=BLACK, linewidth=0.8, linestyle=":")
     axes[0].set(
-        yticks=places,
+        yticks=heights,
         yticklabels=rows["label"],
         ylim=(-0.7, len(rows) - 0.3),
         xlabel="mean exit layer, % of L\nafter − before",

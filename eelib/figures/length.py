@@ -32,8 +32,8 @@ def position_figure(curves: Curves) -> plt.Figure:
 
     The scale counts the first token as 1, so that it can be logarithmic.
     """
-    shifted = {d: {t: c.assign(place=c["position"] + 1) for t, c in by_task.items()} for d, by_task in curves.items()}
-    return _curve_figure(shifted, "place", "position (first token: 1)")
+    shifted = {d: {t: c.assign(shown=c["position"] + 1) for t, c in by_task.items()} for d, by_task in curves.items()}
+    return _curve_figure(shifted, "shown", "position (first token: 1)")
 
 
 def both_figure(tables: Mapping[str, Mapping[str, pd.DataFrame]], depth: int) -> plt.Figure:

@@ -79,7 +79,7 @@ def batches_of(prompts: list[list[int]], size: int) -> Iterator[list[list[int]]]
     rng = random.Random(SEED)
     for start in range(0, len(prompts), size * AHEAD):
         some = sorted(prompts[start : start + size * AHEAD], key=len)
-        batches = [some[place : place + size] for place in range(0, len(some), size)]
+        batches = [some[index : index + size] for index in range(0, len(some), size)]
         yield from rng.sample(batches, len(batches))
 
 
@@ -134,5 +134,5 @@ def texts_of(name: str, corpora: Path | None, work: Path, rng: random.Random) ->
 
 def in_turn(every: list[list[str]]) -> Iterator[str]:
     """One of each list, then the next of each, until all are used up."""
-    for place in range(max(map(len, every))):
-        yield from (texts[place] for texts in every if place < len(texts))
+    for index in range(max(map(len, every))):
+        yield from (texts[index] for texts in every if index < len(texts))

@@ -26,16 +26,16 @@ def read_rows(path: Path) -> list[Row]:
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
-                place = f"{path}, line {number}"
+                at = f"{path}, line {number}"
                 try:
                     row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
                 except UnicodeDecodeError:
-                    raise InputError(f"{place}: not UTF-8") from None
+                    raise InputError(f"{at}: not UTF-8") from None
                 except (ValueError, RecursionError):
                     row = None
                 if not isinstance(row, dict):
-                    raise InputError(f"{place}: not a JSON object")
-                rows.append((place, row))
+                    raise InputError(f"{at}: not a JSON object")
+                rows.append((at, row))
     except (EOFError, OSError, zlib.error) as error:
         raise InputError(f"{path}, after line {len(rows)}: can't be read ({first_line(error)})") from None
     return rows

@@ -193,11 +193,11 @@ def task_of_rows(name: str, rows: list[Row]) -> Task:
         allowed = ", ".join(example for known in KINDS.values() for example in known.examples)
         raise InputError(f"task {name!r}: fields {', '.join(sorted(first))} fit no task; allowed: {allowed}")
     read, items = kind.reader(name, first), []
-    for number, (place, row) in enumerate(rows, 1):
+    for number, (at, row) in enumerate(rows, 1):
         try:
             items.append(read(row, number))
         except InputError as error:
-            raise InputError(f"{place}: {error}") from None
+            raise InputError(f"{at}: {error}") from None
     task = Task(
         name,
         kind.name,

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import traces
 
 from eelib.analysis.joint import Pair, by_layer, change, change_table, likeness, likenesses, mean_pairs, verdicts
 from eelib.analysis.joint_tables import keep, likeness_in_words, pair_in_words, shown, trade
@@ -16,7 +17,7 @@ from eelib.tasks.task import Task
 LAYERS = 3
 
 
-class Made:
+class Random(traces.Made):
     """A small trace with random readouts: four sequences of three tokens, the last of each the end token."""
 
     def __init__(self, seed, shift=0):
@@ -38,23 +39,12 @@ class Made:
         self.pairs = {"js": rng.random((6, LAYERS + 1, LAYERS + 1)) + shift, "row": rows}
         self.sequences = pd.DataFrame({"sequence": range(4), "group": [f"g{i}" for i in range(4)]})
 
-    def __getitem__(self, name):
-        return self.readouts[name]
-
-    def statistic_rows(self):
-        return ~self.tokens["is_eos"].to_numpy()
-
-    def exit_layer(self, definition):
-        from eelib.tracing.exit_layers import exit_layer
-
-        return exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)
-
 
 def study(seed, shift=0, learnt=True, **model):
     names = ("one", "two")
     about = {"kind": "causal", "layers": LAYERS, "width": 8, "vocabulary": 5, "name": f"made-{seed}"} | model
     return SimpleNamespace(
-        traces={n: Made(seed + i, shift) for i, n in enumerate(names)},
+        traces={n: Random(seed + i, shift) for i, n in enumerate(names)},
         learnt=dict.fromkeys(names, learnt),
         model=SimpleNamespace(**about),
         parameters=SimpleNamespace(seed=0, pair_sequences=4),
@@ -62,7 +52,7 @@ def study(seed, shift=0, learnt=True, **model):
 
 
 def test_likeness_is_the_mean_over_pairs_of_different_layers():
-    made = Made(1)
+    made = Random(1)
     values, groups = likeness(made, "js", 4)
     kept = [row for row in made.pairs["row"] if not made.tokens["is_eos"][row]]
     wanted = [np.mean([made.pairs["js"][row, a, b] for a in (1, 2, 3) for b in (1, 2, 3) if a != b]) for row in kept]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -16,14 +17,13 @@ from eelib.common.interval import Interval
 from eelib.study import claims as papers
 from eelib.study.parameters import Parameters
 from eelib.study.study import Study
-from eelib.tracing.exit_layers import exit_layer
 
 LAYERS = 6
 LOW, HIGH = 0.91, 0.95  # both above M's 0.9
 scores_of = arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(2, 9)), elements=st.floats(0, 1, width=32))
 
 
-class Made:
+class Random(traces.Made):
     """A trace of random readouts: sequences of four tokens, the last of each the end token; three ids, many ties."""
 
     layers, task_name = LAYERS, "translation/de-en"
@@ -54,15 +54,6 @@ class Made:
             "topk_probability": np.broadcast_to([0.5, 0.3, 0.1, 0.1], ids.shape),
         }
 
-    def __getitem__(self, name):
-        return self.readouts[name]
-
-    def statistic_rows(self):
-        return ~self.tokens["is_eos"].to_numpy()
-
-    def exit_layer(self, definition):
-        return exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)
-
 
 def rows(trace):
     """Each token that counts: its readouts as plain lists of floats, and its group."""
@@ -86,7 +77,7 @@ def stays(top1, layer):
 
 @pytest.mark.parametrize("share, lower, weight", [(2 / 6, 2, 0.0), (1.0, 6, 0.0), (0.25, 1, 0.5), (1 / 12, 0, 0.5)])
 def test_settled_is_interpolated_between_layers(share, lower, weight):
-    trace = Made()
+    trace = Random()
     wanted = []
     for top1, _, _ in rows(trace):
         after = [0.0 if layer == 0 else float(stays(top1, layer)) for layer in range(LAYERS + 1)]
@@ -96,7 +87,7 @@ def test_settled_is_interpolated_between_layers(share, lower, weight):
 
 @pytest.mark.parametrize("name", mono.SCORES)
 def test_rising_and_falling_count_steps_between_blocks(name):
-    trace, rising, never, at_three = Made(), [], [], []
+    trace, rising, never, at_three = Random(), [], [], []
     for _, scores, _ in rows(trace):
         pairs = [(scores[name][layer], scores[name][layer + 1]) for layer in range(1, LAYERS)]
         rising.append(sum(after > before for before, after in pairs) / len(pairs))
@@ -117,7 +108,7 @@ def rule_loop(scores, in_a_row):
 
 @pytest.mark.parametrize("in_a_row", [1, 3])
 def test_the_rule_and_what_comes_after_it(in_a_row):
-    trace, met, later, at_the_end, groups = Made(), [], [], [], []
+    trace, met, later, at_the_end, groups = Random(), [], [], [], []
     for top1, scores, group in rows(trace):
         layer = rule_loop(scores["probability"], in_a_row)
         met.append(layer)
@@ -136,7 +127,7 @@ def test_the_rule_and_what_comes_after_it(in_a_row):
 
 @pytest.mark.parametrize("layer", [1, 3, LAYERS - 1])
 def test_drops_after_an_exit(layer):
-    trace = Made()
+    trace = Random()
     scores = [found["final_probability"] for _, found, _ in rows(trace)]
     same(mono.drop_after(trace, layer), [one[layer] - min(one[layer + 1 :]) for one in scores])
     same(mono.next_step(trace, layer), [one[layer] - one[layer + 1] for one in scores])
@@ -160,14 +151,14 @@ def test_the_rule_never_stops_at_the_last_layer_nor_below_its_threshold(scores):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 1))
 def test_more_layers_settle_more_tokens(seed, one, other):
-    trace = Made(seed, sequences=3)
+    trace = Random(seed, sequences=3)
     less, more = (mono.settled(trace, share)[0] for share in sorted((one, other)))
     assert (less <= more + 1e-12).all() and (0 <= less).all()
     assert (mono.settled(trace, 1.0)[0] == 1).all()
 
 
 def test_a_model_of_one_layer_has_no_steps():
-    trace = Made(sequences=2)
+    trace = Random(sequences=2)
     trace.layers = 1
     trace.readouts = {name: values[:, :2] for name, values in trace.readouts.items()}
     assert not len(mono.rising(trace, "probability")[0]) and (mono.never_falling(trace, "probability")[0] == 1).all()
@@ -183,7 +174,7 @@ def study(name, seed=0, learnt=True, **about):
     asked = {"seed": 0, "tasks": "translation/de-en", "model": name, "weighted": "named-weighted", "distilled": ""}
     made.parameters = Parameters(asked)
     made.model = SimpleNamespace(**{"name": name, "hash": name, "layers": LAYERS} | about)
-    made.traces = {"translation/de-en": Made(seed)}
+    made.traces = {"translation/de-en": Random(seed)}
     made.learnt = {"translation/de-en": learnt}
     return made
 
@@ -260,7 +251,7 @@ def test_curves_are_means_over_tasks_by_layer():
 
 
 def test_three_tokens_are_shown_the_first_the_middle_and_the_last_to_settle():
-    trace = Made(sequences=2)
+    trace = Random(sequences=2)
     trace.readouts["top1"][:3] = trace.tokens["token_id"][:3].to_numpy()[:, None]
     trace.readouts["top1"][0, 4] = 9  # settles at 5
     trace.readouts["top1"][1, 2] = 9  # at 3, the token after it at 1

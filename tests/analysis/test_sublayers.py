@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import families
 import numpy as np
 import pandas as pd
+import plain_runs
 import pytest
 import torch
 
@@ -262,7 +263,7 @@ def test_measures_of_a_trace_equal_a_float64_hook_and_matmul_oracle(family, tmp_
         keep = made.statistic_rows()[tokens.index]
         emitted = tokens["token_id"].to_numpy()
         prompt = tokenizer(task.prompts[sequence])["input_ids"]
-        seen = families.oracle_run(oracle_of(family), shape, prompt, emitted.tolist())
+        seen = plain_runs.oracle_run(oracle_of(family), shape, prompt, emitted.tolist())
         count, lists = int(keep.sum()), {}
         rows = slice(start, start + count)
         for name in got.names:

@@ -1,9 +1,5 @@
 """The plots of the length section, drawn from full and from empty tables."""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import matplotlib.pyplot as plt
 import pytest
 from length_made import make_trace, noisy

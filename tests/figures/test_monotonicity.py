@@ -1,24 +1,10 @@
 """The plots and the table of single tokens."""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
 from eelib.figures import monotonicity as plots
-from eelib.figures import style as figures
-
-
-@pytest.fixture(autouse=True)
-def close():
-    with plt.rc_context():
-        figures.style()
-        yield
-    plt.close("all")
 
 
 def grid(token, stable):

@@ -1,25 +1,11 @@
 """The plots and the lens grid of the saturation section."""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import pytest
 from bs4 import BeautifulSoup
 
 from eelib.figures import saturation as plots
 from eelib.figures import style as figures
-
-
-@pytest.fixture(autouse=True)
-def close():
-    with plt.rc_context():
-        figures.style()
-        yield
-    plt.close("all")
 
 
 def test_the_lens_grid_marks_where_a_token_is_known():

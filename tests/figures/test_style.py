@@ -1,9 +1,5 @@
 """Text that comes from models, tasks and tokens stays text wherever it is shown."""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd

@@ -2,7 +2,7 @@
 
 import math
 
-import families
+import plain_runs
 import pytest
 import torch
 from families import FAMILIES, identity_unembed
@@ -25,13 +25,13 @@ def both(request, model_of, plain_of, oracle_of):
     outputs = [[40, 9, 77, 1], [200], [7, 7, 299]] if model.adapter.writes else prompts
     found, final, known = [], None, None
     for network in (oracle_of(name), plain_of(name)):
-        runs = [families.oracle_run(network, family, p, o) for p, o in zip(prompts, outputs, strict=True)]
+        runs = [plain_runs.oracle_run(network, family, p, o) for p, o in zip(prompts, outputs, strict=True)]
         states = torch.cat([run["states"] for run in runs])
         logits = family.unembed(network, states)
         if final is None:
             final = logits[:, -1].argmax(-1)
             known = torch.tensor([(i * 37) % model.vocab_size if i % 3 else -1 for i in range(len(final))])
-        found.append((logits, families.readouts(logits, states, final, known)))
+        found.append((logits, plain_runs.readouts(logits, states, final, known)))
     exact, plain = found
     return read(model.unembed, states_of(model, prompts, outputs)[0], final, known), plain, exact, final
 

@@ -3,6 +3,7 @@
 import json
 
 import families
+import plain_runs
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -25,8 +26,8 @@ def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, plain_of,
     network, last = plain_of(family), 0
     order = [prompt for batch in batches_of(prompts, 2) for prompt in batch]
     for number, prompt in enumerate(order):
-        output = families.plain_greedy(network, known, prompt, 5, model.eos_ids)
-        run = families.oracle_run(network, known, prompt, output)
+        output = plain_runs.plain_greedy(network, known, prompt, 5, model.eos_ids)
+        run = plain_runs.oracle_run(network, known, prompt, output)
         mine = (taken.output == number).nonzero()[:, 0]
         assert len(mine) == len(output)
         for position, row in enumerate(mine.tolist()):

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-import families
+import plain_runs
 import pytest
 import torch
 from families import FAMILIES, GENERATING
@@ -42,7 +42,7 @@ def free(model_of, oracle_of):
 
     def run(name):
         prompts = model_of(name).tokenizer(PROMPTS)["input_ids"]
-        return prompts, [families.plain_greedy(oracle_of(name), FAMILIES[name], p, STEPS, set()) for p in prompts]
+        return prompts, [plain_runs.plain_greedy(oracle_of(name), FAMILIES[name], p, STEPS, set()) for p in prompts]
 
     return run
 
@@ -59,7 +59,7 @@ def test_rows_that_end_at_different_steps(name, model_of, plain_of, oracle_of, f
     assert greedy_decode(model, prompts, STEPS, got) == greedy_decode(model, prompts, STEPS) == expected
 
     def by_hand(network):
-        runs = [families.oracle_run(network, FAMILIES[name], p, o) for p, o in zip(prompts, expected, strict=True)]
+        runs = [plain_runs.oracle_run(network, FAMILIES[name], p, o) for p, o in zip(prompts, expected, strict=True)]
         return torch.cat([run["states"] for run in runs])
 
     plain, exact = by_hand(plain_of(name)), by_hand(oracle_of(name))
@@ -91,7 +91,7 @@ def test_window_ends_each_row_by_itself(name, model_of, oracle_of, eos):
     got = greedy_decode(model, prompts, 20)
     assert [len(ids) for ids in got] == [3, 14, 1, 20]
     for prompt, ids in zip(prompts, got):
-        assert ids == families.plain_greedy(oracle_of(name), FAMILIES[name], prompt, len(ids), set())
+        assert ids == plain_runs.plain_greedy(oracle_of(name), FAMILIES[name], prompt, len(ids), set())
 
 
 @pytest.mark.parametrize("name", ["t5", "marian"])

@@ -1,7 +1,7 @@
 """Sub-layers and layer pairs of a trace, against float64 and against the trace's own readouts."""
 
-import families
 import numpy as np
+import plain_runs
 import pytest
 import torch
 from families import FAMILIES
@@ -19,7 +19,7 @@ def test_sites(name, made, model_of, plain_of, oracle_of):
     assert set(sites.tokens["sequence"]) == {0, 1}
     outputs = [g["token_id"].tolist() for _, g in sites.tokens.groupby("sequence")]
     networks = (plain_of(name), oracle_of(name))
-    runs = [[families.oracle_run(n, family, p, o) for p, o in zip(prompts, outputs)] for n in networks]
+    runs = [[plain_runs.oracle_run(n, family, p, o) for p, o in zip(prompts, outputs)] for n in networks]
     for number, site in enumerate(sites.names):
         plain, exact = (family.unembed(n, torch.cat([run[site] for run in own])) for n, own in zip(networks, runs))
         tops = [logits.softmax(-1).amax(-1) for logits in (plain, exact)]

@@ -2,6 +2,7 @@
 
 import families
 import numpy as np
+import plain_runs
 import pytest
 import torch
 from families import FAMILIES
@@ -24,18 +25,18 @@ def test_against_the_oracle(name, made, model_of, plain_of, oracle_of):
     model, oracle, family, trace = model_of(name), oracle_of(name), FAMILIES[name], made(name)
     prompts = model.tokenizer(TASK.prompts)["input_ids"]
     if model.kind == "masked":
-        outputs = [families.oracle_run(oracle, family, p, p)["logits"].argmax(-1).tolist() for p in prompts]
+        outputs = [plain_runs.oracle_run(oracle, family, p, p)["logits"].argmax(-1).tolist() for p in prompts]
     else:
-        outputs = [families.plain_greedy(oracle, family, p, STEPS, model.eos_ids) for p in prompts]
+        outputs = [plain_runs.plain_greedy(oracle, family, p, STEPS, model.eos_ids) for p in prompts]
     tokens = trace.tokens
     assert [g["token_id"].tolist() for _, g in tokens.groupby("sequence")] == outputs
     emitted = torch.tensor(tokens["token_id"].to_numpy())
     found = []
     for network in (plain_of(name), oracle):
-        runs = [families.oracle_run(network, family, p, o) for p, o in zip(prompts, outputs)]
+        runs = [plain_runs.oracle_run(network, family, p, o) for p, o in zip(prompts, outputs)]
         states = torch.cat([run["states"] for run in runs])
         logits = family.unembed(network, states)
-        found.append((logits, families.readouts(logits, states, emitted, torch.full_like(emitted, -1))))
+        found.append((logits, plain_runs.readouts(logits, states, emitted, torch.full_like(emitted, -1))))
     (plain_logits, plain), (logits, exact) = found
     for readout, values in exact.items():
         if readout in READOUTS and readout != "reference_probability":  # it has a test of its own
@@ -75,8 +76,8 @@ def test_reference_probability(model_of, oracle_of, tmp_path):
     """The reference's next token while the output follows it, once more at the parting, then NaN."""
     model, family, oracle = model_of("llama"), FAMILIES["llama"], oracle_of("llama")
     prompt = model.tokenizer(PROMPTS[0])["input_ids"]
-    output = families.plain_greedy(oracle, family, prompt, STEPS, model.eos_ids)
-    logs = family.unembed(oracle, families.oracle_run(oracle, family, prompt, output)["states"]).log_softmax(-1)
+    output = plain_runs.plain_greedy(oracle, family, prompt, STEPS, model.eos_ids)
+    logs = family.unembed(oracle, plain_runs.oracle_run(oracle, family, prompt, output)["states"]).log_softmax(-1)
     for agree in (0, 2, STEPS):
         wanted = output[:agree] + [(output[agree] + 1) % 256 + 4 if agree < STEPS else 9] + [9] * 9
         task = eelib.Task.from_prompts([PROMPTS[0]], name=f"agree-{agree}", references=[["its ids are given below"]])
@@ -121,7 +122,7 @@ def test_classifier(name, tmp_path):
     task = eelib.Task.from_prompts(PROMPTS)
     trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=True, progress=False)
     oracle, prompts = families.build(name).double(), model.tokenizer(PROMPTS)["input_ids"]
-    runs = [families.oracle_run(oracle, family, p, written or p) for p in prompts]
+    runs = [plain_runs.oracle_run(oracle, family, p, written or p) for p in prompts]
     logits = family.unembed(oracle, torch.stack([run["states"][position] for run in runs])).detach()
     assert trace["top1"].tolist() == logits.argmax(-1).tolist()
     np.testing.assert_allclose(trace["probability"], logits.softmax(-1).amax(-1), rtol=1e-3, atol=1e-5)

@@ -4,6 +4,7 @@ import copy
 
 import families
 import numpy as np
+import plain_runs
 import pytest
 import torch
 import transformers as hf
@@ -183,7 +184,7 @@ def test_causal_classifier_reads_a_pair_at_its_end(name, tmp_path):
     prompts = [model.tokenizer(a)["input_ids"] + model.tokenizer(b)["input_ids"] for a, b in PAIRS]
     found = []
     for network in (families.build(name), families.build(name).double()):
-        runs = [families.oracle_run(network, family, prompt, [0]) for prompt in prompts]
+        runs = [plain_runs.oracle_run(network, family, prompt, [0]) for prompt in prompts]
         scores = family.unembed(network, torch.stack([run["states"][position] for run in runs]))
         found.append(scores.softmax(-1).amax(-1))
     assert_as_near(torch.tensor(trace["probability"]), *found)

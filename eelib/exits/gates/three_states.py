@@ -31,7 +31,7 @@ class LastStates(Network):
     def forward(self, states: Tensor) -> Tensor:
         """Every three neighbours."""
         last = states.shape[1] - STATES + 1
-        return self.layers(torch.cat([states[:, place : place + last] for place in range(STATES)], dim=-1))
+        return self.layers(torch.cat([states[:, first : first + last] for first in range(STATES)], dim=-1))
 
 
 @dataclass(frozen=True)

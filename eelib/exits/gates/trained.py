@@ -29,12 +29,12 @@ def trained_gate(model: Model, name: str, folder: Path | str | None = None, **pa
     such file; a damaged one; one for other weights than the model's.
     """
     kind = checked(name, parameters)
-    place = data_folder("gates", model.name) if folder is None else Path(folder)
-    file = place / file_name(name, parameters)
+    kept_in = data_folder("gates", model.name) if folder is None else Path(folder)
+    file = kept_in / file_name(name, parameters)
     said = f"gate {name} of {model.name}"
-    again = f"train it with: python -m eelib.recipes gates --model {model.name} --corpora DIR --out {place}"
+    again = f"train it with: python -m eelib.recipes gates --model {model.name} --corpora DIR --out {kept_in}"
     if not file.exists():
-        raise InputError(f"{said} is not in {place}; {again}")
+        raise InputError(f"{said} is not in {kept_in}; {again}")
     try:
         with safe_open(file, "pt") as content:
             card = json.loads(content.metadata()["card"])
