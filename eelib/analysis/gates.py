@@ -92,12 +92,9 @@ def calibrated(study: Study, task: str, rule: Rule, sides: tuple[np.ndarray, np.
     first, second = (np.unique(owners[side]) for side in sides)
     scored = partial(quality, found=found, trace=trace, task=study.tasks[task], text=text_of(study.model))
     along = curve(rule, found, trace, sides[0], points=CANDIDATES)
-
-    def kept(value: float) -> float:
-        at = scored(rule, values=[value], sequences=first)
-        return float(at.scores[0]) / at.full_score if at.full_score else 1.0
-
-    choice = by_quality(along.values.tolist(), kept, len(first), least)
+    tried = scored(rule, values=along.values.tolist(), sequences=first)  # each different text is scored once
+    shares = tried.scores / tried.full_score if tried.full_score else np.ones(len(along.values))
+    choice = by_quality(tried.values.tolist(), shares, len(first), least)
     assert choice.threshold is not None and choice.at is not None  # the highest leaves nowhere, so it keeps everything
     exits = leave(rule_at(rule, choice.threshold), found, torch.tensor(trace.tokens["position"].to_numpy())).numpy()
     told = scored(rule, values=[choice.threshold], sequences=second)
@@ -164,25 +161,25 @@ def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame
     return pd.DataFrame(rows)
 
 
-def other_outcomes(pairs: Sequence[Pair], least: float, share: float) -> list[tuple[Pair, dict[str, Outcomes]]]:
-    """(pair, {state: outcomes}) of some gates and the fixed layer, where a pair has learnt a task."""
-    found = []
+def other_tables(pairs: Sequence[Pair], least: float, share: float) -> list[tuple[Pair, pd.DataFrame]]:
+    """(pair, its `outcome_table`) of some gates and the fixed layer, where a pair has learnt a task."""
+    chosen, found = {name: rule for name, rule in rules().items() if name in SHOWN_OF_OTHERS}, []
     for pair in pairs:
-        chosen = {name: rule for name, rule in rules().items() if name in SHOWN_OF_OTHERS}
         if pair.tasks:
             states = pair.states.items()
-            found.append((pair, {s: outcomes(study, chosen, pair.tasks, least, share) for s, study in states}))
+            outcome = {state: outcomes(study, chosen, pair.tasks, least, share) for state, study in states}
+            found.append((pair, outcome_table(outcome, pair.seed)))
     return found
 
 
-def others_table(others: Sequence[tuple[Pair, dict[str, Outcomes]]], seed: int = 0) -> pd.DataFrame:
-    """`outcome_table` of several pairs, with the models and tasks that were learnt in front."""
+def others_table(others: Sequence[tuple[Pair, pd.DataFrame]]) -> pd.DataFrame:
+    """The tables of several pairs, with the models and tasks that were learnt in front."""
     tables = []
-    for pair, states in others:
-        table = outcome_table(states, seed)
+    for pair, table in others:
+        table = table.drop(columns=["state", "layers saved (%)"])
         table.insert(0, "tasks", ", ".join(task.rpartition("/")[2] for task in pair.tasks))
-        table.insert(0, "model", [pair.states[state].model.name for state in table["state"]])
-        tables.append(table.drop(columns="state"))
+        table.insert(0, "model", [study.model.name for study in pair.states.values() for _ in SHOWN_OF_OTHERS])
+        tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 

@@ -8,7 +8,7 @@ with none thinned out (`points` above their number), which are the same as all n
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,21 +38,18 @@ class Choice:
     at: int | None = None
 
 
-def by_quality(
-    values: Sequence[float], kept: Callable[[float], float] | ArrayLike, n: int, least: float = KEPT
-) -> Choice:
+def by_quality(values: Sequence[float], kept: ArrayLike, n: int, least: float = KEPT) -> Choice:
     """P's rule (5): the lowest of the rising `values` from which on a share `least` of full depth's quality is kept.
 
-    `kept`: the shares [K]; or a function of the value, which is taken to rise and asked about log2 K times.
+    `kept`: the shares [K], such as a `Quality`'s scores over its full score.
     """
     check_values(values, n)
     check_level("the share to keep", least)
-    if callable(kept):
-        shares = bisected(values, kept, least)
-    elif (shares := np.asarray(kept, dtype=float)).shape != (len(values),):
+    shares = np.asarray(kept, dtype=float)
+    if shares.shape != (len(values),):
         raise InputError(f"{len(values)} thresholds need as many shares of quality, not {shares.shape}")
     what = f"at least {least:.6g} of full depth's on the calibration side"
-    return lowest(values, shares >= least, what, n, f"the highest is {np.nanmax(shares):.6g}")
+    return lowest(values, shares >= least, what, n, f"the highest is {shares.max():.6g}")
 
 
 def by_agreement(curve: Curve, least: float) -> Choice:
@@ -70,21 +67,6 @@ def lowest(values: Sequence[float] | np.ndarray, met: np.ndarray, what: str, n: 
         return Choice(None, "nothing", n, 1, f"no threshold reaches {what}: {why}")
     at = len(met) - int(np.argmin(met[::-1])) if not met.all() else 0
     return Choice(float(values[at]), what, n, 1, "", at)
-
-
-def bisected(values: Sequence[float], kept: Callable[[float], float], least: float) -> np.ndarray:
-    """Shares [K] of a rising function where it was asked, nan below and above; enough to find where it reaches."""
-    shares = np.full(len(values), np.nan)
-    low, high = -1, len(values) - 1
-    shares[high] = kept(values[high])
-    if shares[high] < least:
-        return shares
-    while high - low > 1:
-        middle = (low + high) // 2
-        shares[middle] = kept(values[middle])
-        low, high = (low, middle) if shares[middle] >= least else (middle, high)
-    shares[high:] = np.fmax(shares[high:], least)  # above what was asked it is taken to rise
-    return shares
 
 
 # ---- with a guarantee
