@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from eelib.common.data import data_folder
 from eelib.common.machine import host, versions
 from eelib.exits.calibration import (
     Choice,
@@ -25,7 +26,7 @@ from eelib.exits.calibration import (
     smallest_for_test,
 )
 
-RESULT = Path("data/checks/coverage.json")
+RESULT = data_folder("checks", "coverage.json")
 EPSILON, DELTA, DRAWS = 0.05, 0.1, 1000
 UNITS = (60, 200, 1000)
 FINE = np.linspace(0.2, 0.0, 41)  # risks of the thresholds, lowest threshold first; one is epsilon, the last is 0
