@@ -17,7 +17,7 @@ def test_of_two_processes_one_waits_and_says_so(model_of, tmp_path):
     assert found == {"rounds": 1, "one_waited": 1, "first_killed_second_finished": 0, "identical": 1}
 
 
-@pytest.mark.parametrize("name", ["bad_input", "crashes", "families", "joint_memory", "reproducible"])
+@pytest.mark.parametrize("name", ["bad_input", "coverage", "crashes", "families", "joint_memory", "reproducible"])
 def test_results_go_where_the_data_are(name, monkeypatch, tmp_path):
     check = importlib.import_module(f"checks.{name}")
     monkeypatch.setenv("EELIB_DATA", str(tmp_path))
