@@ -173,20 +173,30 @@ def other_tables(pairs: Sequence[Pair], least: float, share: float) -> list[tupl
 
 
 def others_table(others: Sequence[tuple[Pair, pd.DataFrame]]) -> pd.DataFrame:
-    """The tables of several pairs, with the models and tasks that were learnt in front."""
+    """The tables of several pairs, with the models in front, without what their figures show."""
     tables = []
     for pair, table in others:
-        table = table.drop(columns=["state", "layers saved (%)"])
-        table.insert(0, "tasks", ", ".join(task.rpartition("/")[2] for task in pair.tasks))
+        table = table.drop(columns=["state", "optimal", "layers saved (%)"])
         table.insert(0, "model", [study.model.name for study in pair.states.values() for _ in SHOWN_OF_OTHERS])
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def unlearnt_in_words(pairs: Sequence[Pair]) -> str:
-    """Which further pairs have learnt nothing before and after; empty where all have."""
+def others_in_words(pairs: Sequence[Pair], others: Sequence[tuple[Pair, pd.DataFrame]]) -> str:
+    """How confidence's distance to the optimum changes in each further pair, and which have learnt nothing."""
+    said = []
+    for pair, table in others:
+        rows = table[table["gate"] == OF_P[0]]["distance (% of L)"]
+        old, new = (told(interval, "%") for interval in rows)
+        said.append(
+            f"From {pair.before.model.name} to {pair.after.model.name} it goes from {old} to {new} of the depth."
+        )
+    if said:
+        said.insert(0, f"The distance of {OF_P[0]} to the optimal layer, which P-G1 is about, in the further pairs:")
     names = [f"{pair.before.model.name} and {pair.after.model.name}" for pair in pairs if not pair.tasks]
-    return f"Not learnt before and after, and left out: {'; '.join(names)}." if names else ""
+    if names:
+        said.append(f"Not learnt before and after, and left out: {'; '.join(names)}.")
+    return " ".join(said) or "No further pair is part of this run."
 
 
 # ---- the whole curve

@@ -280,3 +280,38 @@ def test_figures_stay_on_white_in_dark_mode(pages, browser):
             )
             assert set(backgrounds) == {"rgb(255, 255, 255)"}, address
     browser.call("Emulation.setEmulatedMedia", features=[])
+
+
+UNREADABLE = """
+const rgb = text => (text.match(/[\\d.]+/g) || []).map(Number);
+const light = parts => {
+    const [r, g, b] = parts.map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = part => {
+    for (; part; part = part.parentElement) {
+        const colour = rgb(getComputedStyle(part).backgroundColor);
+        if (colour.length === 3 || colour[3] > 0) return colour.slice(0, 3);
+    }
+    return [255, 255, 255];
+};
+[...document.querySelectorAll('.bd-article figcaption, .bd-article .ee-caption')].filter(part => {
+    const pair = [light(rgb(getComputedStyle(part).color).slice(0, 3)), light(behind(part))];
+    return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < 4.5;
+}).map(part => part.textContent.slice(0, 60))
+"""
+
+
+@slow
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_captions_can_be_read(scheme, pages, browser):
+    """A contrast of 4.5 between a caption and what lies behind it (WCAG 2, level AA)."""
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    unreadable = {}
+    for address in addresses(pages):
+        browser.open(address)
+        if found := browser.run(UNREADABLE):
+            unreadable[address] = found
+    browser.call("Emulation.setEmulatedMedia", features=[])
+    assert not unreadable
