@@ -1,8 +1,11 @@
 """Batches of training texts: each of one part, of like lengths, and any step's found again without the ones before."""
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from eelib.common.errors import InputError
 from eelib.recipes.corpora import SEED, Example
 
-TOKENS_PER_BATCH = 4096
+TOKENS_PER_BATCH = 16384
 
 
 class Text(NamedTuple):
@@ -104,6 +107,47 @@ def mixed(start: int, order: list[str], plan_of: Callable[[str, int], list]) -> 
     streams = {name: from_step(order[:start].count(name), partial(plan_of, name)) for name in set(order)}
     for name in order[start:]:
         yield name, next(streams[name])
+
+
+def kept(
+    file: Path, batches: Callable[[int], Iterator[tuple[str, list[Text]]]], steps: int
+) -> Callable[[int], Iterator[tuple[str, list[Text]]]]:
+    """The first `steps` of the batches, made once and kept in `file` (.npz): making them takes minutes, reading none.
+
+    The file can be made on one machine and used on another. InputError for one of another number of steps.
+    """
+    if not file.exists():
+        write_batches(file, list(islice(batches(0), steps)))
+    with np.load(file) as saved:
+        if len(saved["parts"]) != steps:
+            raise InputError(f"{file} has {len(saved['parts'])} batches, not {steps}; remove it to have them made anew")
+    return partial(read_batches, file)
+
+
+def write_batches(file: Path, batches: list[tuple[str, list[Text]]]) -> None:
+    """Keep (part, texts) batches in a file: the tokens of all texts in one row, and how many each text has."""
+    texts = [text for _, batch in batches for text in batch]
+    partial_file = file.with_suffix(".partial.npz")
+    np.savez(
+        partial_file,
+        parts=np.array([part for part, _ in batches]),
+        sizes=np.array([len(batch) for _, batch in batches]),
+        lengths=np.array([len(text.ids) for text in texts]),
+        ids=np.concatenate([text.ids for text in texts]),
+        wanted=np.packbits(np.concatenate([text.wanted for text in texts])),
+    )
+    os.replace(partial_file, file)
+
+
+def read_batches(file: Path, start: int) -> Iterator[tuple[str, list[Text]]]:
+    """The batches of a file from a step on."""
+    with np.load(file) as saved:
+        parts, sizes, lengths, ids, wanted = (saved[name] for name in ("parts", "sizes", "lengths", "ids", "wanted"))
+    wanted = np.unpackbits(wanted, count=len(ids)).astype(bool)
+    texts, tokens = (np.concatenate([[0], np.cumsum(counts)]) for counts in (sizes, lengths))
+    for step in range(start, len(parts)):
+        spans = pairwise(tokens[texts[step] : texts[step + 1] + 1])
+        yield str(parts[step]), [Text(ids[a:b], wanted[a:b]) for a, b in spans]
 
 
 def from_step(start: int, plan_of: Callable[[int], list]) -> Iterator:

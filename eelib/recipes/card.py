@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from eelib.common.machine import machine
 from eelib.recipes.corpora import HELD_OUT_PASSAGES, HELD_OUT_SHARE, SEED
 from eelib.recipes.quality import measure
 from eelib.recipes.texts import ARTICLE_WORDS, PASSAGE_WORDS
@@ -24,6 +25,7 @@ def write_card(corpora: Path, out: Path, work: Path, device: str, name: str, kin
     return save_card(
         out,
         work,
+        device,
         {"name": name, "kind": kind, **more, "corpus": CORPUS},
         measure(corpora, out, device),
         {
@@ -39,7 +41,7 @@ def write_card(corpora: Path, out: Path, work: Path, device: str, name: str, kin
     )
 
 
-def save_card(out: Path, work: Path, origin: dict[str, str], quality: dict, notes: dict[str, str]) -> dict:
+def save_card(out: Path, work: Path, device: str, origin: dict[str, str], quality: dict, notes: dict[str, str]) -> dict:
     """Write card.json of the model in `out`: where it comes from, how good it is, what its files are; returns it.
 
     `origin` has the card's first lines, with the model's name; `notes` follow the loss. `work` holds the loss curve.
@@ -61,6 +63,7 @@ def save_card(out: Path, work: Path, origin: dict[str, str], quality: dict, note
             f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(out.iterdir()) if f.name != "card.json"
         },
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": machine(torch.device(device)),
         "date": time.strftime("%Y-%m-%d"),
     }
     (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")

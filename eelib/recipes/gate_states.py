@@ -15,12 +15,11 @@ from eelib.common.data import data_folder
 from eelib.common.errors import InputError
 from eelib.models.model import Model
 from eelib.recipes.corpora import SEED, shipped_texts
-from eelib.recipes.texts import PARTS, alone
+from eelib.recipes.texts import PARTS, SEEN, alone
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode
 
 PARTS_ASKED = "translation,captions,reading,headlines"  # of the corpora, where no tasks are named
-EPOCH = 2  # of the parts: no plain recipe reaches it
 LONGEST, AT_ONCE, AHEAD = 128, 32, 8  # tokens of an output; prompts that are decoded together; batches made at once
 HELD_OUT = 5  # one output in so many
 
@@ -124,7 +123,7 @@ def texts_of(name: str, corpora: Path | None, work: Path, rng: random.Random) ->
         if corpora is None:
             raise InputError(f"training texts {name!r} need the corpora: --corpora DIR; allowed without: task files")
         work.mkdir(parents=True, exist_ok=True)
-        return [text.prompt for text in alone(PARTS[name](corpora, work, EPOCH), 1, rng)]
+        return [text.prompt for text in alone(PARTS[name](corpora, work, SEEN), 1, rng)]
     task, judged = load_task(str(Path(name).resolve())), shipped_texts()
     inside = Path(name).resolve().is_relative_to(data_folder("texts").resolve())
     if inside or any(source.strip().lower() in judged for source in task.sources):

@@ -37,6 +37,44 @@ class Schedule:
         return self.peak * min((step + 1) / self.warmup, 1.0, (self.steps - step) / self.decay)
 
 
+class Captured:
+    """Steps of Muon on `targets`, replayed as one CUDA graph: on small matrices launching its products takes longest.
+
+    What Muon adds to a matrix is its rate times something that does not depend on the rate. So the graph holds a step
+    at rate 1 on copies, and the targets go the share `rate` of the way to them.
+    """
+
+    def __init__(self, targets: list[torch.Tensor], **options: Any):
+        self.targets = targets
+        self.copies = [target.detach().clone().requires_grad_(True) for target in targets]
+        for copy in self.copies:
+            copy.grad = torch.zeros_like(copy)
+        self.muon = torch.optim.Muon(self.copies, lr=1.0, **options)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.begun = False
+
+    def whole_step(self) -> None:
+        """From the targets, at rate 1, on the copies."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.copies, self.targets)
+        self.muon.step()
+
+    def step(self, rate: float) -> None:
+        """One update of the targets by the gradients of the copies."""
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.begun and self.targets[0].is_cuda:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):  # records, and runs nothing
+                self.whole_step()
+            self.graph.replay()
+        else:
+            self.whole_step()  # the first makes Muon's own tensors
+            self.begun = True
+        with torch.no_grad():
+            torch._foreach_lerp_(self.targets, self.copies, rate)
+
+
 class MasterOptimizer:
     """Muon on the matrices inside the blocks, AdamW on the rest, both on float32 copies of bf16 weights."""
 
@@ -53,34 +91,39 @@ class MasterOptimizer:
         ]
         matrices = [m for m, i in zip(self.master, inside) if i]
         rest = [m for m, i in zip(self.master, inside) if not i]
-        self.parts = [
-            torch.optim.Muon(matrices, lr=1.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(rest, lr=1.0, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
-        ]
+        self.inner = Captured(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        self.outer = torch.optim.AdamW(rest, lr=1.0, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+        copies = iter(self.inner.copies)
+        self.moved = [next(copies) if i else m for m, i in zip(self.master, inside)]  # whose gradients count
 
     def step(self, rate: float, clip: float = 1.0) -> None:
         """One update at learning rate `rate`, with the joint gradient norm clipped to `clip`."""
-        for master, live in zip(self.master, self.live):
-            master.grad = live.grad.float()
+        for moved in self.moved:
+            if moved.grad is None:
+                moved.grad = torch.zeros_like(moved)
+        with torch.no_grad():
+            torch._foreach_copy_([moved.grad for moved in self.moved], [live.grad for live in self.live])
+        for live in self.live:
             live.grad = None
-        nn.utils.clip_grad_norm_(self.master, clip)
-        for part in self.parts:
-            for group in part.param_groups:
-                group["lr"] = rate
-            part.step()
+        nn.utils.clip_grad_norm_(self.moved, clip)
+        self.inner.step(rate)
+        for group in self.outer.param_groups:
+            group["lr"] = rate
+        self.outer.step()
         with torch.no_grad():
             torch._foreach_copy_(self.live, self.master)
 
     def state(self) -> dict:
         """Everything that a resumed run needs."""
-        return {"master": [m.detach() for m in self.master], "parts": [p.state_dict() for p in self.parts]}
+        parts = [self.inner.muon.state_dict(), self.outer.state_dict()]
+        return {"master": [m.detach() for m in self.master], "parts": parts}
 
     def load(self, state: dict) -> None:
         """Continue from `state`."""
         with torch.no_grad():
             torch._foreach_copy_(self.master, state["master"])
             torch._foreach_copy_(self.live, self.master)
-        for part, saved in zip(self.parts, state["parts"]):
+        for part, saved in zip((self.inner.muon, self.outer), state["parts"]):
             part.load_state_dict(saved)
 
 

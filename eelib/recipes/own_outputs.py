@@ -1,6 +1,7 @@
 """A model's own greedy outputs on training prompts: what another reading of it has to learn to say."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -13,17 +14,22 @@ from eelib.recipes.texts import PARTS, alone
 from eelib.tracing.decode import greedy_decode
 
 OUTPUTS = {"translation": 6000, "captions": 8000, "rooms": 3000, "reading": 2000, "headlines": 2000}
-LONGEST, AT_ONCE = 160, 64  # tokens of an output, of which longer ones are dropped; prompts that are decoded together
+LONGEST, AT_ONCE = 160, 512  # tokens of an output, of which longer ones are dropped; prompts that are decoded together
 
 
 def own_outputs(
     model: Model, corpora: Path, work: Path, epoch: int, counts: dict[str, int] | None = None
 ) -> list[Text]:
-    """Prompts of the parts' epoch with what the model says to each; kept in `work`, where a stopped run goes on.
+    """Prompts of the parts' epoch with what the model says to each; both kept in `work`, where a stopped run goes on.
 
     The tokens are those that the model gave, the end token included.
     """
-    prompts = prompts_of(model, corpora, work, epoch, counts or OUTPUTS)
+    asked = work / "prompts.json"
+    if not asked.exists():
+        partial = asked.with_suffix(".partial")
+        partial.write_text(json.dumps(prompts_of(model, corpora, work, epoch, counts or OUTPUTS)))
+        os.replace(partial, asked)
+    prompts = json.loads(asked.read_text())
     file = work / "own.jsonl"
     whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []  # a torn line is made again
     batches = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]

@@ -208,6 +208,7 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     return save_card(
         out,
         work,
+        device,
         {
             "name": NAME,
             "kind": KIND,

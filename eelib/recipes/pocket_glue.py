@@ -204,6 +204,7 @@ class GlueTraining:
         return save_card(
             out,
             work,
+            device,
             {
                 "name": self.name,
                 "kind": KIND,

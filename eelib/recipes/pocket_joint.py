@@ -10,18 +10,18 @@ from torch import Tensor
 
 from eelib.models.model import Model, load_model
 from eelib.recipes import pocket_llama
-from eelib.recipes.batches import Phase, by_phases
+from eelib.recipes.batches import Phase, by_phases, kept
 from eelib.recipes.card import write_card
 from eelib.recipes.families import LLAMA, T5, Family
 from eelib.recipes.loop import Loss, Schedule, train
 from eelib.recipes.losses import calm_weights, distillation_loss, exit_weights, layers_loss, uniform_weights
 from eelib.recipes.pocket_llama import Batch
 from eelib.recipes.quality import measure
+from eelib.recipes.texts import SEEN
 
 FREE_EXIT = 3  # of 8 decoder blocks: as deep as FREE's exit 4 of 12 (M §2.1)
 DISTILLED = 0.5  # weight of FREE's distillation
-ON_TOP = Schedule(steps=1000, peak=1e-3, warmup=50, decay=700)
-SEEN = 2  # no plain recipe reaches epoch 2 of any part
+ON_TOP = Schedule(steps=700, peak=1e-3, warmup=50, decay=490)
 TASKS = Phase(ON_TOP.steps, pocket_llama.PHASES[-1].shares)
 
 
@@ -62,7 +62,7 @@ class FineTuning:
         """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
         work.mkdir(parents=True, exist_ok=True)
         model = load_model(self.start, dtype="bfloat16", device=device)
-        model.network.set_attn_implementation(self.family.attention)
+        model.network.set_attn_implementation(self.family.attention(device))
 
         def loss_of(_network: torch.nn.Module, batch: Batch) -> Loss:
             part, texts = batch
@@ -70,7 +70,7 @@ class FineTuning:
             return Loss(self.loss(model, states, labels), size, part)
 
         plans = partial(self.family.part_batches, corpora, work, model.tokenizer)
-        batches = by_phases([self.phase], plans, SEEN)
+        batches = kept(work / "batches.npz", by_phases([self.phase], plans, SEEN), self.schedule.steps)
         train(model.network, batches, loss_of, self.schedule, work, save_every=25)
         model.network.save_pretrained(out)
         model.tokenizer.save_pretrained(out)

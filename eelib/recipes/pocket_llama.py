@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eelib.recipes import attention
-from eelib.recipes.batches import Phase, Text, by_phases, encoded, packed
+from eelib.recipes.batches import Phase, Text, by_phases, encoded, kept, packed
 from eelib.recipes.card import write_card
 from eelib.recipes.corpora import SEED
 from eelib.recipes.loop import Loss, Schedule, train
@@ -20,11 +20,11 @@ from eelib.recipes.tokenizer import train_tokenizer
 NAME = "pocket-llama"
 KIND = "LlamaForCausalLM, 12 blocks of width 256, byte-level BPE of 8,192 entries, bf16"
 VOCABULARY, WINDOW = 8192, 512
-SCHEDULE = Schedule(steps=7800, peak=2e-3, warmup=200, decay=2400)
+SCHEDULE = Schedule(steps=4800, peak=2e-3, warmup=200, decay=1500)
 # Broad texts while the rate is high; while it falls, most of all the texts of the tasks.
 PHASES = (
-    Phase(5400, {"translation": 0.44, "rooms": 0.20, "reading": 0.10, "headlines": 0.09, "text": 0.17}),
-    Phase(2400, {"captions": 0.46, "rooms": 0.24, "reading": 0.11, "headlines": 0.13, "text": 0.06}),
+    Phase(3300, {"translation": 0.44, "rooms": 0.20, "reading": 0.10, "headlines": 0.09, "text": 0.17}),
+    Phase(1500, {"captions": 0.46, "rooms": 0.24, "reading": 0.11, "headlines": 0.13, "text": 0.06}),
 )
 # Weight of the loss on a text's other tokens, beside 1 for its targets: a story's or an article's own words teach, too.
 CONTEXT = {"rooms": 0.2, "reading": 0.2, "headlines": 0.2}
@@ -44,7 +44,7 @@ def build(device: str = "cpu", **sizes: int) -> LlamaForCausalLM:
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
         initializer_range=0.02,
-        attn_implementation=attention.NAME,
+        attn_implementation=attention.fastest(device),
     )
     return LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
 
@@ -66,7 +66,7 @@ def part_batches(
 
 
 def in_batches(texts: list[Text], epoch: int) -> list[list[Text]]:
-    """The texts in batches, each of like lengths and about 4,096 padded tokens."""
+    """The texts in batches, each of like lengths and about TOKENS_PER_BATCH padded tokens."""
     return packed(
         texts,
         bucket=lambda text: len(text.ids) // 8,
@@ -106,15 +106,21 @@ def target_loss(model: LlamaForCausalLM, batch: Batch) -> Loss:
     return Loss(loss, ids.numel(), part, shown)
 
 
+def end_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write the tokenizer's end and padding into the model's settings."""
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.config.bos_token_id = model.generation_config.bos_token_id = None
+
+
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_for(corpora, work)
     model = build(device)
-    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.config.bos_token_id = model.generation_config.bos_token_id = None
-    batches = by_phases(PHASES, partial(part_batches, corpora, work, tokenizer))
+    end_with(model, tokenizer)
+    plans = partial(part_batches, corpora, work, tokenizer)
+    batches = kept(work / "batches.npz", by_phases(PHASES, plans), SCHEDULE.steps)
     train(model, batches, target_loss, SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

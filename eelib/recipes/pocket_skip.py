@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eelib.models.model import Model, load_model
 from eelib.recipes import pocket_llama
-from eelib.recipes.batches import Phase, by_phases, from_step
+from eelib.recipes.batches import Phase, by_phases, from_step, kept
 from eelib.recipes.card import write_card
 from eelib.recipes.corpora import SEED
 from eelib.recipes.families import LLAMA, T5, Family
@@ -26,8 +26,8 @@ from eelib.recipes.losses import (
     uniform_weights,
 )
 from eelib.recipes.own_outputs import own_outputs
-from eelib.recipes.pocket_joint import SEEN
 from eelib.recipes.quality import measure
+from eelib.recipes.texts import SEEN
 
 DROPPED = 0.1  # share of texts that skip the last layer, at the end; LayerSkip uses 0.1 to 0.2
 EVERY, SCALE = 4, 0.2  # one inner layer in so many has a loss at each step; how much that weighs beside the last's
@@ -73,7 +73,7 @@ class Leaving:
         """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
         work.mkdir(parents=True, exist_ok=True)
         model, plain = (load_model(self.start, dtype="bfloat16", device=device) for _ in range(2))
-        model.network.set_attn_implementation(self.family.attention)
+        model.network.set_attn_implementation(self.family.attention(device))
         curves = []
         for number, stage in enumerate(self.stages, 1):
             loss, batches = labels_loss, self.text_batches(stage, corpora, work, model)
@@ -93,7 +93,8 @@ class Leaving:
     def text_batches(self, stage: Stage, corpora: Path, work: Path, model: Model) -> Callable[[int], Iterator]:
         """(step, part, texts) of the corpora, from a step on."""
         phase = Phase(stage.schedule.steps, TASKS)
-        batches = by_phases([phase], partial(self.family.part_batches, corpora, work, model.tokenizer), SEEN)
+        plans = partial(self.family.part_batches, corpora, work, model.tokenizer)
+        batches = kept(work / "batches.npz", by_phases([phase], plans, SEEN), stage.schedule.steps)
         return lambda start: ((step, *batch) for step, batch in zip(count(start), batches(start)))
 
     def own_batches(self, plain: Model, corpora: Path, work: Path) -> Callable[[int], Iterator]:
@@ -148,12 +149,12 @@ def schedule(steps: int) -> Schedule:
     return Schedule(steps, peak=1e-3, warmup=50, decay=7 * steps // 10)
 
 
-BOTH = (Stage(schedule(1000), skips=True), Stage(schedule(1500), own=True))
+BOTH = (Stage(schedule(700), skips=True), Stage(schedule(1100), own=True))
 LLAMA_SKIP = Leaving("pocket-llama-skip", "pocket-llama", LLAMA, BOTH)
-T5_SKIP = Leaving("pocket-t5-skip", "pocket-t5", T5, BOTH)
+T5_SKIP = Leaving("pocket-t5-skip", "pocket-t5", T5, (Stage(schedule(500), skips=True), Stage(schedule(800), own=True)))
 # What each half is worth, at the tokens of pocket-llama-joint, which is the fourth: uniform weights on the texts.
-LLAMA_DROPOUT = Leaving("pocket-llama-dropout", "pocket-llama", LLAMA, (Stage(schedule(1000), skips=True),))
-LLAMA_OWN = Leaving("pocket-llama-own", "pocket-llama", LLAMA, (Stage(schedule(1000), own=True),))
+LLAMA_DROPOUT = Leaving("pocket-llama-dropout", "pocket-llama", LLAMA, (Stage(schedule(700), skips=True),))
+LLAMA_OWN = Leaving("pocket-llama-own", "pocket-llama", LLAMA, (Stage(schedule(700), own=True),))
 LLAMA_ALL = Leaving(
-    "pocket-llama-all", "pocket-llama", LLAMA, (Stage(schedule(500), skips=True), Stage(schedule(500), own=True))
+    "pocket-llama-all", "pocket-llama", LLAMA, (Stage(schedule(350), skips=True), Stage(schedule(350), own=True))
 )

@@ -9,17 +9,19 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from eelib.common.data import data_folder
-from eelib.recipes.batches import Text, by_phases, encoded, packed
+from eelib.recipes import pocket_llama
+from eelib.recipes.batches import Phase, Text, by_phases, encoded, kept, packed
 from eelib.recipes.card import write_card
 from eelib.recipes.corpora import SEED
 from eelib.recipes.loop import Loss, Schedule, train
-from eelib.recipes.pocket_llama import PHASES, WINDOW, Batch
+from eelib.recipes.pocket_llama import WINDOW, Batch
 from eelib.recipes.quality import measure as measure
 from eelib.recipes.texts import PARTS, alone, generator
 
 NAME = "pocket-t5"
 KIND = "T5ForConditionalGeneration, 8 encoder and 8 decoder blocks of width 256, the tokenizer of pocket-llama, bf16"
-SCHEDULE = Schedule(steps=7800, peak=2e-3, warmup=200, decay=2400)  # its phases are those of pocket-llama
+SCHEDULE = Schedule(steps=2600, peak=2e-3, warmup=150, decay=800)
+PHASES = (Phase(1800, pocket_llama.PHASES[0].shares), Phase(800, pocket_llama.PHASES[1].shares))
 QUESTIONS = 2  # about one passage, in an epoch: each needs a reading of its own
 IGNORED = -100  # a label that is padding
 
@@ -32,7 +34,7 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
     begins at sqrt(width), which cancels the division, and the embeddings begin small.
     """
     torch.manual_seed(SEED)
-    shape = {"d_model": 256, "d_kv": 32, "d_ff": 480, "num_heads": 8, "num_layers": 8, "num_decoder_layers": 8} | sizes
+    shape = {"d_model": 256, "d_kv": 32, "d_ff": 448, "num_heads": 8, "num_layers": 8, "num_decoder_layers": 8} | sizes
     config = T5Config(
         **shape,
         vocab_size=len(tokenizer),
@@ -52,7 +54,7 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
 def part_batches(
     corpora: Path, work: Path, tokenizer: PreTrainedTokenizerFast, part: str, epoch: int
 ) -> list[list[Text]]:
-    """The batches of one part's epoch, alike in both lengths, of about 4,096 padded tokens of either side."""
+    """The batches of one part's epoch, alike in both lengths, of about TOKENS_PER_BATCH padded tokens of both sides."""
     texts = alone(PARTS[part](corpora, work, epoch), QUESTIONS, generator(epoch))
     return in_batches(encoded(texts, tokenizer, WINDOW), epoch)
 
@@ -100,7 +102,8 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(data_folder("models", "pocket-llama"))
     model = build(tokenizer, device)
-    batches = by_phases(PHASES, partial(part_batches, corpora, work, tokenizer))
+    plans = partial(part_batches, corpora, work, tokenizer)
+    batches = kept(work / "batches.npz", by_phases(PHASES, plans), SCHEDULE.steps)
     train(model, batches, label_loss, SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from eelib.common.data import data_folder
 from eelib.models.model import Model, load_model
@@ -47,7 +48,7 @@ def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: 
         references.setdefault(pair[at], []).append(pair[1 - at])
     texts = list(references)[: most or None] if most else [pair[at] for pair in pairs]
     wanted = [references[text] for text in texts] if most else [[pair[1 - at]] for pair in pairs]
-    outputs = greedy_texts(model, [translation_prompt(text, source, target) for text in texts], LONGEST_TRANSLATION)
+    outputs = said(model, [translation_prompt(text, source, target) for text in texts], LONGEST_TRANSLATION)
     return bleu_chrf(outputs, wanted) | {"items": len(texts)}
 
 
@@ -57,11 +58,16 @@ def readings(model: Model, corpora: Path) -> dict[str, dict]:
     spans = [row for rows in shifts(corpora)[1].values() for row in rows][:QUESTIONS]
     rooms = read_jsonl(data_folder("texts", "question_answering", "rooms.jsonl"))
     found = {"FairytaleQA test": answered(model, tales), "SQuADShifts held out": answered(model, spans)}
-    outputs = greedy_texts(model, [question_prompt(row["context"], row["question"]) for row in rooms], LONGEST_ANSWER)
+    outputs = said(model, [question_prompt(row["context"], row["question"]) for row in rooms], LONGEST_ANSWER)
     for kind in ("one", "two", "three", "count", "unknown"):
         chosen = [number for number, row in enumerate(rooms) if row["kind"] == kind]
         found[f"rooms {kind}"] = answers([outputs[i] for i in chosen], [rooms[i]["answers"] for i in chosen])
     return found
+
+
+def said(model: Model, prompts: Sequence[str], longest: int) -> list[str]:
+    """Greedy output texts of the prompts, as many at once as the device likes."""
+    return greedy_texts(model, list(prompts), longest, batch_size=64 if model.device.type == "cpu" else 256)
 
 
 def answered(model: Model, rows: Sequence[dict]) -> dict:
@@ -69,7 +75,7 @@ def answered(model: Model, rows: Sequence[dict]) -> dict:
     prompts = [question_prompt(row["context"], row["question"]) for row in rows]
     room = model.context_length - LONGEST_ANSWER
     fits = [i for i, ids in enumerate(model.tokenizer(prompts, verbose=False)["input_ids"]) if len(ids) < room]
-    outputs = greedy_texts(model, [prompts[i] for i in fits], LONGEST_ANSWER)
+    outputs = said(model, [prompts[i] for i in fits], LONGEST_ANSWER)
     return answers(outputs, [rows[i]["answers"] for i in fits]) | {"beyond the window": len(rows) - len(fits)}
 
 
@@ -89,7 +95,7 @@ def summarized(model: Model, articles: list[str], known: list[list[str]]) -> dic
     """ROUGE-1, 2 and L of the model's headlines, and of the first words of each article."""
     prompts = [summarization_prompt(first_words(article, ARTICLE_WORDS)) for article in articles]
     begun = rouge([first_words(article, HEADLINE_WORDS) for article in articles], known)
-    return rouge(greedy_texts(model, prompts, LONGEST_ANSWER), known) | {"first words": begun, "items": len(articles)}
+    return rouge(said(model, prompts, LONGEST_ANSWER), known) | {"first words": begun, "items": len(articles)}
 
 
 def shipped(model: Model) -> dict[str, dict]:
@@ -101,25 +107,47 @@ def shipped(model: Model) -> dict[str, dict]:
             found[name] = summarized(model, task.sources, task.references)
         else:
             longest = LONGEST_TRANSLATION if task.kind == "translation" else LONGEST_ANSWER
-            found[name] = task.quality(greedy_texts(model, task.prompts, longest)) | {"items": len(task)}
+            found[name] = task.quality(said(model, task.prompts, longest)) | {"items": len(task)}
     return found
 
 
-@torch.no_grad()
-def agreement(model: Model, names: Sequence[str], at_once: int = 64) -> dict:
+def agreement(model: Model, names: Sequence[str]) -> dict:
     """Share (0-100) of the model's own output tokens that each layer 1..L has as its top-1, end tokens left out."""
-    agreed, tokens = torch.zeros(model.layers), 0
+    agreed = torch.cat([sequence for name in names for sequence in agreeing(model, name)], dim=1)
+    return {"by layer": [round(100 * n, 1) for n in agreed.double().mean(1).tolist()], "items": agreed.shape[1]}
+
+
+def exit_layers(model: Model, names: Sequence[str]) -> dict[str, list[list[int]]]:
+    """By task and sequence: how many of the model's own output tokens have each of layers 1..L as their exit layer.
+
+    The exit layer is the first from which on every layer's top-1 is the token (P §3.1); end tokens are left out.
+    """
+    found = {}
     for name in names:
-        prompts = model.encode(load_task(name).prompts)
-        for start in range(0, len(prompts), at_once):
-            part = prompts[start : start + at_once]
-            outputs = greedy_decode(model, part, LONGEST_TRANSLATION)
-            states, _ = states_of(model, part, outputs)
-            said = torch.tensor([token for output in outputs for token in output])
-            real = torch.tensor([token not in model.eos_ids for token in said.tolist()])
-            top = torch.stack(
-                [model.unembed(states[:, layer]).argmax(-1).cpu() for layer in range(1, model.layers + 1)]
-            )
-            agreed += (top == said)[:, real].sum(1)
-            tokens += int(real.sum())
-    return {"by layer": [round(100 * n / tokens, 1) for n in agreed.tolist()], "items": tokens}
+        found[name] = [
+            torch.bincount(first_of_lasting(agreed), minlength=model.layers + 1)[1:].tolist()
+            for agreed in agreeing(model, name)
+        ]
+    return found
+
+
+def first_of_lasting(agreed: Tensor) -> Tensor:
+    """Exit layers [tokens], 1..L, of whether layers 1..L agree with the last: bool [L, tokens]."""
+    lasting = agreed.flip(0).int().cumprod(0).sum(0)
+    return len(agreed) + 1 - lasting.clamp(min=1)
+
+
+@torch.no_grad()
+def agreeing(model: Model, name: str, at_once: int = 64) -> list[Tensor]:
+    """Whether layers 1..L have the model's own output tokens as their top-1: bool [L, tokens] of each sequence."""
+    prompts, found = model.encode(load_task(name).prompts), []
+    for start in range(0, len(prompts), at_once):
+        part = prompts[start : start + at_once]
+        outputs = greedy_decode(model, part, LONGEST_TRANSLATION)
+        states, _ = states_of(model, part, outputs)
+        layers = range(1, model.layers + 1)
+        top = torch.stack([model.unembed(states[:, layer]).argmax(-1).cpu() for layer in layers])
+        said = torch.tensor([token for output in outputs for token in output])
+        sequences = (top == said).split([len(output) for output in outputs], dim=1)
+        found += [agreed[:, [t not in model.eos_ids for t in o]] for agreed, o in zip(sequences, outputs)]
+    return found

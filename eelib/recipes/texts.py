@@ -25,6 +25,7 @@ from eelib.tasks.rooms import interviews
 
 PASSAGE_WORDS, ARTICLE_WORDS, STRETCH_LETTERS = 220, 120, 1500
 HALVED = 1200
+SEEN = 8  # no plain recipe reaches epoch 8 of any part
 STORIES, QUESTIONS = 36_000, 10  # rooms: how many stories, and questions about one at most
 BROAD = {"joined": 2, "tatoeba": 3}  # one in so many; Multi30k alone is whole
 NARROW = {"joined": 8, "tatoeba": 12}

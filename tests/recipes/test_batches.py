@@ -5,8 +5,10 @@ from collections import Counter
 from itertools import islice
 
 import numpy as np
+import pytest
 
-from eelib.recipes.batches import Phase, by_phases, encoded, from_step, order_of, packed
+from eelib.common.errors import InputError
+from eelib.recipes.batches import Phase, by_phases, encoded, from_step, kept, order_of, packed
 from eelib.recipes.corpora import Example
 
 
@@ -74,3 +76,22 @@ def test_any_step_is_found_again():
     assert [batch for part, batch in whole if part == "a"] == list(
         islice(from_step(0, lambda e: plan_of("a", e + 2)), 15)
     )
+
+
+def test_kept_batches_are_the_same(tokenizer, tmp_path):
+    """From any step on; made once; of another number of steps refused."""
+    texts = encoded([Example("A:\n", f" word {n}") for n in range(40)] + [Example("", "some words")], tokenizer, 30)
+    made = []
+
+    def batches(start):
+        made.append(start)
+        return iter([("ab"[n % 2], texts[3 * n : 3 * n + 1 + n % 3]) for n in range(12)][start:])
+
+    def plain(found):
+        return [(part, [(t.ids.tolist(), t.wanted.tolist()) for t in batch]) for part, batch in found]
+
+    for start in (0, 7):
+        assert plain(kept(tmp_path / "b.npz", batches, 10)(start)) == plain(list(batches(start))[: 10 - start])
+    assert made.count(0) == 2 and [file.name for file in tmp_path.iterdir()] == ["b.npz"]
+    with pytest.raises(InputError, match="has 10 batches, not 9"):
+        kept(tmp_path / "b.npz", batches, 9)

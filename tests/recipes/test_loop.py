@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import eelib
 from eelib.common.data import data_folder
 from eelib.recipes.__main__ import RECIPES
-from eelib.recipes.loop import Loss, Schedule, train
+from eelib.recipes.loop import Captured, Loss, Schedule, train
 
 
 def test_schedule():
@@ -164,3 +164,38 @@ def test_shipped_tokenizer_gives_every_text_back():
     )
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_step_towards_rate_1_is_the_librarys_step():
+    """What Captured relies on: Muon's change is proportional to its rate, weight decay included."""
+    torch.manual_seed(0)
+    start = [torch.randn(6, 4), torch.randn(4, 9)]
+    targets, plain = ([p.clone().requires_grad_(True) for p in start] for _ in range(2))
+    captured = Captured(targets, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    library = torch.optim.Muon(plain, lr=1.0, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    for rate in (0.3, 0.01, 0.002):
+        for copy, p in zip(captured.copies, plain):
+            p.grad = torch.randn_like(p)
+            copy.grad.copy_(p.grad)
+        library.param_groups[0]["lr"] = rate
+        library.step()
+        captured.step(rate)
+        for target, p in zip(targets, plain):
+            torch.testing.assert_close(target, p, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_recorded_steps_are_the_plain_ones(tmp_path):
+    """Six steps of a tiny model, most of them a replayed graph, against the same on the CPU."""
+    schedule, results = Schedule(steps=6, peak=1e-2, warmup=2, decay=3), []
+    for device in ("cpu", "cuda"):
+        model = tiny(torch.float32).to(device)
+
+        def loss(network, batch, device=device):
+            ids = torch.tensor(batch, device=device)
+            logits = network(ids).logits[:, :-1].flatten(0, 1)
+            return Loss(F.cross_entropy(logits, ids[:, 1:].flatten()), ids.numel())
+
+        results.append([row["loss"] for row in train(model, batches, loss, schedule, tmp_path / device, save_every=1)])
+    assert results[0] == pytest.approx(results[1], abs=5e-3)

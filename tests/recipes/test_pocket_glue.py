@@ -49,8 +49,9 @@ def test_heads_are_no_matrices(start):
     """AdamW has embeddings, norms, biases and the classifier; Muon has the pooler and six matrices of each layer."""
     network = pocket_glue.begin(str(start), "sst2").network
     optimizer = MasterOptimizer(network)
-    name_of = {id(master): name for master, (name, _) in zip(optimizer.master, network.named_parameters())}
-    muon, rest = ({name_of[id(p)] for group in part.param_groups for p in group["params"]} for part in optimizer.parts)
+    name_of = {id(moved): name for moved, (name, _) in zip(optimizer.moved, network.named_parameters())}
+    parts = (optimizer.inner.muon, optimizer.outer)
+    muon, rest = ({name_of[id(p)] for group in part.param_groups for p in group["params"]} for part in parts)
     assert {name for name in rest if name.endswith("weight") and "LayerNorm" not in name} == {"classifier.weight"} | {
         f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
     }

@@ -14,6 +14,7 @@ from eelib.recipes import pocket_joint
 from eelib.recipes.batches import Phase, Text
 from eelib.recipes.loop import Schedule
 from eelib.recipes.pocket_joint import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
+from eelib.recipes.texts import SEEN
 
 
 def texts():
@@ -113,4 +114,4 @@ def test_texts_are_of_an_epoch_that_the_start_has_not_seen(recipe, made, tmp_pat
     monkeypatch.setattr(pocket_joint, "write_card", lambda *_, **__: {})
     family = replace(recipe.family, part_batches=plans)
     replace(recipe, family=family).run(tmp_path, tmp_path / "out", tmp_path / "work", "cpu")
-    assert sorted(asked) == sorted((part, 2) for part in pocket_joint.TASKS.shares)
+    assert sorted(asked) == sorted((part, SEEN) for part in pocket_joint.TASKS.shares)

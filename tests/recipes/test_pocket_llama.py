@@ -11,10 +11,10 @@ from transformers import AutoTokenizer, GenerationConfig
 
 import eelib
 from eelib.recipes import pocket_llama
-from eelib.recipes.batches import Phase, Text, order_of
+from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, Text, order_of
 from eelib.recipes.loop import Schedule
 from eelib.recipes.pocket_llama import CONTEXT, PHASES, SCHEDULE, build, in_batches, part_batches, target_loss
-from eelib.recipes.texts import PARTS
+from eelib.recipes.texts import PARTS, SEEN
 from eelib.tracing.decode import greedy_texts
 
 TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -64,10 +64,9 @@ def test_phases_fill_the_schedule_and_no_part_reaches_epoch_2():
     """The rate falls in the second phase; about so many batches has each part's epoch with the real corpora."""
     assert sum(phase.steps for phase in PHASES) == SCHEDULE.steps and PHASES[1].steps == SCHEDULE.decay
     assert {name for phase in PHASES for name in phase.shares} == set(PARTS)
-    batches = {"translation": 3100, "captions": 1740, "rooms": 2270, "reading": 545, "headlines": 555, "text": 1465}
+    batches = {"translation": 775, "captions": 435, "rooms": 520, "reading": 130, "headlines": 135, "text": 365}
     order = order_of(PHASES)
-    assert all(order.count(name) < 2 * batches[name] for name in PARTS)
-    assert all(order.count(name) < batches[name] for name in ("translation", "captions", "rooms", "text"))
+    assert all(order.count(name) < SEEN * batches[name] for name in PARTS)
 
 
 def test_batches(folder, tmp_path, few_stories):
@@ -77,7 +76,7 @@ def test_batches(folder, tmp_path, few_stories):
         first, again = (part_batches(folder, tmp_path, tokenizer, part, epoch=1) for _ in range(2))
         flat, same = ([text.ids.tolist() for batch in plan for text in batch] for plan in (first, again))
         assert flat == same and [len(batch) for batch in first] == [len(batch) for batch in again]
-        assert all(len(batch) * max(len(text.ids) for text in batch) <= 4096 for batch in first)
+        assert all(len(batch) * max(len(text.ids) for text in batch) <= TOKENS_PER_BATCH for batch in first)
         assert len(flat) > 0.9 * len(PARTS[part](folder, tmp_path, 1))
         starts = {
             tokenizer.encode(e.prompt + e.target, add_special_tokens=False)[0] for e in PARTS[part](folder, tmp_path, 1)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import eelib
 from eelib.recipes import pocket_t5
-from eelib.recipes.batches import Phase, Text
+from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, Text
 from eelib.recipes.loop import MasterOptimizer, Schedule, train
 from eelib.recipes.pocket_t5 import build, label_loss, part_batches
 from eelib.recipes.texts import PARTS
@@ -59,8 +59,9 @@ def test_tables_are_no_matrices(tiny):
     """The shared embedding and the position bias are left to AdamW; every other matrix is Muon's."""
     model = tiny()
     optimizer = MasterOptimizer(model)
-    name_of = {id(master): name for master, (name, _) in zip(optimizer.master, model.named_parameters())}
-    muon, rest = ({name_of[id(p)] for group in part.param_groups for p in group["params"]} for part in optimizer.parts)
+    name_of = {id(moved): name for moved, (name, _) in zip(optimizer.moved, model.named_parameters())}
+    parts = (optimizer.inner.muon, optimizer.outer)
+    muon, rest = ({name_of[id(p)] for group in part.param_groups for p in group["params"]} for part in parts)
     tables = {"shared.weight"} | {
         f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" for side in ("encoder", "decoder")
     }
@@ -109,7 +110,7 @@ def test_batches(folder, tokenizer, tmp_path, few_stories):
         assert [[t.ids.tolist() for t in b] for b in plan] == [[t.ids.tolist() for t in b] for b in again]
         for batch in plan:
             prompts, targets = ([(t.wanted == kind).sum() for t in batch] for kind in (False, True))
-            assert len(batch) * (max(prompts) + max(targets)) <= 4096 and min(prompts) and min(targets)
+            assert len(batch) * (max(prompts) + max(targets)) <= TOKENS_PER_BATCH and min(prompts) and min(targets)
             for text in batch:
                 assert text.ids[-1] == tokenizer.eos_token_id and (np.diff(text.wanted.astype(int)) != 0).sum() == 1
 

@@ -9,7 +9,7 @@ from eelib.common.data import data_folder
 from eelib.models.model import prepare
 from eelib.models.probe import block_states
 from eelib.recipes import quality
-from eelib.recipes.quality import agreement, answered, answers, measure, summarized
+from eelib.recipes.quality import agreement, answered, answers, exit_layers, first_of_lasting, measure, summarized
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode
 
@@ -27,7 +27,7 @@ def oracle(monkeypatch):
     """oracle(say): outputs come from `say(prompt)` instead of from the model."""
 
     def made(say):
-        monkeypatch.setattr(quality, "greedy_texts", lambda _model, prompts, _most: [say(p) for p in prompts])
+        monkeypatch.setattr(quality, "greedy_texts", lambda _model, prompts, _most, **_: [say(p) for p in prompts])
 
     return made
 
@@ -67,9 +67,16 @@ def test_agreement_by_hand(model, monkeypatch):
                 tokens += 1
                 for layer in range(model.layers):
                     agreed[layer] += model.unembed(states[layer + 1][0, -1:]).argmax().item() == token
-    found = agreement(model, ["translation/de-en"], at_once=2)
+    found = agreement(model, ["translation/de-en"])
     assert found == {"by layer": [round(100 * n / tokens, 1) for n in agreed], "items": tokens}
     assert found["by layer"][-1] == 100.0
+    exits = exit_layers(model, ["translation/de-en"])["translation/de-en"]
+    assert len(exits) == 5 and all(len(row) == model.layers for row in exits) and sum(map(sum, exits)) == tokens
+
+
+def test_exit_layer_is_where_agreement_begins_to_last():
+    agreed = torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1], [1, 0, 1, 1], [1, 1, 1, 0]]).bool()  # [layers, tokens]
+    assert first_of_lasting(agreed).tolist() == [3, 4, 1, 4]  # the last: batches may round the last layer apart
 
 
 def test_measure_has_every_figure(folder, model, monkeypatch, oracle):
