@@ -98,11 +98,11 @@ class MasterOptimizer:
 
     def step(self, rate: float, clip: float = 1.0) -> None:
         """One update at learning rate `rate`, with the joint gradient norm clipped to `clip`."""
-        for moved in self.moved:
+        for moved, live in zip(self.moved, self.live):
             if moved.grad is None:
                 moved.grad = torch.zeros_like(moved)
-        with torch.no_grad():
-            torch._foreach_copy_([moved.grad for moved in self.moved], [live.grad for live in self.live])
+            with torch.no_grad():
+                moved.grad.copy_(live.grad)
         for live in self.live:
             live.grad = None
         nn.utils.clip_grad_norm_(self.moved, clip)

@@ -22,7 +22,8 @@ from eelib.recipes.texts import SEEN
 FREE_EXIT = 3  # of 8 decoder blocks: as deep as FREE's exit 4 of 12 (M §2.1)
 DISTILLED = 0.5  # weight of FREE's distillation
 ON_TOP = Schedule(steps=700, peak=1e-3, warmup=50, decay=490)
-TASKS = Phase(ON_TOP.steps, pocket_llama.PHASES[-1].shares)
+SHORTER = Schedule(steps=250, peak=1e-3, warmup=25, decay=175)
+TASKS = pocket_llama.PHASES[-1].shares
 
 
 def uniform(model: Model, states: list[Tensor], labels: Tensor) -> Tensor:
@@ -55,7 +56,6 @@ class FineTuning:
     objective: str
     loss: Callable[[Model, list[Tensor], Tensor], Tensor]
     schedule: Schedule = ON_TOP
-    phase: Phase = TASKS
     measure = staticmethod(measure)
 
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
@@ -70,7 +70,9 @@ class FineTuning:
             return Loss(self.loss(model, states, labels), size, part)
 
         plans = partial(self.family.part_batches, corpora, work, model.tokenizer)
-        batches = kept(work / "batches.npz", by_phases([self.phase], plans, SEEN), self.schedule.steps)
+        batches = kept(
+            work / "batches.npz", by_phases([Phase(self.schedule.steps, TASKS)], plans, SEEN), self.schedule.steps
+        )
         train(model.network, batches, loss_of, self.schedule, work, save_every=25)
         model.network.save_pretrained(out)
         model.tokenizer.save_pretrained(out)
@@ -92,6 +94,7 @@ T5_WEIGHTED = FineTuning(
     T5,
     "CALM: weights i / sum j on the losses of all 8 decoder layers through the shared head (M §2.1)",
     weighted,
+    SHORTER,
 )
 T5_FREE = FineTuning(
     "pocket-t5-free",
@@ -100,4 +103,5 @@ T5_FREE = FineTuning(
     f"FREE: exits after decoder layers {FREE_EXIT} and 8, weights i / sum j of them, and {DISTILLED} times the "
     "layer-wise distillation with the mapping to the closest deep layer (M §2.1), of states after the final norm",
     free,
+    SHORTER,
 )

@@ -76,9 +76,11 @@ class Leaving:
         model.network.set_attn_implementation(self.family.attention(device))
         curves = []
         for number, stage in enumerate(self.stages, 1):
-            loss, batches = labels_loss, self.text_batches(stage, corpora, work, model)
+            loss: Callable = labels_loss
             if stage.own:
                 loss, batches = partial(plain_loss, plain=plain), self.own_batches(plain, corpora, work)
+            else:
+                batches = self.text_batches(stage, corpora, work, model)
             loss_of = partial(self.loss_of, model, stage, loss)
             curves.append(
                 train(model.network, batches, loss_of, stage.schedule, work / f"stage{number}", save_every=25)

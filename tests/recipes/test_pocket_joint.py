@@ -84,9 +84,8 @@ def test_recipe_ends_in_a_folder_that_loads(recipe, made, folder, tmp_path, monk
     begun = {name: p.clone() for name, p in started.network.named_parameters()}
     monkeypatch.setattr(pocket_joint, "load_model", lambda name, **_: started if name == recipe.start else None)
     monkeypatch.setattr(cards, "measure", lambda *_: {"made up": {"BLEU": 1.0}})
-    short = replace(
-        recipe, schedule=Schedule(steps=3, peak=1e-2, warmup=1, decay=1), phase=Phase(3, {"captions": 2, "rooms": 1})
-    )
+    monkeypatch.setattr(pocket_joint, "TASKS", {"captions": 2, "rooms": 1})
+    short = replace(recipe, schedule=Schedule(steps=3, peak=1e-2, warmup=1, decay=1))
     card = short.run(folder, tmp_path / "out", tmp_path / "work", "cpu")
     assert card == json.loads((tmp_path / "out/card.json").read_text())
     assert (card["start"], card["objective"], card["steps"]) == (recipe.start, recipe.objective, 3)
@@ -114,4 +113,4 @@ def test_texts_are_of_an_epoch_that_the_start_has_not_seen(recipe, made, tmp_pat
     monkeypatch.setattr(pocket_joint, "write_card", lambda *_, **__: {})
     family = replace(recipe.family, part_batches=plans)
     replace(recipe, family=family).run(tmp_path, tmp_path / "out", tmp_path / "work", "cpu")
-    assert sorted(asked) == sorted((part, SEEN) for part in pocket_joint.TASKS.shares)
+    assert sorted(asked) == sorted((part, SEEN) for part in pocket_joint.TASKS)
