@@ -114,3 +114,18 @@ def length_figure(differences: dict[str, dict[str, Interval]]) -> plt.Figure:
     if axis.get_legend_handles_labels()[0]:
         fig.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return fig
+
+
+def known_figure(panels: dict[str, dict[str, Interval]]) -> plt.Figure:
+    """One panel per quantity: a mark with its interval for each level; `panels[quantity][level]`."""
+    fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 3.2), layout="constrained", squeeze=False)
+    for axis, (name, levels) in zip(axes[0], panels.items()):
+        found = [(place, value) for place, value in enumerate(levels.values()) if value.known]
+        middle = np.array([value.estimate for _, value in found])
+        reach = np.clip([[v.estimate - v.low, v.high - v.estimate] for _, v in found], 0, None).reshape(-1, 2).T
+        axis.errorbar(
+            [place for place, _ in found], middle, yerr=reach, color=BLUE, marker="o", linestyle="none", capsize=4
+        )
+        axis.set_xticks(range(len(levels)), list(levels), rotation=30, ha="right")
+        axis.set(title=name, xlim=(-0.5, len(levels) - 0.5))
+    return fig

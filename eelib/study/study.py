@@ -33,7 +33,8 @@ class Study:
 
     `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `model`, `tasks` and `template` stand in place of
     the parameters', for a notebook that looks at several models: Study(p, model=p.after). `gates`: rules to be scored
-    on every trace, also where their gates look at states; see `scores`.
+    on every trace, also where their gates look at states; see `scores`. `loaded`: the parameters' model, where another
+    study has it already.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Study:
         tasks: str | None = None,
         template: str | None = None,
         gates: Sequence[Rule] = (),
+        loaded: Model | None = None,
     ) -> None:
         other = {"model": model, "tasks": tasks, "template": template}
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
@@ -64,7 +66,7 @@ class Study:
                 self.tasks = {n: in_template(task, p.template) for n, task in self.tasks.items()}
             check_name("the last part of parameter model,", Path(p.model).name)  # names the folder of results
             transformers_logging.disable_progress_bar()  # bars litter a page
-            self.model: Model = load_model(p.model, dtype=p.dtype, device=p.device)
+            self.model: Model = loaded or load_model(p.model, dtype=p.dtype, device=p.device)
             if sites and not self.model.components:  # said before hours of decoding, not after
                 raise InputError(self.model.components_error)
             self.traces: dict[str, Trace] = {

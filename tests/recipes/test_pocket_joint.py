@@ -11,7 +11,7 @@ import torch
 import eelib
 from eelib.recipes import card as cards
 from eelib.recipes import pocket_joint
-from eelib.recipes.batches import Phase, Text
+from eelib.recipes.batches import Text
 from eelib.recipes.loop import Schedule
 from eelib.recipes.pocket_joint import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
 from eelib.recipes.texts import SEEN
