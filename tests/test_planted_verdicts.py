@@ -1,10 +1,17 @@
 """What a notebook must conclude where its data leave no doubt, one way and the other."""
 
+import json
+
 import numpy as np
 import pytest
-from planted import STEPS, exits, plant, rewrite, verdicts
+import torch
+import transformers as hf
+from planted import STEPS, exits, pairs, plant, rewrite, verdicts
 
 import eelib
+from checks.tiny_texts import tokenizer_for
+
+WIDE = 256  # tokens
 
 
 def test_a_planted_trace_is_what_was_planted(planted_model, planted_tasks, tmp_path):
@@ -29,19 +36,52 @@ def test_a_planted_trace_is_what_was_planted(planted_model, planted_tasks, tmp_p
     assert (again.pairs["js"] == 0).all() and (again.pairs["cosine"] == before["cosine"]).all()
 
 
-# The exit layer of a token by its position: of a task into English, and of one out of it. The model has three layers.
+# The exit layer of a token by its position: of a task into English, of one out of it, and of answers to questions. The
+# model has three layers. Three tasks of questions are one kind, but three of five in the averages over tasks.
 SATURATION = {
-    "holds": (lambda position: 1 + 0 * position, lambda position: np.where(position == 0, 3, 1)),
-    "does not hold": (lambda position: 3 + 0 * position, lambda position: np.where(position % 5 == 4, 1, 3)),
+    "holds": (
+        lambda position: 1 + 0 * position,
+        lambda position: np.where(position == 0, 3, 1),
+        *[lambda position: 1 + 0 * position] * 3,
+    ),
+    "does not hold": (
+        lambda position: 3 + 0 * position,
+        lambda position: np.where(position % 5 % 2 == 1, 1, 3),
+        *[lambda position: 3 + 0 * position] * 3,
+    ),
 }
+
+
+def wide_model(folder):
+    """Of three layers, with a window that holds a question's prompt."""
+    tokenizer = tokenizer_for("causal")
+    tokenizer.model_max_length = WIDE
+    torch.manual_seed(0)
+    size = {"n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": WIDE, "vocab_size": len(tokenizer)}
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    hf.GPT2LMHeadModel(hf.GPT2Config(**size, **ids)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return eelib.load_model(str(folder), device="cpu")
+
+
+def questions(folder, name):
+    """A file of questions whose answers all differ."""
+    rows = [
+        {"context": f"Room {i}.", "question": "What?", "answers": [row["references"][0]]}
+        for i, row in enumerate(pairs(32))
+    ]
+    (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(folder / f"{name}.jsonl")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verdict", SATURATION)
-def test_saturation(verdict, planted_model, planted_tasks, tmp_path):
+def test_saturation(verdict, planted_tasks, tmp_path):
     """Nearly all tokens early, at nearly the same layer, most of all into English; or nearly none, and less into it."""
-    for name, layer in zip(planted_tasks, SATURATION[verdict]):
+    model = wide_model(tmp_path / "wide")
+    tasks = [*planted_tasks, *(questions(tmp_path, f"asked{n}") for n in range(3))]
+    for name, layer in zip(tasks, SATURATION[verdict], strict=True):
         task = eelib.load_task(name)
-        plant(planted_model, task, tmp_path / "runs", lambda t: exits(layer(t["position"].to_numpy()), 3), STEPS)
-    found = verdicts("saturation", tmp_path, planted_model, planted_tasks)
+        plant(model, task, tmp_path / "runs", lambda t: exits(layer(t["position"].to_numpy()), 3), STEPS)
+    found = verdicts("saturation", tmp_path, model, tasks)
     assert found == dict.fromkeys(("P-S1", "P-S2", "P-S3", "P-S4", "P-S5"), verdict)

@@ -21,6 +21,15 @@ def early(trace: Trace, definition: str, layers: int = 1) -> Values:
     return (exits <= trace.layers - layers).astype(float), groups
 
 
+def early_by_share(trace: Trace, definition: str, share: float) -> Values:
+    """`early` at a share of the depth, interpolated between the whole numbers of layers around it."""
+    layers = share * trace.layers
+    below = math.floor(layers + 1e-9)
+    weight = max(layers - below, 0.0)
+    (more, groups), (fewer, _) = (early(trace, definition, below + step) for step in (0, 1))
+    return (1 - weight) * more + weight * fewer, groups
+
+
 def relative(trace: Trace, definition: str) -> Values:
     """Exit layer / L, which puts models of different depth on one scale."""
     exits, groups = token_layers(trace, definition)

@@ -1,21 +1,22 @@
 """Exit layers and saturation events (P §4, Tables 1, 2 and 7)."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from eelib.analysis.earliness import Values, early, relative, token_layers, whole_layers
+from eelib.analysis.earliness import Values, early, early_by_share, relative, token_layers, whole_layers
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import Interval
 from eelib.common.stats import (
     attempt,
     bootstrap_mean,
-    bootstrap_spread_over_tasks,
+    bootstrap_spread_over_kinds,
     bootstrap_task_contrast,
     bootstrap_unweighted_mean_over_tasks,
 )
-from eelib.study.claims import Verdict, published
+from eelib.study.claims import UNTESTABLE, Verdict, judge_between, published
 from eelib.study.parameters import ParameterError
 from eelib.study.results import Results
 from eelib.study.study import MINIMUM_GROUPS, Study
@@ -318,19 +319,31 @@ def into_minus_out_of_english(study: Study) -> Interval:
 
 
 def spread(study: Study) -> Interval:
-    """Largest minus smallest task mean of exit layer / L, "first" (claim P-S3)."""
+    """Largest minus smallest mean of exit layer / L, "first", over the kinds of task (claim P-S3)."""
     tasks = study.learnt_tokens(lambda t: relative(t, "first"))
-    if len(tasks) < 2:
-        raise NotEstimable("needs at least two learnt tasks")
-    return bootstrap_spread_over_tasks(tasks, seed=study.parameters.seed)
+    kinds = {name: study.tasks[name].kind for name in tasks}
+    if len(set(kinds.values())) < 2:
+        raise NotEstimable("needs learnt tasks of at least two kinds")
+    return bootstrap_spread_over_kinds(tasks, kinds, seed=study.parameters.seed)
+
+
+def a_third_early(study: Study) -> Verdict:
+    """Verdict on claim P-S2, whose share of the depth may lie between two layers."""
+    share = THIRD / P_LAYERS
+    below = int(share * study.model.layers)
+    found = study.judge("P-S2", lambda: study.average(lambda t: early_by_share(t, "first", share)))
+    if found.interval is None or found.verdict == UNTESTABLE:
+        return found
+    around = (max(below, 1), below + 1)  # every token is 0 layers early
+    roundings = [study.average(partial(early, definition="first", layers=m)) for m in around]
+    return judge_between("P-S2", found.interval, roundings)
 
 
 def verdicts(study: Study) -> list[Verdict]:
     """Verdicts on P-S1 to P-S5."""
-    third = whole_layers(THIRD / P_LAYERS, study.model.layers)
     return [
         study.judge("P-S1", lambda: study.average(lambda t: early(t, "stable"))),
-        study.judge("P-S2", lambda: study.average(lambda t: early(t, "first", third))),
+        a_third_early(study),
         study.judge("P-S3", lambda: spread(study)),
         study.judge("P-S4", lambda: into_minus_out_of_english(study)),
         study.judge("P-S5", lambda: study.average(lambda t: above_chance(t, study.parameters.seed))),

@@ -166,7 +166,23 @@ def scoreboard(study: StudyFile, results: Written) -> str:
                 ]
             )
         pieces += [f"## {text(model)}\n", table(headings, rows)]
+    pieces.append(amendments())
     return "\n".join(pieces)
+
+
+def amendments() -> str:
+    """What was changed in a claim after it was first fixed, when and why, with its earlier words."""
+    rows = [
+        [
+            claim.id,
+            change["date"],
+            change["why"],
+            "; ".join(f"{field}: {words}" for field, words in change["was"].items()),
+        ]
+        for claim in claims()
+        for change in claim.amended
+    ]
+    return f"## Claims that were amended\n\n{table(['Claim', 'Amended', 'Why', 'Before'], rows)}" if rows else ""
 
 
 def cards() -> str:

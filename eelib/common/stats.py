@@ -90,9 +90,15 @@ def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = 
     return interval_of(float(np.mean(whole)), np.mean(drawn, axis=0), min(sequences))
 
 
-def bootstrap_spread_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
-    """Largest minus smallest task mean. Resampling can only widen a spread near 0, so the interval leans upwards."""
-    return _over_tasks(tasks, lambda means: np.ptp(means, axis=-1), draws, seed)
+def bootstrap_spread_over_kinds(tasks: Tasks, kinds: Mapping[str, str], draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Largest minus smallest mean over kinds, each the unweighted mean of its tasks; `kinds` has that of each task.
+
+    Resampling can only widen a spread near 0, so the interval leans upwards.
+    """
+    names = sorted(tasks)
+    of_kind = np.array([[kinds[name] == kind for name in names] for kind in sorted({kinds[name] for name in names})])
+    share = (of_kind / of_kind.sum(axis=1, keepdims=True)).T  # [tasks, kinds]
+    return _over_tasks(tasks, lambda means: np.ptp(means @ share, axis=-1), draws, seed)
 
 
 def bootstrap_task_contrast(

@@ -7,8 +7,8 @@ here, never typed.
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -29,6 +29,7 @@ class Claim:
     published: the paper's own value of the statistic, where it prints one.
     requires: a condition that most runs do not meet; the claim is judged only for a caller who says that it is met.
     ours: prompted by the paper, but not stated in it.
+    amended: what was changed after the claim was first fixed, oldest first: {date, why, was: {field: earlier value}}.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Claim:
     requires: str | None = None
     ours: bool = False
     note: str | None = None
+    amended: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Verdict:
 
 def claims(notebook: str | None = None) -> list[Claim]:
     """All claims, or those of one notebook, in the order of the record."""
-    rows = [Claim(**row) for row in _read("claims")["claims"]]
+    rows = [Claim(**row | {"amended": tuple(row.get("amended", ()))}) for row in _read("claims")["claims"]]
     chosen = [row for row in rows if notebook in (None, row.notebook)]
     if not chosen:
         names = ", ".join(dict.fromkeys(row.notebook for row in rows))
@@ -120,6 +122,15 @@ def wanted(row: Claim) -> str:
     """Where a claim's whole interval has to lie, in words."""
     around = f" ± {short_number(row.tolerance)}" if row.tolerance else ""
     return f"{row.direction} {short_number(row.threshold)}{around}"
+
+
+def judge_between(claim_id: str, interval: Interval, roundings: Sequence[Interval]) -> Verdict:
+    """Verdict from an interpolated statistic; undecided where those of the two roundings around it disagree."""
+    verdict = judge(claim_id, interval)
+    around = {judge(claim_id, rounded).verdict for rounded in roundings}
+    if verdict.verdict in (HOLDS, FAILS) and len(around) > 1:
+        return replace(verdict, verdict=UNDECIDED, reason="the two roundings of the depth disagree")
+    return verdict
 
 
 def untestable(claim_id: str, reason: str) -> Verdict:

@@ -258,7 +258,15 @@ def test_tables_by_task():
 )
 def test_verdicts(into, out_of, claims_that_hold):
     """Intervals without width: what does not hold is on the other side, or at the threshold."""
-    found = {verdict.claim.id: verdict.verdict for verdict in s.verdicts(page(into, out_of))}
+    study = made_study(
+        {
+            "translation/de-en": planted(into),
+            "translation/en-de": planted(out_of),
+            "question_answering/passages": planted(max(into, out_of)),
+        },
+        layers=16,
+    )
+    found = {verdict.claim.id: verdict.verdict for verdict in s.verdicts(study)}
     assert [claim for claim, verdict in found.items() if verdict == "holds"] == claims_that_hold
     assert set(found.values()) == {"holds", "does not hold"} and len(found) == 5
 
@@ -267,5 +275,18 @@ def test_one_task_is_no_spread_and_no_contrast():
     study = made_study({"translation/de-en": planted(3)}, layers=16)
     by_claim = {verdict.claim.id: verdict for verdict in s.verdicts(study)}
     assert by_claim["P-S1"].verdict == "holds"
-    assert by_claim["P-S3"].reason == "needs at least two learnt tasks"
+    assert by_claim["P-S3"].reason == "needs learnt tasks of at least two kinds"
     assert by_claim["P-S4"].reason == "needs at least one learnt task into English and one out of it"
+
+
+def test_directions_of_translation_are_one_kind():
+    by_claim = {verdict.claim.id: verdict for verdict in s.verdicts(page(8, 12))}
+    assert by_claim["P-S3"].reason == "needs learnt tasks of at least two kinds"
+
+
+def test_a_third_between_two_layers_is_interpolated():
+    """10/32 of 12 is 3.75: all exit 3 layers early, none 4; a quarter counts, and the roundings disagree."""
+    study = made_study({"translation/de-en": planted(9, depth=12)}, layers=12)
+    found = s.a_third_early(study)
+    assert found.interval.estimate == pytest.approx(0.25) and found.verdict == "undecided"
+    assert found.reason == "the two roundings of the depth disagree"

@@ -99,9 +99,15 @@ def test_tasks_match_loop():
         fewest,
     )
     close(
-        stats.bootstrap_spread_over_tasks(tasks, FEW),
+        stats.bootstrap_spread_over_kinds(tasks, dict(zip("abc", "xyz")), FEW),
         max(means.values()) - min(means.values()),
         [max(row) - min(row) for row in rows],
+        fewest,
+    )
+    close(
+        stats.bootstrap_spread_over_kinds(tasks, dict(zip("abc", "xyx")), FEW),
+        abs((means["a"] + means["c"]) / 2 - means["b"]),
+        [abs((a + c) / 2 - b) for a, b, c in rows],
         fewest,
     )
     contrast = stats.bootstrap_task_contrast({**tasks, "unused": ([1.0], [1])}, ["a", "b"], ["c"], FEW)
@@ -234,7 +240,7 @@ TOO_LITTLE = [
     (lambda: stats.bootstrap_unweighted_mean_over_tasks({}), "no tasks"),
     (lambda: stats.bootstrap_unweighted_totals_over_tasks({}), "no tasks"),
     (lambda: stats.bootstrap_unweighted_difference_over_tasks({}, {}), "no tasks"),
-    (lambda: stats.bootstrap_spread_over_tasks({"qa": ([], [])}), "task qa: values is empty"),
+    (lambda: stats.bootstrap_spread_over_kinds({"qa": ([], [])}, {"qa": "a"}), "task qa: values is empty"),
     (lambda: stats.bootstrap_task_contrast({"a": ([1], [1])}, ["a"], []), "at least one task on each side"),
     (lambda: stats.bootstrap(lambda w: 1.0, []), "groups is empty"),
     (lambda: stats.epsilon_squared([1, 1], ["a", "b"]), "does the input vary"),

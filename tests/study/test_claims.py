@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -207,3 +208,21 @@ def test_another_data_folder(tmp_path, monkeypatch):
     shutil.copy(FOLDER / "claims.json", tmp_path / "papers")
     monkeypatch.setenv("EELIB_DATA", str(tmp_path))
     assert papers.claims("length") and papers.tables() == []
+
+
+def test_amended_claims_keep_their_earlier_words():
+    """Fields of a claim, other than now, with a date and a reason."""
+    changed = [(claim, change) for claim in papers.claims() for change in claim.amended]
+    assert {claim.id for claim, _ in changed} >= {"P-S2", "P-S3"}
+    for claim, change in changed:
+        assert (
+            set(change) == {"date", "why", "was"} and change["why"] and re.fullmatch(r"\d{4}-\d\d-\d\d", change["date"])
+        )
+        assert change["was"] and all(getattr(claim, field) != before for field, before in change["was"].items())
+
+
+def test_roundings_that_disagree_decide_nothing():
+    low, high = Interval(0.1, 0.05, 0.15, 40), Interval(0.9, 0.85, 0.95, 40)
+    assert papers.judge_between("P-S2", low, [low, low]).verdict == papers.FAILS
+    assert papers.judge_between("P-S2", high, [high, high]).verdict == papers.HOLDS
+    assert papers.judge_between("P-S2", low, [low, high]).verdict == papers.UNDECIDED
