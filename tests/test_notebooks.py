@@ -75,6 +75,7 @@ def runs(tmp_path_factory):
         ("gpt2", "architectures"): {"beside": others, "timed_sequences": 2},
         ("gpt2", "joint_optimization"): {"after": after, "pair_sequences": 2, "others": pairs},
         ("gpt2", "gates"): {"after": after, "others": pairs},
+        ("gpt2", "mee"): {"after": after},
         ("gpt2", "monotonicity"): {"after": after, "others": pairs, "weighted": after, "distilled": f"{after} at 1"},
         ("pocket-llama", "joint_optimization"): {"pair_sequences": 2},
     }

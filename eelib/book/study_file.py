@@ -85,7 +85,9 @@ class StudyFile:
         return {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | folders
 
     def notebook_sources(self, model: str, notebook: str) -> list[str]:
-        """Files that the page of a notebook on a model depends on: code, data, weights of all models that it names."""
+        """Files that the page of a notebook on a model depends on: code, data, weights of all models that it names, and
+        of the gates that were trained for them.
+        """
         source = Path("notebooks") / f"{notebook}.ipynb"
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
         beside = {
@@ -93,7 +95,9 @@ class StudyFile:
             for folder in data_folder("models").glob("*")
             if re.search(rf"(?<![\w-]){re.escape(folder.name)}(?![\w-])", said)
         }
-        folders = ("texts", "papers", "models/pocket-tagger", *(f"models/{name}" for name in sorted({model, *beside})))
+        named = sorted({model, *beside})
+        own = (f"{kind}/{name}" for kind in ("models", "gates") for name in named)
+        folders = ("texts", "papers", "models/pocket-tagger", *own)
         data = (file for folder in folders for file in data_folder(folder).rglob("*") if file.is_file())
         return [str(source), *modules(source), *sorted(map(str, data))]
 

@@ -109,23 +109,31 @@ def interval(statistic: Statistic, curves: Curves, seed: int = 0) -> Interval:
 
 def difference(statistic: Statistic, a: Curves, b: Curves, seed: int = 0) -> Interval:
     """The statistic of `a` minus that of `b`, paired by group within each task."""
-    first, second = by_task(a), by_task(b)
-    if set(first) != set(second):
-        raise InputError(
-            f"a difference needs the same tasks on both sides, not {', '.join(first)}; {', '.join(second)}"
-        )
+    return contrast(statistic, [a], [b], seed)
+
+
+def contrast(statistic: Statistic, plus: Sequence[Curves], minus: Sequence[Curves], seed: int = 0) -> Interval:
+    """Mean of the statistic over the curves of `plus` less its mean over those of `minus`, paired by group in a task."""
+    every = [by_task(one) for one in (*plus, *minus)]
+    weights = [1 / len(plus)] * len(plus) + [-1 / len(minus)] * len(minus)
     parts = {}
-    for task, one in first.items():
-        other = second[task]
-        statistic.check(one)
-        statistic.check(other)
-        groups = sorted({*one.groups, *other.groups})
-        width = 2 * len(one.values) + 1
+    for other in every:
+        if set(other) != set(every[0]):
+            raise InputError(
+                f"a difference needs the same tasks on both sides, not {', '.join(every[0])}; {', '.join(other)}"
+            )
+    for task in every[0]:
+        mine = [found[task] for found in every]
+        for one in mine:
+            statistic.check(one)
+        groups = sorted({group for one in mine for group in one.groups})
+        ends = np.cumsum([2 * len(one.values) + 1 for one in mine])[:-1]
 
-        def gain(totals: np.ndarray, width: int = width) -> np.ndarray:
-            return read(statistic, totals[:, :width]) - read(statistic, totals[:, width:])
+        def gain(totals: np.ndarray, ends: np.ndarray = ends) -> np.ndarray:
+            shares = (weight * read(statistic, of) for weight, of in zip(weights, np.split(totals, ends, axis=1)))
+            return np.sum(list(shares), axis=0)
 
-        parts[task] = (gain, np.hstack([sums_of(one, groups), sums_of(other, groups)]))
+        parts[task] = (gain, np.hstack([sums_of(one, groups) for one in mine]))
     return over_tasks(parts, seed)
 
 

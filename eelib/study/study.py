@@ -85,9 +85,7 @@ class Study:
                 for name, task in self.tasks.items()
             }
             self._scores: dict[tuple[str, str], Scores] = {}
-            on_states = [rule for rule in gates if needs_states(rule)]
-            for name, made in self.traces.items():
-                make_scores(self.model, self.tasks[name], made, on_states, progress=False)
+            self.keep_scores(gates)
         except (InputError, StorageError) as error:
             raise ParameterError(str(error)) from error
 
@@ -152,6 +150,12 @@ class Study:
         if not interval.known:
             return untestable(claim_id, "nothing to estimate it from")
         return judge(claim_id, interval, requirement_met=requirement_met)
+
+    def keep_scores(self, rules: Sequence[Rule]) -> None:
+        """Score every trace by those rules whose gates look at states, which is done once; for gates of this model."""
+        on_states = [rule for rule in rules if needs_states(rule)]
+        for name, made in self.traces.items():
+            make_scores(self.model, self.tasks[name], made, on_states, progress=False)
 
     def scores(self, rule: Rule, task: str) -> Scores:
         """What a rule's gate says of the tokens of a task's trace; on states, of those that were asked for."""

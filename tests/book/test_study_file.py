@@ -83,11 +83,14 @@ def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_
     for name in ("main", "beside", "beside-2", "other"):
         Path(f"data/models/{name}").mkdir(parents=True)
         Path(f"data/models/{name}/model.safetensors").write_text(name, encoding="utf-8")
+    Path("data/gates/beside").mkdir(parents=True)
+    Path("data/gates/beside/lstm.safetensors").write_text("gate", encoding="utf-8")
     Path("notebooks").mkdir()
     Path("notebooks/n.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 'beside on a'"}]}))
     study = StudyFile.load(write_study(tmp_path, "notebooks: {n: {after: other}, m: {}}\nmodels: {main: {}}"))
     weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if "models" in file}
     assert weights == {"main", "beside", "other"}
+    assert "data/gates/beside/lstm.safetensors" in study.notebook_sources("main", "n")
 
 
 def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path):

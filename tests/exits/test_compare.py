@@ -7,7 +7,7 @@ from exits_made import LAYERS, TOKENS, Made
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.common.stats import bootstrap_difference, bootstrap_mean
-from eelib.exits.compare import AgreementAt, Area, PriceAt, difference, interval, shared_range
+from eelib.exits.compare import AgreementAt, Area, PriceAt, contrast, difference, interval, shared_range
 from eelib.exits.curve import Curve, curve
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Scores
@@ -66,6 +66,19 @@ def test_tasks_count_the_same_whatever_their_tokens():
     assert interval(AgreementAt(1), {"a": short, "b": long}).estimate == pytest.approx(0.4)
     with pytest.raises(InputError, match="the same tasks"):
         difference(AgreementAt(1), {"a": short}, {"b": long})
+
+
+def test_a_contrast_of_several_curves_is_that_of_their_means():
+    one, two, other = (by_hand([1, 4], [low, 1.0], groups=3) for low in (0.2, 0.6, 0.1))
+    found = contrast(AgreementAt(1), [{"a": one}, {"a": two}], [{"a": other}])
+    assert found.estimate == pytest.approx((0.2 + 0.6) / 2 - 0.1)
+    assert contrast(AgreementAt(1), [one], [other]) == difference(AgreementAt(1), one, other)
+    made = Made(seed=3)
+    rule = Rule(gate_named("confidence"))
+    drawn = [curve(rule, made.scores(rule), made) for _ in range(2)]
+    middle = contrast(AgreementAt(4), drawn, [drawn[0]])
+    halved = difference(AgreementAt(4), drawn[1], drawn[0]).scaled(0.5)
+    assert middle == pytest.approx(halved)
 
 
 def test_what_a_curve_can_not_say_is_one_line(one_line):

@@ -19,6 +19,7 @@ BUILT = {
     "sublayers": ["P-B1", "P-B2", "P-B3", "P-B4"],
     "difficulty": [f"M-D{number}" for number in range(1, 8)],
     "monotonicity": [f"M-M{number}" for number in range(1, 6)],
+    "mee": ["M-E1", "M-E2", "M-E3"],
 }
 LATER = {"architectures", "joint_optimization", "gates", "kv_cache"}
 
@@ -39,7 +40,7 @@ def test_every_number_has_source_units_and_base(table):
 
 def test_all_tables_are_there():
     tables_of_p = [f"P-table-{number}" for number in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11)]
-    of_m = ["M-text", "M-figure-1", "M-figure-2", "M-table-1"]
+    of_m = ["M-blog", "M-text", "M-figure-1", "M-figure-2", "M-table-1"]
     assert papers.tables() == [*of_m, "P-text", *tables_of_p]
 
 

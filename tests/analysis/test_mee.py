@@ -1,0 +1,117 @@
+"""The page on M's confidence measures: made-up curves and qualities whose shares are known by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from eelib.analysis import mee
+from eelib.common.errors import NotEstimable
+from eelib.exits.curve import Curve
+from eelib.exits.gates.registry import gate_named
+from eelib.exits.quality import Quality
+from eelib.exits.rule import Rule
+from eelib.study.claims import published
+
+GROUPS = [f"g{i:02d}" for i in range(40)]
+TOKENS = 30
+
+
+def line(mean_layers, agreement, name="made"):
+    """A curve of 4 layers over 40 alike groups, each point with tokens that left at layer 1 or 4."""
+    four = np.round((np.array(mean_layers) - 1) * TOKENS / 3).astype(int)
+    left = np.zeros((len(GROUPS), len(four), 4))
+    left[:, :, 3], left[:, :, 0] = four, TOKENS - four
+    agreed = np.tile(np.array(agreement) * TOKENS, (len(GROUPS), 1))
+    tokens = np.full(len(GROUPS), TOKENS)
+    return Curve(name, np.arange(len(four), dtype=float), GROUPS, tokens, left, agreed, np.arange(1.0, 5))
+
+
+def made_quality(layers=(1, 2, 4), scores=(20, 40, 80), full=80):
+    """Scores, 0-100, of 40 alike items at three thresholds."""
+
+    def column(score):
+        return np.tile([score / 100, 1.0], (len(GROUPS), 1))
+
+    sums = np.stack([column(score) for score in scores])
+    values = np.arange(len(layers), dtype=float)
+    return Quality("F1", values, np.array(layers, float), GROUPS, sums, column(full), lambda t: 100 * t[:, 0] / t[:, 1])
+
+
+def test_the_lead_is_over_the_layers_that_all_gates_go_through():
+    along = {
+        "monotone": {"task": line([2.5, 4], [1.0, 1.0])},
+        "softmax_difference": {"task": line([1, 4], [0.4, 1.0])},
+        "state_saturation": {"task": line([1, 4], [0.7, 1.0])},
+    }
+    assert mee.span(along, list(along)) == pytest.approx((2.5, 4))
+    found = mee.lead(along, ["monotone"], ["softmax_difference", "state_saturation"])
+    assert found.estimate == pytest.approx(1 - (0.85 + 0.925) / 2) and found.sequences == 40
+    assert found.low == pytest.approx(found.estimate)  # the groups are alike
+    swapped = mee.lead(along, ["softmax_difference", "state_saturation"], ["monotone"])
+    assert swapped.estimate == pytest.approx(-found.estimate)
+
+
+def test_nothing_is_compared_where_no_layers_are_shared():
+    along = {"monotone": {"task": line([4], [1.0])}, "fixed": {"task": line([1, 4], [0.4, 1.0])}}
+    with pytest.raises(NotEstimable, match="no mean exit layers that all"):
+        mee.lead(along, ["monotone"], ["fixed"])
+    with pytest.raises(NotEstimable, match="no task"):
+        mee.span({"monotone": {}}, ["monotone"])
+
+
+def test_quality_between_two_thresholds_is_what_a_coin_gives():
+    found = {"a": made_quality(), "b": made_quality(scores=(80, 80, 80))}
+    assert mee.kept({"a": found["a"]}, mee.at_layers(3)).estimate == pytest.approx(60 / 80)
+    assert mee.kept(found, mee.at_layers(2)).estimate == pytest.approx((0.5 + 1) / 2)
+    assert mee.kept(found, lambda one: np.array([0, 0, 1])).estimate == pytest.approx(1)
+    with pytest.raises(NotEstimable, match="can't run"):
+        mee.kept({"a": made_quality(layers=(2, 3, 4))}, mee.at_layers(1))
+    with pytest.raises(NotEstimable, match="no quality on a"):
+        mee.kept({"a": made_quality(full=0)}, mee.at_layers(3))
+    with pytest.raises(NotEstimable):
+        mee.kept({}, mee.at_layers(3))
+    table = mee.quality_table({"late": {"a": made_quality(layers=(2, 3, 4))}}, 4)
+    assert list(table["layers"]) == [2, 3, 4] and list(table["estimate"]) == pytest.approx([0.25, 0.5, 1])
+
+
+def test_all_six_are_compared_only_where_all_trained_gates_are_there():
+    rules = {name: Rule(gate_named(name)) for name in mee.plain_gates()}
+    assert mee.compared(rules) == (("monotone",), ("softmax_difference", "state_saturation"))
+    trained = dict.fromkeys(("classifier", "three_states"), rules["fixed"])
+    assert mee.compared(rules | trained) == mee.compared(rules)
+    assert mee.compared(rules | trained | {"lstm": rules["fixed"]}) == (mee.OF_M, mee.OF_CALM)
+
+
+def test_trained_gates_are_found_missing_or_refused_in_words(model_of, tmp_path):
+    model = model_of("gpt2")
+    place = tmp_path / model.name
+    place.mkdir()
+    (place / "lstm.safetensors").write_bytes(b"nothing")
+    rules, missing = mee.learned_rules(model, str(tmp_path), 1)
+    assert not rules and missing["classifier"] == missing["three_states"] == ""
+    assert "lstm.safetensors is damaged" in missing["lstm"] and str(tmp_path) not in missing["lstm"]
+
+
+def test_m_s_own_numbers_as_shares():
+    table = mee.published_shares().set_index(["task", "gate"])
+    assert set(table.index.levels[1]) == {*mee.OF_M, *mee.OF_CALM}
+    squad = table.loc[("SQuAD", "monotone")]
+    assert squad["kept"] == pytest.approx(88.56 / 88.84) and squad["layers"] == pytest.approx(11.8 / 24)
+    assert table["kept"].between(0, 1).all() and np.isnan(table.loc[("SQuAD", "lstm"), "layers"])
+    assert set(published("M-blog")["task"]) == {task for task in mee.TASKS_OF_M.values() if task}
+
+
+def test_both_columns_stand_side_by_side_and_unknown_ones_stay_empty():
+    side = SimpleNamespace(kinds={"question_answering": ["q"]}, depth=4, seed=0)
+    here = {gate: {"q": made_quality(layers=(2,), scores=(40,))} for gate in mee.OF_CALM}
+    here |= {gate: {} for gate in mee.OF_M}
+    side.kinds = {}
+    assert not mee.beside_m(side, here)["quality (%)"].map(lambda interval: interval.known).any()
+    side.kinds = {"question_answering": ["q"]}
+    here |= {gate: here["classifier"] for gate in mee.OF_M}
+    table = mee.beside_m(side, here)
+    answers = table[table["task"] == "question answering"]
+    assert len(answers) == 6 and (answers["layers (%)"] == 50).all()
+    assert [interval.estimate for interval in answers["quality (%)"]] == pytest.approx([50] * 6)
+    assert "translation" not in set(table["task"])  # neither here nor there
