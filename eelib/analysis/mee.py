@@ -1,4 +1,4 @@
-"""M's confidence measures against CALM's at equal mean layers: the results that M's draft does not print (M §5 to 7)."""
+"""M's confidence measures against CALM's at equal mean layers: what M's draft does not print (M §5 to 7)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,21 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 
 from eelib.analysis.earliness import token_layers
 from eelib.analysis.gates import FIXED, curves
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError, NotEstimable
 from eelib.common.interval import Interval
-from eelib.common.stats import attempt
+from eelib.common.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eelib.exits import compare
-from eelib.exits.curve import Curve
+from eelib.exits.curve import Curve, rule_at
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED, file_name, trained_gate
+from eelib.exits.offline import emitted, leave
 from eelib.exits.quality import Quality, quality, text_of
 from eelib.exits.rule import Rule
 from eelib.models.model import Model
-from eelib.study.claims import Verdict, claim, published, untestable
+from eelib.study.claims import UNTESTABLE, Verdict, claim, untestable
 from eelib.study.parameters import Parameters
 from eelib.study.study import Study
 from eelib.tasks.sums import grouped
@@ -32,7 +34,6 @@ GATES = (*OF_M, *OF_CALM, *OURS)
 ORACLE = "oracle"
 FAMILIES = {"M's": OF_M, "CALM's": OF_CALM, "beside": OURS}
 THRESHOLD = 0.9  # M, section 6, of all six
-M_BLOCKS = 24  # of the decoder of M's T5-large
 TASKS_OF_M = {
     "question_answering": "SQuAD",
     "summarization": "CNN/DM",
@@ -126,7 +127,7 @@ def plain_gates() -> list[str]:
 
 
 def learned_rules(model: Model, folder: str, minimum_layer: int) -> tuple[dict[str, Rule], dict[str, str]]:
-    """(rules of the trained gates of a model, {gate that it lacks: why}); they lie in `folder`/NAME or data/gates/NAME."""
+    """(rules of a model's trained gates, {gate that it lacks: why}); they lie in `folder`/NAME or data/gates/NAME."""
     kept_in = (Path(folder) if folder else data_folder("gates")) / model.name
     found, missing = {}, {}
     for name in TRAINED:
@@ -162,9 +163,12 @@ def span(along: Along, gates: Sequence[str]) -> tuple[float, float]:
     return low, high
 
 
-def lead(along: Along, plus: Sequence[str], minus: Sequence[str], seed: int = 0) -> Interval:
-    """Mean agreement of the gates `plus` less that of `minus`, over the mean layers that all of them go through."""
-    area = compare.Area(*span(along, (*plus, *minus)))
+def lead(along: Along, plus: Sequence[str], minus: Sequence[str], seed: int = 0, over: Sequence[str] = ()) -> Interval:
+    """Mean agreement of the gates `plus` less that of `minus`, over the mean layers that all of them go through.
+
+    `over`: further gates that have to go through these layers, too.
+    """
+    area = compare.Area(*span(along, (*plus, *minus, *over)))
     return compare.contrast(area, [along[gate] for gate in plus], [along[gate] for gate in minus], seed)
 
 
@@ -267,46 +271,26 @@ def quality_table(found: Scored, layers: int, seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["gate", "layers", *Interval._fields])
 
 
+def cut_short(side: Side, along: Along, gate: str, layers: float) -> Interval:
+    """Share of texts that an end token given too early cuts, at the threshold nearest to `layers` mean layers.
+
+    Unweighted mean over the learnt tasks. Agreement hardly sees such a token, quality loses all that comes after it.
+    """
+    study, rule, values = side.study, side.rules[gate], {}
+    for task in side.tasks:
+        trace, found, one = study.traces[task], study.scores(rule, task), along[gate][task]
+        at = rule_at(rule, one.values[np.abs(one.mean_layers - layers).argmin()])
+        told = emitted(found, leave(at, found, torch.tensor(trace.tokens["position"].to_numpy()))).numpy()
+        early = np.isin(told, list(study.model.eos_ids)) & ~trace.tokens["is_eos"].to_numpy()
+        texts = trace.tokens.assign(early=early).groupby("sequence").agg({"early": "any", "group": "first"})
+        values[task] = (texts["early"].to_numpy(float), texts["group"].to_numpy())
+    return bootstrap_unweighted_mean_over_tasks(values, seed=side.seed)
+
+
 def of_kind(side: Side, found: Scored, kind: str) -> Scored:
     """Qualities of the tasks of one kind; tasks on which full depth scores 0 are left out."""
     tasks = [task for task in side.kinds.get(kind, []) if all(of[task].full_score for of in found.values())]
     return chosen(found, tasks)
-
-
-# ---- beside M's own numbers
-
-
-def published_shares() -> pd.DataFrame:
-    """M's blog: columns task, gate, kept (share of the quality without exits), layers (share of the 24), speed."""
-    table = published("M-blog")
-    whole = table[table["gate"] == "none"].set_index("task")
-    found = table[table["gate"] != "none"]
-    return pd.DataFrame(
-        {
-            "task": found["task"],
-            "gate": found["gate"],
-            "kept": found["quality"] / found["task"].map(whole["quality"]),
-            "layers": found["blocks"].astype(float) / M_BLOCKS,
-            "speed": found["samples_per_second"] / found["task"].map(whole["samples_per_second"]),
-        }
-    )
-
-
-def beside_m(side: Side, at_threshold: Scored) -> pd.DataFrame:
-    """Six gates at M's threshold, here and in M's blog, by kind of task: layers that ran and quality kept, in percent."""
-    rows, theirs = [], published_shares().set_index(["task", "gate"])
-    for kind, task in TASKS_OF_M.items():
-        here = of_kind(side, at_threshold, kind)
-        for gate in (*OF_M, *OF_CALM):
-            own = here.get(gate, {})
-            if not (own or task):  # nothing to show
-                continue
-            share = attempt(lambda: kept(own, lambda one: np.ones(1), side.seed))
-            ran = np.mean([one.mean_layers[0] for one in own.values()]) / side.depth if own else np.nan
-            row = {"task": label(kind), "gate": label(gate), "layers (%)": 100 * ran, "quality (%)": share.percent}
-            m = theirs.loc[(task, gate)] if task else {"layers": np.nan, "kept": np.nan}
-            rows.append(row | {"M: layers (%)": 100 * m["layers"], "M: quality (%)": 100 * m["kept"]})
-    return pd.DataFrame(rows)
 
 
 # ---- verdicts
@@ -321,10 +305,13 @@ def verdicts(page: Page, along: Along) -> list[Verdict]:
         found = side.study.judge(claim_id, lambda: lead(along, plus, minus, side.seed), requirement_met=page.weighted)
         return replace(found, models=named)
 
+    first = judge("M-E1", *compared(side.rules))
+    if first.verdict != UNTESTABLE and side.missing:
+        first = replace(first, reason=f"{first.reason}; of M's gates monotone alone, since trained ones are missing")
     lacking = [name for name in ("classifier", "lstm") if name in side.missing]
     why = f"needs trained gates; {side.study.model.name} has no {' and no '.join(map(label, lacking))}"
     return [
-        judge("M-E1", *compared(side.rules)),
+        first,
         untestable("M-E2", f"needs {claim('M-E2').requires}"),
         untestable("M-E3", why) if lacking else judge("M-E3", ["lstm"], ["classifier"]),
     ]

@@ -1,25 +1,72 @@
-"""Words of the section on M's confidence measures, and what it keeps."""
+"""Tables and words of the section on M's confidence measures, beside the numbers of M's blog, and what it keeps."""
 
+import numpy as np
 import pandas as pd
 
 from eelib.analysis.architectures import told
+from eelib.analysis.gates import FIXED
 from eelib.analysis.mee import (
     FAMILIES,
-    M_BLOCKS,
+    OF_CALM,
+    OF_M,
     TASKS_OF_M,
     Along,
     Page,
+    Scored,
     Side,
     compared,
+    cut_short,
+    kept,
     label,
     lead,
-    published_shares,
+    of_kind,
     span,
 )
 from eelib.common.interval import NOTHING
 from eelib.common.stats import attempt
 from eelib.study.claims import published
 from eelib.study.results import Results
+
+M_BLOCKS = 24  # of the decoder of M's T5-large
+
+
+# ---- beside M's own numbers
+
+
+def published_shares() -> pd.DataFrame:
+    """M's blog: columns task, gate, kept (share of the quality without exits), layers (share of the 24), speed."""
+    table = published("M-blog")
+    whole = table[table["gate"] == "none"].set_index("task")
+    found = table[table["gate"] != "none"]
+    return pd.DataFrame(
+        {
+            "task": found["task"],
+            "gate": found["gate"],
+            "kept": found["quality"] / found["task"].map(whole["quality"]),
+            "layers": found["blocks"].astype(float) / M_BLOCKS,
+            "speed": found["samples_per_second"] / found["task"].map(whole["samples_per_second"]),
+        }
+    )
+
+
+def beside_m(side: Side, at_threshold: Scored) -> pd.DataFrame:
+    """Six gates at M's threshold, here and in M's blog, by kind of task: layers that ran, quality kept, in percent."""
+    rows, theirs = [], published_shares().set_index(["task", "gate"])
+    for kind, task in TASKS_OF_M.items():
+        here = of_kind(side, at_threshold, kind)
+        for gate in (*OF_M, *OF_CALM):
+            own = here.get(gate, {})
+            if not (own or task):  # nothing to show
+                continue
+            share = attempt(lambda: kept(own, lambda one: np.ones(1), side.seed))
+            ran = np.mean([one.mean_layers[0] for one in own.values()]) / side.depth if own else np.nan
+            row = {"task": label(kind), "gate": label(gate), "layers (%)": 100 * ran, "quality (%)": share.percent}
+            m = theirs.loc[(task, gate)] if task else {"layers": np.nan, "kept": np.nan}
+            rows.append(row | {"M: layers (%)": 100 * m["layers"], "M: quality (%)": 100 * m["kept"]})
+    return pd.DataFrame(rows)
+
+
+# ---- words
 
 
 def models_in_words(page: Page) -> str:
@@ -58,7 +105,7 @@ def trained_in_words(page: Page) -> str:
 
 
 def lead_in_words(side: Side, along: Along) -> str:
-    """How far M's gates are ahead of CALM's at equal mean layers, over all tasks and by kind."""
+    """How far M's gates are ahead of CALM's at equal mean layers: on the mean, and of each of CALM's by itself."""
     plus, minus = compared(side.rules)
     gain = attempt(lambda: lead(along, plus, minus, side.seed))
     if not gain.known:
@@ -66,9 +113,28 @@ def lead_in_words(side: Side, along: Along) -> str:
     low, high = span(along, (*plus, *minus))
     more = gain.side("more than", "less than", "neither surely more nor less than")
     names = [", ".join(map(label, gates)) for gates in (plus, minus)]
+    each = ", ".join(
+        f"{label(gate)} by {told(lead(along, plus, [gate], side.seed, over=minus).percent, ' points')}"
+        for gate in minus
+    )
     return (
         f"Between {low:.1f} and {high:.1f} mean layers of {side.depth}, M's ({names[0]}) agree with full depth "
-        f"{more} CALM's ({names[1]}): by {told(gain.percent, ' points')}."
+        f"{more} CALM's ({names[1]}), mean against mean: by {told(gain.percent, ' points')}. One of CALM's that is far "
+        f"behind can decide that; by itself, they are ahead of {each}, where less than 0 means behind."
+    )
+
+
+def cut_in_words(side: Side, along: Along) -> str:
+    """How many texts the compared gates, and a fixed layer, cut short, in the middle of the layers that they share."""
+    gates = [gate for family in compared(side.rules) for gate in family]
+    if not side.tasks:
+        return ""
+    middle = sum(span(along, gates)) / 2
+    shares = [f"{label(gate)} {cut_short(side, along, gate, middle).percent.estimate:.0f}%" for gate in (*gates, FIXED)]
+    return (
+        "Agreement and quality need not rank gates alike: an end token given too early is one token that differs, and "
+        f"cuts all of the text after it. Near {middle:.1f} mean layers that befalls these shares of the texts: "
+        f"{', '.join(shares)}."
     )
 
 
@@ -121,6 +187,7 @@ def keep(results: Results, page: Page, along: Along, table: pd.DataFrame, beside
         results.keep(f"layers at M's threshold, {row['gate']}, {row['task']}", row["layers (%)"])
         results.keep(f"quality at M's threshold, {row['gate']}, {row['task']}", row["quality (%)"])
     results.tell("lead_words", lead_in_words(side, along))
+    results.tell("cut_words", attempt(lambda: cut_in_words(side, along), ""))
     results.tell("fixed_words", fixed_in_words(table, page))
     results.tell("blog_words", blog_in_words())
     results.tell("faults_words", faults_in_words())

@@ -113,7 +113,7 @@ def difference(statistic: Statistic, a: Curves, b: Curves, seed: int = 0) -> Int
 
 
 def contrast(statistic: Statistic, plus: Sequence[Curves], minus: Sequence[Curves], seed: int = 0) -> Interval:
-    """Mean of the statistic over the curves of `plus` less its mean over those of `minus`, paired by group in a task."""
+    """Mean of the statistic over the curves of `plus` less that over those of `minus`, paired by group in a task."""
     every = [by_task(one) for one in (*plus, *minus)]
     weights = [1 / len(plus)] * len(plus) + [-1 / len(minus)] * len(minus)
     parts = {}

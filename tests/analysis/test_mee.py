@@ -3,12 +3,15 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
-from eelib.analysis import mee
+from eelib.analysis import mee, mee_tables
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import Curve
 from eelib.exits.gates.registry import gate_named
+from eelib.exits.offline import Scores
 from eelib.exits.quality import Quality
 from eelib.exits.rule import Rule
 from eelib.study.claims import published
@@ -94,7 +97,7 @@ def test_trained_gates_are_found_missing_or_refused_in_words(model_of, tmp_path)
 
 
 def test_m_s_own_numbers_as_shares():
-    table = mee.published_shares().set_index(["task", "gate"])
+    table = mee_tables.published_shares().set_index(["task", "gate"])
     assert set(table.index.levels[1]) == {*mee.OF_M, *mee.OF_CALM}
     squad = table.loc[("SQuAD", "monotone")]
     assert squad["kept"] == pytest.approx(88.56 / 88.84) and squad["layers"] == pytest.approx(11.8 / 24)
@@ -107,11 +110,34 @@ def test_both_columns_stand_side_by_side_and_unknown_ones_stay_empty():
     here = {gate: {"q": made_quality(layers=(2,), scores=(40,))} for gate in mee.OF_CALM}
     here |= {gate: {} for gate in mee.OF_M}
     side.kinds = {}
-    assert not mee.beside_m(side, here)["quality (%)"].map(lambda interval: interval.known).any()
+    assert not mee_tables.beside_m(side, here)["quality (%)"].map(lambda interval: interval.known).any()
     side.kinds = {"question_answering": ["q"]}
-    here |= {gate: here["classifier"] for gate in mee.OF_M}
-    table = mee.beside_m(side, here)
+    here |= dict.fromkeys(mee.OF_M, here["classifier"])
+    table = mee_tables.beside_m(side, here)
     answers = table[table["task"] == "question answering"]
     assert len(answers) == 6 and (answers["layers (%)"] == 50).all()
     assert [interval.estimate for interval in answers["quality (%)"]] == pytest.approx([50] * 6)
     assert "translation" not in set(table["task"])  # neither here nor there
+
+
+def test_texts_cut_short_are_those_with_an_early_end_token():
+    """Of two texts of three tokens, leaving at layer 1 ends the second at once; leaving at the last ends neither."""
+    end, tokens = 9, np.array([[5, 5], [5, 5], [9, 9], [9, 5], [5, 5], [9, 9]])
+    frame = pd.DataFrame(
+        {
+            "sequence": [0, 0, 0, 1, 1, 1],
+            "group": ["a"] * 3 + ["b"] * 3,
+            "position": [0, 1, 2] * 2,
+            "is_eos": [False, False, True] * 2,
+        }
+    )
+    found = Scores(torch.tensor([[1.0, 2.0]]).repeat(6, 1), torch.tensor(tokens))
+    study = SimpleNamespace(
+        traces={"task": SimpleNamespace(tokens=frame)},
+        model=SimpleNamespace(eos_ids={end}),
+        scores=lambda rule, task: found,
+    )
+    side = SimpleNamespace(study=study, rules={"fixed": Rule(gate_named("fixed"))}, tasks=["task"], seed=0)
+    along = {"fixed": {"task": SimpleNamespace(values=np.array([1.0, 2.0]), mean_layers=np.array([1.0, 2.0]))}}
+    assert mee.cut_short(side, along, "fixed", 1.1).estimate == 0.5
+    assert mee.cut_short(side, along, "fixed", 1.9).estimate == 0
