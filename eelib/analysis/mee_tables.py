@@ -113,14 +113,15 @@ def lead_in_words(side: Side, along: Along) -> str:
     low, high = span(along, (*plus, *minus))
     more = gain.side("more than", "less than", "neither surely more nor less than")
     names = [", ".join(map(label, gates)) for gates in (plus, minus)]
+    alone = {gate: lead(along, plus, [gate], side.seed, over=minus).percent for gate in minus}
     each = ", ".join(
-        f"{label(gate)} by {told(lead(along, plus, [gate], side.seed, over=minus).percent, ' points')}"
-        for gate in minus
+        f"{one.side('ahead of', 'behind', 'neither surely ahead of nor behind')} {label(gate)} ({told(one, ' points')})"
+        for gate, one in alone.items()
     )
     return (
         f"Between {low:.1f} and {high:.1f} mean layers of {side.depth}, M's ({names[0]}) agree with full depth "
         f"{more} CALM's ({names[1]}), mean against mean: by {told(gain.percent, ' points')}. One of CALM's that is far "
-        f"behind can decide that; by itself, they are ahead of {each}, where less than 0 means behind."
+        f"behind can decide that. Against each alone they are {each}."
     )
 
 
