@@ -226,6 +226,7 @@ def make_replay(job: Job, sequences: int, repeats: int) -> None:
     is timed, and that is kept.
     """
     settings = {
+        "trace": job.folder.name,  # which holds a hash of what it is of
         "sequences": sequences,
         "repeats": repeats,
         "machine": machine(job.model.device),
