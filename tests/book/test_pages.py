@@ -31,6 +31,8 @@ HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) {glue}`x` $x$ | ```"
 def test_nothing_in_results_is_markup(tmp_path, monkeypatch):
     """Names, reasons and tasks that a result may hold are shown as they are, in every generated page."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/saturation.ipynb").touch()
     (tmp_path / "study.yml").write_text("notebooks: {saturation: {}}\nmodels: {a: {}}")
     study = StudyFile.load("study.yml")
     row = {"verdict": "not testable here", "reason": HOSTILE, "models": HOSTILE}
