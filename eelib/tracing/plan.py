@@ -55,7 +55,7 @@ def plan(job: Job) -> dict:
     trace lie in this one's place.
     """
     known, why = load_manifest(job.folder), "the manifest is damaged"
-    if any(known.get(key) != value for key, value in job.identity.items()):
+    if not is_of(job, known):
         known, why = {}, "its files are another trace's" if known else why
     if known and not (job.strict and known["skipped"]):
         return cut_rest(job, known)
@@ -65,6 +65,11 @@ def plan(job: Job) -> dict:
     for file in job.folder.glob("*.parquet"):
         file.unlink()
     return manifest
+
+
+def is_of(job: Job, manifest: dict) -> bool:
+    """Whether a manifest is this trace's, not one that was put in its place."""
+    return all(manifest.get(key) == value for key, value in job.identity.items())
 
 
 def new_manifest(job: Job) -> dict:
