@@ -248,7 +248,7 @@ def check_no_layer_left(network: PreTrainedModel, left: Iterable[str], name: str
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, network: PreTrainedModel, folder: Path, name: str) -> None:
     """CheckpointError for a tokenizer that no file tells of, with more tokens than the model, or with no length."""
     files = {file for key, file in tokenizer.vocab_files_names.items() if key != "tokenizer_config_file"}
-    patterns = (*files, "tokenizer.*.json", "tekken.json", "*.model", "*.tiktoken")
+    patterns = (*files, "tokenizer.json", "tokenizer.*.json", "tekken.json", "*.model", "*.tiktoken")
     if files and not any(file.is_file() for pattern in patterns for file in folder.glob(pattern)):
         raise CheckpointError(f"model {name!r} has no tokenizer; needed is one of {', '.join(sorted(files))}")
     longest = tokenizer.model_max_length

@@ -25,11 +25,7 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
     folder = Path(path)
     if not folder.is_dir():
         return
-    for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
-        if file.exists() and not file.is_file() and not file.is_dir():
-            raise CheckpointError(f"model {name!r} holds {file.name!r}, a pipe, socket or device; allowed are files")
-    if (folder / "adapter_config.json").exists():
-        raise adapter_found(name)
+    check_files(folder, name)
     config = read_object(folder / "config.json", name)
     check_sizes(config, name)
     if config.get("auto_map") and not trust_remote_code and not known_class(config):
@@ -54,6 +50,15 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
         raise CheckpointError(f"model {name!r} {what}; allowed are safetensors files")
 
 
+def check_files(folder: Path, name: str) -> None:
+    """CheckpointError where a folder holds what never ends when it is read, or an adapter."""
+    for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise CheckpointError(f"model {name!r} holds {file.name!r}, a pipe, socket or device; allowed are files")
+    if (folder / "adapter_config.json").exists():
+        raise adapter_found(name)
+
+
 def adapter_found(name: str) -> CheckpointError:
     """One line on a checkpoint that is the base of an adapter, which would be left out without a word."""
     return CheckpointError(
@@ -76,13 +81,18 @@ def read_object(file: Path, name: str) -> dict[str, Any]:
 
 
 def check_sizes(config: dict[str, Any], name: str) -> None:
-    """CheckpointError where a window or a number of layers in a configuration is not a whole number above 0."""
+    """CheckpointError where a window or a number of layers in a configuration is no number that it can be."""
     inner = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
     for part in (config, *inner):
         for key in (*WINDOWS, *LAYERS):
-            value = part.get(key)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise CheckpointError(f"model {name!r}: {key} is {value!r}; it must be a whole number above 0")
+            value, least = (
+                part.get(key),
+                0 if key.startswith(("encoder", "decoder")) else 1,
+            )  # one of them may be missing
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise CheckpointError(
+                    f"model {name!r}: {key} is {value!r}; it must be a whole number, at least {least}"
+                )
 
 
 def shards_of(folder: Path, name: str) -> list[str]:

@@ -194,7 +194,7 @@ def load_model(
     weights = weights_hash(folder_of(path, revision))
     note_ignored_generation(network, name)
     try:
-        return prepare(network, tokenizer, Path(path).name, kind, weights, stack)
+        model = prepare(network, tokenizer, Path(path).name, kind, weights, stack)
     except CheckpointError:
         raise
     except Exception as error:  # whatever an unknown network raises, the reader needs one line
@@ -202,6 +202,9 @@ def load_model(
             f"{Path(path).name}: {type(network).__name__} can't be read out ({type(error).__name__}: "
             f"{first_line(error)})"
         ) from error
+    if model.adapter.writes and not any(end in range(model.vocab_size) for end in model.eos_ids):
+        print(f"{name}: no end token of its vocabulary is known, so every output is as long as it may be")
+    return model
 
 
 def prepare(

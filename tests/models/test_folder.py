@@ -104,6 +104,19 @@ def test_a_damaged_generation_config_would_lose_its_end_tokens(copy_of, one_line
     one_line(CheckpointError, "generation_config.json", lambda: eelib.load_model(str(folder)))
 
 
+@pytest.mark.parametrize("ends", [None, 10_000, [10_000, -1]])
+def test_a_model_whose_end_tokens_are_lost_says_so(ends, copy_of, capsys):
+    folder = copy_of()
+    eelib.load_model(str(folder))
+    assert "end token" not in capsys.readouterr().out
+    (folder / "generation_config.json").write_text(json.dumps({} if ends is None else {"eos_token_id": ends}))
+    change(folder / "config.json", eos_token_id=None)
+    if ends is None:
+        change(folder / "tokenizer_config.json", eos_token=None)
+    eelib.load_model(str(folder))
+    assert "no end token" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "values, parts",
     [
