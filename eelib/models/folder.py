@@ -85,11 +85,10 @@ def check_sizes(config: dict[str, Any], name: str) -> None:
     inner = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
     for part in (config, *inner):
         for key in (*WINDOWS, *LAYERS):
-            value, least = (
-                part.get(key),
-                0 if key.startswith(("encoder", "decoder")) else 1,
-            )  # one of them may be missing
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            value = part.get(key)
+            least = 0 if key.startswith(("encoder", "decoder")) else 1  # one of the two may be missing
+            whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value % 1 == 0  # one has 1200.0
+            if value is not None and not (whole and value >= least):
                 raise CheckpointError(
                     f"model {name!r}: {key} is {value!r}; it must be a whole number, at least {least}"
                 )

@@ -123,6 +123,8 @@ def test_a_model_whose_end_tokens_are_lost_says_so(ends, copy_of, capsys):
         ({"max_position_embeddings": 0}, ("max_position_embeddings is 0",)),
         ({"max_position_embeddings": -5}, ("max_position_embeddings is -5",)),
         ({"max_position_embeddings": "long"}, ("max_position_embeddings is 'long'",)),
+        ({"max_position_embeddings": 12.5}, ("max_position_embeddings is 12.5",)),
+        ({"max_position_embeddings": float("inf")}, ("max_position_embeddings is inf",)),
         ({"num_hidden_layers": 0}, ("num_hidden_layers is 0",)),
         ({"num_hidden_layers": 2}, ("leaves out weights", "layers.2.")),
         ({"num_hidden_layers": 200_000}, ("200,000 layers",)),
