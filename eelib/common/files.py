@@ -114,7 +114,7 @@ def read_json(path: Path) -> dict:
     """The JSON object in a file; empty where there is no file, a damaged one, or one that holds something else."""
     try:
         content = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

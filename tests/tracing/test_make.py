@@ -95,6 +95,11 @@ def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, mode
         one_line(StorageError, ("can't be made or written to", "Permission denied"), call)
 
 
+def test_a_runs_folder_that_is_a_file(model_of, tmp_path, one_line):
+    (tmp_path / "runs").touch()
+    one_line(StorageError, "can't be made or written to", lambda: make(model_of("llama"), tmp_path / "runs"))
+
+
 @pytest.mark.parametrize("damage", ["shard", "manifest", "identity"])
 def test_what_is_damaged_there_is_not(damage, made, model_of, monkeypatch, tmp_path, one_line):
     whole = made("llama")
