@@ -32,6 +32,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@touch $@
 
 book: $(STAMP)  ## run the study and build the book
+	@$(RUN) python -m eelib.book.study_file $(STUDY)
 	@mkdir -p .snakemake && touch .snakemake/asked
 	@$(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }
 	@if [ -z "$(SNAKEMAKE_ARGS)" ] && [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi

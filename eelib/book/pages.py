@@ -5,6 +5,7 @@
 
 import base64
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -130,7 +131,8 @@ def front_figure(model: str, notebooks: Iterable[str]) -> str:
         for output in cell.get("outputs", []):
             data, metadata = output.get("data", {}), output.get("metadata", {})
             if "<img" in (html := "".join(data.get("text/html", ""))) or "<svg" in html:
-                return f"```{{raw}} html\n{html}\n```\n"
+                fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", html))])  # nothing in it ends it
+                return f"{fence}{{raw}} html\n{html}\n{fence}\n"
             for kind, suffix in (("image/svg+xml", "svg"), ("image/png", "png")):
                 if kind in data:
                     content = "".join(data[kind])

@@ -2,18 +2,18 @@
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from eelib.book.study_schema import WHOLE, read_study
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError
 from eelib.common.sources import PACKAGE, modules_behind
 from eelib.common.values import check_name
 
-BOOK, RESULTS = Path("book"), Path("results")
+BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 
 
 @dataclass(frozen=True)
@@ -30,38 +30,36 @@ class StudyFile:
     @classmethod
     def load(cls, path: str | Path) -> "StudyFile":
         """Read and check a study; InputError names the key that is wrong."""
-        study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        if unknown := set(study) - {"threads", "first", "parameters", "notebooks", "models"}:
-            known = "threads, first, parameters, notebooks and models"
-            raise InputError(f"{path}: unknown {sorted(unknown)}; known are {known}")
+        study = read_study(path)
         models: dict[str, dict[str, Any]] = {}
         notebooks = {name: values or {} for name, values in study["notebooks"].items()}
         for name in notebooks:
             check_name(f"{path}: the name of notebook", name)
+        known = ", ".join(notebooks)
         for name, settings in study["models"].items():
-            folder = Path(str(name)).name
+            folder = Path(name).name
             check_name(f"{path}: model {name!r}: the last part of its name,", folder)
             settings = settings or {}
-            if unknown := set(settings) - {"enabled", "memory_gb", "gpu", "threads", "notebooks", "parameters"}:
-                known = "enabled, memory_gb, gpu, threads, notebooks and parameters"
-                raise InputError(f"{path}: model {name}: unknown {sorted(unknown)}; known are {known}")
             wanted = settings.get("notebooks", list(notebooks))
-            if not isinstance(wanted, list) or not wanted or not set(wanted) <= set(notebooks):
-                raise InputError(
-                    f"{path}: model {name}: notebooks is {wanted!r}; allowed is a list of some of "
-                    f"{', '.join(notebooks)}"
-                )
+            if not set(wanted) <= set(notebooks):
+                raise InputError(f"{path}: model {name}: notebooks is {wanted!r}; allowed is a list of some of {known}")
             if settings.get("enabled", True):
                 if folder in models:
                     raise InputError(f"{path}: two models would share the folder results/{folder}")
-                models[folder] = settings | {"model": str(name)}
-        for kind, entries in (("model", models), ("notebook", notebooks)):
-            if not entries:
-                raise InputError(f"{path}: no {kind} is enabled")
+                models[folder] = (
+                    settings | {key: int(settings[key]) for key in WHOLE if key in settings} | {"model": name}
+                )
+        if not models:
+            raise InputError(f"{path}: no model is enabled")
         first = study.get("first") or []
-        if not isinstance(first, list) or not set(first) <= set(notebooks):
-            raise InputError(f"{path}: first is {first!r}; allowed is a list of some of {', '.join(notebooks)}")
-        return cls(str(path), models, notebooks, study.get("parameters") or {}, study.get("threads", 1), tuple(first))
+        if not set(first) <= set(notebooks):
+            raise InputError(f"{path}: first is {first!r}; allowed is a list of some of {known}")
+        if lacking := [name for name in notebooks if not notebook_file(name).is_file()]:
+            known = ", ".join(sorted(file.stem for file in NOTEBOOKS.glob("*.ipynb")))
+            raise InputError(f"{path}: notebook {lacking[0]} is not known; there are {known or 'none'}")
+        return cls(
+            str(path), models, notebooks, study.get("parameters") or {}, int(study.get("threads", 1)), tuple(first)
+        )
 
     def notebooks_of(self, model: str) -> list[str]:
         """The notebooks that a model runs, in the order of the study: those that it names, or all."""
@@ -88,7 +86,7 @@ class StudyFile:
         """Files that the page of a notebook on a model depends on: code, data, weights of all models that it names, and
         of the gates that were trained for them.
         """
-        source = Path("notebooks") / f"{notebook}.ipynb"
+        source = notebook_file(notebook)
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
         beside = {
             folder.name
@@ -154,6 +152,11 @@ class StudyFile:
         return sorted({self.path, "_config.yml", *map(str, found)})
 
 
+def notebook_file(name: str) -> Path:
+    """Where a notebook of this name lies."""
+    return NOTEBOOKS / f"{name}.ipynb"
+
+
 def files_below(path: Path) -> list[Path]:
     """The file at a path, or those in the folder at it, hidden ones aside; none where nothing is there."""
     try:
@@ -166,3 +169,10 @@ def files_below(path: Path) -> list[Path]:
 def modules(source: Path) -> list[str]:
     """Files of eelib behind a notebook or a module, relative to the project."""
     return [str(file.relative_to(PACKAGE.parent)) for file in modules_behind(source)]
+
+
+if __name__ == "__main__":  # before Snakemake, which takes ten times as long to start
+    try:
+        StudyFile.load(sys.argv[1])
+    except InputError as wrong:
+        sys.exit(str(wrong))

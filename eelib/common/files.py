@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ def take_lock(folder: Path, told: bool) -> tuple[TextIO, list[Path]]:
         absent = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = open(folder / ".lock", "w")  # noqa: SIM115  # stays open while it is held
+            lock = open_lock(folder / ".lock")
         except FileNotFoundError:  # another process removed the folder just now
             continue
         except OSError as error:
@@ -57,6 +58,16 @@ def take_lock(folder: Path, told: bool) -> tuple[TextIO, list[Path]]:
                 return lock, absent
         lock.close()  # who held it has removed it: it guards nothing
     raise StorageError(f"{folder}: the folder can't be made")
+
+
+def open_lock(path: Path) -> TextIO:
+    """A file that is there to be locked alone: nothing is written to it, and no link is followed."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{path.name} is no regular file")
+    return os.fdopen(descriptor, "w")
 
 
 def wait_for(lock: TextIO, name: str) -> None:
@@ -103,7 +114,7 @@ def read_json(path: Path) -> dict:
     """The JSON object in a file; empty where there is no file, a damaged one, or one that holds something else."""
     try:
         content = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -75,7 +75,7 @@ def show(fig: plt.Figure, alt: str, caption: str, name: str = "") -> None:
     data = base64.b64encode(buffer.getvalue()).decode()
     display(
         HTML(
-            f'<figure class="ee-figure"><img alt="{html.escape(alt, quote=True)}" '
+            f'<figure class="ee-figure {PLAIN}"><img alt="{html.escape(alt, quote=True)}" '
             f'src="data:image/png;base64,{data}" style="max-width:100%;height:auto">'
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         )

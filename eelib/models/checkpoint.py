@@ -1,9 +1,11 @@
-"""Files of a checkpoint: where it is, which class its config names, weights, tokenizer, hash; refusals of one line."""
+"""A checkpoint: where it is, which class its config names, its weights and tokenizer; refusals of one line."""
 
-import hashlib
+import copy
 import importlib.util
-import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -19,10 +21,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto import modeling_auto as auto
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError
 from eelib.common.values import check_text, first_line
+from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CLASSES = {
@@ -49,6 +53,8 @@ QUANTIZERS = {
     "fbgemm_fp8": "fbgemm_gpu",
     "auto-round": "auto_round",
 }
+UNTIED = 4  # times that a network may hold one weight before what is tied is tied
+BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
 
 def shipped_models() -> list[str]:
@@ -71,42 +77,6 @@ def path_of(name: str | Path) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise CheckpointError(f"model folder {name!r} does not exist")
     return name
-
-
-def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
-    """Refuse a local folder whose weights are not safetensors or not all there, or that needs code of its own."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"model {name!r} could not be loaded (config.json: {first_line(error)})") from error
-    if config.get("auto_map") and not trust_remote_code and not known_class(config):
-        raise CheckpointError(
-            f"model {name!r} needs code of its own from its folder; allowed only with trust_remote_code=True"
-        )
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            shards = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"model {name!r} could not be loaded ({index.name}: {first_line(error)})") from error
-        missing = sorted(shard for shard in shards if not (folder / shard).exists())
-        if missing:
-            raise CheckpointError(
-                f"model {name!r} lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing[:3])}"
-            )
-    elif not any(folder.glob("*.safetensors")):
-        kinds = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")
-        other = sorted(f.name for f in folder.glob("*") if f.suffix in kinds)
-        what = f"has weights only as {', '.join(other[:3])}" if other else "has no weights"
-        raise CheckpointError(f"model {name!r} {what}; allowed are safetensors files")
-
-
-def known_class(config: dict) -> bool:
-    """Whether the installed transformers has the architecture that a config names."""
-    return hasattr(transformers, (config.get("architectures") or [""])[0] or "-")
 
 
 def kind_of(config: PretrainedConfig) -> str:
@@ -200,6 +170,10 @@ def read_checkpoint(
         kind = kind_of(config)
     except Exception as error:  # transformers raises many kinds; the reader needs one line
         raise not_loaded(name, error) from error
+    if not Path(path).is_dir():
+        check_sizes(read_object(folder_of(path, revision) / "config.json", name), name)
+    if find_adapter_config_file(path, revision=revision):  # of the hub; a folder's was seen before
+        raise adapter_found(name)
     network_class = getattr(transformers, (config.architectures or [""])[0] or "-", CLASSES[kind])
     config_class = getattr(network_class, "config_class", None)
     if config_class and not isinstance(config, config_class):
@@ -207,6 +181,8 @@ def read_checkpoint(
     quantized = check_quantizer(config, name)
     spread = {"device_map": "auto"} if device is None else {"device_map": {"": device}} if quantized else {}
     more = {"trust_remote_code": trust_remote_code} if network_class is CLASSES[kind] else {}
+    if Path(path).is_dir() and not quantized:
+        check_extent(network_class, config, path, name)
     try:
         network, loaded = network_class.from_pretrained(
             path,
@@ -226,31 +202,79 @@ def read_checkpoint(
         raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({first_line(error)})") from error
     if loaded["missing_keys"]:  # transformers would leave them random
         raise CheckpointError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
+    check_no_layer_left(network, loaded["unexpected_keys"], name)
+    check_tokenizer(tokenizer, network, folder_of(path, revision), name)
     if device is not None and not quantized:
         network.to(device)
     return network.eval(), tokenizer, kind
 
 
+def check_extent(network_class: Any, config: PretrainedConfig, path: str, name: str) -> None:
+    """CheckpointError where a configuration asks for far more than a folder's weights hold: known by headers alone.
+
+    The rest would be made up, and take its memory, before transformers says that it is missing.
+    """
+    tensors, numbers = kept_numbers(Path(path), name)
+    text = config.get_text_config(decoder=True)
+    layers = max([n for key in LAYERS if isinstance(n := getattr(text, key, None), int)], default=0)
+    if layers > tensors:  # each has at least one, but where all share theirs
+        raise CheckpointError(
+            f"model {name!r}: its configuration has {layers:,} layers, its weights {tensors:,} tensors"
+        )
+    build = getattr(network_class, "from_config", network_class)
+    try:
+        with torch.device("meta"):
+            network = build(copy.deepcopy(config))
+    except Exception:  # loading it says why
+        return
+    asked = sum(part.numel() for part in (*network.parameters(), *network.buffers()))
+    if asked > UNTIED * numbers + BESIDE:
+        raise CheckpointError(
+            f"model {name!r}: its configuration asks for {asked:,} numbers, its weights hold {numbers:,}"
+        )
+
+
+def check_no_layer_left(network: PreTrainedModel, left: Iterable[str], name: str) -> None:
+    """CheckpointError where weights were left out that a layer of the network has under another number."""
+    known = {re.sub(r"\.\d+\.", ".N.", key) for key in network.state_dict()}
+    beyond = getattr(network.config.get_text_config(decoder=True), "num_nextn_predict_layers", None)
+    found = sorted(key for key in left if re.search(r"\.\d+\.", key) and re.sub(r"\.\d+\.", ".N.", key) in known)
+    if found and not beyond:  # those that predict further tokens stand behind the layers
+        raise CheckpointError(
+            f"model {name!r}: its configuration leaves out weights that it holds: {', '.join(found[:3])}"
+        )
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, network: PreTrainedModel, folder: Path, name: str) -> None:
+    """CheckpointError for a tokenizer that no file tells of, with more tokens than the model, or with no length."""
+    files = {file for key, file in tokenizer.vocab_files_names.items() if key != "tokenizer_config_file"}
+    patterns = (*files, "tokenizer.json", "tokenizer.*.json", "tekken.json", "*.model", "*.tiktoken")
+    if files and not any(file.is_file() for pattern in patterns for file in folder.glob(pattern)):
+        raise CheckpointError(f"model {name!r} has no tokenizer; needed is one of {', '.join(sorted(files))}")
+    longest = tokenizer.model_max_length
+    if not isinstance(longest, (int, float)) or isinstance(longest, bool):
+        raise CheckpointError(f"model {name!r}: the tokenizer's model_max_length is {longest!r}; it must be a number")
+    embeddings = getattr(network.get_input_embeddings(), "num_embeddings", None)
+    ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)  # some name what others have
+    if embeddings and max(ordinary, default=0) >= embeddings:
+        raise CheckpointError(
+            f"model {name!r} knows {embeddings:,} tokens, its tokenizer has ids up to {max(ordinary):,}; "
+            "it is another model's"
+        )
+
+
 def not_loaded(name: str, error: Exception) -> CheckpointError:
     """One line that says why, and what could be asked for."""
     known = ", ".join(shipped_models()) or "none"
-    return CheckpointError(
-        f"model {name!r} could not be loaded ({first_line(error)}); shipped models: {known}; "
-        "or give a local folder or a hub id with safetensors weights"
-    )
+    more = f"; shipped models: {known}; or give a local folder or a hub id with safetensors weights"
+    here = Path(path_of(name)).is_dir()
+    return CheckpointError(f"model {name!r} could not be loaded ({first_line(error)})" + ("" if here else more))
 
 
-def weights_hash(path: str, revision: str | None) -> str:
-    """SHA-256 over the names and bytes of the weight and tokenizer files of a folder or of a cached hub snapshot."""
-    folder = Path(path)
-    if not folder.is_dir():
-        from huggingface_hub import hf_hub_download
+def folder_of(path: str, revision: str | None) -> Path:
+    """Where the files of a local folder or of a cached hub snapshot lie."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import hf_hub_download
 
-        folder = Path(hf_hub_download(path, "config.json", revision=revision)).parent
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*")):
-        if file.suffix in (".safetensors", ".json", ".txt", ".model", ".spm") and file.name != "card.json":
-            digest.update(file.name.encode())
-            with open(file, "rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()
+    return Path(hf_hub_download(path, "config.json", revision=revision)).parent

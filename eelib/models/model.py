@@ -2,23 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import check_name, first_line
 from eelib.models.adapters import ADAPTERS, Adapter, Classifier, Writer
-from eelib.models.checkpoint import (
-    DTYPES,
-    path_of,
-    read_checkpoint,
-    resolve_device,
-    weights_hash,
-)
+from eelib.models.checkpoint import DTYPES, folder_of, path_of, read_checkpoint, resolve_device
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.encoder import encoder_unembed
+from eelib.models.folder import weights_hash
 from eelib.models.probe import Call, Runs, accepts, find_blocks, record
 from eelib.models.unembed import Unembed, prove_unembed
 
@@ -132,14 +128,15 @@ class Model:
 
         `seconds` are the second texts of pairs. For a classifier, a row carries the token types that the network takes
         (`TextIds`). Raises CheckpointError if `chat` is asked of a tokenizer that has no template, or for pairs; if the
-        tokenizer tells more types apart than the network.
+        tokenizer tells more types apart than the network, or gives a token that it does not have.
         """
         if chat and seconds:
             raise CheckpointError(
                 f"{self.name}: pairs of texts are not put into a chat template; allowed is chat=False"
             )
         if not chat:  # long ones are counted, not warned of
-            return self.adapter.rows_of(self.tokenizer(prompts, text_pair=seconds or None, verbose=False))
+            encoded = self.tokenizer(prompts, text_pair=seconds or None, verbose=False)
+            return self.adapter.rows_of(self.known(encoded))
         if not getattr(self.tokenizer, "chat_template", None):
             raise CheckpointError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
         texts = [
@@ -148,7 +145,15 @@ class Model:
             )
             for prompt in prompts
         ]
-        return self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return self.known(self.tokenizer(texts, add_special_tokens=False, verbose=False))["input_ids"]
+
+    def known(self, encoded: BatchEncoding) -> dict[str, Any]:
+        """What a tokenizer gave, unchanged; CheckpointError where it holds a token that the network does not have."""
+        size = getattr(self.network.get_input_embeddings(), "num_embeddings", None)
+        for number, ids in enumerate(encoded["input_ids"]):
+            if size and ids and max(ids) >= size:
+                raise CheckpointError(f"{self.name}: prompt {number} has token {max(ids)}; the model knows {size:,}")
+        return dict(encoded)
 
     def read_at(self, ids: list[int]) -> int:
         """The position of a text that a classifier reads. CheckpointError where its end token is missing."""
@@ -186,9 +191,10 @@ def load_model(
     name, path = str(name), path_of(name)
     check_name(f"model {name!r}: the last part of its name,", Path(path).name)  # names the folders of what is made
     network, tokenizer, kind = read_checkpoint(name, path, dtype, resolve_device(device), revision, trust_remote_code)
+    weights = weights_hash(folder_of(path, revision))
     note_ignored_generation(network, name)
     try:
-        return prepare(network, tokenizer, Path(path).name, kind, weights_hash(path, revision), stack)
+        model = prepare(network, tokenizer, Path(path).name, kind, weights, stack)
     except CheckpointError:
         raise
     except Exception as error:  # whatever an unknown network raises, the reader needs one line
@@ -196,6 +202,9 @@ def load_model(
             f"{Path(path).name}: {type(network).__name__} can't be read out ({type(error).__name__}: "
             f"{first_line(error)})"
         ) from error
+    if model.adapter.writes and not any(end in range(model.vocab_size) for end in model.eos_ids):
+        print(f"{name}: no end token of its vocabulary is known, so every output is as long as it may be")
+    return model
 
 
 def prepare(

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig
 
-from eelib.common.errors import InputError
+from eelib.common.errors import CheckpointError, InputError
 from eelib.models.checkpoint import not_loaded, path_of
+from eelib.models.folder import check_files
 from eelib.study.parameters import ParameterError, Parameters
 from eelib.study.study import Study
 from eelib.tasks.task import task_names
@@ -33,7 +34,12 @@ def models_on_tasks(parameter: str, text: str, example: str) -> list[tuple[str, 
 def config_of(parameter: str, name: str) -> PretrainedConfig:
     """A checkpoint's config, read before anything is decoded; ParameterError where there is none."""
     try:
-        return AutoConfig.from_pretrained(path_of(name))
+        path = path_of(name)
+        if Path(path).is_dir():
+            check_files(Path(path), name)
+        return AutoConfig.from_pretrained(path)
+    except CheckpointError as error:
+        raise ParameterError(f"parameter {parameter}: {error}") from error
     except Exception as error:  # transformers raises many kinds; the reader needs one line
         raise ParameterError(f"parameter {parameter}: {not_loaded(name, error)}") from error
 

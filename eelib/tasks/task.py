@@ -177,10 +177,22 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
     if name in HUB:
         return task_of_rows(name, numbered(name, hub_rows(name, source, limit))).take(limit)
     path = Path(name).resolve()
-    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.name.endswith((".jsonl", ".jsonl.gz")))
+    files = [path] if path.is_file() else files_in(path, name)
+    return task_of_rows(path.name.split(".jsonl")[0], [row for file in files for row in read_rows(file)]).take(limit)
+
+
+def files_in(folder: Path, name: str) -> list[Path]:
+    """Files of rows in a task's folder, hidden ones and copies that Jupyter keeps aside; InputError where none is.
+
+    InputError too where one is there twice, plain and packed: its rows would count twice.
+    """
+    found = sorted(f for f in folder.rglob("*") if f.name.endswith((".jsonl", ".jsonl.gz")) and f.is_file())
+    files = [f for f in found if not any(part.startswith(".") for part in f.relative_to(folder).parts)]
     if not files:
         raise InputError(f"task folder {name!r} holds no .jsonl or .jsonl.gz file")
-    return task_of_rows(path.name.split(".jsonl")[0], [row for file in files for row in read_rows(file)]).take(limit)
+    if twice := next((f for f in files if f.with_name(f"{f.name}.gz") in files), None):
+        raise InputError(f"task folder {name!r} holds both {twice.name} and {twice.name}.gz; allowed is one of them")
+    return files
 
 
 def task_of_rows(name: str, rows: list[Row]) -> Task:

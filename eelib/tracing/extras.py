@@ -33,11 +33,16 @@ def pairs(model: Model, prompt: list[int], output: list[int]) -> Columns:
 KINDS: dict[str, Callable[[Model, list[int], list[int]], Columns]] = {"sites": sites, "pairs": pairs}
 
 
+def has_extra(job: Job, kind: str, count: int) -> bool:
+    """Whether the readouts `kind` of the first `count` sequences are there, unaltered."""
+    return intact(job.folder, load_manifest(job.folder), f"{kind}-{count}")
+
+
 def make_extra(job: Job, kind: str, count: int) -> None:
     """Make the readouts `kind` of the first `count` sequences of a finished trace, unless they are there."""
-    manifest, name = load_manifest(job.folder), f"{kind}-{count}"
-    if intact(job.folder, manifest, name):
+    if has_extra(job, kind, count):
         return
+    manifest, name = load_manifest(job.folder), f"{kind}-{count}"
     trace = Trace(job.folder)
     chosen = trace.sequences["sequence"].to_numpy()[:count]
     tokens = trace.tokens[trace.tokens["sequence"].isin(chosen)]

@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 import transformers
 
-from eelib.common.errors import InputError
+from eelib.common.errors import InputError, StorageError
 from eelib.common.files import only_one
 from eelib.common.sources import code_hash
 from eelib.common.values import check_whole
 from eelib.models.model import Model
 from eelib.tasks.glue import named
 from eelib.tasks.task import Task
-from eelib.tracing.extras import make_extra
-from eelib.tracing.outputs import make_outputs
+from eelib.tracing.extras import has_extra, make_extra
+from eelib.tracing.outputs import is_finished, make_outputs
 from eelib.tracing.plan import Job
-from eelib.tracing.replay import TOLERANCES, make_replay
+from eelib.tracing.replay import TOLERANCES, has_replay, make_replay
 from eelib.tracing.trace import Trace
 
 ROOMS = ("models", "lens", "tracing", TOLERANCES)  # a trace depends on their code
@@ -64,14 +64,18 @@ def trace(
         raise InputError(model.components_error)
     identity = identity_of(model, task, int(max_new_tokens))
     job = Job(model, task, Path(folder) / folder_name(identity), identity, batch_size, strict, progress)
-    with only_one(job.folder, told=progress):  # a page has no place for it
-        make_outputs(job)
-        if sites:
-            make_extra(job, "sites", count(sites))
-        if pairs:
-            make_extra(job, "pairs", count(pairs))
-        if timed:
-            make_replay(job, count(timed), int(repeats))
+    extras = {kind: count(wanted) for kind, wanted in (("sites", sites), ("pairs", pairs)) if wanted}
+    try:
+        with only_one(job.folder, told=progress):  # a page has no place for it
+            make_outputs(job)
+            for kind, wanted in extras.items():
+                make_extra(job, kind, wanted)
+            if timed:
+                make_replay(job, count(timed), int(repeats))
+    except StorageError:  # a folder that can only be read, as that of somebody else, may hold all of it
+        made = is_finished(job) and all(has_extra(job, *extra) for extra in extras.items())
+        if not made or (timed and not has_replay(job, count(timed), int(repeats))):
+            raise
     return Trace(job.folder)
 
 

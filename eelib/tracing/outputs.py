@@ -16,9 +16,18 @@ from eelib.lens.readout import Readout, top_ids
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
-from eelib.tracing.plan import Job, is_made, plan
-from eelib.tracing.shards import STORED, add_file, add_time, save_manifest, to_bytes
+from eelib.tracing.plan import Job, is_made, is_of, plan
+from eelib.tracing.shards import STORED, add_file, add_time, load_manifest, save_manifest, to_bytes
 from eelib.tracing.tables import tables
+
+
+def is_finished(job: Job) -> bool:
+    """Whether all shards are there, unaltered, and nothing of them is to be refused."""
+    known = load_manifest(job.folder)
+    if not known.get("finished") or not is_of(job, known):
+        return False
+    refused = job.strict and known["skipped"]
+    return not refused and all(is_made(job.folder, known, index) for index in range(len(known["plan"])))
 
 
 def make_outputs(job: Job) -> None:

@@ -51,17 +51,25 @@ def plan(job: Job) -> dict:
     """The manifest: as found, its rest cut anew where another batch size is asked for, or a new one.
 
     A new one is saved with the first shard, so that nothing is left of a task that turns out to be refused. Without
-    a sound manifest nothing says which shards are sound, so all are made anew.
+    a sound manifest nothing says which shards are sound, so all are made anew; so they are where files of another
+    trace lie in this one's place.
     """
-    known = load_manifest(job.folder)
+    known, why = load_manifest(job.folder), "the manifest is damaged"
+    if not is_of(job, known):
+        known, why = {}, "its files are another trace's" if known else why
     if known and not (job.strict and known["skipped"]):
         return cut_rest(job, known)
     manifest = new_manifest(job)
     if (job.folder / "manifest.json").exists():
-        print(f"{job.folder.name}: the manifest is damaged; the trace is made anew")
+        print(f"{job.folder.name}: {why}; the trace is made anew")
     for file in job.folder.glob("*.parquet"):
         file.unlink()
     return manifest
+
+
+def is_of(job: Job, manifest: dict) -> bool:
+    """Whether a manifest is this trace's, not one that was put in its place."""
+    return all(manifest.get(key) == value for key, value in job.identity.items())
 
 
 def new_manifest(job: Job) -> dict:

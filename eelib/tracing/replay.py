@@ -219,13 +219,10 @@ def time_sequence(replay: Replay, tokens: pd.DataFrame, repeats: int) -> dict:
     return dict(zip(REPLAY_COLUMNS, values, strict=True))
 
 
-def make_replay(job: Job, sequences: int, repeats: int) -> None:
-    """Time `sequences` of a finished trace and keep the times in its folder, unless the same were kept on this machine.
-
-    Of a classifier, whose texts are one token each, ONE_TOKEN texts stand for one sequence; of a masked model nothing
-    is timed, and that is kept.
-    """
-    settings = {
+def settings_of(job: Job, sequences: int, repeats: int) -> dict[str, str | int]:
+    """What the times of a replay depend on."""
+    return {
+        "trace": job.folder.name,  # which holds a hash of what it is of
         "sequences": sequences,
         "repeats": repeats,
         "machine": machine(job.model.device),
@@ -233,12 +230,25 @@ def make_replay(job: Job, sequences: int, repeats: int) -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    if load_replay(job.folder).get("settings") == settings:
+
+
+def has_replay(job: Job, sequences: int, repeats: int) -> bool:
+    """Whether such times were kept on this machine."""
+    return load_replay(job.folder).get("settings") == settings_of(job, sequences, repeats)
+
+
+def make_replay(job: Job, sequences: int, repeats: int) -> None:
+    """Time `sequences` of a finished trace and keep the times in its folder, unless the same were kept on this machine.
+
+    Of a classifier, whose texts are one token each, ONE_TOKEN texts stand for one sequence; of a masked model nothing
+    is timed, and that is kept.
+    """
+    if has_replay(job, sequences, repeats):
         return
     count = sequences * (ONE_TOKEN if job.model.labels else 1)
     made = Trace(job.folder)
     save_replay(
         job.folder,
-        settings,
+        settings_of(job, sequences, repeats),
         [] if job.model.kind == "masked" else time_sequences(job.model, made, job.task, count, repeats),
     )

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,9 +104,12 @@ def add_time(folder: Path, seconds: float) -> None:
 def load_times(folder: Path) -> dict:
     """{"seconds": decoding and reading, killed shards left out, "date": day of the first shard, or "unknown"}."""
     times = read_json(folder / "times.json")
-    if isinstance(times.get("seconds"), (int, float)) and isinstance(times.get("date"), str):
-        return {"seconds": float(times["seconds"]), "date": times["date"]}
-    return {"seconds": 0.0, "date": "unknown"}
+    seconds, date = times.get("seconds"), str(times.get("date"))
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        return {"seconds": 0.0, "date": "unknown"}
+    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date):  # it has no checksum: anything may stand there
+        return {"seconds": 0.0, "date": "unknown"}
+    return {"seconds": float(seconds), "date": date}
 
 
 REPLAY = "replay.json"  # seconds differ from run to run, so they have a file of their own, too

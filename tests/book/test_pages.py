@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 import websocket
+import yaml
 from bs4 import BeautifulSoup
+from markdown_it import MarkdownIt
 
 from eelib.book import pages as book
 from eelib.book.study_file import StudyFile
@@ -31,6 +33,8 @@ HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) {glue}`x` $x$ | ```"
 def test_nothing_in_results_is_markup(tmp_path, monkeypatch):
     """Names, reasons and tasks that a result may hold are shown as they are, in every generated page."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/saturation.ipynb").touch()
     (tmp_path / "study.yml").write_text("notebooks: {saturation: {}}\nmodels: {a: {}}")
     study = StudyFile.load("study.yml")
     row = {"verdict": "not testable here", "reason": HOSTILE, "models": HOSTILE}
@@ -47,6 +51,21 @@ def test_nothing_in_results_is_markup(tmp_path, monkeypatch):
     for page in (book.scoreboard(study, results), book.findings(study, results), book.runs(results)):
         assert "onerror" in page
         assert not re.search(r"(?<!\\)(<img|\[a\]|\{glue|\$x|`x)", page)
+
+
+def test_no_figure_leaves_its_fence_on_the_front_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book/results/a").mkdir(parents=True)
+    html = "<figure><img src=x>\n````\n```{include} /etc/hosts\n```\n</figure>"
+    cell = {"metadata": {"tags": ["front-page"]}, "outputs": [{"data": {"text/html": html}}]}
+    (tmp_path / "book/results/a/n.ipynb").write_text(json.dumps({"cells": [cell]}))
+    (token,) = MarkdownIt().parse(book.front_figure("a", ["n"]))
+    assert token.type == "fence" and token.info == "{raw} html" and token.content == html + "\n"
+
+
+def test_formulas_are_set_in_mathjax_s_safe_mode():
+    settings = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
+    assert "ui/safe" in settings["mathjax3_config"]["loader"]["load"]
 
 
 @pytest.fixture(scope="module")

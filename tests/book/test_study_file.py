@@ -8,6 +8,17 @@ import pytest
 
 from eelib.book.study_file import StudyFile
 
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A project with notebooks of a few names, in which each test works."""
+    monkeypatch.chdir(tmp_path)
+    Path("notebooks").mkdir()
+    for name in ("a", "b", "n", "m", "length", "architectures", "tiny"):
+        Path(f"notebooks/{name}.ipynb").write_text("{}")
+
 
 def write_study(folder: Path, text: str) -> Path:
     path = folder / "study.yml"
@@ -22,7 +33,7 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
             """
         parameters: {limit: 1, tasks: a, dtype: float32}
         notebooks: {length: {limit: 3}}
-        models: {some/model: {parameters: {limit: 2, tasks: b}}, off: {enabled: false}}""",
+        models: {some/model: {parameters: {limit: 2, tasks: b}}, idle: {enabled: false}}""",
         )
     )
     assert list(study.models) == ["model"]
@@ -78,14 +89,12 @@ def test_a_model_has_its_own_threads_and_the_longest_notebooks_go_first(tmp_path
 
 
 def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EELIB_DATA", "data")
     for name in ("main", "beside", "beside-2", "other"):
         Path(f"data/models/{name}").mkdir(parents=True)
         Path(f"data/models/{name}/model.safetensors").write_text(name, encoding="utf-8")
     Path("data/gates/beside").mkdir(parents=True)
     Path("data/gates/beside/lstm.safetensors").write_text("gate", encoding="utf-8")
-    Path("notebooks").mkdir()
     Path("notebooks/n.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 'beside on a'"}]}))
     study = StudyFile.load(write_study(tmp_path, "notebooks: {n: {after: other}, m: {}}\nmodels: {main: {}}"))
     weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if "models" in file}
@@ -93,7 +102,7 @@ def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_
     assert "data/gates/beside/lstm.safetensors" in study.notebook_sources("main", "n")
 
 
-def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path):
+def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path, monkeypatch):
     for name in ("model/model.safetensors", "model/.git/index", "model/sub/a.json", "texts/x.de-en.jsonl", "runs/t"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -103,6 +112,7 @@ def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path):
     found = [line.split()[0] for line in study.local_files("model", "n")]
     names = ("model/model.safetensors", "model/sub/a.json", "texts/x.de-en.jsonl")
     assert found == [str(tmp_path / name) for name in names]
+    monkeypatch.chdir(ROOT)
     assert not StudyFile.load("study.yml").local_files("pocket-llama", "saturation")
 
 

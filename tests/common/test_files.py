@@ -8,6 +8,7 @@ import time
 import pytest
 
 from eelib.common import files
+from eelib.common.errors import StorageError
 
 FORK = multiprocessing.get_context("fork")
 
@@ -60,6 +61,30 @@ def test_no_folder_is_left_where_nothing_was_made(tmp_path):
     with pytest.raises(ValueError), files.only_one(tmp_path / "other/model/task"):
         raise ValueError
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_lock_that_is_a_link_is_not_followed(there, tmp_path, one_line):
+    (tmp_path / "runs").mkdir()
+    if there:
+        (tmp_path / "precious").write_text("precious")
+    (tmp_path / "runs/.lock").symlink_to(tmp_path / "precious")
+    one_line(
+        StorageError, ("runs", "can't be made or written to"), lambda: files.only_one(tmp_path / "runs").__enter__()
+    )
+    assert (tmp_path / "precious").read_text() == "precious" if there else not (tmp_path / "precious").exists()
+
+
+def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path, one_line):
+    os.mkfifo(tmp_path / ".lock")
+    one_line(StorageError, "no regular file", lambda: files.only_one(tmp_path).__enter__())
+
+
+def test_a_lock_keeps_what_is_in_it(tmp_path):
+    (tmp_path / ".lock").write_text("note")
+    with files.only_one(tmp_path):
+        pass
+    assert not (tmp_path / ".lock").exists() or (tmp_path / ".lock").read_text() == "note"
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])

@@ -115,3 +115,12 @@ def test_labelled():
     found = {"first": {"a": 1, "b": 2}, "stable": {"a": 3}}
     labels = {"a": "a", "b": "b (not learnt)"}
     assert figures.labelled(found, labels) == {"first": {"a": 1, "b (not learnt)": 2}, "stable": {"a": 3}}
+
+
+def test_what_a_figure_says_is_no_formula(monkeypatch):
+    shown = []
+    monkeypatch.setattr(figures, "display", shown.append)
+    figures.show(plt.figure(), NASTY[1], "$\\href{javascript:alert(1)}{x}$ " + NASTY[0])
+    (figure,) = BeautifulSoup(shown[0].data, "html.parser").find_all("figure")
+    assert {"tex2jax_ignore", "mathjax_ignore"} <= set(figure["class"])
+    assert figure.figcaption.text.endswith(NASTY[0]) and not figure.find("script") and len(figure.find_all("img")) == 1

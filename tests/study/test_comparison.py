@@ -1,5 +1,7 @@
 """Several models on one page: the parameter that names them, and what is refused before anything is decoded."""
 
+import os
+
 import families
 import pytest
 from studies_made import values_in
@@ -8,6 +10,7 @@ from transformers import AutoConfig
 from eelib.study.comparison import (
     check_pairs,
     check_there,
+    config_of,
     model_at_layer,
     models_beside,
     objectives,
@@ -17,6 +20,11 @@ from eelib.study.comparison import (
 from eelib.study.parameters import ParameterError, Parameters
 from eelib.study.study import Study, in_template
 from eelib.tasks.task import Task
+
+
+def test_a_configuration_that_never_ends_is_not_waited_for(tmp_path, one_line):
+    os.mkfifo(tmp_path / "config.json")
+    one_line(ParameterError, ("parameter after", "config.json", "pipe"), lambda: config_of("after", str(tmp_path)))
 
 
 def test_pairs_of_checkpoints_and_tasks():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 from operator import eq
 
@@ -263,6 +264,20 @@ XML = """<?xml version='1.0' encoding='utf-8'?>
 <ref lang="en" translator="A"><p><seg id="1">Do not read.</seg></p></ref></doc>
 </collection></dataset>
 """
+
+
+def test_a_folder_s_hidden_copies_are_not_read_and_pipes_are_not_waited_for(tmp_path):
+    write(tmp_path / "my.de-en/a.jsonl", [PAIR])
+    write(tmp_path / "my.de-en/.ipynb_checkpoints/a-checkpoint.jsonl", [PAIR])
+    write(tmp_path / "my.de-en/.b.jsonl", [PAIR])
+    os.mkfifo(tmp_path / "my.de-en/c.jsonl")
+    assert len(load_task(str(tmp_path / "my.de-en"))) == 1
+
+
+def test_a_file_that_is_there_plain_and_packed_is_refused(tmp_path, one_line):
+    for name in ("a.jsonl", "a.jsonl.gz", "b.jsonl"):
+        write(tmp_path / "my.de-en/sub" / name, [PAIR])
+    one_line(ValueError, ("both a.jsonl and a.jsonl.gz",), lambda: load_task(str(tmp_path / "my.de-en")))
 
 
 @pytest.mark.parametrize("imported", [False, True])

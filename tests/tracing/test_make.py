@@ -3,6 +3,7 @@
 import multiprocessing
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from traces import STEPS, TASK, assert_same, make
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.common import files
+from eelib.common.errors import StorageError
 from eelib.common.sources import code_hash
 from eelib.tracing import extras, outputs, shards
 from eelib.tracing import make as making
@@ -73,6 +76,45 @@ def test_finished_trace_is_only_read(made, model_of, monkeypatch):
     monkeypatch.setattr(outputs, "greedy_decode", no_decoding)
     assert_same(made("llama"), trace)
     assert {f.name: f.stat().st_mtime_ns for f in trace.folder.glob("[!.]*")} == before
+
+
+def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, model_of, monkeypatch, one_line, tmp_path):
+    """All that is asked for is there; what is not is refused for the folder's sake, before the model runs."""
+    trace = made("llama")
+
+    def closed(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(files, "open_lock", closed)
+    monkeypatch.setattr(outputs, "greedy_decode", no_decoding)
+    assert_same(made("llama"), trace)
+    again = make(model_of("llama"), trace.folder.parents[1], sites=2)
+    assert again.folder == trace.folder
+    for more in ({"sites": 3}, {"timed": 1}, {"max_new_tokens": STEPS + 1}):
+        call = partial(make, model_of("llama"), trace.folder.parents[1], **more)
+        one_line(StorageError, ("can't be made or written to", "Permission denied"), call)
+
+
+def test_a_runs_folder_that_is_a_file(model_of, tmp_path, one_line):
+    (tmp_path / "runs").touch()
+    one_line(StorageError, "can't be made or written to", lambda: make(model_of("llama"), tmp_path / "runs"))
+
+
+@pytest.mark.parametrize("damage", ["shard", "manifest", "identity"])
+def test_what_is_damaged_there_is_not(damage, made, model_of, monkeypatch, tmp_path, one_line):
+    whole = made("llama")
+    place = shutil.copytree(whole.folder, tmp_path / whole.folder.parent.name / whole.folder.name)
+    manifest = shards.load_manifest(place)
+    if damage == "shard":
+        delete_shard(place)
+    elif damage == "manifest":
+        (place / "manifest.json").write_text("{}")
+    else:
+        shards.save_manifest(place, manifest | {"weights": "another"})
+    monkeypatch.setattr(
+        files, "open_lock", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    one_line(StorageError, "Permission denied", lambda: make(model_of("llama"), tmp_path))
 
 
 class Killed(BaseException):

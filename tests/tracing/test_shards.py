@@ -232,6 +232,25 @@ def test_what_differs_between_runs_is_in_the_times(quiet, model_of, tmp_path):
     assert not {"seconds", "date"} & set(stored) and stored["transformers"]
 
 
+FENCE = "2026-01-02\n```\n```{include} /etc/hosts\n```"
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"seconds": 1.0, "date": FENCE},
+        {"seconds": 1.0, "date": "$\\href{javascript:alert(1)}{2026}$"},
+        {"seconds": 1.0, "date": "2026-01-02\n"},
+        {"seconds": 1.0, "date": ["2026-01-02"]},
+        {"seconds": float("nan"), "date": "2026-01-02"},
+        {"seconds": "<b>", "date": "2026-01-02"},
+    ],
+)
+def test_times_that_were_altered_are_unknown(times, tmp_path):
+    (tmp_path / "times.json").write_text(json.dumps(times))
+    assert shards.load_times(tmp_path) == {"seconds": 0.0, "date": "unknown"}
+
+
 def test_full_disk(model_of, tmp_path):
     """A file that does not fit, by the kernel's own word, leaves nothing of itself; later the work goes on."""
 

@@ -5,6 +5,7 @@ import math
 import numba
 import numpy as np
 
+from eelib.lens.cpu.compiled import compiled
 from eelib.lens.cpu.rows import FAST, HALF, exp, largest, log
 
 COLUMNS = 128  # of all rows at a time: with what is kept of them they stay in the core's first cache
@@ -36,7 +37,7 @@ def two_rows(a, p, log_p, b, q, log_q, size):
     return there, back, middle
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True)
+@compiled(fastmath=FAST, nogil=True)
 def compare(start, end, logits, kl, js):
     """Fill kl and js, zeros in float64 [n, S, S], for tokens start..end of float32 logits [n, S, V]: KL of row against
     column, and JS above the diagonal, in nats. KL is the mean difference of the logits less that of their normalizers,

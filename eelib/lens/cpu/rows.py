@@ -8,6 +8,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from eelib.lens.cpu.compiled import compiled
+
 FAST = {"reassoc", "contract", "nsz", "nnan", "arcp"}  # infinities keep their meaning: masked logits are -inf
 BLOCK = 64  # columns whose maximum decides whether the search for the top-k looks at them one by one
 LOWEST = np.float32(-87.0)  # exp() of it is the smallest normal float32
@@ -123,7 +125,7 @@ def sums(row, top, own):
     return total, weighted, above
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True)
+@compiled(fastmath=FAST, nogil=True)
 def summarize(start, end, logits, wanted, values, ids, normalizer, entropy, rank):
     """Fill, for rows start..end of logits [n, V]: the top-k logits `values` [n, k] and `ids`, falling; `normalizer`
     [n], the log of the sum of exponentials; `entropy` [n] in nats; `rank` [n] of column `wanted` [n], 1 at the top.
@@ -159,7 +161,7 @@ def divergence(row, normalizer, last, last_normalizer, last_shares):
     return total
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True)
+@compiled(fastmath=FAST, nogil=True)
 def diverge(start, end, logits, normalizer, size, found):
     """Fill `found` [n], for tokens start..end of `size` rows of logits each, with the Jensen-Shannon divergence, in
     nats, of each row and the token's last.

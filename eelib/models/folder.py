@@ -1,0 +1,151 @@
+"""A checkpoint's folder, before anything of it is loaded: what is refused in one line, and the hash of what is read."""
+
+import hashlib
+import json
+import struct
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import transformers
+
+from eelib.common.errors import CheckpointError
+from eelib.common.values import first_line
+
+INDEX = "model.safetensors.index.json"
+HASHED = (".safetensors", ".json", ".jinja", ".txt", ".model", ".spm", ".py")
+MOST_JSON = 2**28  # bytes; a large tokenizer.json has some 2**25
+WINDOWS = ("max_position_embeddings", "n_positions", "n_ctx")
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
+
+
+def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
+    """Refuse a local folder with files that have no end, an adapter, sizes that can't be, code of its own, or weights
+    that are not safetensors, not all there, or not inside it.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    check_files(folder, name)
+    config = read_object(folder / "config.json", name)
+    check_sizes(config, name)
+    if config.get("auto_map") and not trust_remote_code and not known_class(config):
+        raise CheckpointError(
+            f"model {name!r} needs code of its own from its folder; allowed only with trust_remote_code=True"
+        )
+    if (folder / "generation_config.json").exists():  # transformers would go on without its end tokens
+        read_object(folder / "generation_config.json", name)
+    if "transformers_weights" in config:
+        raise CheckpointError(f"model {name!r}: config.json names weights of its own; allowed is {INDEX}")
+    if (folder / INDEX).exists():
+        shards = shards_of(folder, name)
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        if missing:
+            raise CheckpointError(
+                f"model {name!r} lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing[:3])}"
+            )
+    elif not any(folder.glob("*.safetensors")):
+        kinds = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")
+        other = sorted(f.name for f in folder.glob("*") if f.suffix in kinds)
+        what = f"has weights only as {', '.join(other[:3])}" if other else "has no weights"
+        raise CheckpointError(f"model {name!r} {what}; allowed are safetensors files")
+
+
+def check_files(folder: Path, name: str) -> None:
+    """CheckpointError where a folder holds what never ends when it is read, or an adapter."""
+    for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise CheckpointError(f"model {name!r} holds {file.name!r}, a pipe, socket or device; allowed are files")
+    if (folder / "adapter_config.json").exists():
+        raise adapter_found(name)
+
+
+def adapter_found(name: str) -> CheckpointError:
+    """One line on a checkpoint that is the base of an adapter, which would be left out without a word."""
+    return CheckpointError(
+        f"model {name!r} comes with a PEFT adapter (adapter_config.json), which is not applied; "
+        "merge it into the weights, or take the file away"
+    )
+
+
+def read_object(file: Path, name: str) -> dict[str, Any]:
+    """The JSON object in a checkpoint's file."""
+    try:
+        if file.stat().st_size > MOST_JSON:
+            raise ValueError(f"more than {MOST_JSON:,} bytes")
+        content = json.loads(file.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__}, not an object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {first_line(error)})") from error
+    return content
+
+
+def check_sizes(config: dict[str, Any], name: str) -> None:
+    """CheckpointError where a window or a number of layers in a configuration is no number that it can be."""
+    inner = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
+    for part in (config, *inner):
+        for key in (*WINDOWS, *LAYERS):
+            value = part.get(key)
+            least = 0 if key.startswith(("encoder", "decoder")) else 1  # one of the two may be missing
+            whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value % 1 == 0  # one has 1200.0
+            if value is not None and not (whole and value >= least):
+                raise CheckpointError(
+                    f"model {name!r}: {key} is {value!r}; it must be a whole number, at least {least}"
+                )
+
+
+def shards_of(folder: Path, name: str) -> list[str]:
+    """Files that an index names, sorted; none without an index. CheckpointError where one lies outside the folder."""
+    if not (folder / INDEX).exists():
+        return []
+    names = read_object(folder / INDEX, name).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(shard, str) for shard in names.values()):
+        raise CheckpointError(f"model {name!r} could not be loaded ({INDEX}: weight_map must map names to file names)")
+    shards = sorted(set(names.values()))
+    for shard in shards:
+        if PurePosixPath(shard).is_absolute() or ".." in PurePosixPath(shard).parts or "\0" in shard:
+            raise CheckpointError(f"model {name!r}: {INDEX} names {shard!r}; allowed are files inside its folder")
+    return shards
+
+
+def known_class(config: dict[str, Any]) -> bool:
+    """Whether the installed transformers has the architecture that a config names."""
+    named = config.get("architectures") or [""]
+    return isinstance(named, list) and hasattr(transformers, str(named[0]) or "-")
+
+
+def kept_numbers(folder: Path, name: str) -> tuple[int, int]:
+    """(tensors, numbers in them) that a folder's weight files hold, by their headers alone."""
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.exists() else [folder / shard for shard in shards_of(folder, name)]
+    tensors = numbers = 0
+    for file in files:
+        try:
+            with open(file, "rb") as content:
+                (size,) = struct.unpack("<Q", content.read(8))
+                if size > MOST_JSON:
+                    raise ValueError(f"a header of {size:,} bytes")
+                header = json.loads(content.read(size))
+            shapes = [entry["shape"] for key, entry in header.items() if key != "__metadata__"]
+            for shape in shapes:
+                product = 1
+                for length in shape:
+                    product *= int(length)
+                numbers += product
+            tensors += len(shapes)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+            raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {first_line(error)})") from error
+    return tensors, numbers
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the files in a folder that decide on outputs, shards below it included."""
+    files = [f for f in folder.iterdir() if f.suffix in HASHED and f.name != "card.json" and f.is_file()]
+    files += [folder / shard for shard in shards_of(folder, folder.name) if (folder / shard).is_file()]
+    files += [f for f in folder.glob("additional_chat_templates/*.jinja") if f.is_file()]
+    digest = hashlib.sha256()
+    for file in sorted(set(files)):
+        digest.update(str(file.relative_to(folder)).encode())
+        with open(file, "rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
