@@ -6,7 +6,7 @@ call, for that; its state is then replaced.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ class Blocks:
 
     def __init__(self, model: Model, frame: Frame):
         self.model, self.frame = model, frame
-        self.start, self.watch, self.watched = 0, None, frozenset[int]()  # type: ignore[assignment,var-annotated]
+        self.start, self.watched = 0, frozenset[int]()
+        self.watch: Watch | None = None
         self.state: Tensor | None = None
         self.layer = 0
         self.template: Any = None  # what the first block gave when it last ran, with its state
@@ -119,10 +120,8 @@ class Blocks:
 
         def until_kept(forward: Callable[..., Any]) -> Callable[..., Any]:
             def keys_of(*args: Any, **kwargs: Any) -> Any:
-                try:
+                with suppress(Kept):
                     forward(*args, **kwargs)
-                except Kept:
-                    pass
                 return self.filled(stored)
 
             return keys_of

@@ -18,6 +18,8 @@ from eelib.exits.decoding.row import Row, Token, Waiting
 from eelib.exits.gates.gate import NEVER
 from eelib.models.model import Model
 
+NEW = Waiting(0, torch.empty(0))
+
 
 class Decoding:
     """Decode batches of one model under one policy. `asker` None: no token leaves. `draft`: most that are verified at
@@ -53,7 +55,7 @@ class Decoding:
     def step(self, rows: list[Row], prompt: bool = False) -> None:
         """Run the newest token of each row; of one that only flushes, what waits."""
         for row in rows:
-            row.waiting += [Waiting(0)] * (row.base if prompt else int(not row.flush))
+            row.waiting += [NEW] * (row.base if prompt else int(not row.flush))
         with self.clock.on("cache"):
             self.batch.align(rows)
         entering: dict[int, list[Row]] = {}
@@ -184,8 +186,8 @@ class Decoding:
         if self.keys.verifies:
             heads, scores = self.told(asking)
             for row, top in zip(rows, tops):
-                score = scores.get(row.number, NEVER)
-                self.verify(row, top, Token(top[-1], self.model.layers, self.model.layers, heads + 1, score))
+                looks, layers = heads if row.number in scores else 0, self.model.layers
+                self.verify(row, top, Token(top[-1], layers, layers, looks + 1, scores.get(row.number, NEVER)))
         elif isinstance(self.asker, Oracle):
             self.leave_by_oracle(self.asker, rows, final, prompt)
         else:
@@ -211,10 +213,10 @@ class Decoding:
     def leave_by_oracle(self, oracle: Oracle, rows: list[Row], final: list[int], prompt: bool) -> None:
         """Rows emit the last layer's tokens, with the first layer that says the same as their exit."""
         exits = oracle.exits(final)
-        for layer in sorted({layer for layer, _ in exits if layer < self.model.layers}) if not prompt else []:
-            those = [i for i, (at, _) in enumerate(exits) if at == layer]
-            self.keys.left(self, [rows[i] for i in those], layer, torch.stack([exits[i][1] for i in those]))
-        for row, token, (layer, _) in zip(rows, final, exits):
+        for layer in [] if prompt else sorted({*exits} - {self.model.layers}):
+            those = [i for i, at in enumerate(exits) if at == layer]
+            self.keys.left(self, [rows[i] for i in those], layer, torch.stack([oracle.state(layer, i) for i in those]))
+        for row, token, layer in zip(rows, final, exits):
             row.emit(Token(token, layer, self.model.layers, oracle.heads + 1, NEVER), self.ends)
 
     def verify(self, row: Row, truth: list[int], full: Token) -> None:

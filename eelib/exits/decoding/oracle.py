@@ -48,12 +48,14 @@ class Oracle(Asker):
         self.kept.append((layer, self.tokens(said), states))
         return said
 
-    def exits(self, final: list[int]) -> list[tuple[int, Tensor | None]]:
-        """(exit layer, state there [hidden_size]) of each row, by the last layer's tokens; None at layer L."""
-        found: list[tuple[int, Tensor | None]] = []
+    def exits(self, final: list[int]) -> list[int]:
+        """The exit layer of each row, by the last layer's tokens."""
+        found = []
         for row, (token, position) in enumerate(zip(final, self.positions.tolist())):
-            may = position >= self.rule.first_tokens
-            rest = ((at, states[row]) for at, tops, states in self.kept if may and at >= self.rule.minimum_layer)
-            said = (tops[row] for at, tops, _ in self.kept if may and at >= self.rule.minimum_layer)
-            found.append(next((exit for exit, top in zip(rest, said) if top == token), (self.layers, None)))
+            said = [at for at, tops, _ in self.kept if at >= self.rule.minimum_layer and tops[row] == token]
+            found.append(said[0] if said and position >= self.rule.first_tokens else self.layers)
         return found
+
+    def state(self, layer: int, row: int) -> Tensor:
+        """A row's state after a block at which it was asked [hidden_size]."""
+        return next(states[row] for at, _, states in self.kept if at == layer)

@@ -24,10 +24,13 @@ class Token:
 
 @dataclass
 class Waiting:
-    """A token of the text that has been through `depth` blocks: its state after the last of them [hidden_size]."""
+    """A token of the text that has been through `depth` blocks: its state after the last of them [hidden_size].
+
+    At depth 0 no state is looked at.
+    """
 
     depth: int
-    state: Tensor | None = None
+    state: Tensor
 
 
 @dataclass

@@ -109,7 +109,8 @@ class SourceLayer(CacheLayerMixin):
 
     def __init__(self, frame: Frame):
         super().__init__()
-        self.frame, self.stored = frame, []  # type: ignore[var-annotated]  # keys, values
+        self.frame = frame
+        self.stored: list[Tensor] = []  # keys, values
 
     def of_rows(self, number: int) -> Tensor | None:
         """Those of the rows that run."""
@@ -118,8 +119,8 @@ class SourceLayer(CacheLayerMixin):
         held: Tensor = self.stored[number]
         return held if self.frame.rows is None else held[self.frame.rows]
 
-    keys = property(lambda self: self.of_rows(0), lambda self, value: None)  # type: ignore[assignment]
-    values = property(lambda self: self.of_rows(1), lambda self, value: None)  # type: ignore[assignment]
+    keys = property(lambda self: self.of_rows(0), lambda self, value: None)
+    values = property(lambda self: self.of_rows(1), lambda self, value: None)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to make."""

@@ -60,9 +60,9 @@ def found_apart(model: Model) -> tuple[str, bool]:
     blocks, middle, last = Blocks(model, batch.slots.frame), (model.layers + 1) // 2, frozenset({model.layers})
     wanted = []
     for prompt in prompts:
-        with their_code(), block_states(model.blocks) as states:
+        with their_code(), block_states(model.blocks) as captured:
             model.network(**model.adapter.whole_inputs(prompt, [*ids[:NEW], 0]))
-        wanted.append(states[-1][0, -NEW:])
+        wanted.append(captured[-1][0, -NEW:])
     with blocks.open():
         for group in batch.groups():
             batch.align(group)

@@ -34,10 +34,9 @@ def test_without_leaving_all_policies_are_plain_decoding(name, model_of, many):
     assert (made.tokens[["exit_layer", "layers_run"]] == model.layers).all(axis=None)
     assert (made.tokens["heads"] == 1).all()
     for keys in ("copy", "project", "deferred", "verified"):
-        for batch_size in (1, 6):
-            made = generate(model, PROMPTS, gate=NEVER, keys=keys, batch_size=batch_size, max_new_tokens=STEPS)
-            assert ids_of(made) == expected[: len(PROMPTS)]
-            assert (made.tokens["exit_layer"] == model.layers).all()
+        made = generate(model, PROMPTS, gate=NEVER, keys=keys, batch_size=3, max_new_tokens=STEPS)
+        assert ids_of(made) == expected[: len(PROMPTS)]
+        assert (made.tokens["exit_layer"] == model.layers).all()
 
 
 def from_scratch(model, hand, prompt, ends):

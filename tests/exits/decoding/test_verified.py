@@ -7,7 +7,11 @@ from families import CAUSAL, GENERATING
 
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.exits.decoding import batch as batch_file
+from eelib.exits.decoding.asker import Asker
+from eelib.exits.decoding.clock import Clock
 from eelib.exits.decoding.generate import generate
+from eelib.exits.decoding.keys import KEYS
+from eelib.exits.decoding.loop import Decoding
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.rule import Rule
 from eelib.tracing.decode import greedy_decode
@@ -51,7 +55,7 @@ def test_the_output_is_that_of_plain_decoding(name, batch_size, model_of, plain,
     ends = max(combinations(tokens, 2), key=lambda pair: len({len(cut(ids, pair)) for ids in outputs}))
     eos(model, ends)
     expected = [cut(ids, ends) for ids in outputs]
-    for exits, draft in (((2,), 5), ((1,), 2)):
+    for exits, draft in (((2,), 5), ((1,), 2))[: 2 if batch_size == 4 else 1]:
         made = generate(
             model, many, keys="verified", exits=exits, draft=draft, batch_size=batch_size, max_new_tokens=STEPS
         )
@@ -95,9 +99,12 @@ def test_the_window_inside_a_draft(name, model_of, eos):
     model = model_of(name)
     assert name in CAUSAL
     eos(model, {model.vocab_size + 1})
-    texts = [model.tokenizer.decode([20 + (7 * i) % 200 for i in range(size)]) for size in (WINDOW - 9, 40, 5)]
-    encoded = model.tokenizer(texts)["input_ids"]
-    assert max(map(len, encoded)) < WINDOW < max(map(len, encoded)) + 30
-    wanted = greedy_decode(model, encoded, 30)
-    made = generate(model, texts, keys="verified", exits=(2,), draft=7, batch_size=3, max_new_tokens=30)
-    assert ids_of(made) == wanted and len(set(map(len, wanted))) > 1
+    prompts = [[20 + (7 * i) % 200 for i in range(size)] for size in (WINDOW - 3, WINDOW - 9, 40, 5)]
+    wanted = greedy_decode(model, prompts, 20)
+    assert [len(ids) for ids in wanted] == [3, 9, 20, 20]
+    clock = Clock()
+    asker = Asker(model, Rule(gate_named("fixed"), 2.0), clock)
+    for draft in (1, 7):
+        rows = Decoding(model, KEYS["verified"], asker, draft, clock).decode(prompts, 20)
+        assert [[token.token_id for token in row.tokens] for row in rows] == wanted
+        assert any(row.accepted for row in rows) and all(row.done for row in rows)
