@@ -4,16 +4,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from eelib.exits.decoding.generate import generate
     from eelib.models.checkpoint import shipped_models
     from eelib.models.model import load_model
     from eelib.tasks.task import Task, load_task, shipped_tasks, task_names
     from eelib.tracing.make import trace
     from eelib.tracing.trace import Trace
 
-__all__ = ["Task", "Trace", "load_model", "load_task", "shipped_models", "shipped_tasks", "task_names", "trace"]
+__all__ = [
+    "Task",
+    "Trace",
+    "generate",
+    "load_model",
+    "load_task",
+    "shipped_models",
+    "shipped_tasks",
+    "task_names",
+    "trace",
+]
 WHERE = {
     "Task": "eelib.tasks.task",
     "Trace": "eelib.tracing.trace",
+    "generate": "eelib.exits.decoding.generate",
     "load_model": "eelib.models.model",
     "load_task": "eelib.tasks.task",
     "shipped_models": "eelib.models.checkpoint",

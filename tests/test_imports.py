@@ -28,6 +28,7 @@ TESTED_ELSEWHERE = {
     "book/__main__.py": "writes what tests/book/test_pages.py looks at in the built book",
     "common/data.py": "one path; every shipped model and text is found through it, tests/study/test_claims.py",
     "common/errors.py": "classes without code",
+    "exits/decoding/*": "parts of one loop, tested through it in tests/exits/decoding/test_keys.py and those beside it",
     "exits/gates/*": "each by hand in tests/exits/gates/test_gates.py or tests/exits/gates/test_learned.py",
     "exits/kept.py": "kept scores against live ones in tests/exits/test_offline.py",
     "exits/live.py": "what tests/exits/test_offline.py holds a finished trace against",

@@ -1,0 +1,172 @@
+"""eelib.generate: greedy decoding that stops early where a gate says so."""
+
+import torch
+
+from eelib.common.errors import InputError
+from eelib.common.values import check_whole
+from eelib.exits.decoding.asker import Asker
+from eelib.exits.decoding.clock import Clock
+from eelib.exits.decoding.generated import Generated, described
+from eelib.exits.decoding.keys import KEYS, Keys
+from eelib.exits.decoding.loop import Decoding
+from eelib.exits.decoding.oracle import FirstAgreeing, Oracle, oracle_rule
+from eelib.exits.decoding.trial import check_stops
+from eelib.exits.gates.gate import NEEDS, Gate, Seen
+from eelib.exits.gates.learned import Learned
+from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.trained import TRAINED, trained_gate
+from eelib.exits.rule import Rule
+from eelib.models.model import Model
+from eelib.tasks.task import Task
+from eelib.tracing.plan import encode
+
+DRAFT = 4  # most tokens drafted in a row where nothing is said
+
+
+def generate(
+    model: Model,
+    task: Task | list[str],
+    gate: str | Gate | Rule | None = None,
+    exits: tuple[int, ...] | None = None,
+    keys: str = "full",
+    draft: int | None = None,
+    batch_size: int = 8,
+    max_new_tokens: int = 64,
+) -> Generated:
+    """Decode a task's prompts, or a list of them, greedily; each token leaves where the gate stops it.
+
+    `gate`: a name ("oracle" too, see `decoding.oracle`), a gate, or a rule with its threshold and exits; without one
+    and with `exits=(E,)` each token leaves at layer E. `keys`: what later tokens find at skipped layers, of
+    `eelib.exits.decoding.keys`: full, copy, project, deferred, verified, schedule. `draft`: of verified, most tokens
+    that are drafted before they are verified. The prompt (of an encoder-decoder: the start token) runs all blocks under
+    every policy. InputError, one line: a model that writes nothing or can't be stopped, an unknown gate or policy,
+    exits out of range, a prompt that does not fit the window.
+    """
+    if not isinstance(model, Model) or not model.adapter.writes:
+        raise InputError("generate needs a causal or encoder-decoder model from eelib.load_model")
+    check_whole("max_new_tokens", max_new_tokens, 1)
+    check_whole("batch_size", batch_size, 1)
+    policy = policy_named(keys)
+    rule = rule_of(model, gate, exits)
+    check_fit(model, policy, rule, max_new_tokens)
+    length = draft_length(model, policy, draft)
+    prompts = encoded(model, task)
+    check_stops(model, policy)
+    clock = Clock()
+    rows = []
+    decoding = Decoding(model, policy, asker_of(model, rule, clock), length, clock)
+    for chosen in batches(model, prompts, batch_size):
+        for row in decoding.decode([prompts[i] for i in chosen], max_new_tokens):
+            row.number = chosen[row.number]
+            rows.append(row)
+    clock.turn("python")
+    return described(model, rows, clock.seconds)
+
+
+def asker_of(model: Model, rule: Rule | None, clock: Clock) -> Asker | None:
+    """What asks the rule; None where there is none."""
+    if rule is None:
+        return None
+    return Oracle(model, rule, clock) if isinstance(rule.gate, FirstAgreeing) else Asker(model, rule, clock)
+
+
+def policy_named(keys: str) -> Keys:
+    """The policy of keys and values. InputError for an unknown one."""
+    if keys not in KEYS:
+        raise InputError(f"keys {keys!r} is not known; allowed: {', '.join(KEYS)}")
+    return KEYS[keys]
+
+
+def rule_of(model: Model, gate: str | Gate | Rule | None, exits: tuple[int, ...] | None) -> Rule | None:
+    """The rule that is meant; None: no token leaves. InputError where it does not fit the model."""
+    if isinstance(gate, Rule):
+        if exits is not None:
+            raise InputError("a rule has exits of its own; give exits with a gate's name, or in the rule")
+        rule = gate
+    elif gate is None:
+        if exits is None:
+            return None
+        if len(exits) != 1:
+            raise InputError(f"exits {exits!r} without a gate is not allowed; it must be one layer, or give a gate")
+        rule = Rule(gate_named("fixed"), float(exits[0]), exits=tuple(exits))
+    elif gate == "oracle":
+        rule = oracle_rule(None if exits is None else tuple(exits))
+    elif isinstance(gate, (str, Gate)):
+        found = gate if isinstance(gate, Gate) else trained_gate(model, gate) if gate in TRAINED else gate_named(gate)
+        rule = Rule(found, exits=None if exits is None else tuple(exits))
+    else:
+        raise InputError(f"gate {gate!r} is not allowed; it must be a gate's name, a gate or a rule")
+    rule.check(model.layers)
+    return rule
+
+
+def check_fit(model: Model, keys: Keys, rule: Rule | None, max_new_tokens: int) -> None:
+    """InputError where gate, policy and model do not go together."""
+    if rule is None:
+        if keys.stops:
+            raise InputError(f"keys={keys.name!r} needs a gate, or exits=(layer,) at which every token leaves")
+        return
+    if missing := sorted(set(rule.gate.needs) - set(NEEDS)):
+        raise InputError(f"gate {rule.gate.name} needs {', '.join(missing)}, which is not there while decoding")
+    if isinstance(rule.gate, Learned) and rule.gate.model != model.name:
+        raise InputError(f"gate {rule.gate.name} was trained for {rule.gate.model}, not for {model.name}")
+    if isinstance(rule.gate, FirstAgreeing) and (keys.waits or keys.name == "schedule"):
+        raise InputError(
+            f"the oracle runs all blocks, so keys={keys.name!r} says nothing; allowed: full, copy, project"
+        )
+    if keys.name == "schedule":
+        check_schedule(model, rule, max_new_tokens)
+
+
+def check_schedule(model: Model, rule: Rule, max_new_tokens: int) -> None:
+    """InputError where depths are not known beforehand, or where one is deeper than one before it."""
+    if rule.gate.needs:
+        raise InputError(
+            f"keys='schedule' needs depths that are known beforehand; gate {rule.gate.name} looks at each token; "
+            "allowed: schedule, fixed"
+        )
+    positions = torch.arange(max_new_tokens)
+    depths = torch.full_like(positions, model.layers)
+    for layer in range(model.layers - 1, 0, -1):
+        if rule.asks(layer, model.layers):
+            score = rule.gate.score(Seen(layer, model.layers, positions), {})
+            depths[rule.leaves(layer, score, positions)] = layer
+    if deeper := (depths.diff() > 0).nonzero().flatten().tolist():
+        raise InputError(f"keys='schedule': token {deeper[0] + 1} would go deeper than the one before it")
+
+
+def draft_length(model: Model, keys: Keys, draft: int | None) -> int:
+    """Most tokens drafted in a row. InputError where none are, or where they do not fit the window."""
+    if not keys.verifies:
+        if draft is not None:
+            raise InputError(f"draft={draft!r} is for keys='verified'; keys={keys.name!r} drafts nothing")
+        return 0
+    draft = DRAFT if draft is None else draft
+    check_whole("draft", draft, 1)
+    if draft >= model.context_length:
+        raise InputError(f"draft {draft} is longer than {model.name}'s window of {model.context_length} tokens")
+    return draft
+
+
+def encoded(model: Model, task: Task | list[str]) -> list[list[int]]:
+    """Token ids of the prompts. InputError where one has none, or does not fit the window."""
+    prompts = encode(model, task if isinstance(task, Task) else Task.from_prompts(task))
+    for number, ids in enumerate(prompts):
+        if not 0 < len(ids) < model.context_length:
+            raise InputError(
+                f"prompt {number} has {len(ids)} tokens; allowed are 1 to {model.context_length - 1}, what "
+                f"{model.name}'s window holds beside the output"
+            )
+    return prompts
+
+
+def batches(model: Model, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
+    """Prompts by number in batches, the shortest first; of one length where padding would change a row."""
+    found: list[list[int]] = []
+    for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
+        same = model.pads or (found and len(prompts[found[-1][-1]]) == len(prompts[i]))
+        if found and same and len(found[-1]) < batch_size:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found

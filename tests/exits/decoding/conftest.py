@@ -1,0 +1,81 @@
+"""What all policies are held against: a rule asked by hand, and prompts of many lengths."""
+
+import pytest
+import torch
+
+from checks.tiny_texts import PROMPTS
+from eelib.exits.gates.gate import Seen
+from eelib.exits.gates.registry import gate_named
+from eelib.exits.look import look
+from eelib.exits.rule import Rule
+
+MANY = [*PROMPTS, *(f"{prompt} {extra}" for prompt in PROMPTS for extra in ("dog", "ist das über?")), "over"]
+
+
+@pytest.fixture
+def many():
+    """16 prompts."""
+    return MANY
+
+
+class ByHand:
+    """One row's gate, asked layer by layer about single states."""
+
+    def __init__(self, model, rule):
+        self.model, self.rule, self.exits, self.tokens = model, rule, [], []
+        self.begin()
+
+    def begin(self):
+        """The next token."""
+        self.memory = self.rule.gate.start(1)
+
+    def leaves(self, layer, state):
+        """Whether a state [1, hidden_size] after a block leaves, and the top-1 there."""
+        readout = look(self.model.unembed, state)
+        top1 = int(readout["top1"])
+        if layer == self.model.layers:
+            return True, top1
+        if not self.rule.asks(layer, self.model.layers):
+            return False, top1
+        position = torch.tensor([len(self.tokens)])
+        before = [
+            torch.tensor([values[-1] if values else none]) for values, none in ((self.tokens, -1), (self.exits, 0))
+        ]
+        seen = Seen(layer, self.model.layers, position, readout, state, self.model.unembed, *before)
+        score = self.rule.gate.score(seen, self.memory).float()
+        return bool(self.rule.leaves(layer, score, position)), top1
+
+    def emit(self, layer, token):
+        """Where the token left."""
+        self.exits.append(layer)
+        self.tokens.append(token)
+        self.begin()
+
+
+@pytest.fixture
+def by_hand():
+    """by_hand(model, rule)."""
+    return ByHand
+
+
+def middle(model, prompts, gate="confidence", **parameters):
+    """A rule whose gate some tokens pass and some do not: at the median of its scores on the prompts' last states."""
+    from eelib.tracing.decode import states_of
+
+    rule = Rule(gate_named(gate, **parameters))
+    encoded = model.tokenizer(prompts)["input_ids"]
+    states = states_of(model, encoded, [[5, 9, 77]] * len(encoded))[0]
+    scores = []
+    memory = rule.gate.start(len(states))
+    for layer in range(1, model.layers):
+        readout = look(model.unembed, states[:, layer])
+        positions = torch.zeros(len(states), dtype=torch.long)
+        seen = Seen(layer, model.layers, positions, readout, states[:, layer], model.unembed, positions, positions)
+        scores.append(rule.gate.score(seen, memory))
+    return Rule(rule.gate, float(torch.stack(scores).quantile(0.6)))
+
+
+@pytest.fixture
+def middle_rule():
+    """middle_rule(model, prompts, gate)."""
+    return middle

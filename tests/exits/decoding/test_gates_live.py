@@ -1,0 +1,120 @@
+"""What a gate says while decoding is what it says of the finished output; the oracle and a learnt threshold too."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from checks.tiny_texts import PROMPTS
+from eelib.exits.decoding.generate import generate
+from eelib.exits.gates.gate import Gate, Seen
+from eelib.exits.gates.registry import GATES, gate_named
+from eelib.exits.gates.trained import TRAINED
+from eelib.exits.look import look
+from eelib.exits.offline import emitted, leave, score_layers
+from eelib.exits.rule import Rule
+from eelib.exits.thresholds import Estimated
+from eelib.tracing.decode import greedy_decode, states_of
+
+STEPS = 9
+
+
+def untrained(name, model):
+    """A rule of a trained gate with random weights."""
+    torch.manual_seed(0)
+    network = TRAINED[name].build(model.hidden_size)
+    for parameter in network.parameters():
+        parameter.data *= 4
+    return Rule(TRAINED[name].of(network, model.name), 0.5)
+
+
+def offline(model, rule, made):
+    """(exit layers, tokens, tokens that lie clear of the threshold) by whole runs over what was emitted."""
+    tokens = made.tokens
+    outputs = tokens.groupby("sequence")["token_id"].agg(list).tolist()
+    states = states_of(model, model.tokenizer(PROMPTS)["input_ids"], outputs)[0]
+    positions = torch.tensor(tokens["position"].to_numpy())
+    first = positions == 0
+    before = torch.tensor(tokens["token_id"].to_numpy()).roll(1).masked_fill(first, -1)
+    exits_before = torch.tensor(tokens["exit_layer"].to_numpy()).roll(1).masked_fill(first, 0)
+
+    def seen(layer):
+        readout = look(model.unembed, states[:, layer])
+        given = (readout, states[:, layer], model.unembed, before, exits_before)
+        return Seen(layer, model.layers, positions, *given)
+
+    found = score_layers(rule, model.layers, model.unembed(states[:, -1]).argmax(-1), seen)
+    exits = leave(rule, found, positions)
+    apart = (found.values - rule.limit.at(positions).reshape(-1, 1)).abs()
+    clear = (apart.gt(1e-5) | torch.tensor(rule.gate.reaches and rule.gate.name != "state_saturation")).all(dim=1)
+    return exits.numpy(), emitted(found, exits).numpy(), clear.numpy()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "gemma2"])
+@pytest.mark.parametrize("gate", [*GATES, *TRAINED])
+def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of, middle_rule):
+    model = model_of(name)
+    simple = gate in ("confidence", "softmax_difference", "entropy", "state_saturation")
+    rule = untrained(gate, model) if gate in TRAINED else Rule(gate_named(gate), minimum_layer=1)
+    rule = middle_rule(model, PROMPTS, gate) if simple else rule
+    made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
+    exits, tokens, clear = offline(model, rule, made)
+    assert clear.mean() > 0.9
+    np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
+    np.testing.assert_array_equal(made.tokens["token_id"][clear], tokens[clear])
+    if simple:
+        assert len(set(exits)) > 1
+
+
+@pytest.mark.parametrize("keys", ["full", "copy", "project"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
+    """With full keys the output is plain decoding's; with others it is what its own exits lead to."""
+    model = model_of(name)
+    made = generate(model, PROMPTS, gate="oracle", keys=keys, batch_size=3, max_new_tokens=STEPS)
+    again = generate(model, PROMPTS, gate="oracle", keys=keys, batch_size=1, max_new_tokens=STEPS)
+    assert made.tokens.equals(again.tokens)
+    assert (made.tokens.loc[made.tokens["position"] < 3, "exit_layer"] == model.layers).all()
+    exits = made.tokens["exit_layer"].to_numpy()
+    assert (exits < model.layers).any()
+    if keys == "full":
+        outputs = made.tokens.groupby("sequence")["token_id"].agg(list).tolist()
+        prompts = model.tokenizer(PROMPTS)["input_ids"]
+        assert outputs == greedy_decode(model, prompts, STEPS)
+        states = states_of(model, prompts, outputs)[0]
+        tops = torch.stack([model.unembed(states[:, layer]).argmax(-1) for layer in range(1, model.layers + 1)], 1)
+        first = (tops == tops[:, -1:]).int().argmax(1).numpy() + 1
+        late = (made.tokens["position"] >= 3).to_numpy()
+        np.testing.assert_array_equal(exits[late], first[late])
+        return
+    for row, prompt in enumerate(PROMPTS):  # the same exits, known beforehand, lead to the same tokens
+        mine = made.tokens[made.tokens["sequence"] == row]
+        known = generate(model, [prompt], gate=Known(tuple(mine["exit_layer"])), keys=keys, max_new_tokens=STEPS)
+        assert known.tokens["token_id"].tolist() == mine["token_id"].tolist()
+        assert known.tokens["exit_layer"].tolist() == mine["exit_layer"].tolist()
+
+
+@dataclass(frozen=True)
+class Known(Gate):
+    """Leaves where it was told to, position by position."""
+
+    exits: tuple[int, ...]
+    name, needs, default, reaches = "known", (), 0.0, True
+
+    def score(self, seen, memory):
+        return seen.layer - torch.tensor(self.exits)[seen.positions].float()
+
+
+def test_free_learns_while_decoding(model_of, middle_rule):
+    """From tokens that went deep: their score at the shallow exit, and whether it agreed."""
+    model = model_of("llama")
+    middle = middle_rule(model, PROMPTS).limit.value
+    rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
+    made = generate(model, PROMPTS[:1], gate=rule, keys="deferred", batch_size=1, max_new_tokens=STEPS)
+    deep = made.tokens[made.tokens["exit_layer"] == model.layers]
+    assert 0 < len(deep) < len(made.tokens)
+    np.testing.assert_allclose(rule.limit.scores, deep["score"])
+    states = states_of(model, model.tokenizer(PROMPTS[:1])["input_ids"], [made.tokens["token_id"].tolist()])[0]
+    shallow = model.unembed(states[:, 2]).argmax(-1).numpy()[deep.index]
+    assert rule.limit.agreed == (shallow == deep["token_id"]).tolist()

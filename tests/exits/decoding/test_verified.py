@@ -1,0 +1,110 @@
+"""Verified drafts give plain greedy decoding's output, whatever is drafted, however long, in whatever batch."""
+
+from itertools import combinations
+
+import pytest
+from families import CAUSAL, GENERATING
+
+from checks.tiny_texts import PROMPTS, WINDOW
+from eelib.exits.decoding import batch as batch_file
+from eelib.exits.decoding.asker import Asker
+from eelib.exits.decoding.clock import Clock
+from eelib.exits.decoding.generate import generate
+from eelib.exits.decoding.keys import KEYS
+from eelib.exits.decoding.loop import Decoding
+from eelib.exits.gates.registry import gate_named
+from eelib.exits.rule import Rule
+from eelib.tracing.decode import greedy_decode
+
+STEPS = 14
+
+
+def ids_of(made):
+    """Token ids of each sequence."""
+    return made.tokens.groupby("sequence")["token_id"].agg(list).tolist()
+
+
+def cut(ids, ends):
+    """Ids up to and with the first end token."""
+    return ids[: next((i + 1 for i, t in enumerate(ids) if t in ends), len(ids))]
+
+
+@pytest.fixture(scope="module")
+def plain(model_of):
+    """plain(family, prompts): what greedy decoding writes where nothing ends it."""
+    known = {}
+
+    def run(name, prompts):
+        model = model_of(name)
+        if name not in known:
+            before = model.network.generation_config.eos_token_id
+            model.network.generation_config.eos_token_id = [model.vocab_size + 1]
+            known[name] = greedy_decode(model, model.tokenizer(prompts)["input_ids"], STEPS)
+            model.network.generation_config.eos_token_id = before
+        return known[name]
+
+    return run
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("name", GENERATING)
+def test_the_output_is_that_of_plain_decoding(name, batch_size, model_of, plain, eos, many):
+    """Rows accept different lengths; end tokens stand inside drafts, and the limit cuts drafts of five tokens."""
+    model, outputs = model_of(name), plain(name, many)
+    tokens = sorted({t for ids in outputs for t in ids})[:30]
+    ends = max(combinations(tokens, 2), key=lambda pair: len({len(cut(ids, pair)) for ids in outputs}))
+    eos(model, ends)
+    expected = [cut(ids, ends) for ids in outputs]
+    for exits, draft in (((2,), 5), ((1,), 2))[: 2 if batch_size == 4 else 1]:
+        made = generate(
+            model, many, keys="verified", exits=exits, draft=draft, batch_size=batch_size, max_new_tokens=STEPS
+        )
+        assert ids_of(made) == expected
+        sequences, tokens = made.sequences, made.tokens
+        assert (sequences["truncated"].to_numpy() == [ids[-1] not in ends for ids in expected]).all()
+        assert (tokens["accepted"] <= tokens["drafted"]).all() and sequences["accepted"].le(sequences["drafted"]).all()
+        assert (tokens.groupby("sequence")["accepted"].sum() == sequences["accepted"]).all()
+        assert (tokens.loc[~tokens["accepted"], "exit_layer"] == model.layers).all()
+        assert (tokens.loc[tokens["accepted"], "exit_layer"] == exits[0]).all()
+        assert (tokens["layers_run"] == model.layers).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_rows_accept_different_lengths_and_are_moved(name, model_of, plain, eos, many, monkeypatch):
+    """Also where rows drift so far that all of them move back."""
+    monkeypatch.setattr(batch_file, "SLACK", 1)
+    model = model_of(name)
+    eos(model, {model.vocab_size + 1})
+    made = generate(model, many, keys="verified", exits=(2,), draft=4, batch_size=16, max_new_tokens=STEPS)
+    assert ids_of(made) == plain(name, many)
+    assert made.sequences["accepted"].nunique() > 2 and made.sequences["deep_passes"].nunique() > 2
+    assert (made.sequences["deep_passes"] < STEPS).any()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "falcon", "t5", "bart"])
+@pytest.mark.parametrize("gate", ["confidence", "patience", "state_saturation"])
+def test_drafts_of_a_gate_at_any_layer(gate, name, model_of, plain, eos, many, middle_rule):
+    """Drafting goes on as long as the gate leaves; tokens wait at different depths."""
+    model = model_of(name)
+    eos(model, {model.vocab_size + 1})
+    rule = Rule(gate_named(gate), 1) if gate == "patience" else middle_rule(model, PROMPTS, gate)
+    for batch_size in (1, 5):
+        made = generate(model, many, gate=rule, keys="verified", draft=6, batch_size=batch_size, max_new_tokens=STEPS)
+        assert ids_of(made) == plain(name, many)
+        assert made.sequences["drafted"].sum() > 0 or gate == "patience"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_the_window_inside_a_draft(name, model_of, eos):
+    model = model_of(name)
+    assert name in CAUSAL
+    eos(model, {model.vocab_size + 1})
+    prompts = [[20 + (7 * i) % 200 for i in range(size)] for size in (WINDOW - 3, WINDOW - 9, 40, 5)]
+    wanted = greedy_decode(model, prompts, 20)
+    assert [len(ids) for ids in wanted] == [3, 9, 20, 20]
+    clock = Clock()
+    asker = Asker(model, Rule(gate_named("fixed"), 2.0), clock)
+    for draft in (1, 7):
+        rows = Decoding(model, KEYS["verified"], asker, draft, clock).decode(prompts, 20)
+        assert [[token.token_id for token in row.tokens] for row in rows] == wanted
+        assert any(row.accepted for row in rows) and all(row.done for row in rows)
