@@ -173,6 +173,6 @@ def modules(source: Path) -> list[str]:
 
 if __name__ == "__main__":  # before Snakemake, which takes ten times as long to start
     try:
-        StudyFile.load(sys.argv[1])
+        StudyFile.load((sys.argv[1:] or ["study.yml"])[0])
     except InputError as wrong:
         sys.exit(str(wrong))
