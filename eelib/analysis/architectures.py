@@ -15,7 +15,7 @@ from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_ta
 from eelib.models.model import Model
 from eelib.study.claims import Verdict, claim, judge, published, untestable
 from eelib.study.results import Results
-from eelib.study.study import MINIMUM_GROUPS, Study
+from eelib.study.study import MINIMUM_GROUPS, Study, large_enough
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 
@@ -68,7 +68,7 @@ def where(studies: list[Study]) -> str:
 def pooled(studies: list[Study], values: OfTrace) -> dict[str, Values]:
     """{"model task": (values, groups)} of the learnt tasks of several models; `values(trace)` gives such a pair."""
     pool = {f"{s.model.name} {n}": pair for s in studies for n, pair in s.learnt_tokens(values).items()}
-    return {n: pair for n, pair in pool.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or pool
+    return large_enough(pool)
 
 
 def names_of(studies: list[Study], pool: dict[str, Values]) -> str:

@@ -29,7 +29,7 @@ from eelib.exits.rule import Rule
 from eelib.exits.split import split
 from eelib.study.claims import Verdict
 from eelib.study.results import Results
-from eelib.study.study import Study
+from eelib.study.study import Study, large_enough
 
 FIXED = "fixed"
 SHOWN_OF_OTHERS = ("confidence", "entropy", "patience", "softmax_difference", FIXED)
@@ -132,8 +132,8 @@ def outcomes(study: Study, chosen: Mapping[str, Rule], tasks: list[str], least: 
 
 
 def mean(left: Mapping[str, Left], values: Callable[[Left], Values], seed: int = 0) -> Interval:
-    """Unweighted mean over tasks of values(left); NOTHING of no task."""
-    found = {task: values(one) for task, one in left.items()}
+    """Unweighted mean over tasks of values(left), those with a small report side left out; NOTHING of no task."""
+    found = large_enough({task: values(one) for task, one in left.items()})
     return bootstrap_unweighted_mean_over_tasks(found, seed=seed) if found else NOTHING
 
 
@@ -247,11 +247,13 @@ def against_fixed(states: Mapping[str, Mapping[str, Mapping[str, Curve]]], seed:
 
 
 def distances(found: Outcomes, gates: tuple[str, ...]) -> dict[str, Values]:
-    """{task: (distance to the optimal exit layer / L, mean over the gates, of each token; groups)}."""
-    return {
-        task: (np.mean([found[gate][task].distance[0] for gate in gates], axis=0), left.groups)
-        for task, left in found[gates[0]].items()
-    }
+    """{task: (distance to the optimal exit layer / L, mean over the gates, of each token; groups)}, no small tasks."""
+    return large_enough(
+        {
+            task: (np.mean([found[gate][task].distance[0] for gate in gates], axis=0), left.groups)
+            for task, left in found[gates[0]].items()
+        }
+    )
 
 
 def nearer(before: Outcomes, after: Outcomes, seed: int = 0) -> Interval:
@@ -273,7 +275,12 @@ def best_gate(found: Outcomes) -> str:
     """The gate that ran the fewest layers on the calibration side, the fixed layer left out."""
     if not any(found.values()):
         raise NotEstimable("no task is learnt")
-    return min(GATES, key=lambda gate: float(np.mean([left.calibrated_layers for left in found[gate].values()])))
+
+    def layers(gate: str) -> float:
+        tasks = large_enough({task: left.saved for task, left in found[gate].items()})
+        return float(np.mean([found[gate][task].calibrated_layers for task in tasks]))
+
+    return min(GATES, key=layers)
 
 
 def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:

@@ -123,9 +123,7 @@ class Study:
     def learnt_tokens(self, values: Callable[[Trace], Values]) -> dict[str, Values]:
         """{task: (values, groups)} of the learnt tasks; `values(trace)` gives such a pair; empty ones are left out."""
         found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
-        found = {name: pair for name, pair in found.items() if len(pair[0])}
-        # One small task must not make a claim untestable that four large ones can speak to.
-        return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
+        return large_enough({name: pair for name, pair in found.items() if len(pair[0])})
 
     def average(self, values: Callable[[Trace], Values], seed: int | None = None) -> Interval:
         """Unweighted mean over learnt tasks of `values(trace)`, a pair (values, groups); NOTHING where there is none.
@@ -175,6 +173,14 @@ class Study:
         if self.model.kind == "classifier":
             return visible(self.model.labels[int(token_id)])
         return visible(str(self.model.tokenizer.decode([int(token_id)])))
+
+
+def large_enough(found: dict[str, Values]) -> dict[str, Values]:
+    """The tasks of MINIMUM_GROUPS groups or more; all, if none has so many.
+
+    One small task must not make a claim untestable that four large ones can speak to.
+    """
+    return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
 
 
 def in_template(task: Task, template: str) -> Task:
