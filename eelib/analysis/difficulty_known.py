@@ -146,7 +146,8 @@ def panels(known: Known) -> dict[str, dict[str, Interval]]:
     scores = {level: score for level, (_, score) in known.quality.items()}
     name = next((name for name, _ in known.quality.values() if name), "score")
     looks = {key: {level: known.look(level, key) for level in known.levels} for key in LOOKS if key != "first_similar"}
-    return {name: scores} | {LOOKS[key]: found for key, found in looks.items()}
+    units = {"exit_layer": " (blocks)", "mean_similarity": " (cosine)"}
+    return {f"{name} (0–100)": scores} | {LOOKS[key] + units.get(key, ""): found for key, found in looks.items()}
 
 
 def figures_of(known: Known | None) -> dict[str, Interval]:

@@ -116,8 +116,8 @@ def length_figure(differences: dict[str, dict[str, Interval]]) -> plt.Figure:
     return fig
 
 
-def known_figure(panels: dict[str, dict[str, Interval]]) -> plt.Figure:
-    """One panel per quantity: a mark with its interval for each level; `panels[quantity][level]`."""
+def known_figure(panels: dict[str, dict[str, Interval]], column: str) -> plt.Figure:
+    """One panel per quantity: a mark with its interval for each level of `column`; `panels[quantity][level]`."""
     fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 3.2), layout="constrained", squeeze=False)
     for axis, (name, levels) in zip(axes[0], panels.items()):
         found = [(place, value) for place, value in enumerate(levels.values()) if value.known]
@@ -127,5 +127,7 @@ def known_figure(panels: dict[str, dict[str, Interval]]) -> plt.Figure:
             [place for place, _ in found], middle, yerr=reach, color=BLUE, marker="o", linestyle="none", capsize=4
         )
         axis.set_xticks(range(len(levels)), list(levels), rotation=30, ha="right")
-        axis.set(title=name, xlim=(-0.5, len(levels) - 0.5))
+        axis.set(xlim=(-0.5, len(levels) - 0.5))
+        axis.set_title(name, fontsize=10)
+    fig.supxlabel(column, fontsize=10)
     return fig

@@ -57,8 +57,8 @@ def test_levels_by_hand(study):
     assert list(levels.known_table(known)["facts"]) == ["1", "2"] and len(levels.gap_table(known)) == 1
     assert set(levels.figures_of(known)) >= {"known_1_score", "known_2_exit_layer_gap"}
     assert "“2”" in levels.sentences(known)
-    figure = plots.known_figure(levels.panels(known))
-    assert figure.axes[0].get_title() == "BLEU" and len(figure.axes) == 4
+    figure = plots.known_figure(levels.panels(known), known.column)
+    assert figure.axes[0].get_title() == "BLEU (0–100)" and len(figure.axes) == 4
 
 
 def test_model_is_not_loaded_again(study, monkeypatch):
