@@ -287,6 +287,29 @@ def test_no_page_scrolls_sideways_on_a_phone(pages, browser):
 
 @slow
 @needs_browser
+@pytest.mark.parametrize("width, links", [(390, {"primary": "scoreboard.html", "secondary": "#"}), (1400, {})])
+def test_menus_open(pages, browser, width, links):
+    """On a phone each menu's button shows a link that was out of sight; on a wide screen it puts the menu away."""
+    browser.call("Emulation.setDeviceMetricsOverride", width=width, height=812, deviceScaleFactor=1, mobile=width < 800)
+    address = next(address for address in addresses(pages) if address.endswith("saturation.html"))
+    seen = """(selector => [...document.querySelectorAll(selector)].some(part => {
+        const box = part.getBoundingClientRect();
+        return part.checkVisibility({visibilityProperty: true, opacityProperty: true})
+            && box.width > 20 && box.height > 5 && box.right > 0 && box.left < innerWidth;
+    }))"""
+    for side, link in (links or {"primary": "scoreboard.html"}).items():
+        browser.open(address)
+        menu = f".bd-sidebar-{side} a[href*='{link}'], dialog a[href*='{link}']"
+        before = browser.run(f"{seen}({json.dumps(menu)})")
+        button = f"[...document.querySelectorAll('.sidebar-toggle.{side}-toggle')].find(b => b.checkVisibility())"
+        browser.run(f"{button}.click()")
+        time.sleep(0.7)  # it slides in
+        assert (before, browser.run(f"{seen}({json.dumps(menu)})")) == ((False, True) if links else (True, False)), side
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+@slow
+@needs_browser
 def test_figures_stay_on_white_in_dark_mode(pages, browser):
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     for address in addresses(pages):
