@@ -104,6 +104,11 @@ class Page:
         """The judged model, dtype, device and date, for captions."""
         return self.judged.study.where
 
+    @property
+    def where_both(self) -> str:
+        """The same of both models, for what shows both."""
+        return " and ".join([*(side.study.model.name for side in self.sides[1:]), self.where])
+
 
 def open_page(p: Parameters) -> Page:
     """The models that the parameters name, traced and scored."""
