@@ -177,9 +177,9 @@ def amendments() -> str:
     rows = [
         [
             claim.id,
-            change["date"],
+            change["date"].replace("-", "\u2011"),  # hyphens at which no line breaks
             change["why"],
-            "; ".join(f"{field}: {words}" for field, words in change["was"].items()),
+            "; ".join(f"{field}: {words.rstrip('.')}" for field, words in change["was"].items()),
         ]
         for claim in claims()
         for change in claim.amended
