@@ -3,12 +3,13 @@
 import copy
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,8 +26,9 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError
-from eelib.common.values import check_text, first_line
+from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
+from eelib.models.readings import FILES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CLASSES = {
@@ -59,7 +61,7 @@ BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
 def shipped_models() -> list[str]:
     """Names of the language models that come with the project."""
-    return sorted(p.parent.name for p in data_folder("models").glob("*/config.json"))
+    return sorted({p.parent.name for file in ("config.json", *FILES) for p in data_folder("models").glob(f"*/{file}")})
 
 
 def path_of(name: str | Path) -> str:
@@ -68,7 +70,7 @@ def path_of(name: str | Path) -> str:
     check_text("model", name)
     try:
         path = data_folder("models", name)
-        if not (path / "config.json").exists():
+        if not any((path / file).exists() for file in ("config.json", *FILES)):
             path = Path(name).expanduser()
         if path.is_dir():  # . and .. have a name only where they lead; a link keeps its own
             return str(path.resolve() if path.name in ("", "..") else path)
@@ -182,7 +184,7 @@ def read_checkpoint(
     spread = {"device_map": "auto"} if device is None else {"device_map": {"": device}} if quantized else {}
     more = {"trust_remote_code": trust_remote_code} if network_class is CLASSES[kind] else {}
     if Path(path).is_dir() and not quantized:
-        check_extent(network_class, config, path, name)
+        check_extent(partial(getattr(network_class, "from_config", network_class), **more), config, path, name)
     try:
         network, loaded = network_class.from_pretrained(
             path,
@@ -199,7 +201,7 @@ def read_checkpoint(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
-        raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({first_line(error)})") from error
+        raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({reason(error)})") from error
     if loaded["missing_keys"]:  # transformers would leave them random
         raise CheckpointError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
     check_no_layer_left(network, loaded["unexpected_keys"], name)
@@ -209,7 +211,9 @@ def read_checkpoint(
     return network.eval(), tokenizer, kind
 
 
-def check_extent(network_class: Any, config: PretrainedConfig, path: str, name: str) -> None:
+def check_extent(
+    build: Callable[[PretrainedConfig], nn.Module], config: PretrainedConfig, path: str, name: str
+) -> None:
     """CheckpointError where a configuration asks for far more than a folder's weights hold: known by headers alone.
 
     The rest would be made up, and take its memory, before transformers says that it is missing.
@@ -221,11 +225,10 @@ def check_extent(network_class: Any, config: PretrainedConfig, path: str, name: 
         raise CheckpointError(
             f"model {name!r}: its configuration has {layers:,} layers, its weights {tensors:,} tensors"
         )
-    build = getattr(network_class, "from_config", network_class)
     try:
         with torch.device("meta"):
             network = build(copy.deepcopy(config))
-    except Exception:  # loading it says why
+    except Exception:  # loading, which builds it in the same way, says why
         return
     asked = sum(part.numel() for part in (*network.parameters(), *network.buffers()))
     if asked > UNTIED * numbers + BESIDE:
@@ -268,7 +271,7 @@ def not_loaded(name: str, error: Exception) -> CheckpointError:
     known = ", ".join(shipped_models()) or "none"
     more = f"; shipped models: {known}; or give a local folder or a hub id with safetensors weights"
     here = Path(path_of(name)).is_dir()
-    return CheckpointError(f"model {name!r} could not be loaded ({first_line(error)})" + ("" if here else more))
+    return CheckpointError(f"model {name!r} could not be loaded ({reason(error)})" + ("" if here else more))
 
 
 def folder_of(path: str, revision: str | None) -> Path:

@@ -9,10 +9,11 @@ from typing import Any
 import transformers
 
 from eelib.common.errors import CheckpointError
-from eelib.common.values import first_line
+from eelib.common.values import first_line, reason
 
 INDEX = "model.safetensors.index.json"
 HASHED = (".safetensors", ".json", ".jinja", ".txt", ".model", ".spm", ".py")
+CODED = ("I8", "U8", "I16", "U16", "I32", "U32", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4")  # no weights by themselves
 MOST_JSON = 2**28  # bytes; a large tokenizer.json has some 2**25
 WINDOWS = ("max_position_embeddings", "n_positions", "n_ctx")
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
@@ -33,7 +34,8 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
             f"model {name!r} needs code of its own from its folder; allowed only with trust_remote_code=True"
         )
     if (folder / "generation_config.json").exists():  # transformers would go on without its end tokens
-        read_object(folder / "generation_config.json", name)
+        check_ends(read_object(folder / "generation_config.json", name), "generation_config.json", name)
+    check_ends(config, "config.json", name)
     if "transformers_weights" in config:
         raise CheckpointError(f"model {name!r}: config.json names weights of its own; allowed is {INDEX}")
     if (folder / INDEX).exists():
@@ -51,12 +53,25 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
 
 
 def check_files(folder: Path, name: str) -> None:
-    """CheckpointError where a folder holds what never ends when it is read, or an adapter."""
+    """CheckpointError where a folder holds what never ends when it is read, or hardly, or an adapter."""
     for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
         if file.exists() and not file.is_file() and not file.is_dir():
             raise CheckpointError(f"model {name!r} holds {file.name!r}, a pipe, socket or device; allowed are files")
+        beside = file.suffix in HASHED and file.suffix != ".safetensors" and file.is_file()
+        if beside and (size := file.stat().st_size) > MOST_JSON:
+            raise CheckpointError(
+                f"model {name!r} holds {file.name!r} of {size:,} bytes; allowed beside weights are {MOST_JSON:,}"
+            )
     if (folder / "adapter_config.json").exists():
         raise adapter_found(name)
+
+
+def check_ends(config: dict[str, Any], file: str, name: str) -> None:
+    """CheckpointError where the end tokens in a configuration are no ids, so that no output would end."""
+    ends = config.get("eos_token_id")
+    ids = ends if isinstance(ends, list) else [ends]
+    if ends is not None and not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        raise CheckpointError(f"model {name!r}: {file}: eos_token_id is {ends!r}; it must be a token's id, or a list")
 
 
 def adapter_found(name: str) -> CheckpointError:
@@ -81,7 +96,14 @@ def read_object(file: Path, name: str) -> dict[str, Any]:
 
 
 def check_sizes(config: dict[str, Any], name: str) -> None:
-    """CheckpointError where a window or a number of layers in a configuration is no number that it can be."""
+    """CheckpointError where a window or a number of layers in a configuration is no number that it can be, or what
+    names its class or its format is of another type.
+    """
+    named, coded = config.get("architectures"), config.get("quantization_config")
+    if named is not None and not (isinstance(named, list) and all(isinstance(each, str) for each in named)):
+        raise CheckpointError(f"model {name!r}: architectures is {named!r}; it must be a list of names")
+    if coded is not None and not isinstance(coded, dict):
+        raise CheckpointError(f"model {name!r}: quantization_config is {coded!r}; it must be a mapping")
     inner = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
     for part in (config, *inner):
         for key in (*WINDOWS, *LAYERS):
@@ -115,7 +137,10 @@ def known_class(config: dict[str, Any]) -> bool:
 
 
 def kept_numbers(folder: Path, name: str) -> tuple[int, int]:
-    """(tensors, numbers in them) that a folder's weight files hold, by their headers alone."""
+    """(tensors, numbers in them) that a folder's weight files hold, by their headers alone.
+
+    CheckpointError where its weights are codes: without their scales they would be taken for numbers.
+    """
     whole = folder / "model.safetensors"
     files = [whole] if whole.exists() else [folder / shard for shard in shards_of(folder, name)]
     tensors = numbers = 0
@@ -126,7 +151,12 @@ def kept_numbers(folder: Path, name: str) -> tuple[int, int]:
                 if size > MOST_JSON:
                     raise ValueError(f"a header of {size:,} bytes")
                 header = json.loads(content.read(size))
-            shapes = [entry["shape"] for key, entry in header.items() if key != "__metadata__"]
+            header.pop("__metadata__", None)
+            coded = [key for key, entry in header.items() if entry["dtype"] in CODED and key.endswith(".weight")]
+            if coded:
+                kinds = f"{header[coded[0]]['dtype']} in {len(coded)} tensors, as {coded[0]}"
+                raise ValueError(f"quantized weights, {kinds}, and a configuration that does not say how to read them")
+            shapes = [entry["shape"] for entry in header.values()]
             for shape in shapes:
                 product = 1
                 for length in shape:
@@ -134,7 +164,7 @@ def kept_numbers(folder: Path, name: str) -> tuple[int, int]:
                 numbers += product
             tensors += len(shapes)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-            raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {first_line(error)})") from error
+            raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {reason(error)})") from error
     return tensors, numbers
 
 

@@ -1,5 +1,7 @@
 """Load any Hugging Face checkpoint, find its components by running it once, and prove that they were found."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,22 @@ from transformers import BatchEncoding, GenerationConfig, PreTrainedModel, PreTr
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import check_name, first_line
+from eelib.models.adapter_block import AdapterBlock
 from eelib.models.adapters import ADAPTERS, Adapter, Classifier, Writer
 from eelib.models.checkpoint import DTYPES, folder_of, path_of, read_checkpoint, resolve_device
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.encoder import encoder_unembed
 from eelib.models.folder import weights_hash
+from eelib.models.hub import hub_or_cache
+from eelib.models.limit import at_most, room_of
 from eelib.models.probe import Call, Runs, accepts, find_blocks, record
+from eelib.models.readings import base_of, with_reading
+from eelib.models.translators import Translators
 from eelib.models.unembed import Unembed, prove_unembed
+
+TEMPLATE_TEXT = 2**20  # characters that a chat template may add to a prompt; a good one adds a few thousand
+TEMPLATE_BYTES = 1 << 30  # of memory while it renders
+TEMPLATE_SECONDS = 10.0  # for one prompt, which takes a good template less than a thousandth of it
 
 
 @dataclass
@@ -29,7 +40,8 @@ class Model:
     names the sub-layers of block l; where they could not be found, `components` is empty and `components_error` says
     why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours), "full" (ours, no layer
     forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`: the position id of a
-    text's first token; None where the network takes none.
+    text's first token; None where the network takes none. `remark`: what is odd about the weights. `translators`: inner
+    states are read through them; `adapter_block`: those of its layer are.
     """
 
     name: str
@@ -44,6 +56,9 @@ class Model:
     pads: bool
     cache: str = "growing"
     offset: int | None = 0
+    remark: str = ""
+    translators: Translators | None = None
+    adapter_block: AdapterBlock | None = None
 
     @property
     def adapter(self) -> Adapter:
@@ -114,21 +129,54 @@ class Model:
         return set()
 
     @property
+    def unknown_ids(self) -> set[int]:
+        """Token ids that stand for text which the vocabulary does not have; none where it has all text."""
+        tokenizer = self.tokenizer
+        inner = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+        token = getattr(inner, "unk_token", None)
+        ids = {tokenizer.unk_token_id, tokenizer.convert_tokens_to_ids(token) if token else None}
+        frame = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id}
+        return {i for i in ids - frame if i is not None}  # some use one token for all
+
+    @property
     def pad_id(self) -> int:
         """A token id for padding; any id serves, because padded positions are masked."""
         ids = [self.tokenizer.pad_token_id, getattr(self.network.config, "pad_token_id", None), *self.eos_ids, 0]
         return next(i for i in ids if isinstance(i, int) and i >= 0)
 
+    def adapted(self, layer: int, states: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """The states [rows, new, hidden_size] of a layer in one call of the network with `inputs`: after the adapter
+        block's, what it makes of them. Each call has to come here once, for it keeps keys and values of its own.
+        """
+        if self.adapter_block is None or layer != self.adapter_block.layer:
+            return states
+        return self.adapter_block(states, inputs.get("attention_mask"), inputs.get("past_key_values"))
+
+    def read_through(self, states: Tensor) -> Tensor:
+        """States [n, L+1, hidden_size] as they are read: translated, where there are translators."""
+        return states if self.translators is None else self.translators(states)
+
+    def read_through_at(self, layer: int, states: Tensor) -> Tensor:
+        """The same of one layer's states [n, hidden_size]."""
+        return states if self.translators is None else self.translators.at(layer, states)
+
     def accepts(self, argument: str) -> bool:
         """Whether the network's forward takes `argument`."""
         return accepts(self.network, argument)
 
-    def encode(self, prompts: list[str], chat: bool = False, seconds: list[str] | None = None) -> list[list[int]]:
+    def encode(
+        self,
+        prompts: list[str],
+        chat: bool = False,
+        seconds: list[str] | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[int]]:
         """Token ids of prompts with the tokenizer's own special tokens; `chat`: each as a user's turn in its template.
 
         `seconds` are the second texts of pairs. For a classifier, a row carries the token types that the network takes
-        (`TextIds`). Raises CheckpointError if `chat` is asked of a tokenizer that has no template, or for pairs; if the
-        tokenizer tells more types apart than the network, or gives a token that it does not have.
+        (`TextIds`). `numbers` are those of the prompts, for messages. Raises CheckpointError if `chat` is asked of a
+        tokenizer that has no template, or for pairs; if the tokenizer tells more types apart than the
+        network, or gives a token that it does not have.
         """
         if chat and seconds:
             raise CheckpointError(
@@ -136,22 +184,36 @@ class Model:
             )
         if not chat:  # long ones are counted, not warned of
             encoded = self.tokenizer(prompts, text_pair=seconds or None, verbose=False)
-            return self.adapter.rows_of(self.known(encoded))
+            return self.adapter.rows_of(self.known(encoded, numbers))
         if not getattr(self.tokenizer, "chat_template", None):
             raise CheckpointError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
-        texts = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
-            for prompt in prompts
-        ]
-        return self.known(self.tokenizer(texts, add_special_tokens=False, verbose=False))["input_ids"]
+        texts = [self.in_chat(prompt) for prompt in prompts]
+        return self.known(self.tokenizer(texts, add_special_tokens=False, verbose=False), numbers)["input_ids"]
 
-    def known(self, encoded: BatchEncoding) -> dict[str, Any]:
+    def in_chat(self, prompt: str) -> str:
+        """A prompt as a user's turn in the tokenizer's chat template. CheckpointError where it fails or never ends."""
+        turn = [{"role": "user", "content": prompt}]
+        with at_most(TEMPLATE_SECONDS, f"{self.name}: the tokenizer's chat template does not end"):
+            try:
+                with room_of(TEMPLATE_BYTES):
+                    text = str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+                if len(text) > len(prompt) + TEMPLATE_TEXT:
+                    raise CheckpointError(
+                        f"{self.name}: the tokenizer's chat template makes {len(text):,} characters of {len(prompt):,}"
+                    )
+                return text
+            except CheckpointError:
+                raise
+            except Exception as error:  # whatever a template of somebody else's raises
+                why = f"{type(error).__name__}: {first_line(error)}"
+                raise CheckpointError(f"{self.name}: the tokenizer's chat template fails ({why})") from error
+
+    def known(self, encoded: BatchEncoding, numbers: Sequence[int] | None = None) -> dict[str, Any]:
         """What a tokenizer gave, unchanged; CheckpointError where it holds a token that the network does not have."""
         size = getattr(self.network.get_input_embeddings(), "num_embeddings", None)
         for number, ids in enumerate(encoded["input_ids"]):
             if size and ids and max(ids) >= size:
+                number = numbers[number] if numbers is not None else number
                 raise CheckpointError(f"{self.name}: prompt {number} has token {max(ids)}; the model knows {size:,}")
         return dict(encoded)
 
@@ -175,7 +237,8 @@ def load_model(
     trust_remote_code: bool = False,
     stack: str = "decoder",
 ) -> Model:
-    """Load a shipped name, a local folder or a hub id, and check it (see `prepare`).
+    """Load a shipped name, a local folder or a hub id, and check it (see `prepare`); of a folder with translators or
+    an adapter block, the model that they are of, read through them.
 
     `device`: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N. `stack="encoder"` reads
     an encoder-decoder's encoder, in place, through its final norm and the shared head.
@@ -190,8 +253,14 @@ def load_model(
         raise CheckpointError(f"stack {stack!r} is not known; allowed: decoder, encoder")
     name, path = str(name), path_of(name)
     check_name(f"model {name!r}: the last part of its name,", Path(path).name)  # names the folders of what is made
-    network, tokenizer, kind = read_checkpoint(name, path, dtype, resolve_device(device), revision, trust_remote_code)
-    weights = weights_hash(folder_of(path, revision))
+    if base := base_of(path):
+        if stack != "decoder":
+            raise CheckpointError(f"{name} reads the layers of a decoder; allowed is stack='decoder'")
+        return with_reading(load_model(base, dtype, device, revision, trust_remote_code), Path(path))
+    where = resolve_device(device)
+    with nullcontext() if Path(path).is_dir() else hub_or_cache():
+        network, tokenizer, kind = read_checkpoint(name, path, dtype, where, revision, trust_remote_code)
+        weights = weights_hash(folder_of(path, revision))
     note_ignored_generation(network, name)
     try:
         model = prepare(network, tokenizer, Path(path).name, kind, weights, stack)
@@ -202,6 +271,8 @@ def load_model(
             f"{Path(path).name}: {type(network).__name__} can't be read out ({type(error).__name__}: "
             f"{first_line(error)})"
         ) from error
+    if model.remark:
+        print(f"{name}: {model.remark}")
     if model.adapter.writes and not any(end in range(model.vocab_size) for end in model.eos_ids):
         print(f"{name}: no end token of its vocabulary is known, so every output is as long as it may be")
     return model
@@ -230,6 +301,8 @@ def prepare(
     prove_unembed(network, unembed, blocks, runs, name, position)
     model = assemble(network, tokenizer, name, kind, weights, blocks, unembed, runs)
     model.adapter.settle(runs, ids)
+    if float(runs.logits.max() - runs.logits.min()) == 0:  # weights of zeros, or so large that a norm gives zeros
+        model.remark = "all logits are the same, whatever the text: these weights know nothing"
     return model
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -56,8 +56,8 @@ def encoded(texts: list[Example], tokenizer: PreTrainedTokenizerFast, longest: i
 
 def packed(
     texts: list,
-    bucket: Callable[[object], object],
-    widths: Callable[[object], tuple[int, ...]],
+    bucket: Callable[[Any], Any],
+    widths: Callable[[Any], tuple[int, ...]],
     rng: random.Random,
     most: int = TOKENS_PER_BATCH,
 ) -> list[list]:

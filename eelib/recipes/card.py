@@ -4,40 +4,81 @@ import hashlib
 import json
 import platform
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
+from eelib.common.data import data_folder
 from eelib.common.machine import machine
 from eelib.recipes.corpora import HELD_OUT_PASSAGES, HELD_OUT_SHARE, SEED
 from eelib.recipes.quality import measure
-from eelib.recipes.texts import ARTICLE_WORDS, PASSAGE_WORDS
+from eelib.recipes.texts import ARTICLE_WORDS, PASSAGE_WORDS, WHOLE, corpora_of
 
-CORPUS = (
-    "Multi30k train (research and education), Tatoeba de-en and fr-en (CC BY 2.0 FR), FairytaleQA train (Apache-2.0), "
-    "SQuADShifts (CC BY 4.0), Reuters-21578 train (research), ELTeC English novels (public domain), WikiText-2 train "
-    "(CC BY-SA), read at training time, not shipped; stories of our own generator (eelib.tasks.rooms)"
-)
+CORPORA = {
+    "captions": "Multi30k train (research and education)",
+    "translation": "Tatoeba de-en and fr-en (CC BY 2.0 FR)",
+    "reading": "FairytaleQA train (Apache-2.0), SQuADShifts (CC BY 4.0)",
+    "headlines": "Reuters-21578 train (research)",
+    "text": "ELTeC English novels (public domain), WikiText-2 train (CC BY-SA)",
+}
+GENERATED = {
+    "rooms": "stories of our own generator (eelib.tasks.rooms)",
+    "orders": "notes of orders of our own generator (eelib.tasks.orders)",
+}
+HELD_OUT = {
+    "translation": f"one English Tatoeba sentence in {HELD_OUT_SHARE} by hash, with every pair that shares a sentence "
+    "with it",
+    "reading": f"one passage of SQuADShifts in {HELD_OUT_PASSAGES} by hash",
+    "rooms": "stories with other names, things and templates",
+    "orders": "notes with other names, things, cities, first letters of identifiers and templates",
+}
 
 
-def write_card(corpora: Path, out: Path, work: Path, device: str, name: str, kind: str, **more: str) -> dict:
-    """Measure the model of P's tasks in `out` and write its card; `more` are further lines of it, after `kind`."""
+def kind_of(name: str) -> str:
+    """What a shipped model is, as its card says; today's recipe of this name may make another edition of it."""
+    return json.loads(data_folder("models", name, "card.json").read_text())["kind"]
+
+
+def write_card(
+    corpora: Path,
+    out: Path,
+    work: Path,
+    device: str,
+    name: str,
+    kind: str,
+    parts: Collection[str] = WHOLE,
+    **more: str,
+) -> dict:
+    """Measure the model of P's tasks in `out` and write its card; `more` are further lines of it, after `kind`.
+
+    `parts` are those that it knows: their corpora are named, and it is measured on them.
+    """
+    read = corpora_of(parts)
+    corpus = ", ".join(text for part, text in CORPORA.items() if part in read) + ", read at training time, not shipped"
+    corpus = "; ".join([corpus, *(text for part, text in GENERATED.items() if part in parts)])
+    notes = {
+        "prompts": "P's Table 8, unshortened; its fixed parts are one vocabulary entry each",
+        "held_out": "; ".join(text for part, text in HELD_OUT.items() if part in read),
+    }
+    if "orders" in parts:
+        notes["prompts"] += "; that of orders is our own"
+    if "reading" in parts:
+        notes["prompts"] += "; answers to questions begin with a space"
+        notes["held_out"] += f"; passages of more than {PASSAGE_WORDS} words are not trained on"
+    if "headlines" in parts:
+        notes["held_out"] += f"; articles are cut after {ARTICLE_WORDS} words"
+        notes["headlines"] = (
+            "Reuters prints them in capitals; trained on in sentence case, each word as the articles write it most "
+            "often, without exchange codes"
+        )
     return save_card(
         out,
         work,
         device,
-        {"name": name, "kind": kind, **more, "corpus": CORPUS},
-        measure(corpora, out, device),
-        {
-            "prompts": "P's Table 8, unshortened; its fixed parts are one vocabulary entry each; answers to questions "
-            "begin with a space",
-            "held_out": f"one English Tatoeba sentence in {HELD_OUT_SHARE} by hash, with every pair that shares a "
-            f"sentence with it; one passage of SQuADShifts in {HELD_OUT_PASSAGES} by hash; rooms: stories with other "
-            f"names, things and templates; passages of more than {PASSAGE_WORDS} words are not trained on, articles "
-            f"are cut after {ARTICLE_WORDS}",
-            "headlines": "Reuters prints them in capitals; trained on in sentence case, each word as the articles "
-            "write it most often, without exchange codes",
-        },
+        {"name": name, "kind": kind, **more, "corpus": corpus},
+        measure(corpora, out, device, parts),
+        notes,
     )
 
 

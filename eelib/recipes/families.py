@@ -32,14 +32,11 @@ def t5_states(model: Model, texts: list[Text]) -> States:
 class Family:
     """How models of one family are trained further: `attention(device)` the fastest that their batches allow."""
 
-    kind: str
     states: Callable[[Model, list[Text]], States]
     part_batches: Callable[..., list[list[Text]]]
-    in_batches: Callable[[list[Text], int], list[list[Text]]]
+    in_batches: Callable[[list[Text], int, int], list[list[Text]]]
     attention: Callable[[str], str]
 
 
-LLAMA = Family(
-    pocket_llama.KIND, llama_states, pocket_llama.part_batches, pocket_llama.in_batches, attention=attention.fastest
-)
-T5 = Family(pocket_t5.KIND, t5_states, pocket_t5.part_batches, pocket_t5.in_batches, attention=lambda _device: "eager")
+LLAMA = Family(llama_states, pocket_llama.part_batches, pocket_llama.in_batches, attention=attention.fastest)
+T5 = Family(t5_states, pocket_t5.part_batches, pocket_t5.in_batches, attention=lambda _device: "eager")

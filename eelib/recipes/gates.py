@@ -134,6 +134,7 @@ def train_gate(
         torch.manual_seed(how.seed)
         network = kind.build(model.hidden_size, **parameters).to(model.device)
     curve = fit(network, training, how)
+    network.half().float()  # so the file is half as large, and holds what was measured
     found = accuracy(network, held)
     gate = kind.of(network, model.name, normed=how.normed, **parameters)
     card = {

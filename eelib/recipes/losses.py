@@ -26,6 +26,22 @@ def uniform_weights(layers: int) -> list[float]:
     return [1 / layers] * layers
 
 
+def in_turn(layers: int, step: int, every: int) -> list[bool]:
+    """Which of layers 1..L have a loss at 0-based `step`: L, and one in `every` of the inner ones, others at each step.
+
+    InputError for `every` below 1.
+    """
+    if every < 1:
+        raise InputError(f"every must be at least 1, not {every}")
+    return [i == layers or i % every == step % every for i in range(1, layers + 1)]
+
+
+def turning_weights(layers: int, step: int, every: int) -> list[float]:
+    """Equal weights on the layers that have a loss at 0-based `step` (`in_turn`), 0 on the others; they sum to 1."""
+    chosen = in_turn(layers, step, every)
+    return [one / sum(chosen) for one in chosen]
+
+
 def calm_weights(layers: int) -> list[float]:
     """CALM's alpha_i = i / sum_j j for layers i = 1..L (M §2.1)."""
     return [i / (layers * (layers + 1) / 2) for i in range(1, layers + 1)]
@@ -55,14 +71,13 @@ def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
 
 
 def rotating_weights(layers: int, step: int, every: int, scale: float) -> list[float]:
-    """LayerSkip's weights at 0-based `step` (§4.1.2): of the inner layers one in `every` has one, others at each step.
+    """LayerSkip's weights at 0-based `step` (§4.1.2), on the layers that have a loss then (`in_turn`), 0 on the others.
 
     Layer i < L has scale * (1 + ... + i), layer L has L - 1 + scale * (1 + ... + L - 1), scaled to sum to 1. LayerSkip
-    counts from 0, which leaves its first layer without a loss; here layer 1 has one. InputError for `every` below 1.
+    counts from 0, which leaves its first layer without a loss; here layer 1 has one.
     """
-    if every < 1:
-        raise InputError(f"every must be at least 1, not {every}")
-    inner = [scale * i * (i + 1) / 2 if i % every == step % every else 0.0 for i in range(1, layers)]
+    chosen = in_turn(layers, step, every)[:-1]
+    inner = [one * scale * i * (i + 1) / 2 for i, one in enumerate(chosen, 1)]
     weights = [*inner, max(layers - 1, 1) + scale * layers * (layers - 1) / 2]
     return [weight / sum(weights) for weight in weights]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from eelib.models.model import Model, load_model
 from eelib.recipes import pocket_llama
 from eelib.recipes.batches import Phase, by_phases, kept
-from eelib.recipes.card import write_card
+from eelib.recipes.card import kind_of, write_card
 from eelib.recipes.families import LLAMA, T5, Family
 from eelib.recipes.loop import Loss, Schedule, train
 from eelib.recipes.losses import calm_weights, distillation_loss, exit_weights, layers_loss, uniform_weights
@@ -77,7 +77,7 @@ class FineTuning:
         model.network.save_pretrained(out)
         model.tokenizer.save_pretrained(out)
         return write_card(
-            corpora, out, work, device, self.name, self.family.kind, start=self.start, objective=self.objective
+            corpora, out, work, device, self.name, kind_of(self.start), start=self.start, objective=self.objective
         )
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eelib.recipes import attention
-from eelib.recipes.batches import Phase, Text, by_phases, encoded, kept, packed
+from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, Text, by_phases, encoded, kept, packed
 from eelib.recipes.card import write_card
 from eelib.recipes.corpora import SEED
 from eelib.recipes.loop import Loss, Schedule, train
@@ -59,19 +59,25 @@ def tokenizer_for(corpora: Path, folder: Path) -> PreTrainedTokenizerFast:
 
 
 def part_batches(
-    corpora: Path, work: Path, tokenizer: PreTrainedTokenizerFast, part: str, epoch: int
+    corpora: Path,
+    work: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    part: str,
+    epoch: int,
+    most: int = TOKENS_PER_BATCH,
 ) -> list[list[Text]]:
-    """The batches of one part's epoch."""
-    return in_batches(encoded(PARTS[part](corpora, work, epoch), tokenizer, WINDOW), epoch)
+    """The batches of one part's epoch, each of about `most` padded tokens."""
+    return in_batches(encoded(PARTS[part](corpora, work, epoch), tokenizer, WINDOW), epoch, most)
 
 
-def in_batches(texts: list[Text], epoch: int) -> list[list[Text]]:
-    """The texts in batches, each of like lengths and about TOKENS_PER_BATCH padded tokens."""
+def in_batches(texts: list[Text], epoch: int, most: int = TOKENS_PER_BATCH) -> list[list[Text]]:
+    """The texts in batches, each of like lengths and about `most` padded tokens."""
     return packed(
         texts,
         bucket=lambda text: len(text.ids) // 8,
         widths=lambda text: (len(text.ids),),
         rng=generator(epoch),
+        most=most,
     )
 
 

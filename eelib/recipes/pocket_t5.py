@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5For
 
 from eelib.common.data import data_folder
 from eelib.recipes import pocket_llama
-from eelib.recipes.batches import Phase, Text, by_phases, encoded, kept, packed
+from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, Text, by_phases, encoded, kept, packed
 from eelib.recipes.card import write_card
 from eelib.recipes.corpora import SEED
 from eelib.recipes.loop import Loss, Schedule, train
@@ -52,20 +52,26 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
 
 
 def part_batches(
-    corpora: Path, work: Path, tokenizer: PreTrainedTokenizerFast, part: str, epoch: int
+    corpora: Path,
+    work: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    part: str,
+    epoch: int,
+    most: int = TOKENS_PER_BATCH,
 ) -> list[list[Text]]:
-    """The batches of one part's epoch, alike in both lengths, of about TOKENS_PER_BATCH padded tokens of both sides."""
+    """The batches of one part's epoch, alike in both lengths, each of about `most` padded tokens of both sides."""
     texts = alone(PARTS[part](corpora, work, epoch), QUESTIONS, generator(epoch))
-    return in_batches(encoded(texts, tokenizer, WINDOW), epoch)
+    return in_batches(encoded(texts, tokenizer, WINDOW), epoch, most)
 
 
-def in_batches(texts: list[Text], epoch: int) -> list[list[Text]]:
-    """The texts in batches, alike in both lengths."""
+def in_batches(texts: list[Text], epoch: int, most: int = TOKENS_PER_BATCH) -> list[list[Text]]:
+    """The texts in batches of about `most` padded tokens, alike in both lengths."""
     return packed(
         texts,
         bucket=lambda text: (text.wanted.sum() // 8, (~text.wanted).sum()),
         widths=lambda text: (int((~text.wanted).sum()), int(text.wanted.sum())),
         rng=generator(epoch),
+        most=most,
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from eelib.recipes.corpora import (
@@ -21,11 +21,14 @@ from eelib.recipes.corpora import (
     shipped_texts,
     tatoeba,
 )
+from eelib.tasks.orders import orders
+from eelib.tasks.prompts import structured_prompt
 from eelib.tasks.rooms import interviews
 
 PASSAGE_WORDS, ARTICLE_WORDS, STRETCH_LETTERS = 220, 120, 1500
 HALVED = 1200
 SEEN = 8  # no plain recipe reaches epoch 8 of any part
+ORDERS = 6_000  # of an epoch
 STORIES, QUESTIONS = 36_000, 10  # rooms: how many stories, and questions about one at most
 BROAD = {"joined": 2, "tatoeba": 3}  # one in so many; Multi30k alone is whole
 NARROW = {"joined": 8, "tatoeba": 12}
@@ -79,6 +82,14 @@ def prose(corpora: Path, _work: Path, epoch: int) -> list[Example]:
     return plain_text(corpora, STRETCH_LETTERS)[epoch % 3 :: 3]
 
 
+def notes(_corpora: Path, _work: Path, epoch: int) -> list[Example]:
+    """Notes of orders with their JSON; every epoch has others."""
+    return [
+        Example(structured_prompt(row["note"]), json.dumps(row["record"]))
+        for row in orders("train", ORDERS, SEED * 1000 + epoch)
+    ]
+
+
 def alone(texts: list[Example], most: int, rng: random.Random) -> list[Example]:
     """At most `most` questions of each passage, each with the passage as P's Table 8 has it.
 
@@ -109,4 +120,11 @@ PARTS: dict[str, Callable[[Path, Path, int], list[Example]]] = {
     "reading": reading,
     "headlines": news,
     "text": prose,
+    "orders": notes,
 }
+WHOLE = tuple(name for name in PARTS if name != "orders")  # those of a model that knows all of P's tasks
+
+
+def corpora_of(parts: Collection[str]) -> set[str]:
+    """The parts whose corpora are in these: captions have a quarter of the other translations, too."""
+    return {*parts, *(["translation"] if "captions" in parts else [])}

@@ -1,4 +1,4 @@
-"""The prompts of the paper (P, Table 8), word for word, and what may be put into them."""
+"""The prompts of the paper (P, Table 8), word for word, one of our own, and what may be put into them."""
 
 LANGUAGES = {
     "de": "German",
@@ -14,6 +14,9 @@ QUESTION_ANSWERING = (
     "### Instruction:\nI will provide a context and a question to you. "
     "You need to answer me the question based on the context.\n"
     "### Context:\n{context}\n### Question:\n{question}\n### Answer:\n"
+)
+STRUCTURED = (
+    "### Instruction:\nWrite the order as JSON:\n### Input:\n{note}\n### Response:\n"  # of our own, in P's form
 )
 # Template parts that a tokenizer trained here may hold as one piece each: the text stays the paper's, the cost falls.
 FIXED_PARTS = (
@@ -40,3 +43,8 @@ def summarization_prompt(text: str) -> str:
 def question_prompt(context: str, question: str) -> str:
     """Prompt for one question about one passage (P, Table 8)."""
     return QUESTION_ANSWERING.format(context=context, question=question)
+
+
+def structured_prompt(note: str) -> str:
+    """Prompt for one note whose order is wanted as JSON; our own."""
+    return STRUCTURED.format(note=note)

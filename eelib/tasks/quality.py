@@ -4,7 +4,7 @@ import numpy as np
 
 from eelib.common.errors import InputError
 from eelib.common.interval import Interval
-from eelib.common.stats import bootstrap_totals
+from eelib.common.resampling import bootstrap_totals
 from eelib.tasks.kinds.registry import kind_named
 from eelib.tasks.sums import Score, Sums, grouped
 from eelib.tasks.task import Task

@@ -125,6 +125,27 @@ def test_damaged_folder(damage, part, folder_of, tmp_path, one_line):
     one_line(CheckpointError, part, lambda: eelib.load_model(str(folder)))
 
 
+def test_code_of_its_own_runs_where_it_is_allowed_and_nobody_is_asked(folder_of, model_of, tmp_path, monkeypatch):
+    """Also where it is built only to see how large it is."""
+    folder = shutil.copytree(folder_of("llama"), tmp_path / "own-code")
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    config_with(folder, architectures=["OwnForCausalLM"], model_type="own", auto_map=classes)
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    asked = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    model = eelib.load_model(str(folder), device="cpu", trust_remote_code=True)
+    assert not asked and type(model.network).__name__ == "OwnForCausalLM"
+    assert model.encode(["a dog"]) == model_of("llama").encode(["a dog"])
+    config_with(folder, vocab_size=2**33)
+    with pytest.raises(CheckpointError, match="numbers, its weights hold"):
+        eelib.load_model(str(folder), device="cpu", trust_remote_code=True)
+
+
 @pytest.mark.parametrize("damage", [with_cut_weights, with_broken_config, without_tokenizer])
 def test_what_another_library_raised_is_the_cause(damage, folder_of, tmp_path):
     folder = shutil.copytree(folder_of("llama"), tmp_path / "damaged")

@@ -8,6 +8,7 @@ import time
 import families
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import eelib
@@ -104,6 +105,22 @@ def test_a_damaged_generation_config_would_lose_its_end_tokens(copy_of, one_line
     one_line(CheckpointError, "generation_config.json", lambda: eelib.load_model(str(folder)))
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("ends", ["</s>", ["</s>"], [1, None], True, {"id": 1}])
+def test_end_tokens_that_are_no_ids_are_refused(file, ends, copy_of, one_line):
+    folder = copy_of()
+    change(folder / file, eos_token_id=ends)
+    one_line(CheckpointError, (file, "eos_token_id is"), lambda: eelib.load_model(str(folder)))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "merges.txt"])
+def test_a_file_without_measure_is_refused_before_it_is_read(name, copy_of, one_line):
+    folder = copy_of()
+    with open(folder / name, "wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    one_line(CheckpointError, (name, "1,099,511,627,776 bytes"), lambda: eelib.load_model(str(folder)))
+
+
 @pytest.mark.parametrize("ends", [None, 10_000, [10_000, -1]])
 def test_a_model_whose_end_tokens_are_lost_says_so(ends, copy_of, capsys):
     folder = copy_of()
@@ -191,3 +208,56 @@ def test_networks_are_measured_without_their_weights(folder_of):
     """No family that loads asks for more than its weights hold."""
     for name in families.FAMILIES:
         assert eelib.load_model(str(folder_of(name)), device="cpu").network.device == torch.device("cpu")
+
+
+def test_codes_without_their_scales_are_no_weights(copy_of, one_line):
+    """int8 weights would be taken for the numbers that they are codes of."""
+    folder = copy_of()
+    weights = load_file(folder / "model.safetensors")
+    coded = {key: (value * 50).round().to(torch.int8) if value.dim() > 1 else value for key, value in weights.items()}
+    save_file(coded, folder / "model.safetensors", metadata={"format": "pt"})
+    one_line(CheckpointError, ("quantized weights, I8", "does not say"), lambda: eelib.load_model(str(folder)))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e30])
+def test_weights_that_know_nothing_are_told(value, copy_of, tmp_path, capsys):
+    """A readout of them is a readout of nothing; the trace says so for ever."""
+    folder = copy_of()
+    weights = load_file(folder / "model.safetensors")
+    same = {key: torch.full_like(weight, value) for key, weight in weights.items()}
+    save_file(same, folder / "model.safetensors", metadata={"format": "pt"})
+    model = eelib.load_model(str(folder))
+    assert "all logits are the same" in capsys.readouterr().out
+    made = eelib.trace(model, eelib.Task.from_prompts(["a"]), 1, tmp_path, progress=False)
+    assert "know nothing" in made.manifest["remark"]
+
+
+def test_other_weights_get_no_remark(model_of):
+    assert model_of("llama").remark == ""
+
+
+@pytest.mark.parametrize(
+    "template, said",
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "does not end"),
+        ("{{ raise_exception('no') }}", "fails (TemplateError: no)"),
+        ("{% for %}", "fails (TemplateSyntaxError"),
+        ("{{ messages[9]['content'] }}", "fails (UndefinedError"),
+        ("{{ 1 / 0 }}", "fails (ZeroDivisionError"),
+        ("{{ 'word ' * 1000000 }}", "makes 5,000,000 characters of 1"),
+        ("{{ 'word ' * 2000000000 }}", "fails (MemoryError"),
+    ],
+)
+def test_chat_templates_that_fail_or_do_not_end(template, said, folder_of, monkeypatch, one_line):
+    model = eelib.load_model(str(folder_of("llama")))
+    monkeypatch.setattr("eelib.models.model.TEMPLATE_SECONDS", 0.5)
+    model.tokenizer.chat_template = template
+    one_line(CheckpointError, said, lambda: model.encode(["a"], chat=True))
+
+
+@pytest.mark.parametrize("key", ["architectures", "quantization_config"])
+@pytest.mark.parametrize("value", ["LlamaForCausalLM", [7], 7])
+def test_what_names_the_class_or_the_format_is_of_another_type(key, value, copy_of, one_line):
+    folder = copy_of()
+    change(folder / "config.json", **{key: value})
+    one_line(CheckpointError, (f"{key} is {value!r}", "it must be a"), lambda: eelib.load_model(str(folder)))

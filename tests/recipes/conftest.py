@@ -83,21 +83,23 @@ def made(tokenizer):
     """made(recipe): a tiny network of the recipe's kind, the same every time, as `load_model` would give it."""
 
     def build(recipe):
-        if recipe.start == "pocket-llama":
+        is_llama = recipe.start.startswith("pocket-llama")
+        if is_llama:
             network = families.build("llama").requires_grad_(True)
             network.resize_token_embeddings(len(tokenizer))
         else:
             sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 4}
             network = pocket_t5.build(tokenizer, **sizes).float()
-        return prepare(network.eval(), tokenizer, "tiny", "causal" if recipe.start == "pocket-llama" else "seq2seq")
+        return prepare(network.eval(), tokenizer, "tiny", "causal" if is_llama else "seq2seq")
 
     return build
 
 
 @pytest.fixture
 def few_stories(monkeypatch):
-    """The recipes' stories, few of them: all take minutes."""
+    """The recipes' stories and orders, few of them: all stories take minutes."""
     monkeypatch.setattr(texts, "STORIES", 24)
+    monkeypatch.setattr(texts, "ORDERS", 24)
 
 
 @pytest.fixture(scope="session")

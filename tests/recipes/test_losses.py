@@ -23,6 +23,7 @@ from eelib.recipes.losses import (
     layers_loss,
     rotating_weights,
     states_at,
+    turning_weights,
     uniform_weights,
 )
 
@@ -34,6 +35,9 @@ def test_weights_by_hand():
     assert last_share_weights(4) == pytest.approx([0.0, 2 / 9, 3 / 9, 4 / 9])
     assert last_share_weights(10) == pytest.approx([0.0] * 3 + [i / 49 for i in range(4, 11)])
     assert exit_weights(4, [1]) == pytest.approx([0.2, 0.0, 0.0, 0.8])
+    assert turning_weights(4, 6, 1) == [0.25] * 4
+    assert turning_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
+    assert turning_weights(4, 7, 2) == pytest.approx([1 / 3, 0.0, 1 / 3, 1 / 3])
 
 
 @given(st.integers(1, 80), st.floats(0.01, 1.0))
@@ -55,6 +59,8 @@ def test_weights_sum_to_one(layers, share):
 def test_weights_refuse_what_is_not_there():
     with pytest.raises(ValueError, match="share must be above 0 and at most 1, not 0"):
         last_share_weights(12, 0)
+    with pytest.raises(ValueError, match="every must be at least 1, not 0"):
+        turning_weights(12, 5, 0)
     with pytest.raises(ValueError, match=r"exits must lie in 1..8, not \[9\]"):
         exit_weights(8, [9])
 

@@ -14,7 +14,7 @@ from eelib.recipes import pocket_llama
 from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, Text, order_of
 from eelib.recipes.loop import Schedule
 from eelib.recipes.pocket_llama import CONTEXT, PHASES, SCHEDULE, build, in_batches, part_batches, target_loss
-from eelib.recipes.texts import PARTS, SEEN
+from eelib.recipes.texts import PARTS, SEEN, WHOLE
 from eelib.tracing.decode import greedy_texts
 
 TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -63,10 +63,10 @@ def test_attention_is_the_librarys():
 def test_phases_fill_the_schedule_and_no_part_reaches_epoch_2():
     """The rate falls in the second phase; about so many batches has each part's epoch with the real corpora."""
     assert sum(phase.steps for phase in PHASES) == SCHEDULE.steps and PHASES[1].steps == SCHEDULE.decay
-    assert {name for phase in PHASES for name in phase.shares} == set(PARTS)
+    assert {name for phase in PHASES for name in phase.shares} == set(WHOLE)
     batches = {"translation": 775, "captions": 435, "rooms": 520, "reading": 130, "headlines": 135, "text": 365}
     order = order_of(PHASES)
-    assert all(order.count(name) < SEEN * batches[name] for name in PARTS)
+    assert all(order.count(name) < SEEN * batches[name] for name in WHOLE)
 
 
 def test_batches(folder, tmp_path, few_stories):
@@ -90,7 +90,7 @@ def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, few_s
     """The whole recipe at a tiny size; continued, it goes on in the same batches; the end token is saved."""
     monkeypatch.setattr(pocket_llama, "build", partial(build, **TINY))
     monkeypatch.setattr(pocket_llama, "SCHEDULE", Schedule(steps=6, peak=1e-2, warmup=1, decay=3))
-    monkeypatch.setattr(pocket_llama, "PHASES", [Phase(6, dict.fromkeys(PARTS, 1.0))])
+    monkeypatch.setattr(pocket_llama, "PHASES", [Phase(6, dict.fromkeys(WHOLE, 1.0))])
     monkeypatch.setattr(pocket_llama, "write_card", lambda *args: {"card": args[1]})
     trained = []
 
@@ -102,7 +102,7 @@ def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, few_s
     monkeypatch.setattr(pocket_llama, "target_loss", losses)
     out, work = tmp_path / "out", tmp_path / "work"
     assert pocket_llama.run(folder, out, work, "cpu") == {"card": out}
-    assert sorted(part for part, _ in trained) == sorted(PARTS)
+    assert sorted(part for part, _ in trained) == sorted(WHOLE)
     model = eelib.load_model(str(out), device="cpu")
     tokenizer, generation = AutoTokenizer.from_pretrained(out), GenerationConfig.from_pretrained(out)
     assert (model.kind, model.layers, model.context_length) == ("causal", 2, 512)

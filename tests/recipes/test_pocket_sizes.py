@@ -10,7 +10,7 @@ from eelib.recipes import pocket_llama, pocket_sizes
 from eelib.recipes.batches import Phase
 from eelib.recipes.loop import Schedule
 from eelib.recipes.pocket_sizes import PHASES, SCHEDULE, Deep
-from eelib.recipes.texts import PARTS
+from eelib.recipes.texts import WHOLE
 
 TINY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 
@@ -26,7 +26,7 @@ def test_recipe_ends_in_a_model_of_its_depth_and_its_exit_layers(folder, tmp_pat
     build = partial(pocket_llama.build, **TINY)
     monkeypatch.setattr(pocket_llama, "build", build)
     monkeypatch.setattr(pocket_sizes, "SCHEDULE", Schedule(steps=4, peak=1e-2, warmup=1, decay=2))
-    monkeypatch.setattr(pocket_sizes, "PHASES", [Phase(4, dict.fromkeys(PARTS, 1.0))])
+    monkeypatch.setattr(pocket_sizes, "PHASES", [Phase(4, dict.fromkeys(WHOLE, 1.0))])
     monkeypatch.setattr(pocket_sizes, "TRANSLATIONS", ["translation/de-en"])
     monkeypatch.setattr(pocket_sizes, "translations", lambda *_: {"made up": {"BLEU": 1.0}})
     monkeypatch.setattr("eelib.recipes.quality.LONGEST_TRANSLATION", 3)

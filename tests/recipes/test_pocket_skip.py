@@ -9,17 +9,21 @@ import pytest
 import torch
 
 import eelib
+from eelib.common.data import data_folder
 from eelib.recipes import card as cards
 from eelib.recipes import own_outputs as own
 from eelib.recipes import pocket_skip
 from eelib.recipes.batches import Text
 from eelib.recipes.loop import Schedule
-from eelib.recipes.losses import dropout_rates, rotating_weights
+from eelib.recipes.losses import dropout_rates, rotating_weights, turning_weights
+from eelib.recipes.pocket_json import LLAMA_JSON
 from eelib.recipes.pocket_skip import LLAMA_SKIP, T5_SKIP, Stage, labels_loss, one_after_another, plain_loss
+from eelib.recipes.texts import WHOLE
 from eelib.tracing.decode import greedy_decode
 
 SHORT = Schedule(steps=2, peak=1e-2, warmup=1, decay=1)
 FEW = {"captions": 3, "rooms": 2}
+PARTS = {"captions": 1, "rooms": 1}
 
 
 def some_texts():
@@ -69,6 +73,8 @@ def test_what_a_step_minimizes(recipe, made):
     assert torch.equal(seen[0][1], seen[1][1])
     plain = recipe.loss_of(model, Stage(SHORT), loss, model.network, (0, "part", some_texts()))
     assert plain.part == "part" and seen[-1][0] == [1 / model.layers] * model.layers
+    recipe.loss_of(model, Stage(SHORT, every=2), loss, model.network, (7, "part", some_texts()))
+    assert seen[-1][0] == turning_weights(model.layers, 7, 2) != turning_weights(model.layers, 7, 1)
     assert max(dropout_rates(model.layers, pocket_skip.DROPPED, 0.98)) > 0.09
 
 
@@ -89,13 +95,15 @@ def test_the_plain_model_is_imitated(recipe, made):
 def test_recipe_ends_in_a_folder_that_loads(recipe, made, folder, tmp_path, monkeypatch, few_stories):
     """Both stages; the card has the steps of both, says what was done, and a finished run is not begun again."""
     monkeypatch.setattr(pocket_skip, "load_model", lambda name, **_: made(recipe))
-    monkeypatch.setattr(pocket_skip, "TASKS", {"captions": 1, "rooms": 1})
     monkeypatch.setattr(pocket_skip, "own_outputs", lambda *_: some_texts())
     monkeypatch.setattr(cards, "measure", lambda *_: {"made up": {"BLEU": 1.0}})
-    short = replace(recipe, stages=(Stage(SHORT, skips=True), Stage(SHORT, own=True)))
+    short = replace(recipe, stages=(Stage(SHORT, skips=True), Stage(SHORT, own=True)), tasks=PARTS, knows=PARTS)
     out, work = tmp_path / "out", tmp_path / "work"
     card = short.run(folder, out, work, "cpu")
     assert (card["steps"], card["start"]) == (4, recipe.start)
+    assert card["corpus"].startswith("Multi30k") and "Reuters" not in card["corpus"] and "rooms" in card["corpus"]
+    assert card["held_out"].endswith("with it; stories with other names, things and templates")
+    assert "Tatoeba" in card["corpus"] and "headlines" not in card  # captions have some of it, too
     assert "2 steps on the texts with layer dropout" in card["objective"]
     assert f"then 2 steps on {recipe.start}'s distribution on its own outputs" in card["objective"]
     assert [row[0] for row in card["loss_by_step"]] == [2, 4] and "own" in card["loss_by_part"]
@@ -105,6 +113,23 @@ def test_recipe_ends_in_a_folder_that_loads(recipe, made, folder, tmp_path, monk
     weights = (out / "model.safetensors").read_bytes()
     short.run(folder, out, work, "cpu")
     assert (out / "model.safetensors").read_bytes() == weights
+
+
+def test_a_model_is_measured_on_what_it_knows(monkeypatch):
+    """That of all tasks on all of them, the shipped translations included, though its own texts are only captions."""
+    asked = []
+    monkeypatch.setattr(pocket_skip, "measure", lambda *given: asked.append(set(given[3])) or {})
+    for recipe in (LLAMA_SKIP, T5_SKIP, LLAMA_JSON):
+        recipe.measure(None, None, "cpu")
+    assert asked == [set(WHOLE), {"captions", "translation"}, {"captions", "orders"}]
+
+
+@pytest.mark.parametrize("recipe", [T5_SKIP, LLAMA_JSON], ids=lambda r: r.name)
+def test_shipped_cards_say_what_their_recipes_say(recipe):
+    card = json.loads(data_folder("models", recipe.name, "card.json").read_text())
+    said = {"start": recipe.start, "objective": recipe.objective, **recipe.remarks}
+    assert {name: card.get(name) for name in said} == said
+    assert card["steps"] == sum(stage.schedule.steps for stage in recipe.stages)
 
 
 def test_curves_go_on():

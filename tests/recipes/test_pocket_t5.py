@@ -13,7 +13,7 @@ from eelib.recipes import pocket_t5
 from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, Text
 from eelib.recipes.loop import MasterOptimizer, Schedule, train
 from eelib.recipes.pocket_t5 import build, label_loss, part_batches
-from eelib.recipes.texts import PARTS
+from eelib.recipes.texts import PARTS, WHOLE
 from eelib.tracing.decode import greedy_texts
 
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
@@ -118,7 +118,7 @@ def test_batches(folder, tokenizer, tmp_path, few_stories):
 def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, tiny, few_stories):
     """The whole recipe at a tiny size: the saved model is an encoder-decoder that starts from padding and can end."""
     monkeypatch.setattr(pocket_t5, "SCHEDULE", Schedule(steps=6, peak=1e-3, warmup=1, decay=1))
-    monkeypatch.setattr(pocket_t5, "PHASES", [Phase(6, dict.fromkeys(PARTS, 1.0))])
+    monkeypatch.setattr(pocket_t5, "PHASES", [Phase(6, dict.fromkeys(WHOLE, 1.0))])
     trained = tiny()
     monkeypatch.setattr(pocket_t5, "build", lambda tokenizer, device: trained)
     monkeypatch.setattr(pocket_t5, "write_card", lambda corpora, out, *_: {"card": out})

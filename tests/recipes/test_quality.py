@@ -89,7 +89,14 @@ def test_measure_has_every_figure(folder, model, monkeypatch, oracle):
     assert {f"{name} {pair}" for name in ("Multi30k test2016", "Tatoeba held out") for pair in pairs} < set(found)
     rooms = {kind: found[f"rooms {kind}"]["items"] for kind in ("one", "two", "three", "count", "unknown")}
     assert rooms == {"one": 75, "two": 75, "three": 75, "count": 45, "unknown": 30}
-    assert {"FairytaleQA test", "SQuADShifts held out", "Reuters test", *quality.TEXTS} < set(found)
+    assert {"FairytaleQA test", "SQuADShifts held out", "Reuters test", *quality.TEXTS} - {quality.ORDERS} < set(found)
     assert found["FairytaleQA test"]["beyond the window"] == 1 and found["Reuters test"]["items"] == 6
     assert found["translation/de-en"]["items"] == 156 and found["summarization/news"]["items"] == 60
     assert all(scores["items"] for scores in found.values())
+    few = measure(folder, folder, "cpu", ("captions", "translation"))
+    assert set(few) < set(found) and "translation/de-en" in few
+    assert not {"FairytaleQA test", "rooms one", "Reuters test", "summarization/news"} & set(few)
+    told = measure(folder, folder, "cpu", ("captions", "orders"))
+    multi30k = {f"Multi30k test2016 {pair}" for pair in pairs}
+    assert set(told) == {*multi30k, quality.ORDERS, "agreement with the last layer"}
+    assert told[quality.ORDERS] == {"exact": 0.0, "valid": 0.0, "field F1": 0.0, "items": 150}

@@ -7,10 +7,14 @@ from eelib.tasks.kinds.classification import CLASSIFICATION
 from eelib.tasks.kinds.free_prompts import FREE_PROMPTS
 from eelib.tasks.kinds.kind import TaskKind
 from eelib.tasks.kinds.question_answering import QUESTION_ANSWERING
+from eelib.tasks.kinds.structured import STRUCTURED
 from eelib.tasks.kinds.summarization import SUMMARIZATION
 from eelib.tasks.kinds.translation import TRANSLATION
 
-KINDS = {kind.name: kind for kind in (QUESTION_ANSWERING, SUMMARIZATION, TRANSLATION, CLASSIFICATION, FREE_PROMPTS)}
+KINDS = {
+    kind.name: kind
+    for kind in (QUESTION_ANSWERING, SUMMARIZATION, TRANSLATION, STRUCTURED, CLASSIFICATION, FREE_PROMPTS)
+}
 
 
 def kind_named(name: str) -> TaskKind:

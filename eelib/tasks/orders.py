@@ -1,0 +1,75 @@
+"""Notes that describe an order in plain English, each with the JSON object that says the same.
+
+The words are in data/orders/words.json. Train and test share no names, things, cities, first letters of identifiers or
+templates. Words that JSON has a quotation mark before are such as pocket-llama's tokenizer splits alike after a space.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from eelib.common.data import data_folder
+from eelib.common.errors import InputError
+
+SPLITS = ("train", "test")
+WORDS = json.loads(data_folder("orders", "words.json").read_text())
+NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")  # from 2 on
+ENDS = "abcdefgh"  # the last letter of an identifier
+_ITEMS = (1, 1, 2, 2, 3)  # how many items an order has
+_IN_WORDS = 0.3  # share of the counts
+TESTED = 150
+
+
+def orders(split: str, count: int, seed: int = 0) -> Iterator[dict]:
+    """Yield `count` rows of a split, `note` and `record`; the same for the same seed.
+
+    A record has, in this order, `id` such as KX-4817-b, `name`, `items` of 1 to 3 things as the note writes them, each
+    with its count of 2 to 12, `city`, and whether it is `urgent`. InputError for another split or a count below 0.
+    """
+    if split not in SPLITS:
+        raise InputError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if count < 0:
+        raise InputError(f"count must be 0 or more, not {count}")
+    return _told(random.Random(f"orders {split} {seed}"), split, count)
+
+
+def _told(rng: random.Random, split: str, count: int) -> Iterator[dict]:
+    templates: list[str] = []
+    for _ in range(count):
+        # Each template is used once before any is used again.
+        templates = templates or rng.sample(WORDS["templates"][split], len(WORDS["templates"][split]))
+        record = _record(rng, split)
+        hurry = rng.choice(WORDS["urgent" if record["urgent"] else "calm"][split])
+        slots = record | {"items": _listed(rng, record["items"]), "hurry": hurry}
+        yield {"note": templates.pop().format(**slots), "record": record}
+
+
+def _record(rng: random.Random, split: str) -> dict:
+    words = {kind: lists[split] for kind, lists in WORDS.items()}
+    things = rng.sample(words["things"], rng.choice(_ITEMS))
+    return {
+        "id": f"{rng.choice(words['letters'])}-{rng.randint(1000, 9999)}-{rng.choice(ENDS)}",
+        "name": f"{rng.choice(words['first'])} {rng.choice(words['last'])}",
+        "items": [{"what": thing, "count": rng.randint(2, len(NUMBERS) + 1)} for thing in things],
+        "city": rng.choice(words["cities"]),
+        "urgent": rng.random() < 0.5,
+    }
+
+
+def _listed(rng: random.Random, items: list[dict]) -> str:
+    """The items in words: a count in figures or letters, commas, and an "and"."""
+    said = [
+        f"{NUMBERS[item['count'] - 2] if rng.random() < _IN_WORDS else item['count']} {item['what']}" for item in items
+    ]
+    return " and ".join([", ".join(said[:-1]), said[-1]] if said[:-1] else said)
+
+
+def write(folder: Path) -> None:
+    """Write the test rows to `folder/orders.jsonl`."""
+    lines = [json.dumps(row) for row in orders("test", TESTED)]
+    (folder / "orders.jsonl").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    write(data_folder("texts", "structured"))
