@@ -11,8 +11,12 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.stats import bootstrap_totals, bootstrap_unweighted_totals_over_tasks
+from eelib.common.interval import NOTHING, Interval
+from eelib.common.resampling import (
+    bootstrap_each_over_tasks,
+    bootstrap_totals,
+    bootstrap_unweighted_totals_over_tasks,
+)
 from eelib.exits.curve import Curve
 
 
@@ -44,7 +48,15 @@ class AgreementAt:
 
     def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
         """[draws]; a draw that begins above the price gives its first point's."""
-        return np.array([np.interp(self.price, x, y) for x, y in zip(price, agreement)])
+        points = price.shape[1]
+        if points == 1:
+            return agreement[:, 0]
+        right = (price <= self.price).sum(axis=1).clip(1, points - 1)
+        rows = np.arange(len(price))
+        (x, x2), (y, y2) = price[rows, [right - 1, right]], agreement[rows, [right - 1, right]]
+        with np.errstate(divide="ignore", invalid="ignore"):  # two points at one price
+            part = np.nan_to_num((self.price - x) / (x2 - x), nan=1.0).clip(0.0, 1.0)
+        return y + part * (y2 - y)
 
 
 @dataclass(frozen=True)
@@ -62,11 +74,11 @@ class Area:
 
     def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
         """[draws]."""
-        found = []
-        for x, y in zip(price, agreement):
-            knots = np.concatenate([[self.low], x.clip(self.low, self.high), [self.high]])
-            found.append(np.trapezoid(np.interp(knots, x, y), knots) / (self.high - self.low))
-        return np.array(found)
+        first, last = (AgreementAt(end).of(price, agreement)[:, None] for end in (self.low, self.high))
+        inside = np.where(price < self.low, first, np.where(price > self.high, last, agreement))
+        ends = np.ones((len(price), 1))
+        knots = np.hstack([self.low * ends, price.clip(self.low, self.high), self.high * ends])
+        return np.trapezoid(np.hstack([first, inside, last]), knots, axis=1) / (self.high - self.low)
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,32 @@ def interval(statistic: Statistic, curves: Curves, seed: int = 0) -> Interval:
         statistic.check(one)
         parts[task] = (lambda totals: read(statistic, totals), sums_of(one, one.groups))
     return over_tasks(parts, seed)
+
+
+def intervals(statistics: Sequence[Statistic], curves: Curves, seed: int = 0) -> list[Interval]:
+    """Several statistics of the same draws, each as `interval` has it; NOTHING where a curve does not reach one."""
+    found = by_task(curves)
+
+    def reached(statistic: Statistic) -> bool:
+        try:
+            for one in found.values():
+                statistic.check(one)
+        except NotEstimable:
+            return False
+        return True
+
+    there = [statistic for statistic in statistics if reached(statistic)]
+    if not (there and found):
+        return [NOTHING] * len(statistics)
+
+    def of(totals: np.ndarray) -> np.ndarray:
+        price, agreed = averages(totals)
+        return np.stack([statistic.of(price, agreed) for statistic in there], axis=1)
+
+    each = iter(
+        bootstrap_each_over_tasks({task: (of, sums_of(one, one.groups)) for task, one in found.items()}, seed=seed)
+    )
+    return [next(each) if statistic in there else NOTHING for statistic in statistics]
 
 
 def difference(statistic: Statistic, a: Curves, b: Curves, seed: int = 0) -> Interval:
@@ -155,8 +193,13 @@ def sums_of(one: Curve, groups: Sequence[str]) -> np.ndarray:
 
 def read(statistic: Statistic, totals: np.ndarray) -> np.ndarray:
     """The statistic [draws] of totals [draws, 2 K + 1]."""
+    return statistic.of(*averages(totals))
+
+
+def averages(totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean prices and agreements, both [draws, K], of totals [draws, 2 K + 1]."""
     price, agreed = np.split(totals[:, :-1] / totals[:, -1:], 2, axis=1)
-    return statistic.of(price, agreed)
+    return price, agreed
 
 
 def over_tasks(parts: dict, seed: int) -> Interval:

@@ -11,7 +11,9 @@ import numpy as np
 from torch import nn
 
 from eelib.common.errors import InputError
+from eelib.exits.gates.fitted import Fitted
 from eelib.exits.gates.gate import Gate
+from eelib.exits.gates.learned import Learned
 from eelib.exits.gates.shortlist import Shortlist
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.rule import Rule
@@ -57,17 +59,19 @@ def parameters(module: nn.Module) -> int:
 
 
 def prices(
-    sizes: Sizes, rule: Rule, rows: int | Callable[[int], int] | None = None, gate_parameters: int = 0
+    sizes: Sizes, rule: Rule, rows: int | Callable[[int], int] | None = None, gate_parameters: int | None = None
 ) -> np.ndarray:
     """What a token costs that leaves at layers 1..L by a rule, [L].
 
     `rows`: of the head, which the gate reads wherever it is asked; a shortlist's depend on the layer. By default as in
     `rows_read`. A gate that reads some emits what it read; after one that reads none, and at layer L, the whole head is
-    read once. `gate_parameters`: of the gate itself, at each layer.
+    read once. `gate_parameters`: of the gate itself, at each layer; by default a trained network's.
     """
     rule.check(sizes.layers)
     if rows is None:
         rows = rows_read(rule.gate, sizes)
+    if gate_parameters is None:
+        gate_parameters = parameters(rule.gate.network) if isinstance(rule.gate, Learned) else 0
     told = [rows(layer) if callable(rows) else rows for layer in range(1, sizes.layers + 1)]
     if min(told) < 0 or max(told) > sizes.rows or gate_parameters < 0:
         raise InputError(f"{rule.gate.name}: rows must be 0 to {sizes.rows}, and parameters of a gate 0 or more")
@@ -85,7 +89,8 @@ def rows_read(gate: Gate, sizes: Sizes) -> int | Callable[[int], int]:
     if isinstance(gate, Shortlist):
         few = min(gate.k, sizes.rows)
         return lambda layer: 0 if layer < gate.layer else sizes.rows if layer == gate.layer else few
-    return 0 if gate.name in WITHOUT_HEAD else sizes.rows
+    unread = isinstance(gate, Fitted) and "readout" not in gate.needs
+    return 0 if unread or gate.name in WITHOUT_HEAD else sizes.rows
 
 
 def break_even(sizes: Sizes) -> float:

@@ -59,7 +59,8 @@ def logistic(signs: np.ndarray, agrees: np.ndarray) -> tuple[float, ...]:
     if len(set(agrees.tolist())) < 2:
         share = (agrees.sum() + 0.5) / (len(agrees) + 1)
         return (*[0.0] * signs.shape[1], float(np.log(share / (1 - share))))
-    model = LogisticRegression(C=PENALTY, max_iter=1000).fit(signs, agrees)
+    signs = signs.astype(float)
+    model = LogisticRegression(C=PENALTY, solver="newton-cholesky", tol=1e-8).fit(signs, agrees)  # few signs: fast
     return (*map(float, model.coef_[0]), float(model.intercept_[0]))
 
 

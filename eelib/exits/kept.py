@@ -4,6 +4,7 @@ import hashlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,15 @@ def needs_states(rule: Rule) -> bool:
 
 def name_of(rule: Rule) -> str:
     """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on."""
-    code = hash_of(modules_behind(Path(inspect.getfile(type(rule.gate)))))
+    code = code_of(inspect.getfile(type(rule.gate)))
     said = f"{rule.gate!r} {rule.exits} {0 if rule.gate.remembers else rule.minimum_layer} {code}"
     return f"scores-{rule.gate.name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+
+
+@cache
+def code_of(file: str) -> str:
+    """Hash of the code that a gate's file rests on, as it was when this process first asked."""
+    return hash_of(modules_behind(Path(file)))
 
 
 def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[Rule], progress: bool = True) -> None:

@@ -1,21 +1,20 @@
-"""A task's score as a function of a rule's threshold: the texts or labels that its exits emit, teacher-forced."""
+"""A task's score at each number of a way, such as a threshold: of texts or labels that exits emit, teacher-forced."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
+from torch import Tensor
 
 from eelib.common.errors import InputError
 from eelib.common.interval import Interval
-from eelib.common.stats import bootstrap_totals
-from eelib.exits.curve import curve, rule_at
-from eelib.exits.offline import Scores, emitted, leave
-from eelib.exits.rule import Rule
+from eelib.common.resampling import bootstrap_totals
+from eelib.exits.curve import counted_rows
+from eelib.exits.ways import Way
 from eelib.models.model import Model
 from eelib.tasks.quality import item_sums
-from eelib.tasks.sums import Score, grouped
+from eelib.tasks.sums import Score, grouped, mean_of
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
 
@@ -89,43 +88,80 @@ def text_of(model: Model) -> Text:
     return text
 
 
+class Scorer:
+    """Sums of a task's first score; each text is decoded once, and scored once an item, as long as this lives."""
+
+    def __init__(self, task: Task, text: Text):
+        self.task, self.text = task, text
+        self.known: dict[bytes, str] = {}
+        self.rows: dict[tuple[int, str], int] = {}
+        self.sums = np.empty((0, 0))
+        self.name, self.score = "", mean_of([])[1]  # until a text is scored
+
+    def said(self, ids: np.ndarray) -> str:
+        """What token ids stand for; decoding is slow."""
+        if (key := ids.tobytes()) not in self.known:
+            self.known[key] = self.text(ids.tolist())
+        return self.known[key]
+
+    def of(self, pairs: Sequence[tuple[int, str]]) -> np.ndarray:
+        """[n, columns] of (item, text) each. InputError for a task without references."""
+        if new := [pair for pair in dict.fromkeys(pairs) if pair not in self.rows]:
+            found = item_sums(self.task.pick([item for item, _ in new]), [output for _, output in new])
+            if not found:
+                raise InputError(f"{self.task.name} has no references that outputs could be scored against")
+            self.name, (sums, self.score) = next(iter(found.items()))
+            self.sums = np.vstack([self.sums, sums]) if self.rows else sums
+            self.rows |= {pair: row for row, pair in enumerate(new, len(self.rows))}
+        return self.sums[[self.rows[pair] for pair in pairs]]
+
+
 def quality(
-    rule: Rule,
-    found: Scores,
+    way: Way,
     trace: Trace,
-    task: Task,
-    text: Text,
+    scorer: Scorer,
     values: Sequence[float] | None = None,
     sequences: np.ndarray | None = None,
 ) -> Quality:
-    """The task's first score at each of `values`, by default POINTS of the curve's by even mean layers.
+    """The task's first score as tokens leave by a way at each of `values`, by default POINTS by even mean layers.
 
-    `sequences`: the sequences of the trace that count, all by default; `text`: see `text_of`. Each different text of an
-    item is scored once. InputError for a task without references.
+    `sequences`: the sequences of the trace that count, all by default. InputError for a task without references.
     """
+    values = way.values(tokens_of(trace, sequences), POINTS) if values is None else values
+    return scored(values, way.exits(values), way.tokens, trace, scorer, sequences)
+
+
+def tokens_of(trace: Trace, sequences: np.ndarray | None) -> np.ndarray:
+    """bool [tokens]: those of some sequences; of all where None."""
+    owners = trace.tokens["sequence"].to_numpy()
+    return np.isin(owners, owners if sequences is None else sequences)
+
+
+def scored(
+    values: Sequence[float],
+    exits: Iterable[Tensor],
+    tokens: Tensor,
+    trace: Trace,
+    scorer: Scorer,
+    sequences: np.ndarray | None = None,
+) -> Quality:
+    """The task's first score at each of K `values`, at which the tokens of a trace leave by the K `exits` [n].
+
+    `tokens` [n, L]: what leaving at layers 1..L emits; the rest as in `quality`.
+    """
+    rows = tokens_of(trace, sequences)
     items = trace.sequences["sequence"].to_numpy()
     items = items if sequences is None else items[np.isin(items, sequences)]
     owners = trace.tokens["sequence"].to_numpy()
-    rows = np.isin(owners, items)
-    along = curve(rule, found, trace, rows, values, POINTS)
-    positions = torch.tensor(trace.tokens["position"].to_numpy())
+    counted = counted_rows(trace, rows)
     bounds = np.flatnonzero(np.diff(owners[rows])) + 1
-    told = [trace.tokens["token_id"].to_numpy()]  # full depth's first
-    for value in along.values:
-        told.append(emitted(found, leave(rule_at(rule, value), found, positions)).numpy())
-    known: dict[tuple[int, bytes], str] = {}
-    pairs: dict[tuple[int, str], int] = {}
-    cells = np.empty((len(told), len(items)), dtype=int)  # which of the pairs each item's text is
-    for point, tokens in enumerate(told):
-        for row, ids in enumerate(np.split(tokens[rows], bounds)):
-            key = (row, ids.tobytes())
-            if key not in known:
-                known[key] = text(ids.tolist())
-            cells[point, row] = pairs.setdefault((row, known[key]), len(pairs))
-    asked = task.pick([int(items[row]) for row, _ in pairs])
-    scored = item_sums(asked, [output for _, output in pairs])
-    if not scored:
-        raise InputError(f"{task.name} has no references that outputs could be scored against")
-    name, (sums, score) = next(iter(scored.items()))
-    groups = [task.groups[item] for item in items]
-    return Quality(name, along.values, along.mean_layers, groups, sums[cells[1:]], sums[cells[0]], score)
+    told, layers = [trace.tokens["token_id"].to_numpy()], []  # full depth's first
+    for left in exits:
+        told.append(tokens.gather(1, left[:, None] - 1)[:, 0].numpy())
+        layers.append(float(left[counted].double().mean()))
+    pairs = [
+        (item, scorer.said(part)) for ids in told for item, part in zip(items.tolist(), np.split(ids[rows], bounds))
+    ]
+    sums = scorer.of(pairs).reshape(len(told), len(items), -1)
+    groups = [scorer.task.groups[item] for item in items]
+    return Quality(scorer.name, np.array(values, float), np.array(layers), groups, sums[1:], sums[0], scorer.score)

@@ -10,7 +10,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from eelib.common.errors import InputError
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_totals
+from eelib.common.resampling import bootstrap_totals
 from eelib.exits.curve import counted_rows
 from eelib.exits.offline import Scores
 from eelib.tracing.trace import Trace

@@ -1,13 +1,14 @@
 """What is read off curves, by hand and against the common bootstrap."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from exits_made import LAYERS, TOKENS, Made
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.stats import bootstrap_difference, bootstrap_mean
-from eelib.exits.compare import AgreementAt, Area, PriceAt, contrast, difference, interval, shared_range
+from eelib.common.resampling import bootstrap_totals
+from eelib.exits.compare import AgreementAt, Area, PriceAt, contrast, difference, interval, intervals, shared_range
 from eelib.exits.curve import Curve, curve
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Scores
@@ -51,14 +52,37 @@ def test_intervals_are_those_of_the_common_bootstrap():
     rows, final = made_up.statistic_rows(), made_up.tokens["token_id"].to_numpy()
     groups = made_up.tokens["group"].to_numpy()[rows]
     second, third = ((made_up.top1[:, layer] == final)[rows] for layer in (2, 3))
-    assert interval(AgreementAt(2), fixed) == pytest.approx(bootstrap_mean(second, groups))
+    sums = pd.DataFrame({"second": second, "third": third, "n": 1.0}).groupby(groups).sum().to_numpy(float)
+    expected = bootstrap_totals(lambda t: t[:, 0] / t[:, 2], sums)
+    assert tuple(interval(AgreementAt(2), fixed)) == pytest.approx(tuple(expected))
     other = Scores(found.values, found.tokens.roll(-1, dims=1))  # says at layer 2 what the first said at 3
     other.tokens[:, -1] = found.tokens[:, -1]
     shifted = curve(rule, other, made_up)
-    expected = bootstrap_difference(third, groups, second, groups)
-    assert difference(AgreementAt(2), shifted, fixed) == pytest.approx(expected)
+    expected = bootstrap_totals(lambda t: (t[:, 1] - t[:, 0]) / t[:, 2], sums)
+    assert tuple(difference(AgreementAt(2), shifted, fixed)) == pytest.approx(tuple(expected))
     both = interval(AgreementAt(2), {"a": fixed, "b": shifted})
     assert both.estimate == pytest.approx((second.mean() + third.mean()) / 2) and both.low < both.estimate < both.high
+
+
+def test_several_statistics_are_each_by_itself_and_what_is_not_reached_is_nothing():
+    made = Made()
+    found = [curve(Rule(gate_named("confidence")), made.scores(Rule(gate_named("confidence"))), made) for _ in range(2)]
+    least = max(float(one.mean_layers[0]) for one in found)
+    asked = [AgreementAt(least - 0.1), AgreementAt(least + 0.5), Area(least, LAYERS)]
+    for curves in (found[0], dict(zip("ab", found))):
+        nothing, *rest = intervals(asked, curves)
+        assert not nothing.known or isinstance(curves, Curve)
+        assert rest == [pytest.approx(interval(of, curves)) for of in asked[1:]]
+    assert not any(one.known for one in intervals(asked, {}))
+
+
+def test_an_area_is_that_of_the_polygon_line():
+    random = np.random.default_rng(0)
+    price, agreement = np.sort(random.uniform(1, 5, (20, 9)), axis=1), random.random((20, 9))
+    for low, high in ((price[:, 0].max(), 4.0), (0.5, 6.0), (2.0, 2.1)):
+        fine = np.linspace(low, high, 100_001)
+        expected = [np.trapezoid(np.interp(fine, x, y), fine) / (high - low) for x, y in zip(price, agreement)]
+        np.testing.assert_allclose(Area(low, high).of(price, agreement), expected, atol=1e-4)
 
 
 def test_tasks_count_the_same_whatever_their_tokens():

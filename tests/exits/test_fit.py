@@ -37,7 +37,11 @@ def test_position_and_score_are_scikit_learns(trace):
         )
         assert signs.shape == (len(trace), 3 + len(CLASSES))
         if 0 < agrees.sum() < len(agrees):
-            theirs = LogisticRegression(max_iter=1000).fit(signs, agrees).predict_proba(signs)[:, 1]
+            theirs = (
+                LogisticRegression(tol=1e-10, max_iter=10_000)
+                .fit(signs.astype(float), agrees)
+                .predict_proba(signs)[:, 1]
+            )
             np.testing.assert_allclose(gate.score(seen, {}), theirs, atol=1e-5)
 
 

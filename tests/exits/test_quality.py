@@ -11,8 +11,9 @@ from eelib.common.errors import InputError
 from eelib.exits.curve import rule_at
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import emitted, leave
-from eelib.exits.quality import quality, text_of
+from eelib.exits.quality import Scorer, quality, text_of
 from eelib.exits.rule import Rule
+from eelib.exits.ways import ByThreshold
 from eelib.tasks.quality import quality_difference, quality_interval
 from eelib.tasks.task import Task
 
@@ -25,22 +26,22 @@ def spoken(ids):
 
 @pytest.fixture
 def answered():
-    """(trace, scores, task) of questions whose references are what full depth says, but for one word."""
+    """(way, trace, task) of questions whose references are what full depth says, but for one word."""
     trace = Made()
     outputs = [spoken(part) for part in trace.tokens["token_id"].to_numpy().reshape(-1, 10)]
     groups = [f"g{item // 2}" for item in range(len(outputs))]
     task = Task("made", "question_answering", outputs, [[f"{text} more"] for text in outputs], outputs, groups)
-    return trace, trace.scores(RULE), task
+    return ByThreshold(RULE, trace, trace.scores(RULE)), trace, task
 
 
 def test_scores_are_those_of_the_texts_that_the_exits_emit(answered):
-    trace, found, task = answered
+    way, trace, task = answered
     values = [0.2, 0.5, 0.9, np.inf]
-    made = quality(RULE, found, trace, task, spoken, values)
+    made = quality(way, trace, Scorer(task, spoken), values)
     full = task.prompts
     positions = torch.tensor(trace.tokens["position"].to_numpy())
     for at, value in enumerate(values):
-        ids = emitted(found, leave(rule_at(RULE, value), found, positions)).numpy().reshape(-1, 10)
+        ids = emitted(way.found, leave(rule_at(RULE, value), way.found, positions)).numpy().reshape(-1, 10)
         outputs = [spoken(part) for part in ids]
         assert made.scores[at] == pytest.approx(task.quality(outputs)["F1"])
         assert made.interval(at) == pytest.approx(quality_interval(task, outputs)["F1"])
@@ -55,25 +56,25 @@ def test_scores_are_those_of_the_texts_that_the_exits_emit(answered):
 
 
 def test_only_the_sequences_asked_for_are_scored_and_each_text_once(answered):
-    trace, found, task = answered
+    way, trace, task = answered
     said = []
 
     def text(ids):
         said.append(tuple(ids))
         return spoken(ids)
 
-    made = quality(RULE, found, trace, task, text, sequences=np.array([3, 4, 7]))
+    made = quality(way, trace, Scorer(task, text), sequences=np.array([3, 4, 7]))
     assert made.groups == ["g1", "g2", "g3"] and made.sums.shape[1] == 3 and len(made.values) <= 12
     assert made.full_score == pytest.approx(task.pick([3, 4, 7]).quality([task.prompts[i] for i in (3, 4, 7)])["F1"])
     said.clear()
-    quality(RULE, found, trace, task, text, values=[0.5, 0.5, 0.5], sequences=np.array([3]))
+    quality(way, trace, Scorer(task, text), values=[0.5, 0.5, 0.5], sequences=np.array([3]))
     assert len(said) == len(set(said)) == 2  # full depth's and one more
 
 
 def test_nothing_to_score_against_is_one_line(answered, one_line):
-    trace, found, _ = answered
+    way, trace, _ = answered
     task = eelib.Task.from_prompts([str(row) for row in range(12)])
-    one_line(InputError, "no references", lambda: quality(RULE, found, trace, task, spoken))
+    one_line(InputError, "no references", lambda: quality(way, trace, Scorer(task, spoken)))
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])

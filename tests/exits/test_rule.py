@@ -31,6 +31,9 @@ def test_bad_input_is_one_line(one_line):
     gate = gate_named("confidence")
     one_line(InputError, "rising order", lambda: Rule(gate, exits=(3, 2)))
     one_line(InputError, "rising order", lambda: Rule(gate, exits=()))
+    one_line(InputError, "layers 1 to 4", lambda: Rule(gate, exits=(0, 1)).check(4))
+    for wrong in (("a",), (1.5,), (True,), 2, "2"):
+        one_line(InputError, f"exits {wrong!r}", lambda: Rule(gate, exits=wrong))
     one_line(InputError, "minimum_layer", lambda: Rule(gate, minimum_layer=0))
     one_line(InputError, "layers 1 to 4", lambda: Rule(gate, exits=(2, 9)).check(4))
     one_line(InputError, "layers 1 to 4", lambda: Rule(gate, minimum_layer=5).check(4))

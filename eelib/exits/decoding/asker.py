@@ -1,6 +1,7 @@
 """Ask a rule about the newest token of each row while a batch is decoded, one layer after the other."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from eelib.exits.decoding.clock import Clock
 from eelib.exits.gates.gate import NEVER, Memory, Seen, kept
-from eelib.exits.look import look
+from eelib.exits.look import looked_at
 from eelib.exits.rule import Rule
 from eelib.exits.thresholds import Estimated
 from eelib.lens.readout import FROM_TOP_K, TOP_K
@@ -23,14 +24,24 @@ class Readout(Mapping[str, Tensor]):
     def __init__(self, model: Model, states: Tensor, clock: Clock):
         self.model, self.states, self.clock = model, states, clock
         self.found: dict[str, Tensor] = {}
+        self.read: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """[n, V], read once."""
+        if self.read is None:
+            with self.clock.on("head"):
+                self.read = self.model.unembed(self.states)
+        return self.read
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.found:
+            logits = self.logits
             with self.clock.on("head"):
                 if name == "top1":
-                    self.found[name] = self.model.unembed(self.states).argmax(dim=-1)
+                    self.found[name] = logits.argmax(dim=-1)
                 else:
-                    self.found = look(self.model.unembed, self.states)
+                    self.found = looked_at(logits)
         return self.found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -42,13 +53,16 @@ class Readout(Mapping[str, Tensor]):
 
 @dataclass
 class Said:
-    """What leaving at `layer` is, for n rows: whether they do, the gate's scores, what they emit (made when asked)."""
+    """What leaving at `layer` is, for n rows: whether they do, the gate's scores [n] on the device, and what they emit
+    (made when asked). `states` [n, hidden_size] are the network's own; the gate has seen them as they are read.
+    """
 
     layer: int
     leaves: list[bool]
-    scores: list[float]
+    score: Tensor
     seen: Seen
     memory: Memory
+    states: Tensor
 
 
 class Asker:
@@ -56,7 +70,7 @@ class Asker:
 
     def __init__(self, model: Model, rule: Rule, clock: Clock):
         self.model, self.rule, self.clock, self.layers = model, rule, clock, model.layers
-        self.asked = frozenset(layer for layer in range(1, self.layers) if rule.asks(layer, self.layers))
+        self.asked = frozenset(rule.asked(self.layers))
 
     def begin_batch(self) -> None:
         """A learnt threshold is fitted anew; FREE's are of one sequence."""
@@ -69,35 +83,60 @@ class Asker:
         told = torch.tensor([positions, tokens_before, exits_before], device=device)
         self.positions, self.token_before, self.exit_before = told[0], told[1], told[2]
         self.memory = self.rule.gate.start(len(positions), device)
-        self.heads, self.scores = 0, [NEVER] * len(positions)
+        self.heads, self.score = 0, torch.full((len(positions),), NEVER, device=device)
         self.last: Said | None = None
+        self.rows = list(range(len(positions)))  # of those that were asked last, the ones that are still asked
+        self.may_leave = max(positions) >= self.rule.first_tokens
 
-    def ask(self, layer: int, states: Tensor) -> Said:
-        """About the states [n, hidden_size] of the rows."""
+    @property
+    def scores(self) -> list[float]:
+        """What the gate said last of each row that is still asked."""
+        found: list[float] = self.score.tolist()
+        return found
+
+    def ask(self, layer: int, states: Tensor, adapted: Tensor) -> Said:
+        """About the states [n, hidden_size] of the rows, and what an adapter block makes of them (else the same); where
+        a row might leave, the device is waited for, once.
+        """
         with self.clock.on("gate"):
-            readout = Readout(self.model, states, self.clock)
-            told = (self.positions, readout, states, self.model.unembed, self.token_before, self.exit_before)
+            read = self.model.read_through_at(layer, adapted)
+            readout = Readout(self.model, read, self.clock)
+            told = (self.positions, readout, read, self.model.unembed, self.token_before, self.exit_before)
             seen = Seen(layer, self.layers, *told)
             score = self.rule.gate.score(seen, self.memory).float()
-            leaves = self.rule.leaves(layer, score, self.positions)
-            self.heads += bool(readout.found)
-            self.scores = score.tolist()
-            self.last = Said(layer, leaves.tolist(), self.scores, seen, self.memory)
+            leaves = [False] * len(states)
+            if self.may_leave and layer >= self.rule.minimum_layer:
+                leaves = self.rule.leaves(layer, score, self.positions).tolist()
+            self.heads += readout.read is not None
+            self.score, self.rows = score, list(range(len(states)))
+            self.last = Said(layer, leaves, score, seen, self.memory, states)
             return self.last
 
     def tokens(self, said: Said) -> list[int]:
         """What leaving at a layer just asked about emits, of each of n rows."""
+        with self.counted(said):
+            found: list[int] = self.rule.gate.token(said.seen, said.memory).tolist()
+        return found
+
+    def logits(self, said: Said) -> Tensor:
+        """What the head says of the states at a layer just asked about [n, V]."""
+        with self.counted(said) as readout:
+            return readout.logits
+
+    @contextmanager
+    def counted(self, said: Said) -> Iterator[Readout]:
+        """While open, a read of the head counts, if it is the first at this layer."""
         readout = said.seen.readout
         assert isinstance(readout, Readout)
-        before = bool(readout.found)
-        found: list[int] = self.rule.gate.token(said.seen, said.memory).tolist()
-        self.heads += bool(readout.found) and not before
-        return found
+        before = readout.read is not None
+        yield readout
+        self.heads += readout.read is not None and not before
 
     def learn(self, final: list[int | None]) -> None:
         """Tell a learnt threshold what the last layer said of the rows that were asked last; None: it was not asked."""
         if isinstance(self.rule.limit, Estimated) and self.last:
-            said = zip(self.last.scores, self.tokens(self.last), final)
+            tokens = self.tokens(self.last)
+            said = zip(self.scores, (tokens[row] for row in self.rows), final)
             known = [(score, token == last) for score, token, last in said if last is not None]
             self.rule.limit.learn([score for score, _ in known], [agreed for _, agreed in known])
 
@@ -106,4 +145,4 @@ class Asker:
         index = torch.tensor(rows, device=self.model.device)
         self.positions, self.token_before = self.positions[index], self.token_before[index]
         self.exit_before, self.memory = self.exit_before[index], kept(self.memory, index)
-        self.scores = [self.scores[row] for row in rows]
+        self.score, self.rows = self.score[index], [self.rows[row] for row in rows]

@@ -27,7 +27,7 @@ class Batch:
         self.padded = self.adapter.left and model.pads
         self.context = self.adapter.context(prompts)
         limit = max(row.base for row in self.rows) + max(row.room for row in self.rows) + SLACK
-        self.slots = Slots(model.layers, len(prompts), limit, bool(self.context), clock)
+        self.slots = Slots(model.layers, len(prompts), limit, bool(self.context), bool(model.adapter_block), clock)
 
     def groups(self) -> list[list[Row]]:
         """Rows that may share a call."""

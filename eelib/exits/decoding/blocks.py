@@ -25,14 +25,20 @@ class Left(BaseException):
 
 
 class Blocks:
-    """The blocks of one model while `open`; `frame` is that of the cache which the calls are given."""
+    """The blocks of one model while `open`; `frame` is that of the cache which the calls are given. `asked`: layers at
+    which a gate is; an adapter block runs where its own is one of them.
+    """
 
-    def __init__(self, model: Model, frame: Frame):
+    def __init__(self, model: Model, frame: Frame, asked: frozenset[int] = frozenset()):
         self.model, self.frame = model, frame
+        block = model.adapter_block
+        self.adapts = block.layer if block and block.layer in asked else 0
         self.start, self.watched = 0, frozenset[int]()
         self.watch: Watch | None = None
         self.state: Tensor | None = None
         self.layer = 0
+        self.inputs: dict[str, Any] = {}  # of the call
+        self.adapted: Tensor | None = None  # of the adapter block's layer, what it has made of the call's states
         self.template: Any = None  # what the first block gave when it last ran, with its state
 
     @contextmanager
@@ -51,12 +57,32 @@ class Blocks:
         def after(_module: nn.Module, _args: tuple, output: Any) -> None:
             if layer == 1 and not self.start:
                 self.template = output
+            if layer == self.adapts > self.start and self.watched:  # each token once: on its way through
+                self.adapted = self.model.adapted(layer, output_of(output), self.inputs)
             if layer > self.start and layer in self.watched:
                 self.layer, self.state = layer, output_of(output)
                 if self.watch is None or self.watch(layer, self.state) or layer == self.model.layers:
                     raise Left
 
         return after
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While open, the network runs through undisturbed, and leaves nothing behind here."""
+        before, self.watched, template = self.watched, frozenset(), self.template
+        try:
+            yield
+        finally:
+            self.watched, self.template = before, template
+
+    def read(self, layer: int, rows: list[int] | slice, states: Tensor) -> Tensor:
+        """The newest tokens' states [n, hidden_size] of some rows of the call that runs, as an adapter block has them
+        read; `states` at other layers than its own.
+        """
+        if layer != self.adapts:
+            return states
+        assert self.adapted is not None
+        return self.adapted[rows, -1]
 
     def run(self, inputs: dict, watched: frozenset[int], watch: Watch | None = None) -> tuple[int, Tensor]:
         """From the embeddings on, until `watch` says stop at one of the layers `watched`: (layer, its states)."""
@@ -80,7 +106,7 @@ class Blocks:
 
     def call(self, inputs: dict, start: int, watched: frozenset[int], watch: Watch | None) -> tuple[int, Tensor]:
         """One call of the network, which ends with a block."""
-        self.start, self.watched, self.watch = start, watched, watch
+        self.start, self.watched, self.watch, self.inputs = start, watched, watch, inputs
         try:
             self.model.network(**inputs)
         except Left:

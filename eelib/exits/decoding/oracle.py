@@ -14,7 +14,7 @@ from eelib.exits.decoding.asker import Asker, Said
 from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen
 from eelib.exits.rule import Rule
 
-FIRST_TOKENS = 3  # P: none leaves before the 4th token
+FIRST_TOKENS = 4  # P's tables: the first four of each output have all layers, the fifth is the first to leave
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FirstAgreeing(Gate):
 
 
 def oracle_rule(exits: tuple[int, ...] | None = None) -> Rule:
-    """The oracle as P has it, from the 4th token on."""
+    """The oracle as P has it, from the 5th token on."""
     return Rule(FirstAgreeing(), exits=exits, first_tokens=FIRST_TOKENS)
 
 
@@ -42,9 +42,9 @@ class Oracle(Asker):
         super().begin(positions, tokens_before, exits_before)
         self.kept: list[tuple[int, list[int], Tensor]] = []
 
-    def ask(self, layer: int, states: Tensor) -> Said:
+    def ask(self, layer: int, states: Tensor, adapted: Tensor) -> Said:
         """Nothing leaves."""
-        said = super().ask(layer, states)
+        said = super().ask(layer, states, adapted)
         self.kept.append((layer, self.tokens(said), states))
         return said
 

@@ -39,7 +39,8 @@ class Row:
 
     `waiting`: of the last tokens that ran, those that have not been through all blocks, deeper ones first. `shift`: of
     its slots. `place`: in the cache. `flush`: nothing more is to be drafted before what waits has been through all
-    blocks. `drafts`: tokens at the end of the output that are not yet verified.
+    blocks. `drafts`: tokens at the end of the output that are not yet verified. `proposed`: where tokens are sampled,
+    what each of these was drawn from [V].
     """
 
     number: int
@@ -51,6 +52,7 @@ class Row:
     waiting: list[Waiting] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     drafts: int = 0
+    proposed: list[Tensor] = field(default_factory=list)
     flush: bool = False
     done: bool = False
     deep_runs: int = 0
@@ -85,3 +87,21 @@ class Row:
             self.flush = last
         else:
             self.done = last
+
+
+@dataclass
+class Gone:
+    """A row that has left in the call that runs, whether it stays behind or is taken along: the token that it emits,
+    its state where it left [hidden_size], and where it is sampled, what the token was drawn from [V].
+    """
+
+    row: Row
+    token: Token
+    state: Tensor
+    drawn_from: Tensor | None = None
+
+
+def places_of(some: list[Row], rows: list[Row]) -> list[int]:
+    """Where some of the rows stand among them, in the order of these."""
+    numbers = {row.number for row in some}
+    return [i for i, row in enumerate(rows) if row.number in numbers]

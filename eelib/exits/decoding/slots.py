@@ -146,11 +146,12 @@ class SourceLayer(CacheLayerMixin):
 class Slots:
     """The cache of one batch, as the network is given it (`cache`) and as the decoding moves it about."""
 
-    def __init__(self, layers: int, rows: int, limit: int, with_source: bool, clock: Clock):
+    def __init__(self, layers: int, rows: int, limit: int, with_source: bool, with_block: bool, clock: Clock):
         self.frame = Frame(rows, limit)
         self.layers = [SlotLayer(self.frame, clock) for _ in range(layers)]
+        self.beside = [SlotLayer(self.frame, clock)] if with_block else []  # an adapter block's
         own = DynamicCache()
-        own.layers = list(self.layers)
+        own.layers = [*self.layers, *self.beside]
         own.layer_class_to_replicate = None
         self.cache: Cache = own
         self.sources: list[SourceLayer] = []
@@ -163,7 +164,7 @@ class Slots:
 
     def move(self, row: int, by: int, slots: int) -> None:
         """Shift a row to the right (or, by a negative number, to the left) at all layers, within so many slots."""
-        for layer in [layer for layer in self.layers if layer.buffers]:
+        for layer in [layer for layer in (*self.layers, *self.beside) if layer.buffers]:
             layer.grow(slots)
             for buffer in layer.buffers:
                 if by > 0:
@@ -183,7 +184,7 @@ class Slots:
     def keep_rows(self, rows: list[int]) -> None:
         """Forget all other rows; those kept are numbered anew in the order given."""
         self.frame.count = len(rows)
-        for layer in self.layers:
+        for layer in (*self.layers, *self.beside):
             layer.buffers = [buffer[rows] for buffer in layer.buffers]
         for source in self.sources:
             source.stored = [held[rows] for held in source.stored]

@@ -42,13 +42,15 @@ class Learned(Gate):
     """Softmax probability of leaving; exit where it is above the threshold.
 
     `model` and `weights` (a hash) say which network this is; two gates are equal where they are. `normed`: it was
-    trained on states after the final norm, else, as published, on the states themselves.
+    trained on states after the final norm, else, as published, on the states themselves. `model_hash`: of the weights
+    that it was trained for, where that is known.
     """
 
     model: str
     weights: str
     network: Network = field(repr=False, compare=False)
     normed: bool = False
+    model_hash: str = field(default="", repr=False, compare=False)
     needs: ClassVar[tuple[str, ...]] = ("state", "readout", "head")
     default: ClassVar[float] = 0.9  # M's text, section 7, for all of its measures and CALM's; CALM calibrates its own
 
@@ -58,10 +60,10 @@ class Learned(Gate):
         raise NotImplementedError
 
     @classmethod
-    def of(cls, network: Network, model: str, **parameters: bool) -> Self:
+    def of(cls, network: Network, model: str, model_hash: str = "", **parameters: bool) -> Self:
         """The gate of a network that is trained, which is kept as it is."""
         network.eval().requires_grad_(False)
-        return cls(model=model, weights=hash_of_weights(network), network=network, **parameters)
+        return cls(model=model, weights=hash_of_weights(network), network=network, model_hash=model_hash, **parameters)
 
     def start(self, count: int, device: torch.device | str = "cpu") -> Memory:
         """What the network begins with."""

@@ -7,6 +7,7 @@ not list can't be emitted before layer L: `outside` says how often that is the f
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +48,6 @@ class Shortlist(Gate):
         return memory["token"] if "token" in memory else torch.full_like(seen.positions, -1)
 
 
-def outside(topk_ids: Tensor, final: Tensor, k: int) -> Tensor:
-    """Whether the emitted token `final` [n] is not among the k best [n, >= k] of the layer that lists: bool [n]."""
-    return (topk_ids[:, :k] != final[:, None]).all(dim=1)
+def outside(ranks: np.ndarray, k: int) -> np.ndarray:
+    """Whether the emitted token is not among the k best of the layer that lists, from its `ranks` there: bool [n]."""
+    return ranks > k

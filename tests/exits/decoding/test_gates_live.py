@@ -8,11 +8,14 @@ import torch
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
+from eelib.exits.decoding.oracle import FIRST_TOKENS
+from eelib.exits.gates.by_class import ByClass
 from eelib.exits.gates.gate import Gate, Seen
 from eelib.exits.gates.registry import GATES, gate_named
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.look import look
 from eelib.exits.offline import emitted, leave, score_layers
+from eelib.exits.pieces import CLASSES, PieceTable
 from eelib.exits.rule import Rule
 from eelib.exits.thresholds import Estimated
 from eelib.tracing.decode import greedy_decode, states_of
@@ -67,6 +70,21 @@ def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of, mi
         assert len(set(exits)) > 1
 
 
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_thresholds_by_class_say_what_they_say_of_whole_runs(name, model_of, middle_rule):
+    model = model_of(name)
+    limit = float(middle_rule(model, PROMPTS, "confidence").threshold)
+    classes = torch.arange(model.vocab_size).remainder(len(CLASSES)).byte()
+    thresholds = tuple(limit if number % 2 else torch.inf for number in range(len(CLASSES)))
+    rule = Rule(ByClass(gate_named("confidence"), PieceTable(classes), thresholds))
+    made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
+    exits, tokens, clear = offline(model, rule, made)
+    np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
+    np.testing.assert_array_equal(made.tokens["token_id"][clear], tokens[clear])
+    early = made.tokens[made.tokens["exit_layer"] < model.layers]
+    assert len(early) and (early["token_id"] % len(CLASSES) % 2 == 1).all()
+
+
 @pytest.mark.parametrize("keys", ["full", "copy", "project"])
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
@@ -75,7 +93,7 @@ def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
     made = generate(model, PROMPTS, gate="oracle", keys=keys, batch_size=3, max_new_tokens=STEPS)
     again = generate(model, PROMPTS, gate="oracle", keys=keys, batch_size=1, max_new_tokens=STEPS)
     assert made.tokens.equals(again.tokens)
-    assert (made.tokens.loc[made.tokens["position"] < 3, "exit_layer"] == model.layers).all()
+    assert (made.tokens.loc[made.tokens["position"] < FIRST_TOKENS, "exit_layer"] == model.layers).all()
     exits = made.tokens["exit_layer"].to_numpy()
     assert (exits < model.layers).any()
     if keys == "full":
@@ -85,7 +103,7 @@ def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
         states = states_of(model, prompts, outputs)[0]
         tops = torch.stack([model.unembed(states[:, layer]).argmax(-1) for layer in range(1, model.layers + 1)], 1)
         first = (tops == tops[:, -1:]).int().argmax(1).numpy() + 1
-        late = (made.tokens["position"] >= 3).to_numpy()
+        late = (made.tokens["position"] >= FIRST_TOKENS).to_numpy()
         np.testing.assert_array_equal(exits[late], first[late])
         return
     for row, prompt in enumerate(PROMPTS):  # the same exits, known beforehand, lead to the same tokens
@@ -118,3 +136,21 @@ def test_free_learns_while_decoding(model_of, middle_rule):
     states = states_of(model, model.tokenizer(PROMPTS[:1])["input_ids"], [made.tokens["token_id"].tolist()])[0]
     shallow = model.unembed(states[:, 2]).argmax(-1).numpy()[deep.index]
     assert rule.limit.agreed == (shallow == deep["token_id"]).tolist()
+
+
+def test_free_learns_of_each_row_its_own(model_of, middle_rule):
+    """In a batch of which some rows leave: a score goes with the token of its row."""
+    model = model_of("llama")
+    middle = middle_rule(model, PROMPTS).limit.value
+    rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
+    made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=len(PROMPTS), max_new_tokens=STEPS)
+    outputs = made.tokens.groupby("sequence")["token_id"].agg(list).tolist()
+    states = states_of(model, model.tokenizer(PROMPTS)["input_ids"], outputs)[0]
+    shallow = model.unembed(states[:, 2]).argmax(-1).numpy()
+    deep = (made.tokens["exit_layer"] == model.layers).to_numpy()
+    assert 0 < deep.sum() < len(deep)
+    wanted = sorted(zip(made.tokens["score"][deep], shallow[deep] == made.tokens["token_id"][deep]))
+    assert len({agreed for _, agreed in wanted}) == 2
+    found = sorted(zip(rule.limit.scores, rule.limit.agreed))
+    np.testing.assert_allclose([score for score, _ in found], [score for score, _ in wanted], rtol=1e-5)
+    assert [agreed for _, agreed in found] == [agreed for _, agreed in wanted]

@@ -7,6 +7,8 @@ import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import InputError
 from eelib.exits.decoding.clock import PARTS
+from eelib.exits.decoding.loop import Decoding
+from eelib.exits.gates.classifier import StateClassifier
 from eelib.exits.gates.gate import Gate
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED
@@ -79,6 +81,19 @@ BAD = [
     (dict(gate=Rule(gate_named("confidence")), exits=(1,)), ["rule has exits"]),
     (dict(gate=7), ["gate 7"]),
     (dict(batch_size=0), ["batch_size 0"]),
+    (dict(keys=""), ["keys ''", "full, copy"]),
+    (dict(keys=["full"]), ["keys ['full']", "full, copy"]),
+    (dict(exits=2, keys="copy"), ["exits 2", "(2, 4)"]),
+    (dict(exits=("a",), keys="copy"), ["'a'"]),
+    (dict(gate="confidence", exits=(1.5,)), ["1.5"]),
+    (dict(gate="confidence", exits=(2, 1)), ["(2, 1)", "rising order"]),
+    (dict(gate=Rule(gate_named("confidence"), exits=(1, 9))), ["(1, 9)", "layers 1 to 3"]),
+    (dict(keys="verified", exits=(1,), draft=WINDOW + 1), ["draft 129", "window of 128"]),
+    (dict(keys="verified", exits=(1,), draft="2"), ["draft '2'"]),
+    (dict(policy=7), ["7 is no policy"]),
+    (dict(policy="none.json"), ["none.json is no policy"]),
+    (dict(max_new_tokens="4"), "max_new_tokens '4'"),
+    (dict(parting=3), "parting 3"),
 ]
 
 
@@ -114,3 +129,42 @@ def test_a_model_without_our_cache_is_refused(model_of, one_line, monkeypatch):
     monkeypatch.setattr(trial, "TRIED", type(trial.TRIED)())
     monkeypatch.setattr(model, "cache", "own")
     one_line(InputError, ["gpt2", "can't be stopped", "cache of its own"], lambda: eelib.generate(model, PROMPTS))
+
+
+def test_a_trained_gate_of_other_weights_is_refused(model_of):
+    """Of another model's name, and of this one's with other weights; a gate whose weights are not known passes."""
+    model = model_of("gpt2")
+
+    def gate(*of):
+        return StateClassifier.of(StateClassifier.build(model.hidden_size), *of)
+
+    for given, told in (
+        (("llama",), "for llama, not for gpt2"),
+        ((model.name, "0" * 64), "for other weights than these"),
+    ):
+        with pytest.raises(InputError, match=told):
+            eelib.generate(model, PROMPTS, gate=gate(*given), keys="deferred")
+    for given in ((model.name,), (model.name, model.hash)):
+        assert len(eelib.generate(model, PROMPTS, gate=gate(*given), keys="deferred", max_new_tokens=2).tokens)
+
+
+def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
+    """Once said; the output is that of smaller batches. One prompt that does not fit raises."""
+    model = model_of("llama")
+    wanted = eelib.generate(model, PROMPTS, exits=(2,), keys="verified", temperature=0.5, max_new_tokens=6)
+    decode, sizes, most = Decoding.decode, [], 2
+
+    def tight(self, prompts, max_new_tokens):
+        sizes.append(len(prompts))
+        if len(prompts) > most:
+            decode(self, prompts[:1], 3)  # part of the work was done
+            raise torch.OutOfMemoryError("full")
+        return decode(self, prompts, max_new_tokens)
+
+    monkeypatch.setattr(Decoding, "decode", tight)
+    made = eelib.generate(model, PROMPTS, exits=(2,), keys="verified", temperature=0.5, batch_size=4, max_new_tokens=6)
+    assert made.tokens.equals(wanted.tokens) and made.sequences.equals(wanted.sequences)
+    assert max(sizes) > most and capsys.readouterr().out.count("halved") == 1
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        eelib.generate(model, PROMPTS[:2], max_new_tokens=2)

@@ -6,6 +6,7 @@ from families import GENERATING
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
+from eelib.exits.decoding.parting import ALWAYS
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.rule import Rule
 from eelib.models.probe import output_of, with_tensor
@@ -117,7 +118,9 @@ def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, keys, model_o
     ):
         hands = [changed_by_hand(model, by_hand(model, rule), prompt, keys, model.eos_ids) for prompt in prompts]
         for batch_size in (1, 5):
-            made = generate(model, PROMPTS, gate=rule, keys=keys, batch_size=batch_size, max_new_tokens=STEPS)
+            made = generate(
+                model, PROMPTS, gate=rule, keys=keys, batch_size=batch_size, max_new_tokens=STEPS, parting=ALWAYS
+            )
             assert ids_of(made) == [hand.tokens for hand in hands]
             assert exits_of(made) == [hand.exits for hand in hands]
         made = made.tokens[made.tokens["position"] > 0]

@@ -3,10 +3,12 @@
 from itertools import combinations
 
 import pytest
+import torch
 from families import CAUSAL, GENERATING
 
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.exits.decoding import batch as batch_file
+from eelib.exits.decoding.again import Again
 from eelib.exits.decoding.asker import Asker
 from eelib.exits.decoding.clock import Clock
 from eelib.exits.decoding.generate import generate
@@ -108,3 +110,42 @@ def test_the_window_inside_a_draft(name, model_of, eos):
         rows = Decoding(model, KEYS["verified"], asker, draft, clock).decode(prompts, 20)
         assert [[token.token_id for token in row.tokens] for row in rows] == wanted
         assert any(row.accepted for row in rows) and all(row.done for row in rows)
+
+
+@pytest.fixture
+def twins():
+    """twins(model): every second row of its head becomes the one before, but for the last bit; undone at the end."""
+    undo = []
+
+    def make(model):
+        weight = model.unembed.head.weight.data
+        undo.append((weight, weight.clone()))
+        even = weight[: len(weight) // 2 * 2 : 2]
+        torch.manual_seed(0)
+        to = even + torch.randn_like(even).sign()
+        weight[1::2] = torch.where(torch.rand_like(even) < 0.2, torch.nextafter(even, to), even)
+
+    yield make
+    for weight, before in undo:
+        weight.copy_(before)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma2", "gpt2", "gpt_neox", "falcon", "olmo2", "gemma3", "granite", "opt", "t5"]
+)
+def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model_of, eos, many, twins, monkeypatch):
+    """Every token has a twin that the head tells from it by rounding alone."""
+    model = model_of(name)
+    twins(model)
+    prompts = model.tokenizer(many)["input_ids"]
+    ends = (model.vocab_size + 1,)
+    eos(model, ends)
+    alone = [greedy_decode(model, [prompt], STEPS)[0] for prompt in prompts]
+    common = max({t for ids in alone for t in ids}, key=lambda t: sum(t in ids for ids in alone))
+    eos(model, {common})
+    asked = []
+    monkeypatch.setattr(Again, "after", lambda self, output, after=Again.after: asked.append(1) or after(self, output))
+    made = generate(model, many, keys="verified", exits=(2,), draft=3, batch_size=batch_size, max_new_tokens=STEPS)
+    assert ids_of(made) == [cut(ids, {common}) for ids in alone]
+    assert len(asked) > len(many)

@@ -6,10 +6,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from eelib.common.data import data_folder
 from eelib.exits.cost import Sizes, prices
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.gates.trained import TRAINED, card_of, save_gate, trained_gate
+from eelib.exits.gates.trained import TRAINED, as_stored, card_of, save_gate, trained_gate
 from eelib.exits.rule import Rule
+from eelib.models.model import load_model
 
 
 @pytest.fixture
@@ -103,3 +105,18 @@ def test_they_read_no_head_to_score(saved):
     sizes = Sizes(3, 100.0, 50.0, 10)
     gate, _ = saved("classifier")
     assert prices(sizes, Rule(gate), gate_parameters=10).tolist() == pytest.approx([1.6, 2.7, 3.7])
+
+
+@pytest.mark.parametrize("model", ["pocket-llama", "pocket-llama-joint"])
+def test_shipped_gates_are_of_the_shipped_models(model):
+    loaded = load_model(model, device="cpu")
+    for name in TRAINED:
+        file = data_folder("gates", model) / f"{name}.safetensors"
+        assert trained_gate(loaded, name).name == name and file.stat().st_size < 2_200_000
+        card = card_of(file)
+        assert card["model"] == model and card["held out"]["area"] > 70 and card["texts"]
+
+
+def test_half_precision_only_where_nothing_is_lost():
+    exact, other = torch.tensor([0.5, -2.0]), torch.tensor([0.1])
+    assert as_stored(exact).dtype == torch.float16 and as_stored(other) is other

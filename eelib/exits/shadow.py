@@ -1,0 +1,144 @@
+"""A shadow stream: of a sampled share of what is served, full depth is run too, and an alarm stops early exit in time.
+
+The alarm may be looked at after every output: it is a test martingale (Ville 1939; Waudby-Smith and Ramdas 2024,
+"Estimating means of bounded random variables by betting"), a capital that is bet on outputs being worse than promised.
+While the promise holds, it ever reaches 1 / alpha with a chance of at most alpha.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eelib.common.errors import InputError
+from eelib.common.values import check_whole
+from eelib.exits.decoding.again import EXACT
+from eelib.exits.decoding.generate import generate
+from eelib.exits.decoding.generated import Generated
+from eelib.exits.policy import Policy
+from eelib.models.model import Model
+from eelib.tasks.task import Task
+
+BETS = (1.5, 2.0, 3.0, 5.0, 10.0, 20.0)  # so many times the promised risk; the capital is spread evenly over them
+
+
+@dataclass
+class Alarm:
+    """Goes off once the mean loss of a stream is above `risk`, falsely with a chance of at most `alpha`, ever.
+
+    Losses lie in [0, 1]; each one's mean, given those before, is at most `risk` while the promise holds. `at`: after
+    how many of them it went off; None while it has not. InputError for a risk or alpha that is not within 0 and 1.
+    """
+
+    risk: float
+    alpha: float = 0.01
+    seen: int = 0
+    lost: float = 0.0
+    at: int | None = None
+    logs: list[float] = field(default_factory=list)  # of each bet's capital, which begins with 1
+
+    def __post_init__(self) -> None:
+        if not (0 < self.risk < 1 and 0 < self.alpha < 1):
+            raise InputError(
+                f"an alarm with risk {self.risk!r}, alpha {self.alpha!r} is not allowed; both are in (0, 1)"
+            )
+        self.logs = self.logs or [0.0] * len(bets(self.risk))
+
+    @property
+    def capital(self) -> float:
+        """The evidence against the promise: 1 says nothing, 1 / alpha is an alarm; at most e^700."""
+        top = max(self.logs)
+        return math.exp(min(top + math.log(sum(math.exp(log - top) for log in self.logs) / len(self.logs)), 700.0))
+
+    def see(self, loss: float) -> bool:
+        """One more output's loss; returns whether the alarm is on. InputError for a loss outside [0, 1]."""
+        if not 0 <= loss <= 1:
+            raise InputError(f"loss {loss!r} is not allowed; losses lie within 0 and 1")
+        self.seen, self.lost = self.seen + 1, self.lost + loss
+        for number, worse in enumerate(bets(self.risk)):
+            stake = (worse - self.risk) / (self.risk * (1 - self.risk))
+            self.logs[number] += math.log1p(stake * (loss - self.risk))
+        if self.at is None and self.capital >= 1 / self.alpha:
+            self.at = self.seen
+        return self.at is not None
+
+
+def bets(risk: float) -> list[float]:
+    """The mean losses that are bet on, all above `risk` and below 1."""
+    return [times * risk for times in BETS if times * risk < 1] or [(1 + risk) / 2]
+
+
+def delay(risk: float, true: float, alpha: float = 0.01) -> float:
+    """About how many outputs in the shadow pass before the alarm, if a share `true` of them is lost; inf if never.
+
+    Wald's identity for the best of the bets: log(bets / alpha) over what its capital grows by, on average, per output.
+    InputError as of `Alarm`, and for a share that is none.
+    """
+    Alarm(risk, alpha)
+    if not 0 <= true <= 1:
+        raise InputError(f"true {true!r} is not allowed; it is a share")
+    found = bets(risk)
+    growth = max(true * math.log(b / risk) + (1 - true) * math.log((1 - b) / (1 - risk)) for b in found)
+    return math.log(len(found) / alpha) / growth if growth > 0 else math.inf
+
+
+@dataclass
+class Service:
+    """A model served by a policy, watched: `share` of the outputs are decoded at full depth too, and held against it.
+
+    A loss is an output that differs from full depth's. Early exit ends, and full depth is served, once the alarm is on,
+    or while the file `kill` is there. `shadowed`: numbers of the outputs that were compared, counted from 0 over all
+    calls. InputError as of `Alarm` and `Policy.check`, for a share outside [0, 1], for a policy that samples, and for a
+    share above 0 of a model in less than float32: there an output depends on the rows decoded beside it, so one that
+    differs says nothing of the policy.
+    """
+
+    model: Model
+    policy: Policy
+    alarm: Alarm
+    share: float = 0.05
+    seed: int = 0
+    kill: Path | None = None
+    served: int = 0
+    shadowed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_whole("seed", self.seed, 0)
+        if not 0 <= self.share <= 1:
+            raise InputError(f"share {self.share!r} is not allowed; it must lie within 0 and 1")
+        if self.policy.temperature:
+            raise InputError("outputs that are sampled can't be held against each other; the policy has a temperature")
+        if self.share and self.model.dtype not in EXACT:
+            raise InputError(
+                f"in {self.model.dtype} an output depends on its batch, so what differs from full depth says nothing "
+                "of the policy; load the model in float32, or take share=0 for no comparison"
+            )
+        self.policy.check(self.model)
+        self.random = np.random.default_rng(self.seed)
+
+    @property
+    def early(self) -> bool:
+        """Whether tokens may leave early."""
+        return self.alarm.at is None and not (self.kill is not None and self.kill.exists())
+
+    def generate(self, task: Task | Sequence[str], **options: Any) -> Generated:
+        """`eelib.generate` by the policy, or at full depth where early exit has ended; `options`: its batch_size and
+        max_new_tokens. The comparison takes time here, and none of `times`.
+        """
+        asked = task if isinstance(task, Task) else Task.from_prompts(list(task))
+        if not self.early:
+            self.served += len(asked)
+            return generate(self.model, asked, **options)
+        made = generate(self.model, asked, policy=self.policy, **options)
+        picked = np.flatnonzero(self.random.random(len(asked)) < self.share).tolist()
+        if picked:
+            full = generate(self.model, asked.pick(picked), **options)
+            ours, true = (one.tokens.groupby("sequence")["token_id"].agg(list) for one in (made, full))
+            for place, number in enumerate(picked):
+                self.alarm.see(float(ours[number] != true[place]))
+        self.shadowed += [self.served + number for number in picked]
+        self.served += len(asked)
+        return made

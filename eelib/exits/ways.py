@@ -1,0 +1,215 @@
+"""Where a trace's tokens leave as one number rises: a rule's threshold, or the layer of FREE's one exit.
+
+So that rules whose tokens depend on each other can be drawn, calibrated and scored as all others are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eelib.exits.curve import POINTS, Curve, counted_rows, counts, exits_by, rule_at, running_maxima, turning_values
+from eelib.exits.gates.confidence import Confidence
+from eelib.exits.offline import Scores, Tokens, learn_along, leave, score_layers, scores
+from eelib.exits.rule import Rule
+from eelib.exits.thresholds import Estimated
+from eelib.tracing.trace import Trace
+
+
+class Way(Protocol):
+    """`tokens`: what leaving at layers 1..L emits, int64 [n, L]."""
+
+    @property
+    def name(self) -> str:
+        """For messages and tables."""
+        ...
+
+    @property
+    def tokens(self) -> Tensor:
+        """See above."""
+        ...
+
+    def values(self, rows: np.ndarray | None, points: int) -> list[float]:
+        """Numbers worth a look, rising, by `rows` (bool [n]; all where None); with the last one no quality is lost."""
+        ...
+
+    def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
+        """Exit layers 1..L of all n tokens at each of the numbers, int64 [n]."""
+        ...
+
+    def rule_at(self, value: float) -> Rule:
+        """The rule that a number stands for."""
+        ...
+
+
+@dataclass(frozen=True)
+class OfRule:
+    """A way whose number is a rule's threshold, over a trace."""
+
+    rule: Rule
+    trace: Trace
+
+    @property
+    def name(self) -> str:
+        """The gate's."""
+        return self.rule.gate.name
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Of the tokens, int64 [n]."""
+        return torch.tensor(self.trace.tokens["position"].to_numpy())
+
+    def rule_at(self, value: float) -> Rule:
+        """The rule with this threshold."""
+        return rule_at(self.rule, value)
+
+    def maxima(self, rows: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        """Of the counted among `rows`: (running maxima of the scores [m, L-1], positions [m])."""
+        raise NotImplementedError
+
+    def values(self, rows: np.ndarray | None, points: int) -> list[float]:
+        """Where exit layers change, thinned to `points`."""
+        return turning_values(self.rule, *self.maxima(rows), points)
+
+
+@dataclass(frozen=True)
+class ByThreshold(OfRule):
+    """A rule whose tokens leave each for itself, by its scores over a trace."""
+
+    found: Scores
+
+    @property
+    def tokens(self) -> Tensor:
+        """What the scores say."""
+        return self.found.tokens
+
+    def maxima(self, rows: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        """See above."""
+        counted = counted_rows(self.trace, rows)
+        positions = self.positions[counted]
+        return running_maxima(self.rule, self.found.values[counted], positions), positions
+
+    def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
+        """As in `eelib.exits.offline.leave`."""
+        return (leave(self.rule_at(value), self.found, self.positions) for value in values)
+
+
+@dataclass(frozen=True)
+class InTurn(OfRule):
+    """A rule whose gate looks at where the token before has left.
+
+    There are L + 1 layers where it may have left, 0 for none: `scores` [L+1, n, L] holds what the gate says after each
+    of them, so that a look into a table takes a token's turn.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+
+    @cached_property
+    def highest(self) -> Tensor:
+        """Running maxima of the scores [L+1, n, L-1]."""
+        return torch.stack([running_maxima(self.rule, part, self.positions) for part in self.scores])
+
+    def maxima(self, rows: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        """As they would be, had the tokens before left at their first layer that agrees."""
+        counted = counted_rows(self.trace, rows)
+        before = torch.tensor(self.trace.exit_layer("first")).roll(1).masked_fill(self.positions == 0, 0)
+        return self.highest[before, torch.arange(len(before))][counted], self.positions[counted]
+
+    def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
+        """One position after the other, for all values at once: as `eelib.exits.offline.decide` has them."""
+        told = torch.stack(
+            [torch.stack([exits_by(self.rule_at(v), part, self.positions) for part in self.highest]) for v in values]
+        )
+        exits = torch.zeros(len(values), len(self.positions), dtype=torch.long)
+        each = torch.arange(len(values))[:, None]
+        for position in self.positions.unique().tolist():
+            rows = (self.positions == position).nonzero()[:, 0]
+            before = exits[:, rows - 1] if position else exits[:, rows]
+            exits[:, rows] = told[each, before, rows]
+        return iter(exits)
+
+
+def in_turn(rule: Rule, trace: Trace) -> InTurn:
+    """The way of a rule whose gate needs "exit before" and no states."""
+    tokens = Tokens(trace)
+    every = torch.arange(len(tokens.final))
+    found = [
+        score_layers(rule, trace.layers, tokens.final, lambda layer: tokens.seen(layer, every, before + 0 * every))
+        for before in range(trace.layers + 1)
+    ]
+    return InTurn(rule, trace, torch.stack([one.values for one in found]), found[0].tokens)
+
+
+@dataclass(frozen=True)
+class TwoExits:
+    """FREE: one shallow exit by confidence, with a threshold that is learnt from sequence to sequence.
+
+    The number is the layer of the exit, of `layers`; at L no token leaves early.
+    """
+
+    trace: Trace
+    layers: tuple[int, ...]
+    as_published: bool = False
+    name: str = "free"
+
+    @cached_property
+    def found(self) -> Scores:
+        """Confidence at all layers, which each exit takes its own of."""
+        return scores(Rule(Confidence()), self.trace)
+
+    @property
+    def tokens(self) -> Tensor:
+        """The top-1 of each layer."""
+        return self.found.tokens
+
+    def values(self, rows: np.ndarray | None, points: int) -> list[float]:
+        """The layers, and L."""
+        return [float(layer) for layer in self.layers if layer < self.trace.layers] + [float(self.trace.layers)]
+
+    def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
+        """As in `eelib.exits.offline.decide`."""
+        tokens, sequences = Tokens(self.trace), torch.tensor(self.trace.tokens["sequence"].to_numpy())
+        for value in values:
+            if value == self.trace.layers:
+                yield torch.full((len(sequences),), self.trace.layers)
+            else:
+                yield learn_along(self.rule_at(value), self.found, tokens, sequences)
+
+    def rule_at(self, value: float) -> Rule:
+        """FREE's rule with this exit."""
+        return Rule(Confidence(), Estimated(as_published=self.as_published), exits=(int(value),))
+
+
+def mixed(one: ByThreshold | InTurn, other: ByThreshold | InTurn, rows: np.ndarray) -> ByThreshold | InTurn:
+    """The way by which `rows` (bool [n]) leave as in `one` and the rest as in `other`; whole sequences to each.
+
+    For gates that are fitted to one part of a trace and asked about the other.
+    """
+    mask = torch.tensor(rows)[:, None]
+    if isinstance(one, InTurn) and isinstance(other, InTurn):
+        return replace(one, scores=torch.where(mask, one.scores, other.scores))
+    assert isinstance(one, ByThreshold) and isinstance(other, ByThreshold)
+    return replace(one, found=one.found._replace(values=torch.where(mask, one.found.values, other.found.values)))
+
+
+def curve_of(way: Way, trace: Trace, rows: np.ndarray | None = None, points: int = POINTS) -> Curve:
+    """The curve of a way at its values; counted are the statistic rows, of `rows` where given.
+
+    A value at which fewer layers run than at one below it is left out, so that mean layers rise.
+    """
+    found = curve_at(way, trace, way.values(rows, points), rows)
+    kept = np.flatnonzero(found.mean_layers >= np.maximum.accumulate(found.mean_layers))
+    return replace(found, values=found.values[kept], left=found.left[:, kept], agreed=found.agreed[:, kept])
+
+
+def curve_at(way: Way, trace: Trace, values: Sequence[float], rows: np.ndarray | None = None) -> Curve:
+    """The same at some values, with all of them."""
+    counted = counted_rows(trace, rows)
+    right = (way.tokens[counted] == way.tokens[counted][:, -1:]).numpy()
+    exits = (one[counted].numpy() for one in way.exits(values))
+    return counts(way.name, values, exits, right, trace.tokens["group"].to_numpy()[counted])

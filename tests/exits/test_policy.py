@@ -1,0 +1,158 @@
+"""Policies: calibrated by hand on made-up scores, kept in a file, refused once anything has changed."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import eelib
+from checks.tiny_texts import PROMPTS
+from eelib.common.errors import InputError
+from eelib.exits import policy as policies
+from eelib.exits.gates.registry import gate_named
+from eelib.exits.policy import Policy, calibrate, grid_of, head_hash
+from eelib.exits.rule import Rule
+from eelib.tasks.task import Task
+
+TEXTS = [f"{prompt} {number}" for number in range(30) for prompt in PROMPTS[:3]]
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory, folder_of):
+    """(model, tasks, traces) of a tiny decoder."""
+    model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+    task = Task.from_prompts(TEXTS)
+    made = eelib.trace(model, task, max_new_tokens=6, folder=tmp_path_factory.mktemp("runs"), progress=False)
+    return model, {"made": task}, {"made": made}
+
+
+def test_a_policy_leaves_as_its_rule_would(setting, tmp_path):
+    model, tasks, traces = setting
+    made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
+    value = made.thresholds["prompts"]
+    assert (
+        value is not None and 0 <= made.risks["prompts"]["estimate"] <= 1 and made.calibrated_on["made"]["groups"] == 45
+    )
+    made.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json") == made
+    by_file = eelib.generate(model, PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6)
+    rule = Rule(gate_named("softmax_difference"), value)
+    by_hand = eelib.generate(model, PROMPTS, gate=rule, keys="deferred", max_new_tokens=6)
+    assert by_file.tokens.equals(by_hand.tokens)
+
+
+def test_the_risk_is_of_outputs_that_differ(setting):
+    """Deferred decoding parts from full decoding in as many outputs of the other half as the policy says."""
+    model, tasks, traces = setting
+    made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
+    (half,) = (policies.split({"made": set(traces["made"].tokens["group"])}, 0.5, 0).values(),)
+    report = sorted(int(group) for group in next(iter(half)).report)
+    full = eelib.generate(model, tasks["made"].pick(report), max_new_tokens=6).sequences["output"]
+    early = eelib.generate(model, tasks["made"].pick(report), policy=made, max_new_tokens=6).tokens
+    plain = eelib.generate(model, tasks["made"].pick(report), max_new_tokens=6).tokens
+    differ = [
+        not np.array_equal(a["token_id"], b["token_id"])
+        for (_, a), (_, b) in zip(early.groupby("sequence"), plain.groupby("sequence"))
+    ]
+    assert len(full) == 45 and np.mean(differ) == pytest.approx(made.risks["prompts"]["estimate"])
+
+
+def test_where_nothing_is_certified_all_layers_run(setting):
+    model, tasks, traces = setting
+    made = calibrate(model, tasks, traces, epsilon=0.01, delta=0.1)
+    assert made.thresholds == {"prompts": None} and "at least 230 are needed" in made.certified["prompts"]
+    assert (eelib.generate(model, PROMPTS, policy=made, max_new_tokens=3).tokens["exit_layer"] == model.layers).all()
+
+
+def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, folder_of, tmp_path):
+    model, tasks, traces = setting
+    made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
+    with pytest.raises(InputError, match="no threshold for translation; it was calibrated for: prompts"):
+        eelib.generate(model, eelib.load_task("translation/de-en", limit=1), policy=made)
+    with pytest.raises(InputError, match="give it alone"):
+        eelib.generate(model, PROMPTS, policy=made, keys="copy")
+    other = eelib.load_model(str(folder_of("llama")), device="cpu")
+    with pytest.raises(InputError, match="with other weights") as error:
+        eelib.generate(other, PROMPTS, policy=made)
+    assert "\n" not in str(error.value)
+    before = head_hash(model)
+    changed = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+    with torch.no_grad():
+        next(iter(changed.unembed.parameters())).add_(0.5)
+    assert head_hash(changed) != before
+    with pytest.raises(InputError, match="other output head"):
+        eelib.generate(changed, PROMPTS, policy=made)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"form": 1}', '{"form": 2}', json.dumps({"form": 1, "model": "x"})]
+)
+def test_a_file_that_is_no_policy(setting, tmp_path, content):
+    (tmp_path / "policy.json").write_text(content)
+    with pytest.raises(InputError, match="is no policy that can be read"):
+        eelib.generate(setting[0], PROMPTS, policy=tmp_path / "policy.json")
+    with pytest.raises(InputError, match="is no policy"):
+        Policy.load(tmp_path / "none.json")
+
+
+def test_a_group_of_several_tasks_is_one_unit(setting):
+    """Two tasks with the same groups certify no more than one of them."""
+    model, tasks, traces = setting
+    both = ({"a": of["made"], "b": of["made"]} for of in (tasks, traces))
+    one, two = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5), calibrate(model, *both, epsilon=0.5, delta=0.5)
+    assert two.thresholds == pytest.approx(one.thresholds, rel=0.01)  # quantiles of twice the scores
+    assert two.risks["prompts"]["sequences"] == one.risks["prompts"]["sequences"] == 45
+    assert two.calibrated_on["a"]["groups"] == two.calibrated_on["b"]["groups"] == 45
+
+
+def test_bad_input(setting):
+    model, tasks, traces = setting
+    with pytest.raises(InputError, match="can't be calibrated from traces; allowed: deferred, full, verified"):
+        calibrate(model, tasks, traces, keys="copy")
+    with pytest.raises(InputError, match="says nothing"):
+        grid_of(Rule(gate_named("confidence")), [np.full((3, 2), -np.inf)])
+
+
+def test_the_command_writes_a_policy(folder_of, tmp_path, capsys):
+    texts = tmp_path / "tiny.de-en.jsonl"
+    texts.write_text("\n".join(json.dumps({"source": text, "references": ["a"]}) for text in TEXTS[:60]))
+    given = ["--model", str(folder_of("gpt2")), "--tasks", str(texts), "--max-new-tokens", "3", "--device", "cpu"]
+    out = tmp_path / "policy.json"
+    given += ["--runs-folder", str(tmp_path / "runs"), "--out", str(out), "--epsilon", "0.5", "--delta", "0.5"]
+    assert policies.main(given) == 0 and Policy.load(out).date
+    assert "threshold" in capsys.readouterr().out
+    sampled = [*given[:-6], "--out", str(tmp_path / "sampled.json"), "--epsilon", "0.5", "--delta", "0.5"]
+    assert policies.main([*sampled, "--temperature", "0.7"]) == 1
+    assert "'deferred' at temperature 0.7" in capsys.readouterr().err
+    assert policies.main([*sampled, "--temperature", "0.7", "--keys", "verified"]) == 0
+    assert Policy.load(tmp_path / "sampled.json").temperature == 0.7
+    capsys.readouterr()
+    assert policies.main([*given[:-6], "--gate", "none", "--out", str(tmp_path / "other.json")]) == 1
+    assert "gate 'none' is not known" in capsys.readouterr().err and not (tmp_path / "other.json").exists()
+
+
+def test_a_policy_may_name_a_temperature(setting, tmp_path, one_line):
+    """With verified drafts alone; it is what `generate` takes, and no other."""
+    model, tasks, traces = setting
+    greedy = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
+    made = calibrate(model, tasks, traces, keys="verified", epsilon=0.5, delta=0.5, temperature=0.7)
+    assert made == replace(greedy, keys="verified", temperature=0.7)
+    made.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json") == made
+    by_policy = eelib.generate(model, PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6, seed=4)
+    rule = Rule(gate_named("softmax_difference"), made.thresholds["prompts"])
+    given = dict(keys="verified", temperature=0.7, seed=4, max_new_tokens=6)
+    assert by_policy.tokens.equals(eelib.generate(model, PROMPTS, gate=rule, **given).tokens)
+    one_line(
+        InputError, ["temperature 0.7", "not 0.2"], lambda: eelib.generate(model, PROMPTS, policy=made, temperature=0.2)
+    )
+    one_line(InputError, ["'deferred'", "temperature 0.7"], lambda: replace(made, keys="deferred"))
+    for wrong in (-1.0, float("nan"), "hot", True):
+        one_line(InputError, f"temperature {wrong!r}", lambda: replace(made, temperature=wrong))
+    one_line(InputError, ["'deferred'", "temperature 0.5"], lambda: calibrate(model, {}, {}, temperature=0.5))
+    content = json.loads((tmp_path / "policy.json").read_text())
+    del content["temperature"]  # written before there was one
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    assert Policy.load(tmp_path / "old.json").temperature == 0
