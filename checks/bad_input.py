@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checks.bad_setups import FOLDERS, NAMES, bad_studies, filled
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError, NotEstimable, StorageError
 
@@ -282,6 +283,74 @@ def checkpoint_cases(source: Path) -> Iterator[Case]:
         yield Case(case, given, parts, load("checkpoint", change))
 
 
+def hostile_cases(source: Path) -> Iterator[Case]:
+    """Copies of the model folder `source` as nobody should make them; loaded, and asked for a trace in chat form."""
+    import eelib
+
+    def load(change: Callable[[Path], object]) -> object:
+        folder = Path("..", "hostile")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder)
+        change(folder)
+        model = eelib.load_model(str(folder), device="cpu")
+        return eelib.trace(model, eelib.Task.from_prompts(["A dog."], chat=True), 1, progress=False)
+
+    for case, given, parts, change in FOLDERS:
+        yield Case(case, given, parts, partial(load, change))
+    for name in NAMES:
+
+        def named(name: str = name) -> object:
+            folder = Path("..", "named", name)
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+            return eelib.load_model(str(folder), device="cpu")
+
+        yield Case("a model folder's name", ascii(name), ("the last part of its name",), named)
+
+
+def study_cases() -> Iterator[Case]:
+    """Study files; in a project with a few notebooks, outside of the folder that is looked at."""
+    from eelib.book.study_file import StudyFile
+
+    def load(text: str) -> object:
+        here, project = Path.cwd(), Path("..", "project")
+        (project / "notebooks").mkdir(parents=True, exist_ok=True)
+        for name in ("a", "architectures", "b", "n"):
+            (project / "notebooks" / f"{name}.ipynb").touch()
+        (project / "study.yml").write_text(text, encoding="utf-8")
+        os.chdir(project)
+        try:
+            return StudyFile.load("study.yml")
+        finally:
+            os.chdir(here)
+
+    for text, part in bad_studies():
+        shown = " / ".join(text.splitlines()) or "(empty)"
+        shown = shown if len(shown) < 100 else f"{shown[:40]}… ({len(text):,} characters)"
+        yield Case("a study file", shown, ("study.yml: ", part), partial(load, text))
+
+
+def told_rows(source: Path, scratch: Path) -> Iterator[dict]:
+    """Weights that know nothing are allowed, and told of in the manifest."""
+    import eelib
+
+    for value in (0.0, 1e30):
+        folder = scratch / "told"
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        filled(value)(folder)
+        model, task = eelib.load_model(str(folder), device="cpu"), eelib.Task.from_prompts(["A dog."])
+        began = time.monotonic()
+        message = eelib.trace(model, task, 1, scratch / "told-runs", progress=False).manifest.get("remark", "")
+        yield {
+            "case": "weights that know nothing",
+            "given": f"all {value:g}",
+            "message": message,
+            "lines": 1,
+            "seconds": round(time.monotonic() - began, 2),
+            "left behind": [],
+            "ok": "know nothing" in message,
+        }
+
+
 def odd_rows(runs: Path) -> Iterator[dict]:
     """What is odd and allowed: every text is traced as it is, or counted where it is beyond the window."""
     import eelib
@@ -335,17 +404,18 @@ def odd_rows(runs: Path) -> Iterator[dict]:
 
 def run(case: Case, here: Path) -> dict:
     """Put one case to the library, in an empty working folder."""
-    message = ""
+    message, began = "", time.monotonic()
     try:
         case.call()
     except (InputError, NotEstimable, StorageError) as error:
         message = str(error)
     except Exception as error:  # not one of the kinds that the library promises
         message = f"{type(error).__name__} escaped:\n{error}"
-    return judge(case, message, sorted(str(file.relative_to(here)) for file in here.rglob("*")))
+    seconds = time.monotonic() - began
+    return judge(case, message, sorted(str(file.relative_to(here)) for file in here.rglob("*")), seconds)
 
 
-def judge(case: Case, message: str, left: list[str]) -> dict:
+def judge(case: Case, message: str, left: list[str], seconds: float) -> dict:
     """The row of one case. Whether its message is one line, says what was wrong, and nothing was left."""
     lines = len(message.splitlines())
     message = re.sub(r"\.\./|/?(?:[\w.+-]+/)*tmp[\w.-]*/", "", message)
@@ -354,6 +424,7 @@ def judge(case: Case, message: str, left: list[str]) -> dict:
         "given": case.given,
         "message": message[:600],
         "lines": lines,
+        "seconds": round(seconds, 2),
         "left behind": left,
         "ok": lines == 1 and not left and all(part in message for part in case.parts),
     }
@@ -370,6 +441,7 @@ def papermill_rows(root: Path, scratch: Path) -> Iterator[dict]:
         here = scratch / "notebook"
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir()
+        began = time.monotonic()
         done = subprocess.run(
             [
                 sys.executable,
@@ -396,7 +468,8 @@ def papermill_rows(root: Path, scratch: Path) -> Iterator[dict]:
         said = re.findall(r"^(?:[\w.]+\.)?ParameterError: (.*(?:\n.+)*)", text, re.MULTILINE)
         message = said[-1].strip() if said and done.returncode else text
         shown = Case(case, f"-p {name} {value}", parts, lambda: None)
-        yield judge(shown, message, sorted(str(file.relative_to(here)) for file in here.rglob("*")))
+        left = sorted(str(file.relative_to(here)) for file in here.rglob("*"))
+        yield judge(shown, message, left, time.monotonic() - began)
 
 
 def main() -> None:
@@ -415,7 +488,14 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        for cases in (parameter_cases, text_cases, partial(checkpoint_cases, MODEL)):
+        ours = (
+            parameter_cases,
+            text_cases,
+            partial(checkpoint_cases, MODEL),
+            partial(hostile_cases, MODEL),
+            study_cases,
+        )
+        for cases in ours:
             (scratch / "here").mkdir(exist_ok=True)
             os.chdir(scratch / "here")
             for case in cases():
@@ -425,6 +505,7 @@ def main() -> None:
                 os.chdir(scratch / "here")
         os.chdir(root)
         rows += odd_rows(scratch / "runs")
+        rows += told_rows(MODEL, scratch)
         rows += [] if asked.no_papermill else papermill_rows(root, scratch)
     report = {
         "date": time.strftime("%Y-%m-%d"),

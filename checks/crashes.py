@@ -1,8 +1,9 @@
 """Kill -9 a trace again and again: what a rerun makes of it must be, byte for byte, what an undisturbed run makes.
 
-`python -m checks.crashes [--kills 60] [--seed 0]` traces the shipped pocket-llama, kills at random moments and at
-moments that aim at writes, damages files of every kind, lets two processes ask at once, and fills a disk. It writes
-data/checks/crashes.json and ends with status 1 where a single byte differs.
+`python -m checks.crashes [--kills 150] [--seed 0]` traces the shipped pocket-llama, kills at random moments and at
+moments that aim at writes; then as often among several workers that make one trace together, while the others go on. It
+damages files of every kind, lets two processes ask at once, and fills a disk. It writes data/checks/crashes.json and
+ends with status 1 where a single byte differs.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,11 +23,15 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from eelib.common.data import data_folder
 from eelib.common.files import read_json
 from eelib.common.machine import host, versions
+from eelib.tracing.shards import notes
 
 RESULT = data_folder("checks", "crashes.json")
+WORKERS = 3
 TASK, LIMIT = "translation/de-en", 24
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2}
 AIMS = ("at random", "when a file is being written", "when a file is new")
@@ -42,8 +48,10 @@ class Traced:
         torch.set_num_threads(1)  # threads do not survive a fork
         from eelib import load_model, load_task, trace
         from eelib.common.sources import code_hash
+        from eelib.tracing import outputs
         from eelib.tracing.make import ROOMS
 
+        self.outputs = outputs
         code_hash(*ROOMS)  # once: an edit of the code while this runs is not what runs
         self.model, self.task, self.trace = load_model("pocket-llama", device="cpu"), load_task(TASK, LIMIT), trace
 
@@ -54,14 +62,16 @@ class Traced:
     def start(self, folder: Path, prepare: Callable[[], object] = lambda: None, told: bool = False) -> int:
         """Ask for the trace in a child process; its id. The child's status is 0 when the trace is finished.
 
-        `told`: it says on its output that it waits for another one, and shows its progress.
+        `told`: it shows its progress. Beside the folder it writes down which shards it made.
         """
         child = os.fork()
         if child:
             return child
         status = 3
         try:
+            tqdm.set_lock(threading.RLock())  # the one that forked processes share stays locked if its holder is killed
             prepare()
+            note_shards(self.outputs, folder.parent / f"{folder.name}.shards")
             with open(folder.parent / f"{folder.name}.log", "a") as log, redirect_stdout(log):
                 self.trace(self.model, self.task, folder=folder, progress=told, **OPTIONS)
             status = 0
@@ -74,6 +84,18 @@ class Traced:
     def finish(self, folder: Path) -> int:
         """Ask for the trace in a child and wait; its status."""
         return os.waitstatus_to_exitcode(os.waitpid(self.start(folder), 0)[1])
+
+
+def note_shards(outputs: Any, log: Path) -> None:
+    """Let this process write down each shard that it has made: its own number, and the shard's."""
+    plain = outputs.make_shard
+
+    def noted(job: Any, rows: list[int], index: int) -> None:
+        plain(job, rows, index)
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()} {index}\n")
+
+    outputs.make_shard = noted
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -125,8 +147,9 @@ def moment(folder: Path) -> str:
         return MOMENTS[0]
     if any(name.endswith(".partial") for name in there):
         return MOMENTS[2]
-    entered = read_json(only(folder) / "manifest.json").get("files", {})
-    return MOMENTS[3] if {n[:-8] for n in there if n.endswith(".parquet")} - set(entered) else MOMENTS[1]
+    entered = set(read_json(only(folder) / "manifest.json").get("files", {}))
+    entered |= {name for note in notes(only(folder)).values() for name in read_json(note).get("files", {})}
+    return MOMENTS[3] if {n[:-8] for n in there if n.endswith(".parquet")} - entered else MOMENTS[1]
 
 
 def kill_round(work: Traced, scratch: Path, quiet: dict[str, bytes], seconds: float, kills: int, seed: int) -> dict:
@@ -199,20 +222,60 @@ def damage_round(work: Traced, scratch: Path, quiet: dict[str, bytes]) -> list[d
     return rows
 
 
+def many_round(
+    work: Traced, scratch: Path, quiet: dict[str, bytes], seconds: float, workers: int, kills: int, seed: int
+) -> dict:
+    """Several workers on one trace; one of them is killed at random moments, and another put in its place."""
+    draw = random.Random(seed)
+    done = runs = identical = again = 0
+    moments: Counter[str] = Counter()
+    while done < kills:
+        folder, mine, finished = scratch / f"many-{runs}", 0, False
+        children = [work.start(folder) for _ in range(workers)]
+        while mine < 12 and not finished:
+            time.sleep(draw.uniform(0, seconds / 3))
+            victim = draw.choice(children)
+            os.kill(victim, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(victim, 0)[1])
+            children.remove(victim)
+            finished = status == 0
+            if not finished:
+                moments[moment(folder)] += 1
+                mine += 1
+                children.append(work.start(folder))
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        identical += content(only(folder)) == quiet and not any(statuses)
+        log = scratch / f"{folder.name}.shards"
+        made = Counter(line.split()[1] for line in log.read_text().splitlines())
+        again += sum(made.values()) - len(made)
+        runs, done = runs + 1, done + mine
+        shutil.rmtree(folder)
+    return {
+        "workers": workers,
+        "kills": done,
+        "moments_of_the_trace": {m: moments[m] for m in MOMENTS},
+        "runs": runs,
+        "identical": identical,
+        "shards_made_again": again,  # whose maker was killed before it let go of what it had made
+    }
+
+
 def two_round(work: Traced, scratch: Path, quiet: dict[str, bytes], times: int) -> dict:
-    """Two processes ask for one trace; who waited says so. In every other round the one that works is killed."""
-    identical = waited = taken_over = 0
+    """Two processes ask for one trace and share it out. In every other round one of them is killed."""
+    identical = shared = taken_over = 0
     for number in range(times):
         folder = scratch / f"two-{number}"
-        children = [work.start(folder, told=True), work.start(folder, told=True)]
+        children = [work.start(folder), work.start(folder)]
         if number % 2:
             time.sleep(0.6)
             os.kill(children[0], signal.SIGKILL)
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         taken_over += statuses == [-signal.SIGKILL, 0]
-        waited += "another process is making it" in (scratch / f"{folder.name}.log").read_text()
+        lines = [line.split() for line in (scratch / f"{folder.name}.shards").read_text().splitlines()]
+        once = len({index for _, index in lines}) == len(lines)
+        shared += once and (number % 2 == 1 or {process for process, _ in lines} == set(map(str, children)))
         identical += content(only(folder)) == quiet and statuses[1] == 0
-    return {"rounds": times, "one_waited": waited, "first_killed_second_finished": taken_over, "identical": identical}
+    return {"rounds": times, "shared": shared, "first_killed_second_finished": taken_over, "identical": identical}
 
 
 def full_round(work: Traced, scratch: Path, quiet: dict[str, bytes]) -> dict:
@@ -248,7 +311,7 @@ def full_round(work: Traced, scratch: Path, quiet: dict[str, bytes]) -> dict:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=60, help="kills in all, at least (60)")
+    parser.add_argument("--kills", type=int, default=150, help="kills of one process, and of workers (150)")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments (0)")
     parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
     asked = parser.parse_args()
@@ -272,6 +335,8 @@ def main() -> None:
         }
         killed = found["killed"]
         print(f"{killed['kills']} kills; {killed['identical']} of {killed['runs']} runs identical")
+        many = found["workers_killed"] = many_round(work, scratch, quiet, seconds, WORKERS, asked.kills, asked.seed)
+        print(f"{many['kills']} kills among workers; {many['identical']} of {many['runs']} runs identical")
         found |= {
             "damaged": damage_round(work, scratch, quiet),
             "two_processes": two_round(work, scratch, quiet, 6),
@@ -280,8 +345,9 @@ def main() -> None:
     two = found["two_processes"]
     ok = (
         killed["identical"] == killed["runs"]
+        and many["identical"] == many["runs"]
         and all(row["identical"] for row in found["damaged"])
-        and two["identical"] == two["one_waited"] == two["rounds"]
+        and two["identical"] == two["shared"] == two["rounds"]
         and found["full_disk"].get("identical", True)
     )
     report = {
@@ -299,7 +365,11 @@ def main() -> None:
     }
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     asked.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({key: report[key] for key in ("killed", "two_processes", "full_disk", "seconds", "ok")}))
+    print(
+        json.dumps(
+            {key: report[key] for key in ("killed", "workers_killed", "two_processes", "full_disk", "seconds", "ok")}
+        )
+    )
     sys.exit(0 if ok else 1)
 
 

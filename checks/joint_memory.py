@@ -105,26 +105,19 @@ def main() -> None:
                 }
             )
             print(json.dumps(rows[-1]))
-    from eelib.common.machine import host, versions  # late: a child's memory is measured
+    from checks.report import write_report  # late: a child's memory is measured
 
     ok = all(row["memory_of_plain"] <= MOST for row in rows if row["way"] == "joint")
-    asked.output.write_text(
-        json.dumps(
-            {
-                "command": "python -m checks.joint_memory",
-                "date": time.strftime("%Y-%m-%d"),
-                "machine": host(),
-                "versions": versions("pyarrow"),
-                "network": "Llama of 12 blocks of width 256, bf16, random weights",
-                "batch": f"{TEXTS} texts of {TOKENS} tokens, {TARGETS} of them targets",
-                "steps": asked.steps,
-                "most": MOST,
-                "ok": ok,
-                "rows": rows,
-            },
-            indent=1,
-        )
-        + "\n"
+    write_report(
+        asked.output,
+        "python -m checks.joint_memory",
+        ("pyarrow",),
+        network="Llama of 12 blocks of width 256, bf16, random weights",
+        batch=f"{TEXTS} texts of {TOKENS} tokens, {TARGETS} of them targets",
+        steps=asked.steps,
+        most=MOST,
+        ok=ok,
+        rows=rows,
     )
     sys.exit(0 if ok else 1)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Interval(NamedTuple):
     """Estimate with its 95% interval. sequences: groups behind it; the smallest sample's where several are joined.
 
-    In tables `str(interval)`, as in 0.612 [0.58, 0.645]; in prose `f"{interval:.1f}"`, as in
+    In tables `str(interval)`, as in 0.612 [0.580, 0.645]; in prose `f"{interval:.1f}"`, as in
     0.6 (95% interval 0.5 to 0.7).
     """
 
@@ -43,19 +43,47 @@ class Interval(NamedTuple):
     def __str__(self) -> str:
         if not self.known:
             return "–"
-        estimate, low, high = map(short_number, self[:3])
+        estimate, low, high = in_step(*self[:3])
         return f"{estimate}\u00a0[{low},\u00a0{high}]"
 
     def __format__(self, pattern: str) -> str:
         if not pattern:
             return str(self)
-        estimate, low, high = (format(value, pattern) for value in self[:3])
+        estimate, low, high = (written(value, pattern) for value in self[:3])
         return f"{estimate} (95% interval {low} to {high})" if self.known else "–"
 
 
 NOTHING = Interval(math.nan, math.nan, math.nan, 0)  # where there is nothing to estimate from
 
 
+def in_step(estimate: float, low: float, high: float) -> tuple[str, str, str]:
+    """An estimate and its bounds, with as many decimals as the interval is precise to: two digits of half its width,
+    and three digits of the estimate at most. An end of an interval that leaves out zero is not written as zero.
+    """
+    half = (high - low) / 2
+    if half <= 0 or not math.isfinite(half):
+        return short_number(estimate), short_number(low), short_number(high)
+    precise = 1 - math.floor(math.log10(half))
+    decimals = max(0, min(precise, 2 - math.floor(math.log10(abs(estimate)))) if estimate else precise)
+
+    def fitted(value: float) -> str:
+        rounded = round(value, decimals) + 0.0  # no minus zero
+        return f"{value:.1g}" if low * high > 0 and not rounded else f"{rounded:,.{decimals}f}"
+
+    return fitted(estimate), fitted(low), fitted(high)
+
+
+def written(value: float, pattern: str) -> str:
+    """A number by a format, without the sign of a zero."""
+    text = format(value, pattern)
+    return format(0.0, pattern) if text == format(-0.0, pattern) else text
+
+
+def short_p(value: float) -> str:
+    """A p-value with two significant digits; how small one is below a thousandth says nothing more."""
+    return "–" if not math.isfinite(value) else "< 0.001" if value < 1e-3 else f"{value:.2g}"
+
+
 def short_number(value: float) -> str:
     """Three significant digits; thousands as whole numbers."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return written(value, ",.0f" if abs(value) >= 1000 else ".3g")

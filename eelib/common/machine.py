@@ -10,16 +10,6 @@ import torch
 import transformers
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device's or the CPU's allocator gave up."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
-
-
 def versions(*packages: str) -> dict[str, str]:
     """Versions that a result depends on, and those of `packages` that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}

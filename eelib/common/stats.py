@@ -1,27 +1,25 @@
-"""Intervals and effect sizes. Every interval is a percentile bootstrap (95%) that resamples groups of rows.
+"""Intervals (95%) of means and their differences, of rows that come in groups.
 
 A group is a sequence, or the passage that several questions share. Rows of one group are not independent, so groups,
-not rows, are drawn with replacement. Most statistics here depend on the rows only through sums per group: a draw is
-then a vector of multinomial counts, one per group, times a small matrix of group sums, and never touches a row again.
-Too little to estimate from, or nothing that varies, raises NotEstimable; what can't be data at all, an InputError: one
-line each.
+not rows, are drawn with replacement: the spread of 2,000 draws is the standard error, and Student's t, with fewer
+degrees of freedom the fewer groups carry the variance, makes an interval of it (`resampling`). Shares, whose errors are
+lopsided near 0 and 1, get exact limits in its place. Which values are a share's is told by the values (`is_share`), and
+can't be told where all of them are 0, or all 1: of layers, lengths and differences the caller says share=False. Too
+little to estimate from raises NotEstimable; what can't be data at all, an InputError: one line each.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
-from scipy import sparse
-from scipy.stats import kendalltau
 
+from eelib.common import limits
 from eelib.common.errors import InputError, NotEstimable
 from eelib.common.interval import NOTHING, Interval
+from eelib.common.resampling import DRAWS, bootstrap_totals, drawn_of, interval_of
+from eelib.common.rows import as_numbers, group_codes, joint_codes
 
-DRAWS = 2000
-LEVELS = (0.025, 0.975)
-CHUNK = 2_000_000  # counts held at once: 16 MB a copy
 Tasks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # task -> (values [rows], groups [rows])
 
 
@@ -33,20 +31,17 @@ def attempt(make: Callable[[], Any], otherwise: Any = NOTHING) -> Any:
         return otherwise
 
 
-class Trend(NamedTuple):
-    """Kendall's tau-b of y against x, and its two-sided p-value."""
-
-    tau: float
-    p_value: float
-
-
 # ---- means and differences
 
 
-def bootstrap_mean(values: ArrayLike, groups: ArrayLike, draws: int = DRAWS, seed: int = 0) -> Interval:
-    """Mean over rows (token-weighted: a long sequence counts more), resampling groups."""
-    values = _numbers(values, "values")
-    codes, count = _codes(groups, len(values))
+def bootstrap_mean(
+    values: ArrayLike, groups: ArrayLike, draws: int = DRAWS, seed: int = 0, share: bool = True
+) -> Interval:
+    """Mean over rows (token-weighted: a long sequence counts more), resampling groups; exact for a share."""
+    values = as_numbers(values, "values")
+    codes, count = group_codes(groups, len(values))
+    if share and is_share(values):
+        return Interval(float(values.mean()), *_mean_limits(values, codes, count)[0], count)
     return bootstrap_totals(_ratio, _sums([values, np.ones_like(values)], codes, count), draws, seed)
 
 
@@ -57,48 +52,68 @@ def bootstrap_difference(
     b_groups: ArrayLike,
     draws: int = DRAWS,
     seed: int = 0,
+    share: bool = True,
 ) -> Interval:
-    """mean(a) - mean(b), paired: a draw gives a group the same weight on both sides, wherever it occurs."""
-    return _paired(a_values, a_groups, b_values, b_groups, draws, seed)[0]
+    """mean(a) - mean(b), paired: a draw gives a group the same weight on both sides, wherever it occurs.
+
+    Where a side is a share, from the limits of both sides and their correlation.
+    """
+    return _paired(a_values, a_groups, b_values, b_groups, draws, seed, share).interval
 
 
 # ---- several tasks
 
 
-def bootstrap_unweighted_mean_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
+def bootstrap_unweighted_mean_over_tasks(
+    tasks: Tasks, draws: int = DRAWS, seed: int = 0, share: bool = True
+) -> Interval:
     """Mean over tasks of each task's token-weighted mean; groups are resampled within their task."""
-    return _over_tasks(tasks, lambda means: means.mean(axis=-1), draws, seed)
+    return _weighted_sum(tasks, dict.fromkeys(tasks, 1 / max(len(tasks), 1)), draws, seed, share)
 
 
 def bootstrap_unweighted_deviation_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
     """Standard deviation of rows around their task's mean: the root of the mean over tasks of the variance."""
-    return _over_tasks(tasks, lambda spread: np.sqrt(spread.mean(axis=-1)), draws, seed, _variance)
+
+    def root(variances: np.ndarray) -> np.ndarray:
+        return np.sqrt(variances.mean(axis=-1))
+
+    return _over_tasks(tasks, root, draws, seed, _variance)
 
 
-def bootstrap_unweighted_difference_over_tasks(a: Tasks, b: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
+def bootstrap_unweighted_difference_over_tasks(
+    a: Tasks, b: Tasks, draws: int = DRAWS, seed: int = 0, share: bool = True
+) -> Interval:
     """Mean over tasks of mean(a) - mean(b), each token-weighted; groups are resampled within their task, paired."""
     if set(a) != set(b):
         raise InputError(f"a difference needs the same tasks on both sides, not {', '.join(a)} and {', '.join(b)}")
     if not a:
         raise NotEstimable("no tasks")
-    whole, drawn, sequences = [], [], []
-    for number, name in enumerate(sorted(a)):
-        interval, differences = _paired(*a[name], *b[name], draws, [seed, number])
-        whole.append(interval.estimate)
-        drawn.append(differences)
-        sequences.append(interval.sequences)
-    return interval_of(float(np.mean(whole)), np.mean(drawn, axis=0), min(sequences))
+    found = [_paired(*a[name], *b[name], draws, [seed, number], share) for number, name in enumerate(sorted(a))]
+    estimate = float(np.mean([one.interval.estimate for one in found]))
+    sequences = min(one.interval.sequences for one in found)
+    if any(one.drawn is None for one in found):
+        parts = [one.interval for one in found]
+        shares = [1 / len(found)] * len(found)
+        return Interval(estimate, *limits.of_sum(shares, [p[0] for p in parts], [p[1:3] for p in parts]), sequences)
+    drawn = np.mean([one.drawn for one in found if one.drawn is not None], axis=0)
+    return interval_of(estimate, drawn, sequences, [one.pulls / len(found) for one in found])
 
 
-def bootstrap_spread_over_kinds(tasks: Tasks, kinds: Mapping[str, str], draws: int = DRAWS, seed: int = 0) -> Interval:
+def spread_over_kinds(tasks: Tasks, kinds: Mapping[str, str]) -> Interval:
     """Largest minus smallest mean over kinds, each the unweighted mean of its tasks; `kinds` has that of each task.
 
-    Resampling can only widen a spread near 0, so the interval leans upwards.
+    The limits are those of the largest gap, without draws: resampling can only widen a gap near 0.
     """
-    names = sorted(tasks)
-    of_kind = np.array([[kinds[name] == kind for name in names] for kind in sorted({kinds[name] for name in names})])
-    share = (of_kind / of_kind.sum(axis=1, keepdims=True)).T  # [tasks, kinds]
-    return _over_tasks(tasks, lambda means: np.ptp(means @ share, axis=-1), draws, seed)
+    if not tasks:
+        raise NotEstimable("no tasks")
+    by_kind: dict[str, list[tuple[float, np.ndarray]]] = {}
+    for name, (values, codes, count) in _read(tasks).items():
+        by_kind.setdefault(kinds[name], []).append((float(values.mean()), _mean_pulls(values, codes, count)))
+    means = np.array([np.mean([mean for mean, _ in of]) for of in by_kind.values()])
+    samples = [[pulled / len(of) for _, pulled in of] for of in by_kind.values()]
+    errors, freedoms = (np.array([measure(of) for of in samples]) for measure in (limits.deviation, limits.freedom))
+    fewest = min(len(pulled) for of in samples for pulled in of)
+    return Interval(float(np.ptp(means)), *limits.largest_gap(means, errors, freedoms), fewest)
 
 
 def bootstrap_task_contrast(
@@ -110,147 +125,95 @@ def bootstrap_task_contrast(
     if missing := sorted({*first, *second} - set(tasks)):
         raise InputError(f"no such task: {', '.join(missing)} (there are: {', '.join(sorted(tasks))})")
     names = sorted({*first, *second})
-    signs = np.array([(name in first) / len(set(first)) - (name in second) / len(set(second)) for name in names])
-    return _over_tasks({name: tasks[name] for name in names}, lambda means: means @ signs, draws, seed)
-
-
-# ---- general forms
-
-
-def bootstrap(
-    statistic: Callable[[np.ndarray], float], groups: ArrayLike, draws: int = DRAWS, seed: int = 0
-) -> Interval:
-    """Any statistic of row weights: statistic(weights [rows]) -> float, called once a draw (weights are whole counts).
-
-    Slow next to the forms above; meant for medians, quantiles and the like. Draws where it is not finite are left out.
-    """
-    codes, count = _codes(groups, None)
-    estimate = statistic(np.ones(len(codes)))
-    drawn = [statistic(row[codes]) for weights in _weights(count, draws, seed) for row in weights]
-    return interval_of(estimate, np.asarray(drawn, dtype=float), count)
-
-
-def bootstrap_totals(
-    statistic: Callable[[np.ndarray], np.ndarray], group_sums: Any, draws: int = DRAWS, seed: int = 0
-) -> Interval:
-    """Any statistic of totals: statistic(totals [draws, columns]) -> [draws]; no loop over draws.
-
-    group_sums: [groups, columns], dense or sparse. Draws where the statistic is not finite are left out.
-    """
-    drawn = _drawn(statistic, group_sums, draws, seed)
-    with np.errstate(divide="ignore", invalid="ignore"):  # one side may be empty: not finite, refused below
-        whole = statistic(np.asarray(group_sums.sum(axis=0)).reshape(1, -1))[0]
-    return interval_of(whole, drawn, group_sums.shape[0])
-
-
-def bootstrap_unweighted_totals_over_tasks(
-    tasks: Mapping[str, tuple[Callable[[np.ndarray], np.ndarray], Any]], draws: int = DRAWS, seed: int = 0
-) -> Interval:
-    """Mean over tasks of statistic(totals [draws, columns]) -> [draws], of each task's (statistic, group_sums).
-
-    Groups are resampled within their task.
-    """
-    if not tasks:
-        raise NotEstimable("no tasks")
-    whole, drawn = [], []
-    for number, name in enumerate(sorted(tasks)):
-        statistic, sums = tasks[name]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            whole.append(statistic(np.asarray(sums.sum(axis=0)).reshape(1, -1))[0])
-        drawn.append(_drawn(statistic, sums, draws, [seed, number]))
-    return interval_of(np.mean(whole), np.mean(drawn, axis=0), min(sums.shape[0] for _, sums in tasks.values()))
-
-
-# ---- effect sizes and tests
-
-
-def epsilon_squared(values: ArrayLike, classes: ArrayLike) -> float:
-    """Kruskal-Wallis effect size H / (n - 1), ties corrected: the share of rank variance between classes, 0..1."""
-    values = _numbers(values, "values")
-    columns, shape = _cells(values, classes)
-    return _finite(_epsilon_squared(np.bincount(columns, minlength=np.prod(shape))[None].astype(float), shape)[0])
-
-
-def bootstrap_epsilon_squared(
-    values: ArrayLike, classes: ArrayLike, groups: ArrayLike, draws: int = DRAWS, seed: int = 0
-) -> Interval:
-    """Interval of epsilon_squared. Made for values with few levels, such as layers.
-
-    The effect size cannot be negative, so with few rows the interval leans upwards (by about classes / rows).
-    """
-    values = _numbers(values, "values")
-    columns, shape = _cells(values, classes)
-    codes, count = _codes(groups, len(values))
-    counts = sparse.csr_array((np.ones(len(values)), (codes, columns)), shape=(count, int(np.prod(shape))))
-    return bootstrap_totals(lambda totals: _epsilon_squared(totals, shape), counts, draws, seed)
-
-
-def cliffs_delta(a: ArrayLike, b: ArrayLike) -> float:
-    """P(a > b) - P(a < b) over all pairs, -1..1, in O(n log n)."""
-    a, b = _numbers(a, "a"), np.sort(_numbers(b, "b"))
-    return float((np.searchsorted(b, a, "left") + np.searchsorted(b, a, "right")).sum() / (len(a) * len(b)) - 1)
-
-
-def trend(x: ArrayLike, y: ArrayLike) -> Trend:
-    """Test for a monotonic trend of y over x: Kendall's tau-b (Mann-Kendall when x is time or layer)."""
-    x, y = _numbers(x, "x"), _numbers(y, "y")
-    if len(x) != len(y):
-        raise InputError(f"x has {len(x)} rows, y has {len(y)}")
-    result = kendalltau(x, y)
-    return Trend(_finite(result.statistic), float(result.pvalue))
-
-
-def holm(p_values: ArrayLike) -> np.ndarray:
-    """Holm-adjusted p-values, in the order given."""
-    p = _numbers(p_values, "p_values")
-    if p.min() < 0 or p.max() > 1:
-        raise InputError("p_values must lie between 0 and 1")
-    order = np.argsort(p)
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
-    return adjusted
+    signs = {name: (name in first) / len(set(first)) - (name in second) / len(set(second)) for name in names}
+    return _weighted_sum({name: tasks[name] for name in names}, signs, draws, seed)
 
 
 # ---- inside
 
 
-def _weights(count: int, draws: int, seed: Any, columns: int = 1) -> Iterator[np.ndarray]:
-    """Yield counts [chunk, groups]: how often each group was drawn. The same numbers whatever the chunk."""
-    if draws < 1:
-        raise InputError(f"draws must be at least 1, not {draws}")
-    generator = np.random.default_rng(seed)
-    chunk = max(1, CHUNK // max(count, columns))
-    for start in range(0, draws, chunk):
-        rows = min(chunk, draws - start)
-        picked = generator.integers(count, size=(rows, count)) + np.arange(rows)[:, None] * count
-        yield np.bincount(picked.ravel(), minlength=rows * count).reshape(rows, count).astype(float)
+def is_share(values: np.ndarray) -> bool:
+    """Whether values [rows] are those of a share, or have its lopsided errors: none outside 0..1, half at the ends."""
+    inside = ((values >= 0) & (values <= 1)).all()
+    return bool(inside and ((values == 0) | (values == 1)).mean() >= 0.5)
 
 
-def _drawn(statistic: Callable[[np.ndarray], np.ndarray], group_sums: Any, draws: int, seed: Any) -> np.ndarray:
-    """The statistic of every draw's totals [draws]."""
-    count, columns = group_sums.shape
-    with np.errstate(divide="ignore", invalid="ignore"):  # a draw may miss one side altogether: not finite, left out
-        return np.concatenate([statistic(w @ group_sums) for w in _weights(count, draws, seed, columns)])
+def _mean_pulls(values: np.ndarray, codes: np.ndarray, count: int) -> np.ndarray:
+    """How far each group pulls the mean over rows [groups]; 0 of a group without rows."""
+    sums, rows = np.bincount(codes, values, count), np.bincount(codes, minlength=count)
+    with np.errstate(divide="ignore", invalid="ignore"):  # the only group
+        without = (values.sum() - sums) / (len(values) - rows)
+    there = rows > 0
+    pulled = np.zeros(count)
+    pulled[there] = limits.pulls(without[there])
+    return pulled
 
 
-def interval_of(estimate: float, drawn: np.ndarray, sequences: int) -> Interval:
-    """The interval of a statistic whose bootstrap draws [draws] are made; those that are not finite are left out."""
-    estimate, drawn = _finite(estimate), drawn[np.isfinite(drawn)]
-    if not len(drawn):
-        raise NotEstimable("no draw gave a finite value: too few groups, or draws")
-    low, high = np.quantile(drawn, LEVELS)
-    return Interval(estimate, float(low), float(high), int(sequences))
+def _mean_limits(values: np.ndarray, codes: np.ndarray, count: int) -> tuple[limits.Limits, np.ndarray]:
+    """Limits of the mean over rows without draws, and the groups' pulls."""
+    pulled = _mean_pulls(values, codes, count)
+    if is_share(values):
+        return limits.of_share(float(values.mean()), pulled, len(values)), pulled
+    return limits.around(float(values.mean()), limits.deviation([pulled]), [pulled]), pulled
+
+
+class _Paired(NamedTuple):
+    """A difference of means; the difference of every draw [draws], None where it needed none; the groups' pulls."""
+
+    interval: Interval
+    drawn: np.ndarray | None
+    pulls: np.ndarray
 
 
 def _paired(
-    a_values: ArrayLike, a_groups: ArrayLike, b_values: ArrayLike, b_groups: ArrayLike, draws: int, seed: Any
-) -> tuple[Interval, np.ndarray]:
-    """mean(a) - mean(b) with its interval, and the difference of every draw [draws]."""
-    a, b = _numbers(a_values, "a_values"), _numbers(b_values, "b_values")
-    codes, count, sequences = _joint_codes(a_groups, len(a), b_groups, len(b))
-    sums = np.hstack([_sums([side, np.ones_like(side)], side_codes, count) for side, side_codes in zip((a, b), codes)])
-    drawn = _drawn(lambda totals: _ratio(totals[:, :2]) - _ratio(totals[:, 2:]), sums, draws, seed)
-    return interval_of(a.mean() - b.mean(), drawn, sequences), drawn
+    a_values: ArrayLike,
+    a_groups: ArrayLike,
+    b_values: ArrayLike,
+    b_groups: ArrayLike,
+    draws: int,
+    seed: Any,
+    share: bool = True,
+) -> _Paired:
+    """mean(a) - mean(b) with its interval."""
+    a, b = as_numbers(a_values, "a_values"), as_numbers(b_values, "b_values")
+    codes, count, sequences = joint_codes(a_groups, len(a), b_groups, len(b))
+    pulled = [_mean_pulls(side, of, count) for side, of in zip((a, b), codes)]
+    difference = a.mean() - b.mean()
+    if share and (is_share(a) or is_share(b)):
+        own = [_mean_limits(v, *group_codes(g, len(v)))[0] for v, g in ((a, a_groups), (b, b_groups))]
+        found = limits.of_difference(float(a.mean()), own[0], float(b.mean()), own[1], limits.correlation(*pulled))
+        return _Paired(Interval(float(difference), *found, sequences), None, pulled[0] - pulled[1])
+    sums = np.hstack([_sums([side, np.ones_like(side)], of, count) for side, of in zip((a, b), codes)])
+    drawn = drawn_of(lambda totals: _ratio(totals[:, :2]) - _ratio(totals[:, 2:]), sums, draws, seed)
+    both = pulled[0] - pulled[1]
+    return _Paired(interval_of(difference, drawn, sequences, [both]), drawn, both)
+
+
+def _read(tasks: Tasks) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
+    """{task: (values, codes of their groups, number of groups)}, in the order of their names."""
+    found = {}
+    for name in sorted(tasks):
+        values, groups = tasks[name]
+        try:
+            rows = as_numbers(values, "values")
+            found[name] = (rows, *group_codes(groups, len(rows)))
+        except (InputError, NotEstimable) as error:
+            raise type(error)(f"task {name}: {error}") from None
+    return found
+
+
+def _weighted_sum(tasks: Tasks, weights: Mapping[str, float], draws: int, seed: int, share: bool = True) -> Interval:
+    """Sum over tasks of weight * mean over rows; from the limits of each task where one of them is a share."""
+    if not tasks:
+        raise NotEstimable("no tasks")
+    found = _read(tasks)
+    signs = np.array([weights[name] for name in found])
+    if not (share and any(is_share(values) for values, _, _ in found.values())):
+        return _over_tasks(tasks, lambda means: means @ signs, draws, seed)
+    means = np.array([values.mean() for values, _, _ in found.values()])
+    of_each = [_mean_limits(*one)[0] for one in found.values()]
+    fewest = min(count for _, _, count in found.values())
+    return Interval(float(means @ signs), *limits.of_sum(signs.tolist(), means.tolist(), of_each), fewest)
 
 
 def _over_tasks(
@@ -266,19 +229,20 @@ def _over_tasks(
     """
     if not tasks:
         raise NotEstimable("no tasks")
-    whole, drawn, sequences = [], [], []
-    for number, name in enumerate(sorted(tasks)):
-        values, groups = tasks[name]
-        try:
-            values = _numbers(values, "values")
-            codes, count = _codes(groups, len(values))
-        except (InputError, NotEstimable) as error:
-            raise type(error)(f"task {name}: {error}") from None
+    whole, drawn, sums_of = [], [], []
+    for number, (values, codes, count) in enumerate(_read(tasks).values()):
         columns = [values, np.ones_like(values)] + ([values**2] if of_one else [])
-        whole.append(of_one(np.array([[column.sum() for column in columns]]))[0] if of_one else values.mean())
-        drawn.append(_drawn(of_one or _ratio, _sums(columns, codes, count), draws, [seed, number]))
-        sequences.append(count)
-    return interval_of(float(statistic(np.array(whole))), statistic(np.stack(drawn, axis=-1)), min(sequences))
+        sums = _sums(columns, codes, count)
+        whole.append(of_one(sums.sum(axis=0, keepdims=True))[0] if of_one else values.mean())
+        drawn.append(drawn_of(of_one or _ratio, sums, draws, [seed, number]))
+        sums_of.append(sums)
+    means, samples = np.array(whole), []
+    for number, sums in enumerate(sums_of):
+        without = np.tile(means, (len(sums), 1))
+        with np.errstate(divide="ignore", invalid="ignore"):  # the only group of a task
+            without[:, number] = (of_one or _ratio)(sums.sum(axis=0, keepdims=True) - sums)
+        samples.append(limits.pulls(statistic(without)))
+    return interval_of(float(statistic(means)), statistic(np.stack(drawn, axis=-1)), min(map(len, sums_of)), samples)
 
 
 def _ratio(totals: np.ndarray) -> np.ndarray:
@@ -291,70 +255,6 @@ def _variance(totals: np.ndarray) -> np.ndarray:
     return np.maximum(totals[:, 2] / totals[:, 1] - _ratio(totals) ** 2, 0)
 
 
-def _cells(values: np.ndarray, classes: ArrayLike) -> tuple[np.ndarray, tuple[int, int]]:
-    """Each row's cell in a table [classes, distinct values], flattened, and the table's shape."""
-    codes, count = _codes(classes, len(values), "classes")
-    levels, level = np.unique(values, return_inverse=True)
-    return codes * len(levels) + level, (count, len(levels))
-
-
-def _epsilon_squared(totals: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """totals [draws, classes * levels] -> variance of midranks between classes over all of it [draws]."""
-    table = totals.reshape(-1, *shape)
-    level = table.sum(axis=1)  # [draws, levels]
-    ranks = np.cumsum(level, axis=1) - level / 2
-    ranks -= level.sum(axis=1, keepdims=True) / 2  # midranks less their mean
-    size = table.sum(axis=2)  # [draws, classes]
-    between = np.einsum("dcv,dv->dc", table, ranks) ** 2 / np.where(size > 0, size, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return between.sum(axis=1) / (level * ranks**2).sum(axis=1)
-
-
 def _sums(columns: list[np.ndarray], codes: np.ndarray, count: int) -> np.ndarray:
     """Sum of each column [rows] over each group: [groups, columns]."""
     return np.stack([np.bincount(codes, column, count) for column in columns], axis=1)
-
-
-def _numbers(values: ArrayLike, name: str) -> np.ndarray:
-    """Values as float64 [rows]; InputError where they are none, NotEstimable where there is no row."""
-    try:
-        numbers = np.asarray(values, dtype=float)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be numbers") from None
-    if numbers.ndim != 1:
-        raise InputError(f"{name} must have one dimension, not {numbers.ndim}")
-    if not len(numbers):
-        raise NotEstimable(f"{name} is empty")
-    if not np.isfinite(numbers).all():
-        raise InputError(f"{name} has {(~np.isfinite(numbers)).sum()} values that are not finite")
-    return numbers
-
-
-def _codes(labels: ArrayLike, rows: int | None, name: str = "groups") -> tuple[np.ndarray, int]:
-    """Labels (str or int) -> codes 0..n-1 in the order of the sorted labels, and n."""
-    if np.ndim(labels) != 1:
-        raise InputError(f"{name} must have one dimension, not {np.ndim(labels)}")
-    column = pd.Series(labels)
-    if rows is not None and len(column) != rows:
-        raise InputError(f"{name} has {len(column)} rows, the values have {rows}")
-    codes, distinct = pd.factorize(column, sort=True)
-    if not len(codes):
-        raise NotEstimable(f"{name} is empty")
-    if (codes < 0).any():
-        raise InputError(f"{name} has {(codes < 0).sum()} missing labels")
-    return codes, len(distinct)
-
-
-def _joint_codes(
-    a_groups: ArrayLike, a_rows: int, b_groups: ArrayLike, b_rows: int
-) -> tuple[tuple[np.ndarray, np.ndarray], int, int]:
-    """Codes of both sides in their joint set of groups, its size, and the smaller side's number of groups."""
-    smaller = min(_codes(a_groups, a_rows, "a_groups")[1], _codes(b_groups, b_rows, "b_groups")[1])
-    codes, count = _codes(pd.concat([pd.Series(a_groups), pd.Series(b_groups)], ignore_index=True), None)
-    return (codes[:a_rows], codes[a_rows:]), count, smaller
-
-
-def _finite(value: float) -> float:
-    if not np.isfinite(value):
-        raise NotEstimable("the statistic is not finite: does the input vary?")
-    return float(value)

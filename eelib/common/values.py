@@ -21,10 +21,15 @@ def check_limit(limit: int | None) -> None:
         check_whole("limit", limit, 0, "0 (all) or a number of sequences")
 
 
+LONGEST = 100  # characters of a name, so that with a suffix it is one that file systems take
+
+
 def check_name(kind: str, name: object) -> None:
     """InputError, naming the kind, where `name` can't name a folder, a page and an address just as it is."""
     if not isinstance(name, str) or name in (".", "..") or not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
         raise InputError(f"{kind} {name!r} is not allowed; it must be of letters, digits and _ . + - only")
+    if len(name) > LONGEST:
+        raise InputError(f"{kind} {name[:20]}... has {len(name)} characters; allowed are at most {LONGEST}")
 
 
 def check_text(name: str, text: object) -> None:
@@ -67,5 +72,13 @@ def texts_of(row: dict, *path: str) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for messages that must stay on one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """The first line of an error's text, for messages of one line; the next too, where it ends in a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")
+
+
+def reason(error: BaseException) -> str:
+    """`first_line`, with the kind of error where the text alone says nothing, as a key that is missing."""
+    said, kind = first_line(error), type(error).__name__
+    bare = isinstance(error, (LookupError, AttributeError, TypeError, ZeroDivisionError)) and said != kind
+    return f"{kind}: {said}" if bare else said

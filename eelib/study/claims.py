@@ -7,11 +7,12 @@ here, never typed.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
+from scipy.stats import t
 
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError
@@ -19,6 +20,12 @@ from eelib.common.interval import NOTHING, Interval, short_number
 
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable here"
 NOT_IN_PAPER = "none stated"
+# How much a verdict says: as the record has it, and as the run finds.
+INFORMATIVE, CONSTRUCTED, OURS = "informative", "close to true by construction", "ours"
+FEW_TASKS, REVERSED, CHANCE = "few tasks", "reversed by the control", "chance passes too"
+WEIGHTS = (INFORMATIVE, CONSTRUCTED, OURS, FEW_TASKS, REVERSED, CHANCE)
+FEWEST_TASKS = 3  # a verdict over fewer rests on few
+CHANGED = "changed, by less than the tolerance, which is ours"
 
 
 @dataclass(frozen=True)
@@ -27,9 +34,12 @@ class Claim:
 
     direction: the statistic lies "above" or "below" threshold, or "within" tolerance of it.
     published: the paper's own value of the statistic, where it prints one.
+    minimum_sequences: of the smallest task; minimum_in_all: of all its tasks together, where that is asked, too.
     requires: a condition that most runs do not meet; the claim is judged only for a caller who says that it is met.
     ours: prompted by the paper, but not stated in it.
-    amended: what was changed after the claim was first fixed, oldest first: {date, why, was: {field: earlier value}}.
+    weight: of WEIGHTS, how much a verdict on it says, before any run; weight_why: a sentence, where it needs one.
+    fixed: {date, commit} from which on the claim stands in the repository. amended: what was changed after that, oldest
+    first: {date, commit, why, was: {field: earlier value}}.
     """
 
     id: str
@@ -44,9 +54,13 @@ class Claim:
     published: float | None
     reference: str
     tolerance: float | None = None
+    minimum_in_all: int | None = None
     requires: str | None = None
     ours: bool = False
     note: str | None = None
+    weight: str = INFORMATIVE
+    weight_why: str = ""
+    fixed: dict[str, str] | None = None
     amended: tuple[dict[str, Any], ...] = ()
 
 
@@ -54,7 +68,8 @@ class Claim:
 class Verdict:
     """What a run says about a claim: one of HOLDS, FAILS, UNDECIDED, UNTESTABLE, and why.
 
-    models: names of the models that it is about, where they are not the one whose run this is.
+    models: names of the models that it is about, where they are not the one whose run this is. found: what of WEIGHTS
+    the run adds to the claim's own. note: what the verdict's word alone would hide.
     """
 
     claim: Claim
@@ -62,6 +77,23 @@ class Verdict:
     verdict: str
     reason: str
     models: str = ""
+    found: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """What it weighs: of WEIGHTS, in that order; informative only where nothing else is said."""
+        every = {self.claim.weight, *self.found, OURS if self.claim.ours else INFORMATIVE} - {INFORMATIVE}
+        return tuple(weight for weight in WEIGHTS if weight in every) or (INFORMATIVE,)
+
+    @property
+    def p(self) -> float | None:
+        """`p_value` of what was judged, before any correction; None of what was not."""
+        return None if self.interval is None or self.verdict == UNTESTABLE else p_value(self.claim, self.interval)
+
+    def weighing(self, weight: str, found: bool = True) -> "Verdict":
+        """The same, where `found` with this weight besides; what is not testable weighs nothing more."""
+        return replace(self, found=(*self.found, weight)) if found and self.verdict != UNTESTABLE else self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the interval's fields are null where there is none."""
@@ -71,6 +103,9 @@ class Verdict:
             "verdict": self.verdict,
             "reason": self.reason,
             "models": self.models,
+            "note": self.note,
+            "weights": list(self.weights),
+            "p": self.p,
             **interval,
             "direction": self.claim.direction,
             "threshold": self.claim.threshold,
@@ -85,6 +120,11 @@ def claims(notebook: str | None = None) -> list[Claim]:
         names = ", ".join(dict.fromkeys(row.notebook for row in rows))
         raise InputError(f"no claims for notebook {notebook!r}; there are: {names}")
     return chosen
+
+
+def judging() -> list[dict[str, str]]:
+    """What was changed in how all claims are judged, oldest first: {date, commit, why, was}."""
+    return list(_read("claims")["judging"])
 
 
 def claim(claim_id: str) -> Claim:
@@ -112,10 +152,34 @@ def judge(claim_id: str, interval: Interval, requirement_met: bool = False) -> V
     inside, outside = _sides(row, interval)
     where = wanted(row)
     if inside:
-        return Verdict(row, interval, HOLDS, f"the whole interval is {where}")
+        note = CHANGED if row.direction == "within" and not interval.low <= row.threshold <= interval.high else ""
+        return Verdict(row, interval, HOLDS, f"the whole interval is {where}", note=note)
     if outside:
         return Verdict(row, interval, FAILS, f"none of the interval is {where}")
     return Verdict(row, interval, UNDECIDED, f"only part of the interval is {where}")
+
+
+def p_value(row: Claim, interval: Interval) -> float:
+    """The two-sided p-value at which the interval would just reach the claim's bound: below 0.05 where it does not.
+
+    The interval inverted: its side towards the bound is as many standard errors as Student's t has at 95%, with the
+    sequences less one as degrees of freedom (after Altman and Bland 2011, who take the normal). "within" has two
+    bounds: both have to be cleared from inside, one from outside.
+    """
+    reach = row.tolerance or 0.0
+    bounds = [row.threshold - reach, row.threshold + reach] if row.direction == "within" else [row.threshold]
+    degrees = max(interval.sequences - 1, 1)
+
+    def of(bound: float) -> float:
+        away = abs(interval.estimate - bound)
+        side = interval.estimate - interval.low if interval.estimate > bound else interval.high - interval.estimate
+        if side <= 0:
+            return 0.0 if away else 1.0
+        return float(2 * t.sf(t.ppf(0.975, degrees) * away / side, degrees))
+
+    if abs(interval.estimate - row.threshold) > reach and reach:
+        bounds = [min(bounds, key=lambda bound: abs(interval.estimate - bound))]
+    return max(map(of, bounds))
 
 
 def wanted(row: Claim) -> str:
@@ -133,6 +197,18 @@ def judge_between(claim_id: str, interval: Interval, roundings: Sequence[Interva
     return verdict
 
 
+def carried(verdict: Verdict, without: Mapping[str, Verdict]) -> Verdict:
+    """The same, of few tasks where it is decided and one task's absence changes it; its note says what it is then.
+
+    without: {task: the verdict that the other tasks give}.
+    """
+    other = {task: found for task, found in without.items() if found.verdict != verdict.verdict}
+    if verdict.verdict not in (HOLDS, FAILS) or not other:
+        return verdict
+    told = (f"without {task} {found.verdict}, {found.interval or NOTHING}" for task, found in other.items())
+    return replace(verdict.weighing(FEW_TASKS), note="; ".join(filter(None, (verdict.note, *told))))
+
+
 def untestable(claim_id: str, reason: str) -> Verdict:
     """Verdict for a claim that a run cannot speak to, with the reason."""
     if not reason.strip():
@@ -140,14 +216,21 @@ def untestable(claim_id: str, reason: str) -> Verdict:
     return Verdict(claim(claim_id), None, UNTESTABLE, reason)
 
 
+def amended(claim: Claim) -> str:
+    """When a claim was changed last after it had been fixed; nothing of one that was not."""
+    return f"amended {claim.amended[-1]['date']}" if claim.amended else ""
+
+
 def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
     """One row per verdict; what is not testable has its reason beside it, other models than the page's their names."""
     rows = [
         {
-            "Claim": f"{v.claim.id}: {v.claim.claim}",
+            "Claim": f"{v.claim.id}: {v.claim.claim}" + (f" ({amended(v.claim)})" if v.claim.amended else ""),
             "Verdict": v.verdict
             + (f" on {v.models}" if v.models else "")
-            + (f" ({v.reason})" if v.verdict == UNTESTABLE else ""),
+            + (f" ({v.reason})" if v.verdict == UNTESTABLE else "")
+            + (f" ({v.note})" if v.note else ""),
+            "Weight": "–" if v.verdict == UNTESTABLE else ", ".join(v.weights),
             "This run": str(v.interval or NOTHING),
             "Holds if": wanted(v.claim),
             "Paper": NOT_IN_PAPER if v.claim.published is None else short_number(v.claim.published),
@@ -157,7 +240,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
         }
         for v in verdicts
     ]
-    columns = ["Claim", "Verdict", "This run", "Holds if", "Paper", "Statistic", "Sequences", "Source"]
+    columns = ["Claim", "Verdict", "Weight", "This run", "Holds if", "Paper", "Statistic", "Sequences", "Source"]
     return pd.DataFrame(rows, columns=columns)
 
 

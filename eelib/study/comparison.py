@@ -5,10 +5,11 @@ from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig
 
-from eelib.common.errors import CheckpointError, InputError
+from eelib.common.errors import InputError
 from eelib.models.checkpoint import not_loaded, path_of
 from eelib.models.folder import check_files
-from eelib.study.parameters import ParameterError, Parameters
+from eelib.models.readings import base_of
+from eelib.study.parameters import ParameterError, Parameters, told_of_parameters
 from eelib.study.study import Study
 from eelib.tasks.task import task_names
 
@@ -37,8 +38,9 @@ def config_of(parameter: str, name: str) -> PretrainedConfig:
         path = path_of(name)
         if Path(path).is_dir():
             check_files(Path(path), name)
+        path = path_of(base_of(path) or name)
         return AutoConfig.from_pretrained(path)
-    except CheckpointError as error:
+    except InputError as error:
         raise ParameterError(f"parameter {parameter}: {error}") from error
     except Exception as error:  # transformers raises many kinds; the reader needs one line
         raise ParameterError(f"parameter {parameter}: {not_loaded(name, error)}") from error
@@ -58,11 +60,9 @@ def timed_studies(p: Parameters) -> list[Study]:
 
     Checkpoints that are not there are refused before anything is decoded.
     """
-    try:
+    with told_of_parameters():
         main, pairs = location(p.model), models_beside(p.beside)
         pairs = [(name, tasks) for name, tasks in pairs if location(name) != main]
-    except InputError as error:
-        raise ParameterError(str(error)) from error
     for name, _ in pairs:
         config_of("beside", name)
     names = [Path(name).name for name in (p.model, *(name for name, _ in pairs))]

@@ -3,6 +3,7 @@
 import ast
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,15 @@ class ParameterError(InputError):
         if cause is not None:
             lines = "".join(traceback.format_exception(cause)).splitlines()
         return [*lines, f"ParameterError: {self}"]
+
+
+@contextmanager
+def told_of_parameters() -> Iterator[None]:
+    """What is refused inside is refused as a parameter, in the same line."""
+    try:
+        yield
+    except (InputError, StorageError) as error:
+        raise ParameterError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -110,8 +120,6 @@ def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int])
             raise ParameterError(f"parameter {name} is {values[name]}; it must be {smallest} or more")
     if not values.get("model", "x").strip():
         raise ParameterError("parameter model is empty; give a shipped name, a local folder or a hub id")
-    try:
+    with told_of_parameters():
         task_names(values.get("tasks", "*"))
         resolve_device(values.get("device", "auto"))
-    except InputError as error:
-        raise ParameterError(str(error)) from error

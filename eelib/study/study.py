@@ -1,6 +1,7 @@
 """What every notebook shares: a model with the traces of its tasks, and claims judged on what it has learnt."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from transformers.utils import logging as transformers_logging
 
-from eelib.common.errors import InputError, NotEstimable, StorageError
+from eelib.common.data import data_folder
+from eelib.common.errors import InputError, NotEstimable
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
 from eelib.common.text import visible
@@ -17,11 +19,11 @@ from eelib.exits.kept import kept_scores, make_scores, needs_states
 from eelib.exits.offline import Scores, scores
 from eelib.exits.rule import Rule
 from eelib.models.model import Model, load_model
-from eelib.study.claims import Verdict, judge, untestable
-from eelib.study.parameters import ParameterError, Parameters
+from eelib.study.claims import FEW_TASKS, FEWEST_TASKS, Verdict, judge, untestable
+from eelib.study.parameters import Parameters, told_of_parameters
 from eelib.tasks.quality import quality_interval
 from eelib.tasks.task import Task, load_task, task_names
-from eelib.tracing.make import trace
+from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
 
 Values = tuple[np.ndarray, np.ndarray]  # of a trace: values [rows], groups [rows]
@@ -60,15 +62,18 @@ class Study:
                 **{name: str(root / parameters[name]) for name in ("runs_folder", "results_folder")},
             }
         )
-        try:
+        with told_of_parameters():
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
             if p.get("template"):
                 self.tasks = {n: in_template(task, p.template) for n, task in self.tasks.items()}
+            check_beforehand(p, self.tasks)
             check_name("the last part of parameter model,", Path(p.model).name)  # names the folder of results
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = loaded or load_model(p.model, dtype=p.dtype, device=p.device)
             if sites and not self.model.components:  # said before hours of decoding, not after
                 raise InputError(self.model.components_error)
+            for task in self.tasks.values() if len(self.tasks) > 1 else ():  # while others make one, turn to the next
+                make_free_shards(self.model, task, p.max_new_tokens, p.runs_folder, p.batch_size or None)
             self.traces: dict[str, Trace] = {
                 name: trace(
                     self.model,
@@ -86,8 +91,6 @@ class Study:
             }
             self._scores: dict[tuple[str, str], Scores] = {}
             self.keep_scores(gates)
-        except (InputError, StorageError) as error:
-            raise ParameterError(str(error)) from error
 
     @cached_property
     def quality(self) -> dict[str, dict[str, float]]:
@@ -125,19 +128,22 @@ class Study:
         found = {name: values(made) for name, made in self.traces.items() if self.learnt[name]}
         return large_enough({name: pair for name, pair in found.items() if len(pair[0])})
 
-    def average(self, values: Callable[[Trace], Values], seed: int | None = None) -> Interval:
+    def average(self, values: Callable[[Trace], Values], seed: int | None = None, share: bool = True) -> Interval:
         """Unweighted mean over learnt tasks of `values(trace)`, a pair (values, groups); NOTHING where there is none.
 
-        `seed` is the parameters' where none is given.
+        `seed` is the parameters' where none is given. share: False says that the values are no share (`stats`).
         """
         found = self.learnt_tokens(values)
         seed = self.parameters.seed if seed is None else seed
-        return bootstrap_unweighted_mean_over_tasks(found, seed=seed) if found else NOTHING
+        return bootstrap_unweighted_mean_over_tasks(found, seed=seed, share=share) if found else NOTHING
 
-    def judge(self, claim_id: str, make: Callable[[], Interval], requirement_met: bool = False) -> Verdict:
+    def judge(
+        self, claim_id: str, make: Callable[[], Interval], requirement_met: bool = False, tasks: int | None = None
+    ) -> Verdict:
         """Verdict on a claim; "not testable here" where no task is learnt or `make` finds nothing to estimate.
 
-        `requirement_met`: whether this run meets the claim's own condition, for claims that have one.
+        `requirement_met`: whether this run meets the claim's own condition, for claims that have one. `tasks`: on how
+        many it rests, by default on all that are learnt; few of them are part of its weight.
         """
         if not any(self.learnt.values()):
             return untestable(claim_id, "no task of this run is learnt")
@@ -147,13 +153,17 @@ class Study:
             return untestable(claim_id, str(error))
         if not interval.known:
             return untestable(claim_id, "nothing to estimate it from")
-        return judge(claim_id, interval, requirement_met=requirement_met)
+        found = judge(claim_id, interval, requirement_met=requirement_met)
+        return found.weighing(FEW_TASKS, (len(self.learnt_tasks) if tasks is None else tasks) < FEWEST_TASKS)
 
-    def keep_scores(self, rules: Sequence[Rule]) -> None:
-        """Score every trace by those rules whose gates look at states, which is done once; for gates of this model."""
+    def keep_scores(self, rules: Sequence[Rule], tasks: Collection[str] | None = None) -> None:
+        """Score the traces, of `tasks` or all, by those rules whose gates look at states, which is done once.
+
+        For gates of this model.
+        """
         on_states = [rule for rule in rules if needs_states(rule)]
-        for name, made in self.traces.items():
-            make_scores(self.model, self.tasks[name], made, on_states, progress=False)
+        for name in self.traces if tasks is None else tasks:
+            make_scores(self.model, self.tasks[name], self.traces[name], on_states, progress=False)
 
     def scores(self, rule: Rule, task: str) -> Scores:
         """What a rule's gate says of the tokens of a task's trace; on states, of those that were asked for."""
@@ -165,8 +175,13 @@ class Study:
     @property
     def where(self) -> str:
         """Model, dtype, device and date, for captions."""
+        return self.where_as("")
+
+    def where_as(self, role: str) -> str:
+        """The same, with the part that the model plays on the page behind its name."""
         date = max(t.manifest["date"] for t in self.traces.values())
-        return f"{self.model.name}, {self.model.dtype} on {self.model.device.type}, {date}"
+        name = f"{self.model.name} ({role})" if role else self.model.name
+        return f"{name}, {self.model.dtype} on {self.model.device.type}, {date}"
 
     def token_text(self, token_id: int) -> str:
         """The text of one vocabulary entry, spaces and control characters shown; of a classifier, the label."""
@@ -181,6 +196,19 @@ def large_enough(found: dict[str, Values]) -> dict[str, Values]:
     One small task must not make a claim untestable that four large ones can speak to.
     """
     return {name: pair for name, pair in found.items() if len(set(pair[1])) >= MINIMUM_GROUPS} or found
+
+
+def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
+    """InputError for what would otherwise be noticed once everything has been decoded."""
+    if not data_folder("papers").is_dir():
+        raise InputError(f"there is no folder {data_folder('papers')}; EELIB_DATA is {os.environ.get('EELIB_DATA')!r}")
+    folder = Path(parameters.results_folder)
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise InputError(f"results_folder {str(folder)!r} can't be written: {there} is no folder that allows it")
+    wanted, most = parameters.get("example_sequence", -1), max(map(len, tasks.values()))
+    if wanted >= most:
+        raise InputError(f"example_sequence {wanted} is in no task; allowed: -1, or 0 to {most - 1}")
 
 
 def in_template(task: Task, template: str) -> Task:

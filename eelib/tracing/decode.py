@@ -13,7 +13,6 @@ from eelib.models.probe import block_states
 from eelib.models.sites import site_states
 
 
-@torch.no_grad()
 def greedy_decode(
     model: Model, prompts: list[list[int]], max_new_tokens: int, reader: Reader | None = None
 ) -> list[list[int]]:
@@ -22,22 +21,29 @@ def greedy_decode(
     Returns the ids of each row, the end token included if it was reached. The `reader`, where there is one, is given
     each token's states, those of the position which predicted it.
     """
+    # Inference mode is quicker still, but what it makes may not be changed outside it, as a reader may; without one,
+    # the ids that are returned are all that leaves it.
+    grad: AbstractContextManager = torch.no_grad() if reader else torch.inference_mode()
     adapter, ends = model.writer, model.eos_ids
     taken = [len(adapter.text(prompt, [])) for prompt in prompts]
     # A row's own, whatever it is batched with.
     room = [max(1, min(max_new_tokens, model.context_length - size)) for size in taken]
-    inputs, cache = adapter.begin(prompts, max(taken) + max(room))
+    with grad:
+        inputs, cache = adapter.begin(prompts, max(taken) + max(room))
     rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
     ids: list[list[int]] = [[] for _ in prompts]
     capture: AbstractContextManager[list[Tensor]] = block_states(model.blocks) if reader else nullcontext([])
-    with capture as captured:
+    with grad, capture as captured:
         for step in range(max(room)):
             output = model.network(**inputs, **adapter.cached(cache))
             cache = getattr(output, "past_key_values", None)
             emitted = output.logits[:, -1].argmax(-1).tolist()
             live = {index: row for index, row in enumerate(rows) if row is not None}  # place in the batch: row
             if reader:
-                layers = torch.stack([state[:, -1] for state in captured], dim=1)  # [rows, L+1, hidden_size]
+                given = inputs | adapter.cached(cache)
+                whole = [model.adapted(layer, states, given) for layer, states in enumerate(captured)]
+                layers = torch.stack([states[:, -1] for states in whole], dim=1)  # [rows, L+1, hidden_size]
+                layers = model.read_through(layers)
                 reader.add(
                     layers if len(live) == len(rows) else layers[list(live)],
                     list(live.values()),
@@ -91,5 +97,6 @@ def states_of(
             model.network(**inputs)
         for site, values in captured.items():
             found.setdefault(site, []).append(torch.stack([value[0, read] for value in values], dim=1))
-        layers.append(torch.stack([state[0, read] for state in states], dim=1))
+        whole = [model.adapted(layer, state, inputs) for layer, state in enumerate(states)]
+        layers.append(model.read_through(torch.stack([state[0, read] for state in whole], dim=1)))
     return torch.cat(layers), {site: torch.cat(values) for site, values in found.items()}

@@ -1,4 +1,7 @@
-"""Ask for a trace: decode a task once, read every layer, keep it as Parquet shards; resumable, one maker at a time."""
+"""Ask for a trace: decode a task once, read every layer, keep it as Parquet shards; resumable, by any number of makers.
+
+Makers of one trace, here or on machines that share its folder, each make shards that no other makes; see `makers`.
+"""
 
 import hashlib
 import json
@@ -10,15 +13,18 @@ import transformers
 
 from eelib.common.errors import InputError, StorageError
 from eelib.common.files import only_one
+from eelib.common.machine import machine
 from eelib.common.sources import code_hash
 from eelib.common.values import check_whole
 from eelib.models.model import Model
 from eelib.tasks.glue import named
 from eelib.tasks.task import Task
 from eelib.tracing.extras import has_extra, make_extra
+from eelib.tracing.makers import is_clear
 from eelib.tracing.outputs import is_finished, make_outputs
 from eelib.tracing.plan import Job
 from eelib.tracing.replay import TOLERANCES, has_replay, make_replay
+from eelib.tracing.shards import load_manifest
 from eelib.tracing.trace import Trace
 
 ROOMS = ("models", "lens", "tracing", TOLERANCES)  # a trace depends on their code
@@ -47,6 +53,54 @@ def trace(
     one that a half made trace was begun with holds for the rest of it. Raises InputError, or StorageError where the
     disk is at fault: one line.
     """
+    job = job_of(model, task, max_new_tokens, folder, batch_size, strict, progress)
+    check_whole("repeats", repeats, 1)
+    for kind, wanted in (("sites", sites), ("pairs", pairs), ("timed", timed)):
+        if not isinstance(wanted, bool):
+            check_whole(kind, wanted, 0, "True, False or a number of sequences")
+    if sites and not model.components:  # said before hours of decoding, not after
+        raise InputError(model.components_error)
+    extras = {kind: count(wanted) for kind, wanted in (("sites", sites), ("pairs", pairs)) if wanted}
+    times = (count(timed), int(repeats)) if timed else None
+    if (job.folder / "manifest.json").exists() and is_clear(job.folder) and has_all(job, extras, times):
+        return Trace(job.folder)  # without the lock: another maker may be at work on what is not asked for
+    try:
+        while not make_outputs(job):
+            pass
+        if extras or times:
+            with only_one(job.folder, told=progress):  # a page has no place for it
+                for kind, wanted in extras.items():
+                    make_extra(job, kind, wanted)
+                if times:
+                    make_replay(job, *times)
+    except StorageError:  # a folder that can only be read, as that of somebody else, may hold all of it
+        if not has_all(job, extras, times):
+            raise
+    return Trace(job.folder)
+
+
+def make_free_shards(
+    model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path = "runs", batch_size: int | None = None
+) -> None:
+    """Make those shards of a trace that no other process makes, and don't wait for the others: for who has more to do.
+
+    The same errors as `trace`.
+    """
+    job = job_of(model, task, max_new_tokens, folder, batch_size, progress=False)
+    if not load_manifest(job.folder).get("finished"):
+        make_outputs(job, wait=False)
+
+
+def job_of(
+    model: Model,
+    task: Task,
+    max_new_tokens: int,
+    folder: str | Path,
+    batch_size: int | None,
+    strict: bool = False,
+    progress: bool = True,
+) -> Job:
+    """What is to be made, once it is known to be possible; InputError."""
     if not isinstance(model, Model) or not isinstance(task, Task):
         raise InputError(
             f"a trace needs a model from eelib.load_model and a task from eelib.load_task; got "
@@ -54,29 +108,16 @@ def trace(
         )
     check_model(model, task)
     check_whole("max_new_tokens", max_new_tokens, 1)
-    check_whole("repeats", repeats, 1)
     if batch_size is not None:
         check_whole("batch_size", batch_size, 1)
-    for kind, wanted in (("sites", sites), ("pairs", pairs), ("timed", timed)):
-        if not isinstance(wanted, bool):
-            check_whole(kind, wanted, 0, "True, False or a number of sequences")
-    if sites and not model.components:  # said before hours of decoding, not after
-        raise InputError(model.components_error)
     identity = identity_of(model, task, int(max_new_tokens))
-    job = Job(model, task, Path(folder) / folder_name(identity), identity, batch_size, strict, progress)
-    extras = {kind: count(wanted) for kind, wanted in (("sites", sites), ("pairs", pairs)) if wanted}
-    try:
-        with only_one(job.folder, told=progress):  # a page has no place for it
-            make_outputs(job)
-            for kind, wanted in extras.items():
-                make_extra(job, kind, wanted)
-            if timed:
-                make_replay(job, count(timed), int(repeats))
-    except StorageError:  # a folder that can only be read, as that of somebody else, may hold all of it
-        made = is_finished(job) and all(has_extra(job, *extra) for extra in extras.items())
-        if not made or (timed and not has_replay(job, count(timed), int(repeats))):
-            raise
-    return Trace(job.folder)
+    return Job(model, task, Path(folder) / folder_name(identity), identity, batch_size, strict, progress)
+
+
+def has_all(job: Job, extras: dict[str, int], times: tuple[int, int] | None) -> bool:
+    """Whether a trace is finished, and what is asked for beside it there."""
+    made = is_finished(job) and all(has_extra(job, *extra) for extra in extras.items())
+    return made and (times is None or has_replay(job, *times))
 
 
 def count(wanted: bool | int) -> int:
@@ -86,12 +127,15 @@ def count(wanted: bool | int) -> int:
 
 def identity_of(model: Model, task: Task, max_new_tokens: int) -> dict:
     """What a trace depends on; another value of anything in it makes another trace."""
+    settings = {"max_new_tokens": max_new_tokens, "dtype": model.dtype, "device": model.device.type}
+    if model.device.type == "cuda":  # shards of two kinds of GPU do not mix
+        settings["card"] = machine(model.device)
     return {
         "model": model.name,
         "weights": model.hash,
         "task": task.name,
         "task_hash": task.hash,
-        "settings": {"max_new_tokens": max_new_tokens, "dtype": model.dtype, "device": model.device.type},
+        "settings": settings,
         "code": code_hash(*ROOMS),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -9,15 +10,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eelib.common.errors import SelfCheckError
-from eelib.common.machine import is_out_of_memory
 from eelib.common.tolerances import tolerance
 from eelib.lens.buffer import Reader
 from eelib.lens.readout import Readout, top_ids
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
-from eelib.tracing.plan import Job, is_made, is_of, plan
-from eelib.tracing.shards import STORED, add_file, add_time, load_manifest, save_manifest, to_bytes
+from eelib.tracing.makers import joined
+from eelib.tracing.plan import Job, encode, is_made, is_of
+from eelib.tracing.shards import STORED, add_file, load_manifest, save_note, to_bytes
 from eelib.tracing.tables import tables
 
 
@@ -30,60 +31,53 @@ def is_finished(job: Job) -> bool:
     return not refused and all(is_made(job.folder, known, index) for index in range(len(known["plan"])))
 
 
-def make_outputs(job: Job) -> None:
-    """Decode and read whatever shards are missing or damaged, then seal the manifest."""
-    manifest = plan(job)
-    missing = [index for index in range(len(manifest["plan"])) if not is_made(job.folder, manifest, index)]
-    if not missing and manifest.get("finished"):
-        return
-    for index in tqdm(missing, desc=f"{job.model.name} {job.task.name}", unit="batch", disable=not job.progress):
-        began = time.monotonic()
-        make_shard(job, manifest, index)
-        add_time(job.folder, time.monotonic() - began)
-    for key in ("rows", "mismatches"):
-        manifest[key] = sum(counts[key] for counts in manifest["counts"].values())
-    manifest["finished"] = True
-    save_manifest(job.folder, manifest)
+def make_outputs(job: Job, wait: bool = True) -> bool:
+    """Decode and read whatever shards are missing or damaged and nobody else makes, then seal the manifest.
+
+    Whether the trace is finished then. Without `wait` it may not be: others still make the rest of it.
+    """
+    with joined(job) as shards:
+        bar, missing = f"{job.model.name} {job.task.name}", len(shards.missing)
+        with closing(shards.claimed(wait)) as mine:  # an error lets its lease go at once
+            for index in tqdm(mine, desc=bar, total=missing, unit="batch", disable=not job.progress):
+                make_shard(job, shards.manifest["plan"][index], index)
+        return shards.seal()
 
 
-def make_shard(job: Job, manifest: dict, index: int) -> None:
-    """Decode one shard's sequences, read their states, write both tables, enter them in the manifest.
+def make_shard(job: Job, rows: list[int], index: int) -> None:
+    """Decode one shard's sequences `rows`, read their states, write both tables, and note that it is made.
 
     A shard is a pure function of the model, the task and its list of sequences.
     """
-    rows = manifest["plan"][index]
-    prompts = [job.encoded[i] for i in rows]
+    began = time.monotonic()
+    prompts = encode(job.model, job.task, rows)
     outputs, readout = read_what_fits(job, prompts, [reference_ids(job.model, job.task, i) for i in rows])
     emitted = torch.tensor([token for ids in outputs for token in ids])
     mismatches = count_mismatches(readout, emitted, job.model)
-    manifest["counts"][str(index)] = {"rows": len(emitted), "mismatches": mismatches}
+    note: dict = {"files": {}, "counts": {"rows": len(emitted), "mismatches": mismatches}}
     tokens, sequences = tables(job.model, job.task, rows, prompts, outputs)
     frames: dict[str, Mapping[str, np.ndarray | list]] = {
         f"tokens-{index:05d}": tokens | {name: readout[name].numpy() for name in STORED},
         f"sequences-{index:05d}": sequences,
     }
     for name, frame in frames.items():
-        add_file(job.folder, manifest, name, to_bytes(frame))
-    save_manifest(job.folder, manifest)
+        add_file(job.folder, note, name, to_bytes(frame), shared=True)
+    note |= {"seconds": round(time.monotonic() - began, 2), "date": time.strftime("%Y-%m-%d")}
+    save_note(job.folder, index, note)
 
 
 def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int]]) -> tuple[list[list[int]], Readout]:
-    """`read_outputs` of one batch; out of memory, the batch is halved and the work goes on."""
-    try:
-        return read_outputs(job.model, prompts, references, job.max_new_tokens)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or len(prompts) == 1:
-            raise
-    # Outside the handler: inside it, the traceback would still hold the failed batch's memory.
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    half = len(prompts) // 2
-    if not job.halved:
-        print(f"out of memory: batches of {len(prompts)} are halved")
-        job.halved = True
-    first, second = (read_what_fits(job, prompts[part], references[part]) for part in (slice(half), slice(half, None)))
-    joined = {name: torch.cat([values, second[1].values[name]]) for name, values in first[1].values.items()}
-    return first[0] + second[0], Readout(joined)
+    """`read_outputs` of one batch, in as many parts as the memory asks for."""
+
+    def read_some(pairs: list[tuple[list[int], list[int]]]) -> tuple[list[list[int]], Readout]:
+        some, wanted = map(list, zip(*pairs))
+        return read_outputs(job.model, some, wanted, job.max_new_tokens)
+
+    parts = job.halving.run(read_some, list(zip(prompts, references)))
+    if len(parts) == 1:
+        return parts[0]
+    values = {name: torch.cat([readout.values[name] for _, readout in parts]) for name in parts[0][1].values}
+    return [output for outputs, _ in parts for output in outputs], Readout(values)
 
 
 def read_outputs(

@@ -1,20 +1,23 @@
 """What a trace is made of: its prompts' token ids, sorted by length and cut into shards that fit the memory."""
 
 import platform
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from eelib.common.errors import InputError
-from eelib.common.machine import free_memory, versions
+from eelib.common.machine import versions
+from eelib.common.memory import Halving, free_memory
 from eelib.models.model import Model
 from eelib.tasks.task import Task
-from eelib.tracing.shards import intact, load_manifest
+from eelib.tracing.shards import intact, load_manifest, load_note, note_file, notes, save_manifest
 
 SHARD = {"cpu": 32, "cuda": 128}  # most sequences in a batch, and so in a shard, where no batch size is given
 PARTS = ("tokens", "sequences")  # files of a shard
+CHUNK = 2000  # prompts that are encoded together
 
 
 @dataclass
@@ -28,12 +31,29 @@ class Job:
     batch_size: int | None = None
     strict: bool = False
     progress: bool = True
-    halved: bool = False  # whether a batch did not fit the memory, which is said once
+    halving: Halving = field(default_factory=Halving)
 
     @cached_property
-    def encoded(self) -> list[list[int]]:
-        """Token ids of every prompt."""
-        return encode(self.model, self.task)
+    def lengths(self) -> list[int]:
+        """Tokens of every prompt. The ids are not kept: a shard encodes its own again, which costs less than memory.
+
+        InputError where most of them, special ones aside, stand for text that the vocabulary does not have.
+        """
+        chunks = (range(len(self.task))[start : start + CHUNK] for start in range(0, len(self.task), CHUNK))
+        unknown, special = self.model.unknown_ids, set(self.model.tokenizer.all_special_ids)
+        lengths, lost, known = [], 0, 0
+        for chunk in chunks:
+            for ids in encode(self.model, self.task, chunk):
+                lengths.append(len(ids))
+                if unknown:
+                    lost += sum(i in unknown for i in ids)
+                    known += sum(i not in unknown and i not in special for i in ids)
+        if lost > known:
+            raise InputError(
+                f"{self.task.name}: {self.model.name}'s tokenizer has no words for most of the text: "
+                f"{lost:,} of {lost + known:,} tokens are its unknown one"
+            )
+        return lengths
 
     @property
     def max_new_tokens(self) -> int:
@@ -41,29 +61,33 @@ class Job:
         return self.identity["settings"]["max_new_tokens"]
 
 
-def encode(model: Model, task: Task, chosen: list[int] | None = None) -> list[list[int]]:
+def encode(model: Model, task: Task, chosen: Sequence[int] | None = None) -> list[list[int]]:
     """Prompt token ids, with the tokenizer's own special tokens, or in its chat template where the task asks."""
     rows = range(len(task)) if chosen is None else chosen
-    return model.encode([task.prompts[i] for i in rows], task.chat, [task.seconds[i] for i in rows if task.seconds])
+    seconds = [task.seconds[i] for i in rows if task.seconds]
+    return model.encode([task.prompts[i] for i in rows], task.chat, seconds, numbers=rows)
 
 
-def plan(job: Job) -> dict:
-    """The manifest: as found, its rest cut anew where another batch size is asked for, or a new one.
+def plan(job: Job, alone: bool = True) -> dict | None:
+    """The manifest: as found, its rest cut anew where another batch size is asked for, or a new one, saved.
 
-    A new one is saved with the first shard, so that nothing is left of a task that turns out to be refused. Without
-    a sound manifest nothing says which shards are sound, so all are made anew; so they are where files of another
-    trace lie in this one's place.
+    Without a sound manifest nothing says which shards are sound, so all are made anew; so they are where files of
+    another trace lie in this one's place. Unless its maker is `alone`, nothing is cut anew: the plan that others work
+    by is taken, whatever its batch size; None where it can't be.
     """
     known, why = load_manifest(job.folder), "the manifest is damaged"
     if not is_of(job, known):
         known, why = {}, "its files are another trace's" if known else why
     if known and not (job.strict and known["skipped"]):
-        return cut_rest(job, known)
+        return cut_rest(job, known) if alone else known
     manifest = new_manifest(job)
+    if not alone:
+        return None
     if (job.folder / "manifest.json").exists():
         print(f"{job.folder.name}: {why}; the trace is made anew")
-    for file in job.folder.glob("*.parquet"):
+    for file in (*job.folder.glob("*.parquet"), *notes(job.folder).values()):
         file.unlink()
+    save_manifest(job.folder, manifest)
     return manifest
 
 
@@ -74,7 +98,7 @@ def is_of(job: Job, manifest: dict) -> bool:
 
 def new_manifest(job: Job) -> dict:
     """A manifest without files; InputError where a prompt is empty, or none fits (with `strict`: one does not fit)."""
-    model, lengths = job.model, [len(ids) for ids in job.encoded]
+    model, lengths = job.model, job.lengths
     if 0 in lengths:
         raise InputError(f"{job.task.name}: prompt {lengths.index(0)} has no tokens in {model.name}'s vocabulary")
     fits = [i for i, n in enumerate(lengths) if n < model.context_length]
@@ -89,6 +113,7 @@ def new_manifest(job: Job) -> dict:
     return {
         **job.identity,
         "layers": model.layers,
+        **({"remark": model.remark} if model.remark else {}),
         "kind": job.task.kind,
         "architecture": model.kind,
         "vocabulary": model.vocab_size,
@@ -109,7 +134,7 @@ def cut(job: Job, order: list[int], size: int) -> list[list[int]]:
     """Shards of at most `size` sequences; where padding would change a row, all of one prompt length."""
     shards: list[list[int]] = []
     for i in order:
-        same = job.model.pads or not shards or len(job.encoded[shards[-1][-1]]) == len(job.encoded[i])
+        same = job.model.pads or not shards or job.lengths[shards[-1][-1]] == job.lengths[i]
         if shards and same and len(shards[-1]) < size:
             shards[-1].append(i)
         else:
@@ -118,22 +143,27 @@ def cut(job: Job, order: list[int], size: int) -> list[list[int]]:
 
 
 def cut_rest(job: Job, manifest: dict) -> dict:
-    """A known manifest; asked for another batch size, what comes after its last sound shard is cut anew."""
+    """A known manifest; asked for another batch size, what comes after its last sound shard is cut anew, and saved."""
     shards, size = manifest["plan"], job.batch_size
     if manifest.get("finished") or size in (None, manifest["batch_size"]):
         return manifest
     first = max((index + 1 for index in range(len(shards)) if is_made(job.folder, manifest, index)), default=0)
-    for name in (f"{part}-{index:05d}" for index in range(first, len(shards)) for part in PARTS):
-        manifest["files"].pop(name, None)
-        (job.folder / f"{name}.parquet").unlink(missing_ok=True)
+    for index in range(first, len(shards)):
+        note_file(job.folder, index).unlink(missing_ok=True)
+        for name in (f"{part}-{index:05d}" for part in PARTS):
+            manifest["files"].pop(name, None)
+            (job.folder / f"{name}.parquet").unlink(missing_ok=True)
     manifest["counts"] = {index: n for index, n in manifest["counts"].items() if int(index) < first}
     manifest["plan"] = shards[:first] + cut(job, [i for rows in shards[first:] for i in rows], size)
-    return manifest | {"batch_size": size}
+    manifest["batch_size"] = size
+    save_manifest(job.folder, manifest)
+    return manifest
 
 
 def is_made(folder: Path, manifest: dict, index: int) -> bool:
-    """Whether both files of a shard are there, unaltered."""
-    return all(intact(folder, manifest, f"{part}-{index:05d}") for part in PARTS)
+    """Whether both files of a shard are there, as its note says, or the manifest."""
+    known = load_note(folder, index) or manifest
+    return all(intact(folder, known, f"{part}-{index:05d}") for part in PARTS)
 
 
 def batch_that_fits(model: Model, tokens: int) -> int:

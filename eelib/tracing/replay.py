@@ -40,8 +40,10 @@ class Left(BaseException):
 
 @torch.no_grad()
 def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
-    """State [1, tokens, hidden_size] after block `layer` (1..L) of a run that goes no further."""
-    block = model.blocks[layer - 1]
+    """State [1, tokens, hidden_size] after block `layer` (1..L) of a run that goes no further; after an adapter
+    block's layer, what it makes of it.
+    """
+    block, beside = model.blocks[layer - 1], model.adapter_block
     calls = model.blocks[:layer].count(block)  # blocks that share weights are one module, called several times
 
     def leave(_module: nn.Module, _args: tuple, output: Any) -> None:
@@ -50,16 +52,24 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
         if not calls:
             state = first_tensor(output)
             assert state is not None
-            raise Left(state)
+            raise Left(model.adapted(layer, state, inputs))
 
-    handle = block.register_forward_hook(leave)
+    def keep(_module: nn.Module, _args: tuple, output: Any) -> None:
+        state = first_tensor(output)
+        assert beside and state is not None
+        model.adapted(beside.layer, state, inputs)  # for its keys and values
+
+    handles = [block.register_forward_hook(leave)]
+    if beside and beside.layer < layer:
+        handles.append(model.blocks[beside.layer - 1].register_forward_hook(keep))
     try:
         with their_code():
             model.network(**inputs)
     except Left as end:
         return end.state
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     raise SelfCheckError(f"{model.name}: block {layer} did not run")
 
 
@@ -147,7 +157,7 @@ def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     synchronize(model.device)
     began = time.perf_counter()
     state = state_at(model, layer, inputs)
-    logits = model.unembed(state[0, replay.read][None])[0]
+    logits = model.unembed(model.read_through_at(layer, state[0, replay.read][None]))[0]
     top = int(logits.argmax())  # waits for the device
     seconds = time.perf_counter() - began
     wrong = top != wanted and float(logits[top] - logits[wanted]) > tolerance(logits).tie

@@ -47,9 +47,9 @@ def to_bytes(frame: Mapping[str, np.ndarray | list]) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def add_file(folder: Path, manifest: dict, name: str, content: memoryview) -> None:
-    """Write one Parquet file and note its checksum in `manifest` (not yet saved)."""
-    write_atomically(folder / f"{name}.parquet", content)
+def add_file(folder: Path, manifest: dict, name: str, content: memoryview, shared: bool = False) -> None:
+    """Write one Parquet file and note its checksum in `manifest` (not yet saved); `shared`: see `write_atomically`."""
+    write_atomically(folder / f"{name}.parquet", content, shared)
     manifest["files"][name] = hashlib.sha256(content).hexdigest()
 
 
@@ -72,10 +72,43 @@ def load_manifest(folder: Path) -> dict:
     return load_sealed(folder / "manifest.json")
 
 
-def save_sealed(path: Path, content: dict) -> None:
+def stamp(folder: Path) -> tuple[int, int]:
+    """What tells one state of the manifest's file from another without reading it."""
+    try:
+        found = (folder / "manifest.json").stat()
+    except FileNotFoundError:
+        return (0, 0)
+    return found.st_ino, found.st_mtime_ns
+
+
+NOTE = ".shard-"  # what is known of a shard until the manifest holds it
+
+
+def note_file(folder: Path, index: int) -> Path:
+    """Where the note of a shard lies."""
+    return folder / f"{NOTE}{index:05d}.json"
+
+
+def notes(folder: Path) -> dict[int, Path]:
+    """The shards that have a note, and where."""
+    found = (file for file in folder.glob(f"{NOTE}*.json") if file.name[len(NOTE) : -5].isdigit())
+    return {int(file.name[len(NOTE) : -5]): file for file in sorted(found)}
+
+
+def save_note(folder: Path, index: int, note: dict) -> None:
+    """Keep {"files": checksums, "counts", "seconds", "date"} of a shard that is made."""
+    save_sealed(note_file(folder, index), note, shared=True)
+
+
+def load_note(folder: Path, index: int) -> dict:
+    """What `save_note` kept; empty where nothing was."""
+    return load_sealed(note_file(folder, index))
+
+
+def save_sealed(path: Path, content: dict, shared: bool = False) -> None:
     """Write a JSON file with a checksum of its own."""
     sealed = {**content, "checksum": checksum(content)}
-    write_atomically(path, json.dumps(sealed, indent=1, sort_keys=True).encode())
+    write_atomically(path, json.dumps(sealed, indent=1, sort_keys=True).encode(), shared)
 
 
 def load_sealed(path: Path) -> dict:
@@ -89,15 +122,15 @@ def checksum(content: dict) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def add_time(folder: Path, seconds: float) -> None:
-    """Add to the time that a trace took, and keep the day it was begun.
+def add_time(folder: Path, seconds: float, date: str) -> None:
+    """Add to the time that a trace took, that of all its makers, and keep the day it was begun.
 
     They have a file of their own, so that the manifest is the same bytes whenever it is made.
     """
     times = load_times(folder)
     times["seconds"] = round(times["seconds"] + seconds, 2)
     if times["date"] == "unknown":
-        times["date"] = time.strftime("%Y-%m-%d")
+        times["date"] = date
     write_atomically(folder / "times.json", json.dumps(times).encode())
 
 

@@ -87,16 +87,6 @@ def test_a_lock_keeps_what_is_in_it(tmp_path):
     assert not (tmp_path / ".lock").exists() or (tmp_path / ".lock").read_text() == "note"
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
-def test_no_locks(number, tmp_path, monkeypatch, one_line):
-    def flock(*_args):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(files.fcntl, "flock", flock)
-    one_line(OSError, ("does not lock files", "local disk"), lambda: files.only_one(tmp_path / "a/b").__enter__())
-    assert not list(tmp_path.iterdir())
-
-
 def test_folders_that_cannot_be(tmp_path, one_line):
     (tmp_path / "file").write_text("x")
     one_line(OSError, "can't be made", lambda: files.only_one(tmp_path / "file/a").__enter__())
@@ -128,6 +118,17 @@ def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", fsync)
     files.write_atomically(tmp_path / "a", b"x")
     assert (tmp_path / "a").read_bytes() == b"x"
+
+
+def test_two_that_write_one_file_do_not_mix(tmp_path, monkeypatch):
+    """Each has a half file of its own; of the rest of the project, whoever writes next overwrites the last one's."""
+    names, replace = [], os.replace
+    monkeypatch.setattr(files.os, "replace", lambda a, b: names.append(os.path.basename(a)) or replace(a, b))
+    for process in (7, 8):
+        monkeypatch.setattr(files.os, "getpid", lambda: process)
+        files.write_atomically(tmp_path / "a", b"x", shared=True)
+    assert len(set(names)) == 2 and all(name.endswith(".partial") for name in names)
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eelib.common.text import visible
+from eelib.common.text import harmless, visible
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,8 @@ from eelib.common.text import visible
 )
 def test_visible(text, shown):
     assert visible(text) == shown
+
+
+def test_harmless_text_keeps_its_spaces_and_turns_nothing():
+    assert harmless("a b\n\u202edoc\x1b[31m\u0000") == "a b\nU+202EdocU+001B[31mU+0000"
+    assert harmless("שלום 👩\u200d👧") == "שלום 👩\u200d👧"

@@ -150,3 +150,8 @@ def test_a_model_and_a_layer_of_it(folder_of, one_line):
         ParameterError, "parameter weighted: model 'no-such-model'", lambda: check_there("weighted", "no-such-model")
     )
     check_there("weighted", " ")
+
+
+def test_a_pair_without_a_second_model_is_refused_with_its_parameter():
+    with pytest.raises(ParameterError, match="parameter after: model is empty"):
+        check_pairs("after", [("pocket-llama", "")])

@@ -268,3 +268,24 @@ def bug():
 
 def test_clean():
     assert clean({"a": [math.nan, 1.0, (math.inf, "x")], "b": None}) == {"a": [None, 1.0, [None, "x"]], "b": None}
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"results_folder": "a file"}, "results_folder '.*a file' can't be written"),
+        ({"results_folder": "a file/below"}, "results_folder '.*a file/below' can't be written"),
+        ({"example_sequence": 3}, "example_sequence 3 is in no task; allowed: -1, or 0 to 2"),
+        ({"EELIB_DATA": "nowhere"}, "there is no folder nowhere/papers; EELIB_DATA is 'nowhere'"),
+    ],
+)
+def test_what_fails_at_the_end_is_said_before_decoding(given, said, parameters, tmp_path, monkeypatch):
+    (tmp_path / "a file").touch()
+    if "EELIB_DATA" in given:
+        monkeypatch.setenv("EELIB_DATA", given["EELIB_DATA"])
+        given = {}
+    if "results_folder" in given:
+        given = {"results_folder": str(tmp_path / given["results_folder"])}
+    with pytest.raises(ParameterError, match=said):
+        Study(parameters(**given))
+    assert not (tmp_path / "runs").exists()

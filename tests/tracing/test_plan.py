@@ -1,5 +1,6 @@
 """Which prompts a trace takes, and how large its batches are."""
 
+import json
 import shutil
 
 import pytest
@@ -20,6 +21,26 @@ def test_prompts_beyond_the_window(model_of, tmp_path, one_line):
     one_line(ValueError, "1 of 3 prompts do not fit", lambda: make(model, tmp_path, task, strict=True))
     one_line(ValueError, "1 of 1", lambda: make(model, tmp_path, eelib.Task.from_prompts(["word " * 200])))
     assert not (tmp_path / "strict").exists() and len(list(tmp_path.glob("*/*"))) == 1  # the refused left nothing
+
+
+def knows_only(word, folder):
+    """The folder's tokenizer, with a vocabulary of one word."""
+    file = folder / "tokenizer.json"
+    model = {"type": "WordLevel", "vocab": {"<unk>": 0, word: 1}, "unk_token": "<unk>"}
+    simple = {"pre_tokenizer": {"type": "Whitespace"}, "normalizer": None, "post_processor": None, "decoder": None}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model": model, "added_tokens": []} | simple))
+
+
+def test_a_tokenizer_that_knows_less_than_half_of_a_text_is_refused(folder_of, tmp_path, one_line):
+    folder = shutil.copytree(folder_of("llama"), tmp_path / "few-words")
+    knows_only("dog", folder)
+    model = eelib.load_model(str(folder), device="cpu")
+    half = eelib.Task.from_prompts(["dog dog", "a hill"])
+    assert make(model, tmp_path / "runs", half).sequences["length"].size == 2
+    less = eelib.Task.from_prompts(["dog dog", "on a hill"])
+    said = ("no words for most of the text", "3 of 5 tokens")
+    one_line(ValueError, said, lambda: make(model, tmp_path / "refused", less))
+    assert not (tmp_path / "refused").exists()
 
 
 ROW = 50_000 * 32 * 4 * (2 * 3 + 16)  # bytes: tokens, hidden size, float32, caches and activations of three blocks

@@ -81,7 +81,14 @@ def test_no_block_behind_the_exit_runs_and_the_network_is_left_as_it_was(model):
 
 def test_blocks_that_share_weights_are_counted_by_their_calls():
     block = nn.Linear(3, 3)
-    shared = SimpleNamespace(name="shared", blocks=[block] * 3, layers=3, network=lambda x: block(block(block(x))))
+    shared = SimpleNamespace(
+        name="shared",
+        blocks=[block] * 3,
+        layers=3,
+        network=lambda x: block(block(block(x))),
+        adapter_block=None,
+        adapted=lambda layer, states, inputs: states,
+    )
     x = torch.randn(1, 2, 3)
     with torch.no_grad():
         assert torch.equal(state_at(shared, 2, {"x": x}), block(block(x)))

@@ -270,34 +270,6 @@ def test_full_disk(model_of, tmp_path):
     make(model_of("llama"), tmp_path)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_two_processes_make_it_once(told, quiet, model_of, tmp_path, capfd):
-    """The second waits for the first, says so unless it was asked to be quiet, and writes nothing."""
-
-    def ask(delay):
-        time.sleep(delay)
-        plain = shards.write_atomically
-
-        def slow(path, data):
-            with open(tmp_path / "writers", "a") as log:
-                log.write(f"{os.getpid()}\n")
-            time.sleep(0.02)
-            plain(path, data)
-
-        shards.write_atomically = slow
-        made = make(model_of("llama"), tmp_path / "runs", progress=told)
-        assert content(made.folder) == content(quiet.folder)
-
-    children = [FORK.Process(target=ask, args=(delay,)) for delay in (0, 0.1)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(timeout=120)
-    assert [child.exitcode for child in children] == [0, 0]
-    assert len(set((tmp_path / "writers").read_text().split())) == 1
-    assert capfd.readouterr().out.count("another process is making it") == told
-
-
 def test_half_written_files_are_cleared(copied, quiet, model_of):
     folder, place = copied
     (place / "tokens-00001.parquet.partial").write_bytes(b"half")

@@ -1,0 +1,122 @@
+"""How many tokens a second the lens in the page writes, in a real browser: python -m checks.lens [--each 3].
+
+A headless Chromium opens the page's own scripts with the shipped model, writes the first sentences of each direction at
+full depth, reading every layer, and sends back tokens and seconds. data/checks/lens.json gets them. It ends with
+status 1 below a token a second, or where there is no Chromium.
+"""
+
+import argparse
+import json
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from checks.report import write_report
+from eelib.browser.__main__ import main as write_scripts
+from eelib.browser.example import DIRECTIONS
+from eelib.common.data import data_folder
+from eelib.tasks.task import load_task
+
+RESULT = data_folder("checks", "lens.json")
+BOOK = Path(__file__).parents[1] / "book"
+MODEL, LEAST, GOAL, LONGEST = "pocket-llama", 1.0, 20.0, 900  # tokens a second; seconds that all may take
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+HEADLESS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+WRITES = """<script>
+(async (asked) => {
+    await Lens.model.load(() => null);
+    const found = [];
+    for (const [direction, sentence] of asked) {
+        const { before, after } = Lens.stored.directions.find(({ name }) => name === direction);
+        const request = { before, after, room: Lens.stored.room, direction, sentence, rule: null };
+        let tokens = 0;
+        const { seconds } = await Lens.model.write(request, () => { tokens += 1; });
+        found.push({ direction, tokens, seconds });
+    }
+    return found;
+})(%s).then(JSON.stringify, String).then((body) => fetch("/found", { method: "POST", body }));
+</script>"""
+
+
+def site(folder: Path, asked: list[tuple[str, str]]) -> None:
+    """The page's own part of book/lens.md with its scripts and the model, and a script that has it write."""
+    shutil.copytree(BOOK / "scripts/lens", folder / "lens")
+    write_scripts([MODEL, str(folder / "lens")])
+    page = re.search(r"```\{raw\} html\n(.*?)\n```", (BOOK / "lens.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert page, "book/lens.md has no HTML of its own"
+    content = f'<!doctype html><meta charset="utf-8">{page[1]}{WRITES % json.dumps(asked)}'
+    (folder / "index.html").write_text(content, encoding="utf-8")
+
+
+def measured(browser: str, folder: Path) -> list[dict]:
+    """What the browser sends back of a folder: {direction, tokens, seconds} of each sentence."""
+    sent: queue.Queue[bytes] = queue.Queue()
+
+    class Taking(SimpleHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.put(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Taking, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/index.html"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            [browser, *HEADLESS, f"--user-data-dir={profile}", address],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            return json.loads(sent.get(timeout=LONGEST))
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+            server.shutdown()
+
+
+def main() -> None:
+    """Measure, write the result, and say whether it is enough."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--each", type=int, default=3, help="sentences of each direction (3)")
+    parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
+    given = parser.parse_args()
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit("There is no Chromium here, so the lens was not timed; tests/browser.sh installs one, as root.")
+    sources = {name: load_task(f"translation/{name}").sources[: given.each] for name in DIRECTIONS}
+    with tempfile.TemporaryDirectory() as folder:
+        site(Path(folder), [(name, sentence) for name, chosen in sources.items() for sentence in chosen])
+        others = os.getloadavg()[0]  # before: what else wants the cores
+        rows = measured(browser, Path(folder))
+    rate = sum(row["tokens"] for row in rows) / sum(row["seconds"] for row in rows)
+    told = subprocess.run([browser, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    write_report(
+        given.output,
+        "python -m checks.lens",
+        (),
+        browser=told,
+        model=MODEL,
+        least=LEAST,
+        goal=GOAL,
+        load_before=others,
+        tokens_per_second=rate,
+        rows=rows,
+    )
+    print(f"{given.output}: {rate:.1f} tokens a second in {told}")
+    sys.exit(0 if rate >= LEAST else 1)
+
+
+if __name__ == "__main__":
+    main()

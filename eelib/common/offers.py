@@ -1,0 +1,28 @@
+"""Files that a piece of HTML carries inside itself, to be taken away; the book makes files of them."""
+
+import base64
+from collections.abc import Mapping
+from html import escape
+
+import pandas as pd
+
+Files = Mapping[str, tuple[str, bytes]]  # {kind, such as CSV: (media type, content)}
+
+
+def offered(files: Files, name: str) -> str:
+    """Links to files, each of which holds its file."""
+    links = (
+        f'<a download="{escape(name, quote=True)}.{kind.lower()}" href="{as_address(*content)}">{kind}</a>'
+        for kind, content in files.items()
+    )
+    return f'<p class="ee-take">{" ".join(links)}</p>'
+
+
+def as_csv(frame: pd.DataFrame) -> tuple[str, bytes]:
+    """A frame as a CSV to be offered, its numbers with six digits."""
+    return "text/csv", frame.to_csv(index=False, float_format="%.6g").encode()
+
+
+def as_address(media_type: str, content: bytes) -> str:
+    """Content as an address that holds it."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
