@@ -9,11 +9,22 @@ import numpy as np
 import pandas as pd
 
 from eelib.analysis.earliness import Values, early, relative, token_layers
-from eelib.analysis.saturation import above_chance, baselines, chance_over_tasks, settle_share, task_table
+from eelib.analysis.saturation import (
+    above_chance,
+    baselines,
+    chance_over_tasks,
+    settle_share,
+    swapped_values,
+    task_table,
+)
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
+from eelib.common.stats import (
+    bootstrap_mean,
+    bootstrap_unweighted_difference_over_tasks,
+    bootstrap_unweighted_mean_over_tasks,
+)
 from eelib.models.model import Model
-from eelib.study.claims import Verdict, claim, judge, published, untestable
+from eelib.study.claims import CHANCE, FEW_TASKS, FEWEST_TASKS, Verdict, claim, judge, published, untestable
 from eelib.study.results import Results
 from eelib.study.study import MINIMUM_GROUPS, Study, large_enough
 from eelib.tracing.exit_layers import DEFINITIONS
@@ -103,7 +114,7 @@ def task_rows(studies: list[Study], seed: int = 0) -> pd.DataFrame:
                     "quality": study.quality[row["task"]],
                     "baseline": task.baseline,
                     "labels": len(task.labels),
-                    "above chance": bootstrap_mean(values, groups, seed=seed) if len(values) else NOTHING,
+                    "above chance": bootstrap_mean(values, groups, seed=seed, share=False) if len(values) else NOTHING,
                 }
             )
     return pd.DataFrame(rows)
@@ -174,30 +185,57 @@ def by_architecture(studies: list[Study], seed: int = 0) -> dict[str, Shares]:
 
 # ---- verdicts and words
 
-# claim: the architecture that it is about, the values whose unweighted mean over tasks it is judged on
-CLAIMS: dict[str, tuple[str, OfTrace]] = {
-    "P-A1": (BOTH, partial(early, definition="stable")),
-    "P-A2": (ENCODER, partial(early, definition="stable")),
-    "P-A3": (ENCODER, partial(relative, definition="first")),
-}
+# claim: the architecture that it is about
+CLAIMS = {"P-A1": BOTH, "P-A2": ENCODER, "P-A3": ENCODER}
+HALF = 0.5  # of the layers, claim P-A3
 
 
 def verdicts(studies: list[Study], seed: int = 0) -> list[Verdict]:
     """Verdicts on CLAIMS over the learnt tasks of `judged`; where that is not the page's own model, they name it."""
-    return [verdict(claim_id, studies, kind, values, seed) for claim_id, (kind, values) in CLAIMS.items()]
+    return [verdict(claim_id, studies, kind, seed) for claim_id, kind in CLAIMS.items()]
 
 
-def verdict(claim_id: str, studies: list[Study], kind: str, values: OfTrace, seed: int = 0) -> Verdict:
+def verdict(claim_id: str, studies: list[Study], kind: str, seed: int = 0) -> Verdict:
     """One of `verdicts`."""
     chosen = judged(studies, kind)
     if not chosen:
         return untestable(claim_id, f"needs {claim(claim_id).requires}; this run has none")
-    pool = pooled(chosen, values)
+    pool = pooled(chosen, partial(early, definition="stable"))
     names = "" if chosen[0] is studies[0] else names_of(chosen, pool)
-    made = (
-        judge(claim_id, mean(pool, seed), requirement_met=True) if pool else untestable(claim_id, "no task is learnt")
-    )
-    return replace(made, models=names)
+    if not pool:
+        return replace(untestable(claim_id, "no task is learnt"), models=names)
+    measure = {"P-A1": settled, "P-A2": settled_beyond_chance, "P-A3": depth_less_chance}[claim_id]
+    made = judge(claim_id, measure(chosen, seed), requirement_met=True)
+    passes = claim_id == "P-A1" and stable_chance(chosen, seed) >= claim(claim_id).threshold
+    return replace(made.weighing(FEW_TASKS, len(pool) < FEWEST_TASKS).weighing(CHANCE, passes), models=names)
+
+
+def settled(studies: list[Study], seed: int = 0) -> Interval:
+    """perc ("stable"), unweighted mean over the learnt tasks of several models (claim P-A1)."""
+    return mean(pooled(studies, partial(early, definition="stable")), seed)
+
+
+def settled_beyond_chance(studies: list[Study], seed: int = 0) -> Interval:
+    """perc ("stable") less the middle between 1 and what targets swapped between texts match (claim P-A2)."""
+    reached = pooled(studies, partial(early, definition="stable"))
+    by_chance = pooled(studies, lambda trace: swapped_values(trace, "stable", seed)[0])
+    middle = {name: ((1 + values) / 2, groups) for name, (values, groups) in by_chance.items()}
+    return bootstrap_unweighted_difference_over_tasks(reached, middle, seed=seed)
+
+
+def depth_less_chance(studies: list[Study], seed: int = 0) -> Interval:
+    """Mean exit layer / L ("first") less the smaller of one half and that of swapped targets (claim P-A3)."""
+    needed = pooled(studies, partial(relative, definition="first"))
+    by_chance = pooled(studies, lambda trace: swapped_values(trace, "first", seed)[1])
+    if np.mean([values.mean() for values, _ in by_chance.values()]) > HALF:
+        by_chance = {name: (np.full(len(values), HALF), groups) for name, (values, groups) in by_chance.items()}
+    return bootstrap_unweighted_difference_over_tasks(needed, by_chance, seed=seed)
+
+
+def stable_chance(studies: list[Study], seed: int = 0) -> float:
+    """perc ("stable") of targets swapped between texts, unweighted mean over the learnt tasks of several models."""
+    pool = pooled(studies, lambda trace: swapped_values(trace, "stable", seed)[0])
+    return float(np.mean([values.mean() for values, _ in pool.values()])) if pool else float("nan")
 
 
 def tell(results: Results, studies: list[Study], shares: dict[str, Shares]) -> None:
@@ -269,15 +307,16 @@ def depth_in_words(studies: list[Study], shares: dict[str, Shares]) -> str:
 
 
 def weakness_in_words(studies: list[Study]) -> str:
-    """What P-A2 is worth on labels: how often swapped targets match, and on how many tasks it rests."""
+    """What P-A2 and P-A3 are worth on labels: how far swapped targets come, and on how many tasks they rest."""
     chosen = judged(studies, ENCODER)
-    chance = mean_chance(chosen)
+    chance = stable_chance(chosen)
     if not chosen or not np.isfinite(chance):
         return "No claim could be judged on an encoder-only model."
-    asked = claim("P-A2").threshold
-    little = ", so this says little" if chance > asked / 2 else ""  # chance alone goes half of the way
+    depths = pooled(chosen, lambda trace: swapped_values(trace, "first")[1])
+    depth = np.mean([values.mean() for values, _ in depths.values()])
     return (
-        f"P-A2 asks for more than {100 * asked:.0f}%. Targets swapped between texts match for {100 * chance:.1f}% by "
-        f'the "first" count{little}. It rests on {len(pooled(chosen, partial(early, definition="first")))} of '
+        f"With few labels, much is chance: targets swapped between texts match before the last layer for "
+        f'{100 * chance:.1f}% by the "stable" count, and at {100 * depth:.0f}% of the depth on average by the "first" '
+        f"count. P-A2 and P-A3 are judged against that. They rest on {len(depths)} of "
         f"{sum(len(s.traces) for s in chosen)} tasks, those that are learnt."
     )

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from eelib.common import limits
 from eelib.common.errors import InputError
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import DRAWS, attempt, interval_of
 from eelib.tracing.trace import Trace
 
 STARTS = (0, 4, 8)  # layers from which M asks for a strict increase
@@ -23,7 +23,6 @@ PARTS = (*KINDS, "difference")
 BAND = (0.1, 0.9)  # quantiles between which a figure's band holds units
 LABELS = ("row", "sequence", "group", "truncated")  # columns of a table of units that are no properties
 Seed = int | Sequence[int]
-AT_ONCE = 4_000_000  # bootstrap weights held at once: 32 MB a copy
 
 
 # ---- properties of one unit
@@ -75,8 +74,8 @@ def prefixes(trace: Trace, threshold: float) -> pd.DataFrame:
 
     row, sequence, group; truncated: the output was cut at max_new_tokens; length: output tokens decoded before the
     state was formed (0 for the first); mean_similarity; entropy: of the last layer, nats; first_similar;
-    similar_states; stays: 1 where no state after the first similar one is dissimilar; increasing_k: 1 where
-    the cosine rises strictly from layer k on, k = 0..L-1.
+    similar_states; stays: no state after the first similar one is dissimilar; increasing_k: the cosine rises strictly
+    from layer k on, k = 0..L-1. What is true or false of each prefix is a bool: its mean is a share of prefixes.
     """
     rows = np.flatnonzero(trace.statistic_rows())
     tokens, cosine = trace.tokens.iloc[rows], trace["cosine"][rows]
@@ -91,9 +90,9 @@ def prefixes(trace: Trace, threshold: float) -> pd.DataFrame:
         "entropy": trace["entropy"][rows, -1],
         "first_similar": first,
         "similar_states": number,
-        "stays": (first + number == trace.layers).astype(float),
+        "stays": first + number == trace.layers,
     }
-    rises = {f"increasing_{k}": increasing(cosine, k).astype(float) for k in range(trace.layers)}
+    rises = {f"increasing_{k}": increasing(cosine, k) for k in range(trace.layers)}
     return pd.DataFrame(columns | rises)
 
 
@@ -127,12 +126,13 @@ def split(scores: ArrayLike, share: float, seed: Seed = 0) -> tuple[np.ndarray, 
 
 
 class Sides(NamedTuple):
-    """Easy (side 0) and difficult (side 1) units of one task, K properties each, and the same in bootstrap draws."""
+    """Easy (side 0) and difficult (side 1) units of one task, K properties each, and the same without each group."""
 
     names: tuple[str, ...]
     means: np.ndarray  # [2, K]
     deviations: np.ndarray  # [2, K], standard deviations
-    drawn: np.ndarray  # [draws, 2, K]
+    without: np.ndarray  # [groups, 2, K]
+    shares: np.ndarray  # [K], whether a property is a share of units
     units: int  # on each side
     sequences: int  # groups on the side with fewer
 
@@ -145,50 +145,63 @@ class Comparison(NamedTuple):
     difference: Interval  # easy minus difficult
     easy_deviation: float
     difficult_deviation: float
+    share: bool = False  # of units
 
 
-def compare(units: pd.DataFrame, scores: ArrayLike, share: float, seed: Seed = 0, draws: int = DRAWS) -> Sides:
+def compare(units: pd.DataFrame, scores: ArrayLike, share: float, seed: Seed = 0) -> Sides:
     """Split `units` by `scores` and describe both sides.
 
-    A draw resamples groups (both sides with the same weights: paired) and splits anew: where the cut falls is as much
-    a matter of chance as what lies beyond it.
+    Without a group the rest is split anew: where the cut falls is as much a matter of chance as what lies beyond it.
     """
     names = tuple(c for c in units.columns if c not in LABELS)
     values, easy_difficult = units[list(names)].to_numpy(float), split(scores, share, seed)
     count = len(easy_difficult[0])
     if not count:
         blank = np.full((2, len(names)), np.nan)
-        return Sides(names, blank, blank, np.full((draws, *blank.shape), np.nan), 0, 0)
+        return Sides(names, blank, blank, blank[None][:0], blank[0] > 0, 0, 0)
     order = ranking(scores, seed)
-    codes, labels = pd.factorize(units["group"], sort=True)
+    codes = pd.factorize(units["group"], sort=True)[0]
     return Sides(
         names,
         np.stack([values[side].mean(axis=0) for side in easy_difficult]),
         np.stack([values[side].std(axis=0) for side in easy_difficult]),
-        drawn_means(values[order], codes[order], len(labels), share, seed, draws),
+        means_without(values[order], codes[order], share),
+        np.array([units[name].dtype == bool for name in names]),
         count,
         min(len(np.unique(codes[side])) for side in easy_difficult),
     )
 
 
-def drawn_means(values: np.ndarray, codes: np.ndarray, groups: int, share: float, seed: Seed, draws: int) -> np.ndarray:
-    """Means [draws, 2, K] of the first and the last `share` of weighted rows; values [units, K], easiest first."""
-    generator, parts = np.random.default_rng(seed), []
-    chunk = max(1, AT_ONCE // len(codes))
-    for start in range(0, draws, chunk):
-        picked = generator.multinomial(groups, np.full(groups, 1 / groups), size=min(chunk, draws - start))
-        weights = picked[:, codes].astype(float)
-        sides = taken(weights, share), taken(weights[:, ::-1], share)[:, ::-1]
-        with np.errstate(invalid="ignore"):  # a draw may hold too few rows: NaN, left out of the interval
-            parts.append(np.stack([side @ values / side.sum(axis=1, keepdims=True) for side in sides], axis=1))
-    return np.concatenate(parts)
+def means_without(values: np.ndarray, codes: np.ndarray, share: float) -> np.ndarray:
+    """Means [groups, 2, K] of the first and the last `share` of rows without each group; values [units, K], ordered."""
+    return np.stack([first_without(values[::way], codes[::way], share) for way in (1, -1)], axis=1)
 
 
-def taken(weights: np.ndarray, share: float) -> np.ndarray:
-    """How often each row is among the first `share` of a draw's rows; weights, result [draws, units]."""
-    after = weights.cumsum(axis=1)
-    wanted = whole_part(share * after[:, -1:])
-    return np.clip(wanted - (after - weights), 0, weights)
+def first_without(values: np.ndarray, codes: np.ndarray, share: float) -> np.ndarray:
+    """Means [groups, K] of the first `share` of the rows that are left without each group; NaN where none is left.
+
+    The row at the cut counts in part: rounded, the cut would move by a row from one group to the next, which has
+    nothing to do with the group. A group's j-th row, at row q, has q - j rows of others before it: it goes from the
+    first of all where these are fewer than are wanted, and a row from behind the cut takes its place.
+    """
+    sizes = np.bincount(codes)
+    starts, others = sizes.cumsum() - sizes, len(codes) - sizes
+    rows = np.argsort(codes, kind="stable")  # a group's rows together, in order
+    before = rows - (np.arange(len(rows)) - np.repeat(starts, sizes))
+    sums = np.vstack([np.zeros((1, values.shape[1])), values.cumsum(axis=0)])
+
+    def first(count: np.ndarray) -> np.ndarray:
+        """Sums of so many rows of others, for each group."""
+        goes = before < np.repeat(count, sizes)
+        return sums[count + np.add.reduceat(goes, starts, dtype=int)] - np.add.reduceat(
+            values[rows] * goes[:, None], starts
+        )
+
+    wanted = share * others
+    whole = whole_part(wanted).astype(int)
+    least, part = first(whole), (wanted - whole)[:, None]
+    with np.errstate(invalid="ignore"):
+        return (least + part * (first(np.minimum(whole + 1, others)) - least)) / wanted[:, None]
 
 
 def comparison(tasks: Sequence[Sides], name: str) -> Comparison:
@@ -197,19 +210,39 @@ def comparison(tasks: Sequence[Sides], name: str) -> Comparison:
     if not kept:
         return Comparison(NOTHING, NOTHING, NOTHING, float("nan"), float("nan"))
     means = np.mean([side.means[:, k] for side, k in kept], axis=0)
-    drawn = np.mean([side.drawn[:, :, k] for side, k in kept], axis=0)
     deviations = np.sqrt(np.mean([side.deviations[:, k] ** 2 for side, k in kept], axis=0))
     sequences = min(side.sequences for side, _ in kept)
 
-    def interval(mean: float, draws: np.ndarray) -> Interval:
-        return attempt(lambda: interval_of(mean, draws, sequences))
+    def interval(estimate: float, *of: float) -> Interval:
+        """Of the easy and difficult means, weighed by `of`."""
+        pulls = [limits.pulls(side.without[:, :, k] @ of) / len(kept) for side, k in kept]
+        if any(side.shares[k] for side, k in kept):
+            found = limits.of_sum([1 / len(kept)] * len(kept), *zip(*(share_limits(side, k, *of) for side, k in kept)))
+        else:
+            found = limits.around(estimate, limits.deviation(pulls), pulls)
+        return Interval(float(estimate), *found, sequences)
 
     return Comparison(
-        interval(means[0], drawn[:, 0]),
-        interval(means[1], drawn[:, 1]),
-        interval(means[0] - means[1], drawn[:, 0] - drawn[:, 1]),
-        *map(float, deviations),
+        interval(means[0], 1, 0),
+        interval(means[1], 0, 1),
+        interval(means[0] - means[1], 1, -1),
+        float(deviations[0]),
+        float(deviations[1]),
+        any(side.shares[k] for side, k in kept),
     )
+
+
+def share_limits(side: Sides, k: int, easy: float, difficult: float) -> tuple[float, limits.Limits]:
+    """A share of the units of one side, or the difference of both (1, 0), (0, 1) or (1, -1), and its limits."""
+    pulls = [limits.pulls(side.without[:, at, k]) for at in (0, 1)]
+    of_side = []
+    for mean, pulled in zip(side.means[:, k], pulls):
+        varies = pulled if pulled.any() else np.zeros(side.sequences)  # nothing varies: only the groups there count
+        of_side.append(limits.of_share(float(mean), varies, side.units))
+    (a, b), correlation = side.means[:, k].tolist(), limits.correlation(*pulls)
+    if easy and difficult:
+        return a - b, limits.of_difference(a, of_side[0], b, of_side[1], correlation)
+    return (a, of_side[0]) if easy else (b, of_side[1])
 
 
 def without_contrast(found: Comparison) -> bool:

@@ -51,7 +51,11 @@ class Known:
     def look(self, level: str, name: str) -> Interval:
         """Mean over the answers of a level."""
         rows = self.rows(level)
-        return attempt(lambda: bootstrap_mean(rows[name], rows["group"], seed=self.seed)) if len(rows) else NOTHING
+        return (
+            attempt(lambda: bootstrap_mean(rows[name], rows["group"], seed=self.seed, share=False))
+            if len(rows)
+            else NOTHING
+        )
 
     def gap(self, level: str, name: str) -> Interval:
         """A level's mean minus that of the first level, paired where both share a passage."""
@@ -59,7 +63,9 @@ class Known:
         if level == self.levels[0] or not len(one) or not len(first):
             return NOTHING
         return attempt(
-            lambda: bootstrap_difference(one[name], one["group"], first[name], first["group"], seed=self.seed)
+            lambda: bootstrap_difference(
+                one[name], one["group"], first[name], first["group"], seed=self.seed, share=False
+            )
         )
 
     @cached_property

@@ -1,7 +1,7 @@
 """Easy and difficult units of a study's tasks, split as M does and otherwise: what the section states and judges."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +24,8 @@ from eelib.analysis.difficulty import (
 )
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import Interval
-from eelib.study.claims import Verdict, published
+from eelib.common.stats import attempt
+from eelib.study.claims import FAILS, HOLDS, REVERSED, UNTESTABLE, Verdict, claim, judge, published
 from eelib.study.parameters import ParameterError, Parameters
 from eelib.study.results import Results
 from eelib.study.study import MINIMUM_GROUPS, Study
@@ -70,10 +71,14 @@ class Split:
         """One property in one task."""
         return comparison([self.sides[task]], name)
 
-    def over(self, name: str) -> Comparison:
-        """One property over the learnt tasks, small ones left out unless all are small."""
+    def large(self, least: int = MINIMUM_GROUPS) -> list[Sides]:
+        """The learnt tasks, those of fewer groups than `least` left out unless all are small."""
         chosen = [self.sides[task] for task in self.learnt]
-        return comparison([side for side in chosen if side.sequences >= MINIMUM_GROUPS] or chosen, name)
+        return [side for side in chosen if side.sequences >= least] or chosen
+
+    def over(self, name: str, least: int = MINIMUM_GROUPS) -> Comparison:
+        """One property over the tasks of `large`."""
+        return comparison(self.large(least), name)
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,6 @@ def statements(splits: Splits) -> dict[str, Interval | float | str]:
         "stays": stays_share(splits),
         "published_first": printed.loc["first_similar_state", "difficult"] - printed.loc["first_similar_state", "easy"],
         "published_length": printed.loc["length", "easy"] - printed.loc["length", "difficult"],
-        "kept": kept(splits),
     }
     for key, chosen in (("", splits.by_similarity), ("control_", splits.by_entropy), ("output_", splits.of_outputs)):
         found |= {f"{key}{name}": value for name, value in properties(chosen).items()}
@@ -227,14 +231,6 @@ def stays_share(splits: Splits) -> float:
     """Percentage of prefixes that stay similar once they are, unweighted mean over the learnt tasks."""
     shares = [splits.prefixes[name]["stays"].mean() for name in splits.study.learnt_tasks]
     return 100 * float(np.mean(shares)) if shares else float("nan")
-
-
-def kept(splits: Splits) -> float:
-    """The gap of the control's split as a percentage of that of M's split, which is close to true by construction."""
-    sorted_gap, control_gap = (
-        chosen.over("first_similar").difference.estimate for chosen in (splits.by_similarity, splits.by_entropy)
-    )
-    return 100 * control_gap / sorted_gap if sorted_gap else float("nan")
 
 
 def keep(results: Results, splits: Splits) -> None:
@@ -283,31 +279,38 @@ def share_statements(shares: dict[float, tuple[Split, Split]]) -> dict[str, Inte
 # ---- verdicts
 
 
-def judged_contrast(splits: Splits, chosen: Split, name: str, sign: float) -> Interval:
-    """easy minus difficult, or difficult minus easy for sign -1; NotEstimable says why there is none."""
+def judged_contrast(
+    splits: Splits, chosen: Split, name: str, sign: float, least: int = MINIMUM_GROUPS, in_all: int = 0
+) -> Interval:
+    """easy minus difficult, or difficult minus easy for sign -1; NotEstimable says why there is none.
+
+    `least`: groups of a task that counts, unless all have fewer; `in_all`: of all those tasks.
+    """
     depth = splits.study.model.layers
     if splits.study.model.kind == "masked":
         raise NotEstimable("a masked model decodes no prefix")
     if name.startswith("increasing_") and int(name.removeprefix("increasing_")) > depth - 2:
         raise NotEstimable(f"the only step left is the one into the last of {depth} layers, or there is none")
-    found = chosen.over(name)
+    found = chosen.over(name, least)
     if without_contrast(found):
         raise NotEstimable(f"every unit of both kinds has the same value, {found.easy.estimate:g}")
     if not found.difference.known:
         units = "units" if chosen is splits.by_similarity else "finished outputs"
         raise NotEstimable(f"too few {units}: no task has both easy and difficult ones")
+    groups = sum(side.sequences for side in chosen.large(least))
+    if groups < in_all:
+        raise NotEstimable(f"{groups} sequences in all tasks, fewer than {in_all}")
     return found.difference.scaled(sign)
 
 
 def verdicts(splits: Splits) -> list[Verdict]:
-    """Verdicts on M-D1 to M-D7; start layers as M counts them."""
+    """Verdicts on M-D1 and M-D3 to M-D7; start layers as M counts them. Those on prefixes are held to the control."""
     prefixes, whole = splits.by_similarity, splits.of_outputs
     all_layers, after_4, after_8 = (f"increasing_{start}" for start in STARTS)
     return [
-        splits.study.judge(claim_id, lambda: judged_contrast(splits, chosen, name, sign))
+        verdict(splits, claim_id, chosen, name, sign)
         for claim_id, chosen, name, sign in (
             ("M-D1", prefixes, "first_similar", -1.0),
-            ("M-D2", prefixes, "similar_states", 1.0),
             ("M-D3", prefixes, "length", 1.0),
             ("M-D4", whole, "length", 1.0),
             ("M-D5", prefixes, all_layers, 1.0),
@@ -315,3 +318,25 @@ def verdicts(splits: Splits) -> list[Verdict]:
             ("M-D7", prefixes, after_8, -1.0),
         )
     ]
+
+
+def verdict(splits: Splits, claim_id: str, chosen: Split, name: str, sign: float) -> Verdict:
+    """One of `verdicts`; its weight says where splitting by the last layer's entropy turns it around, its note what it
+    would be with the tasks that its claim leaves out.
+    """
+    row = claim(claim_id)
+    least = row.minimum_sequences
+    made = splits.study.judge(
+        claim_id, lambda: judged_contrast(splits, chosen, name, sign, least, row.minimum_in_all or 0)
+    )
+    if made.verdict != UNTESTABLE and len(chosen.large()) > len(chosen.large(least)):
+        with_all = judged_contrast(splits, chosen, name, sign)
+        otherwise = judge(claim_id, with_all._replace(sequences=least)).verdict
+        made = replace(
+            made, note=f"with the tasks of {MINIMUM_GROUPS} to {least - 1} sequences: {with_all}, {otherwise}"
+        )
+    if chosen is not splits.by_similarity or made.interval is None:
+        return made
+    control = attempt(lambda: judged_contrast(splits, splits.by_entropy, name, sign, least))
+    turned = control.high < 0 if made.verdict == HOLDS else control.low > 0 if made.verdict == FAILS else False
+    return made.weighing(REVERSED, bool(turned))

@@ -17,34 +17,30 @@ OUTPUT_COLUMNS = {"mean_similarity": "mean similarity", "first_similar": "first 
 # ---- how figures are written
 
 
-def is_share(name: str) -> bool:
-    """Whether a property is a share of units, written in percent."""
-    return name == "stays" or name.startswith("increasing_")
-
-
-def mean_sd(mean: float, deviation: float | None = None, name: str = "") -> str:
-    """8.65 (1.34), or 24.0% for a share."""
+def mean_sd(mean: float, deviation: float | None = None) -> str:
+    """8.65 (1.34)."""
     if not np.isfinite(mean):
         return "–"
-    if is_share(name):
-        return f"{100 * mean:.1f}%"
     return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ({deviation:.2f})"
 
 
-def gap(found: Comparison, name: str = "") -> str:
-    """The difference with its interval, two decimals as M's table has; in percentage points for a share."""
-    if not found.difference.known:
-        return "–"
-    value = found.difference.percent if is_share(name) else found.difference
-    return "{:.2f}\u00a0[{:.2f},\u00a0{:.2f}]".format(*(round(v, 2) + 0.0 for v in value[:3]))  # + 0.0: no minus zero
+def side(mean: Interval, deviation: float, share: bool) -> str:
+    """`mean_sd`, or 24.0% of a share."""
+    return f"{mean.percent.estimate:.1f}%" if share and mean.known else mean_sd(mean.estimate, deviation)
 
 
-def cells(found: Comparison, name: str = "", shift: float = 0.0) -> dict[str, str]:
+def gap(found: Comparison) -> str:
+    """The difference with its interval; in percentage points for a share."""
+    return str(found.difference.percent if found.share else found.difference)
+
+
+def cells(found: Comparison, shift: float = 0.0) -> dict[str, str]:
     """Easy, difficult, and their difference, as text; `shift` changes the base of layers."""
+    easy, difficult = (mean._replace(estimate=mean.estimate + shift) for mean in (found.easy, found.difficult))
     return {
-        "here, easy": mean_sd(found.easy.estimate + shift, found.easy_deviation, name),
-        "here, difficult": mean_sd(found.difficult.estimate + shift, found.difficult_deviation, name),
-        "here, easy − difficult": gap(found, name),
+        "here, easy": side(easy, found.easy_deviation, found.share),
+        "here, difficult": side(difficult, found.difficult_deviation, found.share),
+        "here, easy − difficult": gap(found),
     }
 
 
@@ -94,7 +90,7 @@ def beside_m(splits: Splits) -> pd.DataFrame:
         (f"Similar states (of {others} in M, of {depth - 1} here)", of_m(count), cells(number)),
         ("… as a share of these", of_m(count, 0, 1 / others), cells(divided(number, depth - 1))),
         ("First (from 0) and number added up", *added_up(first, number)),
-        ("Similar once, similar from then on", {}, cells(stays, "stays")),
+        ("Similar once, similar from then on", {}, cells(stays)),
         ("Sequence length (tokens)", of_m("length"), cells(length)),
         ("… outputs that were cut left out", {}, cells(splits.of_finished.over("length"))),
         *rising_rows(splits),
@@ -123,7 +119,7 @@ def rising_rows(splits: Splits) -> list[tuple[str, dict, dict]]:
         (
             f"Strictly increasing from layer {here}{note}",
             of_m(f"monotonic_after_{printed}"),
-            cells(splits.by_similarity.over(f"increasing_{here}"), f"increasing_{here}"),
+            cells(splits.by_similarity.over(f"increasing_{here}")),
         )
         for printed, here, note in readings
     ]
@@ -147,8 +143,8 @@ def task_table(splits: Splits) -> pd.DataFrame:
     """Easy and difficult prefixes of every task, and the difference under the control's split."""
     rows = [
         {"task": splits.study.labels[task], "property": label}
-        | cells(splits.by_similarity.of(task, name), name)
-        | {"split by entropy": gap(splits.by_entropy.of(task, name), name)}
+        | cells(splits.by_similarity.of(task, name))
+        | {"split by entropy": gap(splits.by_entropy.of(task, name))}
         for task in splits.prefixes
         for name, label in labelled(splits.study.model.layers).items()
     ]
@@ -159,7 +155,7 @@ def control_table(splits: Splits) -> pd.DataFrame:
     """The contrasts of M's split beside those of the control's."""
     rows = []
     for name, label in labelled(splits.study.model.layers).items():
-        one, two = (cells(chosen.over(name), name) for chosen in (splits.by_similarity, splits.by_entropy))
+        one, two = (cells(chosen.over(name)) for chosen in (splits.by_similarity, splits.by_entropy))
         rows.append(
             {
                 "property": label,
@@ -186,7 +182,7 @@ def output_table(splits: Splits) -> pd.DataFrame:
         for name, label in OUTPUT_COLUMNS.items():
             row[f"easy: {label}"] = mean_sd(c[name].easy.estimate, c[name].easy_deviation)
             row[f"difficult: {label}"] = mean_sd(c[name].difficult.estimate, c[name].difficult_deviation)
-        rows.append(row | {"length, easy − difficult": gap(c["length"], "length")})
+        rows.append(row | {"length, easy − difficult": gap(c["length"])})
     return pd.DataFrame(rows)
 
 
@@ -219,7 +215,7 @@ def share_table(shares: dict[float, tuple[Split, Split]]) -> pd.DataFrame:
         gaps = share_gaps(prefixes, outputs)
         rows.append(
             {"share of each end (%)": 100 * share, "prefixes on the smallest side": smallest}
-            | {label: gap(gaps[name], name) for name, label in labels.items()}
+            | {label: gap(gaps[name]) for name, label in labels.items()}
         )
     return pd.DataFrame(rows)
 

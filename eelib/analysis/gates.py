@@ -1,15 +1,15 @@
 """What gates are worth before and after joint optimization (P section 5 and appendix B, Figures 2 and 7 to 10)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pandas as pd
-import torch
+from torch import Tensor
 
-from eelib.analysis.architectures import told
 from eelib.analysis.earliness import Values
+from eelib.analysis.gate_rules import EVERY, FIXED, FREE, GATES, OF_P, Asked, label, learned_rules, rules
 from eelib.analysis.joint import Pair
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import NOTHING, Interval
@@ -21,27 +21,17 @@ from eelib.common.stats import (
 from eelib.exits import compare
 from eelib.exits.calibration import by_quality
 from eelib.exits.cost import prices, sizes_of
-from eelib.exits.curve import Curve, curve, oracle, rule_at
-from eelib.exits.gates.registry import gate_named
-from eelib.exits.offline import leave
-from eelib.exits.quality import quality, text_of
+from eelib.exits.curve import Curve, counted_rows, curve, oracle
+from eelib.exits.quality import Scorer, scored
 from eelib.exits.rule import Rule
-from eelib.exits.split import split
+from eelib.exits.ways import Way, curve_of
 from eelib.study.claims import Verdict
-from eelib.study.results import Results
 from eelib.study.study import Study, large_enough
+from eelib.tracing.trace import Trace
 
-FIXED = "fixed"
-SHOWN_OF_OTHERS = ("confidence", "entropy", "patience", "softmax_difference", FIXED)
-OF_P = ("confidence", "entropy", "patience")  # P 3.2
-GATES = (*OF_P, "softmax_difference", "state_saturation", "monotone", "shortlist")
+ORACLE = "oracle"
 CANDIDATES = 24  # thresholds among which the calibrated one is sought
 POINTS = 60  # thresholds of a curve that is drawn
-
-
-def rules(minimum_layer: int = 1) -> dict[str, Rule]:
-    """The rules that the page compares, by the name of their gate, the fixed layer last; thresholds are still open."""
-    return {name: Rule(gate_named(name), minimum_layer=minimum_layer) for name in (*GATES, FIXED)}
 
 
 @dataclass(frozen=True)
@@ -82,35 +72,53 @@ class Left:
 Outcomes = dict[str, dict[str, Left]]  # by gate, then task
 
 
-def calibrated(study: Study, task: str, rule: Rule, sides: tuple[np.ndarray, np.ndarray], least: float) -> Left:
+def calibrated(
+    study: Study, task: str, way: Way, sides: tuple[np.ndarray, np.ndarray], least: float, scorer: Scorer
+) -> Left:
     """A rule on one task at the lowest threshold that keeps a share `least` of the quality on the calibration side.
 
-    `sides`: (calibration, report), bool [tokens].
+    FREE learns its threshold: of its exits that keep the quality the one with the fewest mean layers there. `sides`:
+    (calibration, report), bool [tokens].
     """
-    trace, found = study.traces[task], study.scores(rule, task)
+    trace, values = study.traces[task], way.values(sides[0], CANDIDATES)
     owners = trace.tokens["sequence"].to_numpy()
     first, second = (np.unique(owners[side]) for side in sides)
-    scored = partial(quality, found=found, trace=trace, task=study.tasks[task], text=text_of(study.model))
-    along = curve(rule, found, trace, sides[0], points=CANDIDATES)
-    tried = scored(rule, values=along.values.tolist(), sequences=first)  # each different text is scored once
-    shares = tried.scores / tried.full_score if tried.full_score else np.ones(len(along.values))
-    choice = by_quality(tried.values.tolist(), shares, len(first), least)
-    assert choice.threshold is not None and choice.at is not None  # the highest leaves nowhere, so it keeps everything
-    exits = leave(rule_at(rule, choice.threshold), found, torch.tensor(trace.tokens["position"].to_numpy())).numpy()
-    told = scored(rule, values=[choice.threshold], sequences=second)
-    rows = np.flatnonzero(sides[1] & trace.statistic_rows())
-    emitted = found.tokens.numpy()[rows, exits[rows] - 1]
+    score = partial(scored, tokens=way.tokens, trace=trace, scorer=scorer)
+    exits = list(way.exits(values))
+    tried = score(values, exits, sequences=first)
+    shares = tried.scores / tried.full_score if tried.full_score else np.ones(len(values))
+    if way.name == FREE:
+        at = int(min(np.flatnonzero(shares >= least), key=lambda at: tried.mean_layers[at]))
+    else:
+        choice = by_quality(values, shares, len(first), least)
+        assert choice.at is not None  # the highest leaves nowhere, so it keeps everything
+        at = choice.at
+    told = score(values[at : at + 1], exits[at : at + 1], sequences=second)
+    left, agrees, groups = where_left(trace, exits[at], way.tokens, sides[1])
     return Left(
         trace.layers,
-        choice.threshold,
-        exits[rows],
-        trace.exit_layer("first")[rows],
-        emitted == trace.tokens["token_id"].to_numpy()[rows],
-        trace.tokens["group"].to_numpy()[rows],
+        values[at],
+        left,
+        trace.exit_layer("first")[counted_rows(trace, sides[1])],
+        agrees,
+        groups,
         attempt(lambda: told.kept(0)),
-        float(along.mean_layers[choice.at]),
-        share_of_cost(study, task, rule),
+        float(tried.mean_layers[at]),
+        share_of_cost(study, task, way.rule_at(values[at])),
     )
+
+
+def where_left(
+    trace: Trace, exits: Tensor, tokens: Tensor, rows: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(exit layers, whether full depth's token was emitted, groups) of the statistic rows, of `rows` where given.
+
+    `exits` [n], and `tokens` [n, L] that leaving at layers 1..L emits, are of all tokens of the trace.
+    """
+    counted = counted_rows(trace, rows)
+    left = exits.numpy()[counted]
+    agrees = tokens.numpy()[counted, left - 1] == trace.tokens["token_id"].to_numpy()[counted]
+    return left, agrees, trace.tokens["group"].to_numpy()[counted]
 
 
 def share_of_cost(study: Study, task: str, rule: Rule) -> np.ndarray:
@@ -120,15 +128,27 @@ def share_of_cost(study: Study, task: str, rule: Rule) -> np.ndarray:
     return prices(sizes, rule) / sizes.full
 
 
-def outcomes(study: Study, chosen: Mapping[str, Rule], tasks: list[str], least: float, share: float) -> Outcomes:
-    """{gate: {task: where it leaves}}, thresholds calibrated on a `share` of each task's groups."""
-    seed = study.parameters.seed
-    parts = split({task: study.traces[task].tokens["group"].unique().tolist() for task in tasks}, share, seed)
-    sides = {task: parts[task].sides(study.traces[task].tokens["group"].tolist()) for task in tasks}
-    return {
-        name: {task: calibrated(study, task, rule, sides[task], least) for task in tasks}
-        for name, rule in chosen.items()
-    }
+def asked(pair: Pair, more: Sequence[Rule] = ()) -> dict[str, Asked]:
+    """Both models with all their gates, {"before" and "after": ...}, on the tasks that are learnt both times.
+
+    `more`: rules that the model after is to be asked, too.
+    """
+    p, found = pair.before.parameters, {}
+    for state, study in pair.states.items():
+        learned, missing = learned_rules(study.model, p.gates_folder, p.minimum_layer)
+        further = more if study is pair.after else ()
+        every = rules(p.minimum_layer) | learned
+        found[state] = Asked(study, pair.tasks, every, p.calibration_share, missing, further)
+    return found
+
+
+def outcomes(of: Asked, least: float, gates: Iterable[str] = (*EVERY, FIXED)) -> Outcomes:
+    """{gate: {task: where it leaves}}, of the gates that the model has."""
+
+    def one(gate: str, task: str) -> Left:
+        return calibrated(of.study, task, of.way(gate, task), of.sides[task], least, of.scorer(task))
+
+    return {gate: {task: one(gate, task) for task in of.tasks} for gate in gates if gate not in of.missing}
 
 
 def mean(left: Mapping[str, Left], values: Callable[[Left], Values], seed: int = 0) -> Interval:
@@ -137,78 +157,54 @@ def mean(left: Mapping[str, Left], values: Callable[[Left], Values], seed: int =
     return bootstrap_unweighted_mean_over_tasks(found, seed=seed) if found else NOTHING
 
 
+def as_layer(saved: Interval, depth: int) -> Interval:
+    """A mean exit layer, by the share of the layers that did not run: a share's limits know that none lies beyond L."""
+    return saved.mapped(lambda share: depth * (1 - share))
+
+
+def least_kept(left: Mapping[str, Left]) -> Interval:
+    """Quality as a share of full depth's on the task where it is least; NOTHING of no task."""
+    known = [one.kept for one in left.values() if one.kept.known]
+    return min(known, key=lambda kept: kept.estimate, default=NOTHING)
+
+
 def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame:
     """One row per gate and state: mean exit layer, optimal one, distance, layers saved, speed-up, agreement, quality.
 
-    Unweighted means over tasks, shares in percent; quality kept is the least of the tasks' estimates.
+    Unweighted means over tasks, shares in percent; quality kept is that of the task with the least.
     """
     rows = []
     for state, found in states.items():
         for gate, left in found.items():
+            depth = max((one.layers for one in left.values()), default=0)  # all tasks' are the same
+            saved = mean(left, lambda one: one.saved, seed)
+            could = mean(left, lambda one: (1 - one.optimal / one.layers, one.groups), seed)
             rows.append(
                 {
-                    "gate": gate.replace("_", " "),
+                    "gate": label(gate),
                     "state": state,
-                    "exit layer": mean(left, lambda one: (one.exits.astype(float), one.groups), seed),
-                    "optimal": mean(left, lambda one: (one.optimal.astype(float), one.groups), seed),
+                    "exit layer": as_layer(saved, depth),
+                    "optimal": as_layer(could, depth),
                     "distance (% of L)": mean(left, lambda one: one.distance, seed).percent,
-                    "layers saved (%)": mean(left, lambda one: one.saved, seed).percent,
+                    "layers saved (%)": saved.percent,
                     "FLOP speed-up": mean(left, lambda one: one.cost, seed).mapped(lambda share: 1 / share),
                     "agreement (%)": mean(left, lambda one: (one.agrees.astype(float), one.groups), seed).percent,
-                    "least quality kept (%)": min((100 * one.kept.estimate for one in left.values()), default=np.nan),
+                    "least quality kept (%)": least_kept(left).percent,
                 }
             )
     return pd.DataFrame(rows)
-
-
-def other_tables(pairs: Sequence[Pair], least: float, share: float) -> list[tuple[Pair, pd.DataFrame]]:
-    """(pair, its `outcome_table`) of some gates and the fixed layer, where a pair has learnt a task."""
-    chosen, found = {name: rule for name, rule in rules().items() if name in SHOWN_OF_OTHERS}, []
-    for pair in pairs:
-        if pair.tasks:
-            states = pair.states.items()
-            outcome = {state: outcomes(study, chosen, pair.tasks, least, share) for state, study in states}
-            found.append((pair, outcome_table(outcome, pair.seed)))
-    return found
-
-
-def others_table(others: Sequence[tuple[Pair, pd.DataFrame]]) -> pd.DataFrame:
-    """The tables of several pairs, with the models in front, without what their figures show."""
-    tables = []
-    for pair, table in others:
-        table = table.drop(columns=["state", "optimal", "layers saved (%)"])
-        table.insert(0, "model", [study.model.name for study in pair.states.values() for _ in SHOWN_OF_OTHERS])
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-
-
-def others_in_words(pairs: Sequence[Pair], others: Sequence[tuple[Pair, pd.DataFrame]]) -> str:
-    """How confidence's distance to the optimum changes in each further pair, and which have learnt nothing."""
-    said = []
-    for pair, table in others:
-        rows = table[table["gate"] == OF_P[0]]["distance (% of L)"]
-        old, new = (told(interval, "%") for interval in rows)
-        said.append(
-            f"From {pair.before.model.name} to {pair.after.model.name} it goes from {old} to {new} of the depth."
-        )
-    if said:
-        said.insert(0, f"The distance of {OF_P[0]} to the optimal layer, which P-G1 is about, in the further pairs:")
-    names = [f"{pair.before.model.name} and {pair.after.model.name}" for pair in pairs if not pair.tasks]
-    if names:
-        said.append(f"Not learnt before and after, and left out: {'; '.join(names)}.")
-    return " ".join(said) or "No further pair is part of this run."
 
 
 # ---- the whole curve
 
 
 def curves(study: Study, chosen: Mapping[str, Rule], tasks: list[str]) -> dict[str, dict[str, Curve]]:
-    """{gate: {task: its curve}}, and that of the "oracle"."""
+    """{gate: {task: its curve}} of rules, and that of the "oracle"."""
     found = {
         name: {task: curve(rule, study.scores(rule, task), study.traces[task], points=POINTS) for task in tasks}
         for name, rule in chosen.items()
     }
-    return found | {"oracle": {task: oracle(study.traces[task]) for task in tasks}}
+    return found | {ORACLE: {task: oracle(study.traces[task]) for task in tasks}}
 
 
 def curve_table(along: Mapping[str, Mapping[str, Curve]], layers: int, seed: int = 0) -> pd.DataFrame:
@@ -217,30 +213,86 @@ def curve_table(along: Mapping[str, Mapping[str, Curve]], layers: int, seed: int
     Rows that a gate can't reach, because it runs more layers at least, are missing.
     """
     rows = []
+    every = range(1, layers + 1)
     for gate, of_tasks in along.items():
-        for at in range(1, layers + 1):
-            found = attempt(lambda: compare.interval(compare.AgreementAt(at), of_tasks, seed))
-            if of_tasks and found.known:
+        for at, found in zip(every, compare.intervals([compare.AgreementAt(at) for at in every], of_tasks, seed)):
+            if found.known:
                 rows.append({"gate": gate, "layers": at, **found._asdict()})
     return pd.DataFrame(rows, columns=["gate", "layers", *Interval._fields])
 
 
-def against_fixed(states: Mapping[str, Mapping[str, Mapping[str, Curve]]], seed: int = 0) -> pd.DataFrame:
-    """Mean agreement of each gate less that of a fixed layer, over the mean layers that all gates go through.
+def every_curve(of: Asked) -> dict[str, dict[str, Curve]]:
+    """{gate: {task: its curve}} over all tokens, and the oracle's; FREE, whose threshold is learnt, has none."""
+    drawn = [name for name in of.gates if name not in of.rules and name != FREE]
+    found = curves(of.study, of.rules, of.tasks)
+    for name in drawn:
+        found[name] = {t: curve_of(of.crossed(name, t), of.study.traces[t], points=POINTS) for t in of.tasks}
+    return {name: found[name] for name in (*EVERY, FIXED, ORACLE) if name in found}
 
-    Columns: gate, state, points (Interval, paired by group), from, to (mean layers).
+
+def free_points(of: Asked, seed: int = 0) -> pd.DataFrame:
+    """FREE with each of its shallow exits: columns gate, layers (mean over tasks), estimate, low, high of agreement."""
+    rows, made = [], {task: list(of.free(task).exits(of.free(task).values(None, 0)[:-1])) for task in of.tasks}
+    for number in range(min(map(len, made.values()), default=0)):
+        layers, agrees = [], {}
+        for task, exits in made.items():
+            left, same, groups = where_left(of.study.traces[task], exits[number], of.free(task).tokens)
+            layers.append(left.mean())
+            agrees[task] = (same.astype(float), groups)
+        found = bootstrap_unweighted_mean_over_tasks(agrees, seed=seed)
+        rows.append({"gate": FREE, "layers": np.mean(layers), **found._asdict()})
+    return pd.DataFrame(rows, columns=["gate", "layers", *Interval._fields])
+
+
+def span(along: Mapping[str, Mapping[str, Curve]], gates: Sequence[str]) -> tuple[float, float]:
+    """The mean layers that all these gates go through on all tasks. NotEstimable where there are none."""
+    every = [one for gate in gates for one in along[gate].values()]
+    if not every:
+        raise NotEstimable("no task of this run is learnt")
+    low, high = compare.shared_range(*every)
+    if not low < high:
+        raise NotEstimable("there are no mean exit layers that all of the gates go through")
+    return low, high
+
+
+def priced(of: Asked, along: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
+    """The curves of gates over what they cost, as a share of full depth's cost, in place of layers; no oracle's."""
+
+    def price(gate: str, task: str) -> np.ndarray:
+        rule = of.rules[gate] if gate in of.rules else of.by(gate, task, 0).rule
+        return share_of_cost(of.study, task, rule)
+
+    return {
+        gate: {task: one.priced(price(gate, task)) for task, one in of_tasks.items()}
+        for gate, of_tasks in along.items()
+        if gate != ORACLE
+    }
+
+
+def against_bounds(asked: Mapping[str, Asked], states: Mapping[str, Mapping[str, Mapping[str, Curve]]]) -> pd.DataFrame:
+    """Mean agreement of each gate less a fixed layer's, and the oracle's less the gate's, in points.
+
+    Columns: gate, state; points and oracle over the mean layers `from` `to` that all gates go through; cost: points
+    over the costs, as shares of full depth's, that the gate and a fixed layer go through: what reads the head at every
+    layer costs more than a cheap gate ever does, so that all have none in common. Intervals are paired by group.
     """
     rows = []
     for state, along in states.items():
-        every = [one for gate in (*GATES, FIXED) for one in along[gate].values()]
-        low, high = compare.shared_range(*every) if every else (0.0, 0.0)
-        for gate in GATES if low < high else ():
-            area = compare.Area(low, high)
+        gates = [gate for gate in along if gate not in (FIXED, ORACLE)]
+        seed, over_cost = asked[state].study.parameters.seed, priced(asked[state], along)
+        area = attempt(lambda: compare.Area(*span(along, (*gates, FIXED))), None)
+        for gate in gates if area else ():
             gain = attempt(lambda: compare.difference(area, along[gate], along[FIXED], seed))
-            rows.append(
-                {"gate": gate.replace("_", " "), "state": state, "points": gain.percent, "from": low, "to": high}
-            )
-    return pd.DataFrame(rows, columns=["gate", "state", "points", "from", "to"])
+            lost = attempt(lambda: compare.difference(area, along[ORACLE], along[gate], seed))
+            cost = attempt(lambda: at_equal_cost(over_cost[gate], over_cost[FIXED], seed))
+            rows.append((label(gate), state, gain.percent, lost.percent, cost.percent, area.low, area.high))
+    return pd.DataFrame(rows, columns=["gate", "state", "points", "oracle", "cost", "from", "to"])
+
+
+def at_equal_cost(gate: Mapping[str, Curve], fixed: Mapping[str, Curve], seed: int) -> Interval:
+    """Mean agreement of a gate less a fixed layer's, over the costs that both go through on all tasks."""
+    area = compare.Area(*span({"gate": gate, FIXED: fixed}, ("gate", FIXED)))
+    return compare.difference(area, gate, fixed, seed)
 
 
 # ---- verdicts
@@ -271,8 +323,8 @@ def patience_gains(before: Outcomes, after: Outcomes, seed: int = 0) -> Interval
     return bootstrap_unweighted_difference_over_tasks(behind(before), behind(after), seed=seed)
 
 
-def best_gate(found: Outcomes) -> str:
-    """The gate that ran the fewest layers on the calibration side, the fixed layer left out."""
+def best_gate(found: Outcomes, gates: Sequence[str] = GATES) -> str:
+    """Which of the gates ran the fewest layers on the calibration side; by default those that P-G3 was fixed with."""
     if not any(found.values()):
         raise NotEstimable("no task is learnt")
 
@@ -280,7 +332,7 @@ def best_gate(found: Outcomes) -> str:
         tasks = large_enough({task: left.saved for task, left in found[gate].items()})
         return float(np.mean([found[gate][task].calibrated_layers for task in tasks]))
 
-    return min(GATES, key=layers)
+    return min(gates, key=layers)
 
 
 def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:
@@ -295,57 +347,3 @@ def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:
         pair.before.judge("P-G2", lambda: patience_gains(before, after, seed), requirement_met=joint),
         pair.before.judge("P-G3", saved),
     ]
-
-
-# ---- words
-
-
-def keep(results: Results, pair: Pair, states: Mapping[str, Outcomes], table: pd.DataFrame) -> None:
-    """Put the outcomes into a notebook's results, per task and over the tasks, and what the prose says of them."""
-    p = pair.before.parameters
-    results.say("least_quality", 100 * p.least_quality)
-    results.say("minimum_layer", p.minimum_layer)
-    results.say("name_before", pair.before.model.name)
-    results.say("name_after", pair.after.model.name)
-    for state, found in states.items():
-        for gate, of_tasks in found.items():
-            for task, left in of_tasks.items():
-                key = f"{gate}_{state}"
-                results.put(task, f"{key}_threshold", left.threshold)
-                results.put(task, f"{key}_layers", float(left.exits.mean()))
-                results.put(task, f"{key}_agreement", float(left.agrees.mean()))
-                results.put(task, f"{key}_quality_kept", left.kept)
-    for row in table.to_dict("records"):
-        for column in ("exit layer", "distance (% of L)", "layers saved (%)"):
-            results.keep(f"{column} {row['gate']} {row['state']}", row[column])
-    results.tell("outcome_words", outcome_in_words(pair, states))
-
-
-def outcome_in_words(pair: Pair, states: Mapping[str, Outcomes]) -> str:
-    """The best gate of each state, what it saves, and what a fixed layer saves; or that nothing is learnt."""
-    if not pair.tasks:
-        return "No task of this run is learnt before and after, so nothing is calibrated here."
-    said = []
-    for state, found in states.items():
-        gate = best_gate(found)
-        own, fixed = (mean(found[name], lambda left: left.saved, pair.seed).percent for name in (gate, FIXED))
-        said.append(
-            f"{state.capitalize()} joint optimization the gate that runs least on the calibration part is "
-            f"{gate.replace('_', ' ')}; on the other part it saves {told(own, '%')} of the layers, a fixed "
-            f"layer {fixed.estimate:.1f}%."
-        )
-    return " ".join(said)
-
-
-def fixed_in_words(table: pd.DataFrame) -> str:
-    """Which gates beat a fixed layer, before and after, with the whole interval."""
-    said = []
-    for state, rows in table.groupby("state", sort=False):
-        sides: dict[str, list[str]] = {side: [] for side in ("better", "worse", "neither")}
-        for row in rows.to_dict("records"):
-            sides[row["points"].side("better", "worse", "neither")].append(row["gate"])
-        said.append(
-            f"{str(state).capitalize()} joint optimization, better than a fixed layer with the whole interval: "
-            f"{', '.join(sides['better']) or 'none'}; worse: {', '.join(sides['worse']) or 'none'}."
-        )
-    return " ".join(said) or "Nothing is learnt, so no curves are drawn."

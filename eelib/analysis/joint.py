@@ -67,7 +67,7 @@ class Pair:
     @property
     def where(self) -> str:
         """Models, dtype, device and date, for captions."""
-        return f"{self.before.model.name} before, {self.after.where} after"
+        return f"{self.before.model.name} (before) and {self.after.where_as('after')}"
 
 
 def open_pair(parameters: Parameters, gates: Sequence[Rule] = ()) -> Pair:
@@ -98,10 +98,13 @@ def large(old: dict[str, Values], new: dict[str, Values]) -> list[str]:
     return [name for name in old if min(len(set(side[name][1])) for side in (old, new)) >= MINIMUM_GROUPS] or list(old)
 
 
-def change(pair: Pair, values: Callable[[Trace], Values], tasks: list[str] | None = None) -> dict[str, Interval]:
+def change(
+    pair: Pair, values: Callable[[Trace], Values], tasks: list[str] | None = None, share: bool = True
+) -> dict[str, Interval]:
     """{"before", "after", "difference"} of values(trace): unweighted means over the tasks, by default the learnt ones.
 
     The difference is paired by group, the intervals resample groups. Small tasks count only where all are small.
+    `share` False: of layers and the like, which no limits of a share hold for.
     """
     tasks = pair.tasks if tasks is None else tasks
     old, new = ({name: values(study.traces[name]) for name in tasks} for study in pair.states.values())
@@ -109,9 +112,9 @@ def change(pair: Pair, values: Callable[[Trace], Values], tasks: list[str] | Non
         return dict(UNKNOWN)
     old, new = ({name: side[name] for name in large(old, new)} for side in (old, new))
     return {
-        "before": bootstrap_unweighted_mean_over_tasks(old, seed=pair.seed),
-        "after": bootstrap_unweighted_mean_over_tasks(new, seed=pair.seed),
-        "difference": bootstrap_unweighted_difference_over_tasks(new, old, seed=pair.seed),
+        "before": bootstrap_unweighted_mean_over_tasks(old, seed=pair.seed, share=share),
+        "after": bootstrap_unweighted_mean_over_tasks(new, seed=pair.seed, share=share),
+        "difference": bootstrap_unweighted_difference_over_tasks(new, old, seed=pair.seed, share=share),
     }
 
 
@@ -254,7 +257,7 @@ def change_table(pair: Pair) -> pd.DataFrame:
         same = float(np.mean([a == b for a, b in zip(old, new)]))
         row = {"task": name, "learnt": pair.learnt(name), "metric": metric, "quality": quality, "same outputs": same}
         for definition in DEFINITIONS:
-            row[f"avg {definition}"] = change(pair, lambda t: token_layers(t, definition), [name])
+            row[f"avg {definition}"] = change(pair, lambda t: token_layers(t, definition), [name], share=False)
             row[f"perc {definition}"] = change(pair, lambda t: early(t, definition), [name])
         rows.append(row)
     return pd.DataFrame(rows)
@@ -269,7 +272,7 @@ def verdicts(pair: Pair, likeness_changes: dict[str, dict[str, Interval]]) -> li
     }
     met, models = pair.before.model.hash != pair.after.model.hash, f"{pair.before.model.name} → {pair.after.model.name}"
     found = [
-        pair.before.judge(name, lambda: value, requirement_met=met)
+        pair.before.judge(name, lambda: value, requirement_met=met, tasks=len(pair.tasks))
         if pair.tasks
         else untestable(name, "no task of this run is learnt before and after")
         for name, value in differences.items()

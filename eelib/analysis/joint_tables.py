@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from eelib.analysis.joint import SIMILARITIES, Pair
+from eelib.analysis.joint import SIMILARITIES, Pair, at_layer
 from eelib.common.interval import Interval
 from eelib.study.claims import claim, published
 from eelib.study.results import Results
@@ -96,6 +96,13 @@ def keep(results: Results, changes: Changes) -> None:
             results.put_all(key, {f"{metric}_{state}": value for state, value in row["quality"].items()})
 
 
+def keep_agreement(results: Results, curves: dict[str, dict[str, pd.DataFrame]]) -> None:
+    """Put the share of tokens whose top token is the final one (%), layer by layer, into a notebook's results."""
+    for state, curve in curves.get("agreement", {}).items():
+        for layer in curve["layer"]:
+            results.keep(f"agreement {state}, layer {layer}", at_layer(curve, layer).percent)
+
+
 # ---- tables
 
 
@@ -144,7 +151,10 @@ def shown(changes: Changes) -> pd.DataFrame:
 
 def caption_of_others(pair: Pair, others: Changes) -> str:
     """Of the table of further pairs: what it shows, and every L that the page's shares of the depth refer to."""
-    depths = ", ".join(sorted({str(one.depth) for one in (pair, *(other for other, _ in others))}))
+    named: dict[int, list[str]] = {}
+    for one in (pair, *(other for other, _ in others)):
+        named.setdefault(one.depth, []).append(one.after.model.name)
+    depths = "; ".join(f"{depth} in {', '.join(names)}" for depth, names in named.items())
     return (
         "avg, perc and quality, before → after, with the paired difference Δ and its 95% interval; "
         f"L is {depths}. {pair.after.model.dtype} on {pair.after.model.device.type}."

@@ -12,8 +12,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from eelib.analysis.slopes import Estimator, checked, equal_count_bins, slopes
+from eelib.common.effects import Trend, holm, trend
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import Trend, bootstrap_mean, holm, trend
+from eelib.common.stats import bootstrap_mean
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 
@@ -107,7 +108,7 @@ def by_length(tokens: pd.DataFrame, definition: str, seed: int = 0) -> pd.DataFr
             "shortest": part["length"].min(),
             "longest": part["length"].max(),
             "length": part["length"].mean(),
-            **bootstrap_mean(part[definition], part["group"], seed=seed)._asdict(),
+            **bootstrap_mean(part[definition], part["group"], seed=seed, share=False)._asdict(),
             "position_only": part["position_only"].mean(),
         }
         for _, part in table.groupby(bins)
@@ -125,7 +126,7 @@ def by_position(tokens: pd.DataFrame, definition: str, seed: int = 0) -> pd.Data
             "bin": bin_name(index),
             "position": part["position"].mean(),
             "tokens": len(part),
-            **bootstrap_mean(part[definition], part["group"], seed=seed)._asdict(),
+            **bootstrap_mean(part[definition], part["group"], seed=seed, share=False)._asdict(),
         }
         for index, part in tokens.groupby(position_bins(tokens["position"]))
         if len(part) >= LEAST
@@ -192,7 +193,7 @@ def position_trend(tokens: pd.DataFrame, definition: str, seed: int = 0) -> Inte
     """
     several = tokens.groupby("sequence").filter(lambda own: len(own) > 1).groupby("sequence")
     taus = [trend(own["position"], own[definition]).tau if own[definition].nunique() > 1 else 0.0 for _, own in several]
-    return bootstrap_mean(taus, several["group"].first(), seed=seed) if taus else NOTHING
+    return bootstrap_mean(taus, several["group"].first(), seed=seed, share=False) if taus else NOTHING
 
 
 def trends(tokens: Mapping[str, pd.DataFrame], seed: int = 0) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from eelib.analysis.length import LEAST, counts, sequence_table, token_table
 from eelib.analysis.slopes import NAMES, Estimator, mean_over_tasks, minus, position_slope
 from eelib.common.interval import Interval
 from eelib.common.stats import attempt
-from eelib.study.claims import Verdict, claim
+from eelib.study.claims import Verdict, carried, claim
 from eelib.study.results import Results
 from eelib.study.study import Study
 from eelib.tracing.exit_layers import DEFINITIONS
@@ -247,11 +247,16 @@ def is_below_zero(interval: Interval) -> str:
 
 
 def verdicts(study: Study, slopes: Slopes, definition: str) -> list[Verdict]:
-    """Verdicts on P-L1 to P-L3 by one definition."""
+    """Verdicts on P-L1 to P-L3 by one definition, each beside those without one of the tasks: their slopes differ."""
 
     def verdict(claim_id: str, name: str) -> Verdict:
         by_task = {task: slopes[definition][task][name] for task in study.learnt_tasks}
-        least = claim(claim_id).minimum_sequences
-        return study.judge(claim_id, lambda: mean_over_tasks(by_task, study.parameters.seed, least))
+
+        def of(tasks: Mapping[str, Estimator]) -> Verdict:
+            least = claim(claim_id).minimum_sequences
+            return study.judge(claim_id, lambda: mean_over_tasks(tasks, study.parameters.seed, least))
+
+        without = {task: {other: of_it for other, of_it in by_task.items() if other != task} for task in by_task}
+        return carried(of(by_task), {task: of(rest) for task, rest in without.items() if rest})
 
     return [verdict(claim_id, name) for claim_id, name in CLAIMS.items()]

@@ -1,37 +1,36 @@
 """M's confidence measures against CALM's at equal mean layers: what M's draft does not print (M §5 to 7)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 
 from eelib.analysis.earliness import token_layers
-from eelib.analysis.gates import FIXED, curves
-from eelib.common.data import data_folder
-from eelib.common.errors import InputError, NotEstimable
+from eelib.analysis.gate_rules import FIXED, label, learned_rules
+from eelib.analysis.gates import curves, span
+from eelib.common.errors import NotEstimable
 from eelib.common.interval import Interval
 from eelib.common.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eelib.exits import compare
 from eelib.exits.curve import Curve, rule_at
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.gates.trained import TRAINED, file_name, trained_gate
+from eelib.exits.gates.trained import TRAINED
 from eelib.exits.offline import emitted, leave
-from eelib.exits.quality import Quality, quality, text_of
+from eelib.exits.quality import Quality, Scorer, quality, text_of
 from eelib.exits.rule import Rule
-from eelib.models.model import Model
-from eelib.study.claims import UNTESTABLE, Verdict, claim, untestable
+from eelib.exits.split import split
+from eelib.exits.ways import ByThreshold
+from eelib.study.claims import UNTESTABLE, Verdict, untestable
+from eelib.study.of_study import OfStudy
 from eelib.study.parameters import Parameters
 from eelib.study.study import Study
-from eelib.tasks.sums import grouped
 
 OF_M = ("monotone", "three_states", "lstm")  # M, section 5
 OF_CALM = ("softmax_difference", "state_saturation", "classifier")
 OURS = ("confidence", "entropy", "patience")
 GATES = (*OF_M, *OF_CALM, *OURS)
-ORACLE = "oracle"
 FAMILIES = {"M's": OF_M, "CALM's": OF_CALM, "beside": OURS}
 THRESHOLD = 0.9  # M, section 6, of all six
 TASKS_OF_M = {
@@ -40,7 +39,7 @@ TASKS_OF_M = {
     "translation": None,
 }  # in data/papers/M-blog.json
 
-Along = dict[str, dict[str, Curve]]  # by gate, then task
+Along = Mapping[str, Mapping[str, Curve]]  # by gate, then task
 Scored = dict[str, dict[str, Quality]]  # likewise
 
 
@@ -48,13 +47,12 @@ Scored = dict[str, dict[str, Quality]]  # likewise
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(OfStudy):
     """A model with its traces, and the rules that it can be asked, the fixed layer last.
 
     `missing`: trained gates that it does not have, and why a file of that name was refused ("" where there is none).
     """
 
-    study: Study
     rules: dict[str, Rule]
     missing: dict[str, str]
 
@@ -70,16 +68,6 @@ class Side:
         for task in self.tasks:
             found.setdefault(self.study.tasks[task].kind, []).append(task)
         return {kind: tasks for kind, tasks in found.items() if tasks}
-
-    @property
-    def depth(self) -> int:
-        """L."""
-        return self.study.model.layers
-
-    @property
-    def seed(self) -> int:
-        """Of the bootstrap."""
-        return self.study.parameters.seed
 
 
 @dataclass(frozen=True)
@@ -119,29 +107,16 @@ def open_page(p: Parameters) -> Page:
 def open_side(p: Parameters, model: str) -> Side:
     """One model: its untrained gates, and those of the trained ones that are there."""
     fixed = {name: Rule(gate_named(name), minimum_layer=p.minimum_layer) for name in plain_gates()}
-    study = Study(p, model=model, gates=list(fixed.values()))
+    study = Study(p, model=model)
     found, missing = learned_rules(study.model, p.gates_folder, p.minimum_layer)
-    study.keep_scores(list(found.values()))
     every = fixed | found
+    study.keep_scores(list(every.values()))  # in one run over the texts
     return Side(study, {name: every[name] for name in (*GATES, FIXED) if name in every}, missing)
 
 
 def plain_gates() -> list[str]:
     """Names of the gates without weights, the fixed layer last."""
     return [name for name in (*GATES, FIXED) if name not in TRAINED]
-
-
-def learned_rules(model: Model, folder: str, minimum_layer: int) -> tuple[dict[str, Rule], dict[str, str]]:
-    """(rules of a model's trained gates, {gate that it lacks: why}); they lie in `folder`/NAME or data/gates/NAME."""
-    kept_in = (Path(folder) if folder else data_folder("gates")) / model.name
-    found, missing = {}, {}
-    for name in TRAINED:
-        try:
-            found[name] = Rule(trained_gate(model, name, kept_in), minimum_layer=minimum_layer)
-        except InputError as error:
-            there = (kept_in / file_name(name, {})).exists()
-            missing[name] = str(error).partition("; train it")[0].replace(f"{kept_in}/", "") if there else ""
-    return found, missing
 
 
 # ---- agreement at equal mean layers
@@ -157,17 +132,6 @@ def chosen(found: Mapping[str, Mapping], tasks: Sequence[str]) -> dict[str, dict
     return {gate: {task: of[task] for task in tasks} for gate, of in found.items()}
 
 
-def span(along: Along, gates: Sequence[str]) -> tuple[float, float]:
-    """The mean layers that all these gates go through on all tasks. NotEstimable where there are none."""
-    every = [one for gate in gates for one in along[gate].values()]
-    if not every:
-        raise NotEstimable("no task of this run is learnt")
-    low, high = compare.shared_range(*every)
-    if not low < high:
-        raise NotEstimable("there are no mean exit layers that all of the gates go through")
-    return low, high
-
-
 def lead(along: Along, plus: Sequence[str], minus: Sequence[str], seed: int = 0, over: Sequence[str] = ()) -> Interval:
     """Mean agreement of the gates `plus` less that of `minus`, over the mean layers that all of them go through.
 
@@ -177,8 +141,36 @@ def lead(along: Along, plus: Sequence[str], minus: Sequence[str], seed: int = 0,
     return compare.contrast(area, [along[gate] for gate in plus], [along[gate] for gate in minus], seed)
 
 
+def best_against_best(side: Side, along: Along) -> Interval:
+    """The best of M's gates less the best of CALM's (claim M-E1), each chosen on one half of every task's groups.
+
+    They are compared on the other half, so that a gate's luck in being chosen does not count.
+    """
+    halves = split({task: one.groups for task, one in next(iter(along.values())).items()}, seed=side.seed)
+    first, second = (
+        {gate: {task: of_groups(one, halves[task][half]) for task, one in of.items()} for gate, of in along.items()}
+        for half in (0, 1)
+    )
+    families = [[gate for gate in family if gate in side.rules] for family in (OF_M, OF_CALM)]
+    area = compare.Area(*span(first, [gate for family in families for gate in family]))
+    best = [max(family, key=lambda gate: mean_area(area, first[gate])) for family in families]
+    return lead(second, best[:1], best[1:], side.seed)
+
+
+def of_groups(one: Curve, groups: Collection[str]) -> Curve:
+    """The curve of some of its groups."""
+    kept = [number for number, group in enumerate(one.groups) if group in groups]
+    names = [one.groups[number] for number in kept]
+    return replace(one, groups=names, tokens=one.tokens[kept], left=one.left[kept], agreed=one.agreed[kept])
+
+
+def mean_area(area: compare.Area, curves: Mapping[str, Curve]) -> float:
+    """Mean agreement over the area, unweighted mean over tasks."""
+    return float(np.mean([area.of(one.mean_layers[None], one.agreement[None])[0] for one in curves.values()]))
+
+
 def compared(rules: Mapping[str, Rule]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(M's gates, CALM's) that claim M-E1 is about: all six, or the untrained where a trained one is missing."""
+    """(M's gates, CALM's) whose means are compared: all six, or the untrained where a trained one is missing."""
     if all(name in rules for name in TRAINED):
         return OF_M, OF_CALM
     return ("monotone",), ("softmax_difference", "state_saturation")
@@ -208,11 +200,6 @@ def less_fixed(page: Page, along: Mapping[int, Along]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def label(name: str) -> str:
-    """A gate's or a kind's name as prose writes it."""
-    return name.replace("_", " ").replace("lstm", "LSTM")
-
-
 def whose(gate: str) -> str:
     """The family of a gate."""
     return next(family for family, gates in FAMILIES.items() if gate in gates)
@@ -224,56 +211,13 @@ def whose(gate: str) -> str:
 def qualities(side: Side, values: Sequence[float] | None = None, gates: Sequence[str] = (*GATES, FIXED)) -> Scored:
     """The score of the texts that each rule's exits emit, teacher-forced, at some thresholds or along its curve."""
     study, text = side.study, text_of(side.study.model)
-    return {
-        name: {
-            task: quality(rule, study.scores(rule, task), study.traces[task], study.tasks[task], text, values=values)
-            for task in side.tasks
-        }
-        for name, rule in side.rules.items()
-        if name in gates
-    }
+    scorers = {task: Scorer(study.tasks[task], text) for task in side.tasks}
 
+    def one(rule: Rule, task: str) -> Quality:
+        way = ByThreshold(rule, study.traces[task], study.scores(rule, task))
+        return quality(way, way.trace, scorers[task], values)
 
-def kept(found: Mapping[str, Quality], weights: Callable[[Quality], np.ndarray], seed: int = 0) -> Interval:
-    """Share of full depth's quality, unweighted mean over tasks, groups resampled.
-
-    weights(quality) [K]: what each threshold counts. NotEstimable for no task, and where full depth scores 0.
-    """
-    parts = {}
-    for task, one in found.items():
-        if not one.full_score:
-            raise NotEstimable(f"full depth has no quality on {task}")
-        share = weights(one)
-        used = np.flatnonzero(share)
-
-        def of(totals: np.ndarray, one: Quality = one, share: np.ndarray = share[used]) -> np.ndarray:
-            *early, full = np.split(totals, len(share) + 1, axis=1)
-            return np.sum([w * one.score(sums) for w, sums in zip(share, early)], axis=0) / one.score(full)
-
-        parts[task] = (of, grouped(np.hstack([*one.sums[used], one.full]), one.groups))
-    return compare.over_tasks(parts, seed)
-
-
-def at_layers(layers: float) -> Callable[[Quality], np.ndarray]:
-    """Weights of the two neighbouring thresholds between which `layers` mean layers ran, of the sequences scored."""
-
-    def of(one: Quality) -> np.ndarray:
-        if layers < one.mean_layers[0] - 1e-9:
-            raise NotEstimable(f"less than {one.mean_layers[0]:.3g} mean layers can't run; asked is {layers:.3g}")
-        return np.array([np.interp(layers, one.mean_layers, point) for point in np.eye(len(one.values))])
-
-    return of
-
-
-def quality_table(found: Scored, layers: int, seed: int = 0) -> pd.DataFrame:
-    """Share of full depth's quality at 1..L mean layers: columns gate, layers, estimate, low, high, sequences."""
-    rows = []
-    for gate, of_tasks in found.items():
-        for at in range(1, layers + 1):
-            share = attempt(lambda: kept(of_tasks, at_layers(at), seed))
-            if share.known:
-                rows.append({"gate": gate, "layers": at, **share._asdict()})
-    return pd.DataFrame(rows, columns=["gate", "layers", *Interval._fields])
+    return {name: {task: one(rule, task) for task in side.tasks} for name, rule in side.rules.items() if name in gates}
 
 
 def cut_short(side: Side, along: Along, gate: str, layers: float) -> Interval:
@@ -301,22 +245,27 @@ def of_kind(side: Side, found: Scored, kind: str) -> Scored:
 # ---- verdicts
 
 
-def verdicts(page: Page, along: Along) -> list[Verdict]:
-    """Verdicts on M-E1 to M-E3, on the model with M's objective."""
+def verdicts(page: Page, along: Along, slower: Callable[[], Interval]) -> list[Verdict]:
+    """Verdicts on M-E1 to M-E3, on the model with M's objective.
+
+    `slower`: time per token of M's gates over that of CALM's (`eelib.analysis.mee_speed.families_apart`).
+    """
     side = page.judged
     named = "" if side is page.own else side.study.model.name
 
-    def judge(claim_id: str, plus: Sequence[str], minus: Sequence[str]) -> Verdict:
-        found = side.study.judge(claim_id, lambda: lead(along, plus, minus, side.seed), requirement_met=page.weighted)
+    def judge(claim_id: str, make: Callable[[], Interval], tasks: int = len(side.tasks)) -> Verdict:
+        found = side.study.judge(claim_id, make, requirement_met=page.weighted, tasks=tasks)
         return replace(found, models=named)
 
-    first = judge("M-E1", *compared(side.rules))
-    if first.verdict != UNTESTABLE and side.missing:
-        first = replace(first, reason=f"{first.reason}; of M's gates monotone alone, since trained ones are missing")
+    def without(found: Verdict) -> Verdict:
+        if found.verdict == UNTESTABLE or not side.missing:
+            return found
+        return replace(found, note=f"without the trained gates {', '.join(map(label, side.missing))}")
+
     lacking = [name for name in ("classifier", "lstm") if name in side.missing]
     why = f"needs trained gates; {side.study.model.name} has no {' and no '.join(map(label, lacking))}"
     return [
-        first,
-        untestable("M-E2", f"needs {claim('M-E2').requires}"),
-        untestable("M-E3", why) if lacking else judge("M-E3", ["lstm"], ["classifier"]),
+        without(judge("M-E1", lambda: best_against_best(side, along))),
+        without(judge("M-E2", slower, tasks=1)),  # timed on one
+        untestable("M-E3", why) if lacking else judge("M-E3", lambda: lead(along, ["lstm"], ["classifier"], side.seed)),
     ]

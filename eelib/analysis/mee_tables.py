@@ -4,7 +4,9 @@ import numpy as np
 import pandas as pd
 
 from eelib.analysis.architectures import told
-from eelib.analysis.gates import FIXED
+from eelib.analysis.gate_rules import FIXED, label
+from eelib.analysis.gates import span
+from eelib.analysis.gates_tables import beating_fixed
 from eelib.analysis.mee import (
     FAMILIES,
     OF_CALM,
@@ -16,12 +18,10 @@ from eelib.analysis.mee import (
     Side,
     compared,
     cut_short,
-    kept,
-    label,
     lead,
     of_kind,
-    span,
 )
+from eelib.analysis.quality_curves import kept
 from eelib.common.interval import NOTHING
 from eelib.common.stats import attempt
 from eelib.study.claims import published
@@ -89,21 +89,6 @@ def models_in_words(page: Page) -> str:
     return " ".join(said)
 
 
-def trained_in_words(page: Page) -> str:
-    """Which trained gates are missing, why, and the command that trains them; one sentence and a half per model."""
-    said = []
-    for side in page.sides:
-        name = side.study.model.name
-        if side.missing:
-            names = ", ".join(map(label, side.missing))
-            command = f"python -m eelib.recipes gates --model {side.study.parameters.model} --corpora DIR"
-            said.append(f"Trained gates that {name} does not have: {names}; they are trained with: {command}.")
-            said += [f"A file was refused: {why}." for why in side.missing.values() if why]
-        else:
-            said.append(f"{name} has all three trained gates.")
-    return " ".join(said)
-
-
 def lead_in_words(side: Side, along: Along) -> str:
     """How far M's gates are ahead of CALM's at equal mean layers: on the mean, and of each of CALM's by itself."""
     plus, minus = compared(side.rules)
@@ -115,7 +100,7 @@ def lead_in_words(side: Side, along: Along) -> str:
     names = [", ".join(map(label, gates)) for gates in (plus, minus)]
     alone = {gate: lead(along, plus, [gate], side.seed, over=minus).percent for gate in minus}
     each = ", ".join(
-        f"{one.side('ahead of', 'behind', 'neither surely ahead of nor behind')} {label(gate)} ({told(one, ' points')})"
+        f"{one.side('ahead of', 'behind', 'neither surely ahead of nor behind')} {label(gate)} ({one} points)"
         for gate, one in alone.items()
     )
     return (
@@ -141,16 +126,9 @@ def cut_in_words(side: Side, along: Along) -> str:
 
 def fixed_in_words(table: pd.DataFrame, page: Page) -> str:
     """Which gates of the judged model beat one fixed layer, with the whole interval."""
-    if table.empty:
-        return "Nothing can be compared with a fixed layer here."
-    rows = table[table["model"] == page.judged.study.model.name]
-    sides: dict[str, list[str]] = {side: [] for side in ("better", "worse", "neither")}
-    for row in rows.to_dict("records"):
-        sides[row["all tasks"].side("better", "worse", "neither")].append(row["gate"])
-    return (
-        f"Better than a fixed layer with the whole interval: {', '.join(sides['better']) or 'none'}; worse: "
-        f"{', '.join(sides['worse']) or 'none'}."
-    )
+    rows = table[table["model"] == page.judged.study.model.name] if len(table) else table
+    said = beating_fixed(dict(zip(rows["gate"], rows["all tasks"])) if len(rows) else {})
+    return said[0].upper() + said[1:]
 
 
 def blog_in_words() -> str:

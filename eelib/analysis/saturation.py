@@ -1,20 +1,24 @@
 """Exit layers and saturation events (P §4, Tables 1, 2 and 7)."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from eelib.analysis.earliness import Values, early, early_by_share, relative, token_layers, whole_layers
+from eelib.analysis.grid import grid_of
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import Interval
 from eelib.common.stats import (
     attempt,
     bootstrap_mean,
-    bootstrap_spread_over_kinds,
     bootstrap_task_contrast,
+    bootstrap_unweighted_difference_over_tasks,
     bootstrap_unweighted_mean_over_tasks,
+    spread_over_kinds,
 )
 from eelib.study.claims import UNTESTABLE, Verdict, judge_between, published
 from eelib.study.parameters import ParameterError
@@ -27,6 +31,7 @@ from eelib.tracing.trace import Trace
 P_LAYERS = 32  # blocks of Llama-2-Chat-7B, on which P's Table 1 counts how early tokens are
 THIRD = 10  # of them: claim P-S2's third of the depth, a row of that table
 TOP = 10  # "near the top": among the ten most probable tokens
+UP, DOWN, BETWEEN = "rounded up", "rounded down", "interpolated"
 QUARTILES = [0.25, 0.5, 0.75]
 
 
@@ -35,15 +40,40 @@ QUARTILES = [0.25, 0.5, 0.75]
 
 def chance_matches(top1: np.ndarray, final: np.ndarray, seed: int = 0, draws: int = 20) -> np.ndarray:
     """How often each token matches before layer L if its target is another token's, over `draws` shuffles; [tokens]."""
+    return swapped(top1, final, "first", seed, draws)[0]
+
+
+def swapped(
+    top1: np.ndarray, final: np.ndarray, definition: str, seed: int = 0, draws: int = 20
+) -> tuple[np.ndarray, np.ndarray]:
+    """(share of `draws` shuffles in which a token exits before layer L, mean exit layer / L) if targets are others'.
+
+    Both [tokens]. "stable": from the exit layer to L - 1, for layer L never gives another's token.
+    """
     rng = np.random.default_rng(seed)
-    inner = top1[:, 1:-1]
-    return np.mean([(inner == rng.permutation(final)[:, None]).any(1) for _ in range(draws)], axis=0)
+    inner, layers = top1[:, 1:-1], top1.shape[1] - 1
+    early, exits = np.zeros(len(inner)), np.zeros(len(inner))
+    for _ in range(draws):
+        match = inner == rng.permutation(final)[:, None]
+        if definition == "stable":
+            match = np.logical_and.accumulate(match[:, ::-1], axis=1)[:, ::-1]
+        found = match.any(1)
+        early += found
+        exits += np.where(found, match.argmax(1) + 1 if match.shape[1] else 0, layers)
+    return early / draws, exits / draws / layers
+
+
+def swapped_values(trace: Trace, definition: str, seed: int = 0) -> tuple[Values, Values]:
+    """`swapped` of the tokens of a trace, end tokens left out, each beside groups [tokens]."""
+    rows = trace.statistic_rows()
+    final, groups = (trace.tokens[name].to_numpy()[rows] for name in ("token_id", "group"))
+    early_ones, depths = swapped(trace["top1"][rows], final, definition, seed)
+    return (early_ones, groups), (depths, groups)
 
 
 def chances(trace: Trace, seed: int = 0) -> np.ndarray:
     """`chance_matches` of the tokens of a trace, end tokens left out: [tokens]."""
-    rows = trace.statistic_rows()
-    return chance_matches(trace["top1"][rows], trace.tokens["token_id"].to_numpy()[rows], seed)
+    return swapped_values(trace, "first", seed)[0][0]
 
 
 def above_chance(trace: Trace, seed: int = 0) -> Values:
@@ -52,13 +82,23 @@ def above_chance(trace: Trace, seed: int = 0) -> Values:
     return before_last - chances(trace, seed), groups
 
 
+def less_chance(study: Study) -> Interval:
+    """perc ("first") less the share that matches by chance (claim P-S5): a share, so not the mean of `above_chance`."""
+    seed = study.parameters.seed
+    own = study.learnt_tokens(lambda made: early(made, "first"))
+    swapped = study.learnt_tokens(lambda made: swapped_values(made, "first", seed)[0])
+    return bootstrap_unweighted_difference_over_tasks(own, swapped, seed=seed)
+
+
 def summary(trace: Trace, definition: str, seed: int = 0, with_eos: bool = False) -> dict[str, Interval]:
     """avg (mean exit layer) and perc (share below L) with intervals by group; end tokens left out unless `with_eos`."""
     layers, groups = token_layers(trace, definition)
     if with_eos:
         layers, groups = trace.exit_layer(definition).astype(float), trace.tokens["group"].to_numpy()
     values = {"avg": layers, "perc": (layers < trace.layers).astype(float)}
-    return {name: attempt(lambda: bootstrap_mean(v, groups, seed=seed)) for name, v in values.items()}
+    return {
+        name: attempt(lambda: bootstrap_mean(v, groups, seed=seed, share=name == "perc")) for name, v in values.items()
+    }
 
 
 def early_intervals(trace: Trace, definition: str, seed: int = 0) -> pd.DataFrame:
@@ -81,6 +121,16 @@ def example_sequence(trace: Trace, wanted: int = -1, least: int = 8, most: int =
         return wanted
     fits = table[(~table["truncated"]) & table["length"].between(least, most)]
     return int((fits if len(fits) else table.sort_values("length"))["sequence"].iloc[0])
+
+
+def outputs_to_explore(study: Study, count: int = 3, least: int = 8, most: int = 14) -> list[dict[str, Any]]:
+    """The first finished outputs of `least` to `most` tokens of each task: `name`, and the `tokens` of its grid."""
+    found = []
+    for task, trace in study.traces.items():
+        table = trace.sequences
+        for row in table[~table["truncated"] & table["length"].between(least, most)].head(count).itertuples():
+            found.append({"name": f"{task}: {row.output}", "tokens": grid_of(trace, row.sequence)})
+    return found
 
 
 def lens_grid(trace: Trace, sequence: int, k: int = 5) -> pd.DataFrame:
@@ -120,20 +170,39 @@ def early_curves(study: Study) -> dict[str, dict[str, pd.DataFrame]]:
 
 
 def early_table(study: Study) -> pd.DataFrame:
-    """P's Table 1 beside the learnt tasks of this run at the same share of the depth, in whole layers.
+    """P's Table 1 beside the learnt tasks of this run at the same share of the depth.
 
-    Columns: those of P's table, layers (as many as that is here), and Intervals, as shares: first, stable.
+    Columns: those of P's table; layers, as many as that is here, and how it was made a number of them (`around`); and
+    Intervals, as shares: first, stable.
     """
-    table = published("P-table-1")
-    table["layers"] = [whole_layers(m / P_LAYERS, study.model.layers) for m in table["layers_early"]]
-    for definition in DEFINITIONS:
-        table[definition] = [study.average(lambda t: early(t, definition, m)) for m in table["layers"]]
-    return table
+    rows, depth = [], study.model.layers
+    for row in published("P-table-1").to_dict("records"):
+        share = row["layers_early"] / P_LAYERS
+        for layers, how in around(share, depth):
+            found = {
+                d: study.average(
+                    partial(early_by_share, definition=d, share=share)
+                    if how == BETWEEN
+                    else partial(early, definition=d, layers=int(layers))
+                )
+                for d in DEFINITIONS
+            }
+            rows.append(row | {"layers": layers, "how": how} | found)
+    return pd.DataFrame(rows)
+
+
+def around(share: float, depth: int) -> list[tuple[float, str]]:
+    """A share of the depth as layers, and how: whole as it is, rounded either way and interpolated, at least one."""
+    up = whole_layers(share, depth)
+    if math.isclose(up, share * depth):
+        return [(up, "")]
+    low = [(up - 1.0, DOWN), (share * depth, BETWEEN)] if up > 1 else []
+    return [*low, (up, UP)]
 
 
 def early_figures(table: pd.DataFrame) -> dict[str, Interval]:
-    """The figures of `early_table`, as early_10_of_32_first."""
-    rows = table.to_dict("records")
+    """The figures of `early_table` at whole layers, rounded up, as early_10_of_32_first."""
+    rows = table[table["how"].isin(["", UP])].to_dict("records")
     return {f"early_{row['layers_early']}_of_{P_LAYERS}_{d}": row[d] for row in rows for d in DEFINITIONS}
 
 
@@ -141,6 +210,8 @@ def shown_early_table(table: pd.DataFrame, depth: int) -> pd.DataFrame:
     """`early_table` for the page, in percent."""
     for definition in DEFINITIONS:
         table = table.assign(**{definition: [share.percent for share in table[definition]]})
+    layers = [f"{n:g} ({how})" if how else f"{n:g}" for n, how in zip(table["layers"], table["how"])]
+    table = table.assign(layers=layers)
     names = {
         "layers_early": f"P: layers early of {P_LAYERS}",
         "WMT22": "WMT22 (%)",
@@ -228,7 +299,7 @@ def overall(study: Study) -> dict[str, Interval | float]:
     found: dict[str, Interval | float] = {}
     for definition in DEFINITIONS:
         found[f"perc_{definition}"] = study.average(lambda t: early(t, definition)).percent
-        found[f"avg_{definition}"] = study.average(lambda t: token_layers(t, definition))
+        found[f"avg_{definition}"] = study.average(lambda t: token_layers(t, definition), share=False)
     learnt = list(learnt_layers(study, "first"))
     return found | {"chance": 100 * chance_over_tasks(study.traces, learnt, study.parameters.seed)}
 
@@ -318,13 +389,19 @@ def into_minus_out_of_english(study: Study) -> Interval:
     return bootstrap_task_contrast(tasks, into, out_of, seed=study.parameters.seed)
 
 
+def fewest_to_a_side(study: Study) -> int:
+    """Learnt tasks into English, or out of it where those are fewer."""
+    of = [study.tasks[name] for name in study.learnt_tokens(lambda t: early(t, "first"))]
+    return min(sum(task.target_language == "en" for task in of), sum(task.source_language == "en" for task in of))
+
+
 def spread(study: Study) -> Interval:
     """Largest minus smallest mean of exit layer / L, "first", over the kinds of task (claim P-S3)."""
     tasks = study.learnt_tokens(lambda t: relative(t, "first"))
     kinds = {name: study.tasks[name].kind for name in tasks}
     if len(set(kinds.values())) < 2:
         raise NotEstimable("needs learnt tasks of at least two kinds")
-    return bootstrap_spread_over_kinds(tasks, kinds, seed=study.parameters.seed)
+    return spread_over_kinds(tasks, kinds)
 
 
 def a_third_early(study: Study) -> Verdict:
@@ -334,8 +411,8 @@ def a_third_early(study: Study) -> Verdict:
     found = study.judge("P-S2", lambda: study.average(lambda t: early_by_share(t, "first", share)))
     if found.interval is None or found.verdict == UNTESTABLE:
         return found
-    around = (max(below, 1), below + 1)  # every token is 0 layers early
-    roundings = [study.average(partial(early, definition="first", layers=m)) for m in around]
+    whole = (max(below, 1), below + 1)  # every token is 0 layers early
+    roundings = [study.average(partial(early, definition="first", layers=m)) for m in whole]
     return judge_between("P-S2", found.interval, roundings)
 
 
@@ -345,6 +422,6 @@ def verdicts(study: Study) -> list[Verdict]:
         study.judge("P-S1", lambda: study.average(lambda t: early(t, "stable"))),
         a_third_early(study),
         study.judge("P-S3", lambda: spread(study)),
-        study.judge("P-S4", lambda: into_minus_out_of_english(study)),
-        study.judge("P-S5", lambda: study.average(lambda t: above_chance(t, study.parameters.seed))),
+        study.judge("P-S4", lambda: into_minus_out_of_english(study), tasks=fewest_to_a_side(study)),
+        study.judge("P-S5", lambda: less_chance(study)),
     ]

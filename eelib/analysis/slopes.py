@@ -17,7 +17,8 @@ from scipy import sparse
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.common.interval import Interval
-from eelib.common.stats import attempt, bootstrap_totals
+from eelib.common.resampling import bootstrap_totals
+from eelib.common.stats import attempt
 
 NAMES = {  # in the order of the page
     "length": "length, sequence means",
@@ -146,12 +147,16 @@ def slope_inside(x: pd.Series, y: pd.Series, groups: pd.Series, cells: pd.Series
     """
     if cells is not None:
         x, y = centred(x), centred(y)
-    rows = pd.DataFrame({"n": 1.0, "x": checked(x), "y": checked(y), "xx": x * x, "xy": x * y})
-    sums = rows[["xx", "xy"]].groupby(groups).sum().add_suffix("/all")
+    x, y = checked(x).to_numpy(float), checked(y).to_numpy(float)
+    codes, labels = pd.factorize(groups, sort=True)
+    columns = [np.bincount(codes, product, len(labels))[:, None] for product in (x * x, x * y)]
     if cells is not None:
-        at = rows.assign(cell=cells).groupby([groups, "cell"])[["n", "x", "y"]].sum().unstack(fill_value=0.0)
-        sums = sums.join(at.set_axis([f"{name}/{cell}" for name, cell in at.columns], axis=1))
-    return Estimator(sums, cell_slope, len(sums))
+        cell = pd.factorize(np.broadcast_to(cells, len(x)), sort=True)[0]
+        width = cell.max(initial=-1) + 1
+        for values in (np.ones(len(x)), x, y):
+            sums = np.bincount(codes * width + cell, values, len(labels) * width)
+            columns.append(sums.reshape(len(labels), width))
+    return Estimator(pd.DataFrame(np.hstack(columns), index=labels), cell_slope, len(labels))
 
 
 # ---- from totals

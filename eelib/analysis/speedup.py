@@ -5,7 +5,7 @@ import pandas as pd
 
 from eelib.analysis.architectures import architecture, told
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_totals
+from eelib.common.resampling import bootstrap_totals
 from eelib.study.claims import as_depth, published
 from eelib.study.results import Results
 from eelib.study.study import Study

@@ -12,18 +12,18 @@ from numpy.typing import ArrayLike
 from scipy.stats import kruskal, mannwhitneyu, wilcoxon
 
 from eelib.analysis.words import ROLES
-from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.stats import (
-    bootstrap,
-    bootstrap_difference,
+from eelib.common import effects
+from eelib.common.effects import (
+    Classed,
     bootstrap_epsilon_squared,
-    bootstrap_mean,
-    bootstrap_totals,
+    chance_of_epsilon_squared,
     cliffs_delta,
-    epsilon_squared,
     holm,
 )
+from eelib.common.errors import NotEstimable
+from eelib.common.interval import Interval
+from eelib.common.resampling import bootstrap_totals
+from eelib.common.stats import bootstrap_difference, bootstrap_mean
 
 BIN_WIDTH = 4  # output positions that count as the same
 
@@ -113,7 +113,7 @@ def prefix_suffix_difference(words: pd.DataFrame, layers: ArrayLike, seed: int =
         raise NotEstimable("no word of several pieces in these outputs")
     difference, group = table["prefix"] - table["suffixes"], table["group"]
     mean, later, earlier, effect = (
-        bootstrap_mean(values, group, seed=seed)
+        bootstrap_mean(values, group, seed=seed, share=values.dtype == bool)
         for values in (difference, difference > 0, difference < 0, np.sign(difference))
     )
     by_group = difference.groupby(group.to_numpy()).mean()
@@ -125,7 +125,7 @@ def neighbouring_singles(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) 
     layers, group, sequence = np.asarray(layers, dtype=float), words["group"].to_numpy(), words["sequence"].to_numpy()
     single = (words["role"] == "single").to_numpy()
     pair = single[:-1] & single[1:] & (sequence[:-1] == sequence[1:])
-    return bootstrap_mean((layers[:-1] - layers[1:])[pair], group[:-1][pair], seed=seed)
+    return bootstrap_mean((layers[:-1] - layers[1:])[pair], group[:-1][pair], seed=seed, share=False)
 
 
 def prefix_vs_single(words: pd.DataFrame, layers: ArrayLike, seed: int = 0) -> Matched:
@@ -205,7 +205,9 @@ def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20, seed: 
     rows = []
     for tag in names:
         mine, rest = tagged[tagged["upos"] == tag], tagged[tagged["upos"] != tag]
-        interval = bootstrap_difference(mine["layer"], mine["group"], rest["layer"], rest["group"], seed=seed)
+        interval = bootstrap_difference(
+            mine["layer"], mine["group"], rest["layer"], rest["group"], seed=seed, share=False
+        )
         rows.append(
             {
                 "upos": tag,
@@ -224,33 +226,35 @@ def upos_tests(words: pd.DataFrame, layers: ArrayLike, minimum: int = 20, seed: 
     return TagTests(float(h), float(p), size, table, left_out)
 
 
-def mean_epsilon_squared(
-    tasks: dict[str, tuple[pd.DataFrame, ArrayLike]], minimum: int = 20, seed: int = 0
-) -> Interval:
-    """Unweighted mean over tasks of the epsilon-squared of exit layer by tag, from {task: (words of `tags`, layers)}.
+Tagged = dict[str, tuple[pd.DataFrame, ArrayLike]]  # {task: (words of `tags`, layers)}
+
+
+def excess_epsilon_squared(tasks: Tagged, minimum: int = 20, seed: int = 0) -> Interval:
+    """Epsilon-squared of exit layer by tag above chance (tags permuted within sequences), unweighted mean over tasks.
 
     Tags are compared inside a task only, lest a task's level and its mix of tags be taken for one another.
     """
+    return effects.excess_epsilon_squared(_classed(tasks, minimum), seed)
+
+
+def by_chance(tasks: Tagged, minimum: int = 20, seed: int = 0) -> tuple[float, float]:
+    """Mean and standard deviation of that epsilon-squared with permuted tags."""
+    return chance_of_epsilon_squared(_classed(tasks, minimum), seed)
+
+
+def _classed(tasks: Tagged, minimum: int) -> Classed:
+    """The frequent tags of each task that has two of them, and more than one exit layer."""
     kept = {name: _frequent(words, layers, minimum) for name, (words, layers) in tasks.items()}
-    kept = {name: tagged for name, tagged in kept.items() if tagged["upos"].nunique() > 1}
-    if not kept:
-        raise NotEstimable(f"fewer than two part-of-speech tags have {minimum} tokens or more")
-    pairs = [(tagged["layer"].to_numpy(), pd.factorize(tagged["upos"])[0]) for tagged in kept.values()]
-    ends = np.cumsum([len(layers) for layers, _ in pairs])[:-1]
-
-    def statistic(weights: np.ndarray) -> float:
-        found = []
-        for (layers, codes), drawn in zip(pairs, np.split(weights.astype(int), ends)):
-            rows = np.repeat(np.arange(len(drawn)), drawn)
-            try:
-                found.append(epsilon_squared(layers[rows], codes[rows]))
-            except NotEstimable:  # the draw missed this task, or left it with one layer
-                return float("nan")
-        return float(np.mean(found))
-
-    groups = [f"{name} {group}" for name, tagged in kept.items() for group in tagged["group"]]
-    smallest = min(tagged["group"].nunique() for tagged in kept.values())
-    return bootstrap(statistic, groups, seed=seed)._replace(sequences=smallest)
+    found = {
+        name: (tagged["layer"], tagged["upos"], tagged["group"], tagged["sequence"])
+        for name, tagged in kept.items()
+        if tagged["upos"].nunique() > 1 and tagged["layer"].nunique() > 1
+    }
+    if not found:
+        raise NotEstimable(
+            f"fewer than two part-of-speech tags have {minimum} tokens or more, or all exit at one layer"
+        )
+    return found
 
 
 def _frequent(words: pd.DataFrame, layers: ArrayLike, minimum: int) -> pd.DataFrame:
@@ -267,7 +271,7 @@ def _signed_ranks(differences: pd.Series) -> float:
 def _exit_by(column: str, rows: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Mean of rows.layer per value of `column`, as an Interval, the largest mean first."""
     table = [
-        (value, len(some), len(some) / len(rows), bootstrap_mean(some["layer"], some["group"], seed=seed))
+        (value, len(some), len(some) / len(rows), bootstrap_mean(some["layer"], some["group"], seed=seed, share=False))
         for value, some in rows.groupby(column)
     ]
     table.sort(key=lambda row: row[-1].estimate, reverse=True)

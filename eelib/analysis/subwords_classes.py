@@ -8,11 +8,20 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from eelib.analysis.subwords import TagTests, exit_by_role, exit_by_upos, mean_epsilon_squared, upos_tests
+from eelib.analysis.subwords import (
+    Tagged,
+    TagTests,
+    by_chance,
+    excess_epsilon_squared,
+    exit_by_role,
+    exit_by_upos,
+    upos_tests,
+)
 from eelib.analysis.words import ROLES, english_tasks, judged_tasks
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
+from eelib.common.interval import Interval, short_p
 from eelib.common.stats import attempt
+from eelib.study.claims import claim
 from eelib.study.results import Results
 from eelib.study.study import Study
 from eelib.tracing.exit_layers import DEFINITIONS
@@ -60,10 +69,10 @@ def by_tag(study: Study, pieces: Pieces, minimum: int) -> dict[str, dict[str, pd
     return {d: {n: table[table["n"] >= minimum] for n, table in by_task.items()} for d, by_task in found.items()}
 
 
-def tags_in(found: Means) -> list[str]:
-    """The tags that any task has, the latest by "first", averaged over tasks, on top."""
+def tags_in(found: Means, definition: str = "first") -> list[str]:
+    """The tags that any task has, the latest by `definition`, averaged over tasks, on top."""
     rows = [
-        (tag, mean.estimate) for table in found["first"].values() for tag, mean in zip(table["upos"], table["mean"])
+        (tag, mean.estimate) for table in found[definition].values() for tag, mean in zip(table["upos"], table["mean"])
     ]
     means = pd.DataFrame(rows, columns=["upos", "mean"]).groupby("upos")["mean"].mean()
     return means.sort_values(ascending=False).index.tolist()
@@ -98,12 +107,15 @@ def keep_tests(results: Results, tests: Mapping[tuple[str, str], TagTests]) -> N
 def kruskal_table(
     study: Study, pieces: Pieces, tests: Mapping[tuple[str, str], TagTests], minimum: int
 ) -> pd.DataFrame:
-    """A row per test of `tag_tests`; the last Interval is over first pieces and whole words alone."""
+    """A row per test of `tag_tests`; what chance gives is taken off in the last two Intervals, the second of which is
+    over first pieces and whole words alone.
+    """
     rows = []
     for (name, definition), test in tests.items():
         tokens, starts = int(test.table["n"].sum()), pieces[name][pieces[name]["role"] != "suffix"]
-        alone = attempt(
-            lambda: mean_epsilon_squared({name: (starts, starts[definition])}, minimum, study.parameters.seed)
+        whole, alone = (
+            attempt(lambda: excess_epsilon_squared({name: (words, words[definition])}, minimum, study.parameters.seed))
+            for words in (pieces[name], starts)
         )
         rows.append(
             {
@@ -114,8 +126,8 @@ def kruskal_table(
                 "H": test.kruskal_h,
                 "p": test.kruskal_p,
                 "epsilon-squared": test.epsilon_squared,
-                "by chance": (len(test.table) - 1) / (tokens - 1),
-                "epsilon-squared, first pieces": alone,
+                "above chance": whole,
+                "above chance, first pieces": alone,
                 "tags left out": ", ".join(f"{tag} ({count})" for tag, count in test.left_out.items()) or "none",
             }
         )
@@ -144,31 +156,49 @@ def tag_table(tests: Mapping[str, TagTests]) -> pd.DataFrame:
     table = tests["first"].table.set_index("upos")[["n"]].rename(columns={"n": "tokens"})
     for d, test in tests.items():
         rows = test.table.set_index("upos")
-        written = [f"{row.difference:.2f} [{row.low:.2f}, {row.high:.2f}]" for row in rows.itertuples()]
-        table[f'difference, "{d}"'] = pd.Series(written, index=rows.index)
+        gaps = [Interval(row.difference, row.low, row.high, int(row.n)) for row in rows.itertuples()]
+        table[f'difference, "{d}"'] = pd.Series(gaps, index=rows.index)
         table[f'Cliff\'s delta, "{d}"'] = rows["cliffs_delta"].map("{:.2f}".format)
-        table[f'p (Holm), "{d}"'] = rows["p_holm"].map("{:.2g}".format)
+        table[f'p (Holm), "{d}"'] = rows["p_holm"].map(short_p)
     return table.rename_axis("tag").reset_index()
 
 
 def rank_variance(study: Study, pieces: Pieces, definition: str, minimum: int) -> Interval:
-    """Epsilon-squared of exit layer by tag, over the judged tasks (claim P-W3)."""
+    """Epsilon-squared of exit layer by tag above chance, over the judged tasks (claim P-W3)."""
+    return excess_epsilon_squared(judged_words(study, pieces, definition), minimum, study.parameters.seed)
+
+
+def judged_words(study: Study, pieces: Pieces, definition: str) -> Tagged:
+    """{judged task: (words, exit layers)}. NotEstimable where there is none."""
     judged = judged_tasks(study)
     if not judged:
         raise NotEstimable("no learnt translation task into English in this run")
-    return mean_epsilon_squared({n: (pieces[n], pieces[n][definition]) for n in judged}, minimum, study.parameters.seed)
+    return {name: (pieces[name], pieces[name][definition]) for name in judged}
 
 
-def tag_figures(study: Study, pieces: Pieces, tests: Mapping[str, TagTests], minimum: int) -> dict:
-    """What the prose says of tags, by both definitions."""
+def tellable_rank_variance(study: Study, pieces: Pieces, minimum: int) -> Interval:
+    """`rank_variance`, "first"; NotEstimable where so few tokens exceed the claim's threshold by chance alone."""
+    asked = claim("P-W3").threshold
+    _, deviation = by_chance(judged_words(study, pieces, "first"), minimum, study.parameters.seed)
+    if 2 * deviation > asked:
+        raise NotEstimable(
+            f"too few tagged tokens: with tags permuted, epsilon-squared strays by {2 * deviation:.3f} from its mean "
+            f"(two standard deviations), more than the {asked:g} asked"
+        )
+    return rank_variance(study, pieces, "first", minimum)
+
+
+def tag_figures(study: Study, pieces: Pieces, means: Means, tests: Mapping[str, TagTests], minimum: int) -> dict:
+    """What the prose says of tags, by both definitions; the latest and the earliest as `tags_in` has them."""
     figures: dict[str, Interval | float | str] = {}
     for d in DEFINITIONS:
-        table = tests[d].table if tests else pd.DataFrame({"upos": ["none"], "p_holm": [np.nan]})
+        table = tests[d].table if tests else pd.DataFrame({"p_holm": [np.nan]})
+        tags = tags_in(means, d) or ["none"]
         figures |= {
             f"epsilon_{d}": attempt(lambda: rank_variance(study, pieces, d, minimum)),
             f"tags_{d}": len(table) if tests else 0,
             f"tags_apart_{d}": (table["p_holm"] < LEVEL).sum(),
-            f"latest_{d}": table["upos"].iloc[0],
-            f"earliest_{d}": table["upos"].iloc[-1],
+            f"latest_{d}": tags[0],
+            f"earliest_{d}": tags[-1],
         }
     return figures

@@ -20,7 +20,7 @@ from eelib.analysis.subwords import (
     share_readings,
     whole_words,
 )
-from eelib.analysis.subwords_classes import LEVEL, rank_variance
+from eelib.analysis.subwords_classes import LEVEL, tellable_rank_variance
 from eelib.analysis.words import judged_tasks, outside_joined_words
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import NOTHING, Interval
@@ -58,7 +58,9 @@ def about_the_run(study: Study) -> dict[str, float | str]:
     }
 
 
-def over_judged(study: Study, pieces: Pieces, values: Callable[[pd.DataFrame], Values], missing: str) -> Interval:
+def over_judged(
+    study: Study, pieces: Pieces, values: Callable[[pd.DataFrame], Values], missing: str, share: bool = True
+) -> Interval:
     """Unweighted mean over the judged tasks of `values(words)`, a pair (values, groups).
 
     NotEstimable where no task is judged, or where none has a value: what is `missing`.
@@ -70,7 +72,7 @@ def over_judged(study: Study, pieces: Pieces, values: Callable[[pd.DataFrame], V
     found = {name: pair for name, pair in found.items() if len(pair[0])}
     if not found:
         raise NotEstimable(missing)
-    return bootstrap_unweighted_mean_over_tasks(found, seed=study.parameters.seed)
+    return bootstrap_unweighted_mean_over_tasks(found, seed=study.parameters.seed, share=share)
 
 
 # ---- how many tokens are pieces
@@ -211,7 +213,7 @@ def inside_words(study: Study, pieces: Pieces, definition: str) -> Interval:
         table = whole_words(words, words[definition])
         return (table["prefix"] - table["suffixes"]).to_numpy(), table["group"].to_numpy()
 
-    return over_judged(study, pieces, difference, "no word of several pieces in the outputs")
+    return over_judged(study, pieces, difference, "no word of several pieces in the outputs", share=False)
 
 
 def comparison_figures(study: Study, pieces: Pieces, found: Comparisons) -> dict[str, Interval | float]:
@@ -244,8 +246,9 @@ def is_llama_2(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def verdicts(study: Study, pieces: Pieces, minimum: int) -> list[Verdict]:
     """Verdicts on P-W1 to P-W3."""
+    tasks, llama = len(judged_tasks(study)), is_llama_2(study.model.tokenizer)
     return [
-        study.judge("P-W1", lambda: inside_words(study, pieces, "first")),
-        study.judge("P-W2", lambda: share(study, pieces), requirement_met=is_llama_2(study.model.tokenizer)),
-        study.judge("P-W3", lambda: rank_variance(study, pieces, "first", minimum)),
+        study.judge("P-W1", lambda: inside_words(study, pieces, "first"), tasks=tasks),
+        study.judge("P-W2", lambda: share(study, pieces), requirement_met=llama, tasks=tasks),
+        study.judge("P-W3", lambda: tellable_rank_variance(study, pieces, minimum), tasks=tasks),
     ]

@@ -7,7 +7,8 @@ from matplotlib.ticker import PercentFormatter
 
 from eelib.analysis.architectures import ARCHITECTURES, BOTH, DECODER, ENCODER, of, where
 from eelib.common.interval import Interval
-from eelib.figures.style import BLUE, GREEN, MARKERS, VERMILION, WIDTH, table
+from eelib.figures.marks import name_points
+from eelib.figures.style import BLUE, GREEN, MARKERS, NOT_LEARNT, VERMILION, WIDTH, table
 from eelib.study.claims import as_depth, published
 from eelib.study.study import Study
 from eelib.tracing.exit_layers import DEFINITIONS
@@ -37,27 +38,27 @@ EXIT_COLUMNS = [
 def depth_figure(curves: pd.DataFrame) -> plt.Figure:
     """Share of tokens that could have left by relative depth; a panel per definition, a curve with its band per model.
 
-    `curves`: `architectures.depth_curves`. Colours tell architectures apart, marks and dashes their models.
+    `curves`: `architectures.depth_curves`. Colours tell architectures apart, marks all models; those that have learnt
+    none of their tasks are grey.
     """
     fig, axes = plt.subplots(1, len(DEFINITIONS), figsize=(7.6, 4.4), sharey=True, layout="constrained")
     for axis, definition in zip(axes, DEFINITIONS):
         panel = curves[curves["definition"] == definition]
-        for kind in ARCHITECTURES:
-            models = panel[panel["architecture"] == kind]
-            for number, (model, curve) in enumerate(models.groupby("model", sort=False)):
-                label = f"{model} ({kind})" + ("" if curve["learnt"].all() else ", nothing learnt")
-                axis.fill_between(
-                    curve["depth"], curve["low"], curve["high"], color=COLOURS[kind], alpha=0.12, linewidth=0
-                )
-                axis.plot(
-                    curve["depth"],
-                    curve["estimate"],
-                    color=COLOURS[kind],
-                    marker=MARKERS[number % 8],
-                    linestyle=LINES[number % 4],
-                    markersize=4,
-                    label=label,
-                )
+        for number, (kind, model, curve) in enumerate(by_model(panel)):
+            learnt = curve["learnt"].all()
+            colour, marker = look(kind, number, learnt)
+            axis.fill_between(curve["depth"], curve["low"], curve["high"], color=colour, alpha=0.12, linewidth=0)
+            axis.plot(
+                curve["depth"],
+                curve["estimate"],
+                color=colour,
+                marker=marker,
+                linestyle=LINES[number % 4],
+                linewidth=1.8 if learnt else 1.2,
+                markersize=4 if learnt else 5,
+                zorder=2 if learnt else 1.9,
+                label=f"{model} ({kind})" + ("" if learnt else ", nothing learnt"),
+            )
         axis.set(xlabel="blocks run, as a share of the depth, l / L", title=f'"{definition}"', xlim=(0, 1), ylim=(0, 1))
         axis.set_xticks(np.linspace(0, 1, 5))
         axis.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -67,19 +68,36 @@ def depth_figure(curves: pd.DataFrame) -> plt.Figure:
     return fig
 
 
+def by_model(table: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    """(architecture, model, its rows), architecture by architecture."""
+    return [
+        (kind, str(model), rows)
+        for kind in (ARCHITECTURES if len(table) else ())
+        for model, rows in table[table["architecture"] == kind].groupby("model", sort=False)
+    ]
+
+
+def look(kind: str, number: int, learnt: bool) -> tuple[str, str]:
+    """Colour of an architecture and marker of the model `number`, or of its tasks that it has or has not learnt."""
+    grey, crosses = NOT_LEARNT
+    return (COLOURS[kind], MARKERS[number % len(MARKERS)]) if learnt else (grey, crosses[number % len(crosses)])
+
+
 def speed_figure(rows: pd.DataFrame, printed: pd.DataFrame) -> plt.Figure:
-    """Time saved against layers saved: a mark with intervals per model and task, P's cells hollow, a line where both
-    are the same.
+    """Time saved against layers saved: a mark with intervals per model and task, grey crosses where the task is not
+    learnt, P's cells hollow, a line where both are the same.
 
     `rows`: `speedup.speed_rows`; `printed`: `speedup.published_speeds`, whose horizontal bars run between
     both readings of the layers.
     """
     fig, axis = plt.subplots(figsize=(WIDTH, 4.6), layout="constrained")
     for number, (model, cells) in enumerate(printed.groupby("model", sort=False)):
-        axis.hlines(cells["speed_up"], cells["lowest"], cells["highest"], color="#bbbbbb", linewidth=1)
-        axis.plot(
+        marks = axis.errorbar(
             cells["highest"],
             cells["speed_up"],
+            xerr=[cells["highest"] - cells["lowest"], 0 * cells["highest"]],
+            ecolor="#bbbbbb",
+            elinewidth=1,
             linestyle="",
             marker="so"[number % 2],
             markersize=6,
@@ -87,21 +105,23 @@ def speed_figure(rows: pd.DataFrame, printed: pd.DataFrame) -> plt.Figure:
             markeredgecolor="#777777",
             label=f"P, Table 5: {model}",
         )
-    for kind in ARCHITECTURES if len(rows) else ():
-        for number, (model, cells) in enumerate(rows[rows["architecture"] == kind].groupby("model", sort=False)):
-            for index, row in enumerate(cells.to_dict("records")):
-                axis.errorbar(
-                    row["layers"].estimate,
-                    row["time"].estimate,
-                    color=COLOURS[kind],
-                    xerr=sides(row["layers"]),
-                    yerr=sides(row["time"]),
-                    marker=MARKERS[number % 8],
-                    markersize=6,
-                    elinewidth=1.1,
-                    linestyle="",
-                    label="" if index else f"{model} ({kind})",
-                )
+        name_points(marks, cells["task"])
+    for number, (kind, model, cells) in enumerate(by_model(rows)):
+        for learnt, some in cells.groupby("learnt", sort=False):
+            colour, marker = look(kind, number, bool(learnt))
+            marks = axis.errorbar(
+                [interval.estimate for interval in some["layers"]],
+                [interval.estimate for interval in some["time"]],
+                xerr=np.hstack([sides(interval) for interval in some["layers"]]),
+                yerr=np.hstack([sides(interval) for interval in some["time"]]),
+                color=colour,
+                marker=marker,
+                markersize=6,
+                elinewidth=1.1,
+                linestyle="",
+                label=f"{model} ({kind})" + ("" if learnt else ", not learnt"),
+            )
+            name_points(marks, some["task"])
     top = max([*printed["highest"], *printed["speed_up"], *(row.high for row in rows.get("layers", []))]) * 1.05
     axis.plot([1, top], [1, top], color="#444444", linewidth=1, linestyle="--", label="time saved as layers are")
     axis.axhline(1, color="#444444", linewidth=0.8)

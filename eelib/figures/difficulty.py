@@ -124,8 +124,9 @@ def known_figure(panels: dict[str, dict[str, Interval]], column: str) -> plt.Fig
         middle = np.array([value.estimate for _, value in found])
         reach = np.clip([[v.estimate - v.low, v.high - v.estimate] for _, v in found], 0, None).reshape(-1, 2).T
         axis.errorbar(
-            [place for place, _ in found], middle, yerr=reach, color=BLUE, marker="o", linestyle="none", capsize=4
-        )
+            [place for place, _ in found], middle, yerr=reach, color=BLUE, marker="o", linestyle="none", capsize=4,
+            label=name,
+        )  # fmt: skip
         axis.set_xticks(range(len(levels)), list(levels), rotation=30, ha="right")
         axis.set(xlim=(-0.5, len(levels) - 0.5))
         axis.set_title(name, fontsize=10)

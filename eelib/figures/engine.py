@@ -1,6 +1,5 @@
 """The plot of the benchmark: every way's time as a multiple of the floor."""
 
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -19,8 +18,8 @@ MARKS = {
 }
 
 
-def speed_figure(speed: dict[str, Any], most: float, path: Path) -> tuple[str, str]:
-    """Draw the ratios to the floor, a panel per batch size, to `path`; returns (alt text, caption).
+def speed_figure(speed: dict[str, Any], most: float) -> tuple[plt.Figure, str, str]:
+    """The ratios to the floor, a panel per batch size; returns (figure, alt text, caption).
 
     Points are the best of the repeats; lines reach from the fastest to the slowest repeat. `most` is the goal.
     """
@@ -57,8 +56,6 @@ def speed_figure(speed: dict[str, Any], most: float, path: Path) -> tuple[str, s
     fig.supxlabel("time, as a multiple of the floor", fontsize=10.5)
     fig.tight_layout()
     fig.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.01), ncols=3, fontsize=9)
-    fig.savefig(path, bbox_inches="tight", facecolor="white")
-    plt.close(fig)
     alt = (
         f"Dot plot of time as a multiple of the floor. Shapes: {', '.join(shapes)}. "
         f"Batch sizes: {', '.join(map(str, sizes))}."
@@ -70,4 +67,4 @@ def speed_figure(speed: dict[str, Any], most: float, path: Path) -> tuple[str, s
         f"Time of each way, as a multiple of the floor (solid line); the dashed line is the goal of {most:g}. "
         "Points: the best of the repeats. Lines: up to the slowest repeat. Logarithmic axis; lower is better."
     )
-    return alt, caption
+    return fig, alt, caption

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from eelib.analysis.joint import SIMILARITIES
-from eelib.figures.style import BLACK, BLUE, VERMILION, WIDTH
+from eelib.figures.style import BLACK, BLUE, NOT_LEARNT, VERMILION, WIDTH
 
 STATES = {"before": (BLUE, "o"), "after": (VERMILION, "s")}
 
@@ -21,8 +21,9 @@ def pairs_figure(matrices: dict[str, dict[str, np.ndarray]]) -> plt.Figure:
         for axis, (state, matrix) in zip(row, states.items()):
             depth = len(matrix)
             image = axis.imshow(
-                matrix, origin="lower", extent=(0.5, depth + 0.5, 0.5, depth + 0.5), cmap="cividis", vmin=low, vmax=high
-            )
+                matrix, origin="lower", extent=(0.5, depth + 0.5, 0.5, depth + 0.5), cmap="cividis",
+                vmin=low, vmax=high, label=SIMILARITIES[similarity],
+            )  # fmt: skip
             axis.grid(False)
             axis.set(title=state, xlabel="layer", ylabel="layer")
             for way in (axis.xaxis, axis.yaxis):
@@ -58,9 +59,9 @@ def trade_figure(rows: pd.DataFrame) -> plt.Figure:
     columns = ([interval.percent for interval in rows["layers"]], rows["quality"])
     for axis, intervals in zip(axes, columns):
         for height, (estimate, low, high, _), learnt in zip(heights, intervals, rows["learnt"]):
-            colour = BLUE if learnt else "#999999"
+            colour, marker, said = (BLUE, "o", "learnt") if learnt else (NOT_LEARNT[0], NOT_LEARNT[1][0], "not learnt")
             axis.plot((low, high), (height, height), color=colour, linewidth=1.6)
-            axis.plot(estimate, height, color=colour, marker="o" if learnt else "x", markersize=5)
+            axis.plot(estimate, height, color=colour, marker=marker, markersize=5, label=said)
         axis.axvline(0, color=BLACK, linewidth=0.8, linestyle=":")
     axes[0].set(
         yticks=heights,

@@ -68,6 +68,7 @@ def both_figure(tables: Mapping[str, Mapping[str, pd.DataFrame]], depth: int) ->
                 cbar=False,
                 annot_kws={"fontsize": 9},
                 linewidths=0.5,
+                label="mean exit layer (blocks run)",
             )
             _readable(axis, by_task[task].notna().to_numpy().ravel())
             axis.set(title=f'{task}\n"{definition}"', xlabel="output length (tokens)", ylabel="position")

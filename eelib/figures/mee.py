@@ -6,16 +6,15 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from eelib.analysis.gates import FIXED
-from eelib.analysis.mee import FAMILIES, ORACLE, label
-from eelib.figures.style import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, WIDTH
+from eelib.analysis.gate_rules import FIXED, label
+from eelib.analysis.gates import ORACLE
+from eelib.analysis.mee import FAMILIES
+from eelib.figures.style import BLACK, BLUE, GREEN, MARKERS, ORANGE, PINK, SKY, VERMILION, WIDTH
 
 BOUNDS = {ORACLE: ":", FIXED: "--"}
 SHADES = {"M's": (VERMILION, ORANGE, PINK), "CALM's": (BLUE, SKY, GREEN), "beside": ("#555555", "#8a8a8a", "#b5b5b5")}
-MARKS = {"M's": "o", "CALM's": "s", "beside": "^"}  # one per family: they are compared
-LINES = {
-    gate: (colour, MARKS[family]) for family, gates in FAMILIES.items() for gate, colour in zip(gates, SHADES[family])
-}
+SHADE = {gate: colour for family, gates in FAMILIES.items() for gate, colour in zip(gates, SHADES[family])}
+LINES = dict(zip(SHADE, zip(SHADE.values(), (*MARKERS, "p"))))  # a family's colours are akin
 WHOSE = {gate: f"{label(gate)} (M)" for gate in FAMILIES["M's"]} | {
     gate: f"{label(gate)} (CALM)" for gate in FAMILIES["CALM's"]
 }

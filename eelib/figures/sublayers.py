@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from eelib.analysis.sublayers_tables import SITE_LABELS, Example, regrouped
-from eelib.figures.style import PLAIN, SITE_COLOURS, VERMILION, WIDTH, log_scale
+from eelib.common.text import PLAIN
+from eelib.figures.style import SITE_COLOURS, VERMILION, WIDTH, log_scale
 from eelib.lens.readout import TOP
 from eelib.study.study import Study
 

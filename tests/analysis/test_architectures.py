@@ -7,6 +7,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+import traces
 from studies_made import LABELLED
 
 from eelib.analysis import architectures as side_by_side
@@ -77,8 +78,34 @@ def test_every_figure_is_kept_with_its_model_and_task(found):
     } <= set(saved["tasks"][key])
 
 
+class Texts(traces.Made):
+    """A text in each group, and an end token that no statistic may count; the readouts of all are the same.
+
+    Their exit layers are set apart from the readouts: so what swapped targets match is the same for every shuffle.
+    inner: top-1 of layers 1..11.
+    """
+
+    layers = 12
+
+    def __init__(self, first, stable, labels, inner):
+        count = len(labels)
+        ends = np.arange(count + 1) == count
+        self.exits = {"first": np.append(first, 1), "stable": np.append(stable, 1)}
+        self.tokens = pd.DataFrame({"group": np.arange(count + 1), "token_id": np.append(labels, 5), "is_eos": ends})
+        self.readouts = {"top1": np.tile([5, *inner, 5], (count + 1, 1))}
+
+    def exit_layer(self, definition):
+        return self.exits[definition]
+
+
+def texts(share, count=60, matched=0.0):
+    """`share` of the texts exit at layer 3, the others at 12; layer 1 and on match `matched` of all swapped targets."""
+    layers = np.where(np.arange(count) < share * count, 3, 12)
+    return Texts(layers, layers, np.arange(count) >= matched * count, [0] * 11)
+
+
 def fake(name, kind, tasks):
-    """A study of one architecture with known (values, groups) of its learnt tasks."""
+    """A study of one architecture with known traces of its learnt tasks."""
     model = SimpleNamespace(
         name=name,
         kind=kind,
@@ -86,68 +113,102 @@ def fake(name, kind, tasks):
         unembed=SimpleNamespace(reads="first"),
         network=SimpleNamespace(config=SimpleNamespace()),
     )
-    return SimpleNamespace(model=model, learnt_tokens=lambda _: tasks, traces=dict(tasks), learnt=dict.fromkeys(tasks))
+
+    def learnt_tokens(values):
+        return {task: values(trace) for task, trace in tasks.items()}
+
+    return SimpleNamespace(model=model, learnt_tokens=learnt_tokens, traces=tasks, learnt=dict.fromkeys(tasks, True))
 
 
-def groups(share, count=60):
-    """Values that are 1 for `share` of `count` groups."""
-    return (np.arange(count) < share * count).astype(float), np.arange(count)
+YES, NO = papers.HOLDS, papers.FAILS
+JUDGED = {
+    # Swapped: 30 of 40 at layer 9, 10 at 4: on average 310/480 of the depth, deeper than half; all fail.
+    "late": (
+        Texts(
+            np.repeat([6, 12], [16, 24]),
+            np.repeat([3, 12], [10, 30]),
+            np.repeat([0, 1], [30, 10]),
+            [2] * 3 + [1] * 5 + [0] * 3,
+        ),
+        {"P-A1": (10 / 40, NO), "P-A2": (10 / 40 - (1 + 30 / 40) / 2, NO), "P-A3": (384 / 480 - 1 / 2, NO)},
+        30 / 40,
+    ),
+    # Swapped: 30 at layer 1, 10 at 5, and only these stay: 150/480 is less than half the depth, but more than 80/480.
+    "early, and by chance earlier": (
+        Texts(np.repeat([3, 6], [30, 10]), np.repeat([3, 12], [39, 1]), np.repeat([0, 1], [30, 10]), [0] * 4 + [1] * 7),
+        {"P-A1": (39 / 40, YES), "P-A2": (39 / 40 - (1 + 10 / 40) / 2, YES), "P-A3": (150 / 480 - 80 / 480, NO)},
+        10 / 40,
+    ),
+    # Swapped: 10 at layer 1, 30 at 5, and these stay: 28 of 40 are most, but fewer than by chance.
+    "most, but by chance more": (
+        Texts(np.repeat([2, 3], 20), np.repeat([3, 12], [28, 12]), np.repeat([0, 1], [30, 10]), [1] * 4 + [0] * 7),
+        {"P-A1": (28 / 40, YES), "P-A2": (28 / 40 - (1 + 30 / 40) / 2, NO), "P-A3": (100 / 480 - 160 / 480, YES)},
+        30 / 40,
+    ),
+}
 
 
-def test_each_claim_is_judged_on_its_statistic():
-    """40 tokens in 40 groups: by "first" half leave at layer 3 of 12 and half at 12, by "stable" all but ten at 12."""
-    layers = {"first": np.repeat([3, 12], 20), "stable": np.repeat([3, 12], [10, 30])}
-    trace = SimpleNamespace(
-        layers=12,
-        exit_layer=layers.get,
-        statistic_rows=lambda: np.ones(40, dtype=bool),
-        tokens=pd.DataFrame({"group": np.arange(40)}),
-    )
-    one = {"task": None}
+@pytest.mark.parametrize("case", JUDGED)
+def test_each_claim_is_judged_on_its_statistic(case):
+    """P-A1 against half; P-A2 against the middle of 1 and chance; P-A3 against half the depth and chance's depth."""
+    trace, expected, chance = JUDGED[case]
+    one = {"task": trace}
     studies = [fake("main", "causal", {}), fake("a", "seq2seq", one), fake("b", "classifier", one)]
-    for study in studies[1:]:
-        study.learnt_tokens = lambda values: {"task": values(trace)}
     made = dict(zip(side_by_side.CLAIMS, side_by_side.verdicts(studies)))
-    assert {name: verdict.interval.estimate for name, verdict in made.items()} == pytest.approx(
-        {"P-A1": 0.25, "P-A2": 0.25, "P-A3": 7.5 / 12}
-    )
+    for name, (estimate, word) in expected.items():
+        assert made[name].interval.estimate == pytest.approx(estimate), name
+        assert made[name].verdict == word and made[name].interval.sequences == 40, name
     assert [verdict.models for verdict in made.values()] == ["a", "b", "b"]
     assert papers.verdict_table(made.values())["Verdict"].tolist() == [
-        "does not hold on a",
-        "does not hold on b",
-        "does not hold on b",
+        f"{expected['P-A1'][1]} on a",
+        f"{expected['P-A2'][1]} on b",
+        f"{expected['P-A3'][1]} on b",
+    ]
+    passes = (papers.CHANCE,) if chance >= 0.5 else ()
+    assert [verdict.weights for verdict in made.values()] == [
+        (papers.FEW_TASKS, *passes),
+        (papers.OURS, papers.FEW_TASKS),
+        (papers.OURS, papers.FEW_TASKS),
     ]
 
 
 def test_the_pages_own_model_comes_before_those_beside_it():
-    own = fake("own", "classifier", {"sst2": groups(0.0)})
-    other = fake("other", "classifier", {"sst2": groups(1.0)})
-    made = side_by_side.verdict("P-A2", [own, other], ENCODER, None)
-    assert made.interval.estimate == 0.0 and made.models == ""
+    own = fake("own", "classifier", {"sst2": texts(0.0, matched=0.5)})
+    other = fake("other", "classifier", {"sst2": texts(1.0)})
+    made = side_by_side.verdict("P-A2", [own, other], ENCODER)
+    assert made.interval.estimate == pytest.approx(0 - (1 + 0.5) / 2) and made.models == ""
+    beside = side_by_side.verdict("P-A2", [fake("main", "causal", {}), own, other], ENCODER)
+    assert beside.interval.estimate == pytest.approx((0 - 0.75 + 1 - 0.5) / 2) and beside.models == "own, other"
 
 
 def test_verdicts():
     """The unweighted mean over tasks of all models beside, or the reason why there is none."""
 
     def verdict(studies, claim="P-A2", kind=ENCODER):
-        return side_by_side.verdict(claim, [fake("main", "causal", {}), *studies], kind, None)
+        return side_by_side.verdict(claim, [fake("main", "causal", {}), *studies], kind)
 
     pair = [
-        fake("a", "classifier", {"sst2": groups(1.0)}),
-        fake("b", "classifier", {"rte": groups(0.75, 400)}),
-        fake("c", "seq2seq", {"de-en": groups(0.0)}),
+        fake("a", "classifier", {"sst2": texts(1.0)}),
+        fake("b", "classifier", {"rte": texts(0.75, 400, matched=0.75)}),
+        fake("c", "seq2seq", {"de-en": texts(0.0)}),
     ]
     held = verdict(pair)
-    assert held.verdict == papers.HOLDS and held.interval.estimate == pytest.approx(0.875) and held.models == "a, b"
+    assert held.verdict == papers.HOLDS and held.models == "a, b"
+    assert held.interval.estimate == pytest.approx(((1 - 1 / 2) + (0.75 - (1 + 0.75) / 2)) / 2)
     assert verdict(pair, "P-A1", BOTH).verdict == papers.FAILS
-    assert verdict(pair, "P-A3").verdict == papers.FAILS  # its threshold lies below
+    shallow = verdict(pair, "P-A3")  # swapped: at 12 of 12 layers on sst2, 3.75 on rte, so half the depth is the less
+    assert shallow.verdict == papers.HOLDS
+    assert shallow.interval.estimate == pytest.approx((3 + (0.75 * 3 + 0.25 * 12)) / 2 / 12 - 1 / 2)
+    assert papers.FEW_TASKS in held.weights
+    three = verdict([*pair, fake("d", "classifier", {"cola": texts(1.0)})])
+    assert three.weights == (papers.OURS,) and three.models == "a, b, d"
     assert verdict(pair[:1], "P-A1", BOTH).reason == "needs an encoder-decoder model; this run has none"
     none = verdict([fake("a", "classifier", {})])
     assert (none.verdict, none.reason, none.models) == (papers.UNTESTABLE, "no task is learnt", "a")
-    few = verdict([fake("a", "classifier", {"sst2": groups(1.0, 29)})])
+    few = verdict([fake("a", "classifier", {"sst2": texts(1.0, 29)})])
     assert few.verdict == papers.UNTESTABLE and "29 sequences" in few.reason
-    mixed = verdict([fake("a", "classifier", {"sst2": groups(1.0, 29), "cola": groups(0.0, 60)})])
-    assert mixed.verdict == papers.FAILS  # a small task is left out, not the claim
+    mixed = verdict([fake("a", "classifier", {"sst2": texts(1.0, 29), "cola": texts(0.0, 60)})])
+    assert mixed.verdict == papers.FAILS and mixed.interval.estimate == -0.5  # a small task is left out, not the claim
 
 
 # Words, tables, plots

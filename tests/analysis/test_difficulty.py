@@ -1,64 +1,14 @@
-"""Easy and difficult units against plain loops on small random arrays, with ties and edge cases; its plots."""
+"""Easy and difficult units against plain loops on small random arrays, with ties and edge cases."""
 
 import math
-from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from difficulty_made import FakeTrace, curves
 
-from eelib.analysis import difficulty, difficulty_splits
-from eelib.analysis import difficulty_tables as tables
-from eelib.analysis.difficulty_splits import word
-from eelib.common.interval import NOTHING, Interval
-from eelib.figures import difficulty as figures_difficulty
-from eelib.study import claims
-from eelib.study.parameters import ParameterError
-from eelib.study.study import Study
-
-
-class FakeTrace:
-    """What the section reads of a trace: three sequences, the last one cut, each other with an end token."""
-
-    def __init__(self, lengths=(4, 0, 6), cut=(False, False, True), layers=5, seed=3):
-        generator, rows = np.random.default_rng(seed), []
-        for sequence, (length, truncated) in enumerate(zip(lengths, cut)):
-            for position in range(length + (not truncated)):
-                rows.append(
-                    {
-                        "sequence": sequence,
-                        "position": position,
-                        "is_eos": position == length,
-                        "truncated": truncated,
-                        "group": f"g{sequence // 2}",
-                    }
-                )
-        self.layers, self.tokens = layers, pd.DataFrame(rows)
-        self.sequences = pd.DataFrame(
-            {
-                "sequence": range(len(lengths)),
-                "length": lengths,
-                "truncated": cut,
-                "group": [f"g{s // 2}" for s in range(len(lengths))],
-            }
-        )
-        cosine = generator.choice([0.1, 0.5, 0.9, 0.95], size=(len(rows), layers + 1))
-        cosine[:, -1] = 1
-        self.values = {"cosine": cosine.astype(np.float32), "entropy": generator.random((len(rows), layers + 1))}
-
-    def __getitem__(self, name):
-        return self.values[name]
-
-    def statistic_rows(self):
-        return ~self.tokens["is_eos"].to_numpy()
-
-
-def curves(units=40, layers=6, seed=0, levels=None):
-    generator = np.random.default_rng(seed)
-    cosine = generator.choice(levels, (units, layers + 1)) if levels else generator.random((units, layers + 1))
-    cosine[:, -1] = 1
-    return cosine
+from eelib.analysis import difficulty
+from eelib.common import limits
 
 
 def units_of(count=30, groups=7, seed=1):
@@ -161,54 +111,61 @@ def test_scores_that_are_not_finite_are_refused():
 # ---- comparison
 
 
-def compare_loop(units, scores, share, seed, draws):
-    """Every draw spelled out: repeat each row as often as its group was drawn, take both ends, average."""
-    easy, hard = difficulty.split(scores, share, seed)
-    labels, generator = sorted(set(units["group"])), np.random.default_rng(seed)
+def compare_loop(units, scores, share, seed):
+    """Every group left out in turn, spelled out: both ends of the rest, averaged."""
+    labels = sorted(set(units["group"]))
     order = np.lexsort((np.random.default_rng(seed).permutation(len(scores)), -np.asarray(scores)))
     names = [c for c in units.columns if c not in difficulty.LABELS]
-    drawn = []
-    for counts in generator.multinomial(len(labels), [1 / len(labels)] * len(labels), size=draws):
-        rows = [i for i in order for _ in range(counts[labels.index(units["group"].iloc[i])])]
-        end = int(share * len(rows) + 1e-9)
-        drawn.append(
-            [
-                [np.mean([units[n].iloc[i] for i in side]) if side else math.nan for n in names]
-                for side in (rows[:end], rows[len(rows) - end :])
-            ]
-        )
-    means = [[np.mean([units[n].iloc[i] for i in side]) for n in names] for side in (easy, hard)]
-    return np.array(means), np.array(drawn)
+
+    def end(rows, wanted):
+        """Means of the first rows; the one at the cut counts in part."""
+        weights = np.clip(wanted - np.arange(len(rows)), 0, 1)
+        return [np.average([units[n].iloc[i] for i in rows], weights=weights) for n in names]
+
+    def ends(rows, wanted):
+        return [end(rows, wanted), end(rows[::-1], wanted)]
+
+    others = [[i for i in order if units["group"].iloc[i] != label] for label in labels]
+    without = [ends(rows, share * len(rows)) for rows in others]
+    return np.array(ends(list(order), int(share * len(order) + 1e-9))), np.array(without)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.5])
-def test_compare_matches_loop(share, monkeypatch):
+def test_compare_matches_loop(share):
     units = units_of()
-    monkeypatch.setattr(difficulty, "AT_ONCE", 7 * len(units))  # several chunks
-    made = difficulty.compare(units, units["mean_similarity"], share, seed=5, draws=40)
-    means, drawn = compare_loop(units, units["mean_similarity"].to_numpy(), share, 5, 40)
+    made = difficulty.compare(units, units["mean_similarity"], share, seed=5)
+    means, without = compare_loop(units, units["mean_similarity"].to_numpy(), share, 5)
     assert made.names == ("length", "mean_similarity")
     np.testing.assert_allclose(made.means, means)
-    np.testing.assert_allclose(made.drawn, drawn)
+    np.testing.assert_allclose(made.without, without)
     easy, hard = difficulty.split(units["mean_similarity"], share, 5)
     assert made.units == len(easy)
     assert made.sequences == min(units["group"].iloc[easy].nunique(), units["group"].iloc[hard].nunique())
     np.testing.assert_allclose(made.deviations[0, 0], np.std([units["length"].iloc[i] for i in easy]))
     gap = difficulty.comparison([made], "length").difference
     assert gap.estimate == pytest.approx(means[0, 0] - means[1, 0])
-    assert gap[1:3] == pytest.approx(np.nanquantile(drawn[:, 0, 0] - drawn[:, 1, 0], [0.025, 0.975]))
+    pulls = limits.pulls(without[:, 0, 0] - without[:, 1, 0])
+    assert gap[1:3] == pytest.approx(limits.around(gap.estimate, limits.deviation([pulls]), [pulls]))
 
 
-def test_tasks_count_alike_and_are_drawn_apart():
+def test_tasks_count_alike_and_groups_are_left_out_apart():
     first, second = units_of(40, 8, 1), units_of(12, 4, 2)
-    made = [difficulty.compare(u, u["mean_similarity"], 0.4, [0, n], 50) for n, u in enumerate((first, second))]
+    made = [difficulty.compare(u, u["mean_similarity"], 0.4, [0, n]) for n, u in enumerate((first, second))]
     both = difficulty.comparison(made, "length")
     apart = [difficulty.comparison([m], "length") for m in made]
     assert both.difference.estimate == pytest.approx(np.mean([a.difference.estimate for a in apart]))
-    gaps = np.mean([m.drawn[:, 0, 0] - m.drawn[:, 1, 0] for m in made], axis=0)
-    assert both.difference[1:3] == pytest.approx(np.nanquantile(gaps, [0.025, 0.975]))
+    pulls = [limits.pulls(m.without[:, 0, 0] - m.without[:, 1, 0]) / 2 for m in made]
+    expected = limits.around(both.difference.estimate, limits.deviation(pulls), pulls)
+    assert both.difference[1:3] == pytest.approx(expected)
     assert both.difference.sequences == min(m.sequences for m in made)
     assert both.easy_deviation == pytest.approx(math.sqrt(np.mean([m.deviations[0, 0] ** 2 for m in made])))
+
+
+def test_a_share_that_no_unit_has_still_has_an_interval():
+    units = pd.DataFrame({"row": 0, "sequence": 0, "group": np.arange(100), "increasing_0": np.arange(100) == 99})
+    found = difficulty.comparison([difficulty.compare(units, -np.arange(100.0), 0.4)], "increasing_0")
+    assert found.easy.low == 0 and found.easy.high == pytest.approx(1 - 0.025 ** (1 / 40))
+    assert found.difference.low < found.difference.estimate == -0.025 < found.difference.high
 
 
 def test_interval_covers_the_truth_when_the_cut_is_drawn_too():
@@ -217,7 +174,7 @@ def test_interval_covers_the_truth_when_the_cut_is_drawn_too():
     for seed in range(60):
         values = np.random.default_rng(seed).random(200)
         units = pd.DataFrame({"row": 0, "sequence": 0, "group": np.arange(200), "length": values})
-        gap = difficulty.comparison([difficulty.compare(units, values, 0.4, seed, 300)], "length").difference
+        gap = difficulty.comparison([difficulty.compare(units, values, 0.4, seed)], "length").difference
         hits += gap.low <= 0.6 <= gap.high
     assert hits >= 52
 
@@ -246,17 +203,9 @@ def test_constant_cosine_shows_no_difference():
 def test_one_value_everywhere_is_no_contrast(value, expected):
     units = units_of(60, 12)
     units["length"] = units["length"] if value is None else value
-    made = [difficulty.compare(units, units["mean_similarity"], 0.4, n, 50) for n in range(2)]
+    made = [difficulty.compare(units, units["mean_similarity"], 0.4, n) for n in range(2)]
     assert difficulty.without_contrast(difficulty.comparison(made, "length")) is expected
     assert not difficulty.without_contrast(difficulty.comparison([], "length"))
-
-
-def test_words_follow_the_interval():
-    value = Interval(2.0, 1.0, 4.0, 9)
-    assert word(value, "longer", "shorter") == "longer"
-    assert word(value.scaled(-1), "longer", "shorter") == "shorter"
-    assert word(value._replace(low=-1.0), "longer", "shorter") == "not clearly longer or shorter"
-    assert word(NOTHING, "longer", "shorter") == "not measured against"
 
 
 # ---- tables of units
@@ -304,122 +253,3 @@ def test_examples_come_from_different_sequences_and_from_their_side():
     assert units["sequence"].iloc[chosen].nunique() == 3
     assert difficulty.examples(units, side[:2], 5) in ([0, 1], [1, 0])
     assert difficulty.examples(units, side[:0], 3) == []
-
-
-# ---- plots
-
-
-def test_plots_draw_with_and_without_units():
-    cosine, empty = curves(20), curves(0)
-    drawn = [
-        figures_difficulty.curves_figure({"a": {"easy": cosine, "difficult": empty}, "b": {}}, 0.9),
-        figures_difficulty.examples_figure(cosine[:2], ["E1", "D1"], ["easy", "difficult"], 0.9),
-        figures_difficulty.examples_figure(empty, [], [], 0.9),
-        figures_difficulty.length_figure({"t": dict.fromkeys(figures_difficulty.UNITS, NOTHING)}),
-        figures_difficulty.length_figure({"t": {unit: Interval(1, 2, 3, 4) for unit in figures_difficulty.UNITS}}),
-    ]
-    for fig in drawn:
-        fig.canvas.draw()
-        assert fig.get_figwidth() <= 7.2
-        plt.close(fig)
-
-
-def test_increasing_figure_sets_published_points_at_their_share_of_depth():
-    frame = pd.DataFrame({"start": [0, 1, 2], "estimate": [0.1, 0.5, 1], "low": [0, 0.4, 1], "high": [0.2, 0.6, 1]})
-    published = pd.DataFrame({"share": [0, 1 / 6, 1 / 3], "easy": [0.24, 0.78, 0.85], "difficult": [0.03, 0.97, 0.98]})
-    fig = figures_difficulty.increasing_figure({"easy": frame, "difficult": frame}, 12, published)
-    hollow = [line for line in fig.axes[0].lines if line.get_markerfacecolor() == "none"]
-    assert [line.get_xdata().tolist() for line in hollow] == [[0, 2, 4]] * 2
-    fig.canvas.draw()
-    plt.close(fig)
-
-
-# ---- a study's tasks
-
-
-def planted(easy_are_longer):
-    """A study of eighty outputs with ten tokens each: later tokens are similar sooner, or earlier ones are."""
-    made = FakeTrace(lengths=(10,) * 80, cut=(False,) * 80, layers=12)
-    made.tokens["group"] = [f"g{s}" for s in made.tokens["sequence"]]
-    made.sequences["group"] = [f"g{s}" for s in range(80)]
-    made.sequences["length"] = 10 + np.arange(80) % 5
-    place = made.tokens["position"].to_numpy() + made.tokens["sequence"].to_numpy() % 5 / 10
-    ease = (place if easy_are_longer else place.max() - place)[:, None]
-    cosine = np.linspace(0, 1, 13) ** (1 / (0.2 + ease))  # rises at every layer
-    cosine[place >= 5, 6] = cosine[place >= 5, 5]  # but for a step of half the prefixes
-    made.values = {"cosine": cosine, "entropy": np.repeat(ease.max() - ease, 13, axis=1)}
-    study = SimpleNamespace(
-        traces={"task": made},
-        learnt={"task": True},
-        learnt_tasks=["task"],
-        labels={"task": "task"},
-        parameters=SimpleNamespace(share=0.4, threshold=0.9, seed=0),
-        model=SimpleNamespace(layers=12, kind="causal", name="planted"),
-    )
-    study.judge = lambda claim_id, make: Study.judge(study, claim_id, make)
-    return study
-
-
-@pytest.mark.parametrize("easy_are_longer", [True, False])
-def test_planted_units_bring_each_verdict(easy_are_longer):
-    splits = difficulty_splits.split_study(planted(easy_are_longer))
-    got = {verdict.claim.id: verdict.verdict for verdict in difficulty_splits.verdicts(splits)}
-    sides = (claims.HOLDS, claims.FAILS) if easy_are_longer else (claims.FAILS, claims.HOLDS)
-    assert (got["M-D1"], got["M-D2"]) == (claims.HOLDS, claims.HOLDS)
-    assert (got["M-D3"], got["M-D4"]) == (sides[0], sides[0])
-    assert (got["M-D5"], got["M-D6"]) == (sides[1], sides[0])  # what is long has a step that does not rise
-    assert got["M-D7"] == claims.UNTESTABLE  # after layer 8 all prefixes rise
-    splits.study.model.kind = "masked"
-    reasons = {verdict.reason for verdict in difficulty_splits.verdicts(splits)}
-    assert reasons == {"a masked model decodes no prefix"}
-
-
-def test_statements_and_tables_agree_with_the_comparisons():
-    splits = difficulty_splits.split_study(planted(True))
-    said = difficulty_splits.statements(splits)
-    gap = splits.by_similarity.over("first_similar").difference
-    assert said["later"].estimate == pytest.approx(-gap.estimate) and said["later_word"] == "later than"
-    assert said["kept"] == pytest.approx(100)  # entropy was planted to sort as similarity does
-    assert said["increasing_0_easy"].estimate == pytest.approx(
-        100 * splits.by_similarity.over("increasing_0").easy.estimate
-    )
-    beside = tables.beside_m(splits).set_index("property")
-    assert beside.loc["Sequence length (tokens)", "M, easy"] == "58.16 (31.81)"
-    assert beside.loc["Sequence length (tokens)", "here, easy − difficult"] == tables.gap(
-        splits.by_similarity.over("length")
-    )
-    assert sum("Strictly increasing" in label for label in beside.index) == 8
-    assert len(tables.task_table(splits)) == len(tables.control_table(splits)) == 6
-    assert tables.output_table(splits)["on each side"].tolist() == [32]
-    shares = difficulty_splits.other_shares(splits)
-    assert tables.share_table(shares)["share of each end (%)"].tolist() == [1, 10, 25, 40]
-    assert difficulty_splits.share_statements(shares)["length at share 0.4"] == said["length"]
-    assert list(tables.length_differences(splits)) == ["task", "mean of learnt tasks"]
-    rising = splits.rising()["easy"]
-    assert rising["estimate"].iloc[0] < rising["estimate"].iloc[-1] == 1
-
-
-def test_example_prefixes_show_what_was_decoded():
-    study = planted(True)
-    made = study.traces["task"]
-    made.sequences["output"] = [f"{s}: " + "x" * 300 for s in range(80)]
-    made.tokens["start"], made.tokens["token_id"] = made.tokens["position"] * 25, 7
-    study.token_text = lambda token_id: f"<{token_id}>"
-    found = tables.example_prefixes(difficulty_splits.split_study(study), 2)
-    assert (found.task, found.names, found.kinds) == (
-        "task",
-        ["E1", "E2", "D1", "D2"],
-        ["easy"] * 2 + ["difficult"] * 2,
-    )
-    assert found.curves.shape == (4, 13) and set(found.table["next token"]) == {"<7>"}
-    for _, row in found.table.iterrows():
-        decoded = row["decoded so far"]
-        assert decoded == "(nothing yet)" if row["length"] == 0 else len(decoded) <= tables.ROOM + 1
-    assert tables.ending("a\nb") == "a↵b" and tables.ending("y" * 200) == "…" + "y" * tables.ROOM
-
-
-@pytest.mark.parametrize("name, value", [("share", 0.6), ("share", 0), ("threshold", 1.1)])
-def test_parameters_that_make_no_sense_are_refused(name, value, one_line):
-    given = {"share": 0.4, "threshold": 0.9} | {name: value}
-    one_line(ParameterError, f"parameter {name} is {value}", lambda: difficulty_splits.check(given))
-    difficulty_splits.check({"share": 0.5, "threshold": 1.0})

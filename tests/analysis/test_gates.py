@@ -4,13 +4,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from exits_made import Made
 
 import eelib
-from eelib.analysis import gates
+from eelib.analysis import gates, gates_tables
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import NOTHING
+from eelib.exits.curve import curve, oracle
+from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import scores
+from eelib.exits.quality import Scorer, text_of
 from eelib.exits.rule import Rule
+from eelib.exits.ways import ByThreshold
 
 LAYERS = 4
 GROUPS = np.array([f"s{i:02d}" for i in range(40)])
@@ -53,14 +58,45 @@ def test_the_best_gate_is_chosen_on_the_calibration_side():
         gates.best_gate({name: {} for name in gates.GATES})
 
 
+def mean_height(x, y, low, high):
+    """Of a polygon line between two places; beyond its end it goes on level."""
+    fine = np.linspace(low, high, 20001)
+    return np.trapezoid(np.interp(fine, x, y), fine) / (high - low)
+
+
+def test_gates_against_a_fixed_layer_and_the_oracle_by_plain_sums(monkeypatch):
+    """Where a fixed layer costs what it runs and the gate twice as much, so that it has to win with half the layers;
+    another always costs more than full depth, and takes no cost away from the first.
+    """
+    made = Made()
+    rules = {name: Rule(gate_named(name)) for name in ("confidence", "entropy", gates.FIXED)}
+    along = {name: {"task": curve(rule, made.scores(rule), made)} for name, rule in rules.items()}
+    along[gates.ORACLE] = {"task": oracle(made)}
+    study = SimpleNamespace(parameters=SimpleNamespace(seed=0))
+    times = {"confidence": 2, "entropy": 99, gates.FIXED: 1}
+    each = {name: times[name] * np.arange(1.0, made.layers + 1) for name in rules}
+    monkeypatch.setattr(gates, "share_of_cost", lambda study, task, rule: each[rule.gate.name])
+    asked = {"after": SimpleNamespace(study=study, rules=rules)}
+    row, dear = gates.against_bounds(asked, {"after": along}).to_dict("records")
+    assert not dear["cost"].known
+    lines = {name: (one["task"].mean_layers, one["task"].agreement) for name, one in along.items()}
+    low, high = (pick([lines[name][0][end] for name in rules]) for pick, end in ((max, 0), (min, -1)))
+    own, fixed, most = (mean_height(*lines[name], low, high) for name in ("confidence", gates.FIXED, gates.ORACLE))
+    assert (row["from"], row["to"]) == pytest.approx((low, high))
+    assert row["points"].estimate == pytest.approx(100 * (own - fixed), abs=0.01)
+    assert row["oracle"].estimate == pytest.approx(100 * (most - own), abs=0.01) and row["oracle"].estimate > 0
+    (x, y), (fixed_x, fixed_y) = lines["confidence"], lines[gates.FIXED]
+    low, high = max(2 * x[0], fixed_x[0]), min(2 * x[-1], fixed_x[-1])
+    expected = mean_height(2 * x, y, low, high) - mean_height(fixed_x, fixed_y, low, high)
+    assert row["cost"].estimate == pytest.approx(100 * expected, abs=0.01)
+
+
 @pytest.fixture
 def study(tmp_path):
     """One task of a shipped model, as a page sees it."""
     model, task = eelib.load_model("pocket-llama-joint", device="cpu"), eelib.load_task("translation/de-en", limit=10)
     trace = eelib.trace(model, task, max_new_tokens=24, folder=tmp_path, progress=False)
-    return SimpleNamespace(
-        model=model, tasks={"task": task}, traces={"task": trace}, scores=lambda rule, name: scores(rule, trace)
-    )
+    return SimpleNamespace(model=model, tasks={"task": task}, traces={"task": trace})
 
 
 @pytest.mark.slow
@@ -70,7 +106,9 @@ def test_one_task_against_plain_loops(study):
     trace = study.traces["task"]
     owners = trace.tokens["sequence"].to_numpy()
     sides = owners % 2 == 0, owners % 2 == 1
-    one, free = (gates.calibrated(study, "task", rule, sides, least) for least in (0.9, 0.001))
+    way = ByThreshold(rule, trace, scores(rule, trace))
+    scorer = Scorer(study.tasks["task"], text_of(study.model))
+    one, free = (gates.calibrated(study, "task", way, sides, least, scorer) for least in (0.9, 0.001))
     assert one.threshold > free.threshold and one.exits.mean() > free.exits.mean()
     rows = np.flatnonzero(sides[1] & trace.statistic_rows())
     probability, top1 = trace["probability"][rows], trace["top1"][rows]
@@ -80,3 +118,15 @@ def test_one_task_against_plain_loops(study):
         assert one.exits[at] == layer and one.agrees[at] == (layer == trace.layers or top1[at, layer] == final[at])
     np.testing.assert_array_equal(one.optimal, trace.exit_layer("first")[rows])
     assert 1 <= one.calibrated_layers <= trace.layers
+
+
+def test_models_with_all_trained_gates_are_named_together():
+    def study(name):
+        return SimpleNamespace(model=SimpleNamespace(name=name), parameters=SimpleNamespace(model=f"folder/{name}"))
+
+    told = gates_tables.trained_in_words(
+        [(study("a"), {}), (study("b"), {"lstm": "of another model"}), (study("c"), {})]
+    )
+    assert told.startswith("a and c have all three trained gates. Trained gates that b does not have: LSTM")
+    assert "gates --model folder/b --corpora DIR. A file was refused: of another model." in told
+    assert gates_tables.trained_in_words([(study("a"), {})]) == "a has all three trained gates."

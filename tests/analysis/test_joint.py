@@ -1,5 +1,6 @@
 """Before and after joint optimization: means, paired differences and refusals, against plain loops."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +10,10 @@ import traces
 
 from eelib.analysis.joint import Pair, by_layer, change, change_table, likeness, likenesses, mean_pairs, verdicts
 from eelib.analysis.joint_tables import keep, likeness_in_words, pair_in_words, shown, trade
-from eelib.common import stats
+from eelib.common import limits, stats
 from eelib.common.interval import Interval
 from eelib.study import claims as papers
+from eelib.study.study import Study
 from eelib.tasks.task import Task
 
 LAYERS = 3
@@ -85,12 +87,13 @@ def test_change_without_tasks_is_nothing():
 
 
 def test_difference_over_tasks_equals_a_plain_loop():
+    """The draws' spread, or the jackknife's where it is larger; the last of the seven groups is on one side only."""
     rng = np.random.default_rng(0)
     groups = {name: [f"{name}{i // 3}" for i in range(21)] for name in ("x", "y")}
     a = {name: (rng.normal(size=21), groups[name]) for name in groups}
     b = {name: (rng.normal(size=18), groups[name][:18]) for name in groups}
     got = stats.bootstrap_unweighted_difference_over_tasks(a, b, draws=50, seed=3)
-    drawn = []
+    drawn, pulled = [], []
     for number, name in enumerate(sorted(a)):
         generator = np.random.default_rng([3, number])
         names = sorted(set(groups[name]))
@@ -103,9 +106,17 @@ def test_difference_over_tasks_equals_a_plain_loop():
             ]
             rows.append(sides[0].mean() - sides[1].mean())
         drawn.append(rows)
-    drawn = np.mean(drawn, axis=0)
-    assert got.estimate == pytest.approx(np.mean([a[n][0].mean() - b[n][0].mean() for n in a]))
-    assert (got.low, got.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+        # Of n even groups each pulls a mean by its distance from it / n, and each task is half of the whole.
+        pulls = [
+            [(side[name][0][i : i + 3].mean() - side[name][0].mean()) / n for i in range(0, 3 * n, 3)]
+            for side, n in ((a, 7), (b, 6))
+        ]
+        pulled.append((np.array(pulls[0]) - [*pulls[1], 0]) / 2)
+    spread = np.std(np.mean(drawn, axis=0)) * np.sqrt(7 / 6)
+    jackknife = np.sqrt(sum((pulls**2).sum() for pulls in pulled) * 7 / 6)
+    estimate = np.mean([a[n][0].mean() - b[n][0].mean() for n in a])
+    assert got.estimate == pytest.approx(estimate)
+    assert (got.low, got.high) == pytest.approx(limits.around(estimate, max(spread, jackknife), pulled))
     assert got.sequences == 6
     with pytest.raises(ValueError, match="the same tasks on both sides, not x, y and x"):
         stats.bootstrap_unweighted_difference_over_tasks(a, {"x": b["x"]})
@@ -168,7 +179,9 @@ def test_the_table_says_what_rose_and_what_fell():
     assert said.endswith("is lower with its whole interval on 0 of them and higher on 0.")  # four items are few
     assert pair_in_words(pair, table.assign(learnt=False)) == "made-1: no task is learnt before and after."
     line = shown([(pair, table)]).set_index("task").loc["two"]
-    assert line["perc first (%)"] == "0\u00a0→\u00a0100 Δ\u00a0100\u00a0[100,\u00a0100]"
+    # None of 4 groups before, all after: each side reaches as far as 4 of 4 have a chance of 2.5%.
+    low = 100 * (1 - np.hypot(1 - 0.025 ** (1 / 4), 1 - 0.025 ** (1 / 4)))
+    assert line["perc first (%)"] == f"0\u00a0→\u00a0100 Δ\u00a0100\u00a0[{low:.0f},\u00a0100]"
     assert line["avg stable"].startswith("3\u00a0→\u00a01 Δ\u00a0-2") and line["quality"].startswith("BLEU ")
     assert trade([(pair, table)])["layers"].iloc[0].estimate == pytest.approx(-2 / 3)
     kept = {}
@@ -180,7 +193,7 @@ def test_verdicts_name_the_pair():
     """After: the layers' distributions are nearer to each other, and the states as they were."""
     before, after = study(1, hash="a"), study(1, shift=-0.5, hash="b")
     for side in (before, after):
-        side.judge = lambda name, make, requirement_met: papers.judge(name, make(), requirement_met=requirement_met)
+        side.judge = partial(Study.judge, side)
         for made in side.traces.values():
             made.pairs |= {name: made.pairs["js"] - made.pairs["js"].mean() for name in ("cosine", "pearson", "kl")}
     pair = Pair(before, after)
@@ -193,6 +206,12 @@ def test_verdicts_name_the_pair():
     assert (made["P-J1"].verdict, made["P-J1"].models) == (papers.HOLDS, "made-1 → made-1")
     assert made["P-J2"].verdict == papers.HOLDS
     assert made["P-J3"].verdict == papers.UNTESTABLE and "4 sequences" in made["P-J3"].reason
+    weights = {name: verdict.weights for name, verdict in made.items()}  # two tasks are learnt before and after
+    few = papers.FEW_TASKS
+    assert weights == {"P-J1": (few,), "P-J2": (papers.OURS, few), "P-J3": (papers.INFORMATIVE,)}
+    for low, note in ((-0.01, ""), (0.01, papers.CHANGED)):
+        slight = verdicts(pair, enough | {"cosine": {"difference": Interval(0.02, low, 0.03, 40)}})[1]
+        assert (slight.verdict, slight.note) == (papers.HOLDS, note)
     risen = enough | {"js": {"difference": Interval(0.5, 0.4, 0.6, 40)}}
     assert verdicts(pair, risen)[0].verdict == papers.FAILS
     after.learnt = dict.fromkeys(after.learnt, False)

@@ -6,7 +6,7 @@ from length_made import made, make_trace, noisy
 
 from eelib.analysis import length as le
 from eelib.analysis.slopes import NAMES
-from eelib.common import stats
+from eelib.common import effects
 
 
 @pytest.fixture(name="noisy")
@@ -74,7 +74,8 @@ def test_profile_ignores_length():
 
 def test_trends(noisy):
     by_group = le.sequence_table(noisy).groupby("group")[["length", "stable"]].mean()
-    assert le.length_trend(noisy, "stable") == pytest.approx(tuple(stats.trend(by_group["length"], by_group["stable"])))
+    wanted = effects.trend(by_group["length"], by_group["stable"])
+    assert le.length_trend(noisy, "stable") == pytest.approx(tuple(wanted))
     falling = made(lambda p, n: 9 - p, [1, 2, 4, 6])
     assert le.position_trend(falling, "stable")[:3] == pytest.approx((-1, -1, -1))
     assert le.position_trend(falling, "stable").sequences == 3  # one token has no order

@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from exits_made import made_quality
 
 from eelib.analysis import mee, mee_tables
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import Curve
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Scores
-from eelib.exits.quality import Quality
 from eelib.exits.rule import Rule
 from eelib.study.claims import published
 
@@ -28,17 +28,6 @@ def line(mean_layers, agreement, name="made"):
     agreed = np.tile(np.array(agreement) * TOKENS, (len(GROUPS), 1))
     tokens = np.full(len(GROUPS), TOKENS)
     return Curve(name, np.arange(len(four), dtype=float), GROUPS, tokens, left, agreed, np.arange(1.0, 5))
-
-
-def made_quality(layers=(1, 2, 4), scores=(20, 40, 80), full=80):
-    """Scores, 0-100, of 40 alike items at three thresholds."""
-
-    def column(score):
-        return np.tile([score / 100, 1.0], (len(GROUPS), 1))
-
-    sums = np.stack([column(score) for score in scores])
-    values = np.arange(len(layers), dtype=float)
-    return Quality("F1", values, np.array(layers, float), GROUPS, sums, column(full), lambda t: 100 * t[:, 0] / t[:, 1])
 
 
 def test_the_lead_is_over_the_layers_that_all_gates_go_through():
@@ -61,21 +50,6 @@ def test_nothing_is_compared_where_no_layers_are_shared():
         mee.lead(along, ["monotone"], ["fixed"])
     with pytest.raises(NotEstimable, match="no task"):
         mee.span({"monotone": {}}, ["monotone"])
-
-
-def test_quality_between_two_thresholds_is_what_a_coin_gives():
-    found = {"a": made_quality(), "b": made_quality(scores=(80, 80, 80))}
-    assert mee.kept({"a": found["a"]}, mee.at_layers(3)).estimate == pytest.approx(60 / 80)
-    assert mee.kept(found, mee.at_layers(2)).estimate == pytest.approx((0.5 + 1) / 2)
-    assert mee.kept(found, lambda one: np.array([0, 0, 1])).estimate == pytest.approx(1)
-    with pytest.raises(NotEstimable, match="can't run"):
-        mee.kept({"a": made_quality(layers=(2, 3, 4))}, mee.at_layers(1))
-    with pytest.raises(NotEstimable, match="no quality on a"):
-        mee.kept({"a": made_quality(full=0)}, mee.at_layers(3))
-    with pytest.raises(NotEstimable):
-        mee.kept({}, mee.at_layers(3))
-    table = mee.quality_table({"late": {"a": made_quality(layers=(2, 3, 4))}}, 4)
-    assert list(table["layers"]) == [2, 3, 4] and list(table["estimate"]) == pytest.approx([0.25, 0.5, 1])
 
 
 def test_all_six_are_compared_only_where_all_trained_gates_are_there():

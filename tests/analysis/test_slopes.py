@@ -7,7 +7,7 @@ from length_made import made, make_trace, noisy
 
 from eelib.analysis import slopes as sl
 from eelib.analysis.length import position_only, sequence_table, slopes_of, token_table
-from eelib.common import stats
+from eelib.common import resampling
 from eelib.common.errors import InputError
 
 
@@ -46,7 +46,7 @@ def line_through(x, y, weights):
 def slope(x, y, groups):
     """The same with its interval, a draw at a time."""
     x, y = np.array(x, dtype=float), np.array(y, dtype=float)
-    return stats.bootstrap(lambda weights: line_through(x, y, weights), groups, seed=4)
+    return resampling.bootstrap(lambda weights: line_through(x, y, weights), groups, seed=4)
 
 
 def test_length_slope_is_of_sequence_means(noisy):
@@ -69,7 +69,7 @@ def test_halves(noisy):
     found = sl.halves(table, "stable").interval(seed=4)
     assert found.estimate == pytest.approx(line(*sides[0][:2]) - line(*sides[1][:2]))
     (x, y, groups), far = np.concatenate(sides, axis=1).astype(float), len(sides[0][0])
-    oracle = stats.bootstrap(
+    oracle = resampling.bootstrap(
         lambda w: line_through(x[:far], y[:far], w[:far]) - line_through(x[far:], y[far:], w[far:]), groups, seed=4
     )
     assert found[:3] == pytest.approx(oracle[:3], abs=1e-12)
@@ -87,7 +87,7 @@ def test_position_slope(noisy):
     assert found.estimate == pytest.approx(top / bottom)
     several = noisy[noisy["length"] > 1]
     x, y = (several[c] - several.groupby("sequence")[c].transform("mean") for c in ("position", "stable"))
-    oracle = stats.bootstrap(lambda w: (w * x * y).sum() / (w * x * x).sum(), several["group"], seed=4)
+    oracle = resampling.bootstrap(lambda w: (w * x * y).sum() / (w * x * x).sum(), several["group"], seed=4)
     assert found == pytest.approx(oracle, abs=1e-12)
 
 

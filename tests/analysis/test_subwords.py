@@ -200,7 +200,7 @@ def test_upos_tests(random_case):
         exits.upos_tests(frame.assign(upos=upos), np.ones(len(frame)))
 
 
-def test_mean_epsilon_squared(random_case):
+def test_epsilon_squared_above_chance(random_case):
     frame, layers = random_case
     upos = frame["role"].map({"prefix": "NOUN", "suffix": "VERB", "single": "DET", "digits": "NUM"}).fillna("")
     tagged = frame.assign(upos=upos, group=frame["group"] + 10)  # two digits: numbers and texts sort alike
@@ -220,10 +220,8 @@ def test_mean_epsilon_squared(random_case):
             mine = [rank for rank, (_, its) in zip(ranks, pairs) if its == name]
             between += len(mine) * (np.mean(mine) - middle) ** 2
         found.append(between / sum((rank - middle) ** 2 for rank in ranks))
-    mean = exits.mean_epsilon_squared(tasks, minimum)
-    assert mean.estimate == pytest.approx(np.mean(found)) and found[0] != pytest.approx(found[1])
-    assert mean.low < mean.high and mean.sequences == 6
-    alone = exits.mean_epsilon_squared({"all": tasks["all"]}, minimum)
-    assert tuple(alone) == pytest.approx(tuple(exits.upos_tests(*tasks["all"], minimum).epsilon_squared))
+    excess, (chance, spread) = exits.excess_epsilon_squared(tasks, minimum), exits.by_chance(tasks, minimum)
+    assert excess.estimate == pytest.approx(np.mean(found) - chance) and found[0] != pytest.approx(found[1])
+    assert 0 < chance < 0.1 and 0 < spread < 0.1 and excess.low < excess.high and excess.sequences == 6
     with pytest.raises(ValueError, match="fewer than two"):
-        exits.mean_epsilon_squared({"one tag": tasks["one tag"]})
+        exits.excess_epsilon_squared({"one tag": tasks["one tag"]})

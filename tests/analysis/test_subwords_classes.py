@@ -52,20 +52,21 @@ def test_tests_of_tags():
     classes.keep_tests(results, tests)
     table = classes.kruskal_table(study, pieces, tests, 20)
     assert table["exit layer"].tolist() == ["first", "stable"] and (table["tags"] > 2).all()
-    assert table["epsilon-squared"][0].low > 0.5 and table["epsilon-squared, first pieces"][0].low > 0.5
+    assert table["epsilon-squared"][0].low > 0.5 and table["above chance, first pieces"][0].low > 0.5
     assert results.tasks[TASK, "epsilon-squared, first"] == table["epsilon-squared"][0]
     together = classes.tests_together(study, pieces, 20)
-    told = classes.tag_figures(study, pieces, together, 20)
-    assert told["latest_first"] == "NOUN" and told["earliest_stable"] == classes.tag_table(together)["tag"].iloc[-1]
+    means = classes.by_tag(study, pieces, 20)
+    told = classes.tag_figures(study, pieces, means, together, 20)
+    assert told["latest_first"] == "NOUN" and told["earliest_stable"] == classes.tags_in(means, "stable")[-1]
     assert told["tags_apart_first"] >= 2 and told["tags_first"] == len(classes.tag_table(together))
-    assert told["epsilon_first"].estimate == pytest.approx(table["epsilon-squared"][0].estimate)
+    assert told["epsilon_first"].estimate == pytest.approx(table["above chance"][0].estimate)
 
 
 def test_nothing_to_test():
     """All tokens at one layer, or nothing learnt."""
     study, pieces = page([3] * 11)
     assert classes.tag_tests(study, pieces, 20) == {} == classes.tests_together(study, pieces, 20)
-    told = classes.tag_figures(study, pieces, {}, 20)
+    told = classes.tag_figures(study, pieces, classes.by_tag(study, pieces, 10_000), {}, 20)
     assert told["latest_first"] == "none" and told["tags_first"] == 0 == told["tags_apart_stable"]
     assert not told["epsilon_first"].known
     unlearnt, pieces = page(APART, learnt=False)

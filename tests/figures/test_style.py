@@ -27,7 +27,7 @@ NASTY = [
     "{{ x }}",
     "```\n# x",
 ]
-ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td", "p", "b", "br", "small", "i", "span", "bdi"}
+ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td", "p", "b", "br", "small", "i", "span", "bdi", "a"}
 
 
 def lens():
@@ -74,11 +74,14 @@ def test_tables_are_inert(name, monkeypatch):
     html = plain(monkeypatch) if name == "plain" else globals()[name]()
     page = BeautifulSoup(html, "html.parser")
     assert {tag.name for tag in page.find_all()} <= ALLOWED
-    assert not [tag for tag in page.find_all() if set(tag.attrs) - {"class", "style", "colspan", "border"}]
+    known = {"class", "style", "colspan", "border"}
+    assert not [tag for tag in page.find_all() if set(tag.attrs) - known and tag.name != "a"]
+    for link in page.find_all("a"):  # to what the output holds itself
+        assert set(link.attrs) == {"download", "href"} and link["href"].startswith("data:text/csv;base64,")
     texts = [tag.get_text() for tag in page.find_all(["td", "th", "small", "bdi"])]
     wanted = [t.replace("\n", "\\n") for t in NASTY] if name == "plain" else map(visible, NASTY)
     assert all(any(text in shown for shown in texts) for text in wanted)
-    for part in page.find_all(["table", "p"]):  # dollar signs are no formulas, in JupyterLab neither
+    for part in page.select("table, p:not(.ee-take)"):  # dollar signs are no formulas, in JupyterLab neither
         assert part.find_parent(class_="mathjax_ignore") or "mathjax_ignore" in part["class"]
 
 
@@ -107,7 +110,7 @@ def test_a_table_writes_intervals_and_formats_numbers(monkeypatch):
     figures.table(frame, "caption", {"share": "{:.1f}"})
     page = BeautifulSoup(shown[0].data, "html.parser")
     rows = [[cell.get_text() for cell in row.find_all("td")] for row in page.find_all("tr")]
-    assert rows[1:] == [["0.5\u00a0[0.25,\u00a00.75]", "0.1", "1", "a"], ["–", "–", "2.5", "b"]]
+    assert rows[1:] == [["0.50\u00a0[0.25,\u00a00.75]", "0.1", "1", "a"], ["–", "–", "2.5", "b"]]
     assert frame["interval"][1] is NOTHING  # the caller's frame is not written to
 
 
@@ -124,3 +127,28 @@ def test_what_a_figure_says_is_no_formula(monkeypatch):
     (figure,) = BeautifulSoup(shown[0].data, "html.parser").find_all("figure")
     assert {"tex2jax_ignore", "mathjax_ignore"} <= set(figure["class"])
     assert figure.figcaption.text.endswith(NASTY[0]) and not figure.find("script") and len(figure.find_all("img")) == 1
+
+
+def test_a_column_that_never_varies_is_said_once(monkeypatch):
+    shown = []
+    monkeypatch.setattr(figures, "display", shown.append)
+    frame = pd.DataFrame({"task": ["a", "a"], "cut": [0, 0]} | {name: [1, 2] for name in "bcdefgh"})
+    figures.table(frame, "All.")
+    page = BeautifulSoup(shown[0].data, "html.parser")
+    assert [cell.get_text() for cell in page.find_all("th")] == ["task", *"bcdefgh"]
+    assert page.select_one(".ee-caption").get_text() == "All. In every row: cut: 0."
+    figures.table(frame[["task", "cut", "b"]], "All.")  # few columns stay as they are
+    assert len(BeautifulSoup(shown[1].data, "html.parser").find_all("th")) == 3
+
+
+def test_text_on_shaded_cells_can_be_read():
+    """A contrast of 4.5 at every strength (WCAG 2)."""
+
+    def light(red, green, blue):
+        linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in (red, green, blue)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for strength in np.linspace(0, 1, 1001):
+        behind, text = figures.shade(strength).removeprefix("background:rgb(").split(");color:")
+        pair = sorted([light(*(int(v) / 255 for v in behind.split(","))), float(text == "#fff")])
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, strength

@@ -1,0 +1,275 @@
+"""What a page's figures offer as data: each mark under a name, and no two series of a panel under one."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from eelib.analysis.gate_rules import FIXED, FREE
+from eelib.analysis.gates import ORACLE
+from eelib.common.interval import Interval
+from eelib.figures import (
+    architectures,
+    difficulty,
+    engine,
+    front,
+    gates,
+    joint,
+    keys_values,
+    length,
+    mee,
+    monotonicity,
+    saturation,
+    speed,
+    sublayers,
+    subwords,
+)
+from eelib.figures.drawn import drawn, look
+from eelib.figures.marks import marks_of
+from eelib.tracing.exit_layers import DEFINITIONS
+
+NONE = Interval(np.nan, np.nan, np.nan, 0)
+
+
+def interval(value=1.0):
+    return Interval(value, value - 0.25, value + 0.5, 30)
+
+
+def curve(x, shift=0.0, **more):
+    values = np.array([0.25, 0.5]) + shift
+    return pd.DataFrame({x: [1, 2], "estimate": values, "low": values - 0.125, "high": values + 0.125} | more)
+
+
+def by_task(make):
+    return {definition: {"a": make(0.0), "b": make(0.125)} for definition in DEFINITIONS}
+
+
+def depth_curves():
+    kinds = [
+        ("one", architectures.DECODER, True),
+        ("two", architectures.ENCODER, True),
+        ("three", architectures.ENCODER, False),
+    ]
+    return pd.concat(
+        curve("depth", model=model, architecture=kind, learnt=learnt, definition=definition)
+        for definition in DEFINITIONS
+        for model, kind, learnt in kinds
+    )
+
+
+def times():
+    rows = [("one", architectures.DECODER, "a", True), ("one", architectures.DECODER, "b", False)]
+    rows += [("two", architectures.ENCODER, "c", False)]
+    made = [
+        {
+            "model": model,
+            "architecture": kind,
+            "task": task,
+            "learnt": learnt,
+            "layers": interval(2),
+            "time": interval(1.5),
+        }
+        for model, kind, task, learnt in rows
+    ]
+    cells = {"task": ["x", "y"], "lowest": [1.2, 1.5], "highest": [1.4, 2.0], "speed_up": [1.5, 2.5]}
+    return pd.DataFrame(made), pd.concat([pd.DataFrame(cells).assign(model=name) for name in ("BERT", "RoBERTa")])
+
+
+def gate_tables():
+    table = pd.concat(
+        curve("layers", shift, gate=gate)
+        for shift, gate in ((0, "entropy"), (0.1, "patience"), (0, FIXED), (0.2, ORACLE))
+    )
+    return {"before": table, "after": table}, dict.fromkeys(("before", "after"), curve("layers", gate=FREE))
+
+
+def of_gates(**more):
+    return pd.DataFrame([{"gate": g, "state": s} | more for g in ("entropy", "patience") for s in ("before", "after")])
+
+
+def bench():
+    return {
+        "rows": [
+            {"way": way, "ratio_to_floor": ratio, "shape": shape, "batch": batch, "seconds": [1.0, 1.2]}
+            for way, ratio in (("trace", 1.1), ("nnsight", 5.0))
+            for shape in ("12 x 384", "pocket-llama")
+            for batch in (1, 16)
+        ]
+    }
+
+
+FIGURES = {
+    "architectures, depth": lambda: architectures.depth_figure(depth_curves()),
+    "architectures, time": lambda: architectures.speed_figure(*times()),
+    "difficulty, curves": lambda: difficulty.curves_figure(
+        {"one": {kind: np.eye(3) + shift for kind, shift in (("easy", 0), ("difficult", 1))}}, 0.9
+    ),
+    "difficulty, rising": lambda: difficulty.increasing_figure(
+        dict.fromkeys(("easy", "difficult"), curve("start")),
+        12,
+        pd.DataFrame({"share": [0.25, 0.5], "easy": [0.1, 0.2], "difficult": [0.3, 0.4]}),
+    ),
+    "difficulty, length": lambda: difficulty.length_figure(
+        {task: {unit: interval() for unit in difficulty.UNITS} for task in ("a", "b")}
+    ),
+    "difficulty, known": lambda: difficulty.known_figure(
+        {"cosine": {"2": interval(), "3": interval(2)}, "layers": {"2": interval(), "3": NONE}}, "parts"
+    ),
+    "engine": lambda: engine.speed_figure(bench(), 1.5)[0],
+    "front": lambda: front.agreement_figure(
+        {name: [interval(20), interval(60)] for name in ("before", "after")},
+        {"before": "m", "after": "m, trained for it"},
+    )[0],
+    "gates, curves": lambda: gates.trade_figure(*gate_tables(), 12),
+    "gates, exits": lambda: gates.exits_figure(of_gates(**{"exit layer": interval(3), "optimal": interval(2)}), 12),
+    "gates, reliability": lambda: gates.reliability_figure(
+        pd.concat(of_gates(layer=layer, predicted=at, agreed=interval(at)) for layer in (3, 6) for at in (0.25, 0.75))
+    ),
+    "gates, calibration": lambda: gates.error_figure(
+        pd.concat(of_gates(layer=layer, before=interval(0.5), after=interval(0.25)) for layer in (1, 2))
+    ),
+    "gates, errors": lambda: gates.early_figure(
+        pd.concat(
+            of_gates(family="kind", **{"class": name}, wrong=interval(0.5), more=interval(0.1)) for name in "ab"
+        ).drop_duplicates(["gate", "class"])
+    ),
+    "gates, carried": lambda: gates.carried_figure(
+        pd.DataFrame(
+            [{"gate": "entropy", "from": one, "to": two, "kept": interval(0.9)} for one in "ab" for two in "ab"]
+        ),
+        0.95,
+        ("entropy",),
+    ),
+    "joint, pairs": lambda: joint.pairs_figure(
+        {name: {state: np.eye(2) for state in ("before", "after")} for name in list(joint.SIMILARITIES)[:2]}
+    ),
+    "joint, layers": lambda: joint.layers_figure(
+        {readout: {s: curve("layer") for s in ("before", "after")} for readout in ("confidence", "agreement")}
+    ),
+    "joint, trade": lambda: joint.trade_figure(
+        pd.DataFrame(
+            {"label": ["a", "b"], "learnt": [True, False], "layers": [interval()] * 2, "quality": [interval(2)] * 2}
+        )
+    ),
+    "keys and values": lambda: keys_values.position_figure(
+        {"m": tuple(pd.concat(curve("bin", way=way) for way in keys_values.LOOKS) for _ in range(2))}
+    ),
+    "length, by length": lambda: length.length_figure(
+        by_task(lambda shift: curve("length", shift, position_only=[0.3, 0.4]))
+    ),
+    "length, by position": lambda: length.position_figure(by_task(lambda shift: curve("position", shift))),
+    "length, both": lambda: length.both_figure(
+        by_task(
+            lambda shift: pd.DataFrame([[1.0, 2], [3, np.nan]], index=["0", "1–3"], columns=["1–4", "5–8"]) + shift
+        ),
+        12,
+    ),
+    "length, slopes": lambda: length.slope_figure(
+        by_task(lambda shift: {name: NONE if name == "position" else interval(shift) for name in length.SLOPES})
+    ),
+    "mee": lambda: mee.trade_figure(
+        {
+            "translation": tuple(
+                pd.concat(curve("layers", gate=gate) for gate in (*mee.LINES, *mee.BOUNDS)) for _ in "ab"
+            )
+        },
+        12,
+    ),
+    "monotonicity, settled": lambda: monotonicity.settled_figure(
+        [{"a": curve("depth"), "b": curve("depth", 0.1)}, {"c": curve("depth")}],
+        pd.DataFrame({"depth": [0.2], "unchanged": [0.75]}),
+    ),
+    "monotonicity, confidence": lambda: monotonicity.confidence_figure(
+        [{"a": curve("depth", deviation=0.5), "b": curve("depth", deviation=0.5)}],
+        {"b": pd.DataFrame({"low": [0.0], "high": [0.1], "probability": [0.3]})},
+        {"a": 0.5},
+    ),
+    "monotonicity, rising": lambda: monotonicity.rising_figure(
+        {
+            name: [{"a": curve("depth"), "b": curve("depth", 0.1)}, {"c": curve("depth")}]
+            for name in ("probability", "final_probability")
+        }
+    ),
+    "saturation, early": lambda: saturation.early_figure(by_task(lambda shift: curve("m", shift)), 12),
+    "saturation, distribution": lambda: saturation.distribution_figure(dict.fromkeys(DEFINITIONS, curve("layer"))),
+    "saturation, rank": lambda: saturation.rank_figure({"a": np.array([[1, 2], [3, 4], [5, 6]])}, 100),
+    "speed, race": lambda: speed.race_figure(
+        pd.DataFrame(
+            [
+                {"way": way, "batch": batch, "times as fast": interval(), "forecast": 1.5}
+                for way in ("plain", "gate", "draft")
+                for batch in (1, 8)
+            ]
+        )
+    ),
+    "speed, melting": lambda: speed.melting_figure(
+        pd.DataFrame({"stage": ["layers", "all"], "keys": ["", "copy"], "speed_up": [2.0, 0.5]})
+    ),
+    "sub-layers": lambda: sublayers.curves_figure(
+        {name: {s: curve("layer") for s in ("attention", "block")} for name in ("confidence", "log_rank")}
+    ),
+    "sub-layers, around": lambda: sublayers.around_figure(
+        {site: curve("distance") for site in ("attention", "block")}, 0.5
+    ),
+    "sub-words, differences": lambda: subwords.differences_figure(
+        {title: by_task(interval) for title in ("one", "two")}
+    ),
+    "sub-words, classes": lambda: subwords.classes_figure(
+        by_task(lambda shift: pd.DataFrame({"role": ["prefix", "suffix"], "mean": [interval(2), interval(3 + shift)]})),
+        "role",
+        ["prefix", "suffix"],
+        12,
+    ),
+}
+HAVE_LIMITS = set(FIGURES) - {"speed, melting", "joint, pairs", "gates, errors", "gates, carried", "length, both"}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_mark_has_a_name_and_no_two_series_have_one(name):
+    fig = FIGURES[name]()
+    rows = drawn(fig)
+    assert len(rows) and (rows["series"].fillna("") != "").all()
+    assert (rows[["x axis", "y axis"]].fillna("") != "").all(axis=None)
+    assert set(rows["kind"]) <= {"line", "points", "bar", "cell", "level"} | (
+        {"band"} if "confidence" in name else set()
+    )
+    ends = rows.columns.intersection(["x low", "x high", "y low", "y high"])
+    assert (len(ends) > 0) == (name in HAVE_LIMITS)
+    for axes in fig.axes:
+        seen: dict[str, set] = {}
+        for artist, label, _ in marks_of(axes):
+            if label:
+                seen.setdefault(label, set()).add((*look(artist), str(getattr(artist, "get_linestyle", str)())))
+        assert all(len(found) == 1 for found in seen.values()), seen
+    marks = ["panel", "series", "point", "x", "y", "x name", "y name"]
+    assert not rows.duplicated(rows.columns.intersection([*marks, "kind"]).tolist()).any()
+
+
+def test_intervals_of_real_drawings_stand_beside_their_estimates():
+    rows = drawn(FIGURES["sub-words, differences"]())
+    assert rows[["panel", "series", "y name", "x low", "x", "x high"]].values.tolist()[:2] == [
+        ["one", '"first"', "a", -0.25, 0, 0.5],
+        ["one", '"first"', "b", -0.125, 0.125, 0.625],
+    ]
+    rows = drawn(FIGURES["speed, race"]())
+    assert rows["x low"].notna().tolist() == [True, False] * 4  # a forecast has none
+    rows = drawn(FIGURES["architectures, time"]()).set_index(["series", "point"])
+    assert rows.loc[("one (decoder-only), not learnt", "b"), ["x low", "x", "y", "y high"]].tolist() == [
+        1.75,
+        2,
+        1.5,
+        2,
+    ]
+    assert rows.loc[("P, Table 5: BERT", "y"), ["x low", "x", "x high"]].tolist() == [1.5, 2, 2]
+
+
+def test_what_is_not_learnt_is_grey_and_crossed():
+    fig = FIGURES["architectures, depth"]()
+    lines = {line.get_label(): line for line in fig.axes[0].lines}
+    greys = {label for label, line in lines.items() if line.get_color() == "#999999"}
+    assert greys == {"three (encoder-only), nothing learnt"}
+    assert {lines[label].get_marker() for label in greys} <= set("xXP")
+    marks = {held.get_label(): held.lines[0] for held in FIGURES["architectures, time"]().axes[0].containers}
+    assert {label for label, line in marks.items() if line.get_color() == "#999999"} == {
+        "one (decoder-only), not learnt",
+        "two (encoder-only), not learnt",
+    }
