@@ -79,7 +79,7 @@ def planted_model(tmp_path):
 def planted_tasks(tmp_path):
     """Files of a task into English and of one out of it, with groups enough for a verdict."""
     for name in ("tiny.de-en", "tiny.en-de"):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, planted.pairs(32))))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, planted.pairs(64))))
     return [str(tmp_path / f"{name}.jsonl") for name in ("tiny.de-en", "tiny.en-de")]
 
 

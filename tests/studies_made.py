@@ -3,6 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eelib.study.parameters import ParameterError, Parameters
 
 PAIRS = [{"source": f"Satz {i}.", "references": [f"Sentence {i}."]} for i in range(6)]
 LABELLED = [
@@ -30,3 +35,17 @@ def values_in(folder: Path, folder_of: Callable[[str], Path]) -> dict:
         "beside": f"{folder_of('t5')} on {folder / 'tiny.de-en.jsonl'}; "
         f"{folder_of('bert_labels')} on {folder / 'tiny.mnli.jsonl'}",
     }
+
+
+def check_refused(
+    open_page: Callable[[Parameters], Any],
+    parameters: Callable[..., Parameters],
+    folder_of: Callable[[str], Path],
+    given: dict[str, Any],
+    message: str,
+) -> None:
+    """A page with these parameters is refused in one line; a model in `given` is named by its tiny family."""
+    given = given | {name: str(folder_of(given[name])) for name in ("model",) if name in given}
+    with pytest.raises(ParameterError, match=message) as error:
+        open_page(parameters(**given))
+    assert "\n" not in str(error.value)

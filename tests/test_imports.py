@@ -21,11 +21,15 @@ BELOW["study"] = {"exits", *BELOW["exits"]}
 BELOW["analysis"] = {"study", *BELOW["study"]}
 BELOW["figures"] = {"analysis", *BELOW["analysis"]}
 BELOW["book"] = {"figures", "study", "common"}
+BELOW["browser"] = {"analysis", *BELOW["analysis"]}
 BELOW["recipes"] = {"exits", *BELOW["exits"]}
 FOR_ALL_WHO_TRAIN = "eelib.recipes.losses"
 # Files without a test file of their own, and what tests them instead.
 TESTED_ELSEWHERE = {
-    "book/__main__.py": "writes what tests/book/test_pages.py looks at in the built book",
+    "browser/__main__.py": "run by tests/book/test_lens.py, in whose browser what it writes is used",
+    "book/extension.py": "run by Sphinx; the feet and files of pages in tests/book/test_built_files.py",
+    "book/html.py": "a fence that nothing ends, in tests/book/test_notebooks.py",
+    "book/__main__.py": "writes what tests/book/test_built_files.py reads in the built book",
     "common/data.py": "one path; every shipped model and text is found through it, tests/study/test_claims.py",
     "common/errors.py": "classes without code",
     "exits/decoding/*": "parts of one loop, tested through it in tests/exits/decoding/test_keys.py and those beside it",
@@ -33,9 +37,10 @@ TESTED_ELSEWHERE = {
     "exits/kept.py": "kept scores against live ones in tests/exits/test_offline.py",
     "exits/live.py": "what tests/exits/test_offline.py holds a finished trace against",
     "exits/look.py": "the live side of tests/exits/test_offline.py",
-    "figures/*": "drawn by the notebooks in tests/test_notebooks.py, checked in tests/book/test_pages.py",
+    "figures/*": "drawn by the notebooks in tests/test_notebooks.py, checked in tests/book/test_built_screens.py",
     "analysis/*_tables.py": "the frames that a page shows, in tests/test_notebooks.py",
-    "analysis/difficulty_splits.py": "two ways to split the prefixes, in tests/analysis/test_difficulty.py",
+    "analysis/production_budgets.py": "thresholds and risks in tests/analysis/test_production.py",
+    "analysis/production_service.py": "batches, streams and drafts in tests/analysis/test_production.py",
     "lens/cpu/parallel.py": "threads of the products in tests/lens/test_cpu_products.py",
     "lens/cuda/kernel_triton.py": "what the kernel in tests/lens/test_cuda_kernel.py runs",
     "recipes/__main__.py": "run by tests/recipes/test_cli.py",
@@ -43,6 +48,7 @@ TESTED_ELSEWHERE = {
     "recipes/card.py": "the cards of tests/recipes/test_pocket_t5.py and others",
     "recipes/families.py": "steps of both families in tests/recipes/test_pocket_joint.py",
     "recipes/own_outputs.py": "made in tests/recipes/test_pocket_skip.py",
+    "models/readings.py": "loaded in tests/models/test_translators.py and tests/models/test_adapter_block.py",
     "study/parameters.py": "checked in tests/study/test_study.py",
     "study/results.py": "written in tests/study/test_study.py",
     "tasks/kinds/*": "a record per kind; tests/tasks/test_task.py and tests/tasks/test_glue.py go through all of them",

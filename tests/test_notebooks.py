@@ -1,11 +1,15 @@
 """Every notebook through papermill at small size: on the shipped model, and on a tiny model of another family."""
 
+import ast
+import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import families
 import nbformat
@@ -76,6 +80,12 @@ def runs(tmp_path_factory):
         ("gpt2", "joint_optimization"): {"after": after, "pair_sequences": 2, "others": pairs},
         ("gpt2", "gates"): {"after": after, "others": pairs},
         ("gpt2", "mee"): {"after": after},
+        ("gpt2", "keys_values"): {"after": after, "sequences": 3},
+        ("gpt2", "speed"): {"after": after, "sequences": 3, "batch": 2},
+        ("pocket-llama", "speed"): {"after": "", "sequences": 3, "batch": 2},
+        ("gpt2", "production"): {"after": after, "sequences": 2, "batches": 2, "structured": ""},
+        ("pocket-llama", "production"): {"after": "", "sequences": 2, "batches": 2},
+        ("pocket-llama", "keys_values"): {"after": "", "sequences": 3},
         ("gpt2", "monotonicity"): {"after": after, "others": pairs, "weighted": after, "distilled": f"{after} at 1"},
         ("pocket-llama", "joint_optimization"): {"pair_sequences": 2},
     }
@@ -142,6 +152,7 @@ def test_source_is_stripped_and_declares_its_parameters(path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in cells)
     assert not any("import torch" in cell.source for cell in cells)
+    assert all({"parameters", "hide-input"} & set(cell.metadata.get("tags", [])) for cell in cells)
     lines = [line for cell in nbformat.read(path, 4).cells for line in cell.source.splitlines()]
     assert max(map(len, lines)) <= 120
     assert all(len(cell.source.splitlines()) <= 16 for cell in cells if cell.metadata.get("tags") != ["parameters"])
@@ -159,3 +170,18 @@ def test_every_notebook_is_in_the_study():
 
     study = yaml.safe_load((ROOT / "study.yml").read_text())
     assert {n.stem for n in NOTEBOOKS} == set(study["notebooks"])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_every_name_that_it_takes_from_a_module_is_there(path):
+    code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+    nodes, modules = list(ast.walk(ast.parse(code))), {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("eelib"):
+            room = importlib.import_module(node.module)
+            for name in node.names:
+                found = getattr(room, name.name, None) or pkgutil.resolve_name(f"{node.module}.{name.name}")
+                modules[name.asname or name.name] = found
+    asked = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    asked = [(modules[node.value.id], node.attr) for node in asked if node.value.id in modules]
+    assert asked and all(hasattr(found, name) for found, name in asked if isinstance(found, ModuleType))

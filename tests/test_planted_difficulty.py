@@ -55,7 +55,7 @@ def cosines(verdict, positions):
 @pytest.mark.parametrize("verdict", CURVES)
 def test_difficulty(verdict, tmp_path):
     """Easy prefixes late, similar sooner, seldom steady from layer 4 on; or early, similar later, then steady."""
-    rows = [row if i % 2 else row | {"references": [f"A dog ran {i}."]} for i, row in enumerate(pairs(80))]
+    rows = [row if i % 2 else row | {"references": [f"A dog ran {i}."]} for i, row in enumerate(pairs(820))]
     (tmp_path / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, rows)))
     name = str(tmp_path / "tiny.de-en.jsonl")
     model, task = deep_model(tmp_path / "deep"), eelib.load_task(name)
@@ -68,4 +68,4 @@ def test_difficulty(verdict, tmp_path):
         lambda t: {"cosine": cosines(verdict, t["position"].to_numpy())},
     )
     found = verdicts("difficulty", tmp_path, model, [name])
-    assert found == {f"M-D{i}": verdict for i in range(1, 8)}
+    assert found == {f"M-D{i}": verdict for i in (1, 3, 4, 5, 6, 7)}

@@ -40,7 +40,7 @@ def readouts(vocab_size, telling):
 def test_gates(verdict, planted_model, tmp_path):
     """Joint optimization makes confidence telling, and saves layers; or it takes away what the plain model had."""
     name = str(tmp_path / "tiny.de-en.jsonl")
-    (tmp_path / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, pairs(64))))
+    (tmp_path / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, pairs(160))))
     after = eelib.load_model(str(families.save("gpt2", tmp_path / "after", seed=1)), device="cpu")
     for model, telling in ((planted_model, verdict != "holds"), (after, verdict == "holds")):
         task = eelib.load_task(name)

@@ -14,7 +14,7 @@ import eelib
 
 DEPTH, FIRST_EXIT = 6, 2  # with six layers, a sixth of the depth is a whole one
 CLAIMS = ("M-M1", "M-M2", "M-M3", "M-M4", "M-M5")
-HOLDS, FAILS = "holds", "does not hold"
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 RISING = (0.1, 0.3, 0.6, 0.92, 0.93, 0.93, 0.94)  # M's rule is met at layer 3
 DROPPING, GROWING = (0.1, 0.5, 0.9, 0.2, 0.3, 0.4, 0.5), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
@@ -29,11 +29,12 @@ class Plant:
     wanted: tuple[str, ...]
 
 
+# Undecided: where nothing differs in any of 64 texts, a small share or difference is not ruled out.
 PLANTS = {
-    "early, steady, and a drop": Plant(6, 1, DROPPING, (HOLDS,) * 5),
+    "early, steady, and a drop": Plant(6, 1, DROPPING, (*(HOLDS,) * 4, UNDECIDED)),
     "late, and no drop": Plant(1, 6, GROWING, (FAILS,) * 5),
-    "after a third": Plant(6, 2, DROPPING, (FAILS, HOLDS, FAILS, HOLDS, HOLDS)),
-    "the rule comes before the answer": Plant(6, 4, GROWING, (FAILS, FAILS, FAILS, FAILS, FAILS)),
+    "after a third": Plant(6, 2, DROPPING, (FAILS, HOLDS, UNDECIDED, HOLDS, UNDECIDED)),
+    "the rule comes before the answer": Plant(6, 4, GROWING, (FAILS, FAILS, UNDECIDED, FAILS, FAILS)),
 }
 
 

@@ -14,7 +14,7 @@ from planted import STEPS, exits, plant, verdicts
 
 import eelib
 
-HOLDS, FAILS = "holds", "does not hold"
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 CLAIMS = ("P-W1", "P-W2", "P-W3")
 CUT = [("tea", "pot"), ("foot", "path"), ("book", "shop"), ("cat", "walk")]
 STARTS, ENDS = zip(*CUT)
@@ -67,7 +67,7 @@ PLANTS = {
     "nouns late, prefixes later": (
         1,
         {"prefix": (3, 3), "suffix": (2, 2), "noun": (3, 3), "other": (1, 1)},
-        (HOLDS, HOLDS, HOLDS),
+        (HOLDS, UNDECIDED, HOLDS),  # 2 of 17, in each of 32 texts: what never varies counts as one token for each text
     ),
     "parts of speech alike, prefixes earlier": (
         4,

@@ -37,17 +37,17 @@ def test_a_planted_trace_is_what_was_planted(planted_model, planted_tasks, tmp_p
 
 
 # The exit layer of a token by its position: of a task into English, of one out of it, and of answers to questions. The
-# model has three layers. Three tasks of questions are one kind, but three of five in the averages over tasks.
+# model has three layers. Four tasks of questions are one kind, but four of six in the averages over tasks.
 SATURATION = {
     "holds": (
         lambda position: 1 + 0 * position,
-        lambda position: np.where(position == 0, 3, 1),
-        *[lambda position: 1 + 0 * position] * 3,
+        lambda position: np.where(position < 2, 3, 1),
+        *[lambda position: 1 + 0 * position] * 4,
     ),
     "does not hold": (
         lambda position: 3 + 0 * position,
         lambda position: np.where(position % 5 % 2 == 1, 1, 3),
-        *[lambda position: 3 + 0 * position] * 3,
+        *[lambda position: 3 + 0 * position] * 4,
     ),
 }
 
@@ -68,7 +68,7 @@ def questions(folder, name):
     """A file of questions whose answers all differ."""
     rows = [
         {"context": f"Room {i}.", "question": "What?", "answers": [row["references"][0]]}
-        for i, row in enumerate(pairs(32))
+        for i, row in enumerate(pairs(64))
     ]
     (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return str(folder / f"{name}.jsonl")
@@ -79,7 +79,7 @@ def questions(folder, name):
 def test_saturation(verdict, planted_tasks, tmp_path):
     """Nearly all tokens early, at nearly the same layer, most of all into English; or nearly none, and less into it."""
     model = wide_model(tmp_path / "wide")
-    tasks = [*planted_tasks, *(questions(tmp_path, f"asked{n}") for n in range(3))]
+    tasks = [*planted_tasks, *(questions(tmp_path, f"asked{n}") for n in range(4))]
     for name, layer in zip(tasks, SATURATION[verdict], strict=True):
         task = eelib.load_task(name)
         plant(model, task, tmp_path / "runs", lambda t: exits(layer(t["position"].to_numpy()), 3), STEPS)

@@ -4,9 +4,15 @@ import argparse
 
 import yaml
 
+from eelib.book.answered import ANSWERS
 from eelib.book.engine import engine
-from eelib.book.pages import GENERATED, cards, findings, load_results, runs, scoreboard
-from eelib.book.study_file import BOOK, StudyFile
+from eelib.book.front import confidence, front, page_answer, questions
+from eelib.book.models import clone, models
+from eelib.book.pages import cards, findings, runs
+from eelib.book.papers import papers
+from eelib.book.scoreboard import scoreboard
+from eelib.book.study_file import BOOK, GENERATED, StudyFile
+from eelib.book.verdicts import load_results
 from eelib.common.data import data_folder
 
 
@@ -19,13 +25,23 @@ def main() -> None:
     GENERATED.mkdir(parents=True, exist_ok=True)
     (BOOK / "_toc.yml").write_text(yaml.safe_dump(study.contents(), sort_keys=False), encoding="utf-8")
     fragments = {
+        "front": front(study, results),
+        "questions": questions(study, results),
+        "confidence": confidence(study, results),
         "findings": findings(study, results),
         "scoreboard": scoreboard(study, results),
         "cards": cards(),
+        "papers": papers(),
+        "models": models(study, results),
+        "clone": clone(),
         "runs": runs(results),
-    } | engine(data_folder("checks"), GENERATED)
+    } | engine(data_folder("checks"))
     for name, fragment in fragments.items():
         (GENERATED / f"{name}.md").write_text(fragment + "\n", encoding="utf-8")
+    for model, notebook in study.runs:
+        path = GENERATED / ANSWERS / model / f"{notebook}.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page_answer(study, results, model, notebook), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def coverage(content: dict[str, Any]) -> Iterator[str]:
                 "measured": f"at most {mean:.4f}",
                 "met": mean <= epsilon,
             },
-        ]
+        ],
+        "Goals: that calibrated thresholds keep what is promised.",
     )
     far = [row["violations"] for row in published]
     yield (
@@ -48,6 +49,7 @@ def coverage(content: dict[str, Any]) -> Iterator[str]:
             [losses, units, *(told(by_way[way]) for way in ways), f"{by_way[CONTROL]['mean_risk']:.4f}"]
             for (losses, units), by_way in found.items()
         ),
+        "Share of draws whose threshold exceeds the bound, by population, units and way of choosing.",
     )
 
 

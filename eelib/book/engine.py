@@ -8,38 +8,50 @@ from pathlib import Path
 from typing import Any
 
 from eelib.book.coverage import coverage
+from eelib.book.exits import exits
+from eelib.book.families import families
+from eelib.book.html import raw
+from eelib.book.intervals import intervals
+from eelib.book.lens import lens
+from eelib.book.pages import curves_of
 from eelib.book.speed import MOST_OF_FLOOR, folded, goal_table, parts
 from eelib.common.markdown import Markdown, card_parts, table, text
+from eelib.figures.engine import speed_figure
+from eelib.figures.style import figure_html, files_of
 
-PROPERTIES = {"readout": "Readout", "sublayers": "Sub-layers", "padding": "Padding", "decoding": "Decoding"}
-KINDS = {"causal": "Causal", "seq2seq": "Encoder-decoder", "masked": "Masked", "classifier": "Classification"}
-WRITING = ("causal", "seq2seq")  # kinds that decode
-KILLS = 50
-PASSING = 0.9  # of the attention-based causal families
+KILLS = 300
 UNITS = {"cpu": "{}", "cores": "{} cores", "threads": "{} threads", "memory_gib": "{} GiB of memory"}
 FEW = 12  # rows that are shown at once
 SURROUNDINGS = ("machine", "date", "versions")
 
 
-def engine(folder: Path, generated: Path) -> dict[str, str]:
-    """The fragments of the page, by name; the plot is drawn into `generated`."""
-    sections: dict[str, tuple[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
-        "families": ("families", families),
-        "crashes": ("crashes", crashes),
-        "bad_input": ("bad_input", bad_input),
-        "reproducible": ("reproducible", reproducible),
-        "kernel": ("kernel", kernel),
-        "joint_memory": ("joint_memory", joint_memory),
-        "coverage": ("coverage", coverage),
-        "speed": ("speed", lambda content: parts(content, speed_plot(content, generated))),
+def engine(folder: Path) -> dict[str, str]:
+    """The fragments of the page, by name."""
+    sections: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
+        "families": families,
+        "crashes": crashes,
+        "many_prompts": many_prompts,
+        "cluster": cluster,
+        "bad_input": bad_input,
+        "reproducible": reproducible,
+        "kernel": kernel,
+        "joint_memory": joint_memory,
+        "lens": lens,
+        "coverage": coverage,
+        "exits": exits,
+        "intervals": intervals,
+        "speed": lambda content: parts(content, speed_plot(content)),
     }
-    return {f"engine_{name}": section(folder / f"{check}.json", render) for name, (check, render) in sections.items()}
+    return {f"engine_{check}": section(folder / f"{check}.json", render) for check, render in sections.items()}
 
 
 def section(path: Path, render: Callable[[dict[str, Any]], Iterator[str]]) -> str:
     """One check's fragment: when and where it was run, then what it found."""
     if not path.exists():
-        return f"The check `{path.stem}` has not been run yet.\n"
+        return (
+            f"What this check finds is not in `data/checks` yet: `python -m checks.{path.stem}` runs it, and the next "
+            "`make book` shows it here.\n"
+        )
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content, list):
         content = {"rows": content}
@@ -62,133 +74,54 @@ def described(value: Any) -> str:
     return text(value)
 
 
-# Families
-
-
-def families(content: dict[str, Any]) -> Iterator[str]:
-    """The goal, counts by kind, and every family folded below its kind."""
-    rows = content["rows"]
-    yield goal_table([family_goal(rows)])
-    summary = []
-    for kind, name in kinds_of(rows).items():
-        built = [row for row in rows if row["kind"] == kind and row["built"]]
-        summary.append(
-            [
-                name,
-                f"{len(built)} of {sum(row['kind'] == kind for row in rows)}",
-                *(passing(built, key) if key != "decoding" or kind in WRITING else None for key in PROPERTIES),
-                sum(map(passes, built)),
-            ]
-        )
-    yield table(["Kind", "Built", *PROPERTIES.values(), "All"], summary)
-    for kind, name in kinds_of(rows).items():
-        own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["model_type"])
-        yield folded(f"{name}: every family ({len(own)})", "\n".join(family_lists(own)))
-
-
-def family_lists(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The families of one kind: names of those that pass everything, and a reason for each of the others."""
-    good_rows = [row for row in rows if passes(row)]
-    for padding, meaning in (
-        ("batched", "rows of different lengths share a batch"),
-        ("equal lengths", "only rows of equal length share a batch"),
-    ):
-        names = [row["model_type"] for row in good_rows if row["padding"] == padding]
-        if names:
-            yield f"**Everything passes; {meaning} ({len(names)}):** {text(names)}\n"
-    failing = [row for row in rows if row["built"] and not passes(row)]
-    if failing:
-        yield f"**Something does not ({len(failing)}):**\n"
-        yield table(
-            ["Family", "What", "Reason"], ([row["model_type"], verdicts(row), row["reason"]] for row in failing)
-        )
-    missing = [row for row in rows if not row["built"]]
-    if missing:
-        yield f"**Could not be built ({len(missing)}):**\n"
-        yield table(["Family", "Reason"], ([row["model_type"], row["reason"]] for row in missing))
-
-
-def verdicts(row: dict[str, Any]) -> str:
-    """What a family does not pass, in words."""
-    return ", ".join(
-        f"{name.lower()}: {row[key] or 'not tried'}"
-        for key, name in PROPERTIES.items()
-        if applies(row[key]) and not good(row[key])
-    )
-
-
-def kinds_of(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """The kinds that occur, each with its name, in their usual order."""
-    found = {row["kind"] for row in rows}
-    order = (*KINDS, *sorted(found - set(KINDS), key=str))
-    return {kind: KINDS.get(kind, str(kind)) for kind in order if kind in found}
-
-
-def passing(rows: list[dict[str, Any]], key: str) -> int | None:
-    """How many pass a check; None where it applies to none of them."""
-    known = [row[key] for row in rows if applies(row[key])]
-    return sum(map(good, known)) if known else None
-
-
-def applies(value: str) -> bool:
-    """Whether a property is one that a family of this kind can have."""
-    return value != "none"
-
-
-def good(value: str) -> bool:
-    """Whether a check's entry says that it passed; rows that never share a batch with longer ones are right too."""
-    return value in ("pass", "batched", "equal lengths")
-
-
-def passes(row: dict[str, Any]) -> bool:
-    """Whether a family passes everything that applies to it."""
-    return row["built"] and all(good(row[key]) for key in PROPERTIES if applies(row[key]))
-
-
-def family_goal(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The goal on attention-based causal families."""
-    asked = [row for row in rows if row["kind"] == "causal" and row["attention_based"] and row["built"]]
-    goal = {"goal": "Attention-based causal families that pass everything", "asked": f"at least {PASSING:.0%}"}
-    if not asked:
-        return goal | {"measured": "none was tried", "met": None}
-    met = sum(map(passes, asked))
-    return goal | {"measured": f"{met} of {len(asked)} ({met / len(asked):.0%})", "met": met / len(asked) >= PASSING}
-
-
-# The other checks
-
-
 def bad_input(content: dict[str, Any]) -> Iterator[str]:
-    """How many cases went as they should, those that did not, and all of them folded."""
+    """How many cases went as they should, how long a refusal takes, those that went wrong, and all of them folded."""
     rows = content["rows"]
     failed = [row for row in rows if not row["ok"]]
     yield f"**{len(rows) - len(failed)} of {len(rows)} cases went as they should.**\n"
+    timed = sorted((row for row in rows if "seconds" in row), key=lambda row: row["seconds"])
+    if timed:
+        middle, slowest = timed[len(timed) // 2], timed[-1]
+        yield (
+            f"Half of the answers took at most {middle['seconds']:.2f} seconds, the slowest "
+            f"{slowest['seconds']:.1f} ({text(slowest['case'])}).\n"
+        )
     if failed:
-        yield table(["Case", "Given", "What was said"], ([r["case"], r["given"], r["message"]] for r in failed))
+        yield table(
+            ["Case", "Given", "What was said"],
+            ([r["case"], r["given"], r["message"]] for r in failed),
+            "Cases that did not go as they should.",
+        )
     yield folded(
         f"Every case ({len(rows)})",
         table(
-            ["Case", "Given", "What was said", "As it should"],
-            ([r["case"], r["given"], r["message"], r["ok"]] for r in rows),
+            ["Case", "Given", "What was said", "Seconds", "As it should"],
+            ([r["case"], r["given"], r["message"], r.get("seconds", "–"), r["ok"]] for r in rows),
+            "Every case: what was given, and what was said.",
         ),
     )
 
 
 def crashes(content: dict[str, Any]) -> Iterator[str]:
     """Kills, damaged files, two processes at once and a full disk, each judged; every figure folded."""
-    killed, damaged, two, disk = (content[key] for key in ("killed", "damaged", "two_processes", "full_disk"))
+    keys = ("killed", "workers_killed", "damaged", "two_processes", "full_disk")
+    killed, many, damaged, two, disk = (content[key] for key in keys)
+    kills = killed["kills"] + many["kills"]
     redone = sum(row["identical"] for row in damaged)
     goals = [
         counted("Killed runs that ended as an undisturbed one does", killed["identical"], killed["runs"]),
         {
             "goal": "Kills at random moments",
             "asked": f"at least {KILLS}",
-            "measured": f"{killed['kills']}",
-            "met": killed["kills"] >= KILLS,
+            "measured": f"{kills}, {many['kills']} of them among {many['workers']} workers on one trace",
+            "met": kills >= KILLS,
         },
+        counted(
+            "Traces that workers ended as one maker does, killed among themselves", many["identical"], many["runs"]
+        ),
         counted("Damaged files that were found and made again", redone, len(damaged)),
         counted("Two processes at once: the same result", two["identical"], two["rounds"]),
-        counted("Two processes at once: one waited", two["one_waited"], two["rounds"]),
+        counted("Two processes at once: each shard made once", two["shared"], two["rounds"]),
     ]
     if disk["tested"]:
         goals.append(
@@ -199,11 +132,63 @@ def crashes(content: dict[str, Any]) -> Iterator[str]:
                 "met": not disk["half_files"] and disk["identical"],
             }
         )
-    yield goal_table(goals)
+    yield goal_table(goals, "Goals: what is left of runs that were killed, damaged, doubled or out of disk.")
     yield f"The kills, by moment: {described(killed['moments'])}.\n"
     if disk["tested"]:
         yield f"On the full disk it said: {text(disk['message'])}.\n"
     yield folded("All figures", "\n".join(outcome(content)))
+
+
+def many_prompts(content: dict[str, Any]) -> Iterator[str]:
+    """How fast workers go through very many prompts, what memory they take, and how soon they go on when killed."""
+    yield goal_table(
+        [
+            counted(
+                "Shards made by one worker alone", content["shards"], content["shards"] + content["shards_made_twice"]
+            )
+        ],
+        "Goal: no shard is made twice.",
+    )
+    again = content["seconds_to_start_again"]
+    yield (
+        f"{content['prompts']:,} prompts of a tiny random model went through {content['workers']} workers at "
+        f"{content['prompts_per_second']:,.0f} prompts a second, {content['rows_per_second']:,.0f} rows. The largest "
+        f"worker took {content['peak_memory_mb']:,} MB. All were killed a third of the way and started again: the next "
+        f"shard was there after {again:.0f} seconds, of which {content['of_them_loading']:.0f} went to starting Python "
+        "and loading the model.\n"
+    )
+
+
+def cluster(content: dict[str, Any]) -> Iterator[str]:
+    """What was done to jobs on a real Slurm, and how much of a plain run's bytes came out of it."""
+    large = content["too_large"]
+    yield goal_table(
+        [
+            *(
+                counted(f"{what} as in a plain run", content[key]["identical"], content[key]["compared"])
+                for key, what in (("files", "Files of traces"), ("figures", "Figures"), ("cells", "Cells of notebooks"))
+            ),
+            {
+                "goal": "Jobs that start on a node that is drained",
+                "asked": "none",
+                "measured": f"{content['started_while_drained']}, while {content['held_by_the_drained_node']} waited",
+                "met": content["started_while_drained"] == 0,
+            },
+            counted("Jobs too large for the node: the reason is told", sum(row["ok"] for row in large), len(large)),
+        ],
+        "Goals: the bytes of a plain run, whatever happens to jobs.",
+    )
+    yield (
+        f"{content['models']} tiny models went through {content['notebooks']} notebooks, with {content['workers']} "
+        "workers for the traces of each, on a Slurm of one node. A worker was killed with -9 and started again; the "
+        "node was drained and resumed; a notebook's job was cancelled, noticed after "
+        f"{content['seconds_until_it_was_noticed']:.0f} seconds, and made by a second call.\n"
+    )
+    yield table(
+        ["Too large", "What was said"],
+        ([row["asked"], row["said"]] for row in large),
+        "Jobs that no node can take, and what is said of them.",
+    )
 
 
 def counted(goal: str, met: int, number: int) -> dict[str, Any]:
@@ -225,7 +210,8 @@ def reproducible(content: dict[str, Any]) -> Iterator[str]:
                 "met": wrong == 0,
                 "measured": f"{wrong:,} of {sum(row['top1_compared'] for row in exact):,}",
             },
-        ]
+        ],
+        "Goals: the same bytes from equal runs, the same top-1s from batches of any size.",
     )
     yield table(
         [
@@ -245,10 +231,11 @@ def reproducible(content: dict[str, Any]) -> Iterator[str]:
                 f"{row['sequences_with_another_output']} of {row['sequences']}",
                 f"{row['top1_differs']:,} of {row['top1_compared']:,}",
                 row["largest_margin_of_a_top1_that_differs"],
-                row["mean_difference"]["probability"],
+                f"{row['mean_difference']['probability']:.1g}",
             ]
             for row in sizes
         ),
+        "What differs between batch sizes, by number format.",
     )
 
 
@@ -265,7 +252,8 @@ def joint_memory(content: dict[str, Any]) -> Iterator[str]:
                 "measured": f"at most {worst:.2f}",
                 "met": worst <= most,
             }
-        ]
+        ],
+        "Goal: the memory of a joint step.",
     )
     yield f"{text(content['network'])}; {text(content['batch'])}.\n"
     yield table(
@@ -281,6 +269,7 @@ def joint_memory(content: dict[str, Any]) -> Iterator[str]:
             ]
             for row in rows
         ),
+        "Peak memory and time of a training step, by vocabulary and way.",
     )
 
 
@@ -289,15 +278,16 @@ def outcome(content: dict[str, Any]) -> Iterator[str]:
     lists = {
         key: value for key, value in content.items() if isinstance(value, list) and value and isinstance(value[0], dict)
     }
-    yield from card_parts({key: value for key, value in content.items() if key not in (*SURROUNDINGS, *lists)})
+    values = {key: value for key, value in content.items() if key not in (*SURROUNDINGS, *lists)}
+    yield from card_parts(values, curves_of("The check"))
     for name, rows in lists.items():
-        keys = list(dict.fromkeys(key for row in rows for key in row))
+        keys, title = list(dict.fromkeys(key for row in rows for key in row)), name.replace("_", " ").capitalize()
         lines = table(
             [key.replace("_", " ") for key in keys],
             ([Markdown(described(row.get(key))) for key in keys] for row in rows),
+            f"{title}: all figures.",
         )
-        title = name.replace("_", " ").capitalize()
-        yield f"**{text(title)}**\n\n{lines}" if len(rows) <= FEW else folded(f"{title} ({len(rows)})", lines)
+        yield lines if len(rows) <= FEW else folded(f"{title} ({len(rows)})", lines)
 
 
 def kernel(content: dict[str, Any]) -> Iterator[str]:
@@ -313,7 +303,8 @@ def kernel(content: dict[str, Any]) -> Iterator[str]:
                 "measured": f"{met} of {len(rows)} shapes; worst {min(shares):.3f}",
                 "met": met == len(rows),
             }
-        ]
+        ],
+        "Goal: the rate of the kernel.",
     )
     ways = list(dict.fromkeys(way for row in rows for way in row["share_of_matmul"] if way != "matmul"))
     yield table(
@@ -328,16 +319,13 @@ def kernel(content: dict[str, Any]) -> Iterator[str]:
             ]
             for row in rows
         ),
+        "Rate of each way as a share of the matmul's, by shape.",
     )
 
 
-def speed_plot(content: dict[str, Any], generated: Path) -> str:
-    """Draw the plot; its Markdown, or nothing where no ratio is known."""
+def speed_plot(content: dict[str, Any]) -> str:
+    """The plot as a figure; nothing where no ratio is known."""
     if not any(row["ratio_to_floor"] for row in content["rows"]):
         return ""
-    from eelib.figures.engine import speed_figure
-
-    generated.mkdir(parents=True, exist_ok=True)
-    path = generated / "engine_speed.png"
-    alt, caption = speed_figure(content, MOST_OF_FLOOR, path)
-    return f":::{{figure}} {generated.name}/{path.name}\n:alt: {alt}\n:width: 100%\n\n{text(caption)}\n:::\n"
+    fig, alt, caption = speed_figure(content, MOST_OF_FLOOR)
+    return raw(figure_html(files_of(fig), alt, caption, "engine-speed"))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from eelib.common.markdown import Markdown, table, text
+from eelib.common.markdown import Markdown, fenced, table, text
 
 Row = dict[str, Any]
 PLAIN = ("plain, step by step", "plain, stacked")
@@ -181,12 +181,13 @@ def same_goal(speed: dict[str, Any]) -> Goal:
     }
 
 
-def goal_table(found: list[Goal]) -> str:
+def goal_table(found: list[Goal], caption: str) -> str:
     """Goals as a table."""
     verdict = {True: Markdown("**met**"), False: Markdown("**not met**"), None: "not measured"}
     return table(
         ["Goal", "Asked", "Measured", ""],
         ([goal["goal"], goal["asked"], goal["measured"], verdict[goal["met"]]] for goal in found),
+        caption,
     )
 
 
@@ -197,13 +198,9 @@ def parts(speed: dict[str, Any], figure: str) -> Iterator[str]:
     if not speed.get("finished"):
         yield "These figures come from a part of the grid; the rest has not been measured.\n"
     yield f"**{sum(known)} of {len(known)} goals that could be judged are met.**\n"
-    yield goal_table(found)
+    yield goal_table(found, "The goals of the benchmark.")
     yield figure
     measured = cells(speed["rows"])
-    yield (
-        "Tokens per second of the floor, and the time of each way as a multiple of the floor's. A dash: this way "
-        "gave no figure; the reason is below.\n"
-    )
     ways = [way for way in WAYS if any(row["way"] == way for row in speed["rows"])]
     yield table(
         ["Shape, batch", "Floor, per s", *ways],
@@ -215,6 +212,8 @@ def parts(speed: dict[str, Any], figure: str) -> Iterator[str]:
             ]
             for (shape, batch), found in measured.items()
         ),
+        "Tokens per second of the floor, and the time of each way as a multiple of the floor's. A dash: this way "
+        "gave no figure; the reason is below.",
     )
     reasons = sorted({(row["way"], row["note"], row["shape"]) for row in speed["rows"] if row["note"]})
     for way, reason, shape in reasons:
@@ -234,6 +233,7 @@ def parts(speed: dict[str, Any], figure: str) -> Iterator[str]:
                 ]
                 for row in speed["linearity"]
             ),
+            "Speed and memory with ever more tokens.",
         )
     yield folded(
         "All figures",
@@ -269,6 +269,7 @@ def parts(speed: dict[str, Any], figure: str) -> Iterator[str]:
                 ]
                 for row in speed["rows"]
             ),
+            "Every way on every shape and batch size.",
         ),
     )
 
@@ -280,4 +281,4 @@ def ratio(row: Row | None) -> str | None:
 
 def folded(title: str, content: str) -> str:
     """Content that opens on a click."""
-    return f":::{{dropdown}} {title}\n{content}\n:::\n"
+    return fenced(f"{{dropdown}} {text(title)}", content)

@@ -1,5 +1,7 @@
 """The study file: which models run through which notebooks, with what, and what each page depends on."""
 
+import ast
+import json
 import re
 import shlex
 import sys
@@ -14,6 +16,21 @@ from eelib.common.sources import PACKAGE, modules_behind
 from eelib.common.values import check_name
 
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
+GENERATED = BOOK / "generated"
+LENS = "pocket-llama"  # the model that runs in the page `lens`
+HOST_GB = 16  # of a job on a GPU: weights of 7 billion parameters in 16 bits pass through it
+OF_TRACES = (  # parameters that decide on traces, and where these lie
+    "model",
+    "tasks",
+    "limit",
+    "max_new_tokens",
+    "batch_size",
+    "dtype",
+    "device",
+    "template",
+    "runs_folder",
+    "results_folder",
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,25 @@ class StudyFile:
         """Cores of one job of a model: its own number, or the study's."""
         return self.models[model].get("threads", self.threads)
 
+    def workers_of(self, model: str) -> range:
+        """Numbers of the jobs that make a model's traces before its notebooks; none where the notebooks do it."""
+        return range(self.models[model].get("workers", 0))
+
+    def host_memory(self, model: str) -> int:
+        """GB of the host's memory that a job of a model may take: its own; `memory_gb` where that is no GPU's."""
+        settings = self.models[model]
+        return settings.get("host_memory_gb") or (HOST_GB if settings.get("gpu") else settings.get("memory_gb", 4))
+
+    def asked(self, model: str) -> list[dict[str, Any]]:
+        """What the traces of a model's notebooks depend on: parameters of each, as given or as its own."""
+        found: list[dict[str, Any]] = []
+        for notebook in self.notebooks_of(model):
+            given = self.parameters(model, notebook)
+            values = defaults(notebook_file(notebook)) | given
+            one = {key: value for key, value in values.items() if key in OF_TRACES}
+            found += [one | {"model": name} for name in (given["model"], given.get("after")) if name]
+        return [values for number, values in enumerate(found) if values not in found[:number]]
+
     @property
     def runs(self) -> list[tuple[str, str]]:
         """Every (model, notebook) that is run."""
@@ -88,16 +124,11 @@ class StudyFile:
         """
         source = notebook_file(notebook)
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
-        beside = {
-            folder.name
-            for folder in data_folder("models").glob("*")
-            if re.search(rf"(?<![\w-]){re.escape(folder.name)}(?![\w-])", said)
-        }
-        named = sorted({model, *beside})
-        own = (f"{kind}/{name}" for kind in ("models", "gates") for name in named)
-        folders = ("texts", "papers", "models/pocket-tagger", *own)
-        data = (file for folder in folders for file in data_folder(folder).rglob("*") if file.is_file())
-        return [str(source), *modules(source), *sorted(map(str, data))]
+        return [str(source), *modules(source), *data_behind(model, said, "papers", "models/pocket-tagger")]
+
+    def worker_sources(self, model: str) -> list[str]:
+        """Files that the traces of a model depend on, among them texts and weights."""
+        return [*modules(PACKAGE / "book" / "worker.py"), *data_behind(model, str(self.asked(model)))]
 
     def arguments(self, model: str, notebook: str) -> str:
         """`parameters` as papermill's arguments, quoted for a shell; texts are not guessed to be numbers."""
@@ -121,12 +152,12 @@ class StudyFile:
 
     def contents(self) -> dict[str, Any]:
         """The table of contents, as Jupyter Book reads it: a page per model and notebook between the prose pages."""
-        captions = {"The study": ["run_on_your_model"]}
+        captions = {"The study": ["lens", "run_on_your_model"]}
         captions |= {
             f"Results: {model}": [f"results/{model}/{notebook}" for notebook in self.notebooks_of(model)]
             for model in self.models
         }
-        captions["All together"] = ["scoreboard", "cards", "engine", "runs", "references"]
+        captions["All together"] = ["scoreboard", "papers", "cards", "engine", "runs", "references"]
         parts = [
             {"caption": caption, "chapters": [{"file": page} for page in pages]} for caption, pages in captions.items()
         ]
@@ -144,17 +175,39 @@ class StudyFile:
             *BOOK.glob("*.md"),
             *BOOK.glob("*.bib"),
             *BOOK.glob("_static/*"),
+            *BOOK.glob("_templates/*"),
+            *BOOK.glob("scripts/*/*"),
             *data_folder().glob("papers/*"),
             *data_folder().glob("checks/*.json"),
             *data_folder().rglob("card.json"),
+            *Path().glob("CITATION.cff"),
             *modules(PACKAGE / "book" / "__main__.py"),
+            *modules(PACKAGE / "book" / "answered.py"),
+            *modules(PACKAGE / "book" / "extension.py"),
         ]
         return sorted({self.path, "_config.yml", *map(str, found)})
+
+    @staticmethod
+    def lens_sources() -> list[str]:
+        """Files that what the page with the lens loads depends on: code, weights, example texts."""
+        data = [*data_folder("models", LENS).glob("*"), *data_folder("texts", "translation").glob("*")]
+        return [*modules(PACKAGE / "browser" / "__main__.py"), *sorted(map(str, data))]
 
 
 def notebook_file(name: str) -> Path:
     """Where a notebook of this name lies."""
     return NOTEBOOKS / f"{name}.ipynb"
+
+
+def defaults(notebook: Path) -> dict[str, Any]:
+    """The values in a notebook's cell of parameters; none where it has no such cell."""
+    cells = json.loads(notebook.read_text(encoding="utf-8")).get("cells", [])
+    tagged = ("".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ()))
+    return {
+        node.target.id: ast.literal_eval(node.value)
+        for node in ast.parse(next(tagged, "")).body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value
+    }
 
 
 def files_below(path: Path) -> list[Path]:
@@ -164,6 +217,18 @@ def files_below(path: Path) -> list[Path]:
         return [f for f in inside if f.is_file() and not any(p.startswith(".") for p in f.relative_to(path).parts)]
     except OSError:  # a text that no path can be
         return []
+
+
+def data_behind(model: str, said: str, *more: str) -> list[str]:
+    """Files of texts, of the folders `more`, and of the weights and gates of a model and all whose names are `said`."""
+    beside = {
+        folder.name
+        for folder in data_folder("models").glob("*")
+        if re.search(rf"(?<![\w-]){re.escape(folder.name)}(?![\w-])", said)
+    }
+    own = (f"{kind}/{name}" for kind in ("models", "gates") for name in sorted({model, *beside}))
+    files = (file for folder in ("texts", *more, *own) for file in data_folder(folder).rglob("*") if file.is_file())
+    return sorted(map(str, files))
 
 
 def modules(source: Path) -> list[str]:

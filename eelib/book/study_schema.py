@@ -11,21 +11,25 @@ from eelib.common.errors import InputError
 from eelib.common.values import first_line
 
 MOST = 2**20  # bytes of a study file
+DEEPEST = 100  # brackets inside one another: YAML's own refusal of many takes seconds
+LARGEST = 100_000  # workers, gigabytes, hours
+OWN = ("model", "runs_folder", "results_folder")  # parameters that the study sets itself
 
 
-WHOLE = ("memory_gb", "gpu", "threads")  # settings of a model
+WHOLE = ("memory_gb", "host_memory_gb", "gpu", "threads", "workers", "hours")  # settings of a model
 
 
 def whole(least: int) -> dict[str, Any]:
     """A whole number; each `description` here says what is allowed, as messages do."""
-    return {"type": "integer", "minimum": least, "description": f"a whole number, at least {least}"}
+    allowed = f"a whole number, at least {least}, at most {LARGEST:,}"
+    return {"type": "integer", "minimum": least, "maximum": LARGEST, "description": allowed}
 
 
 NAMES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 PARAMETERS = {
     "type": ["object", "null"],
-    "description": "a mapping of parameters, whose names are of letters, digits and _",
-    "propertyNames": {"pattern": r"^[A-Za-z_][A-Za-z0-9_]*$"},
+    "description": f"a mapping of parameters, whose names are of letters, digits and _, and none of {', '.join(OWN)}",
+    "propertyNames": {"pattern": rf"^(?!({'|'.join(OWN)})$)[A-Za-z_][A-Za-z0-9_]*$"},
     "additionalProperties": {
         "type": ["string", "number", "boolean"],
         "description": "a text, a number, true or false",
@@ -38,7 +42,12 @@ MODEL = {
     "additionalProperties": False,
     "properties": {
         "enabled": {"type": "boolean", "description": "true or false"},
-        **{key: whole(0 if key == "gpu" else 1) for key in WHOLE},
+        **{key: whole(0 if key in ("gpu", "workers") else 1) for key in WHOLE},
+        "partition": {
+            "type": "string",
+            "pattern": r"^[A-Za-z0-9_.,-]+$",
+            "description": "a name of letters, digits and _ . -",
+        },
         "notebooks": NAMES | {"minItems": 1, "description": "a list of names of notebooks, each once"},
         "parameters": PARAMETERS,
     },
@@ -93,6 +102,8 @@ def read_study(path: str | Path) -> dict[str, Any]:
         content = Path(path).read_bytes() if Path(path).is_file() else None
         if content is None or len(content) > MOST:
             raise InputError("there is no such file, or it is too large for a study")
+        if depth(content) > DEEPEST:
+            raise RecursionError
         study = yaml.load(content, Loader)  # made of yaml's safe one
         fastjsonschema.compile(SCHEMA, use_default=False)(study)
         return study
@@ -109,6 +120,15 @@ def read_study(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: not YAML ({first_line(problem)})") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply") from None
+
+
+def depth(content: bytes) -> int:
+    """The most brackets that stand open at once."""
+    now = most = 0
+    for byte in content:
+        now += (byte in b"[{") - (byte in b"]}")
+        most = max(most, now)
+    return most
 
 
 def told(error: fastjsonschema.JsonSchemaValueException, study: dict[str, Any]) -> str:

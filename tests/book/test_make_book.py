@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -20,6 +23,7 @@ echo made > _build/html/index.html
 """
 PARAMETERS = 'model: str = "none"\nnote: str = "default"\nruns_folder: str = ""\nresults_folder: str = ""\n'
 CODE = """import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 assert not Path("broken").exists(), "it broke"
 folder = Path(results_folder, Path(model).name)
@@ -151,3 +155,84 @@ def test_a_hostile_name_is_refused_in_one_line_and_nothing_runs(tmp_path):
     assert "Traceback" not in done.stdout
     made = {path.relative_to(project).parts[0] for path in set(project.rglob("*")) - before}
     assert made <= {".snakemake", "eelib"}  # eelib: compiled files of the code that is linked there
+
+
+def test_a_killed_call_leaves_no_lock_and_two_at_once_take_turns(tmp_path):
+    project = make_project(tmp_path)
+    locks = project / ".snakemake/locks"
+    locks.mkdir(parents=True)
+    for name in ("0.input.lock", "0.output.lock"):
+        (locks / name).write_text("results/model/tiny.json\nbook/results/model/tiny.ipynb\n")
+    with ThreadPoolExecutor(2) as pool:
+        calls = list(pool.map(lambda _: make_book(project), range(2)))
+    assert all(call.returncode == 0 for call in calls), [call.stdout for call in calls]
+    said = [call.stdout for call in calls]
+    assert sum("this one waits" in text for text in said) == 1
+    assert sum("The last call was killed; it goes on from there." in text for text in said) == 1
+
+
+INSTALLER = f"""#!/bin/sh
+case "$*" in
+"-m venv"*) echo "$*" >> calls; for last; do :; done; mkdir -p "$last/bin"
+    printf '#!/bin/sh\\necho pip >> calls; sleep 2; if [ -e endless ]; then sleep 600; fi\\n' > "$last/bin/python"
+    chmod +x "$last/bin/python"
+    if [ -e once ]; then rm once; kill -9 $$; fi ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+
+
+def start_install(project: Path) -> subprocess.Popen:
+    """`make` of a fresh environment by a Python that notes its calls; in a process group of its own."""
+    (project / "python3").write_text(INSTALLER)
+    (project / "python3").chmod(0o755)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    asked = ["make", "VENV=fresh", f"PYTHON={project}/python3", "fresh/.installed"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(asked, cwd=project, env=clean, start_new_session=True, **streams)
+
+
+def calls_in(project: Path) -> list[str]:
+    """What the installing Python, and its pip, were called with."""
+    path = project / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_an_environment_whose_making_was_broken_off_is_made_anew(tmp_path):
+    """The Python that makes it is killed once, before there is a pip."""
+    project = make_project(tmp_path)
+    (project / "once").touch()
+    said = []
+    for _ in range(3):
+        call = start_install(project)
+        said.append((call.communicate(timeout=60)[0], call.returncode))
+    assert said[0][1] and said[1][1] == said[2][1] == 0, said
+    assert not (project / "fresh.making").exists()
+    assert calls_in(project) == ["-m venv fresh", "-m venv --clear fresh", "pip"]
+
+
+def test_of_two_first_calls_one_installs_and_the_other_waits(tmp_path):
+    project = make_project(tmp_path)
+    calls = [start_install(project) for _ in range(2)]
+    said = [call.communicate(timeout=60)[0] for call in calls]
+    assert all(call.returncode == 0 for call in calls), said
+    assert calls_in(project) == ["-m venv fresh", "pip"]
+    waited = "Another make installs into fresh; this one waits."
+    assert sorted(waited in text for text in said) == [False, True], said
+
+
+def test_an_installation_that_was_killed_keeps_nobody_waiting(tmp_path):
+    project = make_project(tmp_path)
+    (project / "endless").touch()
+    first = start_install(project)
+    end = time.monotonic() + 60
+    while "pip" not in calls_in(project):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    second = start_install(project)
+    assert "this one waits" in second.stdout.readline()
+    (project / "endless").unlink()
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    said, _ = second.communicate(timeout=60)
+    assert second.returncode == 0 and calls_in(project) == ["-m venv fresh", "pip", "pip"], said

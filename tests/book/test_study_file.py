@@ -122,3 +122,65 @@ def test_texts_stay_texts_in_papermill_s_arguments(tmp_path, note):
     words = shlex.split(StudyFile.load(write_study(tmp_path, text)).arguments("model", "tiny"))
     assert words[words.index("note") - 1 :][:3] == ["-r", "note", note]
     assert words[words.index("limit") - 1 :][:3] == ["-p", "limit", "3"]
+
+
+def test_what_the_lens_loads_depends_on_weights_texts_and_code_and_its_page_on_the_scripts(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    made = StudyFile.lens_sources()
+    assert {"eelib/browser/weights.py", "eelib/tracing/make.py"} <= set(made)
+    for name in ("models/pocket-llama/model.safetensors", "texts/translation/de-en.jsonl"):
+        assert str(ROOT / "data" / name) in made
+    study = StudyFile.load("study.yml")
+    assert "lens" in study.pages and "book/scripts/lens/llama.js" in study.page_sources()
+
+
+NOTEBOOK = {
+    "cells": [
+        {"cell_type": "markdown", "metadata": {}, "source": ["# A page"]},
+        {
+            "cell_type": "code",
+            "metadata": {"tags": ["parameters"]},
+            "source": [
+                'model: str = "none"\n',
+                'tasks: str = "a,b"\n',
+                "limit: int = 0  # all\n",
+                "repeats: int = -1\n",
+            ],
+        },
+    ]
+}
+
+
+def test_what_workers_make_is_what_the_notebooks_ask_for(tmp_path):
+    """The study's values, else the notebook's own; once each, and the second model that a study names."""
+    for name in ("n", "m", "length"):
+        Path(f"notebooks/{name}.ipynb").write_text(json.dumps(NOTEBOOK))
+    study = StudyFile.load(
+        write_study(
+            tmp_path,
+            """
+        parameters: {limit: 1}
+        notebooks: {n: {}, m: {}, length: {tasks: c, after: other/model}}
+        models: {some/model: {workers: 3}, alone: {notebooks: [n]}}""",
+        )
+    )
+    folders = {"runs_folder": "runs", "results_folder": "results"}
+    first = {"model": "some/model", "tasks": "a,b", "limit": 1} | folders
+    third = first | {"tasks": "c"}
+    assert study.asked("model") == [first, third, third | {"model": "other/model"}]
+    assert list(study.workers_of("model")) == [0, 1, 2] and not study.workers_of("alone")
+    assert {"eelib/book/worker.py", "eelib/tracing/makers.py"} <= set(study.worker_sources("model"))
+
+
+@pytest.mark.parametrize(
+    "settings, found",
+    [
+        ("{}", 4),
+        ("{memory_gb: 9}", 9),
+        ("{memory_gb: 80, gpu: 1}", 16),
+        ("{memory_gb: 80, gpu: 1, host_memory_gb: 40}", 40),
+    ],
+)
+def test_memory_of_a_gpu_is_not_that_of_the_host(settings, found, tmp_path):
+    study = StudyFile.load(write_study(tmp_path, f"models: {{a: {settings}}}\nnotebooks: {{n: {{}}}}"))
+    assert study.host_memory("a") == found

@@ -1,23 +1,66 @@
 """The check that kills: what it counts is what happens."""
 
 import importlib
+import os
+import signal
+import threading
+import time
 
 import pytest
+from tqdm import tqdm
 
-from checks.crashes import Traced, content, only, two_round
+from checks.crashes import Traced, content, many_round, only, two_round
 from checks.tiny_texts import PROMPTS
 from eelib import Task, trace
+from eelib.tracing import outputs
 
 
-def test_of_two_processes_one_waits_and_says_so(model_of, tmp_path):
-    work = Traced.__new__(Traced)  # with a tiny model, not the shipped one
-    work.model, work.task, work.trace = model_of("llama"), Task.from_prompts(PROMPTS), trace
+@pytest.fixture
+def work(model_of):
+    """The check's own, with a tiny model in place of the shipped one."""
+    work = Traced.__new__(Traced)
+    work.model, work.task, work.trace, work.outputs = model_of("llama"), Task.from_prompts(PROMPTS * 4), trace, outputs
+    return work
+
+
+def test_two_processes_share_a_trace(work, tmp_path):
     assert work.finish(tmp_path / "quiet") == 0
     found = two_round(work, tmp_path, content(only(tmp_path / "quiet")), 1)
-    assert found == {"rounds": 1, "one_waited": 1, "first_killed_second_finished": 0, "identical": 1}
+    assert found == {"rounds": 1, "shared": 1, "first_killed_second_finished": 0, "identical": 1}
 
 
-@pytest.mark.parametrize("name", ["bad_input", "coverage", "crashes", "families", "joint_memory", "reproducible"])
+def test_workers_are_killed_and_the_others_finish(work, tmp_path):
+    assert work.finish(tmp_path / "quiet") == 0
+    found = many_round(work, tmp_path, content(only(tmp_path / "quiet")), 0.4, 2, 3, 0)
+    assert found["kills"] >= 3 and found["identical"] == found["runs"] >= 1
+    assert sum(found["moments_of_the_trace"].values()) == found["kills"]
+
+
+def test_a_lock_of_progress_bars_that_nobody_gives_back_stops_no_child(work, tmp_path):
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with tqdm.get_lock():
+            held.set()
+            done.wait()
+
+    threading.Thread(target=hold, daemon=True).start()
+    assert held.wait(10)
+    child, until, ended = work.start(tmp_path / "runs"), time.monotonic() + 30, 0
+    while not ended and time.monotonic() < until:
+        time.sleep(0.1)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    done.set()
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended and status == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bad_input", "cluster", "coverage", "crashes", "families", "joint_memory", "lens", "many_prompts", "reproducible"],
+)
 def test_results_go_where_the_data_are(name, monkeypatch, tmp_path):
     check = importlib.import_module(f"checks.{name}")
     monkeypatch.setenv("EELIB_DATA", str(tmp_path))

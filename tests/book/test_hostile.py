@@ -1,0 +1,221 @@
+"""A book whose every text means harm, in a real browser: nothing runs, nothing breaks out, nothing is fetched.
+
+The texts are in a vocabulary, in prompts and in the names of tasks, which notebooks show; and in results, cards
+and checks that somebody altered, which the generated pages show. Labels need no page:
+those that are not their task's are refused.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import transformers as hf
+import yaml
+from chromium import Browser, needs_browser
+from tokenizers import AddedToken
+
+from checks.tiny import build
+from checks.tiny_texts import tokenizer_for
+from eelib.book.study_file import StudyFile
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = (  # each calls `canary` if it runs, or asks another site for something if it is markup
+    "<img src=x onerror=canary(1)>",
+    "<script>canary(2)</script>",
+    "</script><script>canary(3)</script>",
+    "\"><svg onload=canary(4)> ' onmouseover='canary(5)' x='",
+    "[press](javascript:canary(6)) ![](https://elsewhere.example/a.png)",
+    "<a href='javascript:canary(7)'>press</a> <https://elsewhere.example/\"onclick=canary(8)>",
+    "$\\href{javascript:canary(9)}{press}$ \\(\\href{javascript:canary(10)}{press}\\) $$\\class{x}$$ $\\bad",
+    "{glue:text}`note` {raw:html}`<img src=x onerror=canary(11)>` {{ note }} <!-- --> --> ]]>",
+    "\n\n```{raw} html\n<img src=x onerror=canary(12)>\n```\n\n:::{raw} html\n<script>canary(13)</script>\n:::\n",
+    "</td></tr></table></figure></details></article><iframe src='javascript:parent.canary(14)'></iframe>",
+    "<style>@import url(https://elsewhere.example/a.css);</style><link rel=stylesheet href=//elsewhere.example>",
+    "\u202eturned \u2066on \x1b[31m \x07\u2028 red\x00",
+    "&lt;img src=x onerror=canary(15)&gt; &#60;script&#62;canary(16)&#60;/script&#62;",
+    "| a | b |\n|---|---|\n# heading canary\n<http-equiv=refresh content='0;url=javascript:canary(17)'>",
+)
+LONG = "<b>canary" * 110_000 + "\n"  # a megabyte in a line
+FILE = "canary <img src=x onerror=canary(20)> $x$ `y` {glue}.de-en"  # what a file can be named
+WATCH = "window.called = []; window.canary = (number) => window.called.push(number);"
+FOUND = """(() => {
+    const all = [...document.querySelectorAll('*')];
+    const armed = (one) => [...one.attributes].some((a) => /canary/.test(a.value) && /^on|^src/.test(a.name));
+    const article = document.querySelector('article') || document.body;  // the page of search has none
+    const made = article.querySelectorAll(
+        'iframe, object, embed, style, base, meta, article form, link:not([href$="lens/lens.css"])');
+    return {
+        called: window.called,
+        links: [...document.links].map((a) => a.protocol).filter((p) => !/^(https?|file|mailto):$/.test(p)),
+        armed: all.filter(armed).map((one) => one.outerHTML.slice(0, 200)),
+        made: [...made].map((one) => one.outerHTML.slice(0, 200)),
+        formulas: [...document.querySelectorAll('.math')].map((one) => one.textContent).filter((t) => /canary/.test(t)),
+        turning: /[\\u202a-\\u202e\\u2066-\\u2069\\u0007\\u001b]/.test(article.textContent),
+        outside: all.filter((one) => one.src && /elsewhere/.test(one.src)).length,
+        shown: article.textContent.split('canary').length - 1,
+    };
+})()"""
+TOUCH = """for (const one of document.querySelectorAll('article *')) {
+    for (const kind of ['mouseover', 'focus', 'toggle']) one.dispatchEvent(new Event(kind, {bubbles: true}));
+    if (one.matches('summary, button, input, td, th, .lens *')) one.click();
+}"""
+PAGES = ("saturation", "sublayers")
+FENCE = ":::{raw} html <script>canary(18)</script>"  # where a line begins
+KEPT = {"id", "verdict", "way"}
+MOST = 6  # of a list of more than a hundred
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_browser]
+
+
+def save_model(folder: Path) -> str:
+    """A tiny random model that says nothing but hostile texts, for the most part."""
+    import torch
+
+    made = tokenizer_for("causal")
+    tokens = {f"{name}_token": getattr(made, f"{name}_token") for name in ("pad", "eos", "bos")}
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=made.backend_tokenizer, **tokens)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in HOSTILE])
+    network = build("causal", "llama")
+    network.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():
+        head = network.get_output_embeddings().weight
+        head[-len(HOSTILE) :] = 3 * torch.randn(len(HOSTILE), head.shape[1], generator=torch.manual_seed(1))
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def tampered(value, key: str = ""):
+    """Results with hostile text in every text that does not say what kind of thing the rest is; lists are cut."""
+    if isinstance(value, dict):
+        return {name: tampered(part, name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [tampered(part, key) for part in value[: MOST if len(value) > 100 else None]]
+    if not isinstance(value, str) or key in KEPT or len(value) > 100_000:
+        return value
+    return " ".join([FENCE, value, *HOSTILE] if " " in value else [value, *HOSTILE])
+
+
+def tamper(file: Path, to: Path, **more) -> None:
+    """A tampered copy of a JSON file."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text(json.dumps(tampered(json.loads(file.read_text(encoding="utf-8"))) | more), encoding="utf-8")
+
+
+def make_study(project: Path) -> StudyFile:
+    """A project with the model, its task, and the study file."""
+    for name in ("eelib", "notebooks", "_config.yml"):
+        (project / name).symlink_to(ROOT / name)
+    generated = shutil.ignore_patterns("_build", "generated", "results", "_toc.yml", "scripts")
+    shutil.copytree(ROOT / "book", project / "book", ignore=generated)
+    texts = [*HOSTILE, LONG.strip()]
+    rows = [{"source": text.replace("\0", ""), "references": [text.replace("\0", "")]} for text in texts] * 2
+    (project / f"{FILE}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    study = {
+        "parameters": {"limit": 24, "max_new_tokens": 10, "device": "cpu"},
+        "notebooks": {name: {} for name in PAGES},
+        "models": {
+            save_model(project / "weird <b>" / "llama"): {"parameters": {"tasks": f"{FILE}.jsonl"}},
+        },
+    }
+    (project / "study.yml").write_text(yaml.safe_dump(study))
+    return StudyFile.load(project / "study.yml")
+
+
+def run(project: Path, *command: str, **variables: str) -> None:
+    """A program of this environment in the project; what it says where it fails."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(project),
+    }
+    environment |= {"OMP_NUM_THREADS": "1", "JUPYTER_PREFER_ENV_PATH": "1"} | variables
+    done = subprocess.run(command, cwd=project, env=environment, text=True, capture_output=True, timeout=900)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory) -> Path:
+    """The built book's folder."""
+    project = tmp_path_factory.mktemp("hostile")
+    here = os.getcwd()
+    try:
+        os.chdir(ROOT)  # notebooks are looked for
+        study = make_study(project)
+    finally:
+        os.chdir(here)
+
+    def execute(model: str, notebook: str) -> None:
+        page = project / "book/results" / model / f"{notebook}.ipynb"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        values = study.parameters(model, notebook)
+        options = [
+            part
+            for key, value in values.items()
+            for part in ("-r" if isinstance(value, str) else "-p", key, str(value))
+        ]
+        run(project, "papermill", f"notebooks/{notebook}.ipynb", str(page), "-k", "python3", *options)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda pair: execute(*pair), study.runs))
+    data = project / "altered"
+    for file in (ROOT / "data/checks").glob("*.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        tamper(file, data / "checks" / file.name) if isinstance(content, dict) else None
+    tamper(ROOT / "data/models/pocket-llama/card.json", data / "models/pocket-llama/card.json", name=" ".join(HOSTILE))
+    (data / "papers").symlink_to(ROOT / "data/papers")
+    for file in project.glob("results/*/*.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        content["claims"][0]["reason"] = content["claims"][0]["note"] = LONG
+        content["claims"][1]["verdict"] = "not testable here"
+        content["tasks"] |= {text: values for values in list(content["tasks"].values()) for text in HOSTILE}
+        altered = tampered(content)
+        altered["claims"][MOST:] = content["claims"][MOST:]
+        file.write_text(json.dumps(altered))
+    for name in ("scripts", "generated/scripts"):
+        (project / "book" / name).mkdir(parents=True)
+    run(project, sys.executable, "-m", "eelib.book", "--study", "study.yml", EELIB_DATA=str(data))
+    run(project, "jupyter-book", "build", "book", "--config", "_config.yml", "--path-output", "book", "-n", "-W")
+    return project / "book/_build/html"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory, book):
+    window = Browser(tmp_path_factory.mktemp("chromium"), f"file://{quote(str(book))}/")
+    window.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
+    yield window
+    window.close()
+
+
+def harm(browser: Browser) -> dict:
+    """What ran on the open page, or could; nothing where all is well."""
+    browser.run(f"{TOUCH} true")
+    browser.run("new Promise((done) => setTimeout(() => done(true), 200))")
+    found = browser.run(FOUND)
+    found["fetched"] = [url for url in browser.outside if "elsewhere" in url]
+    return {name: value for name, value in found.items() if value and name != "shown"} | {"shown": found["shown"]}
+
+
+def test_nothing_runs_on_any_page(book, browser):
+    results = [f"results/llama/{name}" for name in PAGES]
+    shown = {}
+    for page in [*results, "intro", "scoreboard", "runs", "cards", "engine"]:
+        browser.open(f"{page}.html")
+        found = harm(browser)
+        shown[page] = found.pop("shown")
+        assert not found, page
+    assert all(count > 3 for count in shown.values()), shown
+
+
+@pytest.mark.parametrize("word", ["canary", "onerror", "<img src=x onerror=canary(1)>", "turned"])
+def test_nothing_runs_in_search(book, browser, word):
+    browser.open(f"search.html?q={quote(word)}")
+    browser.run("new Promise((done) => setTimeout(() => done(true), 3000))")
+    found = harm(browser)
+    assert browser.run("document.querySelectorAll('#search-results li').length") > 0
+    found.pop("shown")
+    assert not found

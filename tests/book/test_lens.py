@@ -1,0 +1,282 @@
+"""The lens in the page, in a real browser from file://, held against eelib: tokens, every layer, gates, early exit."""
+
+import itertools
+import random
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chromium import Browser, needs_browser
+from lens_page import call, submit, text_of
+
+import eelib
+from eelib.browser.__main__ import main
+from eelib.browser.example import DIRECTIONS
+from eelib.exits.decoding.parting import ALWAYS
+from eelib.exits.gates.registry import gate_named
+from eelib.exits.offline import Tokens, leave, scores
+from eelib.exits.rule import Rule
+from eelib.figures.explorer import explorer
+from eelib.tasks.task import Task
+
+ROOT = Path(__file__).parents[2]
+NAME, FIRST, EACH, ROOM = "pocket-llama", 2, 5, 128
+RULES = [("softmax_difference", 0.3), ("confidence", 0.4), ("entropy", 3.0), ("patience", 3)]
+pytestmark = [needs_browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder with the page's own part of book/lens.md, its scripts, and what is made for them."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "book/scripts/lens", folder / "lens")
+    main([NAME, str(folder / "lens")])
+    page = re.search(r"```\{raw\} html\n(.*?)\n```", (ROOT / "book/lens.md").read_text(encoding="utf-8"), re.S)[1]
+    (folder / "lens.html").write_text(f'<!doctype html><meta charset="utf-8"><title>lens</title>{page}', "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model():
+    return eelib.load_model(NAME, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    found = Browser(tmp_path_factory.mktemp("chromium"), "file://")
+    found.call("Emulation.setFocusEmulationEnabled", enabled=True)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def loaded(site, window):
+    """The page with its model loaded, in a worker, from file://."""
+    window.open(f"{site}/lens.html")
+    assert window.run("document.querySelectorAll('script[src*=weights-]').length") == 0
+    window.run("Lens.model.load(() => null).then(() => true)")
+    assert not window.errors
+    return window
+
+
+def write(window: Browser, direction: str, sentence: str, rule: dict | None = None) -> dict:
+    """What the worker writes: tokens with their readouts, and seconds."""
+    script = """async (request) => {
+        const { before, after } = Lens.stored.directions.find(({ name }) => name === request.direction);
+        const tokens = [];
+        const done = await Lens.model.write({ before, after, room: Lens.stored.room, ...request },
+            ({ pieces, ...token }) => tokens.push(token));
+        return { tokens, ...done };
+    }"""
+    return call(window, script, {"direction": direction, "sentence": sentence, "rule": rule})
+
+
+def sentences() -> list[tuple[str, str]]:
+    """(direction, sentence): `EACH` of every shipped translation, none of them a stored example."""
+    tasks = {name: eelib.load_task(f"translation/{name}") for name in DIRECTIONS}
+    return [(name, sentence) for name, task in tasks.items() for sentence in task.sources[FIRST : FIRST + EACH]]
+
+
+def test_every_layer_says_what_a_trace_says(loaded, model, tmp_path):
+    """20 sentences: the same tokens, the same top-1 at every layer, probabilities within 1e-3; a token a second."""
+    written = [write(loaded, name, sentence) for name, sentence in sentences()]
+    seconds, count = sum(found["seconds"] for found in written), sum(len(found["tokens"]) for found in written)
+    for name in DIRECTIONS:
+        task = eelib.load_task(f"translation/{name}").pick(range(FIRST, FIRST + EACH))
+        trace = eelib.trace(model, task, max_new_tokens=ROOM, folder=tmp_path, progress=False)
+        for sequence, found in enumerate(written[:EACH]):
+            rows = trace.tokens.index[trace.tokens["sequence"] == sequence]
+            tokens = found["tokens"]
+            assert [token["id"] for token in tokens] == trace.tokens["token_id"][rows].tolist()
+            ids = np.array([token["ids"] for token in tokens])
+            np.testing.assert_array_equal(ids[:, :, 0], trace["top1"][rows])
+            shares = np.array([token["shares"] for token in tokens])
+            np.testing.assert_allclose(shares, trace["topk_probability"][rows], atol=1e-3)
+            np.testing.assert_allclose([token["entropy"] for token in tokens], trace["entropy"][rows], atol=1e-3)
+        del written[:EACH]
+    assert count / seconds > 1, f"{count / seconds:.2f} tokens a second"
+
+
+def odd_texts() -> list[str]:
+    """A few hundred: shipped sentences of four languages' letters, and what tokenizers trip over."""
+    texts = [text for name in DIRECTIONS for text in eelib.load_task(f"translation/{name}").sources[:60]]
+    texts += [
+        "",
+        " ",
+        "  two  spaces ",
+        "tab\tand\nline\r\n\nend\n",
+        "10000 3,14 1234567 ½ ², ١٢٣",
+        "naïve cafe\u0301 e\u0301\u0323",
+    ]
+    texts += [
+        "👩‍👩‍👧 🇩🇪 👍🏽!",
+        "汉字 かな 한국어",
+        "שלום עולם",
+        "a\u0085b\ufeffc\u200bd\u00a0e\u3000f\u180eg",
+        "\u0301 alone",
+        "\x00\x01\x7f",
+    ]
+    texts += [
+        "<|end|>",
+        "x<|pad|>y",
+        "### Instruction:\n### Input:\n\n### Input:\n",
+        "\n### Response:\n### Response:\n",
+    ]
+    texts += ["don't ''' \"quoted\" – — … ###", "ÄÖÜ äöü ß ŒœÆæ çéèêëîïôùûÿ ÀÉÈ", "İıǅﬁ", "𝔘𝔫𝔦 𐍈 \U0001f9ff"]
+    letters, seed = "aé ß\n.,!?'-9#ü😀\u0301\u00a0Ω漢<|end|>", random.Random(0)
+    return texts + ["".join(seed.choices(letters, k=seed.randint(1, 24))) for _ in range(200)]
+
+
+def test_the_tokenizer_is_that_of_the_model(loaded, model):
+    """The same ids, and the same text of them; a byte that is no character is shown as such."""
+    texts = odd_texts()
+    assert len(texts) > 400
+    script = """async (texts) => {
+        const part = await Lens.model.script("network.js");
+        const tokenizer = new Lens.Tokenizer(part.tokenizer);
+        return texts.map((text) => {
+            const ids = tokenizer.encode(text);
+            return [ids, Lens.textOf(ids.map((id) => tokenizer.pieces[id]))];
+        });
+    }"""
+    for text, (ids, back) in zip(texts, call(loaded, script, texts), strict=True):
+        assert ids == model.tokenizer([text])["input_ids"][0], text
+        assert back == text
+
+
+@pytest.mark.parametrize("name, bound", RULES)
+def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_factory):
+    """Along the stored examples, offline; and while writing, with copied keys, what `eelib.generate` writes."""
+    rule = Rule(gate_named(name), -bound if name == "entropy" else bound)
+    given = {"gate": name, "threshold": bound}
+    exits = call(
+        loaded,
+        """(rule) => Lens.stored.examples.map(({ direction, tokens }) => [direction, tokens.map((token) =>
+            Lens.exitLayer(rule, token.ids.map((_, layer) => Lens.readout(token, layer))))])""",
+        given,
+    )
+    for direction, group in itertools.groupby(exits, key=lambda pair: pair[0]):
+        found = sum((layers for _, layers in group), [])
+        count = sum(direction == other for other, _ in exits)
+        task = eelib.load_task(f"translation/{direction}").take(count)
+        trace = eelib.trace(model, task, max_new_tokens=ROOM, folder=tmp_path_factory.getbasetemp(), progress=False)
+        assert found == leave(rule, scores(rule, trace), Tokens(trace).positions).tolist()
+    chosen = sentences()[:: 2 * EACH]
+    prompts = [eelib.load_task(f"translation/{name}").prompts[FIRST] for name, _ in chosen]
+    made = eelib.generate(model, Task.from_prompts(prompts), rule, keys="copy", max_new_tokens=ROOM, parting=ALWAYS)
+    left = False
+    for sequence, (direction, sentence) in enumerate(chosen):
+        found = write(loaded, direction, sentence, given)
+        rows = made.tokens[made.tokens["sequence"] == sequence]
+        for key, column in (("id", "token_id"), ("exit", "exit_layer"), ("ran", "layers_run")):
+            assert [token[key] for token in found["tokens"]] == rows[column].tolist(), key
+        left |= (rows["layers_run"] < model.layers).any()
+    assert left
+
+
+def test_the_page_says_everything_before_any_click(site, window):
+    """The stored example's grid, details, exits and output, from eelib, with no weights loaded."""
+    window.open(f"{site}/lens.html")
+    stored = window.run("Lens.stored.examples[0]")
+    grid = window.run(
+        "[...document.querySelectorAll('.lens tbody tr')].map(r => r.querySelectorAll('[data-layer]').length)"
+    )
+    assert grid == [13] * len(stored["tokens"])
+    assert window.run("document.querySelectorAll('[data-lens=details] li').length") == 10
+    assert window.run("document.querySelectorAll('.lens-exit').length") == len(stored["tokens"])
+    assert len(text_of(window, "full")) > 5 and "blocks need not run" in text_of(window, "summary")
+    assert text_of(window, "reference") == eelib.load_task("translation/de-en").references[0][0]
+    window.run('document.querySelector(\'td[data-index="1"][data-layer="3"]\').focus()')
+    assert "Token 2" in text_of(window, "details") and "after block 3" in text_of(window, "details")
+    window.run("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true}))")
+    assert "Token 3" in text_of(window, "details")
+    before = text_of(window, "summary")
+    window.run("""(() => { const slider = document.querySelector('[data-lens=threshold]');
+        slider.value = 0.1; slider.dispatchEvent(new Event('input')); })()""")
+    assert text_of(window, "summary") != before
+    assert window.run("performance.getEntriesByType('resource').some(e => e.name.includes('weights-'))") is False
+    assert not window.errors
+
+
+def test_what_is_typed_is_read_and_is_never_markup(loaded):
+    hostile = 'Der <img src=x onerror="window.broken=1"> Hund & <b>Katze</b>.'
+    submit(loaded, hostile)
+    assert loaded.run("document.querySelector('[data-lens=reference-line]').hidden")
+    assert loaded.run("document.querySelector('[data-lens=example]').selectedIndex") == -1
+    assert loaded.run("document.querySelector('.lens :is(img, td b, script)')?.outerHTML ?? ''").count("<b>") <= 1
+    assert loaded.run("document.querySelectorAll('.lens img').length") == 0
+    assert loaded.run("window.broken ?? 0") == 0 and hostile in loaded.run(
+        "document.querySelector('.lens caption').textContent"
+    )
+    assert "a second" in text_of(loaded, "status") and not text_of(loaded, "complaint") and not loaded.errors
+
+
+def test_writing_with_early_exit_shows_what_did_not_run(loaded):
+    submit(loaded, "Der Hund schläft im Garten.")
+    call(
+        loaded,
+        """async () => {
+            const part = (name) => document.querySelector(`[data-lens=${name}]`);
+            part("threshold").value = 0.3;
+            part("threshold").dispatchEvent(new Event("input"));
+            part("restart").click();
+            while (!part("stop").hidden) await new Promise((go) => setTimeout(go, 20));
+        }""",
+    )
+    assert loaded.run("document.querySelectorAll('.lens-not-run').length") > 0
+    assert "did not run" in text_of(loaded, "summary") and text_of(loaded, "early")
+    loaded.run("document.querySelector('[data-lens=back]').click()")
+    assert loaded.run("document.querySelectorAll('.lens-not-run').length") == 0 and not loaded.errors
+
+
+@pytest.mark.parametrize(
+    "sentence, line", [("", "Type a sentence"), (" \n ", "Type a sentence"), ("Hund " * 600, "too long")]
+)
+def test_a_sentence_that_can_t_be_read_gets_one_line(sentence, line, loaded):
+    before = text_of(loaded, "full")
+    submit(loaded, sentence)
+    said = text_of(loaded, "complaint")
+    assert line in said and "\n" not in said and len(said) < 100
+    assert text_of(loaded, "full") == before and not loaded.errors
+
+
+def test_a_part_that_is_missing_is_named_and_loading_can_be_tried_again(site, window):
+    part, away = site / "lens/weights-02.js", site / "lens/away.js"
+    window.open(f"{site}/lens.html")
+    part.rename(away)
+    try:
+        submit(window, "Guten Tag.")
+        assert "weights-02.js" in text_of(window, "complaint")
+    finally:
+        away.rename(part)
+    submit(window, "Guten Tag.")
+    assert not text_of(window, "complaint") and "a second" in text_of(window, "status")
+
+
+def test_stored_outputs_are_explored_without_a_model_and_are_never_markup(site, window):
+    """What a result page holds: choose an output, look at a cell; names and texts of tokens stay text."""
+    texts = ["</script><img src=x onerror='window.broken=1'>", "<b>&lt;", "é", "$x$"]
+    outputs = [
+        {
+            "name": texts[0],
+            "tokens": [{"id": 1, "ids": [[0, 1], [1, 0]], "shares": [[0.6, 0.4]] * 2, "entropy": [0.5] * 2}],
+        },
+        {
+            "name": "other",
+            "tokens": [{"id": 2, "ids": [[3, 2], [2, 3]], "shares": [[0.9, 0.1]] * 2, "entropy": [0.2] * 2}] * 3,
+        },
+    ]
+    page = explorer(outputs, texts.__getitem__, base="lens/")
+    (site / "explore.html").write_text(f'<!doctype html><meta charset="utf-8">{page}', "utf-8")
+    window.open(f"{site}/explore.html")
+    cells = "[...document.querySelectorAll('.lens tbody [data-layer]')].map(cell => cell.textContent)"
+    assert window.run(cells) == [texts[0], texts[1]]
+    assert texts[0] in window.run("document.querySelector('.lens caption').textContent")
+    window.run("""(() => { const choice = document.querySelector('[data-lens=output]');
+        choice.value = 1; choice.dispatchEvent(new Event('change')); })()""")
+    assert window.run(cells) == ["$x$", "é"] * 3
+    window.run('document.querySelector(\'td[data-index="2"][data-layer="0"]\').click()')
+    assert "Token 3, “é”, at the embeddings: entropy 0.20" in text_of(window, "details") and not window.errors
+    assert window.run("document.querySelectorAll('.lens :is(img, b)').length + (window.broken ?? 0)") == 0

@@ -1,0 +1,63 @@
+"""The benchmark of early exit, on a tiny model: every way is timed, lossless ones give plain decoding's tokens."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from checks import exits
+from checks.exits_shapes import Pattern, Shape, replayed
+from eelib.exits.steps import Planned
+
+TINY = Shape(4, 32, 64, 4, 2, 300, 25)
+
+
+def test_ways_are_timed(folder_of, tmp_path, monkeypatch):
+    out = tmp_path / "exits.json"
+    given = ["exits", "--models", str(folder_of("llama")), "--sequences", "3", "--repeats", "1", "--output", str(out)]
+    given += ["--shapes", "tiny"]
+    monkeypatch.setattr(sys, "argv", given)
+    monkeypatch.setattr(exits, "SIZES", (1, 2))
+    monkeypatch.setitem(exits.SHAPES, "tiny", TINY)
+    with pytest.raises(SystemExit) as done:
+        exits.main()
+    content = json.loads(out.read_text())
+    rows = content["rows"]
+    for row in content["crossover"]:
+        assert row["rows"] in (1, 2, 4, 8, 16, 32, 64) and min(row[way] for way in ("ruled", "parted", "together")) > 0
+    assert done.value.code == 0 and {row["batch"] for row in rows} == {1, 2}
+    exact = [row for row in rows if row["kind"] in ("plain", "lossless") or row["way"] == "transformers"]
+    assert all(row["agrees"] == row["of"] and row["seconds"] > 0 for row in exact) and len(exact) >= 5
+    loops = [row["tokens"] for row in rows if row["kind"] == "loop" and row["seconds"] > 0]
+    assert len(loops) == 4 and len(set(loops)) == 1
+    early = [row for row in rows if row["kind"] in ("lossless", "lossy")]
+    assert all(min(row["forecast"], row["bound"], *row["if_free"].values()) > 0 for row in early)
+    assert {row["kind"] for row in early} == {"lossless", "lossy"} and all(row["score"] >= 0 for row in early)
+    assert all(0 <= row["accepted"] <= row["drafted"] for row in early)
+    (shape,) = content["shapes"]
+    assert shape["layers"] == TINY.layers and shape["speed_up"] > 0 and shape["ceiling"] > 0
+    (assisted,) = [row for row in rows if "assistant_early_exit" in row["way"]]
+    assert assisted["seconds"] is None or assisted["tokens"] > 0
+
+
+@pytest.mark.parametrize("right, per_round", [(True, 3.0), (False, 1.0)])
+def test_a_pattern_is_replayed_on_another_shape(right, per_round):
+    """Drafts of two through half of the layers, all right or all wrong: 24 tokens after the prompt's."""
+    pattern = Pattern("made", 2, 1, 2, [Planned(np.array([2, 1, 1]), np.array([True, right, right]))])
+    found = replayed(TINY, pattern, 1)
+    assert (
+        found["layer"] == 2
+        and found["accepted"] == right
+        and found["per_round"] == found["per_round_formula"] == per_round
+    )
+    assert found["ceiling"] == pytest.approx(per_round * (4 + found["head"]) / (4 + 2 * 2 + 3 * found["head"]))
+    assert found["wide"] > 0 and found["plain_tokens_per_second"] > 0
+
+
+def test_a_pattern_goes_round():
+    plans = [
+        Planned(np.array([4, 2, 2]), np.array([True, False, True])),
+        Planned(np.array([4, 2]), np.array([False, True])),
+    ]
+    assert Pattern("made", 4, 2, 3, plans).right(7) == [False, True, True, False, True, True, False]
