@@ -12,11 +12,15 @@ import planted
 import pytest
 import torch
 import traces
+from hypothesis import settings
 
 import eelib
 from eelib.tracing.decode import states_of
 
 torch.set_num_threads(1)
+# The same examples in every run; HYPOTHESIS_PROFILE=default searches for new ones.
+settings.register_profile("same", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_collection_modifyitems(items):

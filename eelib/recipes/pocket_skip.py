@@ -87,6 +87,22 @@ class Leaving:
 
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
         """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
+        self.train(corpora, out, work, device)
+        return write_card(
+            corpora,
+            out,
+            work,
+            device,
+            self.name,
+            kind_of(self.start),
+            self.knows,
+            start=self.start,
+            objective=self.objective,
+            **self.remarks,
+        )
+
+    def train(self, corpora: Path, out: Path, work: Path, device: str) -> None:
+        """Train, continuing from `work`, and write the finished model to `out`."""
         work.mkdir(parents=True, exist_ok=True)
         model, plain = (load_model(self.start, dtype="bfloat16", device=device) for _ in range(2))
         model.network.set_attn_implementation(self.family.attention(device))
@@ -104,18 +120,6 @@ class Leaving:
         (work / "curve.json").write_text(json.dumps(one_after_another(curves)))
         model.network.save_pretrained(out)
         model.tokenizer.save_pretrained(out)
-        return write_card(
-            corpora,
-            out,
-            work,
-            device,
-            self.name,
-            kind_of(self.start),
-            self.knows,
-            start=self.start,
-            objective=self.objective,
-            **self.remarks,
-        )
 
     def text_batches(self, stage: Stage, corpora: Path, work: Path, model: Model) -> Callable[[int], Iterator]:
         """(step, part, texts) of the corpora, from a step on."""
@@ -171,12 +175,6 @@ def one_after_another(curves: list[list[dict]]) -> list[dict]:
     return whole
 
 
-def schedule(steps: int) -> Schedule:
-    """Of a stage: up quickly, and down over the last seven tenths."""
-    return Schedule(steps, peak=1e-3, warmup=50, decay=7 * steps // 10)
-
-
-BOTH = (Stage(schedule(700), skips=True), Stage(schedule(1100), own=True))
 LLAMA_SKIP = Leaving(
     "pocket-llama-skip",
     "pocket-llama",
@@ -208,10 +206,4 @@ T5_SKIP = Leaving(
         "shipped": "weights whose second stage was begun with 700 steps and cut to 420 at step 75, before the rate "
         "would fall in either: the same steps",
     },
-)
-# What each half is worth, at the tokens of pocket-llama-joint, which is the fourth: uniform weights on the texts.
-LLAMA_DROPOUT = Leaving("pocket-llama-dropout", "pocket-llama", LLAMA, (Stage(schedule(700), skips=True),))
-LLAMA_OWN = Leaving("pocket-llama-own", "pocket-llama", LLAMA, (Stage(schedule(700), own=True),))
-LLAMA_ALL = Leaving(
-    "pocket-llama-all", "pocket-llama", LLAMA, (Stage(schedule(350), skips=True), Stage(schedule(350), own=True))
 )
