@@ -4,7 +4,9 @@ import json
 import math
 import re
 import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -311,3 +313,14 @@ def test_weights_of_the_run_join_those_of_the_record():
     assert ours.weights == (papers.OURS, papers.REVERSED) and ours.to_dict()["weights"] == list(ours.weights)
     none = papers.untestable("P-S1", "nothing").weighing(papers.FEW_TASKS)
     assert none.weights == (papers.INFORMATIVE,) and none.p is None
+
+
+def git(*arguments: str) -> bool:
+    """Whether a call of git on the project succeeds; without a repository it does not."""
+    return subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not git("merge-base", "--is-ancestor", "c09e3b4", "HEAD"), reason="a copy without the history")
+def test_commits_that_claims_name_are_in_the_history():
+    named = set(re.findall(r'"commit": "([0-9a-f]+)"', (FOLDER / "claims.json").read_text(encoding="utf-8")))
+    assert len(named) > 3 and {name for name in named if not git("merge-base", "--is-ancestor", name, "HEAD")} == set()
