@@ -15,7 +15,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture(params=["locks", "beats"])
 def system(request, monkeypatch):
-    """A file system with locks, and one without, on which a holder counts as dead after a second."""
+    """A file system with locks, and one without, on which a holder counts as dead after three seconds."""
     if request.param == "beats":
 
         def flock(*_args):
@@ -23,7 +23,7 @@ def system(request, monkeypatch):
 
         monkeypatch.setattr(leases.fcntl, "flock", flock)
         monkeypatch.setattr(leases, "BEAT", 0.1)
-        monkeypatch.setattr(leases, "DEAD", 1.0)
+        monkeypatch.setattr(leases, "DEAD", 3.0)
         monkeypatch.setattr(leases, "POLL", 0.05)
     return request.param
 
@@ -54,13 +54,13 @@ def test_one_holder_at_a_time(system, tmp_path):
 def test_the_lease_of_a_killed_holder_is_taken_over(system, tmp_path):
     child, told = held_by_another(tmp_path / "a"), []
     try:
-        time.sleep(1.5 if system == "beats" else 0)  # longer than a holder may be silent
+        time.sleep(4 if system == "beats" else 0)  # longer than a holder may be silent
         assert leases.take(tmp_path / "a") is None
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         began = time.monotonic()
         assert leases.take(tmp_path / "a", wait=lambda: told.append(1))
-        assert time.monotonic() - began < 10 and len(told) == (system == "beats")
+        assert time.monotonic() - began < 30 and len(told) == (system == "beats")
     finally:
         child.kill()
 
@@ -88,11 +88,11 @@ def test_a_lease_that_was_removed_guards_nothing(tmp_path):
     time.sleep(0.3)
     first.close(remove=True)
     until = time.monotonic() + 20
-    while not (tmp_path / "a").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(0.1)
     try:
-        assert leases.take(tmp_path / "a") is None
+        while mine := leases.take(tmp_path / "a"):  # the other has not got so far
+            mine.close()
+            assert time.monotonic() < until
+            time.sleep(0.05)
     finally:
         second.kill()
 

@@ -73,8 +73,15 @@ def only(folder):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_several_make_one_trace(count, model_of, quiet, tmp_path):
-    log = tmp_path / "log"
-    children = [start(model_of("llama"), tmp_path / "runs", log, lambda _index: time.sleep(0.1)) for _ in range(count)]
+    """The first shard of each is begun once all have one in hand."""
+    log, together, begun = tmp_path / "log", FORK.Barrier(count), []
+
+    def wait_for_all(index):
+        if not begun:
+            together.wait(120)
+        begun.append(index)
+
+    children = [start(model_of("llama"), tmp_path / "runs", log, wait_for_all) for _ in range(count)]
     assert ended(children) == [0] * count
     found = made_by(log)
     assert sorted(found) == list(range(8)) and all(len(by) == 1 for by in found.values())
@@ -115,8 +122,11 @@ def test_without_locks_it_is_the_same(model_of, quiet, tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "DEAD", 2.0)
     monkeypatch.setattr(leases, "POLL", 0.05)
     log = tmp_path / "log"
-    slow = start(model_of("llama"), tmp_path / "runs", log, lambda index: time.sleep(0.1 if index else 60))
-    time.sleep(0.5)
+    slow = start(model_of("llama"), tmp_path / "runs", log, lambda _index: time.sleep(60))
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("runs/*/*/.lease-*.held")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     second = start(model_of("llama"), tmp_path / "runs", log)
     time.sleep(1)
     slow.kill()
