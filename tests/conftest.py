@@ -12,11 +12,15 @@ import planted
 import pytest
 import torch
 import traces
+from hypothesis import HealthCheck, settings
 
 import eelib
 from eelib.tracing.decode import states_of
 
 torch.set_num_threads(1)
+# The same examples in every run, and no limit in time: on a busy machine every example may be slow.
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 def pytest_collection_modifyitems(items):
