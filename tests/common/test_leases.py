@@ -39,7 +39,7 @@ def held_by_another(path):
 
     child = FORK.Process(target=hold)
     child.start()
-    assert taken.wait(20)
+    assert taken.wait(60)
     return child
 
 
@@ -77,7 +77,7 @@ def test_a_lease_that_was_removed_guards_nothing(tmp_path):
     go = FORK.Event()  # forked before there is a lease, which it would inherit
 
     def follow():
-        go.wait(20)
+        go.wait(60)
         leases.take(tmp_path / "a", wait=lambda: None)
         time.sleep(60)
 
@@ -106,7 +106,7 @@ def test_of_several_that_take_over_one_does(tmp_path):
         children = [FORK.Process(target=lambda: got.put(bool(leases.Beating.take(mark)))) for _ in range(3)]
         for child in children:
             child.start()
-        assert sorted(got.get(timeout=20) for _ in children) == [False, False, True]
+        assert sorted(got.get(timeout=60) for _ in children) == [False, False, True]
         for child in children:
             child.join()
         mark.unlink()
