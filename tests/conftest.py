@@ -29,6 +29,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.fixture(autouse=True)
+def drawn_alike():
+    """The same random numbers in a test, whatever ran before it in the same process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory):
     """folder_of(family): a checkpoint folder, written once."""
