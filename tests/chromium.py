@@ -51,7 +51,7 @@ class Browser:
             address = self._wait_for(profile / "DevToolsActivePort").split()[0]
             with urllib.request.urlopen(f"http://127.0.0.1:{address}/json/list") as answer:
                 page = next(target for target in json.load(answer) if target["type"] == "page")
-            self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=60, suppress_origin=True)
+            self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=300, suppress_origin=True)
             for domain in ("Page", "Runtime", "Log", "Fetch"):
                 self.call(f"{domain}.enable")
         except BaseException:
@@ -120,6 +120,13 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    def until(self, condition: str, seconds: float = 30) -> bool:
+        """Whether an expression becomes true on the page within so many seconds."""
+        end = time.monotonic() + seconds
+        while not (found := self.run(condition)) and time.monotonic() < end:
+            time.sleep(0.1)
+        return bool(found)
+
     def faint(self, selector: str, least: int) -> list[list]:
         """[contrast, place] of the text of elements below 4.5 (WCAG 2, level AA); there are at least so many."""
         found = self.run(f"({CONTRASTS})({json.dumps(selector)})")
@@ -128,4 +135,8 @@ class Browser:
 
     def close(self) -> None:
         self.process.terminate()
-        self.process.wait(timeout=30)
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -12,21 +12,28 @@ import planted
 import pytest
 import torch
 import traces
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import eelib
 from eelib.tracing.decode import states_of
 
 torch.set_num_threads(1)
-# The same examples in every run; HYPOTHESIS_PROFILE=default searches for new ones.
-settings.register_profile("same", derandomize=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+# The same examples in every run (HYPOTHESIS_PROFILE=default looks for new ones), and no limit in time: on a busy machine
+# every example may be slow.
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 def pytest_collection_modifyitems(items):
     """Files with the slowest tests come first, so that no worker is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True)
+def drawn_alike():
+    """The same random numbers in a test, whatever ran before it in the same process."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

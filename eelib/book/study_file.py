@@ -146,7 +146,7 @@ class StudyFile:
         values = self.parameters(model, notebook)
         named = {value for key, value in values.items() if isinstance(value, str) and not key.endswith("_folder")}
         named |= {part.strip() for value in named for part in re.split(r"\son\s|[;,>]", value)}
-        files = {file for name in named if name for file in files_below(Path(name).expanduser())}
+        files = {file for name in named if name for file in files_below(name)}
         stats = {file: file.stat() for file in files}
         return sorted(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats.items())
 
@@ -210,12 +210,13 @@ def defaults(notebook: Path) -> dict[str, Any]:
     }
 
 
-def files_below(path: Path) -> list[Path]:
-    """The file at a path, or those in the folder at it, hidden ones aside; none where nothing is there."""
+def files_below(name: str) -> list[Path]:
+    """The file of this name, or those in the folder of it, hidden ones aside; none where nothing is there."""
     try:
+        path = Path(name).expanduser()
         inside = path.rglob("*") if path.is_dir() else [path]
         return [f for f in inside if f.is_file() and not any(p.startswith(".") for p in f.relative_to(path).parts)]
-    except OSError:  # a text that no path can be
+    except (OSError, RuntimeError):  # a text that no path can be, or in the home of nobody
         return []
 
 

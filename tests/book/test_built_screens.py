@@ -3,7 +3,6 @@
 import http.server
 import json
 import threading
-import time
 from functools import partial
 
 import pytest
@@ -102,10 +101,10 @@ def test_menus_open(pages, browser, width, links):
         browser.open(address)
         menu = f".bd-sidebar-{side} a[href*='{link}'], dialog a[href*='{link}']"
         before = browser.run(f"{seen}({json.dumps(menu)})")
+        assert before is not bool(links), side
         button = f"[...document.querySelectorAll('.sidebar-toggle.{side}-toggle')].find(b => b.checkVisibility())"
         browser.run(f"{button}.click()")
-        time.sleep(0.7)  # it slides in
-        assert (before, browser.run(f"{seen}({json.dumps(menu)})")) == ((False, True) if links else (True, False)), side
+        assert browser.until(f"{seen}({json.dumps(menu)}) === {json.dumps(not before)}"), side  # it slides in
     browser.call("Emulation.clearDeviceMetricsOverride")
 
 

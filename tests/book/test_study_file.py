@@ -106,7 +106,7 @@ def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path, 
     for name in ("model/model.safetensors", "model/.git/index", "model/sub/a.json", "texts/x.de-en.jsonl", "runs/t"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    beside = f"pocket-t5 on {tmp_path}/texts/x.de-en.jsonl,translation/*; a > {tmp_path}/none"
+    beside = f"pocket-t5 on {tmp_path}/texts/x.de-en.jsonl,translation/*; a > {tmp_path}/none; ~nobody/x"
     text = f"notebooks: {{n: {{beside: '{beside}'}}}}\nmodels: {{{tmp_path}/model: {{}}}}"
     study = StudyFile.load(write_study(tmp_path, text))
     found = [line.split()[0] for line in study.local_files("model", "n")]

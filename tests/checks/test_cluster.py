@@ -58,7 +58,7 @@ def test_a_call_is_ended_with_all_that_it_started_though_some_of_it_has_ended_al
         make = psutil.Process(call.process.pid)
         call.until(lambda: len(found(make, recursive=True)) > 1, "two that sleep")
         below = found(make, recursive=True)
-    assert call.process.returncode and not psutil.wait_procs(below, timeout=10)[1]
+    assert call.process.returncode and not psutil.wait_procs(below, timeout=60)[1]
 
 
 def test_what_differs_is_counted_and_named():

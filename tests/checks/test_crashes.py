@@ -1,6 +1,7 @@
 """The check that kills: what it counts is what happens."""
 
 import importlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -23,8 +24,18 @@ def work(model_of):
     return work
 
 
-def test_two_processes_share_a_trace(work, tmp_path):
+def test_two_processes_share_a_trace(work, tmp_path, monkeypatch):
+    """Neither begins its first shard before the other has one in hand."""
     assert work.finish(tmp_path / "quiet") == 0
+    together, begun, plain = multiprocessing.get_context("fork").Barrier(2), [], outputs.make_shard
+
+    def make_shard(*args):
+        if not begun:
+            together.wait(120)
+        begun.append(1)
+        plain(*args)
+
+    monkeypatch.setattr(outputs, "make_shard", make_shard)
     found = two_round(work, tmp_path, content(only(tmp_path / "quiet")), 1)
     assert found == {"rounds": 1, "shared": 1, "first_killed_second_finished": 0, "identical": 1}
 
@@ -46,7 +57,7 @@ def test_a_lock_of_progress_bars_that_nobody_gives_back_stops_no_child(work, tmp
 
     threading.Thread(target=hold, daemon=True).start()
     assert held.wait(10)
-    child, until, ended = work.start(tmp_path / "runs"), time.monotonic() + 30, 0
+    child, until, ended = work.start(tmp_path / "runs"), time.monotonic() + 120, 0
     while not ended and time.monotonic() < until:
         time.sleep(0.1)
         ended, status = os.waitpid(child, os.WNOHANG)

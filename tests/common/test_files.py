@@ -34,11 +34,11 @@ def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
     def refused():
         with files.only_one(place):
             entered.set()
-            go.wait(20)
+            go.wait(60)
 
     first = FORK.Process(target=refused)
     first.start()
-    entered.wait(20)
+    entered.wait(60)
 
     def second():
         with files.only_one(place):
@@ -48,8 +48,8 @@ def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
     waiting.start()
     time.sleep(0.3)
     go.set()
-    first.join(20)
-    waiting.join(20)
+    first.join(60)
+    waiting.join(60)
     assert (first.exitcode, waiting.exitcode) == (0, 0) and (place / "made").read_bytes() == b"x"
 
 

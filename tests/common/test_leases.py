@@ -15,7 +15,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture(params=["locks", "beats"])
 def system(request, monkeypatch):
-    """A file system with locks, and one without, on which a holder counts as dead after a second."""
+    """A file system with locks, and one without, on which a holder counts as dead after three seconds."""
     if request.param == "beats":
 
         def flock(*_args):
@@ -23,7 +23,7 @@ def system(request, monkeypatch):
 
         monkeypatch.setattr(leases.fcntl, "flock", flock)
         monkeypatch.setattr(leases, "BEAT", 0.1)
-        monkeypatch.setattr(leases, "DEAD", 1.0)
+        monkeypatch.setattr(leases, "DEAD", 3.0)
         monkeypatch.setattr(leases, "POLL", 0.05)
     return request.param
 
@@ -39,7 +39,7 @@ def held_by_another(path):
 
     child = FORK.Process(target=hold)
     child.start()
-    assert taken.wait(20)
+    assert taken.wait(60)
     return child
 
 
@@ -54,13 +54,13 @@ def test_one_holder_at_a_time(system, tmp_path):
 def test_the_lease_of_a_killed_holder_is_taken_over(system, tmp_path):
     child, told = held_by_another(tmp_path / "a"), []
     try:
-        time.sleep(1.5 if system == "beats" else 0)  # longer than a holder may be silent
+        time.sleep(4 if system == "beats" else 0)  # longer than a holder may be silent
         assert leases.take(tmp_path / "a") is None
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         began = time.monotonic()
         assert leases.take(tmp_path / "a", wait=lambda: told.append(1))
-        assert time.monotonic() - began < 10 and len(told) == (system == "beats")
+        assert time.monotonic() - began < 30 and len(told) == (system == "beats")
     finally:
         child.kill()
 
@@ -77,7 +77,7 @@ def test_a_lease_that_was_removed_guards_nothing(tmp_path):
     go = FORK.Event()  # forked before there is a lease, which it would inherit
 
     def follow():
-        go.wait(20)
+        go.wait(60)
         leases.take(tmp_path / "a", wait=lambda: None)
         time.sleep(60)
 
@@ -88,11 +88,11 @@ def test_a_lease_that_was_removed_guards_nothing(tmp_path):
     time.sleep(0.3)
     first.close(remove=True)
     until = time.monotonic() + 20
-    while not (tmp_path / "a").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(0.1)
     try:
-        assert leases.take(tmp_path / "a") is None
+        while mine := leases.take(tmp_path / "a"):  # the other has not got so far
+            mine.close()
+            assert time.monotonic() < until
+            time.sleep(0.05)
     finally:
         second.kill()
 
@@ -106,7 +106,7 @@ def test_of_several_that_take_over_one_does(tmp_path):
         children = [FORK.Process(target=lambda: got.put(bool(leases.Beating.take(mark)))) for _ in range(3)]
         for child in children:
             child.start()
-        assert sorted(got.get(timeout=20) for _ in children) == [False, False, True]
+        assert sorted(got.get(timeout=60) for _ in children) == [False, False, True]
         for child in children:
             child.join()
         mark.unlink()

@@ -175,7 +175,7 @@ def test_many_rows_stay_small_and_fast():
 def test_mean_shifts_and_scales(labels, shift, scale, seed):
     values = 2 + np.cos(np.arange(len(labels)))
     plain = stats.bootstrap_mean(values, labels, FEW, seed, share=False)
-    moved = stats.bootstrap_mean(values * scale + shift, labels, FEW, seed, share=False)
+    moved = stats.bootstrap_mean(values * scale + shift, labels, FEW, seed, share=False)  # between 0 and 1, too
     assert moved[:3] == pytest.approx([v * scale + shift for v in plain[:3]], abs=1e-9)
     assert plain.low <= plain.estimate <= plain.high
     assert plain.sequences == len(set(labels))

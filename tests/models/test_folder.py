@@ -152,9 +152,9 @@ def test_a_model_whose_end_tokens_are_lost_says_so(ends, copy_of, capsys):
 def test_configurations_that_can_not_be_are_refused_before_they_take_memory(values, parts, copy_of, one_line):
     folder = copy_of()
     change(folder / "config.json", **values)
-    began = time.monotonic()
+    began = time.process_time()
     one_line(CheckpointError, parts, lambda: eelib.load_model(str(folder), device="cpu"))
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_a_window_of_nothing_in_other_words(copy_of, one_line):

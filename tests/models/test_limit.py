@@ -36,29 +36,29 @@ def test_what_takes_too_long_is_stopped():
 
 def test_the_limit_ends_with_what_it_is_on():
     before = signal.getsignal(signal.SIGALRM)
-    with at_most(0.1, "too long"):
+    with at_most(1, "too long"):
         pass
-    spin(0.2)
+    spin(1.2)
     assert signal.getsignal(signal.SIGALRM) is before
 
 
 def test_a_timer_that_ends_later_goes_on():
     rang = []
     signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.4)
+    signal.setitimer(signal.ITIMER_REAL, 3)
     with pytest.raises(CheckpointError), at_most(0.1, "too long"):
         spin(10)
-    assert not rang and 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 0.35
-    spin(0.5)
+    assert not rang and 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 2.95
+    spin(3.2)
     assert rang == [1]
 
 
 def test_a_timer_that_ends_sooner_and_other_threads_have_no_limit():
     rang = []
     signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    with at_most(0.1, "too long"):
-        spin(0.3)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with at_most(1, "too long"):
+        spin(1.5)
     assert rang == [1]
     done = []
 

@@ -66,6 +66,14 @@ def ended(children):
     return [child.exitcode for child in children]
 
 
+def wait_until(found):
+    """Until there is something to be found; it may take a minute."""
+    end = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def only(folder):
     (place,) = folder.glob("*/*")
     return place
@@ -73,8 +81,15 @@ def only(folder):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_several_make_one_trace(count, model_of, quiet, tmp_path):
-    log = tmp_path / "log"
-    children = [start(model_of("llama"), tmp_path / "runs", log, lambda _index: time.sleep(0.1)) for _ in range(count)]
+    """The first shard of each is begun once all have one in hand."""
+    log, together, begun = tmp_path / "log", FORK.Barrier(count), []
+
+    def wait_for_all(index):
+        if not begun:
+            together.wait(120)
+        begun.append(index)
+
+    children = [start(model_of("llama"), tmp_path / "runs", log, wait_for_all) for _ in range(count)]
     assert ended(children) == [0] * count
     found = made_by(log)
     assert sorted(found) == list(range(8)) and all(len(by) == 1 for by in found.values())
@@ -91,14 +106,9 @@ def test_a_killed_maker_s_shard_is_taken_over(model_of, quiet, tmp_path):
             time.sleep(0.01)
 
     first = start(model_of("llama"), tmp_path / "runs", log, die)
-    until = time.monotonic() + 60
-    while not (tmp_path / "runs").exists() or not list(tmp_path.glob("runs/*/*/.lease-00002")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/.lease-00002")))
     second = start(model_of("llama"), tmp_path / "runs", log)
-    while not log.exists() or len(made_by(log)) < 7:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: log.exists() and len(made_by(log)) == 7)
     assert second.is_alive()
     os.kill(first.pid, signal.SIGKILL)
     assert ended([first, second]) == [-signal.SIGKILL, 0]
@@ -115,8 +125,8 @@ def test_without_locks_it_is_the_same(model_of, quiet, tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "DEAD", 2.0)
     monkeypatch.setattr(leases, "POLL", 0.05)
     log = tmp_path / "log"
-    slow = start(model_of("llama"), tmp_path / "runs", log, lambda index: time.sleep(0.1 if index else 60))
-    time.sleep(0.5)
+    slow = start(model_of("llama"), tmp_path / "runs", log, lambda _index: time.sleep(60))
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/.lease-*.held")))
     second = start(model_of("llama"), tmp_path / "runs", log)
     time.sleep(1)
     slow.kill()
@@ -129,10 +139,7 @@ def test_who_has_more_to_do_does_not_wait(model_of, quiet, tmp_path):
     """It makes what is free; what another has in hand is left to that one, which enters all of it."""
     log = tmp_path / "log"
     first = start(model_of("llama"), tmp_path / "runs", log, lambda index: time.sleep(60 if index == 0 else 0))
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/*/*/.lease-00000")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/.lease-00000")))
     began = time.monotonic()
     make_free_shards(model_of("llama"), TASK, 4, tmp_path / "runs")
     assert time.monotonic() - began < 30 and first.is_alive()
@@ -146,10 +153,7 @@ def test_who_has_more_to_do_does_not_wait(model_of, quiet, tmp_path):
 def test_another_batch_size_is_not_cut_while_others_work(model_of, quiet, tmp_path):
     log = tmp_path / "log"
     first = start(model_of("llama"), tmp_path / "runs", log, lambda _index: time.sleep(0.2))
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/*/*/.lease-*")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/.lease-*")))
     make(model_of("llama"), tmp_path / "runs", **SMALL | {"batch_size": 4})
     assert ended([first]) == [0]
     assert content(only(tmp_path / "runs")) == quiet
