@@ -270,11 +270,12 @@ def priced(of: Asked, along: Mapping[str, Mapping[str, Curve]]) -> dict[str, dic
 
 
 def against_bounds(asked: Mapping[str, Asked], states: Mapping[str, Mapping[str, Mapping[str, Curve]]]) -> pd.DataFrame:
-    """Mean agreement of each gate less a fixed layer's, and the oracle's less the gate's, in points.
+    """Mean agreement of each gate less a fixed layer's, and the oracle's less the gate's, in points; paired by group.
 
     Columns: gate, state; points and oracle over the mean layers `from` `to` that all gates go through; cost: points
-    over the costs, as shares of full depth's, that the gate and a fixed layer go through: what reads the head at every
-    layer costs more than a cheap gate ever does, so that all have none in common. Intervals are paired by group.
+    over the costs `cost from` `cost to`, percent of full depth's, that the gate and a fixed layer go through. These are
+    each gate's own, so `cost` ranks no gates. One that costs no less than full depth at any threshold, as may one that
+    reads the head at every layer, has none: NOTHING, NaN.
     """
     rows = []
     for state, along in states.items():
@@ -284,15 +285,14 @@ def against_bounds(asked: Mapping[str, Asked], states: Mapping[str, Mapping[str,
         for gate in gates if area else ():
             gain = attempt(lambda: compare.difference(area, along[gate], along[FIXED], seed))
             lost = attempt(lambda: compare.difference(area, along[ORACLE], along[gate], seed))
-            cost = attempt(lambda: at_equal_cost(over_cost[gate], over_cost[FIXED], seed))
-            rows.append((label(gate), state, gain.percent, lost.percent, cost.percent, area.low, area.high))
-    return pd.DataFrame(rows, columns=["gate", "state", "points", "oracle", "cost", "from", "to"])
-
-
-def at_equal_cost(gate: Mapping[str, Curve], fixed: Mapping[str, Curve], seed: int) -> Interval:
-    """Mean agreement of a gate less a fixed layer's, over the costs that both go through on all tasks."""
-    area = compare.Area(*span({"gate": gate, FIXED: fixed}, ("gate", FIXED)))
-    return compare.difference(area, gate, fixed, seed)
+            costs = attempt(lambda: compare.Area(*span(over_cost, (gate, FIXED))), None)  # on all tasks
+            cost, ends = NOTHING, (np.nan, np.nan)
+            if costs:
+                cost = compare.difference(costs, over_cost[gate], over_cost[FIXED], seed)
+                ends = (100 * costs.low, 100 * costs.high)
+            rows.append((label(gate), state, gain.percent, lost.percent, area.low, area.high, cost.percent, *ends))
+    columns = ["gate", "state", "points", "oracle", "from", "to", "cost", "cost from", "cost to"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 # ---- verdicts

@@ -97,10 +97,15 @@ def fixed_in_words(table: pd.DataFrame) -> str:
         said.append(
             f"{str(state).capitalize()} joint optimization, {beating_fixed(dict(zip(rows['gate'], rows['points'])))}"
         )
-        known = [row for row in rows.to_dict("records") if row["cost"].known]
-        better = [row["gate"] for row in known if row["cost"].low > 0]
+        known, dear = ([row for row in rows.to_dict("records") if row["cost"].known == has] for has in (True, False))
         if known:
-            said.append(f"At equal cost, surely better: {', '.join(better) or 'none'}, of {len(known)} gates.")
+            better, worse = (
+                ", ".join(row["gate"] for row in known if row["cost"].side("better", "worse", "") == side) or "none"
+                for side in ("better", "worse")
+            )
+            said.append(f"At equal cost, each over a range of its own, surely better: {better}; surely worse: {worse}.")
+        if dear:
+            said.append(f"At no threshold cheaper than full depth: {', '.join(row['gate'] for row in dear)}.")
     return " ".join(said) or "Nothing is learnt, so no curves are drawn."
 
 

@@ -3,13 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from exits_made import Made
 
 import eelib
 from eelib.analysis import gates, gates_tables
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import NOTHING
+from eelib.common.interval import NOTHING, Interval
 from eelib.exits.curve import curve, oracle
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import scores
@@ -77,8 +78,9 @@ def test_gates_against_a_fixed_layer_and_the_oracle_by_plain_sums(monkeypatch):
     each = {name: times[name] * np.arange(1.0, made.layers + 1) for name in rules}
     monkeypatch.setattr(gates, "share_of_cost", lambda study, task, rule: each[rule.gate.name])
     asked = {"after": SimpleNamespace(study=study, rules=rules)}
-    row, dear = gates.against_bounds(asked, {"after": along}).to_dict("records")
-    assert not dear["cost"].known
+    table = gates.against_bounds(asked, {"after": along})
+    row, dear = table.to_dict("records")
+    assert not dear["cost"].known and np.isnan([dear["cost from"], dear["cost to"]]).all()
     lines = {name: (one["task"].mean_layers, one["task"].agreement) for name, one in along.items()}
     low, high = (pick([lines[name][0][end] for name in rules]) for pick, end in ((max, 0), (min, -1)))
     own, fixed, most = (mean_height(*lines[name], low, high) for name in ("confidence", gates.FIXED, gates.ORACLE))
@@ -89,6 +91,15 @@ def test_gates_against_a_fixed_layer_and_the_oracle_by_plain_sums(monkeypatch):
     low, high = max(2 * x[0], fixed_x[0]), min(2 * x[-1], fixed_x[-1])
     expected = mean_height(2 * x, y, low, high) - mean_height(fixed_x, fixed_y, low, high)
     assert row["cost"].estimate == pytest.approx(100 * expected, abs=0.01)
+    assert (row["cost from"], row["cost to"]) == pytest.approx((100 * low, 100 * high))
+
+
+def test_costs_are_told_apart_by_side_and_those_without_any_by_name():
+    costs = {"a": Interval(2, 1, 3, 40), "b": Interval(-2, -3, -1, 40), "c": Interval(0, -1, 1, 40), "d": NOTHING}
+    rows = [{"gate": gate, "state": "after", "points": NOTHING, "cost": cost} for gate, cost in costs.items()]
+    told = gates_tables.fixed_in_words(pd.DataFrame(rows))
+    assert "surely better: a; surely worse: b." in told and told.endswith("cheaper than full depth: d.")
+    assert "At equal cost" not in gates_tables.fixed_in_words(pd.DataFrame(rows[-1:]))
 
 
 @pytest.fixture
