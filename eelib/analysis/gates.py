@@ -171,12 +171,12 @@ def least_kept(left: Mapping[str, Left]) -> Interval:
 def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame:
     """One row per gate and state: mean exit layer, optimal one, distance, layers saved, speed-up, agreement, quality.
 
-    Unweighted means over tasks, shares in percent; quality kept is that of the task with the least.
+    Unweighted means over tasks, shares in percent; quality kept is that of the task with the least. No row of no task.
     """
     rows = []
     for state, found in states.items():
-        for gate, left in found.items():
-            depth = max((one.layers for one in left.values()), default=0)  # all tasks' are the same
+        for gate, left in ((gate, left) for gate, left in found.items() if left):
+            depth = next(iter(left.values())).layers  # all tasks' are the same
             saved = mean(left, lambda one: one.saved, seed)
             could = mean(left, lambda one: (1 - one.optimal / one.layers, one.groups), seed)
             rows.append(

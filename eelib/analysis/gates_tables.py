@@ -75,9 +75,10 @@ def keep(results: Results, pair: Pair, states: Mapping[str, Outcomes], table: pd
 
 
 def outcome_in_words(pair: Pair, states: Mapping[str, Outcomes]) -> str:
-    """The best gate of each state, what it saves, and what a fixed layer saves; or that nothing is learnt."""
+    """The best gate of each state, what it saves, and what a fixed layer saves; and which tasks are not learnt."""
+    missed = ", ".join(task for task in pair.before.traces if not pair.learnt(task))
     if not pair.tasks:
-        return "No task of this run is learnt before and after, so nothing is calibrated here."
+        return f"Not learnt before and after: {missed}. So nothing is calibrated here."
     said = []
     for state, found in states.items():
         gate = best_gate(found, [name for name in found if name not in (FIXED, FREE)])
@@ -87,6 +88,8 @@ def outcome_in_words(pair: Pair, states: Mapping[str, Outcomes]) -> str:
             f"{label(gate)}; on the other part it saves {told(own, '%')} of the layers, a fixed "
             f"layer {fixed.estimate:.1f}%."
         )
+    if missed:
+        said.append(f"Not learnt before and after, and left out: {missed}.")
     return " ".join(said)
 
 

@@ -59,6 +59,17 @@ def test_the_best_gate_is_chosen_on_the_calibration_side():
         gates.best_gate({name: {} for name in gates.GATES})
 
 
+def test_a_page_without_a_learnt_task_names_them_and_has_no_table():
+    found = {"before": {"confidence": {}}, "after": {"confidence": {}}}
+    pair = SimpleNamespace(before=SimpleNamespace(traces=["a", "b"]), tasks=[], learnt=lambda task: False)
+    assert gates.outcome_table(found).empty
+    assert gates_tables.outcome_in_words(pair, found).startswith("Not learnt before and after: a, b. So nothing")
+    there = SimpleNamespace(before=pair.before, tasks=["b"], learnt=lambda task: task == "b", seed=0)
+    states = {state: {"confidence": {"b": left(3)}, gates.FIXED: {"b": left(4)}} for state in found}
+    told = gates_tables.outcome_in_words(there, states)
+    assert "is confidence; on the other part it saves 25.0%" in told and told.endswith("left out: a.")
+
+
 def mean_height(x, y, low, high):
     """Of a polygon line between two places; beyond its end it goes on level."""
     fine = np.linspace(low, high, 20001)
