@@ -25,6 +25,9 @@ def trained_in_words(missing: Sequence[tuple[Study, Mapping[str, str]]]) -> str:
         if not gates:
             continue
         name = study.model.name
+        if not study.model.adapter.writes:
+            said.append(f"Trained gates learn from the tokens that a model writes, and {name} writes none.")
+            continue
         command = f"python -m eelib.recipes gates --model {study.parameters.model} --corpora DIR"
         said.append(f"Trained gates that {name} does not have: {', '.join(map(label, gates))}; they are trained with: ")
         said[-1] += f"{command}."

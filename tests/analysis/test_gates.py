@@ -143,8 +143,9 @@ def test_one_task_against_plain_loops(study):
 
 
 def test_models_with_all_trained_gates_are_named_together():
-    def study(name):
-        return SimpleNamespace(model=SimpleNamespace(name=name), parameters=SimpleNamespace(model=f"folder/{name}"))
+    def study(name, writes=True):
+        model = SimpleNamespace(name=name, adapter=SimpleNamespace(writes=writes))
+        return SimpleNamespace(model=model, parameters=SimpleNamespace(model=f"folder/{name}"))
 
     told = gates_tables.trained_in_words(
         [(study("a"), {}), (study("b"), {"lstm": "of another model"}), (study("c"), {})]
@@ -152,3 +153,5 @@ def test_models_with_all_trained_gates_are_named_together():
     assert told.startswith("a and c have all three trained gates. Trained gates that b does not have: LSTM")
     assert "gates --model folder/b --corpora DIR. A file was refused: of another model." in told
     assert gates_tables.trained_in_words([(study("a"), {})]) == "a has all three trained gates."
+    silent = gates_tables.trained_in_words([(study("a", writes=False), {"lstm": ""})])
+    assert "a writes none" in silent and "eelib.recipes" not in silent
