@@ -54,8 +54,8 @@ def way_table(sides: Sequence[Side]) -> pd.DataFrame:
 
 
 def length_table(sides: Sequence[Side]) -> pd.DataFrame:
-    """A row per model and way: change of quality in all, the shorter and the longer outputs; slope of agreement. A model
-    that has learnt no task has none.
+    """A row per model and way: change of quality in all, the shorter and the longer outputs; slope of agreement. A
+    model without a learnt task has none.
     """
     return pd.DataFrame(
         {
