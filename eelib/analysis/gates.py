@@ -327,12 +327,13 @@ def best_gate(found: Outcomes, gates: Sequence[str] = GATES) -> str:
     """Which of the gates ran the fewest layers on the calibration side; by default those that P-G3 was fixed with."""
     if not any(found.values()):
         raise NotEstimable("no task is learnt")
+    return min(gates, key=lambda gate: calibrated_layers(found[gate]))
 
-    def layers(gate: str) -> float:
-        tasks = large_enough({task: left.saved for task, left in found[gate].items()})
-        return float(np.mean([found[gate][task].calibrated_layers for task in tasks]))
 
-    return min(gates, key=layers)
+def calibrated_layers(left: Mapping[str, Left]) -> float:
+    """Mean layers on the calibration side, unweighted over tasks, those with a small report side left out."""
+    tasks = large_enough({task: one.saved for task, one in left.items()})
+    return float(np.mean([left[task].calibrated_layers for task in tasks]))
 
 
 def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:

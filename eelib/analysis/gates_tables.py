@@ -6,7 +6,7 @@ import pandas as pd
 
 from eelib.analysis.architectures import told
 from eelib.analysis.gate_rules import FIXED, FREE, OF_P, Asked, label, rules
-from eelib.analysis.gates import Outcomes, best_gate, mean, outcome_table, outcomes
+from eelib.analysis.gates import Outcomes, best_gate, calibrated_layers, mean, outcome_table, outcomes
 from eelib.analysis.joint import Pair
 from eelib.common.interval import Interval
 from eelib.study.results import Results
@@ -85,6 +85,9 @@ def outcome_in_words(pair: Pair, states: Mapping[str, Outcomes]) -> str:
     said = []
     for state, found in states.items():
         gate = best_gate(found, [name for name in found if name not in (FIXED, FREE)])
+        if calibrated_layers(found[gate]) >= next(iter(found[gate].values())).layers:
+            said.append(f"{state.capitalize()} joint optimization no gate that keeps the quality leaves early at all.")
+            continue
         own, fixed = (mean(found[name], lambda left: left.saved, pair.seed).percent for name in (gate, FIXED))
         said.append(
             f"{state.capitalize()} joint optimization the gate that runs least on the calibration part is "

@@ -68,6 +68,9 @@ def test_a_page_without_a_learnt_task_names_them_and_has_no_table():
     states = {state: {"confidence": {"b": left(3)}, gates.FIXED: {"b": left(4)}} for state in found}
     told = gates_tables.outcome_in_words(there, states)
     assert "is confidence; on the other part it saves 25.0%" in told and told.endswith("left out: a.")
+    states["before"]["confidence"] = {"b": left(4, calibrated=4.0)}
+    told = gates_tables.outcome_in_words(there, states)
+    assert told.startswith("Before joint optimization no gate that keeps the quality leaves early at all. After")
 
 
 def mean_height(x, y, low, high):
