@@ -58,6 +58,23 @@ SHAPES = {
 QUICK = Shape("tiny", 2, 32, 500, 64, 4, 2, False, 5, {1: (2, 6), 4: (8, 5)})
 
 
+def config_of(shape: Any, tied: bool) -> LlamaConfig:
+    """Of a shape's layers, width, intermediate, heads, key_value_heads and vocabulary; without an end token."""
+    return LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        tie_word_embeddings=tied,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
 def checkpoint(shape: Shape, cache: Path) -> Path:
     """The folder of a shape's checkpoint; made if it is not there. It has no end token: outputs have a fixed length."""
     folder = cache / "shapes" / shape.name
@@ -68,21 +85,8 @@ def checkpoint(shape: Shape, cache: Path) -> Path:
     if shape.weights == "shipped":
         endless_copy(SHIPPED, folder)
     else:
-        config = LlamaConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.width,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.key_value_heads,
-            tie_word_embeddings=shape.tied,
-            max_position_embeddings=2048,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
         torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="20GB")
+        LlamaForCausalLM(config_of(shape, shape.tied)).save_pretrained(folder, max_shard_size="20GB")
         number_tokenizer(shape.vocabulary).save_pretrained(folder)
     (folder / "done").touch()
     return folder

@@ -171,12 +171,12 @@ def least_kept(left: Mapping[str, Left]) -> Interval:
 def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame:
     """One row per gate and state: mean exit layer, optimal one, distance, layers saved, speed-up, agreement, quality.
 
-    Unweighted means over tasks, shares in percent; quality kept is that of the task with the least.
+    Unweighted means over tasks, shares in percent; quality kept is that of the task with the least. No row of no task.
     """
     rows = []
     for state, found in states.items():
-        for gate, left in found.items():
-            depth = max((one.layers for one in left.values()), default=0)  # all tasks' are the same
+        for gate, left in ((gate, left) for gate, left in found.items() if left):
+            depth = next(iter(left.values())).layers  # all tasks' are the same
             saved = mean(left, lambda one: one.saved, seed)
             could = mean(left, lambda one: (1 - one.optimal / one.layers, one.groups), seed)
             rows.append(
@@ -270,11 +270,12 @@ def priced(of: Asked, along: Mapping[str, Mapping[str, Curve]]) -> dict[str, dic
 
 
 def against_bounds(asked: Mapping[str, Asked], states: Mapping[str, Mapping[str, Mapping[str, Curve]]]) -> pd.DataFrame:
-    """Mean agreement of each gate less a fixed layer's, and the oracle's less the gate's, in points.
+    """Mean agreement of each gate less a fixed layer's, and the oracle's less the gate's, in points; paired by group.
 
     Columns: gate, state; points and oracle over the mean layers `from` `to` that all gates go through; cost: points
-    over the costs, as shares of full depth's, that the gate and a fixed layer go through: what reads the head at every
-    layer costs more than a cheap gate ever does, so that all have none in common. Intervals are paired by group.
+    over the costs `cost from` `cost to`, percent of full depth's, that the gate and a fixed layer go through. These are
+    each gate's own, so `cost` ranks no gates. One that costs no less than full depth at any threshold, as may one that
+    reads the head at every layer, has none: NOTHING, NaN.
     """
     rows = []
     for state, along in states.items():
@@ -284,15 +285,14 @@ def against_bounds(asked: Mapping[str, Asked], states: Mapping[str, Mapping[str,
         for gate in gates if area else ():
             gain = attempt(lambda: compare.difference(area, along[gate], along[FIXED], seed))
             lost = attempt(lambda: compare.difference(area, along[ORACLE], along[gate], seed))
-            cost = attempt(lambda: at_equal_cost(over_cost[gate], over_cost[FIXED], seed))
-            rows.append((label(gate), state, gain.percent, lost.percent, cost.percent, area.low, area.high))
-    return pd.DataFrame(rows, columns=["gate", "state", "points", "oracle", "cost", "from", "to"])
-
-
-def at_equal_cost(gate: Mapping[str, Curve], fixed: Mapping[str, Curve], seed: int) -> Interval:
-    """Mean agreement of a gate less a fixed layer's, over the costs that both go through on all tasks."""
-    area = compare.Area(*span({"gate": gate, FIXED: fixed}, ("gate", FIXED)))
-    return compare.difference(area, gate, fixed, seed)
+            costs = attempt(lambda: compare.Area(*span(over_cost, (gate, FIXED))), None)  # on all tasks
+            cost, ends = NOTHING, (np.nan, np.nan)
+            if costs:
+                cost = compare.difference(costs, over_cost[gate], over_cost[FIXED], seed)
+                ends = (100 * costs.low, 100 * costs.high)
+            rows.append((label(gate), state, gain.percent, lost.percent, area.low, area.high, cost.percent, *ends))
+    columns = ["gate", "state", "points", "oracle", "from", "to", "cost", "cost from", "cost to"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 # ---- verdicts
@@ -327,12 +327,13 @@ def best_gate(found: Outcomes, gates: Sequence[str] = GATES) -> str:
     """Which of the gates ran the fewest layers on the calibration side; by default those that P-G3 was fixed with."""
     if not any(found.values()):
         raise NotEstimable("no task is learnt")
+    return min(gates, key=lambda gate: calibrated_layers(found[gate]))
 
-    def layers(gate: str) -> float:
-        tasks = large_enough({task: left.saved for task, left in found[gate].items()})
-        return float(np.mean([found[gate][task].calibrated_layers for task in tasks]))
 
-    return min(gates, key=layers)
+def calibrated_layers(left: Mapping[str, Left]) -> float:
+    """Mean layers on the calibration side, unweighted over tasks, those with a small report side left out."""
+    tasks = large_enough({task: one.saved for task, one in left.items()})
+    return float(np.mean([left[task].calibrated_layers for task in tasks]))
 
 
 def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:

@@ -1,9 +1,9 @@
 """Thresholds with a guarantee: chosen on one part of the sequences, and what they lose measured on the other.
 
-Each gate has one threshold for all tasks of a run. The risk is the share of a sequence's tokens that differ from full
-depth's, mean over sequences; sequences that share a text, of several tasks too, are one unit. Gates that are fitted are
-so to one half of the calibration part, and calibrated on the other. FREE, which learns its threshold while decoding, is
-left out: no promise would hold of it.
+Each gate has one threshold for all tasks of a run. The risk is the share of a sequence's tokens, its end token among
+them, that differ from full depth's, mean over sequences; sequences that share a text, of several tasks too, are one
+unit. Gates that are fitted are so to one half of the calibration part, and calibrated on the other. FREE, which learns
+its threshold while decoding, is left out: no promise would hold of it.
 """
 
 from collections.abc import Mapping
@@ -102,8 +102,11 @@ def tested(ways: Mapping[str, ByThreshold | InTurn], rows: Mapping[str, np.ndarr
 
 
 def losses(ways: Mapping[str, ByThreshold | InTurn], rows: Mapping[str, np.ndarray], grid: list[float]) -> np.ndarray:
-    """Shares of the tokens that differ from full depth's [units, thresholds], of some rows (bool [tokens]) of tasks."""
-    return losses_by_group([curve_at(way, way.trace, grid, rows[task]) for task, way in ways.items()], "share")
+    """Shares of the tokens, end tokens among them, that differ from full depth's [units, thresholds], of some rows
+    (bool [tokens]) of tasks.
+    """
+    curves = [curve_at(way, way.trace, grid, rows[task], ends=True) for task, way in ways.items()]
+    return losses_by_group(curves, "share")
 
 
 def mean_layers(of: Asked, ways: Mapping[str, ByThreshold | InTurn], threshold: float) -> Interval:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from eelib.analysis.architectures import told
 from eelib.analysis.gate_rules import FIXED, FREE, OF_P, Asked, label, rules
-from eelib.analysis.gates import Outcomes, best_gate, mean, outcome_table, outcomes
+from eelib.analysis.gates import Outcomes, best_gate, calibrated_layers, mean, outcome_table, outcomes
 from eelib.analysis.joint import Pair
 from eelib.common.interval import Interval
 from eelib.study.results import Results
@@ -25,6 +25,9 @@ def trained_in_words(missing: Sequence[tuple[Study, Mapping[str, str]]]) -> str:
         if not gates:
             continue
         name = study.model.name
+        if not study.model.adapter.writes:
+            said.append(f"Trained gates learn from the tokens that a model writes, and {name} writes none.")
+            continue
         command = f"python -m eelib.recipes gates --model {study.parameters.model} --corpora DIR"
         said.append(f"Trained gates that {name} does not have: {', '.join(map(label, gates))}; they are trained with: ")
         said[-1] += f"{command}."
@@ -75,18 +78,24 @@ def keep(results: Results, pair: Pair, states: Mapping[str, Outcomes], table: pd
 
 
 def outcome_in_words(pair: Pair, states: Mapping[str, Outcomes]) -> str:
-    """The best gate of each state, what it saves, and what a fixed layer saves; or that nothing is learnt."""
+    """The best gate of each state, what it saves, and what a fixed layer saves; and which tasks are not learnt."""
+    missed = ", ".join(task for task in pair.before.traces if not pair.learnt(task))
     if not pair.tasks:
-        return "No task of this run is learnt before and after, so nothing is calibrated here."
+        return f"Not learnt before and after: {missed}. So nothing is calibrated here."
     said = []
     for state, found in states.items():
         gate = best_gate(found, [name for name in found if name not in (FIXED, FREE)])
+        if calibrated_layers(found[gate]) >= next(iter(found[gate].values())).layers:
+            said.append(f"{state.capitalize()} joint optimization no gate that keeps the quality leaves early at all.")
+            continue
         own, fixed = (mean(found[name], lambda left: left.saved, pair.seed).percent for name in (gate, FIXED))
         said.append(
             f"{state.capitalize()} joint optimization the gate that runs least on the calibration part is "
             f"{label(gate)}; on the other part it saves {told(own, '%')} of the layers, a fixed "
             f"layer {fixed.estimate:.1f}%."
         )
+    if missed:
+        said.append(f"Not learnt before and after, and left out: {missed}.")
     return " ".join(said)
 
 
@@ -97,10 +106,15 @@ def fixed_in_words(table: pd.DataFrame) -> str:
         said.append(
             f"{str(state).capitalize()} joint optimization, {beating_fixed(dict(zip(rows['gate'], rows['points'])))}"
         )
-        known = [row for row in rows.to_dict("records") if row["cost"].known]
-        better = [row["gate"] for row in known if row["cost"].low > 0]
+        known, dear = ([row for row in rows.to_dict("records") if row["cost"].known == has] for has in (True, False))
         if known:
-            said.append(f"At equal cost, surely better: {', '.join(better) or 'none'}, of {len(known)} gates.")
+            better, worse = (
+                ", ".join(row["gate"] for row in known if row["cost"].side("better", "worse", "") == side) or "none"
+                for side in ("better", "worse")
+            )
+            said.append(f"At equal cost, each over a range of its own, surely better: {better}; surely worse: {worse}.")
+        if dear:
+            said.append(f"At no threshold cheaper than full depth: {', '.join(row['gate'] for row in dear)}.")
     return " ".join(said) or "Nothing is learnt, so no curves are drawn."
 
 

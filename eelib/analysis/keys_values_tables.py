@@ -7,6 +7,7 @@ import pandas as pd
 
 from eelib.analysis import keys_values as kv
 from eelib.analysis.architectures import told
+from eelib.analysis.gate_rules import label
 from eelib.analysis.keys_values import CLEAN, COPY, PROJECT, WAYS, Side, Way
 from eelib.common.interval import Interval
 from eelib.common.stats import attempt
@@ -22,9 +23,11 @@ SHORTEST, LONGEST = 8, 20  # tokens of the outputs that serve as examples
 
 
 def way_table(sides: Sequence[Side]) -> pd.DataFrame:
-    """A row per model and way: exit layer, agreement, unchanged outputs, who is to blame, loops, quality; percent."""
+    """A row per model and way: exit layer, agreement, unchanged outputs, who is to blame, loops; percent. A model that
+    has learnt no task has none.
+    """
     rows = []
-    for side in sides:
+    for side in (side for side in sides if side.learnt):
         rows.append(
             {
                 "model": side.name,
@@ -51,7 +54,9 @@ def way_table(sides: Sequence[Side]) -> pd.DataFrame:
 
 
 def length_table(sides: Sequence[Side]) -> pd.DataFrame:
-    """A row per model and way: change of quality in all, the shorter and the longer outputs; slope of agreement."""
+    """A row per model and way: change of quality in all, the shorter and the longer outputs; slope of agreement. A
+    model without a learnt task has none.
+    """
     return pd.DataFrame(
         {
             "model": side.name,
@@ -63,6 +68,7 @@ def length_table(sides: Sequence[Side]) -> pd.DataFrame:
             "agreement per 10 tokens of length (points)": attempt(lambda: kv.length_slope(side, way)).scaled(1000),
         }
         for side in sides
+        if side.learnt
         for way in WAYS
     )
 
@@ -210,6 +216,7 @@ def keep(results: Results, sides: Sequence[Side], ways: pd.DataFrame, lengths: p
                 if isinstance(value, Interval) and value.known:
                     results.keep(f"{column}, {name}", value)
     judged = sides[-1]
+    results.say("gate_name", label(judged.study.parameters.gate))
     results.tell("models_words", models_in_words(sides))
     results.tell("policies_words", " ".join(policies_in_words(side) for side in sides))
     results.tell("blame_words", " ".join(blame_in_words(side) for side in sides))

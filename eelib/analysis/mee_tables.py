@@ -113,7 +113,7 @@ def lead_in_words(side: Side, along: Along) -> str:
 def cut_in_words(side: Side, along: Along) -> str:
     """How many texts the compared gates, and a fixed layer, cut short, in the middle of the layers that they share."""
     gates = [gate for family in compared(side.rules) for gate in family]
-    if not side.tasks:
+    if not (side.tasks and side.study.model.adapter.writes):
         return ""
     middle = sum(span(along, gates)) / 2
     shares = [f"{label(gate)} {cut_short(side, along, gate, middle).percent.estimate:.0f}%" for gate in (*gates, FIXED)]

@@ -120,7 +120,8 @@ def forbidden(names: str) -> list[str]:
 
 def leaving(served: Served, task: str, rule: Rule | None, side: int = REPORT) -> pd.DataFrame:
     """The counted tokens of one side of a task under a rule (None: all layers run): columns sequence, group, kind (of
-    KINDS, of full depth's token), said (that of the token that is emitted), exit_layer, early, wrong.
+    KINDS, of full depth's token), said (that of the token that is emitted), exit_layer, early, wrong, changed (whether
+    any token of its output is wrong, the end token, which is not counted here, among them).
     """
     trace = served.study.traces[task]
     positions = torch.tensor(trace.tokens["position"].to_numpy())
@@ -131,6 +132,7 @@ def leaving(served: Served, task: str, rule: Rule | None, side: int = REPORT) ->
         exits = leave(rule, found, positions)
         said = emitted(found, exits)
     kinds = np.array(CLASSES)
+    wrong = (said != final).numpy()
     return pd.DataFrame(
         {
             "sequence": trace.tokens["sequence"],
@@ -139,7 +141,8 @@ def leaving(served: Served, task: str, rule: Rule | None, side: int = REPORT) ->
             "said": kinds[served.pieces.of(said).numpy()],
             "exit_layer": exits.numpy(),
             "early": exits.numpy() < trace.layers,
-            "wrong": (said != final).numpy(),
+            "wrong": wrong,
+            "changed": pd.Series(wrong).groupby(trace.tokens["sequence"].to_numpy()).transform("any"),
         }
     )[served.sides[task][side] & trace.statistic_rows()].reset_index(drop=True)
 
@@ -192,7 +195,7 @@ def tasks_table(served: Served, left: Left) -> pd.DataFrame:
                 "layers": mean_of(frame, "exit_layer", served.seed, share=False),
                 "deepest": mean_of(frame.assign(deepest=~frame["early"]), "deepest", served.seed),
                 "wrong": mean_of(frame, "wrong", served.seed),
-                "changed": mean_of(outputs, "wrong", served.seed),
+                "changed": mean_of(outputs, "changed", served.seed),
             }
         )
     return pd.DataFrame(rows)
@@ -205,8 +208,8 @@ def mean_of(frame: pd.DataFrame, column: str, seed: int, share: bool = True) -> 
 
 
 def outputs_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per output of `leaving`: columns wrong (whether any token is), group."""
-    return frame.groupby("sequence").agg(wrong=("wrong", "max"), group=("group", "first"))
+    """A row per output of `leaving`: columns changed, group."""
+    return frame.groupby("sequence").agg(changed=("changed", "first"), group=("group", "first"))
 
 
 # ---- thresholds carried to other texts, and to the model's next version

@@ -183,12 +183,12 @@ class Change:
 def promised(served: Served, task: str) -> float:
     """What is promised of a task: the upper limit of the share of its calibration outputs that differ."""
     outputs = outputs_of(leaving(served, task, served.rule_of(task), CALIBRATION))
-    return min(max(mean_of(outputs, "wrong", served.seed).high, 0.01), 0.99)
+    return min(max(mean_of(outputs, "changed", served.seed).high, 0.01), 0.99)
 
 
 def worst_change(served: Served, found: Crossed) -> Change:
     """That to a task of another kind which loses most beyond what is promised. NotEstimable where none does."""
-    losses = {pair: outputs_of(frame)["wrong"].to_numpy(float) for pair, frame in found.items() if len(frame)}
+    losses = {pair: outputs_of(frame)["changed"].to_numpy(float) for pair, frame in found.items() if len(frame)}
     risks = {of: promised(served, of) for of in served.tasks if served.rule_of(of) is not None and (of, of) in losses}
     pairs = [
         (lost.mean() - risks[of], of, task)

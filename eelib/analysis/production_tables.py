@@ -11,6 +11,7 @@ from eelib.analysis import production as pr
 from eelib.analysis import production_budgets as budgeted
 from eelib.analysis import production_service as service
 from eelib.analysis import production_structured as structured
+from eelib.analysis.gate_rules import label
 from eelib.analysis.production import KINDS, Served
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import NOTHING, Interval
@@ -140,12 +141,12 @@ def budget_table(page: Page) -> pd.DataFrame:
     """
     rows, seed = [], page.served.seed
     for way, left in page.budgets.items():
-        for kind, label in [*KINDS.items(), (None, "all")]:
+        for kind, name in [*KINDS.items(), (None, "all")]:
             early = attempt(lambda: pr.over_tasks(left, "early", kind, by="said", seed=seed))
             rows.append(
                 {
                     "thresholds": way,
-                    "tokens emitted": label,
+                    "tokens emitted": name,
                     "leave early (%)": percent(early),
                     "of these wrong (%)": percent(attempt(lambda: budgeted.wrong_of_early(left, kind, seed))),
                     "layers per token": "" if kind else attempt(lambda: pr.over_tasks(left, "exit_layer", seed=seed)),
@@ -279,7 +280,8 @@ def shadow_in_words(page: Page) -> str:
     return (
         f"With every output run at full depth too, half of the streams have their alarm {waits(last['delay'])}; with "
         f"{first['share']:.0%} of them, {waits(first['delay'])}. That is of an alarm that starts with the change. One "
-        f"that has compared {service.CALM:,} outputs of the old traffic before has lost its capital on these, and "
+        f"that has compared {service.CALM:,} outputs of the old traffic before "
+        f"{'has lost its capital on these, and ' if last['late'] > last['delay'] else ''}"
         f"comes {waits(last['late'])} if all are compared. Before the change it went off falsely in "
         f"{last['false']:.1%} of the streams; at most {page.served.study.parameters.alpha:.0%} may."
     )
@@ -350,10 +352,11 @@ def keep(results: Results, page: Page) -> None:
     if page.structured is not None:
         for row in structured.ways_table(page.structured).to_dict("records"):
             results.keep(f"fails the schema, {row['threshold']}", row["fails"])
+    results.say("gate_name", label(page.served.rule.gate.name))
     results.tell("change_words", change_in_words(page))
     results.tell("shadow_words", shadow_in_words(page))
     results.tell("switch_words", switch_in_words(page))
-    results.tell("refused_words", page.refused or "There is no other version of the model on this page.")
+    results.tell("refused_words", page.refused or "none is part of this page.")
     results.tell("structured_words", structured_in_words(page))
     results.tell("budget_words", budget_in_words(page))
     none = "" if len(page.decoded) else "No task has a threshold at which tokens leave, so nothing was decoded."

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from eelib.analysis.architectures import told
+from eelib.analysis.gate_rules import label
 from eelib.analysis.speed import LIBRARY, PLAIN, Race, draft_table, faster, forecasts, rows_of
 from eelib.common.interval import Interval
 from eelib.common.stats import attempt
@@ -130,8 +131,8 @@ def melting_in_words(melting: pd.DataFrame) -> str:
     spans = "; ".join(f"{stage} {row['min']:.2f} to {row['max']:.2f}" for stage, row in ends.iterrows())
     return (
         f"By the forecast, the best layer would make decoding {best:.2f} times as fast as plain if blocks were all "
-        f"that is paid. The gate's own layers leave {gate:.2f}, its questions {asking:.2f}, calls and Python "
-        f"{moving:.2f}. Then, by what is done about keys and values: {spans}."
+        f"that is paid. With the gate's own layers that is {gate:.2f}, with its questions {asking:.2f}, with calls and "
+        f"Python {moving:.2f}. Then, by what is done about keys and values: {spans}."
     )
 
 
@@ -155,6 +156,7 @@ def keep(results: Results, found: Race, table: pd.DataFrame, melting: pd.DataFra
         for column, value in row.items():
             if value.known if isinstance(value, Interval) else isinstance(value, float) and value == value:
                 results.keep(f"{column}, {where}", value)
+    results.say("gate_name", label(found.rule.gate.name))
     results.tell("costs_words", costs_in_words(found))
     results.tell("race_words", race_in_words(found))
     results.tell("good_words", good_in_words(found))

@@ -87,15 +87,16 @@ def curve(
     rows: np.ndarray | None = None,
     values: Sequence[float] | None = None,
     points: int = POINTS,
+    ends: bool = False,
 ) -> Curve:
     """The curve of a rule by its scores over a trace; the rule's threshold, constant or decaying, says of which form.
 
-    Counted are the statistic rows, of `rows` (bool [tokens]) where given. `values`: those of the threshold, rising;
-    else all at which a counted token's exit layer changes (of a decaying one: one in each gap between them), thinned to
-    `points` by even steps of mean layers.
+    Counted are the statistic rows, of `rows` (bool [tokens]) where given; `ends`: end tokens, too. `values`: those of
+    the threshold, rising; else all at which a counted token's exit layer changes (of a decaying one: one in each gap
+    between them), thinned to `points` by even steps of mean layers.
     """
     rule.check(trace.layers)
-    counted = counted_rows(trace, rows)
+    counted = counted_rows(trace, rows, ends)
     positions = torch.tensor(trace.tokens["position"].to_numpy())[counted]
     kept = Scores(found.values[counted], found.tokens[counted])
     highest = running_maxima(rule, kept.values, positions)
@@ -122,9 +123,10 @@ def oracle(trace: Trace, rows: np.ndarray | None = None) -> Curve:
     return counts("oracle", values, exits, right, trace.tokens["group"].to_numpy()[counted])
 
 
-def counted_rows(trace: Trace, rows: np.ndarray | None) -> np.ndarray:
-    """Indices of the statistic rows among `rows`. InputError where there is none."""
-    counted = np.flatnonzero(trace.statistic_rows() if rows is None else trace.statistic_rows() & rows)
+def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> np.ndarray:
+    """Indices of the statistic rows among `rows`; `ends`: end tokens, too. InputError where there is none."""
+    counts = trace.statistic_rows() | (ends & trace.tokens["is_eos"].to_numpy())
+    counted = np.flatnonzero(counts if rows is None else counts & rows)
     if not len(counted):
         raise InputError(f"{trace.task_name}: no token is left to count")
     return counted

@@ -172,7 +172,8 @@ def calibrate(
     """A policy whose outputs differ from full depth's for at most epsilon of the groups, but for a chance of delta.
 
     Learn-then-Test per kind of task, on half of the groups (sequences, or what shares a text); the risk is measured on
-    the other half. A group of a task counts as lost if any of its tokens differs. `keys`: deferred (or full), under
+    the other half. A group of a task counts as lost if any of its tokens differs, an end token that does not come among
+    them. `keys`: deferred (or full), under
     which a trace says where an output would part; or verified, where what is lost is a draft, not the output, and
     `temperature` may be above 0. InputError for other policies and temperatures, and for an empty half.
     """
@@ -192,7 +193,9 @@ def calibrate(
     for kind, names in kinds.items():
         grid = grid_of(rule, [told[name].values.numpy()[rows_of[name][1]] for name in names])
         losses, held_out = (
-            losses_by_group([curve(rule, told[name], traces[name], rows_of[name][side], grid) for name in names])
+            losses_by_group(
+                [curve(rule, told[name], traces[name], rows_of[name][side], grid, ends=True) for name in names]
+            )
             for side in (0, 1)
         )
         based |= {name: {"task_hash": tasks[name].hash, "groups": len(halves[name].calibration)} for name in names}

@@ -207,9 +207,11 @@ def curve_of(way: Way, trace: Trace, rows: np.ndarray | None = None, points: int
     return replace(found, values=found.values[kept], left=found.left[:, kept], agreed=found.agreed[:, kept])
 
 
-def curve_at(way: Way, trace: Trace, values: Sequence[float], rows: np.ndarray | None = None) -> Curve:
-    """The same at some values, with all of them."""
-    counted = counted_rows(trace, rows)
+def curve_at(
+    way: Way, trace: Trace, values: Sequence[float], rows: np.ndarray | None = None, ends: bool = False
+) -> Curve:
+    """The same at some values, with all of them; `ends`: end tokens count, too."""
+    counted = counted_rows(trace, rows, ends)
     right = (way.tokens[counted] == way.tokens[counted][:, -1:]).numpy()
     exits = (one[counted].numpy() for one in way.exits(values))
     return counts(way.name, values, exits, right, trace.tokens["group"].to_numpy()[counted])

@@ -3,13 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from exits_made import Made
 
 import eelib
 from eelib.analysis import gates, gates_tables
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import NOTHING
+from eelib.common.interval import NOTHING, Interval
 from eelib.exits.curve import curve, oracle
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import scores
@@ -58,6 +59,20 @@ def test_the_best_gate_is_chosen_on_the_calibration_side():
         gates.best_gate({name: {} for name in gates.GATES})
 
 
+def test_a_page_without_a_learnt_task_names_them_and_has_no_table():
+    found = {"before": {"confidence": {}}, "after": {"confidence": {}}}
+    pair = SimpleNamespace(before=SimpleNamespace(traces=["a", "b"]), tasks=[], learnt=lambda task: False)
+    assert gates.outcome_table(found).empty
+    assert gates_tables.outcome_in_words(pair, found).startswith("Not learnt before and after: a, b. So nothing")
+    there = SimpleNamespace(before=pair.before, tasks=["b"], learnt=lambda task: task == "b", seed=0)
+    states = {state: {"confidence": {"b": left(3)}, gates.FIXED: {"b": left(4)}} for state in found}
+    told = gates_tables.outcome_in_words(there, states)
+    assert "is confidence; on the other part it saves 25.0%" in told and told.endswith("left out: a.")
+    states["before"]["confidence"] = {"b": left(4, calibrated=4.0)}
+    told = gates_tables.outcome_in_words(there, states)
+    assert told.startswith("Before joint optimization no gate that keeps the quality leaves early at all. After")
+
+
 def mean_height(x, y, low, high):
     """Of a polygon line between two places; beyond its end it goes on level."""
     fine = np.linspace(low, high, 20001)
@@ -77,8 +92,9 @@ def test_gates_against_a_fixed_layer_and_the_oracle_by_plain_sums(monkeypatch):
     each = {name: times[name] * np.arange(1.0, made.layers + 1) for name in rules}
     monkeypatch.setattr(gates, "share_of_cost", lambda study, task, rule: each[rule.gate.name])
     asked = {"after": SimpleNamespace(study=study, rules=rules)}
-    row, dear = gates.against_bounds(asked, {"after": along}).to_dict("records")
-    assert not dear["cost"].known
+    table = gates.against_bounds(asked, {"after": along})
+    row, dear = table.to_dict("records")
+    assert not dear["cost"].known and np.isnan([dear["cost from"], dear["cost to"]]).all()
     lines = {name: (one["task"].mean_layers, one["task"].agreement) for name, one in along.items()}
     low, high = (pick([lines[name][0][end] for name in rules]) for pick, end in ((max, 0), (min, -1)))
     own, fixed, most = (mean_height(*lines[name], low, high) for name in ("confidence", gates.FIXED, gates.ORACLE))
@@ -89,6 +105,15 @@ def test_gates_against_a_fixed_layer_and_the_oracle_by_plain_sums(monkeypatch):
     low, high = max(2 * x[0], fixed_x[0]), min(2 * x[-1], fixed_x[-1])
     expected = mean_height(2 * x, y, low, high) - mean_height(fixed_x, fixed_y, low, high)
     assert row["cost"].estimate == pytest.approx(100 * expected, abs=0.01)
+    assert (row["cost from"], row["cost to"]) == pytest.approx((100 * low, 100 * high))
+
+
+def test_costs_are_told_apart_by_side_and_those_without_any_by_name():
+    costs = {"a": Interval(2, 1, 3, 40), "b": Interval(-2, -3, -1, 40), "c": Interval(0, -1, 1, 40), "d": NOTHING}
+    rows = [{"gate": gate, "state": "after", "points": NOTHING, "cost": cost} for gate, cost in costs.items()]
+    told = gates_tables.fixed_in_words(pd.DataFrame(rows))
+    assert "surely better: a; surely worse: b." in told and told.endswith("cheaper than full depth: d.")
+    assert "At equal cost" not in gates_tables.fixed_in_words(pd.DataFrame(rows[-1:]))
 
 
 @pytest.fixture
@@ -121,8 +146,9 @@ def test_one_task_against_plain_loops(study):
 
 
 def test_models_with_all_trained_gates_are_named_together():
-    def study(name):
-        return SimpleNamespace(model=SimpleNamespace(name=name), parameters=SimpleNamespace(model=f"folder/{name}"))
+    def study(name, writes=True):
+        model = SimpleNamespace(name=name, adapter=SimpleNamespace(writes=writes))
+        return SimpleNamespace(model=model, parameters=SimpleNamespace(model=f"folder/{name}"))
 
     told = gates_tables.trained_in_words(
         [(study("a"), {}), (study("b"), {"lstm": "of another model"}), (study("c"), {})]
@@ -130,3 +156,5 @@ def test_models_with_all_trained_gates_are_named_together():
     assert told.startswith("a and c have all three trained gates. Trained gates that b does not have: LSTM")
     assert "gates --model folder/b --corpora DIR. A file was refused: of another model." in told
     assert gates_tables.trained_in_words([(study("a"), {})]) == "a has all three trained gates."
+    silent = gates_tables.trained_in_words([(study("a", writes=False), {"lstm": ""})])
+    assert "a writes none" in silent and "eelib.recipes" not in silent

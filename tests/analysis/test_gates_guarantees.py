@@ -41,15 +41,17 @@ def asked():
 
 
 def risk(asked, gate, threshold, side):
-    """Mean over texts of the mean over both tasks of the share of a sequence's tokens that differ; and mean layers."""
+    """Mean over texts of the mean over both tasks of the share of a sequence's tokens that differ, ends among them; and
+    mean layers.
+    """
     lost, layers = {}, []
     for task in asked.tasks:
         way, trace = asked.by_rule(asked.rules[gate], task), asked.study.traces[task]
         exits = leave(way.rule_at(threshold), way.found, way.positions)
-        rows = asked.sides[task][side] & trace.statistic_rows()
+        rows = asked.sides[task][side]
         final = trace.tokens["token_id"].to_numpy()
         differs = np.array([int(way.tokens[at, exits[at] - 1]) != final[at] for at in range(len(final))])
-        layers.append(np.float64(exits.numpy()[rows]).mean())
+        layers.append(np.float64(exits.numpy()[rows & trace.statistic_rows()]).mean())
         for group in sorted(set(trace.tokens["group"][rows])):
             lost.setdefault(group, []).append(differs[rows & (trace.tokens["group"] == group).to_numpy()].mean())
     return np.mean([np.mean(both) for both in lost.values()]), np.mean(layers)

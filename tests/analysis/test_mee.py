@@ -14,7 +14,7 @@ from eelib.exits.curve import Curve
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Scores
 from eelib.exits.rule import Rule
-from eelib.study.claims import published
+from eelib.study.claims import published, untestable
 
 GROUPS = [f"g{i:02d}" for i in range(40)]
 TOKENS = 30
@@ -115,3 +115,17 @@ def test_texts_cut_short_are_those_with_an_early_end_token():
     along = {"fixed": {"task": SimpleNamespace(values=np.array([1.0, 2.0]), mean_layers=np.array([1.0, 2.0]))}}
     assert mee.cut_short(side, along, "fixed", 1.1).estimate == 0.5
     assert mee.cut_short(side, along, "fixed", 1.9).estimate == 0
+
+
+def test_time_is_judged_whatever_the_training():
+    """The other two claims ask for M's objective, which this page's only model has not had."""
+    asked = {}
+
+    def judge(claim_id, make, requirement_met, tasks):
+        asked[claim_id] = requirement_met, tasks
+        return untestable(claim_id, "as the study says")
+
+    study = SimpleNamespace(judge=judge, model=SimpleNamespace(name="m"))
+    side = SimpleNamespace(study=study, missing={}, tasks=["a", "b"], seed=0)
+    mee.verdicts(SimpleNamespace(judged=side, own=side, weighted=False), {}, None)
+    assert asked == {"M-E1": (False, 2), "M-E2": (True, 1), "M-E3": (False, 2)}

@@ -8,6 +8,7 @@ import pytest
 import eelib
 from eelib.analysis import gates, mee_speed
 from eelib.common.errors import NotEstimable
+from eelib.common.interval import NOTHING
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
@@ -57,6 +58,24 @@ def test_families_are_compared_at_the_same_layers_whatever_ran():
     assert "at 6.0 of 12 mean layers, a token takes 1.33 times (95% interval 1.33 to 1.33) as long with" in words
 
 
+def test_quality_is_read_off_the_same_line():
+    """Answers: right where they are the reference; half of them at fewer layers, all at more."""
+    asked = eelib.load_task("question_answering/passages", limit=8)
+    right = [references[0] for references in asked.references]
+    wrong = [""] * 4 + right[4:]
+    both = sums(0.01, 0.04, groups=len(set(asked.groups)))
+    whole = mee_speed.quality_kept(asked, [wrong, right, right], both, 7.0)
+    assert (whole.estimate, whole.low, whole.high) == pytest.approx((1, 1, 1))
+    middle = mee_speed.quality_kept(asked, [wrong, right, right], both, LAYERS)
+    assert middle.estimate == pytest.approx(0.75) and middle.low < 0.75 < middle.high
+    assert not mee_speed.quality_kept(asked, [right, right, [""] * 8], both, LAYERS).known
+    free = Task.from_prompts(["a", "b"])
+    assert not mee_speed.quality_kept(free, [["a", "b"]] * 3, sums(0.01, 0.04, groups=2), LAYERS).known
+    told = mee_speed.kept_in_words(mee_speed.Timed(kept={"lstm": whole, "monotone": middle, "classifier": NOTHING}))
+    assert "LSTM keeps most, 100.0%" in told and "monotone least, 75.0%" in told
+    assert mee_speed.kept_in_words(mee_speed.Timed()) == ""
+
+
 def test_nothing_is_judged_where_nothing_was_timed():
     side = SimpleNamespace(tasks=[], rules={})
     found = mee_speed.race(side, {}, 5)
@@ -82,3 +101,4 @@ def test_a_model_that_stops_is_timed_with_each_gate_in_turn(model_of, tmp_path):
     for values in found.sums.values():
         assert (values[..., 0] > 0).all() and (values[..., 2] <= model.layers * values[..., 1]).all()
     assert (found.plain[:, 2] == model.layers * found.plain[:, 1]).all()
+    assert set(found.kept) == set(rules)  # prompts without references: not known

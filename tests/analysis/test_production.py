@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import studies_made
 import torch
+from exits_made import Made
 
 from eelib.analysis import production as pr
 from eelib.analysis import production_budgets as budgeted
@@ -17,6 +18,8 @@ from eelib.common.errors import NotEstimable
 from eelib.exits.calibration import Choice
 from eelib.exits.gates.gate import NEVER
 from eelib.exits.gates.margin import Margin
+from eelib.exits.offline import Scores
+from eelib.exits.pieces import PieceTable
 from eelib.exits.rule import Rule
 from eelib.figures import production as figures
 from eelib.study.parameters import Parameters
@@ -33,7 +36,8 @@ def tokens(depths, wrong=(0.0, 0.0), groups=40, size=10):
         for kind, depth, share in zip(KINDS, depths, wrong)
         for number in range(size)
     ]
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    return frame.assign(changed=frame.groupby("sequence")["wrong"].transform("any"))
 
 
 def test_lowest_threshold_is_that_of_a_search_by_hand():
@@ -115,6 +119,22 @@ def test_the_risk_of_a_class_is_that_of_what_leaves_as_it():
     assert budgeted.wrong_of_early({"t": frame}, "punctuation").estimate == 0
     with pytest.raises(NotEstimable, match="fewer than 30"):
         budgeted.wrong_of_early({"t": tokens((10, 10))}, None)
+
+
+def test_an_output_that_misses_its_end_is_changed():
+    """The end token says something else at layer 1 in every second output; no token that is counted does."""
+    trace = Made()
+    final = trace.tokens["token_id"].to_numpy()
+    trace.top1[:] = final[:, None]
+    missed = (trace.tokens["is_eos"] & (trace.tokens["sequence"] % 2 == 1)).to_numpy()
+    trace.top1[missed, 1] = final[missed] + 1
+    found = Scores(torch.ones(len(final), trace.layers), torch.tensor(trace.top1[:, 1:]))
+    study = SimpleNamespace(traces={"t": trace}, scores=lambda rule, task: found)
+    sides = {"t": (np.zeros(len(final), bool), np.ones(len(final), bool))}
+    served = pr.Served(study, Rule(Margin()), ["t"], sides, {}, PieceTable(torch.ones(9, dtype=torch.uint8)))
+    frame = pr.leaving(served, "t", Rule(Margin(), 0.5))
+    assert frame["early"].all() and not frame["wrong"].any()
+    assert pr.outputs_of(frame)["changed"].tolist() == [False, True] * 6
 
 
 def test_a_stall_is_the_difference_of_two_speeds():

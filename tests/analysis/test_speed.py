@@ -68,7 +68,7 @@ def test_a_speed_up_melts_by_what_is_paid():
     assert table["and calls, Python", ""] == pytest.approx(whole / (1 + 2 * 2.7))
     assert table["all, one prompt", "project"] == pytest.approx(whole / (1 + 2 * (2.7 + 2 * 0.1)))
     assert speed.forecasts(found, found.ways[1], 1) == pytest.approx(table["all, one prompt", "project"])
-    assert "leave 2.25" in speed_tables.melting_in_words(speed.stages(found))
+    assert "layers that is 2.25" in speed_tables.melting_in_words(speed.stages(found))
     figures.melting_figure(speed.stages(found))
 
 

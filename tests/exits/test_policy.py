@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from exits_made import Made
 
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits import policy as policies
 from eelib.exits.gates.registry import gate_named
+from eelib.exits.offline import Scores
 from eelib.exits.policy import Policy, calibrate, grid_of, head_hash
 from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
@@ -57,6 +59,26 @@ def test_the_risk_is_of_outputs_that_differ(setting):
         for (_, a), (_, b) in zip(early.groupby("sequence"), plain.groupby("sequence"))
     ]
     assert len(full) == 45 and np.mean(differ) == pytest.approx(made.risks["prompts"]["estimate"])
+
+
+def test_an_output_that_misses_its_end_is_lost(setting, monkeypatch):
+    """Every token but the end token is right at layer 1."""
+    model = setting[0]
+    trace = Made()
+    final = trace.tokens["token_id"].to_numpy()
+    trace.top1[:] = final[:, None]
+    trace.top1[trace.tokens["is_eos"], 1 : model.layers] += 1
+    trace.layers = model.layers
+    values = torch.tensor(trace.random.random((len(final), model.layers))).float()
+    found = Scores(values, torch.tensor(trace.top1[:, 1 : model.layers + 1]))
+    found.tokens[:, -1] = torch.tensor(final)
+    monkeypatch.setattr(policies, "scores_of", lambda *_: found)
+    tasks = {"made": Task.from_prompts(["a"])}
+    missed = calibrate(model, tasks, {"made": trace}, epsilon=0.5, delta=0.5)
+    found.tokens[:] = torch.tensor(final)[:, None]
+    right = calibrate(model, tasks, {"made": trace}, epsilon=0.5, delta=0.5)
+    assert right.risks["prompts"]["estimate"] == 0
+    assert right.thresholds["prompts"] < (missed.thresholds["prompts"] or np.inf)
 
 
 def test_where_nothing_is_certified_all_layers_run(setting):

@@ -10,6 +10,7 @@ from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.oracle import FIRST_TOKENS
 from eelib.exits.gates.by_class import ByClass
+from eelib.exits.gates.fitted import FEATURES, Fitted
 from eelib.exits.gates.gate import Gate, Seen
 from eelib.exits.gates.registry import GATES, gate_named
 from eelib.exits.gates.trained import TRAINED
@@ -68,6 +69,21 @@ def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of, mi
     np.testing.assert_array_equal(made.tokens["token_id"][clear], tokens[clear])
     if simple:
         assert len(set(exits)) > 1
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize("gate", FEATURES)
+def test_fitted_gates_say_what_they_say_of_whole_runs(gate, name, model_of):
+    """Those that look back see where the token before has really left."""
+    model, width = model_of(name), sum(len(CLASSES) if sign == "piece" else 1 for sign in FEATURES[gate])
+    classes = PieceTable(torch.arange(model.vocab_size).remainder(len(CLASSES)).byte())
+    weights = np.random.default_rng(0).normal(size=(model.layers - 1, width + 1))
+    rule = Rule(Fitted(gate, tuple(map(tuple, weights.tolist())), classes), 0.5)
+    made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
+    exits, tokens, clear = offline(model, rule, made)
+    assert clear.mean() > 0.9 and len(set(exits)) > 1
+    np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
+    np.testing.assert_array_equal(made.tokens["token_id"][clear], tokens[clear])
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
