@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from checks.speed_shapes import number_tokenizer
+from checks.speed_shapes import number_tokenizer, random_llama
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.generated import Generated
 from eelib.exits.gates.fixed import Fixed
@@ -80,22 +79,8 @@ class Replayed(Fixed):
 
 
 def network_of(shape: Shape) -> Model:
-    """Random weights; no end token, so that outputs have a fixed length."""
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads,
-        tie_word_embeddings=True,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    torch.manual_seed(0)
-    network = LlamaForCausalLM(config).eval().requires_grad_(False)
+    """Random weights."""
+    network = random_llama(shape, tied=True).eval().requires_grad_(False)
     return prepare(network, number_tokenizer(shape.vocabulary), "random", "causal")
 
 

@@ -68,24 +68,32 @@ def checkpoint(shape: Shape, cache: Path) -> Path:
     if shape.weights == "shipped":
         endless_copy(SHIPPED, folder)
     else:
-        config = LlamaConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.width,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.key_value_heads,
-            tie_word_embeddings=shape.tied,
-            max_position_embeddings=2048,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="20GB")
+        random_llama(shape, shape.tied).save_pretrained(folder, max_shard_size="20GB")
         number_tokenizer(shape.vocabulary).save_pretrained(folder)
     (folder / "done").touch()
     return folder
+
+
+def random_llama(shape: Any, tied: bool) -> LlamaForCausalLM:
+    """A network of random weights, the same each time, with no end token: outputs have a fixed length.
+
+    `shape` has layers, width, vocabulary, intermediate, heads and key_value_heads.
+    """
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        tie_word_embeddings=tied,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)
 
 
 def number_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
