@@ -7,11 +7,13 @@ prompts, beside transformers' `generate` and its `assistant_early_exit`; and the
 called token by token. The bound is what the formula gives where nothing but blocks and heads is paid, the forecast what
 is expected with all else. Seconds are wall time, of each batch the quickest of the repeats, so that what else the
 machine does counts least. What the best lossless drafts had right is then replayed on larger shapes
-(`checks.exits_shapes`). At its end it says how long it took.
+(`checks.exits_shapes`), and drafts through other readings of a model's layers are timed (`checks.exits_readings`; with
+`--only readings` these alone, put into the report that is there). At its end it says how long it took.
 """
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -23,9 +25,11 @@ from typing import Any
 import torch
 
 import eelib
+from checks.exits_readings import READINGS, read
 from checks.exits_shapes import SHAPES, Pattern, replayed
-from checks.report import write_report
-from eelib.analysis.speed import EXACT, PLAIN, Way, by_library, draft_table, few_exits, planned, run, timed
+from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, score, totals
+from checks.report import write_part, write_report
+from eelib.analysis.speed import PLAIN, Way, by_library, few_exits, planned, run, timed
 from eelib.common.data import data_folder
 from eelib.common.machine import host
 from eelib.exits.calibration import by_agreement
@@ -34,7 +38,7 @@ from eelib.exits.decoding.generate import DRAFT, batches, encoded
 from eelib.exits.forecast import Forecast
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import scores
-from eelib.exits.rule import Rule, at_layer
+from eelib.exits.rule import Rule
 from eelib.exits.step_costs import Costs, measure
 from eelib.exits.steps import crossover
 from eelib.models.model import Model
@@ -46,32 +50,9 @@ RESULT = data_folder("checks", "exits.json")
 MODELS = ("pocket-llama-joint", "pocket-t5-weighted", "pocket-t5-skip", "pocket-llama-skip")  # of these, what is there
 TASK, KEPT = "translation/de-en", 0.98
 SIZES = (1, 8, 16)
-NEW_TOKENS = 64  # of each output, at most
 TOP = 1  # drafts of a fixed length that are timed
-DOUBTS, LONGEST = (0.1, 0.3, 0.5, 0.7), 8  # softmax differences below which drafting ends; its longest drafts
 LEVELS = (KEPT, 0.985, 0.99, 0.995, 0.999)  # agreement by the trace, until what is decoded keeps enough, too
 LOOP, NETWORK = "loop without a gate", "network, token by token"
-SUMS = ("seconds", "tokens", "agrees", "of", "drafted", "accepted", "deep")
-
-Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Known:
-    """A way to be timed, and what is known of it beforehand; one of plain decoding has no forecast."""
-
-    way: Way
-    kind: str
-    bound: float
-    forecast: Forecast | None = None
-
-    def told(self, size: int) -> dict[str, Any]:
-        """For its row, in batches of `size`."""
-        found: dict[str, Any] = {"kind": self.kind, "bound": self.bound}
-        if self.forecast:
-            now = replace(self.forecast, batch=size)
-            found |= {"forecast": now.speed_up, "if_free": now.if_free, "mean_layers": now.mean_layers}
-        return found
 
 
 @dataclass(frozen=True)
@@ -94,7 +75,8 @@ def measured(name: str, sequences: int, repeats: int, max_new_tokens: int = NEW_
         own, others = numbers[:sequences], numbers[sequences:] or numbers
         asked = task.pick(own)
         costs = measure(model, asked, Rule(gate_named("softmax_difference"), exits=few_exits(model.layers, 3)))
-        known = [Known(Way(PLAIN, None, "full"), "plain", 1.0), *fixed_drafts(costs, made, own)]
+        known = [Known(Way(PLAIN, None, "full"), "plain", 1.0)]
+        known += fixed_drafts(costs, made, own, range(1, model.layers), TOP)
         layers = [one.forecast.rule.exits[0] for one in known if one.forecast and one.forecast.rule.exits]
         known += [doubting_drafts(costs, made, own, layers), lossy(costs, model, task, made, own, others)]
     found, crossing = known[-1].forecast, []
@@ -113,30 +95,6 @@ def measured(name: str, sequences: int, repeats: int, max_new_tokens: int = NEW_
         if one.forecast
     }
     return Found(rows, crossing, patterns)
-
-
-def fixed_drafts(costs: Costs, made: Trace, own: Sequence[int]) -> list[Known]:
-    """The drafts of a fixed layer and length that the forecast puts first, with the ceiling of the formula."""
-    found = []
-    for row in draft_table(costs, made, own).sort_values("forecast", ascending=False).head(TOP).to_dict("records"):
-        layer, length = int(row["layer"]), int(row["draft"])
-        way = Way(f"layer {layer}, drafts of {length}, verified", at_layer(layer), EXACT, length)
-        plans = planned(at_layer(layer), made, own)
-        expected = Forecast(costs, plans, at_layer(layer), EXACT, draft=length)
-        found.append(Known(way, "lossless", row["ceiling"], expected))
-    return found
-
-
-def doubting_drafts(costs: Costs, made: Trace, own: Sequence[int], layers: Sequence[int]) -> Known:
-    """Drafts through one of the layers that end where the gate doubts, those that the forecast puts first."""
-    options = []
-    for layer in layers:
-        for doubt in DOUBTS:
-            rule = Rule(gate_named("softmax_difference"), doubt, exits=(layer,))
-            expected = Forecast(costs, planned(rule, made, own), rule, EXACT, draft=LONGEST)
-            way = Way(f"layer {layer} above {doubt:g}, drafts to {LONGEST}, verified", rule, EXACT, LONGEST)
-            options.append(Known(way, "lossless", expected.bound, expected))
-    return max(options, key=lambda one: one.forecast.speed_up if one.forecast else 0.0)
 
 
 def lossy(costs: Costs, model: Model, task: Task, made: Trace, own: Sequence[int], others: Sequence[int]) -> Known:
@@ -170,27 +128,15 @@ def keeps(model: Model, task: Task, way: Way) -> bool:
     return agrees >= KEPT and early >= KEPT * plain
 
 
-def score(task: Task, texts: list[str]) -> float:
-    """The task's first score; 0 without one."""
-    return next(iter(task.quality(texts).values()), 0.0)
-
-
 def raced(
     model: Model, task: Task, known: Sequence[Known], size: int, max_new_tokens: int, repeats: int, layer: int
 ) -> Rows:
     """Every way in batches of `size`; `layer`: that transformers' own drafts through."""
     times, texts = timed(model, task, [one.way for one in known], size, max_new_tokens, repeats)
-    totals: dict[str, dict[str, Any]] = {}
-    for row in times:
-        total = totals.setdefault(row["way"], dict.fromkeys(SUMS, 0.0))
-        for key in SUMS:
-            total[key] += float(row.get(key, 0))
-    told = {one.way.name: one.told(size) for one in known}
-    for (name, _), outputs in texts.items():
-        totals[name]["score"] = score(task, outputs)
+    found = [*totals(task, known, size, times, texts).values()]
     if size == 1:
-        totals |= assisted(model, task, layer, max_new_tokens, repeats)
-    found = [{"way": way, "kind": "library", "bound": None} | told.get(way, {}) | totals[way] for way in totals]
+        theirs = assisted(model, task, layer, max_new_tokens, repeats)
+        found += [{"way": way, "kind": "library", "bound": None} | total for way, total in theirs.items()]
     loops = looped(model, task, size, max_new_tokens, repeats)
     return found + [{"way": way, "kind": "loop", "bound": None} | total for way, total in loops.items()]
 
@@ -250,10 +196,29 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=16, help="texts that are timed")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES), help="what is replayed on")
+    parser.add_argument("--readings", nargs="*", default=list(READINGS), help="of one model; an adapter block first")
+    parser.add_argument("--only", choices=["readings"], help="this part alone, put into the report that is there")
     parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
     asked = parser.parse_args()
+    if asked.only and not asked.output.is_file():
+        parser.error(f"--only {asked.only}: {asked.output} is no report that it could be put into")
     command, began = " ".join(["python -m checks.exits", *sys.argv[1:]]), time.perf_counter()
-    found = []
+    if not asked.only:
+        report(asked, command)
+    if asked.readings:
+        load = os.getloadavg()[0]  # of other work, which all ways share
+        rows = read(asked.readings, eelib.load_task(TASK, limit=asked.sequences), asked.sequences, asked.repeats)
+        machine = host() | {"threads": torch.get_num_threads()}
+        told = {"machine": machine, "task": TASK, "sequences": asked.sequences, "load": load, "rows": rows}
+        write_part(asked.output, "readings", command, (), **told)
+        for row in rows:
+            print(json.dumps(row))
+    print(f"{asked.output}: {command}, {(time.perf_counter() - began) / 60:.1f} minutes")
+
+
+def report(asked: argparse.Namespace, command: str) -> None:
+    """All but the readings."""
+    found, began = [], time.perf_counter()
     for name in asked.models:
         found.append(measured(name, asked.sequences, asked.repeats))
         print(f"{name}: after {(time.perf_counter() - began) / 60:.1f} minutes", file=sys.stderr)
@@ -273,9 +238,6 @@ def main() -> None:
     )
     for row in rows:
         print(json.dumps(row))
-    minutes = (time.perf_counter() - began) / 60
-    print(f"{asked.output}: {command}, {minutes:.1f} minutes")
-    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
-from checks.speed_shapes import config_of, number_tokenizer
+from checks.speed_shapes import number_tokenizer, random_llama
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.generated import Generated
 from eelib.exits.gates.fixed import Fixed
@@ -80,9 +79,8 @@ class Replayed(Fixed):
 
 
 def network_of(shape: Shape) -> Model:
-    """Random weights; no end token, so that outputs have a fixed length."""
-    torch.manual_seed(0)
-    network = LlamaForCausalLM(config_of(shape, tied=True)).eval().requires_grad_(False)
+    """Random weights."""
+    network = random_llama(shape, tied=True).eval().requires_grad_(False)
     return prepare(network, number_tokenizer(shape.vocabulary), "random", "causal")
 
 

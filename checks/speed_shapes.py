@@ -58,9 +58,28 @@ SHAPES = {
 QUICK = Shape("tiny", 2, 32, 500, 64, 4, 2, False, 5, {1: (2, 6), 4: (8, 5)})
 
 
-def config_of(shape: Any, tied: bool) -> LlamaConfig:
-    """Of a shape's layers, width, intermediate, heads, key_value_heads and vocabulary; without an end token."""
-    return LlamaConfig(
+def checkpoint(shape: Shape, cache: Path) -> Path:
+    """The folder of a shape's checkpoint; made if it is not there. It has no end token: outputs have a fixed length."""
+    folder = cache / "shapes" / shape.name
+    if (folder / "done").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if shape.weights == "shipped":
+        endless_copy(SHIPPED, folder)
+    else:
+        random_llama(shape, shape.tied).save_pretrained(folder, max_shard_size="20GB")
+        number_tokenizer(shape.vocabulary).save_pretrained(folder)
+    (folder / "done").touch()
+    return folder
+
+
+def random_llama(shape: Any, tied: bool) -> LlamaForCausalLM:
+    """A network of random weights, the same each time, with no end token: outputs have a fixed length.
+
+    `shape` has layers, width, vocabulary, intermediate, heads and key_value_heads.
+    """
+    config = LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
         intermediate_size=shape.intermediate,
@@ -73,23 +92,8 @@ def config_of(shape: Any, tied: bool) -> LlamaConfig:
         eos_token_id=None,
         pad_token_id=None,
     )
-
-
-def checkpoint(shape: Shape, cache: Path) -> Path:
-    """The folder of a shape's checkpoint; made if it is not there. It has no end token: outputs have a fixed length."""
-    folder = cache / "shapes" / shape.name
-    if (folder / "done").exists():
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    if shape.weights == "shipped":
-        endless_copy(SHIPPED, folder)
-    else:
-        torch.manual_seed(0)
-        LlamaForCausalLM(config_of(shape, shape.tied)).save_pretrained(folder, max_shard_size="20GB")
-        number_tokenizer(shape.vocabulary).save_pretrained(folder)
-    (folder / "done").touch()
-    return folder
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)
 
 
 def number_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:

@@ -43,12 +43,16 @@ DRAFTS = (1, 2, 4, 8)  # longest drafts that are forecast
 
 @dataclass(frozen=True)
 class Way:
-    """A way to decode: a rule (None: no token leaves), a policy of keys and values, the longest draft."""
+    """A way to decode: a rule (None: no token leaves), a policy of keys and values, the longest draft.
+
+    `model`: another reading of the model that is raced; None: that model.
+    """
 
     name: str
     rule: Rule | None
     keys: str
     draft: int | None = None
+    model: Model | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def timed(
 
 def run(model: Model, part: Task, way: Way, size: int, max_new_tokens: int) -> Generated:
     """One decoding."""
-    return generate(model, part, way.rule, None, way.keys, way.draft, size, max_new_tokens)
+    return generate(way.model or model, part, way.rule, None, way.keys, way.draft, size, max_new_tokens)
 
 
 @torch.no_grad()

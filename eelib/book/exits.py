@@ -51,6 +51,8 @@ def exits(content: dict[str, Any]) -> Iterator[str]:
         "Every way of decoding: speed, times the fastest plain decoding, what is the same as there, and the score.",
     )
     yield from forecast_error(rows)
+    if read := content.get("readings"):
+        yield from readings(read, content)
     if shapes:
         yield shape_table(shapes)
     if crossing := content.get("crossover"):
@@ -72,6 +74,62 @@ def exits(content: dict[str, Any]) -> Iterator[str]:
     missing = [f"{row['model']}, {row['way']}: {row['why']}" for row in content["rows"] if not row["seconds"]]
     if missing:
         yield f"Did not run: {text('; '.join(missing))}.\n"
+
+
+def readings(read: dict[str, Any], content: dict[str, Any]) -> Iterator[str]:
+    """Drafts of one model, its layers read by the head alone, through an adapter block and through translators."""
+    rows = read["rows"]
+    plain = {row["batch"]: rate(row) for row in rows if row["way"] == PLAIN[0]}
+    for size in sorted(plain):
+        best = best_of(rows, "lossless", size, 0.0)
+        if best:
+            ratio, who = rate(best) / fastest(rows, best), text(best["model"])
+            yield (
+                f"Other readings of layers, {sized(size)}: the best drafts of {who} are {ratio:.2f} times the fastest "
+                f"plain decoding ({text(best['way'])}; bound {best['bound']:.2f}).\n"
+            )
+    measured = "" if same_run(read, content) else f" Measured apart, by {read['command']}, {told_of(read)}."
+    yield table(
+        [
+            "Batch",
+            "Way",
+            "Tokens per s",
+            "Ratio",
+            "Bound",
+            "Forecast",
+            "Drafts that are right",
+            "Tokens that are plain's",
+        ],
+        (
+            [
+                row["batch"],
+                row["way"],
+                f"{rate(row):.0f}",
+                f"{rate(row) / fastest(rows, row):.2f}",
+                f"{row['bound']:.2f}" if row["bound"] else None,
+                f"{row['forecast']:.2f}" if row.get("forecast") else None,
+                f"{row['accepted']:.0f} of {row['drafted']:.0f}" if row["drafted"] else None,
+                f"{row['agrees'] / row['of']:.1%}",
+            ]
+            for row in rows
+        ),
+        f"Drafts of {rows[0]['model']} through other readings of its layers, which leave the network as it is: a "
+        "way without a reading's name is that of the model's own head. Timed in turns on the same "
+        f"{read['sequences']} texts; the ratio is to the fastest plain decoding of the same rows.{measured}",
+    )
+
+
+def same_run(read: dict[str, Any], content: dict[str, Any]) -> bool:
+    """Whether a part was measured with the rest."""
+    return all(read.get(key) == content.get(key) for key in ("command", "date", "machine"))
+
+
+def told_of(read: dict[str, Any]) -> str:
+    """When, with how many threads on what, and how busy that was with other work."""
+    machine = read["machine"]
+    threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
+    busy = f", {read['load']:.1f} processes at work when it began" if "load" in read else ""
+    return f"{read['date']}, with {threads} on {machine['cores']} cores of {machine['cpu']}{busy}"
 
 
 def rate(row: dict[str, Any]) -> float:
@@ -122,7 +180,12 @@ def goals(rows: list[dict[str, Any]], kept: float) -> list[Goal]:
 
 def named(kind: str, batch: int) -> str:
     """A goal's name."""
-    return f"{kind}, {'one prompt at a time' if batch == 1 else f'batch {batch}'}"
+    return f"{kind}, {sized(batch)}"
+
+
+def sized(batch: int) -> str:
+    """A batch size in words."""
+    return "one prompt at a time" if batch == 1 else f"batch {batch}"
 
 
 def reasons(rows: list[dict[str, Any]], kept: float) -> Iterator[str]:

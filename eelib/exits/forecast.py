@@ -8,16 +8,28 @@ measure how far that is off.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from eelib.common.errors import InputError
 from eelib.common.memory import Halving
 from eelib.common.values import check_whole
-from eelib.exits.decoding.generate import DRAFT, batches, check_fit, encoded, generate, policy_named, rule_of
+from eelib.exits.decoding.generate import (
+    DRAFT,
+    batches,
+    by_policy,
+    check_fit,
+    check_writes,
+    encoded,
+    generate,
+    policy_named,
+    rule_of,
+)
 from eelib.exits.decoding.oracle import FirstAgreeing
 from eelib.exits.gates.gate import Gate
 from eelib.exits.live import Watch
+from eelib.exits.policy import Policy
 from eelib.exits.rule import Rule
 from eelib.exits.step_costs import Costs, Line, measure
 from eelib.exits.steps import Planned, seconds, speed_up
@@ -132,15 +144,19 @@ class Forecast:
 
 def forecast(
     model: Model,
-    gate: str | Gate | Rule | None,
-    keys: str,
+    gate: str | Gate | Rule | None = None,
+    keys: str | None = None,
     batch: int = 1,
     task: Task | list[str] | None = None,
     exits: tuple[int, ...] | None = None,
     draft: int | None = None,
     max_new_tokens: int = 64,
+    policy: Policy | Path | str | None = None,
 ) -> Forecast:
     """The speed-up over plain decoding to expect of `eelib.generate` with the same gate, exits, keys and draft.
+
+    `policy`: a calibrated one (`eelib.exits.policy`), or its file, in place of gate, exits and keys, as there; by the
+    threshold of the task's kind.
 
     Decodes some of the task's prompts (or of a list; by default, German to be translated) at full depth for up to
     `max_new_tokens`, the gate asked on the way, and for a few tokens with and without it: seconds for a small model,
@@ -148,26 +164,33 @@ def forecast(
     machine, as busy as it is now: `speed_up`, `plain` and `early` (seconds per token), `mean_layers`, `agreement`,
     `bound`, `if_free` and `costs`; `print` tells them in two lines. Teacher-forced: what a wrong token changes in the
     tokens after it is left out. The question is P's (section 6); rounds of drafts are those of Leviathan et al. 2023.
-    InputError, one line: as of `generate`, and where no token could leave.
+    InputError, one line: as of `generate`, where no token could leave, and for a policy that samples.
     """
+    check_writes(model)
     check_whole("batch", batch, 1)
     check_whole("max_new_tokens", max_new_tokens, 1)
-    policy = policy_named(keys)
     if task is None:
         task = load_task(TASK, limit=max(PROMPTS, batch))
     some = (task if isinstance(task, Task) else Task.from_prompts(task)).take(max(PROMPTS, batch))
+    if policy is not None:
+        gate, keys, temperature = by_policy(model, task, policy, None, gate, exits, keys)
+        if gate is None:
+            raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} leave: nothing to forecast")
+        if temperature:
+            raise InputError(f"a forecast is of greedy decoding; the policy is for temperature {temperature:g}")
+    chosen_keys = policy_named(keys)
     generate(model, some.take(1), gate, exits, keys, draft, 1, 1)  # refuses what it would refuse
     rule = rule_of(model, gate, exits)
     if rule is None:
         raise InputError("a forecast needs a gate, or exits=(layer,) at which every token leaves")
     if isinstance(rule.gate, FirstAgreeing):
         raise InputError("the oracle runs all blocks: it saves no time, so there is nothing to forecast")
-    check_fit(model, policy, rule, max_new_tokens)
+    check_fit(model, chosen_keys, rule, max_new_tokens)
     plans = plans_of(model, some, rule, batch, max_new_tokens)
     plans = [plans[i % len(plans)] for i in range(max(batch, len(plans)))]
     costs = measure(model, some, rule, batch)
     told = DRAFT if draft is None else draft
-    return Forecast(costs, plans, rule, keys, batch, told, f"{model.name} on {some.name}")
+    return Forecast(costs, plans, rule, chosen_keys.name, batch, told, f"{model.name} on {some.name}")
 
 
 def plans_of(model: Model, task: Task, rule: Rule, batch: int, max_new_tokens: int) -> list[Planned]:

@@ -103,3 +103,27 @@ def test_other_shapes_are_judged_by_the_worst():
     assert "90%" in line and "3.20" in line
     (goal,) = [line for line in "\n".join(exits(content() | {"shapes": [shape]})).splitlines() if "a share of" in line]
     assert "**met**" in goal
+
+
+def test_readings_are_told_with_their_own_run():
+    """Ratios within their own rows; when and on what they were measured, where that is not as the rest."""
+    machine = {"cpu": "made", "cores": 2, "threads": 2}
+    rows = [
+        row("plain", "plain", 100, drafted=0, accepted=0),
+        row("a: layer 2, drafts of 1, verified", "lossless", 80, bound=1.1, drafted=10, accepted=2, forecast=0.9),
+        row("b: layer 2, drafts of 1, verified", "lossless", 90, bound=1.2, drafted=10, accepted=7, forecast=0.95),
+        row("plain", "plain", 100, 8, drafted=0, accepted=0),
+        row("b: layer 2, drafts of 1, verified", "lossless", 110, 8, bound=1.2, drafted=10, accepted=7),
+    ]
+    head = {"command": "made", "date": "2026-01-01", "machine": machine}
+    part = head | {"sequences": 4, "rows": rows}
+    page = "\n".join(exits(content() | head | {"readings": part}))
+    assert "one prompt at a time: the best drafts of a are 0.90 times" in page
+    assert "batch 8: the best drafts of a are 1.10 times" in page
+    (line,) = [line for line in page.splitlines() if line.startswith("| 1 | b: layer 2")]
+    assert "7 of 10" in line and "0.90" in line and "1.20" in line and "0.95" in line and "99.0%" in line
+    assert "Measured apart" not in page and "1.70 times" in page  # the goals are those of the other rows
+    apart = {"date": "2026-01-02"}, {"command": "another"}, {"machine": machine | {"threads": 1}, "load": 1.5}
+    for other, told in zip(apart, ("2026-01-02", "by another,", "1 thread on 2 cores of made, 1.5 processes")):
+        page = "\n".join(exits(content() | head | {"readings": part | other}))
+        assert "Measured apart" in page and told in page

@@ -5,10 +5,15 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
+import eelib
 from checks import exits
 from checks.exits_shapes import Pattern, Shape, replayed
 from eelib.exits.steps import Planned
+from eelib.models.adapter_block import AdapterBlock
+from eelib.models.readings import save_reading
+from eelib.models.translators import Translators
 
 TINY = Shape(4, 32, 64, 4, 2, 300, 25)
 
@@ -16,17 +21,16 @@ TINY = Shape(4, 32, 64, 4, 2, 300, 25)
 def test_ways_are_timed(folder_of, tmp_path, monkeypatch):
     out = tmp_path / "exits.json"
     given = ["exits", "--models", str(folder_of("llama")), "--sequences", "3", "--repeats", "1", "--output", str(out)]
-    given += ["--shapes", "tiny"]
+    given += ["--shapes", "tiny", "--readings"]
     monkeypatch.setattr(sys, "argv", given)
     monkeypatch.setattr(exits, "SIZES", (1, 2))
     monkeypatch.setitem(exits.SHAPES, "tiny", TINY)
-    with pytest.raises(SystemExit) as done:
-        exits.main()
+    exits.main()
     content = json.loads(out.read_text())
     rows = content["rows"]
     for row in content["crossover"]:
         assert row["rows"] in (1, 2, 4, 8, 16, 32, 64) and min(row[way] for way in ("ruled", "parted", "together")) > 0
-    assert done.value.code == 0 and {row["batch"] for row in rows} == {1, 2}
+    assert {row["batch"] for row in rows} == {1, 2}
     exact = [row for row in rows if row["kind"] in ("plain", "lossless") or row["way"] == "transformers"]
     assert all(row["agrees"] == row["of"] and row["seconds"] > 0 for row in exact) and len(exact) >= 5
     loops = [row["tokens"] for row in rows if row["kind"] == "loop" and row["seconds"] > 0]
@@ -61,3 +65,38 @@ def test_a_pattern_goes_round():
         Planned(np.array([4, 2]), np.array([False, True])),
     ]
     assert Pattern("made", 4, 2, 3, plans).right(7) == [False, True, True, False, True, True, False]
+
+
+def test_readings_are_timed_and_put_into_the_report(folder_of, tmp_path, monkeypatch, capsys):
+    """An adapter block and translators of a tiny model: all else in the report stays, and outputs are plain's."""
+    base = eelib.load_model(str(folder_of("llama")), device="cpu")
+    torch.manual_seed(3)
+    for name, made in (
+        ("block", AdapterBlock(base.layers, 1, base.hidden_size, 2)),
+        ("translators", Translators(base.layers, base.hidden_size)),
+    ):
+        for values in made.parameters():
+            torch.nn.init.normal_(values, 0.0, 0.3)
+        save_reading(made, tmp_path / name, str(folder_of("llama")), base.hash)
+    out = tmp_path / "exits.json"
+    folders = [str(tmp_path / name) for name in ("block", "translators")]
+    given = ["exits", "--only", "readings", "--sequences", "3", "--repeats", "1", "--output", str(out), "--readings"]
+    monkeypatch.setattr(sys, "argv", given + folders)
+    with pytest.raises(SystemExit):
+        exits.main()
+    assert "is no report that it could be put into" in capsys.readouterr().err
+    out.write_text(json.dumps({"date": "before", "rows": [1], "readings": {"rows": []}}))
+    exits.main()
+    content = json.loads(out.read_text())
+    part = content["readings"]
+    assert content["date"] == "before" and content["rows"] == [1] and part["machine"]["threads"] >= 1
+    assert (
+        part["load"] >= 0 and part["date"] > "2026" and "--only readings" in part["command"] and part["sequences"] == 3
+    )
+    early = [row for row in part["rows"] if row["kind"] == "lossless"]
+    assert {row["batch"] for row in part["rows"]} == {1, 8} and all(row["agrees"] == row["of"] for row in part["rows"])
+    assert {row["way"].split(":")[0] for row in early} == {base.name, "block", "translators"}
+    assert all(row["drafted"] >= row["accepted"] and row["forecast"] > 0 for row in early)
+    drafted = {tuple(row["way"].split(": ")): row["accepted"] for row in early if row["batch"] == 1}
+    assert len({right for (_, way), right in drafted.items() if way.startswith("layer 1, ")}) > 1  # each reads its own
+    assert all("layer 1" in way for reading, way in drafted if reading == "block")

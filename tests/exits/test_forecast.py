@@ -9,6 +9,7 @@ from eelib.common.errors import InputError
 from eelib.exits.forecast import Forecast, plans_of
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import decide, emitted
+from eelib.exits.policy import Policy, head_hash
 from eelib.exits.rule import Rule, at_layer
 from eelib.exits.step_costs import Costs, Line
 from eelib.exits.steps import Planned
@@ -101,6 +102,47 @@ def test_the_call(folder_of, family, given):
     assert found.batch == len(found.plans) == given.get("batch", 1) and found.rule.asked(model.layers)
     lines = str(found).splitlines()
     assert len(lines) == 2 and lines[0].startswith(f"{model.name} on prompts: ")
+
+
+def policy_of(model, thresholds, **other):
+    """A policy as calibration makes it, for a model as it is in memory."""
+    own = {"model": model.name, "model_hash": model.hash, "head_hash": head_hash(model)}
+    gate = {"gate": "confidence", "gate_parameters": {}, "gate_hash": "", "exits": (1,), "keys": "verified"}
+    shape = {"minimum_layer": 1, "first_tokens": 2, "thresholds": thresholds, "date": "2026-01-01"}
+    told = {"calibrated_on": {}, "certified": {}, "risks": {}, "epsilon": 0.1, "delta": 0.1}
+    return Policy(**own | gate | shape | told | other)
+
+
+def test_a_policy_in_place_of_a_gate(folder_of, tmp_path):
+    """The file's gate, threshold of the task's kind, exits, first tokens and keys."""
+    model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+    made = policy_of(model, {"prompts": 0.005, "translation": 2.0})
+    made.save(tmp_path / "policy.json")
+    rule = Rule(gate_named("confidence"), 0.005, (1,), 1, 2)
+    by_hand = eelib.forecast(model, rule, "verified", task=PROMPTS, max_new_tokens=5)
+    for policy in (made, tmp_path / "policy.json", str(tmp_path / "policy.json")):
+        found = eelib.forecast(model, policy=policy, task=PROMPTS, max_new_tokens=5)
+        assert (found.rule, found.keys, found.speed_up > 0) == (rule, "verified", True)
+        assert [one.exits.tolist() for one in found.plans] == [one.exits.tolist() for one in by_hand.plans]
+    assert 1 <= found.mean_layers < model.layers and found.draft == by_hand.draft
+    task = eelib.load_task("translation/de-en", limit=2)
+    late = eelib.forecast(model, policy=made, task=task, max_new_tokens=5)
+    assert late.rule.threshold == 2.0 and late.mean_layers == model.layers
+
+
+def test_a_policy_is_refused_where_decoding_by_it_is(folder_of, tmp_path, one_line):
+    model, other = (eelib.load_model(str(folder_of(name)), device="cpu") for name in ("gpt2", "llama"))
+    made, given = policy_of(model, {"prompts": 0.5}), {"task": PROMPTS, "max_new_tokens": 3}
+    for refused in (eelib.forecast, eelib.generate):
+        one_line(InputError, "with other weights", lambda: refused(other, policy=made, **given))
+        for beside in ({"gate": "confidence"}, {"keys": "copy"}, {"exits": (1,)}):
+            one_line(InputError, "give it alone", lambda: refused(model, policy=made, **given | beside))
+        one_line(InputError, "no policy that can be read", lambda: refused(model, policy=tmp_path / "none", **given))
+        one_line(InputError, "needs a causal", lambda: refused("gpt2", policy=made, **given))
+    one_line(InputError, "no threshold for translation", lambda: eelib.forecast(model, policy=made))
+    never, sampled = policy_of(model, {"prompts": None}), policy_of(model, {"prompts": 0.5}, temperature=0.7)
+    one_line(InputError, "no token of prompts leave", lambda: eelib.forecast(model, policy=never, **given))
+    one_line(InputError, "for temperature 0.7", lambda: eelib.forecast(model, policy=sampled, **given))
 
 
 @pytest.mark.parametrize(

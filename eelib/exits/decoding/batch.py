@@ -19,10 +19,11 @@ class Batch:
 
     def __init__(self, model: Model, prompts: list[list[int]], max_new_tokens: int, clock: Clock):
         self.model, self.adapter = model, model.writer
+        self.device, self.pad_id, window = model.device, model.pad_id, model.context_length  # asked for once: slow
         self.rows: list[Row] = []
         for number, prompt in enumerate(prompts):
             text = self.adapter.text(prompt, [])
-            room = max(1, min(max_new_tokens, model.context_length - len(text)))
+            room = max(1, min(max_new_tokens, window - len(text)))
             self.rows.append(Row(number, list(text), len(text), room, number))
         self.padded = self.adapter.left and model.pads
         self.context = self.adapter.context(prompts)
@@ -52,7 +53,7 @@ class Batch:
 
     def frame(self, rows: list[Row], counts: list[int]) -> dict[str, Any]:
         """Arguments of a call in which the last `counts` tokens of each row run, and the cache told of them."""
-        device, width = self.model.device, max(counts)
+        device, width = self.device, max(counts)
         end = rows[0].shift + rows[0].run
         frame = self.slots.frame
         frame.past = end - width
@@ -62,7 +63,7 @@ class Batch:
         if min(counts) < width:
             frame.valid = torch.arange(width, 0, -1, device=device) <= torch.tensor(counts, device=device)[:, None]
         texts = [row.ids[max(0, row.run - width) : row.run] for row in rows]
-        ids = torch.tensor([[self.model.pad_id] * (width - len(text)) + text for text in texts], device=device)
+        ids = torch.tensor([[self.pad_id] * (width - len(text)) + text for text in texts], device=device)
         mask = torch.ones(len(rows), end, dtype=torch.long, device=device)
         if any(row.shift for row in rows):
             shifts = torch.tensor([row.shift for row in rows], device=device)
@@ -81,13 +82,18 @@ class Batch:
         """Rows that have ended leave the batch; returns them."""
         gone = [row for row in self.rows if row.done]
         if gone:
-            self.rows = [row for row in self.rows if not row.done]
-            places = [row.place for row in self.rows]
-            if places:
-                self.slots.keep_rows(places)
-                self.context = self.context_of(torch.tensor(places, device=self.model.device))
-            for place, row in enumerate(self.rows):
-                row.place = place
+            going = [row for row in self.rows if not row.done]
+            free = [row.place for row in gone if row.place < len(going)]
+            before = {row.number: row.place for row in going}
+            moved = {row.place: free.pop() for row in going if row.place >= len(going)}  # the last ones fill the gaps
+            for row in going:
+                row.place = moved.get(row.place, row.place)
+            self.rows = sorted(going, key=lambda row: row.place)
+            if going:
+                self.slots.keep_rows(len(going), moved)
+                self.context = self.context_of(
+                    torch.tensor([before[row.number] for row in self.rows], device=self.device)
+                )
         return gone
 
 

@@ -59,17 +59,13 @@ def generate(
     InputError, one line: a model that writes nothing or can't be stopped, an unknown gate or policy, exits out of
     range, a prompt that does not fit the window.
     """
-    if not isinstance(model, Model) or not model.adapter.writes:
-        raise InputError("generate needs a causal or encoder-decoder model from eelib.load_model")
+    check_writes(model)
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("batch_size", batch_size, 1)
     if parting is not None and not isinstance(parting, Parting):
         raise InputError(f"parting {parting!r} is not allowed; it must be a Parting, or None to measure it")
     if policy is not None:
-        if gate is not None or exits is not None or keys is not None:
-            raise InputError("a policy has a gate, exits and keys of its own; give it alone")
-        policy = policy if isinstance(policy, Policy) else Policy.load(policy)
-        gate, keys, temperature = by_policy(model, task, policy, temperature)
+        gate, keys, temperature = by_policy(model, task, policy, temperature, gate, exits, keys)
     chosen_keys = policy_named("full" if keys is None else keys)
     rule = rule_of(model, gate, exits)
     check_fit(model, chosen_keys, rule, max_new_tokens)
@@ -90,6 +86,12 @@ def generate(
         rows += [row for part in parts for row in part]
     clock.turn("python")
     return described(model, rows, clock.seconds)
+
+
+def check_writes(model: object) -> None:
+    """InputError for what is no model, or one that writes no tokens."""
+    if not isinstance(model, Model) or not model.adapter.writes:
+        raise InputError("generate needs a causal or encoder-decoder model from eelib.load_model")
 
 
 def decode_chosen(decoding: Decoding, prompts: list[list[int]], chosen: list[int], max_new_tokens: int) -> list[Row]:
@@ -130,18 +132,26 @@ def asker_of(model: Model, rule: Rule | None, clock: Clock) -> Asker | None:
 
 
 def by_policy(
-    model: Model, task: Task | list[str], policy: Policy, temperature: float | None
+    model: Model,
+    task: Task | list[str],
+    policy: Policy | Path | str,
+    temperature: float | None,
+    *others: object,
 ) -> tuple[Rule | None, str, float]:
-    """(rule, keys, temperature) of a policy for a task. InputError where it is for another model or temperature, or
-    has nothing for the task.
+    """(rule, keys, temperature) of a policy, or of its file, for a task; `others`: gate, exits and keys asked for
+    beside it, all None. InputError where one is not, and for a policy that can't be read, is for another model or
+    temperature, or has nothing for the task.
     """
+    if any(other is not None for other in others):
+        raise InputError("a policy has a gate, exits and keys of its own; give it alone")
+    policy = policy if isinstance(policy, Policy) else Policy.load(policy)
     if temperature is not None and temperature != policy.temperature:
         raise InputError(f"the policy is for temperature {policy.temperature:g}, not {temperature!r}")
     rule = policy.rule(model, task.kind if isinstance(task, Task) else "prompts")
     return rule, policy.keys if rule is not None else "full", policy.temperature
 
 
-def policy_named(keys: str) -> Keys:
+def policy_named(keys: str | None) -> Keys:
     """The policy of keys and values. InputError for an unknown one."""
     if not isinstance(keys, str) or keys not in KEYS:
         raise InputError(f"keys {keys!r} is not known; allowed: {', '.join(KEYS)}")

@@ -181,10 +181,12 @@ class Slots:
             for buffer, lower in zip(above.buffers, below.buffers):
                 buffer[which, :, slot] = lower[which, :, slot]
 
-    def keep_rows(self, rows: list[int]) -> None:
-        """Forget all other rows; those kept are numbered anew in the order given."""
-        self.frame.count = len(rows)
-        for layer in (*self.layers, *self.beside):
-            layer.buffers = [buffer[rows] for buffer in layer.buffers]
-        for source in self.sources:
-            source.stored = [held[rows] for held in source.stored]
+    def keep_rows(self, count: int, moved: dict[int, int]) -> None:
+        """Forget the rows from `count` on, once some of them have taken the places of others: `moved` {from: to}."""
+        self.frame.count = count
+        held = [layer.buffers for layer in (*self.layers, *self.beside)] + [source.stored for source in self.sources]
+        for tensors in held:
+            for number, tensor in enumerate(tensors):
+                for old, new in moved.items():
+                    tensor[new] = tensor[old]
+                tensors[number] = tensor[:count]
