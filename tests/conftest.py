@@ -18,8 +18,8 @@ import eelib
 from eelib.tracing.decode import states_of
 
 torch.set_num_threads(1)
-# The same examples in every run (HYPOTHESIS_PROFILE=default looks for new ones), and no limit in time: on a busy machine
-# every example may be slow.
+# The same examples in every run (HYPOTHESIS_PROFILE=default looks for new ones), and no limit in time: on a busy
+# machine every example may be slow.
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
