@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def drawn_alike():
     """The same random numbers in a test, whatever ran before it in the same process."""
-    torch.manual_seed(0)
+    torch.manual_seed(104_729)  # modules of tests draw from small seeds: others
 
 
 @pytest.fixture(scope="session")
