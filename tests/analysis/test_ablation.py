@@ -74,6 +74,7 @@ def test_the_table_and_the_words_say_which_side(kept):
     assert "is higher (+25.0 points [+25.0, +25.0])" in lines[0] and "BLEU is higher" in lines[0]
     assert "is lower (-25.0 points" in lines[1]
     assert "is lower (-12.5 points" in lines[2] and "BLEU is neither clearly" in lines[2]
+    assert "is higher (+12.5 points" in lines[3] and "BLEU is higher" in lines[3]
 
 
 def test_another_model_has_none():
