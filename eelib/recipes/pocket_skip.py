@@ -185,7 +185,8 @@ LLAMA_SKIP = Leaving(
     ),
     outputs={"translation": 9000, "captions": 11_000, "rooms": 2000, "reading": 500, "headlines": 500},
     remarks={
-        "aim": "agreement with the last layer of 60 and 75 at layers 4 and 6 of 12; BLEU at most 1 below pocket-llama's",
+        "aim": "agreement with the last layer of 60 and 75 at layers 4 and 6 of 12; BLEU at most 1 below "
+        "pocket-llama's",
         "ablation": "four trainings at equal tokens, each with a part of this recipe: data/ablation, and the page on "
         "joint optimization",
     },
