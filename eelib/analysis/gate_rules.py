@@ -10,6 +10,7 @@ from eelib.common.data import data_folder
 from eelib.common.errors import InputError
 from eelib.exits.fit import fit
 from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.trained import TRAINED, file_name, trained_gate
 from eelib.exits.pieces import piece_table
 from eelib.exits.quality import Scorer, text_of
@@ -22,12 +23,13 @@ from eelib.study.study import Study
 FIXED, FREE = "fixed", "free"
 OF_P = ("confidence", "entropy", "patience")  # P 3.2
 GATES = (*OF_P, "softmax_difference", "state_saturation", "monotone", "shortlist")  # claims were fixed with these
+SCHEDULE = "schedule"  # SkipDecode's, which looks at nothing but the position
 FITTED = ("position_aware", "position_margin", "risk")
 CALIBRATION, REPORT, FIT = range(3)  # sides of a task; the last is a half of the first, for `Asked.halves`
 FAMILIES = {
     "scores of the readout": (*OF_P, "softmax_difference", "monotone", FREE),
     "scores of the states": ("state_saturation", *TRAINED),
-    "ours": ("shortlist", *FITTED),
+    "position; ours": (SCHEDULE, "shortlist", *FITTED),
 }
 EVERY = tuple(gate for gates in FAMILIES.values() for gate in gates)
 FREE_EXITS = (0.25, 0.5, 0.75)  # of the depth
@@ -38,9 +40,13 @@ def label(name: str) -> str:
     return "FREE" if name == FREE else name.replace("_", " ").replace("lstm", "LSTM")
 
 
-def rules(minimum_layer: int = 1) -> dict[str, Rule]:
-    """The rules of gates without weights, by name, the fixed layer last; thresholds are still open."""
-    return {name: Rule(gate_named(name), minimum_layer=minimum_layer) for name in (*GATES, FIXED)}
+def rules(minimum_layer: int = 1, longest: int = 128) -> dict[str, Rule]:
+    """The rules of gates without weights, by name, the fixed layer last; thresholds are still open.
+
+    `longest`: the position at which the schedule has fallen to one layer.
+    """
+    gates = {name: gate_named(name) for name in GATES} | {SCHEDULE: Schedule(longest=longest), FIXED: gate_named(FIXED)}
+    return {name: Rule(gate, minimum_layer=minimum_layer) for name, gate in gates.items()}
 
 
 def learned_rules(model: Model, folder: str, minimum_layer: int) -> tuple[dict[str, Rule], dict[str, str]]:

@@ -137,7 +137,7 @@ def asked(pair: Pair, more: Sequence[Rule] = ()) -> dict[str, Asked]:
     for state, study in pair.states.items():
         learned, missing = learned_rules(study.model, p.gates_folder, p.minimum_layer)
         further = more if study is pair.after else ()
-        every = rules(p.minimum_layer) | learned
+        every = rules(p.minimum_layer, p.max_new_tokens) | learned
         found[state] = Asked(study, pair.tasks, every, p.calibration_share, missing, further)
     return found
 

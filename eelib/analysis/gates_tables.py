@@ -61,6 +61,7 @@ def keep(results: Results, pair: Pair, states: Mapping[str, Outcomes], table: pd
     p = pair.before.parameters
     results.say("least_quality", 100 * p.least_quality)
     results.say("minimum_layer", p.minimum_layer)
+    results.say("schedule_tokens", p.max_new_tokens)
     results.say("name_before", pair.before.model.name)
     results.say("name_after", pair.after.model.name)
     for state, found in states.items():

@@ -8,7 +8,19 @@ import torch
 import traces
 
 from eelib.analysis import gate_rules
-from eelib.analysis.gate_rules import CALIBRATION, EVERY, FIT, FITTED, FIXED, FREE, GATES, Asked, learned_rules, rules
+from eelib.analysis.gate_rules import (
+    CALIBRATION,
+    EVERY,
+    FIT,
+    FITTED,
+    FIXED,
+    FREE,
+    GATES,
+    SCHEDULE,
+    Asked,
+    learned_rules,
+    rules,
+)
 from eelib.exits.cost import prices, sizes_of
 from eelib.exits.fit import fit
 from eelib.exits.gates.trained import TRAINED
@@ -33,9 +45,9 @@ def asked(model_of, tmp_path):
 
 
 def test_each_gate_has_a_family_and_a_name():
-    assert {*GATES, *FITTED, FREE, *TRAINED} == set(EVERY) and len(set(EVERY)) == len(EVERY)
+    assert {*GATES, SCHEDULE, *FITTED, FREE, *TRAINED} == set(EVERY) and len(set(EVERY)) == len(EVERY)
     assert gate_rules.label(FREE) == "FREE" and gate_rules.label("three_states") == "three states"
-    assert gate_rules.label("lstm") == "LSTM" and set(rules()) == {*GATES, FIXED}
+    assert gate_rules.label("lstm") == "LSTM" and set(rules()) == {*GATES, SCHEDULE, FIXED}
 
 
 def test_what_a_model_lacks_is_left_out(asked):
