@@ -158,8 +158,8 @@ def in_words(kept: list[Kept], seed: int = 0) -> str:
     found = []
     for what, (after, before) in pairs.items():
         agreement, bleu = (measure(by_name[after], by_name[before], seed) for measure in (agreement_gain, bleu_gain))
-        found.append(f"- {what}: agreement below the last layer is {side(agreement)}, BLEU is {side(bleu)}.")
-    return "\n".join(found)
+        found.append(f"{what}: agreement below the last layer is {side(agreement)}, BLEU is {side(bleu)}.")
+    return " ".join(found)
 
 
 def side(difference: Interval) -> str:
