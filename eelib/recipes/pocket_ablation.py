@@ -5,26 +5,23 @@ a loss at which step (equal weights, or LayerSkip's). P's joint optimization is 
 the models say to the shipped texts, and which layers knew it, is kept in data/ablation.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from eelib.common.data import data_folder
-from eelib.common.files import write_atomically
 from eelib.common.machine import machine
 from eelib.models.model import Model, load_model
 from eelib.recipes.batches import TOKENS_PER_BATCH
 from eelib.recipes.card import kind_of, save_card
 from eelib.recipes.families import LLAMA
+from eelib.recipes.kept_figures import keep, kept_file
 from eelib.recipes.loop import Schedule
 from eelib.recipes.pocket_skip import Leaving, Stage
-from eelib.recipes.quality import LONGEST_TRANSLATION, TRANSLATIONS, agreeing, said, translations
-from eelib.tasks.task import load_task
+from eelib.recipes.quality import TRANSLATIONS, agreeing, said_to, translations
 
 STEPS, EVERY, TOKENS = 240, 3, TOKENS_PER_BATCH // 4
-START = "pocket-llama"
+START, FOLDER = "pocket-llama", "ablation"  # in data/
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,9 @@ class Short(Leaving):
         found = self.measure(corpora, out, device)
         card = save_card(out, work, device, origin, found["quality"], {})
         about = {key: card[key] for key in ("name", "objective", "steps", "tokens", "seed")}
-        keep(about | found)
-        if not kept_file(START).exists():
-            keep({"name": START, "steps": 0, "tokens": 0} | measured(corpora, START, device))
+        keep(FOLDER, about | found)
+        if not kept_file(FOLDER, START).exists():
+            keep(FOLDER, {"name": START, "steps": 0, "tokens": 0} | measured(corpora, START, device))
         return card
 
     def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
@@ -65,22 +62,10 @@ def known_where(model: Model, name: str) -> dict[str, list]:
     """By text of a task: the greedy output, its tokens (end tokens left out), and how many layers 1..L agree with."""
     agreed = agreeing(model, name)
     return {
-        "outputs": said(model, load_task(name).prompts, LONGEST_TRANSLATION),
+        "outputs": said_to(model, name),
         "tokens": [text.shape[1] for text in agreed],
         "agreed": [text.sum(1).tolist() for text in agreed],
     }
-
-
-def kept_file(name: str) -> Path:
-    """Where a model's figures are kept."""
-    return data_folder("ablation", f"{name}.json")
-
-
-def keep(figures: dict) -> None:
-    """Keep a model's figures."""
-    rows = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in figures.items()]
-    kept_file(figures["name"]).parent.mkdir(exist_ok=True)
-    write_atomically(kept_file(figures["name"]), ("{" + ",\n".join(rows) + "}\n").encode())
 
 
 def short(name: str, *stages: Stage) -> Short:

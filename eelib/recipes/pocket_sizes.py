@@ -1,19 +1,29 @@
-"""pocket-llama's recipe at other depths, on a quarter of its steps: where exit layers lie as models grow deeper."""
+"""pocket-llama's recipe at other depths, on translations alone: where exit layers lie as models grow deeper.
 
-import json
+All depths see the same batches in the same order. What the models say to the shipped translations, and the exit layer
+of each token, is kept in data/scale; the weights are not shipped.
+"""
+
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
+from eelib.common.machine import machine
 from eelib.models.model import load_model
 from eelib.recipes import pocket_llama
-from eelib.recipes.batches import Phase, by_phases, kept
+from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, by_phases, kept
 from eelib.recipes.card import save_card
+from eelib.recipes.kept_figures import keep
 from eelib.recipes.loop import Schedule, train
 from eelib.recipes.quality import TRANSLATIONS, exit_layers, translations
 
-SHORTER = 4  # one step in so many of pocket-llama's
-PHASES = [Phase(phase.steps // SHORTER, phase.shares) for phase in pocket_llama.PHASES]
+FOLDER = "scale"  # in data/
+DEPTHS = (4, 6, 12, 24)
+# One part is learnt, so that few tokens teach it; batches of a quarter, so that few tokens are many steps.
+PHASES = (Phase(680, {"translation": 1.0}), Phase(320, {"captions": 1.0}))
+TOKENS = TOKENS_PER_BATCH // 4
 SCHEDULE = Schedule(
     steps=sum(phase.steps for phase in PHASES), peak=pocket_llama.SCHEDULE.peak, warmup=100, decay=PHASES[-1].steps
 )
@@ -21,7 +31,7 @@ SCHEDULE = Schedule(
 
 @dataclass(frozen=True)
 class Deep:
-    """pocket-llama with another number of blocks; what it shows is kept, the weights are not shipped."""
+    """pocket-llama with another number of blocks."""
 
     blocks: int
 
@@ -31,25 +41,34 @@ class Deep:
         return f"{pocket_llama.NAME}-{self.blocks}-blocks"
 
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
-        """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
+        """Train, continuing from `work`, write the finished model with its card to `out` and keep its figures.
+
+        Returns the card.
+        """
         work.mkdir(parents=True, exist_ok=True)
         tokenizer = pocket_llama.tokenizer_for(corpora, work)
         model = pocket_llama.build(device, num_hidden_layers=self.blocks)
         pocket_llama.end_with(model, tokenizer)
-        plans = partial(pocket_llama.part_batches, corpora, work, tokenizer)
+        plans = partial(pocket_llama.part_batches, corpora, work, tokenizer, most=TOKENS)
         batches = kept(work / "batches.npz", by_phases(PHASES, plans), SCHEDULE.steps)
         train(model, batches, pocket_llama.target_loss, SCHEDULE, work)
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
-        (out / "exit_layers.json").write_text(
-            json.dumps(exit_layers(load_model(str(out), device=device), TRANSLATIONS))
-        )
         kind = pocket_llama.KIND.replace("12", str(self.blocks))
-        return save_card(out, work, device, {"name": self.name, "kind": kind}, self.measure(corpora, out, device), {})
+        found = self.measure(corpora, out, device)
+        card = save_card(out, work, device, {"name": self.name, "kind": kind}, found["quality"], {})
+        about = {key: card[key] for key in ("name", "steps", "tokens", "seed")}
+        keep(FOLDER, about | {"blocks": self.blocks} | found)
+        return card
 
-    def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
-        """Quality of the finished model: its translations."""
-        return translations(load_model(str(folder), device=device), corpora)
+    def measure(self, corpora: Path, folder: Path, device: str) -> dict:
+        """Scores of public test sets; of the shipped translations the outputs, and where each token's exit layer is."""
+        model = load_model(str(folder), device=device)
+        return {
+            "quality": translations(model, corpora, ("captions",)),
+            "texts": {task: exit_layers(model, task) for task in TRANSLATIONS},
+            "machine": machine(torch.device(device)),
+        }
 
 
-BLOCKS_4, BLOCKS_6, BLOCKS_12, BLOCKS_24 = map(Deep, (4, 6, 12, 24))
+BLOCKS_4, BLOCKS_6, BLOCKS_12, BLOCKS_24 = map(Deep, DEPTHS)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eelib.common.data import data_folder
 from eelib.models.model import Model, load_model
-from eelib.recipes.corpora import first_words, multi30k, read_jsonl, shifts, tatoeba
+from eelib.recipes.corpora import SEED, first_words, multi30k, read_jsonl, shifts, tatoeba
 from eelib.recipes.texts import ARTICLE_WORDS, WHOLE
 from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1
 from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
@@ -133,29 +133,48 @@ def agreement(model: Model, names: Sequence[str]) -> dict:
     return {"by layer": [round(100 * n, 1) for n in agreed.double().mean(1).tolist()], "items": agreed.shape[1]}
 
 
-def exit_layers(model: Model, names: Sequence[str]) -> dict[str, list[list[int]]]:
-    """By task and sequence: how many of the model's own output tokens have each of layers 1..L as their exit layer.
+def exit_layers(model: Model, name: str) -> dict[str, list]:
+    """By text of a task the greedy output, and how many of its tokens have each of layers 1..L as their exit layer.
 
-    The exit layer is the first from which on every layer's top-1 is the token (P §3.1); end tokens are left out.
+    "first": the first layer whose top-1 is the token; "stable": the first from which on every layer's is (P §3.1);
+    "swapped": as "first", where each token stands for another one of the task: what comes by chance. None matches at
+    the latest at L. End tokens are left out.
     """
-    found = {}
-    for name in names:
-        found[name] = [
-            torch.bincount(first_of_lasting(agreed), minlength=model.layers + 1)[1:].tolist()
-            for agreed in agreeing(model, name)
-        ]
-    return found
+    found = tops(model, name)
+    targets = torch.cat([said for _, said in found])
+    swapped = targets[torch.randperm(len(targets), generator=torch.Generator().manual_seed(SEED))]
+    others = swapped.split([len(said) for _, said in found])
+
+    def counts(layers: list[Tensor]) -> list[list[int]]:
+        return [torch.bincount(text, minlength=model.layers + 1)[1:].tolist() for text in layers]
+
+    return {
+        "outputs": said_to(model, name),
+        "first": counts([first_of(top == said) for top, said in found]),
+        "stable": counts([first_of_lasting(top == said) for top, said in found]),
+        "swapped": counts([first_of(top == other) for (top, _), other in zip(found, others)]),
+    }
+
+
+def first_of(agreed: Tensor) -> Tensor:
+    """The first of layers 1..L that agrees [tokens], L where none does: of bool [L, tokens]."""
+    return torch.cat([agreed[:-1], torch.ones_like(agreed[-1:])]).int().argmax(0) + 1
 
 
 def first_of_lasting(agreed: Tensor) -> Tensor:
-    """Exit layers [tokens], 1..L, of whether layers 1..L agree with the last: bool [L, tokens]."""
+    """The first of layers 1..L from which on all agree [tokens], L where none does: of bool [L, tokens]."""
     lasting = agreed.flip(0).int().cumprod(0).sum(0)
     return len(agreed) + 1 - lasting.clamp(min=1)
 
 
-@torch.no_grad()
-def agreeing(model: Model, name: str, at_once: int = 64) -> list[Tensor]:
+def agreeing(model: Model, name: str) -> list[Tensor]:
     """Whether layers 1..L have the model's own output tokens as their top-1: bool [L, tokens] of each sequence."""
+    return [top == said for top, said in tops(model, name)]
+
+
+@torch.no_grad()
+def tops(model: Model, name: str, at_once: int = 64) -> list[tuple[Tensor, Tensor]]:
+    """Of each text of a task: the top-1 of layers 1..L [L, tokens] at the model's own output tokens [tokens]."""
     prompts, found = model.encode(load_task(name).prompts), []
     for start in range(0, len(prompts), at_once):
         part = prompts[start : start + at_once]
@@ -163,7 +182,12 @@ def agreeing(model: Model, name: str, at_once: int = 64) -> list[Tensor]:
         states, _ = states_of(model, part, outputs)
         layers = range(1, model.layers + 1)
         top = torch.stack([model.unembed(states[:, layer]).argmax(-1).cpu() for layer in layers])
-        said = torch.tensor([token for output in outputs for token in output])
-        sequences = (top == said).split([len(output) for output in outputs], dim=1)
-        found += [agreed[:, [t not in model.eos_ids for t in o]] for agreed, o in zip(sequences, outputs)]
+        for columns, output in zip(top.split([len(output) for output in outputs], dim=1), outputs):
+            kept = [token not in model.eos_ids for token in output]
+            found.append((columns[:, kept], torch.tensor(output, dtype=torch.long)[kept]))
     return found
+
+
+def said_to(model: Model, name: str) -> list[str]:
+    """Greedy outputs to the texts of a task of translation."""
+    return said(model, load_task(name).prompts, LONGEST_TRANSLATION)
