@@ -85,7 +85,8 @@ def write_atomically(path: Path, content: bytes | memoryview, shared: bool = Fal
             raise
         sync_folder(path.parent)
     except OSError as error:
-        free = shutil.disk_usage(path.parent).free
+        there = next(folder for folder in path.absolute().parents if folder.is_dir())
+        free = shutil.disk_usage(there).free
         raise StorageError(
             f"{path} needs {len(content):,} bytes, {free:,} are free: {error.strerror or error}"
         ) from None

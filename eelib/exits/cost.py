@@ -12,7 +12,6 @@ from torch import nn
 
 from eelib.common.errors import InputError
 from eelib.exits.gates.fitted import Fitted
-from eelib.exits.gates.gate import Gate
 from eelib.exits.gates.learned import Learned
 from eelib.exits.gates.shortlist import Shortlist
 from eelib.exits.gates.trained import TRAINED
@@ -69,7 +68,7 @@ def prices(
     """
     rule.check(sizes.layers)
     if rows is None:
-        rows = rows_read(rule.gate, sizes)
+        rows = rows_read(rule, sizes)
     if gate_parameters is None:
         gate_parameters = parameters(rule.gate.network) if isinstance(rule.gate, Learned) else 0
     told = [rows(layer) if callable(rows) else rows for layer in range(1, sizes.layers + 1)]
@@ -84,11 +83,15 @@ def prices(
     return np.array(found)
 
 
-def rows_read(gate: Gate, sizes: Sizes) -> int | Callable[[int], int]:
-    """Rows of the head that a gate's score reads: all, none, or a shortlist's few after the layer that lists."""
+def rows_read(rule: Rule, sizes: Sizes) -> int | Callable[[int], int]:
+    """Rows of the head that a rule's score reads: all, none, or a shortlist's few after the layer that lists, which is
+    the first from its own on at which it is asked.
+    """
+    gate = rule.gate
     if isinstance(gate, Shortlist):
         few = min(gate.k, sizes.rows)
-        return lambda layer: 0 if layer < gate.layer else sizes.rows if layer == gate.layer else few
+        lists = next((layer for layer in rule.asked(sizes.layers) if layer >= gate.layer), sizes.layers)
+        return lambda layer: 0 if layer < lists else sizes.rows if layer == lists else few
     unread = isinstance(gate, Fitted) and "readout" not in gate.needs
     return 0 if unread or gate.name in WITHOUT_HEAD else sizes.rows
 

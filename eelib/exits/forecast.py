@@ -6,6 +6,7 @@ measure how far that is off.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -178,6 +179,7 @@ def forecast(
             raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} leave: nothing to forecast")
         if temperature:
             raise InputError(f"a forecast is of greedy decoding; the policy is for temperature {temperature:g}")
+    gate = deepcopy(gate)  # a threshold that is learnt stays as it was
     chosen_keys = policy_named(keys)
     generate(model, some.take(1), gate, exits, keys, draft, 1, 1)  # refuses what it would refuse
     rule = rule_of(model, gate, exits)

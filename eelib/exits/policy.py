@@ -274,6 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         check_pair(given.keys, given.temperature)
+        if not given.out.parent.is_dir():  # before minutes of work that would be lost
+            raise InputError(f"--out {given.out}: there is no folder {given.out.parent}")
         model = load_model(given.model, device=given.device)
         tasks = {name: load_task(name, limit=given.limit) for name in task_names(given.tasks)}
         traces = {

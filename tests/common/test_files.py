@@ -13,6 +13,12 @@ from eelib.common.errors import StorageError
 FORK = multiprocessing.get_context("fork")
 
 
+def test_a_folder_that_is_not_there_is_told_of(tmp_path, one_line):
+    file = tmp_path / "no" / "such" / "a.json"
+    one_line(StorageError, ["needs 1 bytes", "No such file"], lambda: files.write_atomically(file, b"x"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_full_disk_leaves_nothing(tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(28, "No space left on device")

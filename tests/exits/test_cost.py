@@ -80,6 +80,8 @@ def test_prices_by_hand():
     assert prices(SMALL, listed).tolist() == price("softmax_difference", rows=shortlist)
     late = Rule(gate_named("shortlist", layer=2, k=5))
     assert prices(SMALL, late).tolist() == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
+    between = Rule(gate_named("shortlist", layer=1, k=5), exits=(2, 3))  # lists where it is asked first
+    assert prices(SMALL, between).tolist() == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
     assert all((np.diff(price(gate)) >= 0).all() for gate in ("confidence", "fixed", "entropy", "schedule"))
 
 

@@ -13,6 +13,7 @@ from eelib.exits.policy import Policy, head_hash
 from eelib.exits.rule import Rule, at_layer
 from eelib.exits.step_costs import Costs, Line
 from eelib.exits.steps import Planned
+from eelib.exits.thresholds import Estimated
 from eelib.tasks.task import Task
 
 L = 4
@@ -85,6 +86,14 @@ def test_exits_are_those_of_a_trace(folder_of, tmp_path, gate):
         for one, number in zip(plans, order):
             assert one.exits.tolist() == exits[owners == number].tolist()
             assert one.agrees.tolist() == agrees[owners == number].tolist()
+
+
+def test_a_threshold_that_is_learnt_stays_as_it_was(folder_of):
+    """What follows a forecast decodes as if there had been none."""
+    model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+    rule = Rule(gate_named("confidence"), Estimated(0.6), exits=(1,))
+    eelib.forecast(model, rule, "deferred", task=PROMPTS, max_new_tokens=6)
+    assert rule.limit == Estimated(0.6)
 
 
 @pytest.mark.parametrize(

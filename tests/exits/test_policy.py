@@ -137,7 +137,7 @@ def test_bad_input(setting):
         grid_of(Rule(gate_named("confidence")), [np.full((3, 2), -np.inf)])
 
 
-def test_the_command_writes_a_policy(folder_of, tmp_path, capsys):
+def test_the_command_writes_a_policy(folder_of, tmp_path, capsys, monkeypatch):
     texts = tmp_path / "tiny.de-en.jsonl"
     texts.write_text("\n".join(json.dumps({"source": text, "references": ["a"]}) for text in TEXTS[:60]))
     given = ["--model", str(folder_of("gpt2")), "--tasks", str(texts), "--max-new-tokens", "3", "--device", "cpu"]
@@ -153,6 +153,21 @@ def test_the_command_writes_a_policy(folder_of, tmp_path, capsys):
     capsys.readouterr()
     assert policies.main([*given[:-6], "--gate", "none", "--out", str(tmp_path / "other.json")]) == 1
     assert "gate 'none' is not known" in capsys.readouterr().err and not (tmp_path / "other.json").exists()
+    monkeypatch.setattr(policies, "load_model", lambda *_, **__: pytest.fail("it would be lost"))
+    assert policies.main([*given[:-6], "--out", str(tmp_path / "new" / "other.json")]) == 1
+    assert f"there is no folder {tmp_path / 'new'}" in capsys.readouterr().err
+
+
+def test_drafts_of_a_policy_that_lets_nothing_leave_are_none(setting):
+    """Serving goes on where nothing is certified, whatever the length of drafts it asks for."""
+    model, tasks, traces = setting
+    made = calibrate(model, tasks, traces, keys="verified", epsilon=0.5, delta=0.5)
+    none = replace(made, thresholds=dict.fromkeys(made.thresholds))
+    found = eelib.generate(model, PROMPTS, policy=none, draft=2, max_new_tokens=4)
+    assert (
+        found.tokens["token_id"].tolist()
+        == eelib.generate(model, PROMPTS, max_new_tokens=4).tokens["token_id"].tolist()
+    )
 
 
 def test_a_policy_may_name_a_temperature(setting, tmp_path, one_line):

@@ -1,19 +1,21 @@
 """Ask a rule about the newest token of each row while a batch is decoded, one layer after the other."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from eelib.exits.decoding.clock import Clock
-from eelib.exits.gates.gate import NEVER, Memory, Seen, kept
+from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen, kept
 from eelib.exits.look import looked_at
 from eelib.exits.rule import Rule
 from eelib.exits.thresholds import Estimated
 from eelib.lens.readout import FROM_TOP_K, TOP_K
 from eelib.models.model import Model
+from eelib.models.unembed import Unembed
 
 NAMES = (*TOP_K, "entropy", *FROM_TOP_K)
 
@@ -51,6 +53,23 @@ class Readout(Mapping[str, Tensor]):
         return len(NAMES)
 
 
+class Head:
+    """The way to the logits as a gate sees it: whole reads are timed, and told of in `read`."""
+
+    def __init__(self, unembed: Unembed, clock: Clock):
+        self.unembed, self.clock, self.read = unembed, clock, False
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[n, V]."""
+        self.read = True
+        with self.clock.on("head"):
+            logits: Tensor = self.unembed(states)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unembed, name)
+
+
 @dataclass
 class Said:
     """What leaving at `layer` is, for n rows: whether they do, the gate's scores [n] on the device, and what they emit
@@ -74,8 +93,16 @@ class Asker:
 
     def begin_batch(self) -> None:
         """A learnt threshold is fitted anew; FREE's are of one sequence."""
+        self.last: Said | None = None
         if isinstance(self.rule.limit, Estimated):
+            self.before = deepcopy(self.rule.limit)
             self.rule.limit.begin_sequence()
+
+    def forget_batch(self) -> None:
+        """Nothing was learnt of a batch that did not fit; its states are let go of."""
+        self.last = None
+        if isinstance(self.rule.limit, Estimated):
+            vars(self.rule.limit).update(vars(self.before))
 
     def begin(self, positions: list[int], tokens_before: list[int], exits_before: list[int]) -> None:
         """A new token of each of n rows."""
@@ -100,43 +127,48 @@ class Asker:
         """
         with self.clock.on("gate"):
             read = self.model.read_through_at(layer, adapted)
-            readout = Readout(self.model, read, self.clock)
-            told = (self.positions, readout, read, self.model.unembed, self.token_before, self.exit_before)
+            readout, head = Readout(self.model, read, self.clock), Head(self.model.unembed, self.clock)
+            told = (self.positions, readout, read, cast(Unembed, head), self.token_before, self.exit_before)
             seen = Seen(layer, self.layers, *told)
             score = self.rule.gate.score(seen, self.memory).float()
             leaves = [False] * len(states)
             if self.may_leave and layer >= self.rule.minimum_layer:
                 leaves = self.rule.leaves(layer, score, self.positions).tolist()
-            self.heads += readout.read is not None
+            self.heads += (readout.read is not None) + head.read
             self.score, self.rows = score, list(range(len(states)))
             self.last = Said(layer, leaves, score, seen, self.memory, states)
             return self.last
 
-    def tokens(self, said: Said) -> list[int]:
-        """What leaving at a layer just asked about emits, of each of n rows."""
-        with self.counted(said):
-            found: list[int] = self.rule.gate.token(said.seen, said.memory).tolist()
-        return found
+    def tokens(self, said: Said, rows: list[int]) -> tuple[list[int], int]:
+        """What some of the n rows emit that leave at a layer just asked about, and how many readouts they have had."""
+        if type(self.rule.gate).token is not Gate.token:
+            own = cast(Readout, said.seen.readout)
+            before, every = own.read is None, self.rule.gate.token(said.seen, said.memory).tolist()
+            self.heads += before and own.read is not None
+            return [every[row] for row in rows], self.heads
+        readout, places, heads = self.read_for(said, rows)
+        top = readout["top1"].tolist()
+        return [top[place] for place in places], heads
 
-    def logits(self, said: Said) -> Tensor:
-        """What the head says of the states at a layer just asked about [n, V]."""
-        with self.counted(said) as readout:
-            return readout.logits
+    def logits(self, said: Said, rows: list[int]) -> tuple[Tensor, int]:
+        """What the head says of the states of some of the n rows [rows, V], and how many readouts they have had."""
+        readout, places, heads = self.read_for(said, rows)
+        return readout.logits[places], heads
 
-    @contextmanager
-    def counted(self, said: Said) -> Iterator[Readout]:
-        """While open, a read of the head counts, if it is the first at this layer."""
-        readout = said.seen.readout
-        assert isinstance(readout, Readout)
-        before = readout.read is not None
-        yield readout
-        self.heads += readout.read is not None and not before
+    def read_for(self, said: Said, rows: list[int]) -> tuple[Readout, list[int], int]:
+        """(a readout, the places of `rows` in it, how many they have had): the gate's own where it read the head, else
+        one of these rows alone, for which the others do not pay.
+        """
+        own = cast(Readout, said.seen.readout)
+        if own.read is not None:
+            return own, rows, self.heads
+        return Readout(self.model, own.states[rows], self.clock), list(range(len(rows))), self.heads + 1
 
     def learn(self, final: list[int | None]) -> None:
         """Tell a learnt threshold what the last layer said of the rows that were asked last; None: it was not asked."""
         if isinstance(self.rule.limit, Estimated) and self.last:
-            tokens = self.tokens(self.last)
-            said = zip(self.scores, (tokens[row] for row in self.rows), final)
+            tokens, _ = self.tokens(self.last, self.rows)
+            said = zip(self.scores, tokens, final)
             known = [(score, token == last) for score, token, last in said if last is not None]
             self.rule.limit.learn([score for score, _ in known], [agreed for _, agreed in known])
 

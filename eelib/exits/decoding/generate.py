@@ -23,6 +23,7 @@ from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED, trained_gate
 from eelib.exits.policy import Policy
 from eelib.exits.rule import Rule, at_layer, check_exits
+from eelib.exits.thresholds import Estimated
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.plan import encode
@@ -55,7 +56,8 @@ def generate(
     no token leaves; None takes the policy's, or 0. `parting`: seconds by which rows of a batch part or stay together
     (`decoding.parting`); None measures them, once for each model and batch size, so what is run for a token, and
     how it rounds, is the machine's; ALWAYS and NEVER repeat. Where tokens are sampled, rows always part. Out of
-    memory, a batch is halved. The prompt (of an encoder-decoder: the start token) runs all blocks under every policy.
+    memory, a batch is halved. A threshold that is learnt (FREE's) goes on learning in the rule that is given. The
+    prompt (of an encoder-decoder: the start token) runs all blocks under every policy.
     InputError, one line: a model that writes nothing or can't be stopped, an unknown gate or policy, exits out of
     range, a prompt that does not fit the window.
     """
@@ -69,7 +71,7 @@ def generate(
     chosen_keys = policy_named("full" if keys is None else keys)
     rule = rule_of(model, gate, exits)
     check_fit(model, chosen_keys, rule, max_new_tokens)
-    length = draft_length(model, chosen_keys, draft)
+    length = draft_length(model, chosen_keys, draft if policy is None or rule is not None else None)
     sampler = sampler_of(chosen_keys, rule, temperature, seed)
     prompts = encoded(model, task)
     check_stops(model, chosen_keys)
@@ -195,6 +197,11 @@ def check_fit(model: Model, keys: Keys, rule: Rule | None, max_new_tokens: int) 
     ):
         other = ", for other weights than these" if rule.gate.model == model.name else f", not for {model.name}"
         raise InputError(f"gate {rule.gate.name} was trained for {rule.gate.model}{other}")
+    if isinstance(rule.limit, Estimated) and keys.verifies:
+        raise InputError(
+            f"keys={keys.name!r} asks the last layer about several tokens at once, from which a threshold that is "
+            "learnt while decoding can't learn; allowed: deferred, or a threshold that is a number"
+        )
     if isinstance(rule.gate, FirstAgreeing) and (keys.waits or keys.name == "schedule"):
         raise InputError(
             f"the oracle runs all blocks, so keys={keys.name!r} says nothing; allowed: full, copy, project"

@@ -14,8 +14,9 @@ COLUMNS = ("sequence", "position", "text", *(field.name for field in fields(Toke
 @dataclass
 class Generated:
     """`tokens`: a row per token, sequence and position from 0, the fields of `Token`, and its text. `sequences`: a row
-    per prompt: output (special tokens dropped), length in tokens, truncated (no end token), and of verified decoding
-    the deep passes, tokens drafted and accepted. `times`: seconds in blocks, head, gate, cache and Python.
+    per prompt: output (as in a trace, without its end token), length in tokens, truncated (no end token), and of
+    verified decoding the deep passes, tokens drafted and accepted. `times`: seconds in blocks, head, gate, cache and
+    Python.
     """
 
     tokens: pd.DataFrame
@@ -28,15 +29,17 @@ def described(model: Model, rows: list[Row], times: dict[str, float]) -> Generat
     tokens, sequences = [], []
     for row in sorted(rows, key=lambda row: row.number):
         ids = [token.token_id for token in row.tokens]
-        texts = pieces(model.tokenizer, ids)[0]
+        ended = ids[-1] in model.eos_ids
+        texts, _, _, output = pieces(model.tokenizer, ids[:-1] if ended else ids)
+        texts += [str(model.tokenizer.decode(ids[-1:]))] * ended
         for position, (token, text) in enumerate(zip(row.tokens, texts)):
             tokens.append({"sequence": row.number, "position": position, "text": text, **asdict(token)})
         sequences.append(
             {
                 "sequence": row.number,
-                "output": str(model.tokenizer.decode(ids, skip_special_tokens=True)),
+                "output": output,
                 "length": len(ids),
-                "truncated": ids[-1] not in model.eos_ids,
+                "truncated": not ended,
                 "deep_passes": row.deep_runs,
                 "drafted": row.drafted,
                 "accepted": row.accepted,

@@ -78,7 +78,7 @@ class Decoding:
         for name in ("batch", "blocks"):
             self.__dict__.pop(name, None)
         if self.asker:
-            self.asker.last = None
+            self.asker.forget_batch()
 
     def step(self, rows: list[Row], prompt: bool = False) -> None:
         """Run the newest token of each row; of one that only flushes, what waits."""
@@ -170,10 +170,12 @@ class Decoding:
     def note(self, asking: list[Row], said: Said, noted: dict[int, Token]) -> None:
         """Keep what rows emit that leave here, while their blocks go on running."""
         assert self.asker
-        tokens, scores = self.asker.tokens(said), said.score.tolist()
-        for row, leaves, token, score in zip(asking, said.leaves, tokens, scores):
-            if leaves and row.number not in noted:
-                noted[row.number] = Token(token, said.layer, self.model.layers, self.asker.heads, score)
+        new = [i for i, row in enumerate(asking) if said.leaves[i] and row.number not in noted]
+        if not new:
+            return
+        (tokens, heads), scores = self.asker.tokens(said, new), said.score.tolist()
+        for i, token in zip(new, tokens):
+            noted[asking[i].number] = Token(token, said.layer, self.model.layers, heads, scores[i])
 
     def note_depth(self, rows: list[Row], counts: list[int], layer: int, states: Tensor, prompt: bool) -> None:
         """Keep how far each row's tokens have come, with their states where they may have to go on."""
@@ -192,12 +194,12 @@ class Decoding:
         gone, going = ([i for i, leaves in enumerate(said.leaves) if leaves is wanted] for wanted in (True, False))
         rows, states = [asking[i] for i in gone], said.states[gone]  # a copy: blocks may go on with theirs
         if self.sampler:
-            drawn_from = list(self.sampler.chances(self.asker.logits(said)[gone]))
+            logits, heads = self.asker.logits(said, gone)
+            drawn_from = list(self.sampler.chances(logits))
             tokens = [self.sampler.draw(row, own) for row, own in zip(rows, drawn_from)]
         else:
-            said_here = self.asker.tokens(said)
-            drawn_from, tokens = [None] * len(gone), [said_here[i] for i in gone]
-        scores, heads, found = said.score.tolist(), self.asker.heads, []
+            drawn_from, (tokens, heads) = [None] * len(gone), self.asker.tokens(said, gone)
+        scores, found = said.score.tolist(), []
         for i, row, state, token, own in zip(gone, rows, states, tokens, drawn_from):
             emitted = Token(token, said.layer, said.layer, heads, scores[i], drafted=self.keys.verifies)
             found.append(Gone(row, emitted, state, own))

@@ -45,7 +45,8 @@ class Oracle(Asker):
     def ask(self, layer: int, states: Tensor, adapted: Tensor) -> Said:
         """Nothing leaves."""
         said = super().ask(layer, states, adapted)
-        self.kept.append((layer, self.tokens(said), states))
+        tokens, self.heads = self.tokens(said, list(range(len(states))))
+        self.kept.append((layer, tokens, states))
         return said
 
     def exits(self, final: list[int]) -> list[int]:

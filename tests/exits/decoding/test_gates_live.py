@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from checks.tiny_texts import PROMPTS
+from eelib.common.errors import InputError
 from eelib.exits.decoding.generate import generate
+from eelib.exits.decoding.loop import Decoding
 from eelib.exits.decoding.oracle import FIRST_TOKENS
+from eelib.exits.decoding.parting import ALWAYS
 from eelib.exits.gates.by_class import ByClass
 from eelib.exits.gates.fitted import FEATURES, Fitted
 from eelib.exits.gates.gate import Gate, Seen
@@ -127,6 +130,50 @@ def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
         known = generate(model, [prompt], gate=Known(tuple(mine["exit_layer"])), keys=keys, max_new_tokens=STEPS)
         assert known.tokens["token_id"].tolist() == mine["token_id"].tolist()
         assert known.tokens["exit_layer"].tolist() == mine["exit_layer"].tolist()
+
+
+def test_drafts_teach_no_threshold(model_of, one_line):
+    rule = Rule(gate_named("confidence"), Estimated(), exits=(1,))
+    one_line(
+        InputError, ["'verified'", "deferred"], lambda: generate(model_of("llama"), PROMPTS, rule, keys="verified")
+    )
+
+
+def test_a_batch_that_did_not_fit_teaches_nothing(model_of, middle_rule, monkeypatch):
+    model = model_of("llama")
+    value, decode = middle_rule(model, PROMPTS).limit.value, Decoding.decode
+
+    def tight(self, prompts, max_new_tokens):
+        rows = decode(self, prompts, max_new_tokens)
+        if len(prompts) > 2:
+            raise torch.OutOfMemoryError("full")
+        return rows
+
+    seen = []
+    for size in (4, 2):
+        monkeypatch.setattr(Decoding, "decode", tight if size == 4 else decode)
+        rule = Rule(gate_named("confidence"), Estimated(value), exits=(2,))
+        generate(model, PROMPTS[:4], gate=rule, keys="deferred", batch_size=size, max_new_tokens=STEPS, parting=ALWAYS)
+        seen.append(rule.limit)
+    assert seen[0] == seen[1] and seen[0].scores
+
+
+def test_the_head_is_read_for_rows_that_leave(model_of, middle_rule):
+    """By a gate that needs no readout: a token has one, wherever the other rows of its batch leave."""
+    model = model_of("llama")
+    rule = middle_rule(model, PROMPTS, "state_saturation")
+    made = generate(model, PROMPTS, gate=rule, keys="copy", batch_size=len(PROMPTS), max_new_tokens=STEPS)
+    assert made.tokens["exit_layer"].nunique() > 1 and (made.tokens["heads"] == 1).all()
+
+
+def test_a_shortlist_is_read_once(model_of, middle_rule):
+    """The whole head at the layer that lists, for all rows; who leaves has its token from the list."""
+    model = model_of("llama")
+    rule = middle_rule(model, PROMPTS, "shortlist")
+    made = generate(model, PROMPTS, gate=rule, keys="copy", batch_size=len(PROMPTS), max_new_tokens=STEPS)
+    later = made.tokens[made.tokens["position"] > 0]  # the prompt runs all blocks
+    early = later["exit_layer"] < model.layers
+    assert early.any() and (later["heads"] == np.where(early, 1, 2)).all()
 
 
 @dataclass(frozen=True)

@@ -158,16 +158,21 @@ def test_rows_that_do_not_fit_are_halved_when_they_are_measured_too(model_of, mo
     assert made.tokens["token_id"].tolist() == wanted.tokens["token_id"].tolist()
 
 
-def test_a_learnt_threshold_learns_the_same(model_of, many):
+def test_a_learnt_threshold_learns_the_same(model_of, many, middle_rule):
     """Rows that leave at the one shallow exit teach nothing, whether or not they are taken along."""
     model = model_of("llama")
+    middle = middle_rule(model, many).limit.value
     seen = []
     for way in (ALWAYS, NEVER):
-        limit = Estimated()
-        rule = Rule(gate_named("confidence"), limit, exits=(1,))
+        rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
         made = generate(model, many, gate=rule, keys="deferred", batch_size=16, max_new_tokens=STEPS, parting=way)
-        seen.append((made.tokens["token_id"].tolist(), made.tokens["exit_layer"].tolist()))
-    assert seen[0] == seen[1]
+        learnt = sorted(zip(rule.limit.scores, rule.limit.agreed))
+        seen.append((made.tokens["token_id"].tolist(), made.tokens["exit_layer"].tolist(), learnt))
+        early = (made.tokens["exit_layer"] == 2).mean()
+        assert 0.1 < early < 0.9 and len(learnt) == (made.tokens["exit_layer"] == model.layers).sum()
+    (*outputs, first), (*others, second) = seen
+    assert outputs == others and [agreed for _, agreed in first] == [agreed for _, agreed in second]
+    assert [score for score, _ in first] == pytest.approx([score for score, _ in second], rel=1e-5)
 
 
 @pytest.mark.parametrize("call, each", [(-1.0, 0.0), (0.0, -1.0), (math.nan, 0.0), (math.inf, 0.0)])
