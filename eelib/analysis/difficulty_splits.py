@@ -214,7 +214,12 @@ def properties(chosen: Split) -> dict[str, Interval | str]:
     for name in PROPERTIES:
         c = chosen.over(name)
         found |= {f"{name}_easy": c.easy, f"{name}_difficult": c.difficult, name: c.difference}
-    return found | {"length_word": word(chosen.over("length").difference, "longer than", "shorter than")}
+    by_task = [chosen.of(task, "length").difference for task in chosen.learnt]
+    longer, shorter = sum(one.low > 0 for one in by_task), sum(one.high < 0 for one in by_task)
+    return found | {
+        "length_word": word(chosen.over("length").difference, "longer than", "shorter than"),
+        "length_tasks": f"surely longer on {longer} of {len(by_task)} learnt tasks, surely shorter on {shorter}",
+    }
 
 
 def approach(chosen: Split, depth: int) -> dict[str, Interval | str]:

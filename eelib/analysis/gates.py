@@ -1,7 +1,7 @@
 """What gates are worth before and after joint optimization (P section 5 and appendix B, Figures 2 and 7 to 10)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,7 @@ from eelib.exits.curve import Curve, counted_rows, curve, oracle
 from eelib.exits.quality import Scorer, scored
 from eelib.exits.rule import Rule
 from eelib.exits.ways import Way, curve_of
-from eelib.study.claims import Verdict
+from eelib.study.claims import FAILS, HOLDS, Verdict
 from eelib.study.study import Study, large_enough
 from eelib.tracing.trace import Trace
 
@@ -337,14 +337,29 @@ def calibrated_layers(left: Mapping[str, Left]) -> float:
 
 
 def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:
-    """Verdicts on P-G1 to P-G3, on the report side."""
+    """Verdicts on P-G1 to P-G3, on the report side; the first two name the pair."""
     seed, joint = pair.seed, pair.before.model.hash != pair.after.model.hash
+    both = f"{pair.before.model.name} → {pair.after.model.name}"
 
     def saved() -> Interval:
         return mean(before[best_gate(before)], lambda left: left.saved, seed)
 
+    first = pair.before.judge("P-G1", lambda: nearer(before, after, seed), requirement_met=joint)
+    second = pair.before.judge("P-G2", lambda: patience_gains(before, after, seed), requirement_met=joint)
+    note = no_gain(before, after) if second.verdict in (HOLDS, FAILS) else ""
     return [
-        pair.before.judge("P-G1", lambda: nearer(before, after, seed), requirement_met=joint),
-        pair.before.judge("P-G2", lambda: patience_gains(before, after, seed), requirement_met=joint),
+        replace(first, models=both),
+        replace(second, models=both, note=note),
         pair.before.judge("P-G3", saved),
     ]
+
+
+def no_gain(before: Outcomes, after: Outcomes) -> str:
+    """What "gains least" hides where the distance of all of P's gates rises; "" where any falls."""
+    rises = {
+        gate: bootstrap_unweighted_difference_over_tasks(distances(after, (gate,)), distances(before, (gate,))).estimate
+        for gate in OF_P
+    }
+    if min(rises.values()) <= 0:
+        return ""
+    return "none gains: " + ", ".join(f"{gate} {100 * rise:+.1f}" for gate, rise in rises.items()) + " points"

@@ -100,7 +100,8 @@ def contrast(wrong: np.ndarray, inside: np.ndarray, groups: np.ndarray) -> Inter
 
 
 def early_in_words(table: pd.DataFrame, states: str) -> str:
-    """Which classes most gates get wrong more often than the rest, and which less."""
+    """Which classes most gates get wrong more often than the rest, and which less; a fixed layer is none."""
+    table = table[table["gate"] != FIXED]
     if table.empty:
         return "Nothing is learnt, so nothing leaves too early."
     gates, said = table["gate"].nunique(), []

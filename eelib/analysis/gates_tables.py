@@ -6,7 +6,7 @@ import pandas as pd
 
 from eelib.analysis.architectures import told
 from eelib.analysis.gate_rules import FIXED, FREE, OF_P, Asked, label, rules
-from eelib.analysis.gates import Outcomes, best_gate, calibrated_layers, mean, outcome_table, outcomes
+from eelib.analysis.gates import Left, Outcomes, best_gate, calibrated_layers, mean, outcome_table, outcomes
 from eelib.analysis.joint import Pair
 from eelib.common.interval import Interval
 from eelib.study.results import Results
@@ -75,7 +75,21 @@ def keep(results: Results, pair: Pair, states: Mapping[str, Outcomes], table: pd
     for row in table.to_dict("records"):
         for column in ("exit layer", "distance (% of L)", "layers saved (%)", "FLOP speed-up"):
             results.keep(f"{column} {row['gate']} {row['state']}", row[column])
+    for state, found in states.items():
+        if (best := best_free(found)) is not None:
+            results.keep(f"saved {state}", saved(found[best], pair.seed))
     results.tell("outcome_words", outcome_in_words(pair, states))
+
+
+def best_free(found: Outcomes) -> str | None:
+    """The gate that runs least on the calibration part, fixed layers and FREE's left out; None where none is learnt."""
+    gates = [name for name in found if name not in (FIXED, FREE)]
+    return best_gate(found, gates) if any(found[name] for name in gates) else None
+
+
+def saved(left: Mapping[str, Left], seed: int) -> Interval:
+    """Share of the layers that a gate saves on the report part, unweighted mean over tasks."""
+    return mean(left, lambda one: one.saved, seed)
 
 
 def outcome_in_words(pair: Pair, states: Mapping[str, Outcomes]) -> str:
@@ -85,11 +99,11 @@ def outcome_in_words(pair: Pair, states: Mapping[str, Outcomes]) -> str:
         return f"Not learnt before and after: {missed}. So nothing is calibrated here."
     said = []
     for state, found in states.items():
-        gate = best_gate(found, [name for name in found if name not in (FIXED, FREE)])
-        if calibrated_layers(found[gate]) >= next(iter(found[gate].values())).layers:
+        gate = best_free(found)
+        if gate is None or calibrated_layers(found[gate]) >= next(iter(found[gate].values())).layers:
             said.append(f"{state.capitalize()} joint optimization no gate that keeps the quality leaves early at all.")
             continue
-        own, fixed = (mean(found[name], lambda left: left.saved, pair.seed).percent for name in (gate, FIXED))
+        own, fixed = (saved(found[name], pair.seed).percent for name in (gate, FIXED))
         said.append(
             f"{state.capitalize()} joint optimization the gate that runs least on the calibration part is "
             f"{label(gate)}; on the other part it saves {told(own, '%')} of the layers, a fixed "

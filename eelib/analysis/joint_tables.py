@@ -73,9 +73,10 @@ def pair_in_words(pair: Pair, table: pd.DataFrame) -> str:
     span = " to ".join(dict.fromkeys(f"{value:+.1f}" for value in (layers[0], layers[-1])))
     sides = [row["quality"]["difference"].side("higher", "lower", "") for row in rows]
     return (
-        f'{name}, {len(rows)} of {len(table)} tasks learnt: the mean exit layer ("stable") changes by '
-        f"{span}% of the depth; quality is lower with its whole interval on {sides.count('lower')} of them and "
-        f"higher on {sides.count('higher')}."
+        f"{name}, {len(rows)} of {len(table)} task{'s' * (len(table) != 1)} learnt: "
+        f'the mean exit layer ("stable") changes by '
+        f"{span}% of the depth; of the learnt tasks, quality is lower with its whole interval on "
+        f"{sides.count('lower')} and higher on {sides.count('higher')}."
     )
 
 
@@ -152,7 +153,7 @@ def shown(changes: Changes) -> pd.DataFrame:
 def caption_of_others(pair: Pair, others: Changes) -> str:
     """Of the table of further pairs: what it shows, and every L that the page's shares of the depth refer to."""
     named: dict[int, list[str]] = {}
-    for one in (pair, *(other for other, _ in others)):
+    for one in (other for other, _ in others):
         named.setdefault(one.depth, []).append(one.after.model.name)
     depths = "; ".join(f"{depth} in {', '.join(names)}" for depth, names in named.items())
     return (

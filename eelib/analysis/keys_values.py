@@ -67,7 +67,8 @@ class Side(OfStudy):
     """A model with its traces, and what each way of leaving made of the first `sequences` outputs of each task.
 
     tokens: {way: {task: frame}} with sequence, group, position, token_id, text, exit_layer, layers_run.
-    outputs: {way: {task: texts}}. full: {task: frame} of full decoding, with sequence, group, position, token_id.
+    outputs: {way: {task: texts}}. full: {task: frame} of full decoding, with sequence, group, position, token_id and
+    truncated (whether the output was cut at the limit).
     """
 
     full: dict[str, pd.DataFrame]
@@ -117,7 +118,7 @@ def open_side(p: Parameters, name: str) -> Side:
     numbers = {task: made.sequences["sequence"].tolist()[: p.sequences] for task, made in study.traces.items()}
     full = {
         task: made.tokens.loc[
-            made.tokens["sequence"].isin(numbers[task]), ["sequence", "group", "position", "token_id"]
+            made.tokens["sequence"].isin(numbers[task]), ["sequence", "group", "position", "token_id", "truncated"]
         ].reset_index(drop=True)
         for task, made in study.traces.items()
     }
@@ -251,9 +252,13 @@ def more_loops(side: Side, way: Way) -> Interval:
 
 
 def length_slope(side: Side, way: Way) -> Interval:
-    """Slope of an output's agreement on the length of full decoding's, per token; mean over learnt tasks (P-K1)."""
+    """Slope of an output's agreement on the length of full decoding's, per token; mean over learnt tasks (P-K1).
+
+    Outputs that were cut at the limit have no length of their own, and are left out.
+    """
     tasks = {}
     for task, frame in side.beside[way].items():
+        frame = frame[~frame["truncated"].astype(bool)]
         means = frame.groupby("sequence").agg({"agrees": "mean", "length": "first", "group": "first"})
         if means["length"].nunique() > 1:
             tasks[task] = slope_inside(means["length"], means["agrees"], means["group"], cells=0)
@@ -279,12 +284,15 @@ def quality_change(side: Side, way: Way, half: int | None = None) -> Interval:
     """Score of the early outputs less that of full decoding's, in points of each task's first score, paired.
 
     Unweighted mean over learnt tasks. half: only the outputs in the shorter (0) or longer (1) half of full decoding's
-    lengths.
+    lengths, those left out that were cut at the limit.
     """
     parts = {}
     for task in side.learnt:
-        sizes = side.full[task].groupby("sequence")["position"].size()
-        rows = np.arange(len(sizes)) if half is None else np.flatnonzero(equal_count_bins(sizes, 2) == half)
+        outputs = side.full[task].groupby("sequence")
+        sizes, rows = outputs["position"].size(), np.arange(outputs.ngroups)
+        if half is not None:
+            rows = np.flatnonzero(~outputs["truncated"].first().to_numpy(bool))
+            rows = rows[equal_count_bins(sizes.iloc[rows], 2) == half]
         if not len(rows):
             continue
         asked = side.study.tasks[task].pick([int(sizes.index[row]) for row in rows])

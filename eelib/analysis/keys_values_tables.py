@@ -159,11 +159,11 @@ def policies_in_words(side: Side) -> str:
     gate = attempt(lambda: kv.agreement_difference(side, Way(kv.GATE, "project"), Way(kv.GATE, "copy"))).percent
     if not best.known:
         return f"Nothing can be compared for {side.name}: no task is learnt."
-    word = best.side("more", "fewer", "neither surely more nor surely fewer")
+    with_best, with_gate = (one.side("more", "fewer", "not surely more or fewer") for one in (best, gate))
     return (
-        f"Of {side.name}, outputs keep {word} of full decoding's tokens when skipped keys and values are projected "
-        f"than when they are copied: {told(best, ' points')} with the best layer, {told(gate, ' points')} "
-        "with the gate."
+        f"Of {side.name}, when skipped keys and values are projected and not copied, outputs keep {with_best} of full "
+        f"decoding's tokens with the best layer, by {told(best, ' points')}, and {with_gate} with the gate, by "
+        f"{told(gate, ' points')}."
     )
 
 

@@ -198,5 +198,6 @@ def kept_in_words(found: Timed) -> str:
     most, least = (choose(known, key=lambda gate: known[gate].estimate) for choose in (max, min))
     return (
         f" There, of the quality of decoding without a gate, {label(most)} keeps most, {told(known[most], '%')}, and "
-        f"{label(least)} least, {told(known[least], '%')}."
+        f"{label(least)} least, {told(known[least], '%')}"
+        f"{'' if known[most].low > known[least].high else '; their intervals overlap'}."
     )

@@ -12,7 +12,7 @@ from eelib.analysis.joint import Pair, change
 from eelib.analysis.saturation import example_sequence, lens_grid
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.stats import bootstrap_unweighted_deviation_over_tasks, bootstrap_unweighted_mean_over_tasks
-from eelib.study.claims import Verdict, as_depth, claim, published, untestable
+from eelib.study.claims import HOLDS, Verdict, as_depth, claim, published, untestable
 from eelib.study.comparison import check_there, location, model_at_layer
 from eelib.study.parameters import Parameters
 from eelib.study.study import Study
@@ -367,5 +367,9 @@ def verdicts(page: Page) -> list[Verdict]:
     if weighted and not trained:
         third = untestable("M-M3", f"needs {claim('M-M3').requires}; {weighted.model.name} stands here without it")
     drop = verdict("M-M4", distilled, DISTILLED, average(distilled, partial(drop_after, layer=page.first_exit)), True)
+    if distilled and drop.verdict == HOLDS:
+        step = distilled.average(partial(next_step, layer=page.first_exit), share=False)
+        if step.known and step.high < 0:  # the lowest of several layers may be low where the mean is not
+            drop = replace(drop, note=f"at the very next layer the mean rises, by {-step.estimate:.3f}")
     judged = weighted or page.own
     return [*found, third, drop, verdict("M-M5", judged, WEIGHTED, average(judged, changed_later), True)]

@@ -269,11 +269,13 @@ def refusal(policy: Policy, other: Study) -> str:
     return ""
 
 
-def switched(served: Served, policy: Policy, count: int = ROWS) -> tuple[float, float]:
-    """Share of tokens that leave early in service, before and after the kill switch is thrown; of one task."""
+def switched(served: Served, policy: Policy, count: int = ROWS) -> tuple[str, float, float]:
+    """(task, share of its tokens that leave early in service before and after the kill switch is thrown), of the first
+    outputs of the first task with a certified threshold; "" and NaN where none has one.
+    """
     task = next((t for t in served.tasks if policy.thresholds.get(served.study.tasks[t].kind) is not None), "")
     if not task:
-        return float("nan"), float("nan")
+        return "", float("nan"), float("nan")
     asked, found = served.study.tasks[task].take(count), []
     with tempfile.TemporaryDirectory() as folder:
         switch = Path(folder) / "stop"
@@ -282,4 +284,4 @@ def switched(served: Served, policy: Policy, count: int = ROWS) -> tuple[float, 
             made = service.generate(asked, max_new_tokens=served.study.parameters.max_new_tokens)
             found.append(float((made.tokens["exit_layer"] < served.depth).mean()))
             switch.touch()
-    return found[0], found[1]
+    return task, found[0], found[1]

@@ -45,7 +45,7 @@ class Page:
     change: service.Change | None
     delays: pd.DataFrame | None
     policy: Policy
-    switched: tuple[float, float]
+    switched: tuple[str, float, float]
     refused: str
     structured: structured.Structured | None
     why: dict[str, str]
@@ -264,7 +264,8 @@ def change_in_words(page: Page) -> str:
     of = page.change
     return (
         f"Simulated is a service that was calibrated on {of.of}, with at most {of.risk:.0%} of outputs promised to "
-        f"differ, to which {of.task} comes, of which {of.changed.mean():.0%} differ at that threshold."
+        "differ (the upper limit of the share that did on the calibration half), to which "
+        f"{of.task} comes, of which {of.changed.mean():.0%} differ at that threshold."
     )
 
 
@@ -289,10 +290,13 @@ def shadow_in_words(page: Page) -> str:
 
 def switch_in_words(page: Page) -> str:
     """The kill switch, and the refusal."""
-    before, after = page.switched
-    if not np.isfinite(before):
+    task, before, after = page.switched
+    if not task:
         return "No kind of task has a certified threshold here, so the service runs all layers and has nothing to stop."
-    return f"Before the kill switch {before:.0%} of the tokens leave early, after it {after:.0%}."
+    return (
+        f"Served with this policy, {before:.0%} of the tokens of the first {service.ROWS} outputs to {task} leave "
+        f"early; once the kill switch is thrown, {after:.0%}."
+    )
 
 
 def structured_in_words(page: Page) -> str:
@@ -329,8 +333,8 @@ def budget_in_words(page: Page) -> str:
     if not (one.known and many.known):
         return ""
     return (
-        f"Within the same budget, a threshold for each kind of token takes {many.estimate:.2f} layers per token, one "
-        f"threshold for all {one.estimate:.2f}."
+        f"Calibrated to the same budget, a threshold for each kind of token takes {many.estimate:.2f} layers per "
+        f"token, one threshold for all {one.estimate:.2f}."
     )
 
 

@@ -130,9 +130,9 @@ def melting_in_words(melting: pd.DataFrame) -> str:
     ends = melting[4:].groupby("stage", sort=False)["speed_up"].agg(["min", "max"])
     spans = "; ".join(f"{stage} {row['min']:.2f} to {row['max']:.2f}" for stage, row in ends.iterrows())
     return (
-        f"By the forecast, the best layer would make decoding {best:.2f} times as fast as plain if blocks were all "
-        f"that is paid. With the gate's own layers that is {gate:.2f}, with its questions {asking:.2f}, with calls and "
-        f"Python {moving:.2f}. Then, by what is done about keys and values: {spans}."
+        f"By the forecast, the best layer would make decoding {best:.2f} times as fast as plain if blocks and "
+        f"the last head were all that is paid. With the gate's own layers that is {gate:.2f}, with its questions "
+        f"{asking:.2f}, with calls and Python {moving:.2f}. Then, by what is done about keys and values: {spans}."
     )
 
 

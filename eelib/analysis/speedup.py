@@ -127,7 +127,7 @@ def measured_on(rows: pd.DataFrame) -> str:
 def beyond_layers(printed: pd.DataFrame) -> str:
     """P's cells that save more time than layers, in words."""
     cells = [
-        f"{row['row']} is {row['speed_up']:.2f} times as fast, although L / avg allows no more than "
+        f"{row['model']} on {row['task']} is {row['speed_up']:.2f} times as fast, although L / avg allows no more than "
         f"{row['highest']:.2f} ({row['lowest']:.2f} counted from 0)"
         for row in printed.to_dict("records")
         if row["speed_up"] > row["highest"]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from eelib.book.verdicts import JUDGED, Written
 from eelib.common.interval import Interval
 
-# By notebook. A claim's id stands for its estimate, "ID bound" for the claim's threshold. KEY% is 100 times the figure,
+# By notebook. A claim's id stands for its estimate, "ID bound" for the claim's threshold, "ID on" for the model or
+# models that it was judged on. KEY% is 100 times the figure,
 # KEY± the ends of its interval, KEY?A|B|C the word A where that lies above 0, B where it lies below, C where neither.
 ANSWERS: dict[str, tuple[str, ...]] = {
     "saturation": (
@@ -51,8 +52,9 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "The share of tokens that settle before the last layer is {decoder_only_perc_stable%:.0f}% in the decoder-only "
         "model, {encoder_decoder_perc_stable%:.0f}% in the encoder-decoder and {encoder_only_perc_stable%:.0f}% in "
         "classifiers, which have one answer per text.",
-        "By chance {decoder_only_perc_chance%:.0f}%, {encoder_decoder_perc_chance%:.0f}% and "
-        "{encoder_only_perc_chance%:.0f}% would hold their final answer at some layer before the last.",
+        "{decoder_only_perc_first%:.0f}%, {encoder_decoder_perc_first%:.0f}% and {encoder_only_perc_first%:.0f}% hold "
+        "their final answer at some layer before the last, where {decoder_only_perc_chance%:.0f}%, "
+        "{encoder_decoder_perc_chance%:.0f}% and {encoder_only_perc_chance%:.0f}% would by chance.",
     ),
     "joint_optimization": (
         "After {half:.0f} of {depth:.0f} layers the top token is the final one for {agreement_half_before:.0f}% of "
@@ -64,14 +66,15 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "From one layer to the next, {name} gives the final token a higher probability at "
         "{rising_final_probability:.0f}% of steps; for {never_falling_final_probability:.0f}% of tokens it never "
         "falls.",
-        "Trained with M's weighted objective, a model has {M-M2%:.0f}% of tokens settled after a third of its layers, "
-        "where M has {M-M2 bound%:.0f}%.",
+        "Trained with M's weighted objective, {M-M2 on} has {M-M2%:.0f}% of tokens settled after a third of its "
+        "layers, where M has {M-M2 bound%:.0f}%.",
     ),
     "gates": (
-        "The best gate that keeps {least_quality:.0f}% of the quality saves {P-G3%:.1f}% ({P-G3%±:.1f}) of the "
-        "layers of a model that was not trained for it.",
-        "After training for it, gates stop {P-G1?farther from|nearer to|neither surely nearer to nor surely farther "
-        "from} the optimal layer: their mean distance changes by {P-G1%:+.0f} points of the depth ({P-G1%±:+.0f}).",
+        "Of a model that was not trained for it, the best gate that keeps {least_quality:.0f}% of the quality saves "
+        "{saved before%:.1f}% ({saved before%±:.1f}) of the layers; after training for it, {saved after%:.0f}% "
+        "({saved after%±:.0f}).",
+        "The optimal layer moves, too: P's gates stop {P-G1?farther from|nearer to|neither surely nearer to nor surely "
+        "farther from} it than before, by {P-G1%:+.0f} points of the depth ({P-G1%±:+.0f}).",
     ),
     "mee": (
         "At equal mean layers, the best of M's gates agrees with full depth on {M-E1?more|fewer|not surely more or "
@@ -80,25 +83,26 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "CALM's ({M-E2±:.2f}).",
     ),
     "keys_values": (
-        "Where skipped keys and values are computed from the exit state and not copied, outputs keep "
-        "{P-K2?more|fewer|not surely more or fewer} of full decoding's tokens: the share changes by {P-K2%:+.0f} "
-        "points ({P-K2%±:+.0f}).",
+        "Where {P-K2 on} leaves at the best layer and skipped keys and values are computed from the exit state, not "
+        "copied, outputs keep {P-K2?more|fewer|not surely more or fewer} of full decoding's tokens: the share changes "
+        "by {P-K2%:+.0f} points ({P-K2%±:+.0f}).",
         "With copies, outputs fall into loops {P-K3?more often|less often|not surely more or less often}: "
         "{P-K3%:+.0f} points ({P-K3%±:+.0f}).",
     ),
     "speed": (
-        "With a gate, decoding runs at {P-T1:.2f} times the speed of all layers ({P-T1±:.2f}), one prompt at a time: a "
-        "token leaves at layer {exit layer, gate, project, batch 1:.1f} of {exit layer, plain, batch 1:.0f} on "
+        "With a gate, {P-T1 on} decodes at {P-T1:.2f} times the speed of all layers ({P-T1±:.2f}), one prompt at a "
+        "time: a token leaves at layer {exit layer, gate, project, batch 1:.1f} of {exit layer, plain, batch 1:.0f} on "
         "average, but the gate has to be asked at every layer.",
         "{race_words}",
     ),
     "production": (
-        "Punctuation leaves {A-P1?later|earlier|neither surely later nor surely earlier} than other tokens: "
-        "the mean exit layers differ by {A-P1%:+.0f} points of the depth ({A-P1%±:+.0f}).",
+        "In {A-P1 on}, punctuation leaves {A-P1?later|earlier|neither surely later nor surely earlier} than other "
+        "tokens: the mean exit layers differ by {A-P1%:+.0f} points of the depth ({A-P1%±:+.0f}).",
         "A hard row makes a batch of easy ones {A-P3?faster|slower|neither surely slower nor surely faster}: the "
         "speed-up changes by {A-P3:+.2f} ({A-P3±:+.2f}).",
-        "With a threshold that was made for other texts, {fails the schema, other traffic's%:.0f}% of JSON outputs "
-        "fail their schema; at full depth, {fails the schema, full depth%:.0f}% do.",
+        "With a threshold that was made for other texts, {fails the schema, other traffic's%:.0f}% "
+        "({fails the schema, other traffic's%±:.0f}) of the JSON outputs of {A-P4 on} fail their schema; at full "
+        "depth, {fails the schema, full depth%:.0f}% ({fails the schema, full depth%±:.0f}) do.",
     ),
 }
 # The first page's, over all notebooks: NOTEBOOK/KEY.
@@ -109,7 +113,7 @@ FRONT = (
     "Training the model to answer from every layer takes the share that hold it halfway from "
     "{joint_optimization/agreement_half_before:.0f}% to {joint_optimization/agreement_half_after:.0f}%; quality is "
     "surely lower on {joint_optimization/worse:.0f} of {joint_optimization/learnt_tasks:.0f} tasks.",
-    "Layers are not time: decoding that leaves by a gate runs at {speed/P-T1:.2f} times full speed.",
+    "Layers are not time: {speed/P-T1 on}, leaving by a gate, decodes at {speed/P-T1:.2f} times full speed.",
 )
 # M's main question, and what the run says of it.
 CONFIDENCE = (
@@ -170,6 +174,7 @@ def figures(result: Mapping[str, Any], before: str = "") -> Figures:
         if row.get("estimate") is not None and row["verdict"] in JUDGED:
             kept[before + row["id"]] = as_interval(row)
             kept[f"{before}{row['id']} bound"] = as_interval({"estimate": row["threshold"]})
+            kept[f"{before}{row['id']} on"] = row.get("models") or result["model"]
     return Figures(kept)
 
 

@@ -19,7 +19,9 @@ HOLDS, FAILS, UNTESTABLE = "holds", "does not hold", "not testable here"
 def tokens(rows, **columns):
     """A frame of outputs, lists of token ids; group g<sequence>."""
     flat = [(number, f"g{number:02d}", at, token) for number, ids in enumerate(rows) for at, token in enumerate(ids)]
-    return pd.DataFrame(flat, columns=["sequence", "group", "position", "token_id"]).assign(**columns)
+    return pd.DataFrame(flat, columns=["sequence", "group", "position", "token_id"]).assign(
+        **{"truncated": False} | columns
+    )
 
 
 def test_an_output_against_full_decodings():
@@ -104,6 +106,21 @@ def test_claims_that_do_not_hold():
     looping = tokens([[10 + at for at in range(length)] + [7] * 4 for length in LENGTHS])
     assert verdicts(before, replace(better, full={TASK: looping}))["P-K3"] == FAILS
     assert verdicts(before, better)["P-K3"] == "undecided"  # nothing loops, in 40 outputs
+
+
+def test_outputs_cut_at_the_limit_have_no_length():
+    """Two that run on to the limit and agree there would hide that longer ones suffer."""
+    one = side(lambda at, length: at >= 6)
+    whole, copied = one.full[TASK], one.tokens[kv.COPY][TASK]
+    cut = tokens([[5] * 400] * 2).assign(truncated=True)
+    cut = cut.assign(sequence=cut["sequence"] + 40, group=cut["group"] + "cut")
+    more = replace(
+        one,
+        full={TASK: pd.concat([whole, cut], ignore_index=True)},
+        tokens=one.tokens | {kv.COPY: {TASK: pd.concat([copied, cut.assign(exit_layer=2)], ignore_index=True)}},
+    )
+    assert kv.length_slope(more, kv.COPY)[:3] == pytest.approx(kv.length_slope(one, kv.COPY)[:3])
+    assert kv.agreement(more, kv.COPY).estimate > kv.agreement(one, kv.COPY).estimate
 
 
 def test_loops_need_joint_optimization():

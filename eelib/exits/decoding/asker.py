@@ -111,7 +111,7 @@ class Asker:
         self.positions, self.token_before, self.exit_before = told[0], told[1], told[2]
         self.memory = self.rule.gate.start(len(positions), device)
         self.heads, self.score = 0, torch.full((len(positions),), NEVER, device=device)
-        self.last: Said | None = None
+        self.last = None
         self.rows = list(range(len(positions)))  # of those that were asked last, the ones that are still asked
         self.may_leave = max(positions) >= self.rule.first_tokens
 
