@@ -54,7 +54,9 @@ def test_monotone_against_the_two_of_calm_without_training(verdict, planted_task
     own, _ = planted(
         tmp_path, lambda t: exits(np.where(t["position"] % 2, EARLY, DEPTH), DEPTH), readouts(verdict == HOLDS)
     )
-    found = verdicts("mee", tmp_path, own, planted_tasks[:1], after=tmp_path / "m", gates_folder=tmp_path / "none")
+    found = verdicts(
+        "mee", tmp_path, own, planted_tasks[:1], after=tmp_path / "m", gates_folder=tmp_path / "none", sequences=2
+    )
     assert found == {"M-E1": verdict, "M-E2": found["M-E2"], "M-E3": UNTESTABLE}  # times can't be planted
 
 
@@ -78,7 +80,9 @@ def test_the_lstm_against_the_classifier(verdict, planted_tasks, tmp_path):
     layer = 2 if verdict == HOLDS else DEPTH
     own, judged = planted(tmp_path, lambda t: exits(np.full(len(t), layer), DEPTH), readouts(True))
     counting_gates(judged, tmp_path / "gates" / judged.name)
-    found = verdicts("mee", tmp_path, own, planted_tasks[:1], after=tmp_path / "m", gates_folder=tmp_path / "gates")
+    found = verdicts(
+        "mee", tmp_path, own, planted_tasks[:1], after=tmp_path / "m", gates_folder=tmp_path / "gates", sequences=2
+    )
     assert found["M-E3"] == verdict
 
 
