@@ -125,17 +125,18 @@ class Service:
         return self.alarm.at is None and not (self.kill is not None and self.kill.exists())
 
     def generate(self, task: Task | Sequence[str], **options: Any) -> Generated:
-        """`eelib.generate` by the policy, or at full depth where early exit has ended; `options`: its batch_size and
-        max_new_tokens. The comparison takes time here, and none of `times`.
+        """`eelib.generate` by the policy, or at full depth where early exit has ended; `options`: its batch_size,
+        max_new_tokens, and draft, which full depth has no use for. The comparison takes time here, and none of `times`.
         """
         asked = task if isinstance(task, Task) else Task.from_prompts(list(task))
+        plain = {name: value for name, value in options.items() if name != "draft"}
         if not self.early:
             self.served += len(asked)
-            return generate(self.model, asked, **options)
+            return generate(self.model, asked, **plain)
         made = generate(self.model, asked, policy=self.policy, **options)
         picked = np.flatnonzero(self.random.random(len(asked)) < self.share).tolist()
         if picked:
-            full = generate(self.model, asked.pick(picked), **options)
+            full = generate(self.model, asked.pick(picked), **plain)
             ours, true = (one.tokens.groupby("sequence")["token_id"].agg(list) for one in (made, full))
             for place, number in enumerate(picked):
                 self.alarm.see(float(ours[number] != true[place]))

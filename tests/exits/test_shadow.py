@@ -105,6 +105,18 @@ def test_the_kill_switch(model_of, tmp_path):
     assert shallow() and service.alarm.seen == 0
 
 
+def test_drafts_end_with_early_exit(model_of, tmp_path):
+    """What was asked of verified drafts is not asked of full depth, beside them or in their place."""
+    model, kill = model_of("llama"), tmp_path / "off"
+    policy = replace(policy_of(model, -1.0), keys="verified")
+    service = Service(model, policy, Alarm(0.05), share=1.0, kill=kill)
+    drafted = service.generate(PROMPTS, max_new_tokens=4, draft=2)
+    kill.touch()
+    plain = service.generate(PROMPTS, max_new_tokens=4, draft=2)
+    assert drafted.sequences["drafted"].sum() > 0 == plain.sequences["drafted"].sum()
+    assert drafted.tokens["token_id"].tolist() == plain.tokens["token_id"].tolist() and service.alarm.lost == 0
+
+
 def test_bad_input(model_of, folder_of, one_line):
     model = model_of("llama")
     coarse = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
