@@ -18,6 +18,7 @@ from eelib.common.values import check_name
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 GENERATED = BOOK / "generated"
 LENS = "pocket-llama"  # the model that runs in the page `lens`
+KEPT = ("ablation", "scale")  # figures in data/ of trainings that are not shipped, by the analysis that reads them
 HOST_GB = 16  # of a job on a GPU: weights of 7 billion parameters in 16 bits pass through it
 OF_TRACES = (  # parameters that decide on traces, and where these lie
     "model",
@@ -124,7 +125,9 @@ class StudyFile:
         """
         source = notebook_file(notebook)
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
-        return [str(source), *modules(source), *data_behind(model, said, "papers", "models/pocket-tagger")]
+        code = modules(source)
+        kept = [name for name in KEPT if f"eelib/analysis/{name}.py" in code]
+        return [str(source), *code, *data_behind(model, said, "papers", "models/pocket-tagger", *kept)]
 
     def worker_sources(self, model: str) -> list[str]:
         """Files that the traces of a model depend on, among them texts and weights."""

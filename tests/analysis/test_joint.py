@@ -176,7 +176,9 @@ def test_the_table_says_what_rose_and_what_fell():
         assert (perc["before"].estimate, perc["after"].estimate, perc["difference"].estimate) == (0, 1, 1)
     said = pair_in_words(pair, table)
     assert said.startswith('made-1, 2 of 2 tasks learnt: the mean exit layer ("stable") changes by -66.7%')
-    assert said.endswith("is lower with its whole interval on 0 of them and higher on 0.")  # four items are few
+    assert said.endswith(
+        "of the learnt tasks, quality is lower with its whole interval on 0 and higher on 0."
+    )  # four items are few
     assert pair_in_words(pair, table.assign(learnt=False)) == "made-1: no task is learnt before and after."
     line = shown([(pair, table)]).set_index("task").loc["two"]
     # None of 4 groups before, all after: each side reaches as far as 4 of 4 have a chance of 2.5%.

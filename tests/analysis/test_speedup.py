@@ -42,7 +42,7 @@ def test_what_p_printed():
     assert speeds.loc["RoBERTa, RTE", "highest"] == pytest.approx(12 / 8)
     assert speeds.loc["RoBERTa, RTE", "lowest"] == pytest.approx(12 / 9)
     text = speedup.beyond_layers(speeds.reset_index())
-    assert "RoBERTa, RTE is 2.07 times as fast" in text and text.count("times") == 1
+    assert "RoBERTa on RTE is 2.07 times as fast" in text and text.count("times") == 1
 
 
 def test_times_table_and_plot(found):

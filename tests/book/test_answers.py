@@ -9,6 +9,7 @@ from eelib.book.answers import ANSWERS, CONFIDENCE, FRONT, Figures, answer, figu
 
 ROOT = Path(__file__).parents[2]
 RESULT = {
+    "model": "own",
     "overall": {
         "name": {"estimate": "a-model"},
         "share": {"estimate": 0.5, "low": 0.4, "high": 0.62, "sequences": 40},
@@ -19,6 +20,7 @@ RESULT = {
     },
     "claims": [
         {"id": "P-S2", "verdict": "holds", "estimate": 0.3, "low": 0.2, "high": 0.4, "sequences": 9, "threshold": 0.42},
+        {"id": "P-S4", "verdict": "holds", "estimate": 1, "threshold": 0, "models": "others"},
         {"id": "P-S3", "verdict": "not testable here", "estimate": 0.3, "threshold": 0.1},
     ],
 }
@@ -30,6 +32,8 @@ RESULT = {
         ("{name}: {share:.1f}", "a-model: 0.5"),
         ("{share%:.0f}% ({share%±:.0f})", "50% (95% interval 40 to 62)"),
         ("{P-S2%:.0f}% against {P-S2 bound%:.0f}%", "30% against 42%"),
+        ("{P-S2 on} and {P-S4 on}", "own and others"),
+        ("{P-S3 on}", ""),
         ("{bare:.0f}", "3"),
         ("{bare±:.0f}", ""),  # no interval
         ("{share?more|fewer|neither}", "more"),

@@ -102,6 +102,14 @@ def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_
     assert "data/gates/beside/lstm.safetensors" in study.notebook_sources("main", "n")
 
 
+def test_a_page_depends_on_kept_figures_that_its_code_reads(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    study = StudyFile.load(ROOT / "study.yml")
+    for notebook, kept in (("architectures", "scale"), ("joint_optimization", "ablation"), ("length", None)):
+        found = {Path(file).parent.name for file in study.notebook_sources("pocket-llama", notebook)}
+        assert found & {"scale", "ablation"} == ({kept} if kept else set())
+
+
 def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path, monkeypatch):
     for name in ("model/model.safetensors", "model/.git/index", "model/sub/a.json", "texts/x.de-en.jsonl", "runs/t"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
