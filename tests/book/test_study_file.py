@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from eelib.book.study_file import StudyFile
+from eelib.study.claims import claims
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,6 +101,15 @@ def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_
     weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if "models" in file}
     assert weights == {"main", "beside", "other"}
     assert "data/gates/beside/lstm.safetensors" in study.notebook_sources("main", "n")
+
+
+@pytest.mark.parametrize("notebook", ["speed", "mee", "keys_values"])
+def test_the_study_decodes_as_many_sequences_as_claims_need(monkeypatch, notebook):
+    monkeypatch.chdir(ROOT)
+    source = json.loads(Path(f"notebooks/{notebook}.ipynb").read_text())["cells"][1]["source"]
+    default = next(int(line.split("=")[1].split("#")[0]) for line in source if line.startswith("sequences: int"))
+    asked = StudyFile.load("study.yml").parameters("pocket-llama", notebook).get("sequences", default)
+    assert asked >= max(claim.minimum_sequences for claim in claims(notebook))
 
 
 def test_a_page_depends_on_kept_figures_that_its_code_reads(monkeypatch):
