@@ -74,8 +74,9 @@ def test_an_answer_links_to_the_scoreboard_from_two_folders_down(study):
     row = {"id": "P-T1", "verdict": "holds", "estimate": 1.5, "low": 1.4, "high": 1.6, "threshold": 1.0}
     layers = {"exit layer, gate, project, batch 1": 3.0, "exit layer, plain, batch 1": 4.0}
     overall = {key: {"estimate": value} for key, value in layers.items()}
-    results = {("m", "speed"): {"overall": overall, "claims": [row]}}
+    results = {("m", "speed"): {"model": "m", "overall": overall, "claims": [row]}}
     shown = BeautifulSoup(page.page_answer(study, results, "m", "speed"), "lxml")
+    assert "With a gate, m decodes at" in shown.p.get_text()
     assert "1.50 times" in shown.p.get_text() and "95% interval 1.40 to 1.60" in shown.p.get_text()
     assert shown.a["href"] == "../../scoreboard.html#P-T1"
 

@@ -72,7 +72,7 @@ def middle(model, prompts, gate="confidence", **parameters):
         positions = torch.zeros(len(states), dtype=torch.long)
         seen = Seen(layer, model.layers, positions, readout, states[:, layer], model.unembed, positions, positions)
         scores.append(rule.gate.score(seen, memory))
-    return Rule(rule.gate, float(torch.stack(scores).quantile(0.6)))
+    return Rule(rule.gate, float(torch.stack(scores).detach().quantile(0.6)))
 
 
 @pytest.fixture
