@@ -41,6 +41,7 @@ TESTED_ELSEWHERE = {
     "analysis/*_tables.py": "the frames that a page shows, in tests/test_notebooks.py",
     "analysis/production_budgets.py": "thresholds and risks in tests/analysis/test_production.py",
     "analysis/production_service.py": "batches, streams and drafts in tests/analysis/test_production.py",
+    "analysis/trainings.py": "read and compared in tests/analysis/test_ablation.py and tests/analysis/test_scale.py",
     "lens/cpu/parallel.py": "threads of the products in tests/lens/test_cpu_products.py",
     "lens/cuda/kernel_triton.py": "what the kernel in tests/lens/test_cuda_kernel.py runs",
     "recipes/__main__.py": "run by tests/recipes/test_cli.py",

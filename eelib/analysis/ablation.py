@@ -4,18 +4,15 @@
 data/ablation: of each shipped translation the output, its tokens and how many of them each layer agrees with.
 """
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from eelib.common.data import data_folder
+from eelib.analysis import trainings
+from eelib.analysis.trainings import change
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.resampling import bootstrap_each_over_tasks, bootstrap_unweighted_totals_over_tasks
-from eelib.tasks.quality import item_sums
+from eelib.common.resampling import bootstrap_each_over_tasks
 from eelib.tasks.sums import bleu_of_totals, grouped
 from eelib.tasks.task import load_task
 
@@ -48,14 +45,13 @@ class Kept:
 
 def read(name: str) -> Kept:
     """The figures of one of the models."""
-    kept = json.loads(data_folder("ablation", f"{name}.json").read_text())
-    agreed, bleu = {}, {}
-    for task_name, found in kept["texts"].items():
-        task = load_task(task_name)
-        agreed[task_name] = grouped(np.column_stack([found["agreed"], found["tokens"]]), task.groups)
-        bleu[task_name] = grouped(item_sums(task, found["outputs"])["BLEU"][0], task.groups)
-    captions = float(np.mean([scores["BLEU"] for scores in kept["quality"].values()]))
-    return Kept(name, kept["tokens"], kept["steps"], captions, agreed, bleu)
+    kept = trainings.read("ablation", name)
+    agreed = {
+        task: grouped(np.column_stack([found["agreed"], found["tokens"]]), load_task(task).groups)
+        for task, found in kept["texts"].items()
+    }
+    bleu = trainings.bleu_of_outputs(kept["texts"])
+    return Kept(name, kept["tokens"], kept["steps"], trainings.captions(kept["quality"]), agreed, bleu)
 
 
 def models(before: str) -> list[Kept]:
@@ -76,12 +72,6 @@ def below_last(totals: np.ndarray) -> np.ndarray:
     return 100 * shares(totals)[:, :-1].mean(axis=1)
 
 
-def gain(of: Callable[[np.ndarray], np.ndarray], both: np.ndarray) -> np.ndarray:
-    """A statistic of the first half of the columns less that of the second."""
-    after, before = np.hsplit(both, 2)
-    return of(after) - of(before)
-
-
 # ---- what the page shows
 
 
@@ -92,24 +82,12 @@ def curve(kept: Kept, seed: int = 0) -> list[Interval]:
 
 def agreement_gain(after: Kept, before: Kept, seed: int = 0) -> Interval:
     """Mean agreement below L, in points, `after` less `before`, paired by text."""
-    return bootstrap_unweighted_totals_over_tasks(
-        {
-            name: (partial(gain, below_last), np.hstack([sums, before.agreed[name]]))
-            for name, sums in after.agreed.items()
-        },
-        seed=seed,
-    )
+    return change(below_last, after.agreed, before.agreed, seed)
 
 
 def bleu_gain(after: Kept, before: Kept, seed: int = 0) -> Interval:
     """BLEU on the shipped translations, mean of the directions, `after` less `before`, paired by text."""
-    return bootstrap_unweighted_totals_over_tasks(
-        {
-            name: (partial(gain, bleu_of_totals), np.hstack([sums, before.bleu[name]]))
-            for name, sums in after.bleu.items()
-        },
-        seed=seed,
-    )
+    return change(bleu_of_totals, after.bleu, before.bleu, seed)
 
 
 def rows(kept: list[Kept], seed: int = 0) -> pd.DataFrame:

@@ -346,7 +346,7 @@ def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:
 
     first = pair.before.judge("P-G1", lambda: nearer(before, after, seed), requirement_met=joint)
     second = pair.before.judge("P-G2", lambda: patience_gains(before, after, seed), requirement_met=joint)
-    note = no_gain(before, after) if second.verdict in (HOLDS, FAILS) else ""
+    note = no_gain(before, after, seed) if second.verdict in (HOLDS, FAILS) else ""
     return [
         replace(first, models=both),
         replace(second, models=both, note=note),
@@ -354,12 +354,11 @@ def verdicts(pair: Pair, before: Outcomes, after: Outcomes) -> list[Verdict]:
     ]
 
 
-def no_gain(before: Outcomes, after: Outcomes) -> str:
-    """What "gains least" hides where the distance of all of P's gates rises; "" where any falls."""
-    rises = {
-        gate: bootstrap_unweighted_difference_over_tasks(distances(after, (gate,)), distances(before, (gate,))).estimate
-        for gate in OF_P
-    }
-    if min(rises.values()) <= 0:
+def no_gain(before: Outcomes, after: Outcomes, seed: int) -> str:
+    """What "gains least" hides where the distance of each of P's gates surely rises; "" where one's does not."""
+    sides = {gate: (distances(after, (gate,)), distances(before, (gate,))) for gate in OF_P}
+    rises = {gate: bootstrap_unweighted_difference_over_tasks(*both, seed=seed) for gate, both in sides.items()}
+    if min(rise.low for rise in rises.values()) <= 0:
         return ""
-    return "none gains: " + ", ".join(f"{gate} {100 * rise:+.1f}" for gate, rise in rises.items()) + " points"
+    told = ", ".join(f"{gate} {100 * rise.estimate:+.1f}" for gate, rise in rises.items())
+    return f"none gains: {told} points of the depth"

@@ -73,10 +73,9 @@ def pair_in_words(pair: Pair, table: pd.DataFrame) -> str:
     span = " to ".join(dict.fromkeys(f"{value:+.1f}" for value in (layers[0], layers[-1])))
     sides = [row["quality"]["difference"].side("higher", "lower", "") for row in rows]
     return (
-        f"{name}, {len(rows)} of {len(table)} task{'s' * (len(table) != 1)} learnt: "
-        f'the mean exit layer ("stable") changes by '
-        f"{span}% of the depth; of the learnt tasks, quality is lower with its whole interval on "
-        f"{sides.count('lower')} and higher on {sides.count('higher')}."
+        f"{name}, {len(rows)} of {len(table)} task{'s' * (len(table) != 1)} learnt: the mean exit layer "
+        f'("stable") changes by {span}% of the depth; of the learnt tasks, quality is lower with its whole interval '
+        f"on {sides.count('lower')} and higher on {sides.count('higher')}."
     )
 
 

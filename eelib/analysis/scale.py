@@ -4,25 +4,20 @@
 of each shipped translation the output, and how many of its tokens have each layer as their exit layer.
 """
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from eelib.common.data import data_folder
+from eelib.analysis import trainings
+from eelib.analysis.trainings import Totals, change, over_tasks
 from eelib.common.interval import NOTHING, Interval
-from eelib.common.resampling import bootstrap_each_over_tasks, bootstrap_unweighted_totals_over_tasks
+from eelib.common.resampling import bootstrap_each_over_tasks
 from eelib.study.claims import as_depth, published
-from eelib.tasks.quality import item_sums
 from eelib.tasks.sums import bleu_of_totals, grouped
 from eelib.tasks.task import load_task
 from eelib.tracing.exit_layers import DEFINITIONS
-
-Totals = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -43,22 +38,20 @@ class Kept:
 
 def read(name: str) -> Kept:
     """The figures of one of the models."""
-    kept = json.loads(data_folder("scale", f"{name}.json").read_text())
-    exits: dict[str, dict[str, np.ndarray]] = {count: {} for count in (*DEFINITIONS, "swapped")}
-    bleu = {}
-    for task_name, found in kept["texts"].items():
-        task = load_task(task_name)
-        for count, of_task in exits.items():
-            of_task[task_name] = grouped(np.array(found[count]), task.groups)
-        bleu[task_name] = grouped(item_sums(task, found["outputs"])["BLEU"][0], task.groups)
-    captions = float(np.mean([scores["BLEU"] for scores in kept["quality"].values()]))
+    kept = trainings.read("scale", name)
+    groups = {task: load_task(task).groups for task in kept["texts"]}
+    exits = {
+        count: {task: grouped(np.array(found[count]), groups[task]) for task, found in kept["texts"].items()}
+        for count in (*DEFINITIONS, "swapped")
+    }
+    bleu = trainings.bleu_of_outputs(kept["texts"])
+    captions = trainings.captions(kept["quality"])
     return Kept(name, kept["blocks"], kept["tokens"], captions, kept["machine"], exits, bleu)
 
 
 def models() -> list[Kept]:
     """All that are kept, the shallowest first."""
-    found = (read(file.stem) for file in data_folder("scale").glob("*.json"))
-    return sorted(found, key=lambda kept: kept.blocks)
+    return sorted(map(read, trainings.names("scale")), key=lambda kept: kept.blocks)
 
 
 # ---- statistics of totals: tokens by exit layer [draws, L]
@@ -97,29 +90,6 @@ def third_early(totals: np.ndarray) -> np.ndarray:
 
 
 # ---- what the page shows
-
-
-def over_tasks(statistic: Totals, sums: dict[str, np.ndarray], seed: int = 0) -> Interval:
-    """A statistic of totals, unweighted mean over the four directions."""
-    return bootstrap_unweighted_totals_over_tasks(
-        {name: (statistic, of_task) for name, of_task in sums.items()}, seed=seed
-    )
-
-
-def change(statistic: Totals, after: dict[str, np.ndarray], before: dict[str, np.ndarray], seed: int = 0) -> Interval:
-    """A statistic of one model less that of another, paired by text; they may have other numbers of columns."""
-    return bootstrap_unweighted_totals_over_tasks(
-        {
-            name: (partial(apart, statistic, sums.shape[1]), np.hstack([sums, before[name]]))
-            for name, sums in after.items()
-        },
-        seed=seed,
-    )
-
-
-def apart(statistic: Totals, columns: int, both: np.ndarray) -> np.ndarray:
-    """A statistic of the first `columns` less that of the rest."""
-    return statistic(both[:, :columns]) - statistic(both[:, columns:])
 
 
 def rows(kept: list[Kept], seed: int = 0) -> pd.DataFrame:

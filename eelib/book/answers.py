@@ -12,8 +12,8 @@ from eelib.book.verdicts import JUDGED, Written
 from eelib.common.interval import Interval
 
 # By notebook. A claim's id stands for its estimate, "ID bound" for the claim's threshold, "ID on" for the model or
-# models that it was judged on. KEY% is 100 times the figure,
-# KEY± the ends of its interval, KEY?A|B|C the word A where that lies above 0, B where it lies below, C where neither.
+# models that it was judged on. KEY% is 100 times the figure, KEY± the ends of its interval, KEY?A|B|C the word A where
+# that lies above 0, B where it lies below, C where neither.
 ANSWERS: dict[str, tuple[str, ...]] = {
     "saturation": (
         "{perc_stable:.0f}% of tokens settle on their final answer before the last of {depth:.0f} layers; "
@@ -76,8 +76,9 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "Of a model that was not trained for it, the best gate that keeps {least_quality:.0f}% of the quality saves "
         "{saved before%:.1f}% ({saved before%±:.1f}) of the layers; after training for it, {saved after%:.0f}% "
         "({saved after%±:.0f}).",
-        "The optimal layer moves, too: P's gates stop {P-G1?farther from|nearer to|neither surely nearer to nor surely "
-        "farther from} it than before, by {P-G1%:+.0f} points of the depth ({P-G1%±:+.0f}).",
+        "P's gates then stop {P-G1?farther from|nearer to|neither surely nearer to nor surely farther from} the layer "
+        "at which their model could have stopped: their mean distance changes by {P-G1%:+.0f} points of the depth "
+        "({P-G1%±:+.0f}).",
     ),
     "mee": (
         "At equal mean layers, the best of M's gates agrees with full depth on {M-E1?more|fewer|not surely more or "

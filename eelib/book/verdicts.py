@@ -51,7 +51,7 @@ def tally(model: str, judged: list[Judged]) -> str:
     count = Counter(row["verdict"] for _, row in judged)
     listed = ", ".join(f"{count[verdict]} {COUNTED[verdict]}" for verdict in JUDGED if count[verdict])
     able, corrected = sum(count[verdict] for verdict in JUDGED), after_holm(judged)
-    said = f"{able} of the {len(judged)} claims on record were judged, on {text(model)} or what the scoreboard names"
+    said = f"{able} of the {len(judged)} claims on record were judged, on {text(model)} or the models named beside them"
     left = [f"{count[UNTESTABLE]} {COUNTED[UNTESTABLE]}"] if count[UNTESTABLE] else []
     left += [f"{count[NOT_RUN]} not run"] if count[NOT_RUN] else []
     said += f": {listed}." if listed else "."

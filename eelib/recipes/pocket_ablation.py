@@ -18,7 +18,7 @@ from eelib.recipes.families import LLAMA
 from eelib.recipes.kept_figures import keep, kept_file
 from eelib.recipes.loop import Schedule
 from eelib.recipes.pocket_skip import Leaving, Stage
-from eelib.recipes.quality import TRANSLATIONS, agreeing, said_to, translations
+from eelib.recipes.quality import TRANSLATIONS, agreeing, texts_of, tops, translations
 
 STEPS, EVERY, TOKENS = 240, 3, TOKENS_PER_BATCH // 4
 START, FOLDER = "pocket-llama", "ablation"  # in data/
@@ -60,9 +60,10 @@ def measured(corpora: Path, name: str, device: str) -> dict:
 
 def known_where(model: Model, name: str) -> dict[str, list]:
     """By text of a task: the greedy output, its tokens (end tokens left out), and how many layers 1..L agree with."""
-    agreed = agreeing(model, name)
+    found = tops(model, name)
+    agreed = agreeing(found)
     return {
-        "outputs": said_to(model, name),
+        "outputs": texts_of(model, found),
         "tokens": [text.shape[1] for text in agreed],
         "agreed": [text.sum(1).tolist() for text in agreed],
     }

@@ -20,7 +20,6 @@ from eelib.recipes.loop import Schedule, train
 from eelib.recipes.quality import TRANSLATIONS, exit_layers, translations
 
 FOLDER = "scale"  # in data/
-DEPTHS = (4, 6, 12, 24)
 # One part is learnt, so that few tokens teach it; batches of a quarter, so that few tokens are many steps.
 PHASES = (Phase(680, {"translation": 1.0}), Phase(320, {"captions": 1.0}))
 TOKENS = TOKENS_PER_BATCH // 4
@@ -71,4 +70,4 @@ class Deep:
         }
 
 
-BLOCKS_4, BLOCKS_6, BLOCKS_12, BLOCKS_24 = map(Deep, DEPTHS)
+BLOCKS_4, BLOCKS_6, BLOCKS_12, BLOCKS_24 = map(Deep, (4, 6, 12, 24))

@@ -129,7 +129,7 @@ def shipped(model: Model, parts: Collection[str]) -> dict[str, dict]:
 
 def agreement(model: Model, names: Sequence[str]) -> dict:
     """Share (0-100) of the model's own output tokens that each layer 1..L has as its top-1, end tokens left out."""
-    agreed = torch.cat([sequence for name in names for sequence in agreeing(model, name)], dim=1)
+    agreed = torch.cat([sequence for name in names for sequence in agreeing(tops(model, name))], dim=1)
     return {"by layer": [round(100 * n, 1) for n in agreed.double().mean(1).tolist()], "items": agreed.shape[1]}
 
 
@@ -137,8 +137,8 @@ def exit_layers(model: Model, name: str) -> dict[str, list]:
     """By text of a task the greedy output, and how many of its tokens have each of layers 1..L as their exit layer.
 
     "first": the first layer whose top-1 is the token; "stable": the first from which on every layer's is (P §3.1);
-    "swapped": as "first", where each token stands for another one of the task: what comes by chance. None matches at
-    the latest at L. End tokens are left out.
+    "swapped": as "first", where each token stands for another one of the task: what comes by chance, at L where no
+    layer below matches. End tokens are left out.
     """
     found = tops(model, name)
     targets = torch.cat([said for _, said in found])
@@ -149,7 +149,7 @@ def exit_layers(model: Model, name: str) -> dict[str, list]:
         return [torch.bincount(text, minlength=model.layers + 1)[1:].tolist() for text in layers]
 
     return {
-        "outputs": said_to(model, name),
+        "outputs": texts_of(model, found),
         "first": counts([first_of(top == said) for top, said in found]),
         "stable": counts([first_of_lasting(top == said) for top, said in found]),
         "swapped": counts([first_of(top == other) for (top, _), other in zip(found, others)]),
@@ -167,9 +167,9 @@ def first_of_lasting(agreed: Tensor) -> Tensor:
     return len(agreed) + 1 - lasting.clamp(min=1)
 
 
-def agreeing(model: Model, name: str) -> list[Tensor]:
-    """Whether layers 1..L have the model's own output tokens as their top-1: bool [L, tokens] of each sequence."""
-    return [top == said for top, said in tops(model, name)]
+def agreeing(found: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Of each text of `tops`, whether layers 1..L have the output's tokens as their top-1: bool [L, tokens]."""
+    return [top == said for top, said in found]
 
 
 @torch.no_grad()
@@ -188,6 +188,6 @@ def tops(model: Model, name: str, at_once: int = 64) -> list[tuple[Tensor, Tenso
     return found
 
 
-def said_to(model: Model, name: str) -> list[str]:
-    """Greedy outputs to the texts of a task of translation."""
-    return said(model, load_task(name).prompts, LONGEST_TRANSLATION)
+def texts_of(model: Model, found: list[tuple[Tensor, Tensor]]) -> list[str]:
+    """The outputs of `tops`, in words."""
+    return [str(model.tokenizer.decode(said.tolist(), skip_special_tokens=True)) for _, said in found]

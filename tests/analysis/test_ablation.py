@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from eelib.analysis import ablation
+from eelib.analysis import ablation, trainings
 from eelib.common.data import data_folder
 from eelib.figures.ablation import ablation_figure
 from eelib.recipes.quality import TRANSLATIONS
@@ -34,7 +34,7 @@ def kept(tmp_path, monkeypatch):
         file.parent.mkdir(exist_ok=True)
         quality = {"one": {"BLEU": 10.0 + known}, "other": {"BLEU": 20.0}}
         file.write_text(json.dumps({"tokens": 10**6, "steps": 240, "quality": quality, "texts": texts}))
-    monkeypatch.setattr(ablation, "data_folder", lambda *parts: tmp_path.joinpath(*parts))
+    monkeypatch.setattr(trainings, "data_folder", lambda *parts: tmp_path.joinpath(*parts))
     return ablation.models("pocket-llama")
 
 

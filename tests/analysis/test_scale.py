@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from eelib.analysis import scale
+from eelib.analysis import scale, trainings
 from eelib.common.data import data_folder
 from eelib.figures.scale import scale_figure
 from eelib.recipes.quality import TRANSLATIONS
@@ -36,7 +36,7 @@ def kept(tmp_path, monkeypatch):
         about = {"blocks": blocks, "tokens": 10**6, "machine": "a machine"}
         quality = {"one": {"BLEU": 10.0}, "other": {"BLEU": 20.0}}
         file.write_text(json.dumps(about | {"quality": quality, "texts": texts}))
-    monkeypatch.setattr(scale, "data_folder", lambda *parts: tmp_path.joinpath(*parts))
+    monkeypatch.setattr(trainings, "data_folder", lambda *parts: tmp_path.joinpath(*parts))
     return scale.models()
 
 
@@ -63,9 +63,9 @@ def test_rows_by_hand(kept):
 def test_changes_are_paired(kept):
     """Texts vary likewise in both depths, so a difference in layers does not vary."""
     shallow, deep = (one.exits["stable"] for one in kept)
-    found = scale.change(scale.mean_layer, deep, shallow)
+    found = trainings.change(scale.mean_layer, deep, shallow)
     assert found[:3] == pytest.approx([(6 * 2 + 2 * 6) / 8] * 3)
-    assert scale.change(scale.before_last, deep, shallow)[:3] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert trainings.change(scale.before_last, deep, shallow)[:3] == pytest.approx([0, 0, 0], abs=1e-9)
 
 
 def test_statements_are_of_both_ends(kept):

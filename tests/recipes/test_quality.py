@@ -92,7 +92,6 @@ def test_agreement_by_hand(model, monkeypatch):
 def test_swapped_targets_are_other_tokens_of_the_task(model, monkeypatch):
     """Where all layers say the token itself, a target from elsewhere matches at once if it is the same, else never."""
     said = torch.tensor([7, 7, 8, 9, 8, 7])
-    monkeypatch.setattr(quality, "said_to", lambda *_: ["", ""])
     monkeypatch.setattr(quality, "tops", lambda *_: [(part.expand(model.layers, -1), part) for part in said.split(3)])
     exits = exit_layers(model, "translation/de-en")
     assert exits["first"] == exits["stable"] == [[3, *[0] * (model.layers - 1)]] * 2

@@ -51,12 +51,12 @@ class Decoding:
     @torch.inference_mode()
     def decode(self, prompts: list[list[int]], max_new_tokens: int) -> list[Row]:
         """The rows of one batch, in the order of their prompts (lists of token ids)."""
+        if self.asker:
+            self.asker.begin_batch()
         with self.clock.on("blocks"):
             self.batch = Batch(self.model, prompts, max_new_tokens, self.clock)
         self.blocks = Blocks(self.model, self.batch.slots.frame, self.asker.asked if self.asker else frozenset())
         self.prompts, self.again = prompts, {}
-        if self.asker:
-            self.asker.begin_batch()
         finished: list[Row] = []
         with self.blocks.open():
             for group in self.batch.groups():

@@ -8,6 +8,7 @@ import torch
 
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
+from eelib.exits.decoding import loop
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.loop import Decoding
 from eelib.exits.decoding.oracle import FIRST_TOKENS
@@ -139,19 +140,23 @@ def test_drafts_teach_no_threshold(model_of, one_line):
     )
 
 
-def test_a_batch_that_did_not_fit_teaches_nothing(model_of, middle_rule, monkeypatch):
+@pytest.mark.parametrize("late", [True, False])
+def test_a_batch_that_did_not_fit_teaches_nothing(model_of, middle_rule, monkeypatch, late):
+    """Neither at its end nor before it began, when there is nothing to go back to."""
     model = model_of("llama")
-    value, decode = middle_rule(model, PROMPTS).limit.value, Decoding.decode
+    value = middle_rule(model, PROMPTS).limit.value
+    place, name = (Decoding, "decode") if late else (loop, "Batch")
+    plain = getattr(place, name)
 
-    def tight(self, prompts, max_new_tokens):
-        rows = decode(self, prompts, max_new_tokens)
+    def tight(self, prompts, *more):
+        made = plain(self, prompts, *more)
         if len(prompts) > 2:
             raise torch.OutOfMemoryError("full")
-        return rows
+        return made
 
     seen = []
     for size in (4, 2):
-        monkeypatch.setattr(Decoding, "decode", tight if size == 4 else decode)
+        monkeypatch.setattr(place, name, tight if size == 4 else plain)
         rule = Rule(gate_named("confidence"), Estimated(value), exits=(2,))
         generate(model, PROMPTS[:4], gate=rule, keys="deferred", batch_size=size, max_new_tokens=STEPS, parting=ALWAYS)
         seen.append(rule.limit)
