@@ -55,9 +55,9 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "{decoder_only_perc_first%:.0f}%, {encoder_decoder_perc_first%:.0f}% and {encoder_only_perc_first%:.0f}% hold "
         "their final answer at some layer before the last, where {decoder_only_perc_chance%:.0f}%, "
         "{encoder_decoder_perc_chance%:.0f}% and {encoder_only_perc_chance%:.0f}% would by chance.",
-        "Of small models trained alike at several depths, that of {scale_shallow_blocks:.0f} blocks settles on average "
-        "after {scale_shallow_depth:.0f}% of its depth ({scale_shallow_depth±:.0f}), that of {scale_deep_blocks:.0f} "
-        "after {scale_deep_depth:.0f}% ({scale_deep_depth±:.0f}).",
+        "By pocket-llama's recipe, tokens settle on average after "
+        "{scale_shallow_depth:.0f}% of the depth ({scale_shallow_depth±:.0f}) with {scale_shallow_blocks:.0f} blocks, "
+        "and after {scale_deep_depth:.0f}% ({scale_deep_depth±:.0f}) with {scale_deep_blocks:.0f}.",
     ),
     "joint_optimization": (
         "After {half:.0f} of {depth:.0f} layers the top token is the final one for {agreement_half_before:.0f}% of "
