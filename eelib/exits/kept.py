@@ -55,7 +55,7 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[Rule], p
         rule.check(model.layers)
     if all(intact(trace.folder, load_manifest(trace.folder), name_of(rule)) for rule in rules):
         return  # without the lock, which can't be had in a folder that can only be read
-    with only_one(trace.folder):
+    with only_one(trace.folder, told=progress):  # a page has no place for it
         manifest = load_manifest(trace.folder)
         wanted = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule))]
         if not wanted:

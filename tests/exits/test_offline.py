@@ -1,5 +1,7 @@
 """A rule over a trace against a plain loop over tokens and layers; and against the same rule while decoding."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ import torch
 import traces
 
 from eelib.common.errors import InputError
+from eelib.common.files import only_one
 from eelib.exits.gates.gate import NEVER
 from eelib.exits.gates.registry import GATES, gate_named
 from eelib.exits.gates.trained import TRAINED
@@ -143,6 +146,20 @@ def test_the_ratchet_of_ms_code():
     sequences, positions = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3]), torch.tensor([0, 1, 2, 0, 0, 1, 0, 1])
     assert ratcheted(exits, sequences, positions, batch_size=2).tolist() == [4, 2, 2, 2, 3, 5, 6, 1]
     assert ratcheted(exits, sequences, positions, batch_size=1).tolist() == [4, 2, 2, 2, 3, 3, 6, 1]
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, capsys, progress):
+    """A page has no place for it."""
+    model, rule = model_of("gpt2"), Rule(gate_named("state_saturation"))
+    trace = traces.make(model, tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        with only_one(trace.folder):
+            waiting = pool.submit(make_scores, model, traces.TASK, trace, [rule], progress)
+            wait([waiting], timeout=1)
+            assert not waiting.done()
+        waiting.result(timeout=60)
+    assert ("waiting" in capsys.readouterr().out) is progress and len(kept_scores(rule, trace).values)
 
 
 def test_a_gate_on_states_says_where_to_get_them(made, model_of, one_line):
