@@ -8,21 +8,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from eelib.common.data import data_folder
-from eelib.recipes import pocket_llama
+from eelib.common.errors import InputError
 from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, Text, by_phases, encoded, kept, packed
 from eelib.recipes.card import write_card
 from eelib.recipes.corpora import SEED
 from eelib.recipes.loop import Loss, Schedule, train
 from eelib.recipes.pocket_llama import WINDOW, Batch
 from eelib.recipes.quality import measure as measure
-from eelib.recipes.texts import PARTS, alone, generator
+from eelib.recipes.texts import PARTS, asked_apart_or_together, generator
 
 NAME = "pocket-t5"
-KIND = "T5ForConditionalGeneration, 8 encoder and 8 decoder blocks of width 256, the tokenizer of pocket-llama, bf16"
-SCHEDULE = Schedule(steps=2600, peak=2e-3, warmup=150, decay=800)
-PHASES = (Phase(1800, pocket_llama.PHASES[0].shares), Phase(800, pocket_llama.PHASES[1].shares))
-QUESTIONS = 2  # about one passage, in an epoch: each needs a reading of its own
+KIND = "T5ForConditionalGeneration, 8 encoder and 8 decoder blocks of width 192, bf16"
+EDITION = "574ee76"  # the commit with the first edition: 4 encoder blocks, 21.5 million tokens, translation
+SCHEDULE = Schedule(steps=1900, peak=1.5e-3, warmup=50, decay=800)
+# It translates, so most is of what it does not know yet: reading and headlines.
+PHASES = (
+    Phase(1100, {"translation": 0.20, "rooms": 0.38, "reading": 0.12, "headlines": 0.26, "text": 0.04}),
+    Phase(800, {"captions": 0.32, "rooms": 0.34, "reading": 0.10, "headlines": 0.22, "text": 0.02}),
+)
+TOKENS = TOKENS_PER_BATCH // 2
 IGNORED = -100  # a label that is padding
 
 
@@ -34,7 +38,7 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
     begins at sqrt(width), which cancels the division, and the embeddings begin small.
     """
     torch.manual_seed(SEED)
-    shape = {"d_model": 256, "d_kv": 32, "d_ff": 448, "num_heads": 8, "num_layers": 8, "num_decoder_layers": 8} | sizes
+    shape = {"d_model": 192, "d_kv": 32, "d_ff": 448, "num_heads": 6, "num_layers": 8, "num_decoder_layers": 8} | sizes
     config = T5Config(
         **shape,
         vocab_size=len(tokenizer),
@@ -51,6 +55,37 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
     return model.to(device=device, dtype=torch.bfloat16)
 
 
+def grow(deep: T5ForConditionalGeneration, shallow: T5ForConditionalGeneration) -> None:
+    """Give a network the function of one with fewer encoder blocks, of whose number its own is a multiple.
+
+    Each block is followed by copies of itself that add nothing yet: their last matrices are 0. InputError for other
+    numbers of blocks.
+    """
+    copies, rest = divmod(len(deep.encoder.block), len(shallow.encoder.block))
+    if rest or not copies:
+        raise InputError(
+            f"an encoder of {len(shallow.encoder.block)} blocks cannot grow to {len(deep.encoder.block)}; allowed: "
+            "multiples"
+        )
+    deep.load_state_dict({k: v for k, v in shallow.state_dict().items() if "encoder.block." not in k}, strict=False)
+    for number, block in enumerate(deep.encoder.block):
+        weights = shallow.encoder.block[number // copies].state_dict()
+        if number % copies:
+            last = {k: torch.zeros_like(v) for k, v in weights.items() if k.endswith((".o.weight", ".wo.weight"))}
+            weights = {k: v for k, v in (weights | last).items() if "relative_attention_bias" not in k}
+        block.load_state_dict(weights)
+
+
+def first_edition(folder: Path) -> Path:
+    """The folder of the first edition's files. InputError, with what to do, where they are not there."""
+    if not (folder / "model.safetensors").exists():
+        raise InputError(
+            f"{folder} has no weights of the first edition; in a clone of this project: mkdir -p {folder} && "
+            f"git archive {EDITION} data/models/{NAME} | tar -x --strip-components=3 -C {folder}"
+        )
+    return folder
+
+
 def part_batches(
     corpora: Path,
     work: Path,
@@ -60,7 +95,7 @@ def part_batches(
     most: int = TOKENS_PER_BATCH,
 ) -> list[list[Text]]:
     """The batches of one part's epoch, alike in both lengths, each of about `most` padded tokens of both sides."""
-    texts = alone(PARTS[part](corpora, work, epoch), QUESTIONS, generator(epoch))
+    texts = asked_apart_or_together(PARTS[part](corpora, work, epoch), generator(epoch))
     return in_batches(encoded(texts, tokenizer, WINDOW), epoch, most)
 
 
@@ -105,12 +140,13 @@ def label_loss(model: T5ForConditionalGeneration, batch: Batch) -> Loss:
 
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
-    work.mkdir(parents=True, exist_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(data_folder("models", "pocket-llama"))
+    start = first_edition(work / "first_edition")
+    tokenizer = AutoTokenizer.from_pretrained(start)
     model = build(tokenizer, device)
-    plans = partial(part_batches, corpora, work, tokenizer)
+    grow(model, T5ForConditionalGeneration.from_pretrained(start))
+    plans = partial(part_batches, corpora, work, tokenizer, most=TOKENS)
     batches = kept(work / "batches.npz", by_phases(PHASES, plans), SCHEDULE.steps)
     train(model, batches, label_loss, SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    return write_card(corpora, out, work, device, NAME, KIND)
+    return write_card(corpora, out, work, device, NAME, KIND, start=f"its first edition, commit {EDITION}")

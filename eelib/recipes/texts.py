@@ -27,6 +27,7 @@ from eelib.tasks.rooms import interviews
 
 PASSAGE_WORDS, ARTICLE_WORDS, STRETCH_LETTERS = 220, 120, 1500
 HALVED = 1200
+TOGETHER = 2 / 3  # of the passages with several questions
 SEEN = 8  # no plain recipe reaches epoch 8 of any part
 ORDERS = 6_000  # of an epoch
 STORIES, QUESTIONS = 36_000, 10  # rooms: how many stories, and questions about one at most
@@ -105,6 +106,17 @@ def alone(texts: list[Example], most: int, rng: random.Random) -> list[Example]:
         passage = text.prompt.partition(FURTHER_QUESTION.partition("{")[0])[0]
         every = [Example(text.prompt, text.target), *(Example(passage + asks, answer) for asks, answer in text.more)]
         found += rng.sample(every, min(most, len(every)))
+    return found
+
+
+def asked_apart_or_together(texts: list[Example], rng: random.Random) -> list[Example]:
+    """Some passages with one of their questions, others, chosen at random, with all: more answers for as much reading.
+
+    Of text without a prompt the first HALVED letters are halved, as in `alone`.
+    """
+    found = []
+    for text in texts:
+        found += [text] if text.more and rng.random() < TOGETHER else alone([text], 1, rng)
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from eelib.recipes import texts
 from eelib.recipes.corpora import Example, read_jsonl, shifts, shipped_texts, tatoeba
-from eelib.recipes.texts import PARTS, alone
+from eelib.recipes.texts import PARTS, alone, asked_apart_or_together
 from eelib.tasks.prompts import question_prompt
 from eelib.tasks.rooms import stories
 
@@ -72,3 +72,13 @@ def test_alone_gives_each_question_its_passage():
     )
     assert found[2].prompt + found[2].target == prose.target and found[2].prompt and found[2].target.startswith(" ")
     assert len(alone([text], 1, random.Random(0))) == 1
+
+
+def test_questions_apart_or_together():
+    """Two passages in three have all of their questions, the others one of them; what has no more stays as it is."""
+    many = [Example(f"P{i} Who?", " cat", (("\n### Question:\nB?\n", " b"),)) for i in range(300)]
+    plain, prose = Example("Translate:", "un"), Example("", "one two three four five")
+    *found, kept, halved = asked_apart_or_together([*many, plain, prose], random.Random(0))
+    together = [text for text in found if text.more]
+    assert len(found) == 300 and 170 < len(together) < 230 and all(text in many for text in together)
+    assert kept == plain and halved.prompt + halved.target == prose.target
