@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from eelib.common.data import data_folder
+from eelib.common.errors import InputError
 from eelib.recipes import gates
 
 # Where the recipe of each model is: a module, or an object in one; both have `run` and `measure`.
@@ -69,10 +70,13 @@ def main(arguments: list[str] | None = None) -> None:
     work = given.work or Path("checkpoints") / given.name
     if given.measure and not out.is_dir():
         parser.error(f"there is no model in {out}; give the one to measure with --out")
-    if given.measure:
-        print(json.dumps(recipe.measure(given.corpora, out, given.device), indent=1))
-    else:
-        recipe.run(given.corpora, out, work, given.device)
+    try:
+        if given.measure:
+            print(json.dumps(recipe.measure(given.corpora, out, given.device), indent=1))
+        else:
+            recipe.run(given.corpora, out, work, given.device)
+    except InputError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -69,13 +69,14 @@ def grow(deep: T5ForConditionalGeneration, shallow: T5ForConditionalGeneration) 
             f"an encoder of {len(shallow.encoder.block)} blocks cannot grow to {len(deep.encoder.block)}; allowed: "
             "multiples"
         )
-    deep.load_state_dict({k: v for k, v in shallow.state_dict().items() if "encoder.block." not in k}, strict=False)
-    for number, block in enumerate(deep.encoder.block):
-        weights = shallow.encoder.block[number // copies].state_dict()
-        if number % copies:
-            last = {k: torch.zeros_like(v) for k, v in weights.items() if k.endswith((".o.weight", ".wo.weight"))}
-            weights = {k: v for k, v in (weights | last).items() if "relative_attention_bias" not in k}
-        block.load_state_dict(weights)
+    weights = {name: value for name, value in shallow.state_dict().items() if not name.startswith("encoder.block.")}
+    for number in range(len(deep.encoder.block)):
+        for name, value in shallow.encoder.block[number // copies].state_dict().items():
+            if number % copies and name.endswith((".o.weight", ".wo.weight")):
+                value = torch.zeros_like(value)
+            if number == 0 or "relative_attention_bias" not in name:  # only the first block has one
+                weights[f"encoder.block.{number}.{name}"] = value
+    deep.load_state_dict(weights)
 
 
 def first_edition(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """A rule over a trace against a plain loop over tokens and layers; and against the same rule while decoding."""
 
-from concurrent.futures import ThreadPoolExecutor, wait
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 import torch
 import traces
 
+from eelib.common import files
 from eelib.common.errors import InputError
 from eelib.common.files import only_one
 from eelib.exits.gates.gate import NEVER
@@ -149,15 +151,16 @@ def test_the_ratchet_of_ms_code():
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, capsys, progress):
+def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, capsys, monkeypatch, progress):
     """A page has no place for it."""
+    take, met = files.take, threading.Event()
+    monkeypatch.setattr(files, "take", lambda path, wait: take(path, lambda: (wait(), met.set())))
     model, rule = model_of("gpt2"), Rule(gate_named("state_saturation"))
     trace = traces.make(model, tmp_path)
     with ThreadPoolExecutor(1) as pool:
         with only_one(trace.folder):
             waiting = pool.submit(make_scores, model, traces.TASK, trace, [rule], progress)
-            wait([waiting], timeout=1)
-            assert not waiting.done()
+            assert met.wait(60) and not waiting.done()
         waiting.result(timeout=60)
     assert ("waiting" in capsys.readouterr().out) is progress and len(kept_scores(rule, trace).values)
 

@@ -4,7 +4,7 @@ import pkgutil
 
 import pytest
 
-from eelib.recipes.__main__ import RECIPES
+from eelib.recipes.__main__ import RECIPES, main
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -12,3 +12,11 @@ def test_every_recipe_can_be_run_and_measured(name):
     recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[name]}")
     assert callable(recipe.run) and callable(recipe.measure)
     assert getattr(recipe, "name", getattr(recipe, "NAME", None)) == name
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    """What a recipe lacks, in place of a traceback."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["pocket-t5", "--corpora", str(tmp_path), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")])
+    assert "error: " in (said := capsys.readouterr().err.splitlines()[-1])
+    assert "no weights of the first edition" in said and not (tmp_path / "out").exists()
