@@ -17,6 +17,8 @@ def test_every_recipe_can_be_run_and_measured(name):
 def test_bad_input_is_one_line(tmp_path, capsys):
     """What a recipe lacks, in place of a traceback."""
     with pytest.raises(SystemExit, match="2"):
-        main(["pocket-t5", "--corpora", str(tmp_path), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")])
+        main(
+            ["pocket-t5", "--corpora", str(tmp_path), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+        )
     assert "error: " in (said := capsys.readouterr().err.splitlines()[-1])
     assert "no weights of the first edition" in said and not (tmp_path / "out").exists()
