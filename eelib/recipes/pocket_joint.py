@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from eelib.models.model import Model, load_model
-from eelib.recipes import pocket_llama
-from eelib.recipes.batches import Phase, by_phases, kept
+from eelib.recipes import pocket_llama, pocket_t5
+from eelib.recipes.batches import TOKENS_PER_BATCH, Phase, by_phases, kept
 from eelib.recipes.card import kind_of, write_card
 from eelib.recipes.families import LLAMA, T5, Family
 from eelib.recipes.loop import Loss, Schedule, train
@@ -56,6 +56,7 @@ class FineTuning:
     objective: str
     loss: Callable[[Model, list[Tensor], Tensor], Tensor]
     schedule: Schedule = ON_TOP
+    tokens: int = TOKENS_PER_BATCH  # padded ones of a batch
     measure = staticmethod(measure)
 
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
@@ -69,7 +70,7 @@ class FineTuning:
             states, labels, size = self.family.states(model, texts)
             return Loss(self.loss(model, states, labels), size, part)
 
-        plans = partial(self.family.part_batches, corpora, work, model.tokenizer)
+        plans = partial(self.family.part_batches, corpora, work, model.tokenizer, most=self.tokens)
         batches = kept(
             work / "batches.npz", by_phases([Phase(self.schedule.steps, TASKS)], plans, SEEN), self.schedule.steps
         )
@@ -95,6 +96,7 @@ T5_WEIGHTED = FineTuning(
     "CALM: weights i / sum j on the losses of all 8 decoder layers through the shared head (M §2.1)",
     weighted,
     SHORTER,
+    pocket_t5.TOKENS,
 )
 T5_FREE = FineTuning(
     "pocket-t5-free",
@@ -104,4 +106,5 @@ T5_FREE = FineTuning(
     "layer-wise distillation with the mapping to the closest deep layer (M §2.1), of states after the final norm",
     free,
     SHORTER,
+    pocket_t5.TOKENS,
 )

@@ -30,6 +30,11 @@ PHASES = (
 )
 TOKENS = TOKENS_PER_BATCH // 2
 IGNORED = -100  # a label that is padding
+REMARKS = {
+    "start": f"its first edition, commit {EDITION}",
+    "thrown_away": "a run from nothing with batches of 12,288 tokens and a peak rate of 2e-3, stopped after 1,600 "
+    "steps and 19.5 million tokens: its losses, 3.6 in translation and 4.2 in headlines, fell slowly",
+}
 
 
 def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int) -> T5ForConditionalGeneration:
@@ -152,4 +157,4 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     train(model, batches, label_loss, SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    return write_card(corpora, out, work, device, NAME, KIND, start=f"its first edition, commit {EDITION}")
+    return write_card(corpora, out, work, device, NAME, KIND, **REMARKS)
