@@ -269,8 +269,8 @@ def drop_in_words(page: Page, found: dict[str, dict[str, Interval]]) -> str:
     said = (
         f"{study.model.name} has its first exit at layer {page.first_exit}. At the layer after it, the mean "
         f"probability of the final token is {mean} ({values['next_step'].scaled(-1):+.3f}); it falls for "
-        f"{told(values['falls'])} of tokens. A token's lowest value after the exit lies {values['drop']:.3f} below "
-        "that at the exit."
+        f"{told(values['falls'])} of tokens. A token's lowest value after the exit less that at the exit is on "
+        f"average {values['drop'].scaled(-1):+.3f}."
     )
-    of_plain = f"{found[page.label(plain)]['drop']:.3f}" if plain else ""
+    of_plain = f"{found[page.label(plain)]['drop'].scaled(-1):+.3f}" if plain else ""
     return f"{said} At the same layer of {plain.model.name}, which has no exit, it is {of_plain}." if plain else said
