@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import eelib
+from eelib.common.data import data_folder
 from eelib.recipes import card as cards
 from eelib.recipes import pocket_joint
 from eelib.recipes.batches import Text
@@ -101,11 +102,11 @@ def test_recipe_ends_in_a_folder_that_loads(recipe, made, folder, tmp_path, monk
 
 @pytest.mark.parametrize("recipe", [LLAMA_JOINT, T5_WEIGHTED], ids=lambda r: r.name)
 def test_texts_are_of_an_epoch_that_the_start_has_not_seen(recipe, made, tmp_path, monkeypatch):
-    """Of every part; that the plain recipes end before is tested with theirs."""
+    """Of every part, in batches of the recipe's size; that the plain recipes end before is tested with theirs."""
     asked = []
 
-    def plans(_corpora, _work, _tokenizer, part, epoch):
-        asked.append((part, epoch))
+    def plans(_corpora, _work, _tokenizer, part, epoch, most):
+        asked.append((part, epoch, most))
         return [batch()] * 10**4
 
     monkeypatch.setattr(pocket_joint, "load_model", lambda *_, **__: made(recipe))
@@ -113,4 +114,11 @@ def test_texts_are_of_an_epoch_that_the_start_has_not_seen(recipe, made, tmp_pat
     monkeypatch.setattr(pocket_joint, "write_card", lambda *_, **__: {})
     family = replace(recipe.family, part_batches=plans)
     replace(recipe, family=family).run(tmp_path, tmp_path / "out", tmp_path / "work", "cpu")
-    assert sorted(asked) == sorted((part, SEEN) for part in pocket_joint.TASKS)
+    assert sorted(asked) == sorted((part, SEEN, recipe.tokens) for part in pocket_joint.TASKS)
+
+
+@pytest.mark.parametrize("recipe", [LLAMA_JOINT, T5_WEIGHTED, T5_FREE], ids=lambda r: r.name)
+def test_shipped_cards_say_what_their_recipes_say(recipe):
+    card = json.loads(data_folder("models", recipe.name, "card.json").read_text())
+    assert (card["start"], card["objective"], card["steps"]) == (recipe.start, recipe.objective, recipe.schedule.steps)
+    assert card["tokens"] <= recipe.schedule.steps * recipe.tokens
