@@ -38,8 +38,9 @@ $(STAMP): constraints.txt pyproject.toml
 	    clear=; if [ -e $(VENV).making ]; then clear=--clear; fi; touch $(VENV).making; \
 	    $(PYTHON) -m venv $$clear $(VENV) && rm $(VENV).making; }
 	@echo "Installing the pinned packages into $(VENV); the first time takes a few minutes."
-	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) \
+	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-compile $(PIP_ARGS) \
 	    --constraint constraints.txt --editable '.[test]'
+	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores, as pip does not; some are no Python
 	@touch $@
 endif
 

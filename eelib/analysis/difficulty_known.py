@@ -82,8 +82,10 @@ class Known:
         return next(iter(scores.items()), ("", NOTHING))
 
 
-def known_study(study: Study, asked: str) -> tuple[Known | None, str]:
+def known_study(study: Study, asked: str, limit: int = 0) -> tuple[Known | None, str]:
     """The answers of "TASK by COLUMN: LEVELS", decoded by the study's model, and why there are none, if so.
+
+    `limit`: of the task, where not the study's: a level has fewer answers than its task.
 
     ParameterError for another form, a task that can't be had, or one without the column or a level.
     """
@@ -107,7 +109,7 @@ def known_study(study: Study, asked: str) -> tuple[Known | None, str]:
             f"parameter known: column {column!r} of {name!r} has no {unknown[0]!r}; it has: {', '.join(there)}"
         )
     try:
-        other = Study(study.parameters, tasks=name, loaded=study.model)
+        other = Study(study.parameters, tasks=name, limit=limit or None, loaded=study.model)
     except ParameterError as error:  # a window too short for stories need not stop the page
         return None, f"This model can't be asked: {error}."
     ((title, task),) = other.tasks.items()

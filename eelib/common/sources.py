@@ -44,6 +44,12 @@ def modules_behind(source: Path) -> list[Path]:
 
 def imported(code: str) -> set[Path]:
     """Files of eelib that `code` imports, those of the folders on the way to them included."""
+    return {file for name in names_imported(code) for file in files_of(name) if file.exists()}
+
+
+@cache
+def names_imported(code: str) -> frozenset[str]:
+    """Names in eelib that `code` imports; reading code is slow, and many files rest on the same ones."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(code)):
         match node:
@@ -51,8 +57,7 @@ def imported(code: str) -> set[Path]:
                 names |= {alias.name for alias in aliases}
             case ast.ImportFrom(module=str(module), names=aliases, level=0):
                 names |= {module, *(f"{module}.{alias.name}" for alias in aliases)}
-    found = {file for name in names if re.fullmatch(r"eelib(\.\w+)*", name) for file in files_of(name)}
-    return {file for file in found if file.exists()}
+    return frozenset(name for name in names if re.fullmatch(r"eelib(\.\w+)*", name))
 
 
 def files_of(name: str) -> set[Path]:

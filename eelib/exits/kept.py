@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,8 @@ from eelib.tracing.decode import states_of
 from eelib.tracing.plan import encode
 from eelib.tracing.shards import add_file, intact, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
+
+AT_ONCE = 512  # tokens whose states of all layers are held and scored at a time
 
 
 def needs_states(rule: Rule) -> bool:
@@ -64,12 +66,14 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[Rule], p
         outputs = trace.tokens.groupby("sequence", sort=True)["token_id"].agg(list)
         found: list[list[Scores]] = [[] for _ in wanted]
         tokens, start = Tokens(trace), 0
-        sequences = list(zip(encode(model, task, chosen.tolist()), outputs))
-        for prompt, output in tqdm(sequences, desc=f"{task.name} gates", unit="seq", disable=not progress):
-            rows = torch.arange(start, start + len(output))
-            start += len(output)
-            for parts, made in zip(found, score_sequence(model, prompt, output, wanted, tokens, rows)):
-                parts.append(made)
+        prompts, said = encode(model, task, chosen.tolist()), outputs.tolist()
+        with tqdm(total=len(said), desc=f"{task.name} gates", unit="seq", disable=not progress) as bar:
+            for some in together([len(output) for output in said], AT_ONCE):
+                rows = torch.arange(start, start + sum(map(len, said[some])))
+                start += len(rows)
+                for parts, made in zip(found, score_sequences(model, prompts[some], said[some], wanted, tokens, rows)):
+                    parts.append(made)
+                bar.update(len(said[some]))
         for rule, parts in zip(wanted, found):
             values, emitted = (torch.cat(part).numpy() for part in zip(*parts))
             columns = {"score": values.astype(np.float32), "token": emitted.astype(np.int32)}
@@ -77,11 +81,28 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[Rule], p
         save_manifest(trace.folder, manifest)
 
 
-def score_sequence(
-    model: Model, prompt: list[int], output: list[int], rules: Sequence[Rule], tokens: Tokens, rows: Tensor
+def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
+    """Runs of neighbouring sequences of `most` tokens or fewer; one that has more stands alone."""
+    start = held = 0
+    for end, length in enumerate(lengths):
+        if held + length > most and end > start:
+            yield slice(start, end)
+            start, held = end, 0
+        held += length
+    if start < len(lengths):
+        yield slice(start, len(lengths))
+
+
+def score_sequences(
+    model: Model,
+    prompts: list[list[int]],
+    outputs: list[list[int]],
+    rules: Sequence[Rule],
+    tokens: Tokens,
+    rows: Tensor,
 ) -> list[Scores]:
-    """Scores of one sequence by each rule's gate: states from one run over it, readouts from the trace's `rows`."""
-    states, _ = states_of(model, [prompt], [output])
+    """Scores of some sequences by each rule's gate: states from one run over each, readouts from the trace's `rows`."""
+    states, _ = states_of(model, prompts, outputs)
     final = tokens.final[rows].to(states.device)
 
     def seen(layer: int) -> Seen:

@@ -33,10 +33,10 @@ MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left 
 class Study:
     """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
 
-    `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `model`, `tasks` and `template` stand in place of
-    the parameters', for a notebook that looks at several models: Study(p, model=p.after). `gates`: rules to be scored
-    on every trace, also where their gates look at states; see `scores`. `loaded`: the parameters' model, where another
-    study has it already.
+    `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `model`, `tasks`, `template` and `limit` stand in
+    place of the parameters', for a notebook that looks at several models: Study(p, model=p.after). `gates`: rules to be
+    scored on every trace, also where their gates look at states; see `scores`. `loaded`: the parameters' model, where
+    another study has it already.
     """
 
     def __init__(
@@ -49,10 +49,11 @@ class Study:
         model: str | None = None,
         tasks: str | None = None,
         template: str | None = None,
+        limit: int | None = None,
         gates: Sequence[Rule] = (),
         loaded: Model | None = None,
     ) -> None:
-        other = {"model": model, "tasks": tasks, "template": template}
+        other = {"model": model, "tasks": tasks, "template": template, "limit": limit}
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters(

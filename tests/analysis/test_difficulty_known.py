@@ -61,6 +61,12 @@ def test_levels_by_hand(study):
     assert figure.axes[0].get_title() == "BLEU (0–100)" and len(figure.axes) == 4
 
 
+def test_limit_of_its_own(study):
+    """A level has fewer answers than its task, so a page may ask for more of them than of the other tasks."""
+    wanted = asked(study, "{} by facts: 1, 2")
+    assert [len(levels.known_study(study, wanted, limit)[0].trace.sequences) for limit in (0, 5)] == [8, 5]
+
+
 def test_model_is_not_loaded_again(study, monkeypatch):
     monkeypatch.setattr("eelib.study.study.load_model", lambda *_, **__: pytest.fail("loaded twice"))
     known, _ = levels.known_study(study, asked(study, "{} by facts: 2"))

@@ -2,12 +2,15 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import traces
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eelib.common import files
 from eelib.common.errors import InputError
@@ -15,7 +18,7 @@ from eelib.common.files import only_one
 from eelib.exits.gates.gate import NEVER
 from eelib.exits.gates.registry import GATES, gate_named
 from eelib.exits.gates.trained import TRAINED
-from eelib.exits.kept import kept_scores, make_scores
+from eelib.exits.kept import kept_scores, make_scores, together
 from eelib.exits.live import Watch
 from eelib.exits.offline import Scores, Tokens, decide, emitted, leave, ratcheted, scores
 from eelib.exits.rule import Rule
@@ -163,6 +166,29 @@ def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, 
             assert met.wait(60) and not waiting.done()
         waiting.result(timeout=60)
     assert ("waiting" in capsys.readouterr().out) is progress and len(kept_scores(rule, trace).values)
+
+
+@pytest.mark.parametrize("gate", ["lstm", "three_states", "state_saturation"])
+def test_scores_do_not_depend_on_what_is_scored_together(gate, model_of, tmp_path, monkeypatch):
+    """One sequence at a time, and all at once."""
+    model, found = model_of("llama"), []
+    rule = untrained(gate, model) if gate in TRAINED else Rule(gate_named(gate))
+    for most in (1, 10**6):
+        monkeypatch.setattr("eelib.exits.kept.AT_ONCE", most)
+        trace = traces.make(model, tmp_path / str(most))
+        make_scores(model, traces.TASK, trace, [rule], progress=False)
+        found.append(kept_scores(rule, trace))
+    torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found[0].tokens, found[1].tokens)
+
+
+@given(st.lists(st.integers(0, 20), max_size=30), st.integers(1, 40))
+def test_sequences_scored_together_are_few_enough_and_all_there(lengths, most):
+    found = list(together(lengths, most))
+    assert [i for part in found for i in range(part.start, part.stop)] == list(range(len(lengths)))
+    assert all(sum(lengths[part]) <= most or part.stop - part.start == 1 for part in found)
+    starts = [sum(lengths[part]) + lengths[after.start] for part, after in pairwise(found)]
+    assert all(tokens > most for tokens in starts)  # none is cut shorter than it must be
 
 
 def test_a_gate_on_states_says_where_to_get_them(made, model_of, one_line):
