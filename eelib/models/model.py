@@ -14,7 +14,15 @@ from eelib.common.errors import CheckpointError
 from eelib.common.values import check_name, first_line
 from eelib.models.adapter_block import AdapterBlock
 from eelib.models.adapters import ADAPTERS, Adapter, Classifier, Writer
-from eelib.models.checkpoint import DTYPES, folder_of, path_of, read_checkpoint, resolve_device
+from eelib.models.checkpoint import (
+    DTYPES,
+    folder_of,
+    path_of,
+    read_checkpoint,
+    resolve_device,
+    resolve_dtype,
+    title_of,
+)
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.encoder import encoder_unembed
 from eelib.models.folder import weights_hash
@@ -40,7 +48,8 @@ class Model:
     names the sub-layers of block l; where they could not be found, `components` is empty and `components_error` says
     why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours), "full" (ours, no layer
     forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`: the position id of a
-    text's first token; None where the network takes none. `remark`: what is odd about the weights. `translators`: inner
+    text's first token; None where the network takes none. `remark`: what is odd about the weights.
+    `title`: the name for captions, with the quantization where there is one. `translators`: inner
     states are read through them; `adapter_block`: those of its layer are.
     """
 
@@ -57,6 +66,7 @@ class Model:
     cache: str = "growing"
     offset: int | None = 0
     remark: str = ""
+    title: str = ""
     translators: Translators | None = None
     adapter_block: AdapterBlock | None = None
 
@@ -231,46 +241,56 @@ class Model:
 
 def load_model(
     name: str | Path,
-    dtype: str = "float32",
+    dtype: str = "auto",
     device: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
     stack: str = "decoder",
 ) -> Model:
-    """Load a shipped name, a local folder or a hub id, and check it (see `prepare`); of a folder with translators or
-    an adapter block, the model that they are of, read through them.
+    """Load a shipped or packaged name, a local folder, a GGUF file or a hub id, and check it (see `prepare`).
 
-    `device`: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N. `stack="encoder"` reads
-    an encoder-decoder's encoder, in place, through its final norm and the shared head.
-    Raises CheckpointError, one line: unknown name, dtype, device or stack; a last part of the name that is not of
-    letters, digits and _ . + - only; weights that are not safetensors or not all there; no tokenizer; code of the
-    folder's own; a quantized format whose library is missing; a model whose logits could not be rebuilt from its last
-    captured state.
+    A folder with translators or an adapter block gives the model that they are of, read through them.
+
+    Args:
+        name: what to load.
+        dtype: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16 or float16.
+        device: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N.
+        revision: of a hub id.
+        trust_remote_code: whether code of the checkpoint's own may run.
+        stack: "encoder" reads an encoder-decoder's encoder, in place, through its final norm and the shared head.
+
+    Raises:
+        CheckpointError: one line. Unknown name, dtype, device or stack; a last part of the name that is not of letters,
+            digits and _ . + - only; weights that are not safetensors or GGUF, or not all there; no tokenizer; code of
+            the folder's own; a quantized format whose library is missing; a model whose logits could not be rebuilt
+            from its last captured state.
     """
-    if dtype not in DTYPES:
-        raise CheckpointError(f"dtype {dtype!r} is not known; allowed: {', '.join(DTYPES)}")
+    if dtype not in ("auto", *DTYPES):
+        raise CheckpointError(f"dtype {dtype!r} is not known; allowed: auto, {', '.join(DTYPES)}")
     if stack not in ("decoder", "encoder"):
         raise CheckpointError(f"stack {stack!r} is not known; allowed: decoder, encoder")
     name, path = str(name), path_of(name)
-    check_name(f"model {name!r}: the last part of its name,", Path(path).name)  # names the folders of what is made
+    own_name = Path(path).name.removesuffix(".gguf")
+    check_name(f"model {name!r}: the last part of its name,", own_name)  # names the folders of what is made
     if base := base_of(path):
         if stack != "decoder":
             raise CheckpointError(f"{name} reads the layers of a decoder; allowed is stack='decoder'")
         return with_reading(load_model(base, dtype, device, revision, trust_remote_code), Path(path))
     where = resolve_device(device)
-    with nullcontext() if Path(path).is_dir() else hub_or_cache():
+    dtype = resolve_dtype(dtype, where)
+    with nullcontext() if Path(path).exists() else hub_or_cache():
         network, tokenizer, kind = read_checkpoint(name, path, dtype, where, revision, trust_remote_code)
         weights = weights_hash(folder_of(path, revision))
     note_ignored_generation(network, name)
     try:
-        model = prepare(network, tokenizer, Path(path).name, kind, weights, stack)
+        model = prepare(network, tokenizer, own_name, kind, weights, stack)
     except CheckpointError:
         raise
     except Exception as error:  # whatever an unknown network raises, the reader needs one line
         raise CheckpointError(
-            f"{Path(path).name}: {type(network).__name__} can't be read out ({type(error).__name__}: "
-            f"{first_line(error)})"
+            f"{own_name}: {type(network).__name__} can't be read out ({type(error).__name__}: {first_line(error)})"
         ) from error
+    model.title = title_of(path) or model.name
     if model.remark:
         print(f"{name}: {model.remark}")
     if model.adapter.writes and not any(end in range(model.vocab_size) for end in model.eos_ids):

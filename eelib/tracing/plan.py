@@ -112,6 +112,8 @@ def new_manifest(job: Job) -> dict:
     size = job.batch_size or batch_that_fits(model, longest)
     return {
         **job.identity,
+        "title": model.title or model.name,
+        "chat": job.task.chat,
         "layers": model.layers,
         **({"remark": model.remark} if model.remark else {}),
         "kind": job.task.kind,

