@@ -111,7 +111,8 @@ def check_parameters(
 
 def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:
     """The rules for the parameters that all notebooks share, and a notebook's own `choices` and `least` values."""
-    allowed = {"dtype": tuple(DTYPES)} | choices
+    shared = {"dtype": ("auto", *DTYPES), "chat": ("auto", "yes", "no"), "wording": ("auto", "paper", "short")}
+    allowed = shared | choices
     for name, options in allowed.items():
         if name in values and values[name] not in options:
             raise ParameterError(f"parameter {name} is {values[name]!r}; allowed: {', '.join(map(repr, options))}")
@@ -119,7 +120,7 @@ def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int])
         if name in values and values[name] < smallest:
             raise ParameterError(f"parameter {name} is {values[name]}; it must be {smallest} or more")
     if not values.get("model", "x").strip():
-        raise ParameterError("parameter model is empty; give a shipped name, a local folder or a hub id")
+        raise ParameterError("parameter model is empty; give a name, a local folder, a .gguf file or a hub id")
     with told_of_parameters():
         task_names(values.get("tasks", "*"))
         resolve_device(values.get("device", "auto"))

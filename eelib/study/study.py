@@ -181,7 +181,8 @@ class Study:
     def where_as(self, role: str) -> str:
         """The same, with the part that the model plays on the page behind its name."""
         date = max(t.manifest["date"] for t in self.traces.values())
-        name = f"{self.model.name} ({role})" if role else self.model.name
+        title = self.model.title or self.model.name
+        name = f"{title} ({role})" if role else title
         return f"{name}, {self.model.dtype} on {self.model.device.type}, {date}"
 
     def token_text(self, token_id: int) -> str:
