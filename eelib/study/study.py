@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -66,7 +65,7 @@ class Study:
         with told_of_parameters():
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
             if p.get("template"):
-                self.tasks = {n: in_template(task, p.template) for n, task in self.tasks.items()}
+                self.tasks = {n: task.worded(p.template) for n, task in self.tasks.items()}
             check_beforehand(p, self.tasks)
             check_name("the last part of parameter model,", Path(p.model).name)  # names the folder of results
             transformers_logging.disable_progress_bar()  # bars litter a page
@@ -211,13 +210,3 @@ def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
     wanted, most = parameters.get("example_sequence", -1), max(map(len, tasks.values()))
     if wanted >= most:
         raise InputError(f"example_sequence {wanted} is in no task; allowed: -1, or 0 to {most - 1}")
-
-
-def in_template(task: Task, template: str) -> Task:
-    """A translation task whose prompts are `template` with each source in place of {source}; InputError for others."""
-    if task.kind != "translation" or "{source}" not in template:
-        raise InputError(
-            f"parameter template is {template!r}, task {task.name!r}; allowed are a template that holds "
-            "{source}, for translation tasks, or nothing"
-        )
-    return replace(task, prompts=[template.replace("{source}", source) for source in task.sources])

@@ -3,8 +3,11 @@
 import re
 import string
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
@@ -49,10 +52,41 @@ def token_f1(output: str, reference: str) -> float:
     return 2.0 * common / (len(a) + len(b))
 
 
+def containment(outputs: list[str], references: list[list[str]]) -> dict[str, float]:
+    """Share of outputs, 0-100, that contain one of their references."""
+    found = [any(contains(o, r) for r in refs) for o, refs in zip(outputs, references)]
+    return {"containment": 100.0 * sum(found) / len(found)}
+
+
+def contains(output: str, reference: str) -> bool:
+    """Whether the reference's normalised words stand in the output's, side by side; not where it has none."""
+    words, known = normalised(output), normalised(reference)
+    return bool(known) and any(words[i : i + len(known)] == known for i in range(len(words)))
+
+
 def normalised(text: str) -> list[str]:
     """Lower case, no punctuation, no English articles, split on white space (SQuAD's evaluation)."""
     bare = "".join(c for c in text.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def repeated(ids: Sequence[int], length: int = 8) -> np.ndarray:
+    """Which tokens of an output stand in a sequence of `length` tokens that occurs there at least twice.
+
+    Args:
+        ids: the token ids of one output, [tokens], in order. The occurrences may overlap.
+        length: of the sequences, in tokens.
+
+    Returns:
+        bool [tokens].
+    """
+    found = np.zeros(len(ids), dtype=bool)
+    starts: dict[tuple[int, ...], list[int]] = {}
+    for start in range(len(ids) - length + 1):
+        starts.setdefault(tuple(ids[start : start + length]), []).append(start)
+    for start in (start for places in starts.values() if len(places) > 1 for start in places):
+        found[start : start + length] = True
+    return found
 
 
 @lru_cache(maxsize=1)

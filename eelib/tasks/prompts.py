@@ -1,4 +1,7 @@
-"""The prompts of the paper (P, Table 8), word for word, one of our own, and what may be put into them."""
+"""The prompts of the paper (P, Table 8), word for word, those of our own, and how a template is filled."""
+
+import re
+from collections.abc import Mapping
 
 LANGUAGES = {
     "de": "German",
@@ -8,7 +11,9 @@ LANGUAGES = {
     "ru": "Russian",
     "zh": "Chinese",
 }
-TRANSLATION = "### Instruction:\nTranslate {src} to {tgt}:\n### Input:\n{text}\n### Response:\n"
+TRANSLATION = (
+    "### Instruction:\nTranslate {source_language} to {target_language}:\n### Input:\n{source}\n### Response:\n"
+)
 SUMMARIZATION = "### Instruction:\nSummarize the following article to a sentence:\n### Input:\n{text}\n### Response:\n"
 QUESTION_ANSWERING = (
     "### Instruction:\nI will provide a context and a question to you. "
@@ -30,21 +35,34 @@ FIXED_PARTS = (
 )
 
 
+FIELD = re.compile(r"\{(\w+)\}")  # braces around anything else, as in JSON, are text
+
+
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """A template with each {name} replaced by the field of that name, once: braces inside a field stay as they are."""
+    return FIELD.sub(lambda found: fields[found[1]], template)
+
+
+def translation_fields(text: str, source: str, target: str) -> dict[str, str]:
+    """What a wording of a translation may hold: the text, and the languages' names; `source`, `target`: their codes."""
+    return {"source": text, "source_language": LANGUAGES[source], "target_language": LANGUAGES[target]}
+
+
 def translation_prompt(text: str, source: str, target: str) -> str:
     """Prompt for one sentence; `source` and `target` are two-letter codes from `LANGUAGES` (P, Table 8)."""
-    return TRANSLATION.format(src=LANGUAGES[source], tgt=LANGUAGES[target], text=text)
+    return filled(TRANSLATION, translation_fields(text, source, target))
 
 
 def summarization_prompt(text: str) -> str:
     """Prompt for one article (P, Table 8)."""
-    return SUMMARIZATION.format(text=text)
+    return filled(SUMMARIZATION, {"text": text})
 
 
 def question_prompt(context: str, question: str) -> str:
     """Prompt for one question about one passage (P, Table 8)."""
-    return QUESTION_ANSWERING.format(context=context, question=question)
+    return filled(QUESTION_ANSWERING, {"context": context, "question": question})
 
 
 def structured_prompt(note: str) -> str:
     """Prompt for one note whose order is wanted as JSON; our own."""
-    return STRUCTURED.format(note=note)
+    return filled(STRUCTURED, {"note": note})

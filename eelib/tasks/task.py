@@ -12,6 +12,7 @@ from eelib.common.data import data_folder
 from eelib.common.errors import InputError
 from eelib.common.values import check_limit, check_text
 from eelib.tasks.kinds.registry import KINDS, kind_named, kind_with
+from eelib.tasks.prompts import FIELD, filled
 from eelib.tasks.rows import HUB, WMT22, Row, hub_rows, numbered, read_rows, wmt22_rows
 
 # A model whose scores are not above these has not learnt the task, so no claim is judged on it.
@@ -24,7 +25,8 @@ class Task:
 
     `kind` is one of tasks/kinds; `sources` are the bare inputs. `labels` are a classification task's, in the order of
     their numbers; where it judges pairs, `seconds` are the second texts. `columns` are what else the rows held, by
-    field, None where one lacks it: for analyses only, no part of `hash`, and not kept in traces.
+    field, None where one lacks it: for analyses only, no part of `hash`, and not kept in traces. `fields` are the texts
+    from which `worded` makes each prompt, by name; no part of `hash` either, since the prompts are.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Task:
     labels: tuple[str, ...] = ()
     seconds: list[str] = field(default_factory=list)
     columns: dict[str, list[Any]] = field(default_factory=dict)
+    fields: list[dict[str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -72,6 +75,7 @@ class Task:
             list(prompts),
             [str(i) for i in range(len(prompts))],
             chat=chat,
+            fields=[{"text": prompt} for prompt in prompts],
         )
 
     @property
@@ -81,11 +85,32 @@ class Task:
         content = json.dumps(parts + [self.seconds] * bool(self.seconds), ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
 
+    def worded(self, wording: str) -> "Task":
+        """The same items, asked in other words.
+
+        Args:
+            wording: the name of one of the kind's wordings, such as "paper" or "short", or a template of the prompt
+                with fields in braces, such as "Summarize: {text}".
+
+        Raises:
+            InputError: the wording is no such name and holds no field, or a field that the task does not have.
+        """
+        wordings = kind_named(self.kind).wordings
+        template, known = wordings.get(wording, wording), list(self.fields[0]) if self.fields else []
+        wanted = FIELD.findall(template)
+        if not wanted or not set(wanted) <= set(known):
+            allowed = [*wordings, *(["a template with " + " or ".join(f"{{{name}}}" for name in known)] * bool(known))]
+            raise InputError(
+                f"wording or template {wording!r} does not fit task {self.name!r} of kind {self.kind!r}; allowed: "
+                f"{', '.join(allowed) or 'none, since its texts are given as they are'}"
+            )
+        return replace(self, prompts=[filled(template, fields) for fields in self.fields])
+
     def quality(self, outputs: list[str]) -> dict[str, float]:
         """Scores (0-100) of the outputs, one per prompt, that have references.
 
-        BLEU and chrF (COMET-22 where installed) of translations, F1 of answers, ROUGE-1, 2 and L of summaries. Of
-        labels accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as GLUE has it for the task.
+        BLEU and chrF (COMET-22 where installed) of translations, F1 and containment of answers, ROUGE-1, 2 and L of
+        summaries. Of labels accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as GLUE has it.
         """
         if len(outputs) != len(self.references):
             raise InputError(f"{len(outputs)} outputs for {len(self.references)} prompts")
@@ -117,6 +142,7 @@ class Task:
             sources=[self.sources[i] for i in rows],
             groups=[self.groups[i] for i in rows],
             seconds=[self.seconds[i] for i in rows if self.seconds],
+            fields=[self.fields[i] for i in rows if self.fields],
             columns={key: [values[i] for i in rows] for key, values in self.columns.items()},
         )
         depends = kind_named(self.kind).baseline_of and rows  # on the references: counted anew
@@ -219,6 +245,7 @@ def task_of_rows(name: str, rows: list[Row]) -> Task:
         [item.group for item in items],
         seconds=[item.second for item in items if item.second],
         columns={key: [row.get(key) for _, row in rows] for key in first if key not in kind.reads},
+        fields=[item.fields for item in items if item.fields],
         **kind.about(name, first),
     )
     return replace(task, baseline=kind.baseline_for(task))

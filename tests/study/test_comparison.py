@@ -18,8 +18,7 @@ from eelib.study.comparison import (
     timed_studies,
 )
 from eelib.study.parameters import ParameterError, Parameters
-from eelib.study.study import Study, in_template
-from eelib.tasks.task import Task
+from eelib.study.study import Study
 
 
 def test_a_configuration_that_never_ends_is_not_waited_for(tmp_path, one_line):
@@ -89,7 +88,6 @@ def test_a_template_replaces_the_prompt_of_the_pages_own_model(values, one_line)
     study = Study(Parameters(values | {"template": "de > en: {source}"}))
     assert study.tasks[values["tasks"]].prompts == [f"de > en: Satz {i}." for i in range(6)]
     one_line(ParameterError, ("template", "{source}"), lambda: Study(Parameters(values | {"template": "no place"})))
-    one_line(ValueError, "'prompts'", lambda: in_template(Task.from_prompts(["x"]), "{source}"))
     own, *beside = timed_studies(Parameters(values | {"template": "de > en: {source}"}))
     assert own.parameters.template and not any(study.parameters.template for study in beside)
 

@@ -20,6 +20,7 @@ class Item(NamedTuple):
     references: list[str]
     group: str
     second: str = ""  # the second text, where pairs are judged
+    fields: dict[str, str] | None = None  # the texts that a wording puts in place of {name}
 
 
 Reader = Callable[[dict, int], Item]  # (a row's fields, its number from 1) -> item; InputError names a bad field
@@ -42,6 +43,9 @@ class TaskKind:
     baseline: scores at or below which a model has not learnt a task. Round levels, set before any run.
     baseline_of: the same, for kinds in which it depends on the references.
     about: further fields of the task, such as its languages or labels, from its name and first row.
+    wordings: templates of the prompt by name, with an item's fields in braces. "paper" is the default:
+        P's, or what stands in its place where P has no such task. "short" is ours, for models tuned on instructions.
+    instructs: whether a prompt is an instruction, which belongs into a user's turn of a chat template.
     """
 
     name: str
@@ -54,6 +58,8 @@ class TaskKind:
     baseline: dict[str, float] = field(default_factory=dict)
     baseline_of: Callable[[str, list[list[str]]], dict[str, float]] | None = None
     about: Callable[[str, dict], dict[str, Any]] = nothing_further
+    wordings: dict[str, str] = field(default_factory=dict)
+    instructs: bool = False
 
     def baseline_for(self, task: Task) -> dict[str, float]:
         """What a model's scores on a task have to pass."""

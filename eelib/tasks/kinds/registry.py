@@ -4,7 +4,9 @@ from collections.abc import Collection
 
 from eelib.common.errors import InputError
 from eelib.tasks.kinds.classification import CLASSIFICATION
+from eelib.tasks.kinds.continuation import CONTINUATION
 from eelib.tasks.kinds.free_prompts import FREE_PROMPTS
+from eelib.tasks.kinds.instructions import INSTRUCTIONS
 from eelib.tasks.kinds.kind import TaskKind
 from eelib.tasks.kinds.question_answering import QUESTION_ANSWERING
 from eelib.tasks.kinds.structured import STRUCTURED
@@ -14,7 +16,7 @@ from eelib.tasks.kinds.translation import TRANSLATION
 KINDS = {
     kind.name: kind
     for kind in (QUESTION_ANSWERING, SUMMARIZATION, TRANSLATION, STRUCTURED, CLASSIFICATION, FREE_PROMPTS)
-}
+} | {kind.name: kind for kind in (INSTRUCTIONS, CONTINUATION)}
 
 
 def kind_named(name: str) -> TaskKind:

@@ -11,8 +11,8 @@ import fastjsonschema
 
 from eelib.common.errors import InputError
 from eelib.common.values import inside, text_of
+from eelib.tasks import prompts
 from eelib.tasks.kinds.kind import Item, TaskKind
-from eelib.tasks.prompts import structured_prompt
 from eelib.tasks.sums import Sums, mean_of
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def read(row: dict, number: int) -> Item:
         validator()(record)
     except fastjsonschema.JsonSchemaValueException as problem:
         raise InputError(f"field record: {problem.message}") from None
-    return Item(structured_prompt(note), note, [json.dumps(record)], str(number))
+    return Item(prompts.structured_prompt(note), note, [json.dumps(record)], str(number), fields={"note": note})
 
 
 def values(task: Task, outputs: list[str]) -> dict[str, list[float]]:
@@ -146,4 +146,6 @@ STRUCTURED = TaskKind(
     sums=sums,
     # Any one object for every note has no identifier right, so it is exact nowhere, though it may be valid.
     baseline={"exact": 10.0},
+    wordings={"paper": prompts.STRUCTURED},
+    instructs=True,
 )

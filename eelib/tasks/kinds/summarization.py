@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eelib.common.values import text_of
+from eelib.tasks import prompts
 from eelib.tasks.kinds.kind import Item, TaskKind
 from eelib.tasks.metrics import rouge
-from eelib.tasks.prompts import summarization_prompt
 from eelib.tasks.sums import Sums, mean_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def read(row: dict, number: int) -> Item:
     """P's prompt of one article."""
     article = text_of(row, "article")
-    return Item(summarization_prompt(article), article, [text_of(row, "highlights")], str(number))
+    prompt, known = prompts.summarization_prompt(article), [text_of(row, "highlights")]
+    return Item(prompt, article, known, str(number), fields={"text": article})
 
 
 def sums(task: Task, outputs: list[str]) -> dict[str, Sums]:
@@ -35,4 +36,6 @@ SUMMARIZATION = TaskKind(
     scores=lambda task, outputs: rouge(outputs, task.references),
     sums=sums,
     baseline={"ROUGE-1": 15.0},
+    wordings={"paper": prompts.SUMMARIZATION},
+    instructs=True,
 )

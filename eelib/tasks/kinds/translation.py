@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from eelib.common.errors import InputError
 from eelib.common.values import text_of, texts_of
-from eelib.tasks import sums
+from eelib.tasks import prompts, sums
 from eelib.tasks.kinds.kind import Item, Reader, TaskKind
 from eelib.tasks.metrics import bleu_chrf, comet
-from eelib.tasks.prompts import LANGUAGES, translation_prompt
+from eelib.tasks.prompts import LANGUAGES
 
 if TYPE_CHECKING:
     from eelib.tasks.task import Task
@@ -24,7 +24,10 @@ def reader(name: str, _first: dict) -> Reader:
             text, known = text_of(row, "translation", source), [text_of(row, "translation", target)]
         else:
             text, known = text_of(row, "source"), texts_of(row, "references")
-        return Item(translation_prompt(text, source, target), text, known, str(number))
+        prompt, fields = (
+            make(text, source, target) for make in (prompts.translation_prompt, prompts.translation_fields)
+        )
+        return Item(prompt, text, known, str(number), fields=fields)
 
     return read
 
@@ -57,5 +60,7 @@ TRANSLATION = TaskKind(
     scores=scores,
     sums=lambda task, outputs: {"BLEU": sums.bleu(outputs, task.references, task.target_language)},
     baseline={"BLEU": 10.0},
+    wordings={"paper": prompts.TRANSLATION},
+    instructs=True,
     about=lambda name, _: dict(zip(("source_language", "target_language"), languages_of(name))),
 )
