@@ -8,7 +8,7 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1, token_f1
+from eelib.tasks.metrics import bleu_chrf, containment, normalised, repeated, rouge, squad_f1, token_f1
 from eelib.tasks.task import Task
 
 TEXT = st.text(alphabet="ab the.,! ", max_size=20)
@@ -53,6 +53,34 @@ def test_squad_normalisation():
 @given(TEXT, TEXT)
 def test_f1_is_symmetric_and_bounded(a, b):
     assert token_f1(a, b) == token_f1(b, a) and 0 <= token_f1(a, b) <= 1 and token_f1(a, a) == 1
+
+
+@pytest.mark.parametrize(
+    "output, references, found",
+    [
+        ("It was, I think, the red kite of Ann.", ["blue kite", "a red kite"], 100.0),
+        ("It was a reddish kite.", ["a red kite", "red"], 0.0),  # words, not letters
+        ("red and kite", ["red kite"], 0.0),  # side by side
+        ("the", ["a"], 0.0),  # nothing is left to be found
+    ],
+)
+def test_containment(output, references, found):
+    assert containment([output], [references]) == {"containment": found}
+    assert containment([output, "red kite"], [references, ["kite"]]) == {"containment": (found + 100) / 2}
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 8))
+def test_repeated_tokens_against_a_plain_loop(ids, length):
+    """A token is repeated where some window around it is equal to a window at another place."""
+    starts = range(len(ids) - length + 1)
+    twice = [a for a in starts if any(a != b and ids[a : a + length] == ids[b : b + length] for b in starts)]
+    assert repeated(ids, length).tolist() == [any(a <= i < a + length for a in twice) for i in range(len(ids))]
+
+
+def test_eight_tokens_in_a_row_are_a_repetition_and_seven_are_not():
+    line = list(range(8))
+    assert repeated([9, *line, 10, *line, 11]).tolist() == [False, *[True] * 8, False, *[True] * 8, False]
+    assert not repeated([*line[:7], 10, *line[:7]]).any()
 
 
 def test_rouge():
