@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +24,15 @@ from eelib.common.stats import (
 from eelib.study.claims import UNTESTABLE, Verdict, judge_between, published
 from eelib.study.parameters import ParameterError
 from eelib.study.results import Results
-from eelib.study.study import MINIMUM_GROUPS, Study
-from eelib.tasks.task import BASELINES
+from eelib.study.study import (
+    MINIMUM_GROUPS,
+    MOST_REPEATED,
+    QUALITY,
+    SHORTEST,
+    TEXT,
+    Study,
+    repeated_tokens,
+)
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 
@@ -232,7 +240,8 @@ def task_table(study: Study, seed: int = 0) -> pd.DataFrame:
             "sequences": len(trace.sequences),
             "tokens": int(trace.statistic_rows().sum()),
             "cut": int(trace.sequences["truncated"].sum()),
-            "learnt": study.learnt[name],
+            "repeated": 100 * study.repetition[name] if study.premise == TEXT else float("nan"),
+            "judged": study.learnt[name],
         }
         for definition in DEFINITIONS:
             row |= {f"{k} {definition}": v for k, v in summary(trace, definition, seed).items()}
@@ -255,7 +264,8 @@ def shown_task_table(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     shown = {
         "task": table["task"],
         "quality": [", ".join(f"{k} {v:.1f}" for k, v in study.quality[n].items()) or "–" for n in table["task"]],
-        "learnt": ["yes" if learnt else "not learnt" for learnt in table["learnt"]],
+        "judged": ["yes" if judged else "no" for judged in table["judged"]],
+        "repeated (%)": table["repeated"],
     }
     for definition in DEFINITIONS:
         shown[f"avg {definition}"] = table[f"avg {definition}"]
@@ -318,13 +328,9 @@ def about_the_run(study: Study) -> dict[str, float | str]:
     }
 
 
-def baselines() -> dict[str, float]:
-    """The scores below which a task counts as not learnt."""
-    return {
-        "baseline_bleu": BASELINES["translation"]["BLEU"],
-        "baseline_f1": BASELINES["question_answering"]["F1"],
-        "baseline_rouge": BASELINES["summarization"]["ROUGE-1"],
-    }
+def premise_figures() -> dict[str, float]:
+    """What a task needs to be judged here: see `Study.sensible`."""
+    return {"most_repeated": 100 * MOST_REPEATED, "shortest": SHORTEST}
 
 
 def chance_over_tasks(traces: Mapping[str, Trace], names: list[str], seed: int = 0) -> float:
@@ -385,7 +391,7 @@ def into_minus_out_of_english(study: Study) -> Interval:
     into = [name for name in tasks if study.tasks[name].target_language == "en"]
     out_of = [name for name in tasks if study.tasks[name].source_language == "en"]
     if not into or not out_of:
-        raise NotEstimable("needs at least one learnt task into English and one out of it")
+        raise NotEstimable("needs at least one judged task into English and one out of it")
     return bootstrap_task_contrast(tasks, into, out_of, seed=study.parameters.seed)
 
 
@@ -400,7 +406,7 @@ def spread(study: Study) -> Interval:
     tasks = study.learnt_tokens(lambda t: relative(t, "first"))
     kinds = {name: study.tasks[name].kind for name in tasks}
     if len(set(kinds.values())) < 2:
-        raise NotEstimable("needs learnt tasks of at least two kinds")
+        raise NotEstimable("needs judged tasks of at least two kinds")
     return spread_over_kinds(tasks, kinds)
 
 
@@ -417,7 +423,15 @@ def a_third_early(study: Study) -> Verdict:
 
 
 def verdicts(study: Study) -> list[Verdict]:
-    """Verdicts on P-S1 to P-S5."""
+    """Verdicts on P-S1 to P-S5; where tasks are judged by their text, with those of the first wording beside them."""
+    found = judged_claims(study)
+    if study.premise == QUALITY:
+        return found
+    return [beside_first_wording(*pair) for pair in zip(found, judged_claims(study.under(QUALITY)), strict=True)]
+
+
+def judged_claims(study: Study) -> list[Verdict]:
+    """Verdicts on P-S1 to P-S5 over the tasks that are judged."""
     return [
         study.judge("P-S1", lambda: study.average(lambda t: early(t, "stable"))),
         a_third_early(study),
@@ -425,3 +439,27 @@ def verdicts(study: Study) -> list[Verdict]:
         study.judge("P-S4", lambda: into_minus_out_of_english(study), tasks=fewest_to_a_side(study)),
         study.judge("P-S5", lambda: less_chance(study)),
     ]
+
+
+def beside_first_wording(verdict: Verdict, first: Verdict) -> Verdict:
+    """A verdict whose note says what the first wording, which asked for tasks above their baseline, gives."""
+    what = f"{first.verdict}, {first.interval}" if first.interval else f"{first.verdict}: {first.reason}"
+    note = f"first wording, tasks above their baseline: {what}"
+    return replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
+
+
+def without_repetition(study: Study) -> pd.DataFrame:
+    """Mean exit layers of the judged tasks with all tokens, and without those in repeated 8-grams, in percent of L.
+
+    A sensitivity check, on which nothing is judged: repetition makes every layer agree with the last one.
+    """
+    rows = []
+    for name in study.learnt_tasks:
+        trace = study.traces[name]
+        used = trace.statistic_rows()
+        fresh = used & ~repeated_tokens(trace)
+        exits = {d: trace.exit_layer(d) for d in DEFINITIONS}
+        means = {d: [exits[d][rows_].mean() for rows_ in (used, fresh)] for d in DEFINITIONS} if fresh.any() else {}
+        found = {f"{d}, {which}": m for d, both in means.items() for which, m in zip(("all", "not repeated"), both)}
+        rows.append({"task": name, "repeated (%)": 100 * (1 - fresh.sum() / used.sum()), **found})
+    return pd.DataFrame(rows)

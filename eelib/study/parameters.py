@@ -111,7 +111,7 @@ def check_parameters(
 
 def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:
     """The rules for the parameters that all notebooks share, and a notebook's own `choices` and `least` values."""
-    shared = {"dtype": ("auto", *DTYPES), "chat": ("auto", "yes", "no"), "wording": ("auto", "paper", "short")}
+    shared = {"dtype": ("auto", *DTYPES), "chat": ("auto", "yes", "no")}
     allowed = shared | choices
     for name, options in allowed.items():
         if name in values and values[name] not in options:

@@ -12,7 +12,7 @@ from eelib.common.interval import Interval
 from eelib.common.markdown import text
 from eelib.study.claims import Verdict
 from eelib.study.parameters import Parameters
-from eelib.study.study import Study
+from eelib.study.study import QUALITY, Study
 
 OF_A_TRACE = (  # what results say of each trace that they rest on
     "weights",
@@ -29,10 +29,16 @@ OF_A_TRACE = (  # what results say of each trace that they rest on
 
 
 def open_page(
-    notebook: str, parameters: Parameters, sites: int = 0, pairs: int = 0, timed: int = 0, repeats: int = 3
+    notebook: str,
+    parameters: Parameters,
+    sites: int = 0,
+    pairs: int = 0,
+    timed: int = 0,
+    repeats: int = 3,
+    premise: str = QUALITY,
 ) -> tuple[Study, "Results"]:
     """What a page about one model starts from: its study, with all traces made, and an empty set of results."""
-    study = Study(parameters, sites=sites, pairs=pairs, timed=timed, repeats=repeats)
+    study = Study(parameters, sites=sites, pairs=pairs, timed=timed, repeats=repeats, premise=premise)
     return study, Results(notebook, study)
 
 

@@ -1,7 +1,9 @@
 """What every notebook shares: a model with the traces of its tasks, and claims judged on what it has learnt."""
 
+import copy
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,12 +22,17 @@ from eelib.exits.rule import Rule
 from eelib.models.model import Model, load_model
 from eelib.study.claims import FEW_TASKS, FEWEST_TASKS, Verdict, judge, untestable
 from eelib.study.parameters import Parameters, told_of_parameters
+from eelib.tasks.kinds.registry import kind_named
+from eelib.tasks.metrics import repeated
 from eelib.tasks.quality import quality_interval
 from eelib.tasks.task import Task, load_task, task_names
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
 
 Values = tuple[np.ndarray, np.ndarray]  # of a trace: values [rows], groups [rows]
+QUALITY, TEXT = "quality", "text"  # premises: a task above its baseline, or one with sensible text
+MOST_REPEATED = 0.2  # of the tokens of a task with sensible text, in an 8-gram that occurs twice
+SHORTEST = 5  # tokens; MINIMUM_GROUPS outputs of a task with sensible text have so many
 MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left out of averages, unless all have fewer
 
 
@@ -35,7 +42,7 @@ class Study:
     `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `model`, `tasks`, `template` and `limit` stand in
     place of the parameters', for a notebook that looks at several models: Study(p, model=p.after). `gates`: rules to be
     scored on every trace, also where their gates look at states; see `scores`. `loaded`: the parameters' model, where
-    another study has it already.
+    another study has it already. `premise`: what a task needs to be judged; see `learnt`.
     """
 
     def __init__(
@@ -51,8 +58,10 @@ class Study:
         limit: int | None = None,
         gates: Sequence[Rule] = (),
         loaded: Model | None = None,
+        premise: str = QUALITY,
     ) -> None:
         other = {"model": model, "tasks": tasks, "template": template, "limit": limit}
+        self.premise = premise
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters(
@@ -64,12 +73,12 @@ class Study:
         )
         with told_of_parameters():
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
-            if p.get("template"):
-                self.tasks = {n: task.worded(p.template) for n, task in self.tasks.items()}
             check_beforehand(p, self.tasks)
             check_name("the last part of parameter model,", Path(p.model).name)  # names the folder of results
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = loaded or load_model(p.model, dtype=p.dtype, device=p.device)
+            wording = p.get("template") or p.get("wording", "auto")
+            self.tasks = {n: asked(task, self.model, p.get("chat", "auto"), wording) for n, task in self.tasks.items()}
             if sites and not self.model.components:  # said before hours of decoding, not after
                 raise InputError(self.model.components_error)
             for task in self.tasks.values() if len(self.tasks) > 1 else ():  # while others make one, turn to the next
@@ -102,6 +111,39 @@ class Study:
 
     @cached_property
     def learnt(self) -> dict[str, bool]:
+        """Which tasks are judged: by QUALITY those above their baseline; by TEXT those with sensible text.
+
+        A classifier writes no text, so its tasks are judged by quality.
+        """
+        by_text = self.premise == TEXT and self.model.adapter.writes
+        return self.sensible if by_text else self.above_baseline
+
+    def under(self, premise: str) -> "Study":
+        """The same model and traces, with tasks judged by another premise."""
+        other = copy.copy(self)
+        other.premise = premise
+        other.__dict__.pop("learnt", None)
+        return other
+
+    @cached_property
+    def sensible(self) -> dict[str, bool]:
+        """Whether a task's outputs are long enough, and repeat themselves little enough, to say something of layers."""
+        return {
+            name: self.repetition[name] <= MOST_REPEATED
+            and int((made.sequences["length"] >= SHORTEST).sum()) >= MINIMUM_GROUPS
+            for name, made in self.traces.items()
+        }
+
+    @cached_property
+    def repetition(self) -> dict[str, float]:
+        """Share of each task's tokens that stand in an 8-gram which occurs twice in their output."""
+        return {
+            name: float(repeated_tokens(made)[rows].mean()) if (rows := made.statistic_rows()).any() else 0.0
+            for name, made in self.traces.items()
+        }
+
+    @cached_property
+    def above_baseline(self) -> dict[str, bool]:
         """Whether each task's baseline, stated beforehand, lies below the whole 95% interval of every score it names.
 
         A coin would be above the majority class of two balanced labels half the time; an interval tells it from skill.
@@ -146,7 +188,8 @@ class Study:
         many it rests, by default on all that are learnt; few of them are part of its weight.
         """
         if not any(self.learnt.values()):
-            return untestable(claim_id, "no task of this run is learnt")
+            lacks = "has sensible text" if self.premise == TEXT else "is learnt"
+            return untestable(claim_id, f"no task of this run {lacks}")
         try:
             interval = make()
         except NotEstimable as error:
@@ -189,6 +232,28 @@ class Study:
         if self.model.kind == "classifier":
             return visible(self.model.labels[int(token_id)])
         return visible(str(self.model.tokenizer.decode([int(token_id)])))
+
+
+def repeated_tokens(trace: Trace) -> np.ndarray:
+    """bool [tokens]: which tokens of a trace stand in an 8-gram that occurs twice in their output."""
+    outputs = trace.tokens.groupby("sequence", sort=False)["token_id"]
+    return np.concatenate([repeated(ids.tolist()) for _, ids in outputs])
+
+
+def asked(task: Task, model: Model, chat: str, wording: str) -> Task:
+    """The task as the parameters `chat` and `wording` have it put to a model.
+
+    Args:
+        task: as it was loaded, in the paper's wording.
+        model: whose tokenizer may have a chat template.
+        chat: "yes", "no", or "auto": where there is a template, and the prompts are instructions.
+        wording: see `Task.worded`; "auto" is "short" in a chat template, where the kind of task has it, else "paper".
+    """
+    kind = kind_named(task.kind)
+    in_chat = chat == "yes" or (chat == "auto" and kind.instructs and bool(model.tokenizer.chat_template))
+    if wording == "auto":
+        wording = "short" if in_chat and "short" in kind.wordings else "paper"
+    return replace(task.worded(wording) if kind.wordings else task, chat=in_chat)
 
 
 def large_enough(found: dict[str, Values]) -> dict[str, Values]:

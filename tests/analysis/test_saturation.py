@@ -267,7 +267,7 @@ def test_tables_by_task():
     assert results.tasks["translation/en-de", "perc_stable"].estimate == 0
     shown = s.shown_task_table(table, study)
     assert shown["perc first (%)"][0].estimate == 100 and shown["quality"].tolist() == ["BLEU 20.0"] * 2
-    assert shown["learnt"].tolist() == ["yes"] * 2
+    assert shown["judged"].tolist() == ["yes"] * 2
 
 
 @pytest.mark.parametrize(
@@ -294,13 +294,13 @@ def test_one_task_is_no_spread_and_no_contrast():
     study = made_study({"translation/de-en": planted(3)}, layers=16)
     by_claim = {verdict.claim.id: verdict for verdict in s.verdicts(study)}
     assert by_claim["P-S1"].verdict == "holds"
-    assert by_claim["P-S3"].reason == "needs learnt tasks of at least two kinds"
-    assert by_claim["P-S4"].reason == "needs at least one learnt task into English and one out of it"
+    assert by_claim["P-S3"].reason == "needs judged tasks of at least two kinds"
+    assert by_claim["P-S4"].reason == "needs at least one judged task into English and one out of it"
 
 
 def test_directions_of_translation_are_one_kind():
     by_claim = {verdict.claim.id: verdict for verdict in s.verdicts(page(8, 12))}
-    assert by_claim["P-S3"].reason == "needs learnt tasks of at least two kinds"
+    assert by_claim["P-S3"].reason == "needs judged tasks of at least two kinds"
 
 
 def test_a_third_between_two_layers_is_interpolated():

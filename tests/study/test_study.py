@@ -2,8 +2,10 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -14,8 +16,8 @@ from eelib.common.stats import bootstrap_mean
 from eelib.study.claims import UNTESTABLE
 from eelib.study.parameters import ParameterError, Parameters, check_parameters
 from eelib.study.results import Results, clean, open_page
-from eelib.study.study import Study
-from eelib.tasks.task import Task
+from eelib.study.study import Study, asked
+from eelib.tasks.task import Task, load_task
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name
 tasks: str = "translation/de-en"  # tasks
@@ -289,3 +291,50 @@ def test_what_fails_at_the_end_is_said_before_decoding(given, said, parameters, 
     with pytest.raises(ParameterError, match=said):
         Study(parameters(**given))
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "chat, wording, template, kind, expected",
+    [
+        ("auto", "auto", True, "summarization", (True, "short")),
+        ("auto", "auto", False, "summarization", (False, "paper")),
+        ("auto", "paper", True, "summarization", (True, "paper")),
+        ("no", "auto", True, "summarization", (False, "paper")),
+        ("yes", "auto", False, "summarization", (True, "short")),
+        ("auto", "auto", True, "continuation", (False, "paper")),
+        ("yes", "Go on: {opening}", True, "continuation", (True, "Go on: {opening}")),
+    ],
+)
+def test_a_task_is_asked_as_the_parameters_say(chat, wording, template, kind, expected, tmp_path):
+    rows = {"summarization": {"article": "A b c.", "highlights": "A."}, "continuation": {"opening": "It was"}}
+    (tmp_path / "t.jsonl").write_text(json.dumps(rows[kind]))
+    task = load_task(str(tmp_path / "t.jsonl"))
+    model = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="{{ messages }}" if template else None))
+    found = asked(task, model, chat, wording)
+    assert (found.chat, found.prompts) == (expected[0], task.worded(expected[1]).prompts)
+
+
+def text_study(outputs):
+    """A study of one task with these outputs, as token ids, each without an end token."""
+    tokens = pd.DataFrame(
+        [{"sequence": i, "token_id": token} for i, output in enumerate(outputs) for token in output]
+    ).assign(is_eos=False, is_special=False)
+    trace = SimpleNamespace(
+        tokens=tokens,
+        sequences=pd.DataFrame({"length": list(map(len, outputs))}),
+        statistic_rows=lambda: np.ones(len(tokens), dtype=bool),
+    )
+    study = Study.__new__(Study)
+    study.premise, study.traces, study.above_baseline = "text", {"t": trace}, {"t": False}
+    study.model = SimpleNamespace(adapter=SimpleNamespace(writes=True))
+    return study
+
+
+def test_exit_layers_are_judged_on_sensible_text():
+    fresh, loop, short = list(range(20)), [1, 2, 3, 4] * 5, [1, 2, 3, 4]
+    assert text_study([fresh] * 30).learnt == {"t": True}
+    assert text_study([fresh] * 29 + [short]).learnt == {"t": False}  # 29 outputs are long enough
+    assert text_study([fresh] * 30 + [loop] * 7).repetition["t"] == pytest.approx(140 / 740)
+    assert text_study([fresh] * 30 + [loop] * 7).learnt == {"t": True}
+    assert text_study([fresh] * 30 + [loop] * 8).learnt == {"t": False}
+    assert text_study([fresh] * 30).under("quality").learnt == {"t": False}
