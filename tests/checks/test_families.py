@@ -116,8 +116,10 @@ def test_padding_that_leaks_fails(monkeypatch):
 def test_kept_result_covers_every_architecture():
     """One row each, nothing fails, every refusal says why; 9 of 10 attention-based causal readouts pass."""
     kept = json.loads(sweep.RESULT.read_text())
-    if kept["versions"]["transformers"] != transformers.__version__:
-        pytest.skip(f"the kept result is of transformers {kept['versions']['transformers']}")
+    swept = kept["versions"]["transformers"]
+    if swept != transformers.__version__:
+        line = f"{sweep.RESULT.name} is of transformers {swept}, not {transformers.__version__}"
+        pytest.fail(f"{line}: run python -m checks.families again", pytrace=False)
     rows = kept["rows"]
     assert [(r["kind"], r["model_type"]) for r in rows] == [(k, m) for k, names in KINDS.items() for m in names]
     assert not [r for r in rows if "fail" in [r[k] for k in sweep.VERDICTS]]

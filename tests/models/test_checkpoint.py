@@ -166,9 +166,14 @@ def test_home_folder_is_expanded(folder_of, monkeypatch):
     assert eelib.load_model("~/llama", device="cpu").name == "llama"
 
 
-def test_balanced_needs_accelerate_or_gives_the_same(folder_of, model_of, one_line):
-    if importlib.util.find_spec("accelerate") is None:
-        return one_line(ValueError, "accelerate", lambda: eelib.load_model(str(folder_of("llama")), device="balanced"))
+def test_balanced_without_accelerate_is_refused(folder_of, monkeypatch, one_line):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "accelerate" else found(name))
+    one_line(CheckpointError, "accelerate", lambda: eelib.load_model(str(folder_of("llama")), device="balanced"))
+
+
+def test_balanced_gives_the_same_states(folder_of, model_of):
+    pytest.importorskip("accelerate")
     spread = eelib.load_model(str(folder_of("llama")), device="balanced")
     states = [states_of(m, [[5, 6, 7]], [[8]])[0].cpu() for m in (spread, model_of("llama"))]
     torch.testing.assert_close(*states)
