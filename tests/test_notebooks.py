@@ -156,6 +156,12 @@ def test_source_is_stripped_and_declares_its_parameters(path):
     assert all("#" in line for line in parameters.source.splitlines())
 
 
+def test_the_linter_reads_notebooks():
+    asked = [sys.executable, "-m", "ruff", "check", "--show-files"]
+    read = subprocess.run(asked, cwd=ROOT, text=True, capture_output=True, check=True).stdout.splitlines()
+    assert {str(path) for path in NOTEBOOKS} <= set(read)
+
+
 def test_every_notebook_is_in_the_study():
     import yaml
 
