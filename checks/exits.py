@@ -8,7 +8,8 @@ called token by token. The bound is what the formula gives where nothing but blo
 is expected with all else. Seconds are wall time, of each batch the quickest of the repeats, so that what else the
 machine does counts least. What the best lossless drafts had right is then replayed on larger shapes
 (`checks.exits_shapes`), and drafts through other readings of a model's layers are timed (`checks.exits_readings`; with
-`--only readings` these alone, put into the report that is there). At its end it says how long it took.
+`--only readings` these alone, put into the report that is there). At its end it says how long it took, and ends with
+status 1 where the tokens of a lossless way are not plain decoding's.
 """
 
 import argparse
@@ -203,8 +204,7 @@ def main() -> None:
     if asked.only and not asked.output.is_file():
         parser.error(f"--only {asked.only}: {asked.output} is no report that it could be put into")
     command, began = " ".join(["python -m checks.exits", *sys.argv[1:]]), time.perf_counter()
-    if not asked.only:
-        report(asked, command)
+    found = [] if asked.only else report(asked, command)
     if asked.readings:
         load = os.getloadavg()[0]  # of other work, which all ways share
         rows = read(asked.readings, eelib.load_task(TASK, limit=asked.sequences), asked.sequences, asked.repeats)
@@ -213,11 +213,24 @@ def main() -> None:
         write_part(asked.output, "readings", command, (), **told)
         for row in rows:
             print(json.dumps(row))
+        found += rows
     print(f"{asked.output}: {command}, {(time.perf_counter() - began) / 60:.1f} minutes")
+    if wrong := differing(found):
+        sys.exit("; ".join(wrong))
 
 
-def report(asked: argparse.Namespace, command: str) -> None:
-    """All but the readings."""
+def differing(rows: Rows) -> list[str]:
+    """The lossless ways whose tokens are not plain decoding's, which decides near ties in both."""
+    return [
+        f"{row['model']}, batch {row['batch']}, {row['way']}: {row['agrees']:g} of its {row['tokens']:g} tokens are "
+        f"those of plain decoding, which has {row['of']:g}"
+        for row in rows
+        if row["kind"] == "lossless" and not row["agrees"] == row["tokens"] == row["of"]
+    ]
+
+
+def report(asked: argparse.Namespace, command: str) -> Rows:
+    """All but the readings; the rows of the ways."""
     found, began = [], time.perf_counter()
     for name in asked.models:
         found.append(measured(name, asked.sequences, asked.repeats))
@@ -238,6 +251,7 @@ def report(asked: argparse.Namespace, command: str) -> None:
     )
     for row in rows:
         print(json.dumps(row))
+    return rows
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 First the kernel's readouts of some rows are checked against float64; then it is timed beside the bare matmul of the
 same shape (whose rate is the ceiling), chunked torch, torch.compile of that, and Liger's fused linear cross-entropy
 where liger-kernel is installed (forward only: its loss alone, no top-k, rank or entropy). Times are medians of
-CUDA-event timings, the ways taking turns. Writes data/checks/kernel.json; without a GPU it says so and writes nothing.
+CUDA-event timings, the ways taking turns. Writes data/checks/kernel.json and ends with status 1 where the kernel's rate
+is below its goal; without a GPU it says so, writes nothing and ends with status 2.
 """
 
 import argparse
@@ -38,9 +39,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(
             "No GPU here, so there is nothing to measure and nothing was written. The kernel's results are tested "
-            "without one: python -m pytest tests/lens/test_cuda_kernel.py"
+            "without one: python -m pytest tests/lens/test_cuda_kernel.py",
+            file=sys.stderr,
         )
-        return
+        sys.exit(2)
     rows = [
         measure(count, asked.width, vocabulary, asked.repeats)
         for vocabulary in asked.vocabulary
@@ -57,6 +59,8 @@ def main() -> None:
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(asked.output, (json.dumps(record, indent=1) + "\n").encode())
     print(f"wrote {asked.output}")
+    if slow := [row for row in rows if not row["reached"]]:
+        sys.exit(f"{len(slow)} of {len(rows)} shapes are below {GOAL} of the matmul's rate")
 
 
 def arguments() -> argparse.Namespace:

@@ -4,7 +4,8 @@ Every way runs on the same checkpoints and prompts, in a process of its own with
 taking turns; the best of the repeats counts and all of them are kept. Weights are random float32 numbers; the shipped
 model has its own, which are bfloat16 numbers, and a trace multiplies those faster on CPUs that can.
 
-Each measurement is kept when it is made, so a run that was stopped goes on where it was.
+Each measurement is kept when it is made, so a run that was stopped goes on where it was. It ends with status 1 where a
+way's top-1s are not the plain way's, or a trace's could not be compared.
 """
 
 import argparse
@@ -153,6 +154,18 @@ def measure_linearity(shape: Shape, batch: int, repeats: int, workers: Workers, 
     return rows
 
 
+def differing(rows: list[dict]) -> list[str]:
+    """Ways whose top-1s differ from the plain way's, ties aside, and traces that were not compared with it."""
+    found = []
+    for row in rows:
+        where = f"{row['shape']}, batch {row['batch']}, {row['way']}"
+        if row["top1_differences"]:
+            found.append(f"{where}: {row['top1_differences']} top-1s are not the plain way's")
+        elif row["way"] == "trace" and row["top1_differences"] is None:
+            found.append(f"{where}: not compared with the plain way" + (f" ({row['note']})" if row["note"] else ""))
+    return found
+
+
 def surroundings(threads: int, peers: list[str]) -> dict:
     """Machine, versions, date."""
     of_peers = {}
@@ -254,6 +267,8 @@ def main(command: list[str] | None = None) -> None:
     whole = planned(asked) == list(SHAPES.values()) and asked.peers == list(PEERS) and not asked.no_linearity
     write(out, content | {"finished": whole})
     print(f"written to {out}")
+    if wrong := differing(content["rows"]):
+        sys.exit("; ".join(wrong))
 
 
 if __name__ == "__main__":

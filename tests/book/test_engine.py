@@ -94,6 +94,12 @@ def test_crashes_are_judged(changes, missed):
     assert "by moment: during a write 65." in page
 
 
+def test_a_disk_that_was_not_filled_is_not_judged():
+    why = {"tested": False, "why": "no right to mount"}
+    page = "\n".join(book_engine.crashes(crash_report() | {"full_disk": why}))
+    assert "| no right to mount | not measured |" in page and page.count("**met**") == 6
+
+
 @pytest.mark.parametrize("twice, verdict", [(0, "**met**"), (2, "**not met**")])
 def test_many_prompts_are_told(twice, verdict):
     content = {

@@ -10,7 +10,7 @@ import time
 import pytest
 from tqdm import tqdm
 
-from checks.crashes import Traced, content, many_round, only, two_round
+from checks.crashes import Traced, all_well, content, many_round, only, two_round
 from checks.tiny_texts import PROMPTS
 from eelib import Task, trace
 from eelib.tracing import outputs
@@ -66,6 +66,25 @@ def test_a_lock_of_progress_bars_that_nobody_gives_back_stops_no_child(work, tmp
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert ended and status == 0
+
+
+def test_a_part_that_was_not_run_has_not_passed():
+    good = {
+        "killed": {"runs": 3, "identical": 3},
+        "workers_killed": {"runs": 2, "identical": 2},
+        "damaged": [{"identical": True}],
+        "two_processes": {"rounds": 6, "shared": 6, "identical": 6},
+        "full_disk": {"tested": True, "identical": True},
+    }
+    assert all_well(good)
+    for part, value in (
+        ("full_disk", {"tested": False, "why": "no right to mount"}),
+        ("killed", {"runs": 0, "identical": 0}),
+        ("workers_killed", {"runs": 2, "identical": 1}),
+        ("damaged", [{"identical": True}, {"identical": False}]),
+        ("two_processes", {"rounds": 6, "shared": 5, "identical": 6}),
+    ):
+        assert not all_well(good | {part: value}), part
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,23 @@ def test_ways_are_timed(folder_of, tmp_path, monkeypatch):
     assert assisted["seconds"] is None or assisted["tokens"] > 0
 
 
+@pytest.mark.parametrize("changes, wrong", [({}, False), ({"agrees": 8.0}, True), ({"tokens": 10.0}, True)])
+def test_a_lossless_way_with_other_tokens_is_an_error(changes, wrong, tmp_path, monkeypatch):
+    """One token that differs, or one too many; a lossy way may have either."""
+    row = {"model": "made", "batch": 1, "way": "drafts", "kind": "lossless", "agrees": 9.0, "of": 9.0, "tokens": 9.0}
+    rows = [row | changes, row | {"way": "gate", "kind": "lossy", "agrees": 1.0}]
+    monkeypatch.setattr(exits, "measured", lambda *_: exits.Found(rows, [], {}))
+    monkeypatch.setattr(exits, "best_pattern", lambda _: None)
+    out = tmp_path / "exits.json"
+    monkeypatch.setattr(sys, "argv", ["exits", "--models", "made", "--shapes", "--readings", "--output", str(out)])
+    if wrong:
+        with pytest.raises(SystemExit, match="^made, batch 1, drafts: . of its .* plain decoding, which has 9$"):
+            exits.main()
+    else:
+        exits.main()
+    assert json.loads(out.read_text())["rows"] == rows
+
+
 @pytest.mark.parametrize("right, per_round", [(True, 3.0), (False, 1.0)])
 def test_a_pattern_is_replayed_on_another_shape(right, per_round):
     """Drafts of two through half of the layers, all right or all wrong: 24 tokens after the prompt's."""

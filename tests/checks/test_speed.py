@@ -73,6 +73,40 @@ def test_a_stopped_run_goes_on_and_a_half_written_line_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({}, None),
+        ({"ties": 3, "not_compared": 4}, None),
+        ({"top1_differences": 2}, "tiny, batch 1, trace: 2 top-1s are not the plain way's"),
+        (
+            {"top1_differences": None, "note": "no room"},
+            "tiny, batch 1, trace: not compared with the plain way (no room)",
+        ),
+    ],
+)
+def test_a_top_1_that_differs_or_is_not_compared_is_an_error(changes, words, tmp_path, monkeypatch):
+    same = {
+        "shape": "tiny",
+        "batch": 1,
+        "way": "trace",
+        "note": "",
+        "top1_differences": 0,
+        "ties": 0,
+        "not_compared": 0,
+    }
+    floor = same | {"way": "floor", "top1_differences": None}
+    monkeypatch.setattr(speed, "CACHE", tmp_path)
+    monkeypatch.setattr(speed, "measure_cell", lambda _, batch, *__: [floor, same | changes] if batch == 1 else [])
+    if words:
+        with pytest.raises(SystemExit) as ended:
+            speed.main(["--quick"])
+        assert ended.value.code == words
+    else:
+        speed.main(["--quick"])
+    assert json.loads((tmp_path / "quick.json").read_text())["rows"] == [floor, same | changes]
+
+
+@pytest.mark.parametrize(
     "command, named",
     [
         ("--shapes huge", "shape 'huge' is not known"),
