@@ -481,10 +481,10 @@ def main() -> None:
     began, root, rows = time.monotonic(), Path.cwd(), []
     sys.path.insert(0, str(root))
     import torch
-    import transformers
 
-    from eelib.common.machine import host
+    from checks.report import headed, write_report
 
+    head = headed("bad_input")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -507,15 +507,7 @@ def main() -> None:
         rows += odd_rows(scratch / "runs")
         rows += told_rows(MODEL, scratch)
         rows += [] if asked.no_papermill else papermill_rows(root, scratch)
-    report = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": host(),
-        "seconds": round(time.monotonic() - began, 1),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "rows": rows,
-    }
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    asked.output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_report(asked.output, head, seconds=round(time.monotonic() - began, 1), rows=rows)
     for row in rows:
         mark = "ok  " if row["ok"] else "FAIL"
         print(mark, f"{row['case']} ({row['given']}): {row['message']}", row["left behind"] or "")

@@ -28,7 +28,7 @@ import yaml
 from checks.compare_results import differences, results_in
 from checks.crashes import content
 from checks.one_node import NoSlurm, OneNode
-from checks.report import write_report
+from checks.report import headed, write_report
 from eelib.common.data import data_folder
 from eelib.common.machine import versions
 
@@ -299,7 +299,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
     parser.add_argument("--keep", type=Path, help="work in this new folder and leave it")
     asked = parser.parse_args()
-    memory = psutil.virtual_memory().total >> 20
+    head, memory = headed("cluster"), psutil.virtual_memory().total >> 20
     signal.signal(signal.SIGTERM, end)
     try:
         if asked.keep:
@@ -311,8 +311,7 @@ def main() -> None:
     except NoSlurm as error:
         sys.exit(f"There is no Slurm here, and none can be had: {error}")
     found["ok"] = good(found)
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    write_report(asked.output, "python -m checks.cluster", (), **found)
+    write_report(asked.output, head, **found)
     print(json.dumps(found))
     sys.exit(0 if found["ok"] else 1)
 

@@ -9,15 +9,14 @@ published form, one threshold too low, is run beside them.
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from checks.report import headed, write_report
 from eelib.common.data import data_folder
-from eelib.common.machine import host, versions
 from eelib.exits.calibration import (
     Choice,
     conformal_risk_control,
@@ -113,26 +112,19 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"calibration sets of each kind ({DRAWS})")
     parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
     asked = parser.parse_args()
+    head = headed("coverage", "numpy", "scipy")
     rows = [row | {"kept": kept(row)} for row in simulate(asked.draws)]
     ok = all(row["kept"] is not False for row in rows)
-    asked.output.write_text(
-        json.dumps(
-            {
-                "command": "python -m checks.coverage",
-                "date": time.strftime("%Y-%m-%d"),
-                "machine": host(),
-                "versions": versions("numpy", "scipy"),
-                "epsilon": EPSILON,
-                "delta": DELTA,
-                "draws": asked.draws,
-                "least_for_test": smallest_for_test(EPSILON, DELTA),
-                "least_for_control": smallest_for_control(EPSILON),
-                "ok": ok,
-                "rows": rows,
-            },
-            indent=1,
-        )
-        + "\n"
+    write_report(
+        asked.output,
+        head,
+        epsilon=EPSILON,
+        delta=DELTA,
+        draws=asked.draws,
+        least_for_test=smallest_for_test(EPSILON, DELTA),
+        least_for_control=smallest_for_control(EPSILON),
+        ok=ok,
+        rows=rows,
     )
     for row in rows:
         print(json.dumps(row))

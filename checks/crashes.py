@@ -25,9 +25,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from checks.report import headed, write_report
 from eelib.common.data import data_folder
 from eelib.common.files import read_json
-from eelib.common.machine import host, versions
 from eelib.tracing.shards import notes
 
 RESULT = data_folder("checks", "crashes.json")
@@ -328,7 +328,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random moments (0)")
     parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
     asked = parser.parse_args()
-    began, work = time.monotonic(), Traced()
+    head, began, work = headed("crashes", "pyarrow"), time.monotonic(), Traced()
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         work.warm_up(scratch / "small")
@@ -357,9 +357,6 @@ def main() -> None:
         }
     ok = all_well(found)
     report = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": host(),
-        "versions": versions("pyarrow"),
         "seed": asked.seed,
         "seconds": round(time.monotonic() - began, 1),
         "model": "pocket-llama",
@@ -369,8 +366,7 @@ def main() -> None:
         **found,
         "ok": ok,
     }
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    asked.output.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(asked.output, head, **report)
     print(
         json.dumps(
             {key: report[key] for key in ("killed", "workers_killed", "two_processes", "full_disk", "seconds", "ok")}

@@ -29,10 +29,9 @@ import eelib
 from checks.exits_readings import READINGS, read
 from checks.exits_shapes import SHAPES, Pattern, replayed
 from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, score, totals
-from checks.report import write_part, write_report
+from checks.report import Head, headed, write_part, write_report
 from eelib.analysis.speed import PLAIN, Way, by_library, few_exits, planned, run, timed
 from eelib.common.data import data_folder
-from eelib.common.machine import host
 from eelib.exits.calibration import by_agreement
 from eelib.exits.curve import curve
 from eelib.exits.decoding.generate import DRAFT, batches, encoded
@@ -204,13 +203,13 @@ def main() -> None:
     if asked.only and not asked.output.is_file():
         parser.error(f"--only {asked.only}: {asked.output} is no report that it could be put into")
     command, began = " ".join(["python -m checks.exits", *sys.argv[1:]]), time.perf_counter()
-    found = [] if asked.only else report(asked, command)
+    head = headed("exits", command=command)
+    head["machine"] |= {"threads": torch.get_num_threads()}
+    found = [] if asked.only else report(asked, head)
     if asked.readings:
         load = os.getloadavg()[0]  # of other work, which all ways share
         rows = read(asked.readings, eelib.load_task(TASK, limit=asked.sequences), asked.sequences, asked.repeats)
-        machine = host() | {"threads": torch.get_num_threads()}
-        told = {"machine": machine, "task": TASK, "sequences": asked.sequences, "load": load, "rows": rows}
-        write_part(asked.output, "readings", command, (), **told)
+        write_part(asked.output, "readings", head, task=TASK, sequences=asked.sequences, load=load, rows=rows)
         for row in rows:
             print(json.dumps(row))
         found += rows
@@ -229,7 +228,7 @@ def differing(rows: Rows) -> list[str]:
     ]
 
 
-def report(asked: argparse.Namespace, command: str) -> Rows:
+def report(asked: argparse.Namespace, head: Head) -> Rows:
     """All but the readings; the rows of the ways."""
     found, began = [], time.perf_counter()
     for name in asked.models:
@@ -239,9 +238,7 @@ def report(asked: argparse.Namespace, command: str) -> Rows:
     pattern = best_pattern(found)
     write_report(
         asked.output,
-        command,
-        (),
-        machine=host() | {"threads": torch.get_num_threads()},
+        head,
         task=TASK,
         sequences=asked.sequences,
         kept=KEPT,

@@ -165,22 +165,14 @@ def main() -> None:
     ]
     if not wanted:
         parser.error("no architecture of that name; allowed are transformers' model types, such as llama or bert")
-    began = time.monotonic()
+    from checks.report import headed, write_report
+
+    head, began = headed("families"), time.monotonic()
     rows = sweep(wanted, options.processes)
     print(summary(rows))
     output = options.output or (RESULT if not options.only and not options.kind else None)
     if output is not None:
-        from eelib.common.machine import host, versions
-
-        record = {
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": host(),
-            "seconds": round(time.monotonic() - began, 1),
-            "versions": versions(),
-            "rows": rows,
-        }
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(record, indent=1) + "\n")
+        write_report(output, head, seconds=round(time.monotonic() - began, 1), rows=rows)
 
 
 if __name__ == "__main__":

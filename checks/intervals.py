@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from checks.populations import Random, drops, exits, outputs, prefixes, shares
-from checks.report import write_report
+from checks.report import headed, write_report
 from checks.statistics import (
     Make,
     by_halves,
@@ -256,6 +256,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work (1); the result is the same")
     parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
     asked = parser.parse_args()
+    head = headed("intervals", "numpy", "scipy")
     work = [(k, n, asked.replications) for k, kind in enumerate(KINDS) for n in sorted({*GROUPS, kind.least})]
     rows = []
     with get_context("spawn").Pool(asked.jobs) if asked.jobs > 1 else nullcontext() as pool:
@@ -265,8 +266,7 @@ def main() -> None:
     ok = all(row["kept"] for row in rows)
     write_report(
         asked.output,
-        "python -m checks.intervals",
-        ("numpy", "scipy"),
+        head,
         replications=asked.replications,
         draws=DRAWS,
         least=LEAST,

@@ -75,7 +75,9 @@ def main() -> None:
     if asked.one:
         print(json.dumps(steps(int(asked.one[0]), asked.one[1], asked.steps)))
         return
-    rows = []
+    from checks.report import headed, write_report  # late: a child's memory is measured
+
+    head, rows = headed("joint_memory", "pyarrow"), []
     for vocabulary in VOCABULARIES:
         found = {}
         for way in WAYS:
@@ -105,13 +107,10 @@ def main() -> None:
                 }
             )
             print(json.dumps(rows[-1]))
-    from checks.report import write_report  # late: a child's memory is measured
-
     ok = all(row["memory_of_plain"] <= MOST for row in rows if row["way"] == "joint")
     write_report(
         asked.output,
-        "python -m checks.joint_memory",
-        ("pyarrow",),
+        head,
         network="Llama of 12 blocks of width 256, bf16, random weights",
         batch=f"{TEXTS} texts of {TOKENS} tokens, {TARGETS} of them targets",
         steps=asked.steps,

@@ -9,11 +9,9 @@ is below its goal; without a GPU it says so, writes nothing and ends with status
 
 import argparse
 import importlib.util
-import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from checks.report import headed, write_report
 from eelib.common.data import data_folder
-from eelib.common.files import write_atomically
-from eelib.common.machine import host, versions
+from eelib.common.machine import host
 from eelib.lens.cuda import kernel
 
 OUT = data_folder("checks", "kernel.json")
@@ -43,21 +41,14 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    head = headed("kernel", "triton", "liger-kernel")
     rows = [
         measure(count, asked.width, vocabulary, asked.repeats)
         for vocabulary in asked.vocabulary
         for count in asked.rows
     ]
-    record = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "versions": {**versions("triton", "liger-kernel"), "cuda": torch.version.cuda},
-        "goal": GOAL,
-        "repeats": asked.repeats,
-        "rows": rows,
-    }
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(asked.output, (json.dumps(record, indent=1) + "\n").encode())
+    head |= {"machine": machine(), "versions": head["versions"] | {"cuda": torch.version.cuda}}
+    write_report(asked.output, head, goal=GOAL, repeats=asked.repeats, rows=rows)
     print(f"wrote {asked.output}")
     if slow := [row for row in rows if not row["reached"]]:
         sys.exit(f"{len(slow)} of {len(rows)} shapes are below {GOAL} of the matmul's rate")

@@ -19,7 +19,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from checks.report import write_report
+from checks.report import headed, write_report
 from eelib.browser.__main__ import main as write_scripts
 from eelib.browser.example import DIRECTIONS
 from eelib.common.data import data_folder
@@ -95,6 +95,7 @@ def main() -> None:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         sys.exit("There is no Chromium here, so the lens was not timed; tests/browser.sh installs one, as root.")
+    head = headed("lens")
     sources = {name: load_task(f"translation/{name}").sources[: given.each] for name in DIRECTIONS}
     with tempfile.TemporaryDirectory() as folder:
         site(Path(folder), [(name, sentence) for name, chosen in sources.items() for sentence in chosen])
@@ -104,8 +105,7 @@ def main() -> None:
     told = subprocess.run([browser, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     write_report(
         given.output,
-        "python -m checks.lens",
-        (),
+        head,
         browser=told,
         model=MODEL,
         least=LEAST,

@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from checks.report import headed, write_report
 from eelib.common.data import data_folder
-from eelib.common.machine import host, versions
 
 RESULT = data_folder("checks", "many_prompts.json")
 TOKENS = 4  # of each output
@@ -77,9 +77,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        report = measured(folder, asked.prompts, asked.workers)
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    asked.output.write_text(json.dumps(report, indent=1) + "\n")
+        head, report = headed("many_prompts", "pyarrow"), measured(folder, asked.prompts, asked.workers)
+    write_report(asked.output, head, **report)
     print(json.dumps(report))
     sys.exit(0 if report["ok"] else 1)
 
@@ -108,9 +107,6 @@ def measured(folder: Path, prompts: int, workers: int) -> dict:
     spent = (before[-1][1] - first) + (max(when for _, when, _ in after) - min(when for _, when, _ in after))
     rows = max(number for _, _, number in lines(log, "rows"))
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": host(),
-        "versions": versions("pyarrow"),
         "prompts": prompts,
         "workers": workers,
         "tokens_of_each": TOKENS,

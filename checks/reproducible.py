@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from checks.crashes import content
+from checks.report import headed, write_report
 from eelib.common.data import data_folder
-from eelib.common.machine import host, versions
 from eelib.models.model import Model
 from eelib.tracing.trace import Trace
 
@@ -64,6 +64,7 @@ def main() -> None:
 
     import eelib
 
+    head = headed("reproducible", "pyarrow")
     began, task, batches, equal, threads = time.monotonic(), eelib.load_task(TASK, asked.limit), [], [], []
     with tempfile.TemporaryDirectory() as name:
         for dtype in ("float32", "bfloat16"):
@@ -96,21 +97,18 @@ def main() -> None:
     ok = all(row["same_bytes"] for row in equal) and not any(
         row["top1_differs"] or row["sequences_with_another_output"] for row in batches if row["dtype"] == "float32"
     )
-    report = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": host(),
-        "versions": versions("pyarrow"),
-        "seconds": round(time.monotonic() - began, 1),
-        "model": "pocket-llama",
-        "task": TASK,
-        "max_new_tokens": NEW_TOKENS,
-        "equal_runs": equal,
-        "batch_sizes": batches,
-        "threads": threads,
-        "ok": ok,
-    }
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    asked.output.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(
+        asked.output,
+        head,
+        seconds=round(time.monotonic() - began, 1),
+        model="pocket-llama",
+        task=TASK,
+        max_new_tokens=NEW_TOKENS,
+        equal_runs=equal,
+        batch_sizes=batches,
+        threads=threads,
+        ok=ok,
+    )
     for row in equal + batches + threads:
         print(json.dumps({k: v for k, v in row.items() if k not in ("mean_difference", "top1_differs_by_layer")}))
     sys.exit(not ok)

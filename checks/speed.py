@@ -15,11 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+from eelib.book.measured import code_of
 from eelib.common.data import data_folder
-from eelib.common.files import write_atomically
-from eelib.common.machine import host, versions
-from eelib.common.sources import hash_of
 
+from .report import headed, write_report
 from .speed_rows import cell_rows, file_of
 from .speed_shapes import QUICK, ROOT, SHAPES, Shape, checkpoint, prompts
 from .speed_ways import WAYS
@@ -43,7 +42,7 @@ class Measurements:
     """Single measurements, one JSON line each; those of other code or settings stay in the file, unused."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        self.path, self.threads, self.code = path, threads, measured_code()
+        self.path, self.threads, self.code = path, threads, code_of("speed")
         self.known: dict[str, dict] = {}
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -86,14 +85,6 @@ class Measurements:
                     # A line of its own, whatever a killed run left at the end.
                     file.write("\n" + json.dumps({"key": key, "answer": answer}) + "\n")
         return self.known[key]
-
-
-def measured_code() -> str:
-    """Hash of the code that is measured or measures."""
-    rooms = ("common", "models", "tasks", "lens", "tracing")
-    files = [file for room in rooms for file in (ROOT / "eelib" / room).rglob("*.py")]
-    files += [*(ROOT / "checks").glob("speed*.py"), *(ROOT / "checks" / "peers").glob("*")]
-    return hash_of(file for file in files if file.is_file())
 
 
 def measure_cell(
@@ -167,16 +158,13 @@ def differing(rows: list[dict]) -> list[str]:
 
 
 def surroundings(threads: int, peers: list[str]) -> dict:
-    """Machine, versions, date."""
+    """A report's head, with the threads and the peers' versions."""
     of_peers = {}
     for peer in peers:
         pins = (ROOT / "checks" / "peers" / f"{peer}.txt").read_text().splitlines()
         of_peers[peer] = next(line.split("==")[1] for line in pins if line.startswith(f"{peer}=="))
-    return {
-        "machine": host() | {"threads": threads},
-        "versions": versions("numpy") | of_peers,
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    head = headed("speed", "numpy", command=" ".join(["python -m checks.speed", *sys.argv[1:]]))
+    return head | {"machine": head["machine"] | {"threads": threads}, "versions": head["versions"] | of_peers}
 
 
 def arguments(command: list[str] | None = None) -> argparse.Namespace:
@@ -230,12 +218,6 @@ def planned(asked: argparse.Namespace) -> list[Shape]:
     ]
 
 
-def write(path: Path, content: dict) -> None:
-    """The rows so far; whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-
-
 def main(command: list[str] | None = None) -> None:
     """Measure what is asked for."""
     if sys.platform != "linux":
@@ -258,14 +240,14 @@ def main(command: list[str] | None = None) -> None:
         try:
             for batch in shape.plan:
                 content["rows"] += measure_cell(shape, batch, ways, repeats, workers, kept)
-                write(out, content)
+                write_report(out, content)
             if shape.name == LINEAR and not asked.no_linearity:
                 content["linearity"] = measure_linearity(shape, 64, repeats, workers, kept)
-                write(out, content)
+                write_report(out, content)
         finally:
             workers.close()
     whole = planned(asked) == list(SHAPES.values()) and asked.peers == list(PEERS) and not asked.no_linearity
-    write(out, content | {"finished": whole})
+    write_report(out, content | {"finished": whole})
     print(f"written to {out}")
     if wrong := differing(content["rows"]):
         sys.exit("; ".join(wrong))

@@ -32,6 +32,7 @@ def coverage(content: dict[str, Any]) -> Iterator[str]:
             },
         ],
         "Goals: that calibrated thresholds keep what is promised.",
+        content,
     )
     far = [row["violations"] for row in published]
     yield (

@@ -13,6 +13,7 @@ from eelib.book.families import families
 from eelib.book.html import raw
 from eelib.book.intervals import intervals
 from eelib.book.lens import lens
+from eelib.book.measured import since
 from eelib.book.pages import curves_of
 from eelib.book.speed import MOST_OF_FLOOR, folded, goal_table, parts
 from eelib.common.markdown import Markdown, card_parts, table, text
@@ -23,6 +24,7 @@ KILLS = 300
 UNITS = {"cpu": "{}", "cores": "{} cores", "threads": "{} threads", "memory_gib": "{} GiB of memory"}
 FEW = 12  # rows that are shown at once
 SURROUNDINGS = ("machine", "date", "versions")
+HEAD = (*SURROUNDINGS, "command", "commit", "recorded_in", "code", "since")  # all that is no figure
 
 
 def engine(folder: Path) -> dict[str, str]:
@@ -55,6 +57,7 @@ def section(path: Path, render: Callable[[dict[str, Any]], Iterator[str]]) -> st
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content, list):
         content = {"rows": content}
+    content["since"] = since(path.stem, content)
     return "\n".join([*render(content), made_on(content)])
 
 
@@ -78,7 +81,7 @@ def bad_input(content: dict[str, Any]) -> Iterator[str]:
     """How many cases went as they should, how long a refusal takes, those that went wrong, and all of them folded."""
     rows = content["rows"]
     failed = [row for row in rows if not row["ok"]]
-    yield f"**{len(rows) - len(failed)} of {len(rows)} cases went as they should.**\n"
+    yield f"**{len(rows) - len(failed)} of {len(rows)} cases went as they should{content.get('since', '')}.**\n"
     timed = sorted((row for row in rows if "seconds" in row), key=lambda row: row["seconds"])
     if timed:
         middle, slowest = timed[len(timed) // 2], timed[-1]
@@ -129,7 +132,7 @@ def crashes(content: dict[str, Any]) -> Iterator[str]:
         goals.append(full | {"measured": f"{len(disk['half_files'])}", "met": met})
     else:
         goals.append(full | {"measured": disk["why"], "met": None})
-    yield goal_table(goals, "Goals: what is left of runs that were killed, damaged, doubled or out of disk.")
+    yield goal_table(goals, "Goals: what is left of runs that were killed, damaged, doubled or out of disk.", content)
     yield f"The kills, by moment: {described(killed['moments'])}.\n"
     if disk["tested"]:
         yield f"On the full disk it said: {text(disk['message'])}.\n"
@@ -145,6 +148,7 @@ def many_prompts(content: dict[str, Any]) -> Iterator[str]:
             )
         ],
         "Goal: no shard is made twice.",
+        content,
     )
     again = content["seconds_to_start_again"]
     yield (
@@ -174,6 +178,7 @@ def cluster(content: dict[str, Any]) -> Iterator[str]:
             counted("Jobs too large for the node: the reason is told", sum(row["ok"] for row in large), len(large)),
         ],
         "Goals: the bytes of a plain run, whatever happens to jobs.",
+        content,
     )
     yield (
         f"{content['models']} tiny models went through {content['notebooks']} notebooks, with {content['workers']} "
@@ -209,6 +214,7 @@ def reproducible(content: dict[str, Any]) -> Iterator[str]:
             },
         ],
         "Goals: the same bytes from equal runs, the same top-1s from batches of any size.",
+        content,
     )
     yield table(
         [
@@ -251,6 +257,7 @@ def joint_memory(content: dict[str, Any]) -> Iterator[str]:
             }
         ],
         "Goal: the memory of a joint step.",
+        content,
     )
     yield f"{text(content['network'])}; {text(content['batch'])}.\n"
     yield table(
@@ -275,7 +282,7 @@ def outcome(content: dict[str, Any]) -> Iterator[str]:
     lists = {
         key: value for key, value in content.items() if isinstance(value, list) and value and isinstance(value[0], dict)
     }
-    values = {key: value for key, value in content.items() if key not in (*SURROUNDINGS, *lists)}
+    values = {key: value for key, value in content.items() if key not in (*HEAD, *lists)}
     yield from card_parts(values, curves_of("The check"))
     for name, rows in lists.items():
         keys, title = list(dict.fromkeys(key for row in rows for key in row)), name.replace("_", " ").capitalize()
@@ -302,6 +309,7 @@ def kernel(content: dict[str, Any]) -> Iterator[str]:
             }
         ],
         "Goal: the rate of the kernel.",
+        content,
     )
     ways = list(dict.fromkeys(way for row in rows for way in row["share_of_matmul"] if way != "matmul"))
     yield table(

@@ -23,7 +23,8 @@ def exits(content: dict[str, Any]) -> Iterator[str]:
     """Goals judged on the best model, why those are missed that are, then every way."""
     rows = [row for row in content["rows"] if row["seconds"]]
     shapes, kept = content.get("shapes") or [], content["kept"]
-    yield goal_table([*goals(rows, kept), *shape_goals(shapes)], "Goals: what decoding gains by leaving early.")
+    judged = [*goals(rows, kept), *shape_goals(shapes)]
+    yield goal_table(judged, "Goals: what decoding gains by leaving early.", content)
     yield (
         f"Ratios of tokens per second on {content['sequences']} texts of {text(content['task'])}, to the fastest plain "
         f"decoding: ours, in the loop or token by token, or transformers' `generate` (the latter one prompt at a time "

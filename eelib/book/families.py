@@ -15,7 +15,7 @@ PASSING = 0.9  # of the attention-based causal families
 def families(content: dict[str, Any]) -> Iterator[str]:
     """The goal, counts by kind, and every family folded below its kind."""
     rows = content["rows"]
-    yield goal_table([family_goal(rows)], "Goal: families of which everything is right.")
+    yield goal_table([family_goal(rows)], "Goal: families of which everything is right.", content)
     summary = []
     for kind, name in kinds_of(rows).items():
         built = [row for row in rows if row["kind"] == kind and row["built"]]

@@ -27,6 +27,7 @@ def intervals(content: dict[str, Any]) -> Iterator[str]:
             }
         ],
         "Goal: how often 95% intervals cover, and how wide they are.",
+        content,
     )
     yield (
         f"Every interval was made with {content['draws']:,} draws in place of the notebooks' {DRAWS:,}. Every coverage "

@@ -20,6 +20,7 @@ def lens(content: dict[str, Any]) -> Iterator[str]:
             )
         ],
         "Goal: the speed of the lens.",
+        content,
     )
     yield (
         f"{text(content['model'])} in {text(content['browser'])}, every layer read, the prompt included. Before it "

@@ -181,9 +181,10 @@ def same_goal(speed: dict[str, Any]) -> Goal:
     }
 
 
-def goal_table(found: list[Goal], caption: str) -> str:
-    """Goals as a table."""
-    verdict = {True: Markdown("**met**"), False: Markdown("**not met**"), None: "not measured"}
+def goal_table(found: list[Goal], caption: str, content: dict[str, Any]) -> str:
+    """Goals of a check's result `content` as a table; where its code is not today's, each verdict names its commit."""
+    since = content.get("since", "")
+    verdict = {True: Markdown(f"**met**{since}"), False: Markdown(f"**not met**{since}"), None: "not measured"}
     return table(
         ["Goal", "Asked", "Measured", ""],
         ([goal["goal"], goal["asked"], goal["measured"], verdict[goal["met"]]] for goal in found),
@@ -197,8 +198,8 @@ def parts(speed: dict[str, Any], figure: str) -> Iterator[str]:
     known = [goal["met"] for goal in found if goal["met"] is not None]
     if not speed.get("finished"):
         yield "These figures come from a part of the grid; the rest has not been measured.\n"
-    yield f"**{sum(known)} of {len(known)} goals that could be judged are met.**\n"
-    yield goal_table(found, "The goals of the benchmark.")
+    yield f"**{sum(known)} of {len(known)} goals that could be judged are met{speed.get('since', '')}.**\n"
+    yield goal_table(found, "The goals of the benchmark.", speed)
     yield figure
     measured = cells(speed["rows"])
     ways = [way for way in WAYS if any(row["way"] == way for row in speed["rows"])]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eelib.book.measured import MEASURED, code_files
 from eelib.book.study_schema import WHOLE, read_study
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError
@@ -187,6 +188,7 @@ class StudyFile:
             *modules(PACKAGE / "book" / "__main__.py"),
             *modules(PACKAGE / "book" / "answered.py"),
             *modules(PACKAGE / "book" / "extension.py"),
+            *measured(),
         ]
         return sorted({self.path, "_config.yml", *map(str, found)})
 
@@ -238,6 +240,12 @@ def data_behind(model: str, said: str, *more: str) -> list[str]:
 def modules(source: Path) -> list[str]:
     """Files of eelib behind a notebook or a module, relative to the project."""
     return [str(file.relative_to(PACKAGE.parent)) for file in modules_behind(source)]
+
+
+def measured() -> list[Path]:
+    """Files of code that kept results of checks are of: the book says whether these are still the same."""
+    files = {file.relative_to(PACKAGE.parent) for check in MEASURED for file in code_files(check)}
+    return [file for file in files if file.exists()]
 
 
 if __name__ == "__main__":  # before Snakemake, which takes ten times as long to start
