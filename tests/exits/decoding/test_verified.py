@@ -89,11 +89,12 @@ def test_drafts_of_a_gate_at_any_layer(gate, name, model_of, plain, eos, many, m
     """Drafting goes on as long as the gate leaves; tokens wait at different depths."""
     model = model_of(name)
     eos(model, {model.vocab_size + 1})
-    rule = Rule(gate_named(gate), 1) if gate == "patience" else middle_rule(model, PROMPTS, gate)
+    agreeing = Rule(gate_named("patience"), 0 if name == "bart" else 1)  # the first two layers of this bart never agree
+    rule = agreeing if gate == "patience" else middle_rule(model, PROMPTS, gate)
     for batch_size in (1, 5):
         made = generate(model, many, gate=rule, keys="verified", draft=6, batch_size=batch_size, max_new_tokens=STEPS)
         assert ids_of(made) == plain(name, many)
-        assert made.sequences["drafted"].sum() > 0 or gate == "patience"
+        assert made.sequences["drafted"].sum() > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
