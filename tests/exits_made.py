@@ -11,6 +11,16 @@ from eelib.exits.quality import Quality
 LAYERS, TOKENS = 6, 120
 
 
+def between(scores, share=0.5):
+    """A threshold above about `share` of the scores, in the widest gap there, so that no rounding decides a token."""
+    ordered = scores[torch.isfinite(scores)].double().sort().values
+    at = round(share * (len(ordered) - 1))
+    near = ordered[max(at - 4, 0) : at + 5]
+    widest = int(near.diff().argmax())
+    assert near.diff()[widest] > 1e-3 * near.abs().max()
+    return float(near[widest : widest + 2].mean())
+
+
 class Made:
     """As much of a trace as a curve reads: 12 sequences of 10 tokens, the last one their end token."""
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import traces
+from exits_made import between
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,7 +126,7 @@ def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
     """Sequence by sequence; the rule itself stays as it was over a trace."""
     model, task = model_of("llama"), traces.TASK
     trace = traces.make(model, tmp_path, batch_size=1)
-    middle = float(scores(Rule(gate_named("confidence"), exits=(2,)), trace).values[:, 1].median())
+    middle = between(scores(Rule(gate_named("confidence"), exits=(2,)), trace).values[:, 1])
     rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
     exits, found = decide(rule, trace)
     assert rule.limit == Estimated(middle) and set(exits.tolist()) == {2, trace.layers}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from exits_made import between
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.gates.gate import Seen
@@ -59,7 +60,7 @@ def by_hand():
 
 
 def middle(model, prompts, gate="confidence", **parameters):
-    """A rule whose gate some tokens pass and some do not: at the median of its scores on the prompts' last states."""
+    """A rule whose gate some tokens pass and some do not: among its scores on states after the prompts."""
     from eelib.tracing.decode import states_of
 
     rule = Rule(gate_named(gate, **parameters))
@@ -72,7 +73,7 @@ def middle(model, prompts, gate="confidence", **parameters):
         positions = torch.zeros(len(states), dtype=torch.long)
         seen = Seen(layer, model.layers, positions, readout, states[:, layer], model.unembed, positions, positions)
         scores.append(rule.gate.score(seen, memory))
-    return Rule(rule.gate, float(torch.stack(scores).detach().quantile(0.6)))
+    return Rule(rule.gate, between(torch.stack(scores).detach(), 0.6))
 
 
 @pytest.fixture
