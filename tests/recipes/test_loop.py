@@ -134,19 +134,46 @@ def test_curve_has_the_loss_of_each_part(tmp_path):
     assert set(curve[0]["parts"]) <= {"odd", "even"} and curve[0]["parts"]
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(p.parent for p in data_folder("models").glob("*/config.json")), ids=lambda p: p.name
-)
-def test_shipped_files_are_those_of_the_card(folder):
+ONLY_FIGURES = {file.stem for kept in ("scale", "ablation") for file in data_folder(kept).glob("*.json")}
+SHIPPED = sorted({*RECIPES} - ONLY_FIGURES | {"pocket-llama"})  # whose figures the ablation keeps, too
+
+
+def planned_steps(recipe, tokens):
+    """Steps of a recipe: those of its schedule, of all its stages, or of epochs over so many tokens in all."""
+    if hasattr(recipe, "stages"):
+        return sum(stage.schedule.steps for stage in recipe.stages)
+    if hasattr(recipe, "epochs"):
+        return recipe.epochs * math.ceil(tokens / recipe.epochs / recipe.batch)
+    return (getattr(recipe, "SCHEDULE", None) or recipe.schedule).steps
+
+
+def test_every_recipe_has_its_model_or_its_figures():
+    assert {folder.name for folder in data_folder("models").iterdir()} == set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_are_those_of_the_card(name):
     """The weights are what the card measured; none is larger than what the repository may hold."""
-    card = json.loads((folder / "card.json").read_text())
-    files = {f.name: f for f in folder.iterdir() if f.name != "card.json"}
+    folder = data_folder("models", name)
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    files = {f.relative_to(folder).as_posix(): f for f in folder.rglob("*") if f.is_file() and f.name != "card.json"}
     assert {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()} == card["sha256"]
-    assert all(f.stat().st_size < 40e6 for f in files.values())
+    assert files and all(f.stat().st_size < 40e6 for f in files.values())
     assert card["seed"] and card["recipe"].startswith("python -m eelib.recipes") and card["quality"]
-    recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[folder.name]}")
-    schedule = getattr(recipe, "SCHEDULE", None) or getattr(recipe, "schedule", None)
-    assert schedule is None or card["steps"] == schedule.steps
+    if name != "pocket-tagger":  # its epochs are held against its recipe's in test_pocket_tagger.py
+        recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[name]}")
+        assert card["steps"] == planned_steps(recipe, card["tokens"])
+
+
+@pytest.mark.parametrize("name, layer", [("pocket-llama-kangaroo", 4), ("pocket-llama-lens", 4)])
+def test_a_shipped_reading_reads_its_model(name, layer, tmp_path):
+    """More of its tokens are final at the layer than the model's own head says there, as the card has it."""
+    task = eelib.load_task("translation/de-en", limit=4)
+    given = dict(max_new_tokens=24, folder=tmp_path, progress=False)
+    read, plain = (eelib.trace(eelib.load_model(of, device="cpu"), task, **given) for of in (name, "pocket-llama"))
+    assert read.tokens["token_id"].tolist() == plain.tokens["token_id"].tolist()
+    early = [(trace["top1"][:, layer] == trace.tokens["token_id"]).mean() for trace in (read, plain)]
+    assert early[0] > early[1] + 0.03, early
 
 
 def test_shipped_tokenizer_gives_every_text_back():
