@@ -107,14 +107,25 @@ def test_they_read_no_head_to_score(saved):
     assert prices(sizes, Rule(gate), gate_parameters=10).tolist() == pytest.approx([1.6, 2.7, 3.7])
 
 
-@pytest.mark.parametrize("model", ["pocket-llama", "pocket-llama-joint"])
+SHIPPED = ["pocket-llama", "pocket-llama-joint", "pocket-t5", "pocket-t5-free", "pocket-t5-weighted"]
+
+
+def test_gates_are_shipped_of_these_models_alone():
+    assert sorted(folder.name for folder in data_folder("gates").iterdir()) == SHIPPED
+
+
+@pytest.mark.parametrize("model", SHIPPED)
 def test_shipped_gates_are_of_the_shipped_models(model):
-    loaded = load_model(model, device="cpu")
+    """Loading compares the weights with the hash on the file's card, and the model with the one it was trained for."""
+    loaded, folder = load_model(model, device="cpu"), data_folder("gates", model)
+    assert sorted(file.name for file in folder.iterdir()) == sorted(f"{name}.safetensors" for name in TRAINED)
     for name in TRAINED:
-        file = data_folder("gates", model) / f"{name}.safetensors"
-        assert trained_gate(loaded, name).name == name and file.stat().st_size < 2_200_000
-        card = card_of(file)
-        assert card["model"] == model and card["held out"]["area"] > 70 and card["texts"]
+        file = folder / f"{name}.safetensors"
+        gate, card = trained_gate(loaded, name), card_of(file)
+        assert gate.name == card["gate"] == name and file.stat().st_size < 2_200_000
+        assert gate.weights == card["weights"] and gate.normed is card["normed"]
+        assert card["model"] == model and card["model_hash"] == loaded.hash
+        assert card["held out"]["area"] > 70 and card["texts"]
 
 
 def test_half_precision_only_where_nothing_is_lost():
