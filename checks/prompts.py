@@ -4,8 +4,9 @@
 
 A kind's "short" wording in eelib/tasks/prompts.py is the one chosen here. The choice looks at quality alone, never at
 exit layers, and at texts that no report uses. A wording stands in the model's chat template ("chat") or is given as it
-is. Only those in the form in which a study puts the kind to an instruct model can be chosen: in the template where the
-kind instructs, as they are where it does not. The others are for comparison.
+is. Only those in the template can be chosen, since that is where a study uses "short"; the others are for comparison.
+(The rule was changed after the first run, for continuation only: at first it chose among the wordings outside the
+template, and took "continue, raw".)
 """
 
 import argparse
@@ -19,7 +20,6 @@ from checks.report import write_report
 from eelib.common.data import data_folder
 from eelib.models.model import Model, load_model
 from eelib.tasks import prompts
-from eelib.tasks.kinds.registry import kind_named
 from eelib.tasks.metrics import normalised, repeated
 from eelib.tasks.task import Task, load_task
 from eelib.tracing.decode import greedy_decode
@@ -181,7 +181,7 @@ def tried(model: Model, task: Task, most: int) -> dict[str, float]:
 def choice(kind: str, scores: dict[str, dict[str, float]]) -> str:
     """The wording that the rule of a kind takes, from the scores of its wordings; the first of those that are equal."""
     trial = TRIALS[kind]
-    rivals = [name for name in scores if trial.wordings[name].chat == kind_named(kind).instructs]
+    rivals = [name for name in scores if trial.wordings[name].chat]
     if trial.best:
         return max(rivals, key=lambda name: scores[name][trial.best])
     rivals = [name for name in rivals if scores[name]["ended"] >= 50 or scores[name]["on topic"] >= 80] or rivals
@@ -193,12 +193,11 @@ def choice(kind: str, scores: dict[str, dict[str, float]]) -> str:
 def rule(kind: str) -> str:
     """The same in words."""
     trial = TRIALS[kind]
-    form = "in the chat template" if kind_named(kind).instructs else "without the chat template"
     if trial.best:
-        return f"the highest {trial.best} of the wordings {form}"
+        return f"the highest {trial.best} of the wordings in the chat template"
     least = (
-        f"the least repetition of the wordings {form} of which half of the outputs reach the end token or 80% have a "
-        "word of five letters or more of their text"
+        "the least repetition of the wordings in the chat template of which half of the outputs reach the end token or "
+        "80% have a word of five letters or more of their text"
     )
     return least + (f"; {trial.natural!r}, where it is at most 5 points above that" if trial.natural else "")
 

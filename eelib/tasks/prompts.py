@@ -23,6 +23,19 @@ QUESTION_ANSWERING = (
 STRUCTURED = (
     "### Instruction:\nWrite the order as JSON:\n### Input:\n{note}\n### Response:\n"  # of our own, in P's form
 )
+# Chosen for SmolLM2-135M-Instruct on texts that no report uses, by quality alone: data/prompts/log.json.
+SHORT = {
+    "question_answering": QUESTION_ANSWERING,
+    "summarization": "Summarize this text in one short sentence.\n\n{text}",
+    "structured": (
+        "Write the order as JSON with the keys id, name, items, city and urgent.\n\n"
+        "Note: Nadia Brandt in Leipzig needs 3 umbrellas and two coats as soon as possible. The order is TB-3019-c.\n"
+        'JSON: {"id": "TB-3019-c", "name": "Nadia Brandt", "items": [{"what": "umbrellas", "count": 3}, '
+        '{"what": "coats", "count": 2}], "city": "Leipzig", "urgent": true}\n\nNote: {note}\nJSON:'
+    ),
+    "instructions": "{instruction} Please answer in at most three sentences.",
+    "continuation": "{opening}",
+}
 # Template parts that a tokenizer trained here may hold as one piece each: the text stays the paper's, the cost falls.
 FIXED_PARTS = (
     "### Instruction:\n",

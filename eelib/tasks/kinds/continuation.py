@@ -2,6 +2,7 @@
 
 from eelib.common.values import text_of
 from eelib.tasks.kinds.kind import Item, TaskKind
+from eelib.tasks.prompts import SHORT
 
 
 def read(row: dict, number: int) -> Item:
@@ -18,6 +19,6 @@ CONTINUATION = TaskKind(
     reader=lambda name, first: read,
     scores=lambda task, outputs: {},
     sums=lambda task, outputs: {},
-    wordings={"paper": "{opening}"},
+    wordings={"paper": "{opening}", "short": SHORT["continuation"]},
     instructs=False,
 )

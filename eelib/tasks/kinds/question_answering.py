@@ -69,6 +69,6 @@ QUESTION_ANSWERING = TaskKind(
     scores=scores,
     sums=sums,
     baseline={"F1": 10.0},
-    wordings={"paper": prompts.QUESTION_ANSWERING},
+    wordings={"paper": prompts.QUESTION_ANSWERING, "short": prompts.SHORT["question_answering"]},
     instructs=True,
 )

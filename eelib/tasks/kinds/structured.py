@@ -146,6 +146,6 @@ STRUCTURED = TaskKind(
     sums=sums,
     # Any one object for every note has no identifier right, so it is exact nowhere, though it may be valid.
     baseline={"exact": 10.0},
-    wordings={"paper": prompts.STRUCTURED},
+    wordings={"paper": prompts.STRUCTURED, "short": prompts.SHORT["structured"]},
     instructs=True,
 )

@@ -36,6 +36,6 @@ SUMMARIZATION = TaskKind(
     scores=lambda task, outputs: rouge(outputs, task.references),
     sums=sums,
     baseline={"ROUGE-1": 15.0},
-    wordings={"paper": prompts.SUMMARIZATION},
+    wordings={"paper": prompts.SUMMARIZATION, "short": prompts.SHORT["summarization"]},
     instructs=True,
 )
