@@ -24,40 +24,65 @@ BELOW["book"] = {"figures", "study", "common"}
 BELOW["browser"] = {"analysis", *BELOW["analysis"]}
 BELOW["recipes"] = {"exits", *BELOW["exits"]}
 FOR_ALL_WHO_TRAIN = "eelib.recipes.losses"
-# Files without a test file of their own, and what tests them instead.
+# Files without a test file of their own, and what tests them instead: a test that imports the file, or the module
+# `through` which it uses it.
 TESTED_ELSEWHERE = {
+    "analysis/difficulty_tables.py": "tests/analysis/test_difficulty_splits.py",
+    "analysis/gates_tables.py": "tests/analysis/test_gates.py",
+    "analysis/joint_tables.py": "tests/analysis/test_joint.py",
+    "analysis/keys_values_tables.py": "tests/analysis/test_keys_values.py",
+    "analysis/mee_tables.py": "tests/analysis/test_mee.py",
+    "analysis/monotonicity_tables.py": "tests/analysis/test_monotonicity.py",
+    "analysis/production_*.py": "tests/analysis/test_production.py",
+    "analysis/speed_tables.py": "tests/analysis/test_speed.py",
+    "analysis/sublayers_tables.py": "tests/analysis/test_sublayers.py",
+    "analysis/trainings.py": "read and compared in tests/analysis/test_ablation.py and tests/analysis/test_scale.py",
+    "book/extension.py": "run by Sphinx; its citations in tests/book/test_citation.py",
+    "book/html.py": "a fence that nothing ends, in tests/book/test_notebooks.py through eelib.book.notebooks",
+    "book/__main__.py": "run by tests/book/test_hostile.py",
     "browser/__main__.py": "run by tests/book/test_lens.py, in whose browser what it writes is used",
-    "book/extension.py": "run by Sphinx; the feet and files of pages in tests/book/test_built_files.py",
-    "book/html.py": "a fence that nothing ends, in tests/book/test_notebooks.py",
-    "book/__main__.py": "writes what tests/book/test_built_files.py reads in the built book",
     "common/data.py": "one path; every shipped model and text is found through it, tests/study/test_claims.py",
-    "common/errors.py": "classes without code",
-    "exits/decoding/*": "parts of one loop, tested through it in tests/exits/decoding/test_keys.py and those beside it",
-    "exits/gates/*": "each by hand in tests/exits/gates/test_gates.py or tests/exits/gates/test_learned.py",
+    "common/errors.py": "classes without code, raised in tests/common/test_values.py",
+    "exits/decoding/blocks.py": "tests/exits/decoding/test_parting.py",
+    "exits/decoding/generated.py": "tests/exits/decoding/test_verified.py through eelib.exits.decoding.generate",
+    "exits/decoding/oracle.py": "tests/exits/decoding/test_gates_live.py",
+    "exits/decoding/row.py": "tests/exits/decoding/test_sampling.py",
+    "exits/decoding/slots.py": "tests/exits/decoding/test_verified.py through eelib.exits.decoding.batch",
+    "exits/decoding/trial.py": "tests/exits/decoding/test_generate.py",
+    "exits/decoding/*": "parts of one loop, tested through it in tests/exits/decoding/test_verified.py",
+    "exits/gates/fitted.py": "tests/exits/test_fit.py",
+    "exits/gates/margin.py": "tests/analysis/test_production.py",
+    "exits/gates/three_states.py": "by hand in tests/exits/gates/test_learned.py through eelib.exits.gates.trained",
+    "exits/gates/classifier.py": "by hand in tests/exits/gates/test_learned.py through eelib.exits.gates.trained",
+    "exits/gates/lstm.py": "by hand in tests/exits/gates/test_learned.py",
+    "exits/gates/*": "each by hand in tests/exits/gates/test_gates.py through eelib.exits.gates.registry",
     "exits/kept.py": "kept scores against live ones in tests/exits/test_offline.py",
     "exits/live.py": "what tests/exits/test_offline.py holds a finished trace against",
-    "exits/look.py": "the live side of tests/exits/test_offline.py",
-    "figures/*": "drawn by the notebooks in tests/test_notebooks.py, checked in tests/book/test_built_screens.py",
-    "analysis/*_tables.py": "the frames that a page shows, in tests/test_notebooks.py",
-    "analysis/production_budgets.py": "thresholds and risks in tests/analysis/test_production.py",
-    "analysis/production_service.py": "batches, streams and drafts in tests/analysis/test_production.py",
-    "analysis/trainings.py": "read and compared in tests/analysis/test_ablation.py and tests/analysis/test_scale.py",
+    "exits/look.py": "the live side of tests/exits/test_offline.py through eelib.exits.live",
+    "figures/ablation.py": "tests/analysis/test_ablation.py",
+    "figures/explorer.py": "tests/book/test_lens.py",
+    "figures/production.py": "tests/analysis/test_production.py",
+    "figures/scale.py": "tests/analysis/test_scale.py",
+    "figures/standing.py": "tests/book/test_standing.py through eelib.book.standing",
+    "figures/*": "drawn in tests/figures/test_told_apart.py",
     "lens/cpu/parallel.py": "threads of the products in tests/lens/test_cpu_products.py",
     "lens/cuda/kernel_triton.py": "what the kernel in tests/lens/test_cuda_kernel.py runs",
-    "recipes/__main__.py": "run by tests/recipes/test_cli.py",
-    "recipes/attention.py": "against the library's own in tests/recipes/test_pocket_llama.py",
-    "recipes/card.py": "the cards of tests/recipes/test_pocket_t5.py and others",
-    "recipes/families.py": "steps of both families in tests/recipes/test_pocket_joint.py",
-    "recipes/own_outputs.py": "made in tests/recipes/test_pocket_skip.py",
     "models/readings.py": "loaded in tests/models/test_translators.py and tests/models/test_adapter_block.py",
+    "recipes/__main__.py": "run by tests/recipes/test_cli.py",
+    "recipes/attention.py": "tests/recipes/test_pocket_llama.py through eelib.recipes.pocket_llama",
+    "recipes/card.py": "the cards of tests/recipes/test_pocket_joint.py and others",
+    "recipes/families.py": "both in tests/recipes/test_pocket_joint.py through eelib.recipes.pocket_joint",
+    "recipes/own_outputs.py": "made in tests/recipes/test_pocket_skip.py",
     "study/parameters.py": "checked in tests/study/test_study.py",
     "study/results.py": "written in tests/study/test_study.py",
-    "tasks/kinds/*": "a record per kind; tests/tasks/test_task.py and tests/tasks/test_glue.py go through all of them",
-    "tasks/rows.py": "read by tests/tasks/test_task.py",
+    "tasks/kinds/structured.py": "tests/tasks/test_structured.py",
+    "tasks/kinds/*": "tests/tasks/test_task.py goes through all of them, through eelib.tasks.kinds.registry",
+    "tasks/rows.py": "read by tests/tasks/test_task.py through eelib.tasks.task",
     "tasks/rooms_*.py": "what the stories of tests/tasks/test_rooms.py tell, and how",
-    "tasks/sums.py": "sums of tests/tasks/test_quality.py",
+    "tasks/sums.py": "sums of tests/tasks/test_quality.py through eelib.tasks.quality",
     "tasks/prompts.py": "put to models in tests/tasks/test_task.py",
 }
+RUN = {f"eelib.{name}" for name in ("book", "browser", "recipes")}  # by `python -m`
 
 
 def files() -> list[Path]:
@@ -166,20 +191,64 @@ def test_packages_are_empty():
 
 
 def own_tests(file: Path) -> list[Path]:
-    """Test files of a file: lens/cpu/rows.py has tests/lens/test_cpu_rows.py, or more whose names go on from there."""
+    """Test files of a file: lens/cpu/rows.py has tests/lens/test_cpu_rows.py, or more whose names go on from there; or
+    they lie in a folder as the file does: tests/exits/gates/test_learned.py.
+    """
     name = "test_" + "_".join(file.with_suffix("").parts[1:])
-    folder = ROOT / "tests" / file.parts[0]
-    return [*folder.glob(f"{name}.py"), *folder.glob(f"{name}_*.py")]
+    places = {ROOT / "tests" / file.parts[0] / name, ROOT / "tests" / file.parent / f"test_{file.stem}"}
+    return [test for at in places for pattern in (".py", "_*.py") for test in at.parent.glob(at.name + pattern)]
+
+
+def used(path: Path) -> set[str]:
+    """Modules that a file imports, or that it runs as `python -m` by a text that is their name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and node.value in RUN:
+            found.add(f"{node.value}.__main__")
+    return found
+
+
+def untested(file: Path, reason: str) -> bool:
+    """Whether no test that a reason names uses the file, itself or through a module that the reason names."""
+    words = [word.strip(",;") for word in reason.split()]
+    module = ".".join(["eelib", *file.with_suffix("").parts])
+    steps = [step for step in words if step.startswith("eelib.")]
+    ways = {module, *(step for step in steps if module in used(ROOT / f"{step.replace('.', '/')}.py"))}
+    return not any(ways & used(ROOT / test) for test in words if test.startswith("tests/"))
+
+
+def pattern_of(file: Path) -> str:
+    """The first pattern that fits; "" where none does."""
+    return next((pattern for pattern in TESTED_ELSEWHERE if fnmatch(str(file), pattern)), "")
 
 
 @pytest.mark.parametrize("file", [file for file in files() if file.name != "__init__.py"], ids=str)
-def test_each_file_has_a_test_of_its_own_or_a_reason(file):
-    assert own_tests(file) or any(fnmatch(str(file), pattern) for pattern in TESTED_ELSEWHERE)
+def test_each_file_has_a_test_of_its_own_or_one_elsewhere_that_uses_it(file):
+    assert own_tests(file) or not untested(file, TESTED_ELSEWHERE.get(pattern_of(file), ""))
 
 
-def test_every_reason_is_needed_and_names_tests_that_exist():
-    for pattern, reason in TESTED_ELSEWHERE.items():
-        found = [file for file in files() if fnmatch(str(file), pattern) and file.name != "__init__.py"]
-        assert any(not own_tests(file) for file in found), f"{pattern} needs no reason"
-        named = [word.strip(",;") for word in reason.split() if word.startswith(("tests/", "checks/"))]
-        assert all((ROOT / name).exists() for name in named), reason
+def test_every_reason_is_needed():
+    alone = [file for file in files() if file.name != "__init__.py" and not own_tests(file)]
+    assert {pattern_of(file) for file in alone} == set(TESTED_ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    "file, reason, wrong",
+    [
+        ("exits/live.py", "beside a trace in tests/exits/test_offline.py", False),
+        ("exits/live.py", "beside a trace in tests/exits/test_cost.py", True),
+        ("exits/look.py", "in tests/exits/test_offline.py", True),
+        ("exits/look.py", "in tests/exits/test_offline.py through eelib.exits.live", False),
+        ("exits/look.py", "in tests/exits/test_offline.py through eelib.exits.rule", True),
+        ("exits/look.py", "in tests/exits/test_cost.py through eelib.exits.live", True),
+        ("book/__main__.py", "tests/book/test_hostile.py", False),
+        ("book/__main__.py", "tests/book/test_front.py", True),
+        ("exits/look.py", "", True),
+    ],
+)
+def test_a_reason_that_names_a_test_of_something_else_is_found(file, reason, wrong):
+    assert untested(Path(file), reason) is wrong
