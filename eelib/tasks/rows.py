@@ -1,10 +1,12 @@
-"""Rows of tasks: from JSON Lines files, from the hub, from sacreBLEU."""
+"""Rows of tasks: from JSON Lines files, from plain texts, from the hub, from sacreBLEU."""
 
 import copy
 import gzip
 import json
 import os
 import zlib
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 from eelib.common.errors import InputError
@@ -20,24 +22,44 @@ HUB: dict[str, glue.HubSplit] = {  # as P and M use them
 Row = tuple[str, dict]  # (where it stands, for messages; its fields)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a JSON Lines file with their places; InputError names the file and the line that can't be read."""
-    rows: list[Row] = []
+def lines_of(path: Path) -> Iterator[tuple[str, str]]:
+    """(place, text) of the lines of a file; InputError names the file and the line that can't be read."""
+    number = 0
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 at = f"{path}, line {number}"
                 try:
-                    row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                    yield at, line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError:
                     raise InputError(f"{at}: not UTF-8") from None
-                except (ValueError, RecursionError):
-                    row = None
-                if not isinstance(row, dict):
-                    raise InputError(f"{at}: not a JSON object")
-                rows.append((at, row))
     except (EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{path}, after line {len(rows)}: can't be read ({first_line(error)})") from None
+        raise InputError(f"{path}, after line {number}: can't be read ({first_line(error)})") from None
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a JSON Lines file, or of a plain text (.txt), with their places; the errors of `lines_of`."""
+    return paragraphs(path) if path.suffix == ".txt" else [(at, parsed(at, line)) for at, line in lines_of(path)]
+
+
+def parsed(at: str, line: str) -> dict:
+    """The object that a line holds. InputError where it holds none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise InputError(f"{at}: not a JSON object")
+    return row
+
+
+def paragraphs(path: Path) -> list[Row]:
+    """A row {"text"} for each paragraph of a plain text, which empty lines set apart; it begins at the row's place."""
+    rows: list[Row] = []
+    for filled, lines in groupby(lines_of(path), lambda line: bool(line[1].strip())):
+        if filled:
+            places, texts = zip(*lines)
+            rows.append((places[0], {"text": "".join(texts).replace("\r\n", "\n").rstrip("\n")}))
     return rows
 
 

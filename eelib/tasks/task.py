@@ -166,7 +166,7 @@ def task_names(pattern: str) -> list[str]:
         if not part or not found or not all(is_known(name) for name in found):
             raise InputError(
                 f"task {part!r} is not known; allowed: {', '.join(known_tasks())}, a local folder or "
-                ".jsonl file, several with commas, or a pattern such as translation/*"
+                ".jsonl or .txt file, several with commas, or a pattern such as translation/*"
             )
         names += [name for name in found if name not in names]
     return names
@@ -188,7 +188,9 @@ def is_known(name: str) -> bool:
 
 
 def load_task(name: str, limit: int | None = None, source: str | None = None) -> Task:
-    """A shipped task, a local folder or .jsonl file, or a hub task (wmt22/de-en, glue/sst2, cnn_dailymail, squad ...).
+    """A shipped task, a local folder or file, or a hub task (wmt22/de-en, glue/sst2, cnn_dailymail, squad ...).
+
+    A file holds rows (.jsonl, .jsonl.gz) or plain texts, one in each paragraph (.txt).
 
     `source` loads a hub task from a local copy in the hub's own format instead (for wmt22: a sacreBLEU folder).
     InputError: unknown name; a row with a missing, empty or NUL-holding text (file, line and field named).
@@ -204,7 +206,8 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
         return task_of_rows(name, numbered(name, hub_rows(name, source, limit))).take(limit)
     path = Path(name).resolve()
     files = [path] if path.is_file() else files_in(path, name)
-    return task_of_rows(path.name.split(".jsonl")[0], [row for file in files for row in read_rows(file)]).take(limit)
+    name = path.name.split(".jsonl")[0].removesuffix(".txt")
+    return task_of_rows(name, [row for file in files for row in read_rows(file)]).take(limit)
 
 
 def files_in(folder: Path, name: str) -> list[Path]:

@@ -80,17 +80,17 @@ def test_unknown_names(pattern, texts, one_line):
 
 
 def test_shipped_texts_load():
-    """All of data/texts is readable, not empty, and of the kind that its folder says; "prose" is longer translation."""
-    without = ("instructions", "continuation")
+    """All of data/texts is readable, not empty, and of the kind that its folder says; "prose" is of texts to read."""
+    without = ("instructions", "continuation", "texts")
     names = shipped_tasks()
     assert "translation/de-en" in names
     for name in names:
         task = load_task(name)
         assert task.name == name and len(set(zip(task.prompts, task.sources))) == len(task)
         assert len(task.references) == len(task.groups) == len(task.sources) == len(task)
-        assert all(task.references) or task.kind in without
+        assert all(bool(known) != (task.kind in without) for known in task.references)
         folder = name.split("/")[0]
-        assert task.kind == {"prose": "translation"}.get(folder, folder)
+        assert task.kind == {"prose": "texts"}.get(folder, folder)
         if task.kind == "translation":
             assert f"{task.source_language}-{task.target_language}" == name.split("/")[1]
         elif name == "question_answering/passages":
@@ -126,7 +126,6 @@ def test_prompts_of_shipped_tasks_are_those_of_the_traces_that_are_there():
     """Hashes as they were before kinds had wordings; a trace is found by its task's hash."""
     known = {
         "classification/mrpc": "e87741b153ed44d3",
-        "prose/en-fr": "5bce09ab275f724b",
         "question_answering/passages": "afddf3d76b81b6a9",
         "question_answering/rooms": "7115b98afbe68678",
         "structured/orders": "3720d5f7b6e53a1b",
@@ -175,7 +174,8 @@ def test_local_folder_and_files(tmp_path, one_line):
             [{"translation": {"de": "Ja.", "en": "Yes."}}, {"translation": {"de": "Ja."}}],
             "line 2: field translation.en is missing",
         ),
-        ([{"text": "no task has this"}], "fields text fit no task"),
+        ([{"verse": "no task has this"}], "fields verse fit no task"),
+        ([{"text": "ok"}, {"text": " "}], "line 2: field text is empty"),
         ([QUESTION, QUESTION | {"answers": [" "]}], "line 2: a text in field answers is empty"),
         ([QUESTION, QUESTION | {"answers": "a kite"}], "line 2: field answers is not a list"),
         ([QUESTION, QUESTION | {"context": 5}], "line 2: field context is not a string"),
@@ -215,6 +215,23 @@ def test_weird_but_valid_texts(tmp_path):
     ]
     path = write(tmp_path / "odd.de-en.jsonl", [PAIR | {"source": text} for text in texts])
     assert load_task(str(path)).sources == texts and Task.from_prompts(texts).prompts == texts
+
+
+def test_plain_texts(tmp_path, one_line):
+    """A text for each paragraph, its lines as they are, whatever ends a line and however many empty ones follow."""
+    path = tmp_path / "my tales.txt"
+    path.write_bytes(b"\xef\xbb\xbf\r\n  One day,\r\nit rained.\r\n \t\r\n\r\nThe end. \n\nNo: \xc3\xa9t\xc3\xa9")
+    task = load_task(str(path))
+    assert task.prompts == task.sources == ["  One day,\nit rained.", "The end. ", "No: \u00e9t\u00e9"]
+    assert (task.name, task.kind, task.references) == ("my tales", "texts", [[], [], []])
+    assert task.quality(["x"] * 3) == quality_interval(task, ["x"] * 3) == {} and task_names(str(path)) == [str(path)]
+    assert load_task(str(write(tmp_path / "same.jsonl", [{"text": text} for text in task.prompts]))).kind == "texts"
+    path.write_bytes(b"One.\n\nTwo \xff.")
+    one_line(ValueError, "my tales.txt, line 3: not UTF-8", lambda: load_task(str(path)))
+    path.write_bytes(b"One.\n\nTwo\nand\0.")
+    one_line(ValueError, "my tales.txt, line 3: field text holds a NUL", lambda: load_task(str(path)))
+    path.write_bytes(b"\n \n")
+    one_line(ValueError, "no rows", lambda: load_task(str(path)))
 
 
 def test_damaged_gzip_is_one_line(tmp_path, one_line):

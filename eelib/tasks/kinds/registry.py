@@ -11,12 +11,13 @@ from eelib.tasks.kinds.kind import TaskKind
 from eelib.tasks.kinds.question_answering import QUESTION_ANSWERING
 from eelib.tasks.kinds.structured import STRUCTURED
 from eelib.tasks.kinds.summarization import SUMMARIZATION
+from eelib.tasks.kinds.texts import TEXTS
 from eelib.tasks.kinds.translation import TRANSLATION
 
 KINDS = {
     kind.name: kind
     for kind in (QUESTION_ANSWERING, SUMMARIZATION, TRANSLATION, STRUCTURED, CLASSIFICATION, FREE_PROMPTS)
-} | {kind.name: kind for kind in (INSTRUCTIONS, CONTINUATION)}
+} | {kind.name: kind for kind in (INSTRUCTIONS, CONTINUATION, TEXTS)}
 
 
 def kind_named(name: str) -> TaskKind:
