@@ -86,6 +86,11 @@ def test_odd_shapes(rows, width, vocabulary, dtype):
     assert (got["final_rank"][::2] == 1).all() and (got["final_logit"][::2] == got["max"][::2]).all()
     expected = z.gather(1, reference.clamp(min=0)[:, None])[:, 0].masked_fill(reference < 0, math.nan)
     torch.testing.assert_close(got["reference_logit"].double(), expected, rtol=1e-6, atol=NEAR, equal_nan=True)
+    low, high = ((z > expected[:, None] + shift).sum(-1) + 1 for shift in (NEAR, -NEAR))
+    there, rank = reference >= 0, got["reference_rank"]
+    assert ((low <= rank) & (rank <= high))[there].all() and (rank[~there] == 0).all()
+    again = read_rows(hidden, weight, final, reference_ids=got["top_ids"][:, -1])
+    assert (again["reference_rank"] == 10).all()
 
 
 @pytest.mark.parametrize(("dtype", "tiles"), [("float32", None), ("bfloat16", Tiles(16, 32, 32))])
@@ -206,6 +211,7 @@ def test_top_token_has_rank_1_however_sums_round():
         torch.ones(2, 1),
         torch.zeros(2, 1),
         torch.tensor([[1], [2]]).int(),
+        torch.zeros(2, 1).int(),
         torch.tensor([[[1.0, 2.0]], [[1.0, 0.5]]]),
         torch.tensor([[[3, 7]], [[9, 8]]]).int(),
     ]
@@ -263,13 +269,13 @@ def test_the_benchmark_finds_what_is_wrong(monkeypatch):
         checks.compare(hidden, weight, final)
 
 
-@pytest.mark.parametrize("cap", [0.0, 5.0])
-def test_readout_by_kernel_is_the_readout_on_the_cpu(cap):
+@pytest.mark.parametrize(("cap", "known"), [(0.0, [3, -1, 0, 256, -1]), (5.0, [3, -1, 0, 256, -1]), (0.0, [-1] * 5)])
+def test_readout_by_kernel_is_the_readout_on_the_cpu(cap, known):
     """Every readout of `readout.read`, through norm, head bias, scaling and soft cap, both ways."""
     torch.manual_seed(1)
     head, norm = torch.nn.Linear(24, 257), torch.nn.LayerNorm(24)
     unembed = Unembed([norm], head, 1.5, 2.0, cap, None, 24, 257)
-    states, wanted, known = torch.randn(5, 4, 24), torch.arange(5), torch.tensor([3, -1, 0, 256, -1])
+    states, wanted, known = torch.randn(5, 4, 24), torch.arange(5), torch.tensor(known)
     with torch.no_grad():
         mine = read_by_kernel(unembed, states, wanted, known, 10)
         with spread_over_cores() as spread:

@@ -167,6 +167,7 @@ def consistent(token_ids: np.ndarray, agreement: np.ndarray, vocabulary: int, k:
         "entropy": np.where(agreement, 1.0, 2.0),
         "final_rank": np.where(agreement, 1, 2),
         "final_probability": final,
+        "reference_rank": np.where(agreement, 1.0, 2.0),
         "reference_probability": final,
         "cosine": share,
         "js_final": np.log(2) * (1 - share),

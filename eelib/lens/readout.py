@@ -26,6 +26,7 @@ SCALARS = (
     "entropy",
     "final_rank",
     "final_probability",
+    "reference_rank",
     "reference_probability",
     "cosine",
     "js_final",
@@ -85,7 +86,7 @@ def read(
     """Read states [n, S, hidden_size] through `unembed`; the last of the S is layer L unless `last` is given.
 
     `last` is [n, hidden_size].
-    `final_ids` [n] are the emitted tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
+    `final_ids` [n] are the last layer's tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
     Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
     against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises
     InputError naming the layer if a state is not finite.
@@ -160,24 +161,26 @@ def read_on_cpu(
     wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
     top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
     normalizer, entropy, divergence = torch.empty(size), torch.empty(size), torch.empty(size)
-    rank = torch.empty(size, dtype=torch.int32)
-    numbers = logits.numpy()
+    rank, known_rank = torch.empty(2, size, dtype=torch.int32)
+    numbers, there = logits.numpy(), known.clamp(min=0)
     logits_into(unembed, states.reshape(size, hidden_size), logits, spread)
     spread(
         rows.summarize,
         size,
         numbers,
         wanted.numpy(),
+        there.numpy(),
         top.numpy(),
         ids.numpy(),
         normalizer.numpy(),
         entropy.numpy(),
         rank.numpy(),
+        known_rank.numpy(),
     )
     spread(rows.diverge, count, numbers, normalizer.numpy(), sites, divergence.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
-    reference = logits.gather(1, known.clamp(min=0)[:, None])[:, 0].masked_fill(known < 0, math.nan)
-    found = finish(top, ids, normalizer, entropy, rank, own, reference, divergence, unembed.vocab_size)
+    reference = logits.gather(1, there[:, None])[:, 0].masked_fill(known < 0, math.nan)
+    found = finish(top, ids, normalizer, entropy, rank, own, known_rank, reference, divergence, unembed.vocab_size)
     found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
     return found | {"cosine": cosine(states)}
 
@@ -190,9 +193,11 @@ def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
         raise InputError(f"the kernel reads through a linear head, not {type(head).__name__}")
     weight, device = head.weight, head.weight.device
     hidden = unembed.normed(states.reshape(count * sites, hidden_size))
+    some_known = bool((known >= 0).any())
     wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
     scaling: dict[str, Any] = dict(bias=unembed.bias, head_bias=head.bias, after=unembed.after, cap=unembed.cap)
-    got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known, **scaling)
+    got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known if some_known else None, **scaling)
+    unknown = torch.full((count * sites,), math.nan, device=device)
     last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
     divergence = kernel.read_js(
         hidden, weight, got["log_normalizer"], hidden[last], got["log_normalizer"][last], **scaling
@@ -204,7 +209,8 @@ def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
         got["entropy"],
         got["final_rank"],
         got["final_logit"],
-        got["reference_logit"],
+        got.get("reference_rank", unknown),
+        got.get("reference_logit", unknown),
         divergence,
         unembed.vocab_size,
     )
@@ -234,6 +240,7 @@ def read_on_device(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
                 entropy,
                 (logits > own).sum(-1) + 1,
                 own[:, 0],
+                (logits > reference).sum(-1) + 1,
                 reference[:, 0],
                 jensen_shannon(logs, probabilities, target),
                 unembed.vocab_size,
@@ -250,11 +257,14 @@ def finish(
     entropy: Tensor,
     rank: Tensor,
     own: Tensor,
+    reference_rank: Tensor,
     reference: Tensor,
     divergence: Tensor,
     vocab_size: int,
 ) -> dict[str, Tensor]:
-    """Readouts [n] and [n, k] from the logits of the top-k, of the emitted token and of the reference's token."""
+    """Readouts [n] and [n, k] from the logits of the top-k, of the final token and of the reference's token, which is
+    NaN where there is none.
+    """
     shares = (top - normalizer[:, None]).clamp(max=0.0).exp()
     return {
         "topk_ids": ids,
@@ -262,6 +272,7 @@ def finish(
         "entropy": entropy.clamp(0.0, math.log(vocab_size)),
         "final_rank": rank,
         "final_probability": (own - normalizer).clamp(max=0.0).exp(),
+        "reference_rank": reference_rank.float().masked_fill(reference.isnan(), math.nan),
         "reference_probability": (reference - normalizer).clamp(max=0.0).exp(),
         "js_final": divergence.clamp(0.0, math.log(2.0)),
     }

@@ -14,14 +14,15 @@ caching.CacheImpl._locator_classes = []  # as with a checkout and a home that ca
 from eelib.lens.cpu.rows import summarize
 from eelib.lens.cpu import pairs
 found = np.empty((1, 2), np.float32), np.empty((1, 2), np.int32), *np.empty((2, 1), np.float32), np.empty(1, np.int32)
-summarize(0, 1, np.array([[0, 2, 1]], np.float32), np.array([1]), *found)
-print(found[1].tolist(), found[4].tolist())
+found += (np.empty(1, np.int32),)
+summarize(0, 1, np.array([[0, 2, 1]], np.float32), np.array([1]), np.array([0]), *found)
+print(found[1].tolist(), found[4].tolist(), found[5].tolist())
 """
 
 
 def test_without_a_place_for_a_cache():
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "[[1, 2]] [1]\n", done.stderr
+    assert done.stdout == "[[1, 2]] [1] [3]\n", done.stderr
 
 
 def test_with_one_it_is_used():

@@ -15,8 +15,8 @@ from eelib.lens.readout import jensen_shannon
 WIDTHS = [1, 2, 9, 63, 64, 65, 200, 1000, 4099]
 
 
-def summarized(logits, wanted, k):
-    """(top-k values, ids, normalizer, entropy, rank) of rows [n, V]."""
+def summarized(logits, wanted, k, known=None):
+    """(top-k values, ids, normalizer, entropy, rank, rank of the known column) of rows [n, V]."""
     n = len(logits)
     found = (
         np.empty((n, k), np.float32),
@@ -24,8 +24,9 @@ def summarized(logits, wanted, k):
         np.empty(n, np.float32),
         np.empty(n, np.float32),
         np.empty(n, np.int32),
+        np.empty(n, np.int32),
     )
-    rows.summarize(0, n, logits, wanted, *found)
+    rows.summarize(0, n, logits, wanted, wanted if known is None else known, *found)
     return found
 
 
@@ -49,13 +50,13 @@ def exact(logits):
 def test_summary(width, scale):
     rng = np.random.default_rng(width)
     logits = (rng.normal(size=(7, width)) * scale).astype(np.float32)
-    wanted = rng.integers(0, width, 7)
+    wanted, known = rng.integers(0, width, (2, 7))
     k = min(10, width)
-    top, ids, normalizer, entropy, rank = summarized(logits, wanted, k)
+    top, ids, normalizer, entropy, rank, known_rank = summarized(logits, wanted, k, known)
     order = np.argsort(-logits, axis=1, kind="stable")[:, :k]
     assert (ids == order).all() and (top == np.take_along_axis(logits, order, 1)).all()
-    own = np.take_along_axis(logits, wanted[:, None], 1)
-    assert (rank == (logits > own).sum(1) + 1).all()
+    for columns, found in ((wanted, rank), (known, known_rank)):
+        assert (found == (logits > np.take_along_axis(logits, columns[:, None], 1)).sum(1) + 1).all()
     wanted = exact(logits)
     near(normalizer, torch.tensor(logits).logsumexp(-1), wanted[0])
     near(entropy, torch.distributions.Categorical(logits=torch.tensor(logits)).entropy(), wanted[1])
@@ -66,7 +67,7 @@ def test_of_equal_logits_the_lower_id_comes_first(width):
     logits = np.zeros((2, width), np.float32)
     logits[1, width // 2 :] = 1.0
     k = min(10, width)
-    _, ids, _, entropy, rank = summarized(logits, np.array([width - 1, 0]), k)
+    _, ids, _, entropy, rank, _ = summarized(logits, np.array([width - 1, 0]), k)
     assert ids[0].tolist() == list(range(k))
     ones = list(range(width // 2, width))
     assert ids[1].tolist() == (ones + list(range(width // 2)))[:k]
@@ -76,7 +77,7 @@ def test_of_equal_logits_the_lower_id_comes_first(width):
 def test_masked_logits_have_no_share():
     logits = np.full((1, 90), -np.inf, np.float32)
     logits[0, :12] = np.arange(12)
-    top, ids, normalizer, entropy, rank = summarized(logits, np.array([0]), 10)
+    top, ids, normalizer, entropy, rank, _ = summarized(logits, np.array([0]), 10)
     expected = exact(logits[:, :12])
     assert ids[0].tolist() == list(range(11, 1, -1)) and rank[0] == 12
     assert normalizer[0] == pytest.approx(expected[0][0], rel=1e-6)

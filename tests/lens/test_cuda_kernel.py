@@ -98,14 +98,15 @@ def compiled(name: str, tiles: Tiles, dtype: str = "bf16", tma: bool = True, **g
             GROUP=32,
             head_bias=None,
             bias=None,
-            REFERENCE=True,
+            REFERENCE=name == "merge_kernel",
             SPLITS=4,
         )
         | given
     )
     biases = {argument for argument in given if given[argument] == "pointer"}
     whole = dict.fromkeys(("n", "splits", "vocabulary"), "i32") | {"limit": "fp32"}
-    ints = ("final_ids", "reference_ids", "ids", "above", "top_ids", "part_ids", "rank")
+    ints = {"final_ids", "reference_ids", "ids", "above", "above_reference", "top_ids", "part_ids", "rank"}
+    ints.add("rank_of_reference")
     types, attributes = {}, {}  # of each argument; pointers start at multiples of 16 bytes
     for index, argument in enumerate(function.arg_names):
         if argument in ("hidden", "hidden_last", "weight"):
@@ -142,6 +143,7 @@ def compiled(name: str, tiles: Tiles, dtype: str = "bf16", tma: bool = True, **g
     ("name", "tiles", "given"),
     [
         ("scan_kernel", MANY_ROWS[0], {}),
+        ("scan_kernel", MANY_ROWS[0], {"REFERENCE": True}),
         ("scan_kernel", MANY_ROWS[3], {}),
         ("scan_kernel", FEW_ROWS[0], {"cap": 30.0, "after": 0.5, "vocabulary": 50_257}),
         ("scan_kernel", MANY_ROWS[1], {"head_bias": "pointer", "vocabulary": 50_257}),
@@ -209,6 +211,7 @@ def test_on_the_gpu(rows, width, vocabulary, dtype):
         torch.testing.assert_close(z.gather(1, got["top_ids"].long()).float(), got["top_logits"], **near)
         torch.testing.assert_close(got["reference_logit"].double(), own[:, 0], **near)
         assert ((low <= got["final_rank"]) & (got["final_rank"] <= high)).all()
+        assert torch.equal(got["reference_rank"], got["final_rank"])
         assert (got["max"] <= got["log_normalizer"]).all()
         again = kernel.read_rows(hidden, weight, got["top_ids"][:, 0], tiles=tiles)
         assert (again["final_rank"] == 1).all() and torch.equal(again["final_logit"], got["max"])

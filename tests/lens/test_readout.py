@@ -18,7 +18,7 @@ from eelib.tracing.decode import states_of
 
 @pytest.fixture(params=FAMILIES, scope="module")
 def both(request, model_of, plain_of, oracle_of):
-    """(readout; (logits [n, L+1, V], readouts by name), plain in float32; the same in float64; emitted ids)."""
+    """(readout; (logits [n, L+1, V], readouts by name), plain in float32; the same in float64; final, known ids)."""
     name = request.param
     model, family = model_of(name), FAMILIES[name]
     prompts = model.tokenizer(PROMPTS[:3])["input_ids"]
@@ -33,7 +33,7 @@ def both(request, model_of, plain_of, oracle_of):
             known = torch.tensor([(i * 37) % model.vocab_size if i % 3 else -1 for i in range(len(final))])
         found.append((logits, plain_runs.readouts(logits, states, final, known)))
     exact, plain = found
-    return read(model.unembed, states_of(model, prompts, outputs)[0], final, known), plain, exact, final
+    return read(model.unembed, states_of(model, prompts, outputs)[0], final, known), plain, exact, (final, known)
 
 
 def test_values(both):
@@ -59,14 +59,17 @@ def test_top_ids(both):
     assert clear.double().mean() > 0.99  # the margin is narrow enough to mean something
 
 
-def test_rank(both):
-    got, (plain, _), (logits, _), final = both
+def test_ranks(both):
+    """Of the last layer's token, and of the reference's, NaN where there is none."""
+    got, (plain, _), (logits, _), (final, known) = both
     near = 2 * allowed_error(plain, logits)
-    own = logits.gather(2, final[:, None, None].expand(-1, logits.shape[1], 1))
-    low, high = ((logits > own + shift).sum(-1) + 1 for shift in (near, -near))
-    rank = got["final_rank"]
-    assert ((low <= rank) & (rank <= high)).all() and (rank[:, -1] == 1).all()
-    assert (high - low <= 1).double().mean() > 0.9  # in nearly all cases one rank is allowed: `high` counts the token
+    for name, ids in (("final_rank", final), ("reference_rank", known)):
+        own = logits.gather(2, ids.clamp(min=0)[:, None, None].expand(-1, logits.shape[1], 1))
+        low, high = ((logits > own + shift).sum(-1) + 1 for shift in (near, -near))
+        rank, there = got[name], ids >= 0
+        assert ((low <= rank) & (rank <= high))[there].all() and rank[~there].isnan().all()
+        assert (high - low <= 1).double().mean() > 0.9  # nearly always one rank is allowed: `high` counts the token
+    assert (got["final_rank"][:, -1] == 1).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,8 +81,7 @@ def test_bounds(layers, token):
     """Whatever the logits, extreme ones included: entropy, JS, rank and probabilities stay inside their bounds."""
     states = torch.tensor([layers])
     got = read(identity_unembed(3), states, torch.tensor([token]))
-    assert all(torch.isfinite(got[name]).all() for name in SCALARS if name != "reference_probability")
-    assert got["reference_probability"].isnan().all()
+    assert all(got[name].isnan().all() if "reference" in name else got[name].isfinite().all() for name in SCALARS)
     assert ((0 <= got["entropy"]) & (got["entropy"] <= math.log(3) + 1e-6)).all()
     assert ((0 <= got["js_final"]) & (got["js_final"] <= math.log(2) + 1e-6)).all() and got["js_final"][0, -1] < 2e-7
     assert ((1 <= got["final_rank"]) & (got["final_rank"] <= 3)).all()
@@ -121,7 +123,7 @@ def test_chunks_change_nothing(monkeypatch):
     whole = read(identity_unembed(50), states, final)
     monkeypatch.setattr(readout, "LOGITS_AT_ONCE", 50 * 5 + 1)
     parts = read(identity_unembed(50), states, final)
-    assert all(torch.equal(whole[k], parts[k]) or k == "reference_probability" for k in whole.values)
+    assert all(torch.equal(whole[k], parts[k]) or "reference" in k for k in whole.values)
 
 
 def test_given_last_state_is_the_target():

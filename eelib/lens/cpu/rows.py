@@ -113,32 +113,35 @@ def top_of(row, values, ids, maxima):
 
 
 @numba.njit(fastmath=FAST, inline="always")
-def sums(row, top, own):
-    """Sum of e^(z - top), sum of (z - top) e^(z - top), and how many logits lie above `own`."""
-    total, weighted, above = np.float32(0), np.float32(0), np.int32(0)
+def sums(row, top, own, other):
+    """Sum of e^(z - top), sum of (z - top) e^(z - top), and how many logits lie above `own` and above `other`."""
+    total, weighted, above, above_other = np.float32(0), np.float32(0), np.int32(0), np.int32(0)
     for j in range(len(row)):
         d = max(row[j] - top, LOWEST)
         e = exp(d)
         total += e
         weighted += e * d
         above += np.int32(row[j] > own)
-    return total, weighted, above
+        above_other += np.int32(row[j] > other)
+    return total, weighted, above, above_other
 
 
 @compiled(fastmath=FAST, nogil=True)
-def summarize(start, end, logits, wanted, values, ids, normalizer, entropy, rank):
+def summarize(start, end, logits, wanted, known, values, ids, normalizer, entropy, rank, known_rank):
     """Fill, for rows start..end of logits [n, V]: the top-k logits `values` [n, k] and `ids`, falling; `normalizer`
-    [n], the log of the sum of exponentials; `entropy` [n] in nats; `rank` [n] of column `wanted` [n], 1 at the top.
+    [n], the log of the sum of exponentials; `entropy` [n] in nats; `rank` [n] of column `wanted` [n], 1 at the top;
+    `known_rank` [n] of column `known` [n].
     """
     maxima = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, np.float32)
     for r in range(start, end):
         row = logits[r]
         top_of(row, values[r], ids[r], maxima)
-        total, weighted, above = sums(row, values[r, 0], row[wanted[r]])
+        total, weighted, above, above_known = sums(row, values[r, 0], row[wanted[r]], row[known[r]])
         size = math.log(total)
         normalizer[r] = values[r, 0] + size
         entropy[r] = size - weighted / total
         rank[r] = above + 1
+        known_rank[r] = above_known + 1
 
 
 @numba.njit(fastmath=FAST, inline="always")

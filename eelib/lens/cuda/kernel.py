@@ -16,6 +16,7 @@ from torch import Tensor
 from eelib.common.errors import InputError
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+WHOLE = ("final_rank", "reference_rank", "top_ids")  # int32; what else `read_rows` returns is float32
 L2_STATES = 32 << 20  # bytes of states that programs running together may share: most of a Hopper's L2 cache
 
 
@@ -121,9 +122,9 @@ def read_rows(
     never rounded to the weights' dtype; -inf counts as float32's lowest value. Returns, on `hidden`'s device:
     float32 [n] log_normalizer, max, entropy (nats) and final_logit; int32 [n] final_rank (1: no logit is above the
     final token's); float32 [n, k] top_logits, falling, and int32 top_ids, the lower id first where logits are equal;
-    with `reference_ids` [n] float32 reference_logit, NaN for ids below 0. No logit is above log_normalizer. `final_ids`
-    must lie in the vocabulary. `tiles` overrides the tuned tile shape. ValueError if dtypes, widths or lengths differ,
-    k is not in 1..vocabulary or `supports` says no.
+    with `reference_ids` [n] float32 reference_logit and int32 reference_rank, NaN and 0 for ids below 0. No logit is
+    above log_normalizer. `final_ids` must lie in the vocabulary. `tiles` overrides the tuned tile shape. ValueError if
+    dtypes, widths or lengths differ, k is not in 1..vocabulary or `supports` says no.
     """
     head = head_of(weight, head_bias, bias, after, cap)
     check(hidden, weight)
@@ -142,11 +143,9 @@ def read_rows(
         "final_rank": (n,),
         "top_logits": (n, k),
         "top_ids": (n, k),
-    } | ({} if reference_ids is None else {"reference_logit": (n,)})
+    } | ({} if reference_ids is None else {"reference_logit": (n,), "reference_rank": (n,)})
     result = {
-        name: torch.empty(
-            shape, dtype=torch.int32 if name in ("final_rank", "top_ids") else torch.float32, device=hidden.device
-        )
+        name: torch.empty(shape, dtype=torch.int32 if name in WHOLE else torch.float32, device=hidden.device)
         for name, shape in shapes.items()
     }
     if n == 0:
@@ -157,13 +156,15 @@ def read_rows(
         reference_ids = reference_ids.to(hidden.device, torch.int32).contiguous()
     with torch.cuda.device_of(hidden):  # Triton launches on the current device, which need not be the head's
         final_logit = result["final_logit"] = chosen(hidden, head, final_ids)
+        reference_logit = None
         if reference_ids is not None:
-            result["reference_logit"] = chosen(hidden, head, reference_ids)
+            reference_logit = result["reference_logit"] = chosen(hidden, head, reference_ids)
 
         def pass_over(tiles: Tiles) -> list[Tensor]:
-            return scan(hidden, head, final_ids, final_logit, k, tiles)
+            return scan(hidden, head, final_ids, final_logit, reference_ids, reference_logit, k, tiles)
 
-        merge(pass_over(tiles or tuned(hidden, head, pass_over)), result, final_ids, reference_ids, vocabulary)
+        tiles = tiles or tuned(hidden, head, reference_ids is not None, pass_over)
+        merge(pass_over(tiles), result, final_ids, reference_ids, vocabulary)
     return result
 
 
@@ -298,26 +299,40 @@ def chosen(hidden: Tensor, head: Head, ids: Tensor) -> Tensor:
     return logits
 
 
-def scan(hidden: Tensor, head: Head, final_ids: Tensor, final_logit: Tensor, k: int, tiles: Tiles) -> list[Tensor]:
-    """Per split and row: largest logit, sum of powers, their moment, count above the final token; top-k logits, ids."""
+def scan(
+    hidden: Tensor,
+    head: Head,
+    final_ids: Tensor,
+    final_logit: Tensor,
+    reference_ids: Tensor | None,
+    reference_logit: Tensor | None,
+    k: int,
+    tiles: Tiles,
+) -> list[Tensor]:
+    """Per split and row: largest logit, sum of powers, their moment, counts above the final and above the reference's
+    token (not filled where there is none); top-k logits, ids.
+    """
     from eelib.lens.cuda import kernel_triton
 
     grid, layout = plan(tiles, head.weight, hidden)
     shape, device = (layout["splits"], len(hidden)), hidden.device
     parts = [torch.empty(shape, dtype=torch.float32, device=device) for _ in range(3)]
-    parts.append(torch.empty(shape, dtype=torch.int32, device=device))
+    parts += [torch.empty(shape, dtype=torch.int32, device=device) for _ in range(2)]
     parts += [torch.empty(*shape, k, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32)]
     kernel_triton.scan_kernel[grid](
         blocked(hidden, tiles.rows, layout),
         blocked(head.weight, tiles.columns, layout),
         final_ids,
         final_logit,
+        reference_ids,
+        reference_logit,
         head.head_bias,
         head.bias,
         *parts,
         len(hidden),
         k=k,
         SLOTS=power_of_2(k),
+        REFERENCE=reference_logit is not None,
         **layout,
         **head.constants(),
     )
@@ -330,7 +345,7 @@ def merge(
     """Put the splits together into `result`."""
     from eelib.lens.cuda import kernel_triton
 
-    splits, n, k = parts[4].shape
+    splits, n, k = parts[-1].shape
     slots, lanes = power_of_2(k), power_of_2(splits)
     rows = max(1, min(16, 4096 // (slots * lanes)))
     kernel_triton.merge_kernel[(math.ceil(n / rows),)](
@@ -343,6 +358,7 @@ def merge(
         result["max"],
         result["entropy"],
         result["final_rank"],
+        result.get("reference_rank"),
         result["top_logits"],
         result["top_ids"],
         n,
@@ -362,7 +378,7 @@ def power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def tuned(hidden: Tensor, head: Head, launch: Callable[[Tiles], object]) -> Tiles:
+def tuned(hidden: Tensor, head: Head, reference: bool, launch: Callable[[Tiles], object]) -> Tiles:
     """The tile shape that ran fastest here for inputs of this size, tried at the first call and remembered."""
     if interpreted():
         return INTERPRETED
@@ -376,6 +392,7 @@ def tuned(hidden: Tensor, head: Head, launch: Callable[[Tiles], object]) -> Tile
         *head.constants().values(),
         head.head_bias is None,
         head.bias is None,
+        reference,
     )
     if key not in _fastest:
         from triton.runtime.errors import OutOfResources

@@ -124,12 +124,15 @@ def scan_kernel(
     weight,
     final_ids,
     final_logits,
+    reference_ids,
+    reference_logits,
     head_bias,
     bias,
     largest,
     total,
     weighted,
     above,
+    above_reference,
     top_logits,
     top_ids,
     n,
@@ -140,6 +143,7 @@ def scan_kernel(
     cap: tl.constexpr,
     k: tl.constexpr,
     SLOTS: tl.constexpr,
+    REFERENCE: tl.constexpr,
     TMA: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -149,7 +153,7 @@ def scan_kernel(
     """One split of the vocabulary for ROWS rows.
 
     Writes, at [split, row]: the largest logit m, the sum of e^(z-m), the sum of (z-m) e^(z-m), the number of logits
-    above the final token's, and the k largest logits with their ids, in any order.
+    above the final token's and, with REFERENCE, the reference's, and the k largest logits with their ids, in any order.
     """
     block, split = block_and_split(tl.program_id(0), n, splits, ROWS, GROUP)
     rows = block * ROWS + tl.arange(0, ROWS)
@@ -160,6 +164,10 @@ def scan_kernel(
     mass = tl.zeros((ROWS,), tl.float32)
     moment = tl.zeros((ROWS,), tl.float32)
     higher = tl.zeros((ROWS,), tl.int32)
+    if REFERENCE:
+        reference = tl.load(reference_logits + rows, mask=there, other=float("inf"))
+        reference_id = tl.load(reference_ids + rows, mask=there, other=-1)
+        higher_reference = tl.zeros((ROWS,), tl.int32)
     slots = tl.arange(0, SLOTS)[None, :] + tl.zeros((ROWS, 1), tl.int32)
     values = tl.where(slots < k, float("-inf"), float("inf"))  # slots past k are never the lowest, so never replaced
     ids = NO_ID - slots
@@ -188,6 +196,9 @@ def scan_kernel(
         most = new
         other = columns[None, :] != final_id[:, None]  # a token is not above itself, however its two sums rounded
         higher += tl.sum((other & (scores > final[:, None])).to(tl.int32), axis=1)
+        if REFERENCE:
+            other = columns[None, :] != reference_id[:, None]
+            higher_reference += tl.sum((other & (scores > reference[:, None])).to(tl.int32), axis=1)
 
         # Each turn moves one logit a row into the list, until no row's best beats its k-th; most tiles need few turns.
         better = best > lowest
@@ -208,6 +219,8 @@ def scan_kernel(
     tl.store(total + index_of_row, mass, mask=there)
     tl.store(weighted + index_of_row, moment, mask=there)
     tl.store(above + index_of_row, higher, mask=there)
+    if REFERENCE:
+        tl.store(above_reference + index_of_row, higher_reference, mask=there)
     where = index_of_row[:, None] * k + slots
     tl.store(top_logits + where, values, mask=there[:, None] & (slots < k))
     tl.store(top_ids + where, ids, mask=there[:, None] & (slots < k))
@@ -219,6 +232,7 @@ def merge_kernel(
     total,
     weighted,
     above,
+    above_reference,
     part_logits,
     part_ids,
     final_ids,
@@ -229,6 +243,7 @@ def merge_kernel(
     maximum,
     entropy,
     rank,
+    rank_of_reference,
     top_logits,
     top_ids,
     n,
@@ -269,6 +284,7 @@ def merge_kernel(
         reference = tl.load(reference_ids + rows, mask=there, other=-1)
         reference_logit = tl.load(reference_logits + rows, mask=there, other=0.0)
         reference_logit = tl.minimum(reference_logit, best, propagate_nan=tl.PropagateNan.ALL)
+        reference_rank = 1 + tl.sum(tl.load(above_reference + where, mask=inside, other=0), axis=1)
 
     slot = tl.arange(0, SPLITS * SLOTS)
     source = (slot // SLOTS).to(tl.int64)[None, :] * n + rows[:, None]
@@ -289,11 +305,13 @@ def merge_kernel(
         final_rank = tl.where(token == final, greater + 1, final_rank)
         if REFERENCE:
             reference_logit = tl.where(token == reference, value, reference_logit)
+            reference_rank = tl.where(token == reference, greater + 1, reference_rank)
         values = tl.where(ids == token[:, None], float("-inf"), values)
     tl.store(final_logits + rows, final_logit, mask=there)
     tl.store(rank + rows, final_rank, mask=there)
     if REFERENCE:
         tl.store(reference_logits + rows, reference_logit, mask=there)
+        tl.store(rank_of_reference + rows, tl.where(reference < 0, 0, reference_rank), mask=there)
 
 
 @triton.jit
