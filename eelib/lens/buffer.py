@@ -14,11 +14,12 @@ class Reader:
     """Reads the states of several sequences, given in the order in which they come; each sequence's from the start.
 
     `references` are the token ids of each sequence's reference, or empty. The reference's next token is known as long
-    as the output is the reference's beginning; after that -1 (its probability becomes NaN).
+    as the output is the reference's beginning; after that -1 (its probability becomes NaN). Where the references are
+    the texts that the model was `given`, it is known everywhere.
     """
 
-    def __init__(self, unembed: Unembed, references: list[list[int]]):
-        self.unembed, self.references = unembed, references
+    def __init__(self, unembed: Unembed, references: list[list[int]], given: bool = False):
+        self.unembed, self.references, self.given = unembed, references, given
         self.lengths, self.agrees = [0] * len(references), [True] * len(references)
         self.waiting: Tensor | None = None  # [room, L+1, hidden_size]
         self.filled, self.scratch = 0, Scratch()
@@ -52,7 +53,7 @@ class Reader:
         at, reference = self.lengths[row], self.references[row]
         self.lengths[row] += 1
         wanted = reference[at] if self.agrees[row] and at < len(reference) else -1
-        self.agrees[row] = wanted == token
+        self.agrees[row] = self.given or wanted == token
         return wanted
 
     def flush(self) -> None:

@@ -228,6 +228,10 @@ class Writer(Adapter):
             return {"use_cache": False} if self.model.accepts("use_cache") else {}
         return {"past_key_values": cache, "use_cache": True}
 
+    def last_logits(self) -> Inputs:
+        """The argument that keeps a network from computing logits of a whole prompt, where it takes one."""
+        return {"logits_to_keep": 1} if self.model.accepts("logits_to_keep") else {}
+
     def next_ids(self, inputs: Inputs, emitted: list[int]) -> Tensor:
         """Ids [rows, new] of the next step: the emitted ones, or without a cache the whole text."""
         ids = torch.tensor(emitted, device=self.model.device)[:, None]
@@ -294,10 +298,6 @@ class Causal(Writer):
         most = self.model.context_length - 1 + self.model.offset
         positions = (inputs["position_ids"][:, -1:] + 1).clamp(max=most)
         return {**inputs, "input_ids": ids, "attention_mask": mask, "position_ids": positions}
-
-    def last_logits(self) -> Inputs:
-        """The argument that keeps a network from computing logits of a whole prompt, where it takes one."""
-        return {"logits_to_keep": 1} if self.model.accepts("logits_to_keep") else {}
 
     def cache_modes(self, runs: Runs) -> tuple[str, ...]:
         """Layers that forget are tried only where the network itself looks to its window."""

@@ -1,4 +1,5 @@
-"""Ask for a trace: decode a task once, read every layer, keep it as Parquet shards; resumable, by any number of makers.
+"""Ask for a trace: decode a task once, or take its texts as given, read every layer, keep it as Parquet shards;
+resumable, by any number of makers.
 
 Makers of one trace, here or on machines that share its folder, each make shards that no other makes; see `makers`.
 """
@@ -20,6 +21,7 @@ from eelib.models.model import Model
 from eelib.tasks.glue import named
 from eelib.tasks.task import Task
 from eelib.tracing.extras import has_extra, make_extra
+from eelib.tracing.given import check_given
 from eelib.tracing.makers import is_clear
 from eelib.tracing.outputs import is_finished, make_outputs
 from eelib.tracing.plan import Job
@@ -43,18 +45,24 @@ def trace(
     progress: bool = True,
     timed: bool | int = False,
     repeats: int = 3,
+    given: bool = False,
 ) -> Trace:
     """The trace of `task` under `model`: made if it does not exist, finished if it is half made, else returned.
 
     Greedy decoding up to `max_new_tokens`; every emitted token is read at layers 0..L. `sites` and `pairs` (True, or a
     number of sequences) add sub-layer readouts and layer-by-layer similarities for the first so many sequences; `timed`
     adds the times of a run that stops at each token's exit layer, for so many sequences, `repeats` times each.
-    Prompts beyond the model's window are counted and skipped, or refused with `strict`. A `batch_size` other than the
-    one that a half made trace was begun with holds for the rest of it. Raises InputError, or StorageError where the
-    disk is at fault: one line.
+    With `given` nothing is decoded: the prompts are texts, and one pass of a decoder-only model reads all positions of
+    each up to the window's end. The last layer's top-1 is the final token of a position; "token_id",
+    "reference_probability" and "reference_rank" are of the text's own next token.
+    Prompts beyond the model's window are counted and skipped (given texts: cut), or refused with `strict`. A
+    `batch_size` other than the one that a half made trace was begun with holds for the rest of it. Raises InputError,
+    or StorageError where the disk is at fault: one line.
     """
-    job = job_of(model, task, max_new_tokens, folder, batch_size, strict, progress)
+    job = job_of(model, task, max_new_tokens, folder, batch_size, strict, progress, given)
     check_whole("repeats", repeats, 1)
+    if given and timed:
+        raise InputError("timed runs repeat a decoding; with given=True nothing is decoded")
     for kind, wanted in (("sites", sites), ("pairs", pairs), ("timed", timed)):
         if not isinstance(wanted, bool):
             check_whole(kind, wanted, 0, "True, False or a number of sequences")
@@ -99,6 +107,7 @@ def job_of(
     batch_size: int | None,
     strict: bool = False,
     progress: bool = True,
+    given: bool = False,
 ) -> Job:
     """What is to be made, once it is known to be possible; InputError."""
     if not isinstance(model, Model) or not isinstance(task, Task):
@@ -107,10 +116,14 @@ def job_of(
             f"{type(model).__name__} and {type(task).__name__}"
         )
     check_model(model, task)
+    if not isinstance(given, bool):
+        raise InputError(f"given {given!r} is not allowed; it must be True or False")
+    if given:
+        check_given(model, task)
     check_whole("max_new_tokens", max_new_tokens, 1)
     if batch_size is not None:
         check_whole("batch_size", batch_size, 1)
-    identity = identity_of(model, task, int(max_new_tokens))
+    identity = identity_of(model, task, int(max_new_tokens), given)
     return Job(model, task, Path(folder) / folder_name(identity), identity, batch_size, strict, progress)
 
 
@@ -125,9 +138,10 @@ def count(wanted: bool | int) -> int:
     return SUBSET if wanted is True else int(wanted)
 
 
-def identity_of(model: Model, task: Task, max_new_tokens: int) -> dict:
+def identity_of(model: Model, task: Task, max_new_tokens: int, given: bool = False) -> dict:
     """What a trace depends on; another value of anything in it makes another trace."""
-    settings = {"max_new_tokens": max_new_tokens, "dtype": model.dtype, "device": model.device.type}
+    settings: dict = {"given": True} if given else {"max_new_tokens": max_new_tokens}
+    settings |= {"dtype": model.dtype, "device": model.device.type}
     if model.device.type == "cuda":  # shards of two kinds of GPU do not mix
         settings["card"] = machine(model.device)
     return {

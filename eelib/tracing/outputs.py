@@ -1,4 +1,4 @@
-"""Decode a task's shards and read every layer of every token; what is missing or damaged is made."""
+"""Decode a task's shards, or take its texts as given, and read every layer of every token; what is missing is made."""
 
 import time
 from collections.abc import Mapping
@@ -16,8 +16,9 @@ from eelib.lens.readout import Readout, top_ids
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
+from eelib.tracing.given import in_two, read_given
 from eelib.tracing.makers import joined
-from eelib.tracing.plan import Job, encode, is_made, is_of
+from eelib.tracing.plan import Job, encode, is_made, is_of, is_refused
 from eelib.tracing.shards import STORED, add_file, load_manifest, save_note, to_bytes
 from eelib.tracing.tables import tables
 
@@ -27,8 +28,7 @@ def is_finished(job: Job) -> bool:
     known = load_manifest(job.folder)
     if not known.get("finished") or not is_of(job, known):
         return False
-    refused = job.strict and known["skipped"]
-    return not refused and all(is_made(job.folder, known, index) for index in range(len(known["plan"])))
+    return not is_refused(job, known) and all(is_made(job.folder, known, index) for index in range(len(known["plan"])))
 
 
 def make_outputs(job: Job, wait: bool = True) -> bool:
@@ -45,17 +45,24 @@ def make_outputs(job: Job, wait: bool = True) -> bool:
 
 
 def make_shard(job: Job, rows: list[int], index: int) -> None:
-    """Decode one shard's sequences `rows`, read their states, write both tables, and note that it is made.
+    """Decode one shard's sequences `rows` or take them as given, read their states, write both tables, and note that
+    it is made.
 
     A shard is a pure function of the model, the task and its list of sequences.
     """
     began = time.monotonic()
     prompts = encode(job.model, job.task, rows)
-    outputs, readout = read_what_fits(job, prompts, [reference_ids(job.model, job.task, i) for i in rows])
-    emitted = torch.tensor([token for ids in outputs for token in ids])
-    mismatches = count_mismatches(readout, emitted, job.model)
-    note: dict = {"files": {}, "counts": {"rows": len(emitted), "mismatches": mismatches}}
-    tokens, sequences = tables(job.model, job.task, rows, prompts, outputs)
+    if job.given:
+        cut = [len(ids) > job.model.context_length for ids in prompts]
+        prompts, outputs = map(list, zip(*(in_two(job.model, ids) for ids in prompts)))
+        finals, readout = read_what_fits(job, prompts, outputs)
+    else:
+        outputs, readout = read_what_fits(job, prompts, [reference_ids(job.model, job.task, i) for i in rows])
+        finals, cut = outputs, [is_cut(job.model, ids) for ids in outputs]
+    final = torch.tensor([token for ids in finals for token in ids])
+    mismatches = count_mismatches(readout, final, job.model)
+    note: dict = {"files": {}, "counts": {"rows": len(final), "mismatches": mismatches}}
+    tokens, sequences = tables(job.model, job.task, rows, prompts, outputs, cut)
     frames: dict[str, Mapping[str, np.ndarray | list]] = {
         f"tokens-{index:05d}": tokens | {name: readout[name].numpy() for name in STORED},
         f"sequences-{index:05d}": sequences,
@@ -67,10 +74,12 @@ def make_shard(job: Job, rows: list[int], index: int) -> None:
 
 
 def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int]]) -> tuple[list[list[int]], Readout]:
-    """`read_outputs` of one batch, in as many parts as the memory asks for."""
+    """`read_outputs` or `read_given` of one batch, in as many parts as the memory asks for."""
 
     def read_some(pairs: list[tuple[list[int], list[int]]]) -> tuple[list[list[int]], Readout]:
         some, wanted = map(list, zip(*pairs))
+        if job.given:
+            return read_given(job.model, some, wanted)
         return read_outputs(job.model, some, wanted, job.max_new_tokens)
 
     parts = job.halving.run(read_some, list(zip(prompts, references)))
@@ -96,6 +105,11 @@ def read_outputs(
         outputs.append(top_ids(model.unembed, states[:, -1]))
         reader.add(states, [row] * len(states), outputs[-1])
     return outputs, reader.finish()
+
+
+def is_cut(model: Model, output: list[int]) -> bool:
+    """Whether a decoding stopped before its end token."""
+    return model.adapter.writes and output[-1] not in model.eos_ids
 
 
 def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:

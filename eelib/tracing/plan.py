@@ -56,9 +56,14 @@ class Job:
         return lengths
 
     @property
+    def given(self) -> bool:
+        """Whether the prompts are texts to be read as they are, and nothing is decoded."""
+        return self.identity["settings"].get("given", False)
+
+    @property
     def max_new_tokens(self) -> int:
-        """Longest output, in tokens."""
-        return self.identity["settings"]["max_new_tokens"]
+        """Longest output, in tokens; 0 where nothing is decoded."""
+        return self.identity["settings"].get("max_new_tokens", 0)
 
 
 def encode(model: Model, task: Task, chosen: Sequence[int] | None = None) -> list[list[int]]:
@@ -78,7 +83,7 @@ def plan(job: Job, alone: bool = True) -> dict | None:
     known, why = load_manifest(job.folder), "the manifest is damaged"
     if not is_of(job, known):
         known, why = {}, "its files are another trace's" if known else why
-    if known and not (job.strict and known["skipped"]):
+    if known and not is_refused(job, known):
         return cut_rest(job, known) if alone else known
     manifest = new_manifest(job)
     if not alone:
@@ -96,19 +101,30 @@ def is_of(job: Job, manifest: dict) -> bool:
     return all(manifest.get(key) == value for key, value in job.identity.items())
 
 
+def is_refused(job: Job, manifest: dict) -> bool:
+    """Whether the caller is strict and some of the prompts are left out, or cut."""
+    return job.strict and bool(manifest["skipped"] or manifest.get("cut"))
+
+
 def new_manifest(job: Job) -> dict:
-    """A manifest without files; InputError where a prompt is empty, or none fits (with `strict`: one does not fit)."""
-    model, lengths = job.model, job.lengths
+    """A manifest without files; InputError where a prompt is empty, or none fits (with `strict`: one does not fit).
+
+    A given text longer than the window is cut there; one of a single token predicts nothing, and is left out.
+    """
+    model, lengths, window = job.model, job.lengths, job.model.context_length
     if 0 in lengths:
         raise InputError(f"{job.task.name}: prompt {lengths.index(0)} has no tokens in {model.name}'s vocabulary")
-    fits = [i for i, n in enumerate(lengths) if n < model.context_length]
-    skipped = len(lengths) - len(fits)
-    if not fits or (skipped and job.strict):
+    fits = [i for i, n in enumerate(lengths) if (n > 1 if job.given else n < window)]
+    left_out = {"skipped": len(lengths) - len(fits)}
+    if job.given:
+        left_out["cut"] = sum(n > window for n in lengths)
+    if not fits or is_refused(job, left_out):
+        what = "texts have a single token or" if job.given else "prompts"
         raise InputError(
-            f"{job.task.name}: {skipped} of {len(lengths)} prompts do not fit {model.name}'s window "
-            f"of {model.context_length} tokens (longest: {max(lengths)})"
+            f"{job.task.name}: {sum(left_out.values())} of {len(lengths)} {what} do not fit {model.name}'s window "
+            f"of {window} tokens (longest: {max(lengths)})"
         )
-    longest = min(max(lengths[i] for i in fits) + job.max_new_tokens, model.context_length)
+    longest = min(max(lengths[i] for i in fits) + job.max_new_tokens, window)
     size = job.batch_size or batch_that_fits(model, longest)
     return {
         **job.identity,
@@ -121,7 +137,7 @@ def new_manifest(job: Job) -> dict:
         "vocabulary": model.vocab_size,
         "special_ids": sorted(set(map(int, model.tokenizer.all_special_ids))),
         "prompts": len(lengths),
-        "skipped": skipped,
+        **left_out,
         "batch_size": size,
         "plan": cut(job, sorted(fits, key=lambda i: (lengths[i], i)), size),
         "versions": versions(),
@@ -133,10 +149,13 @@ def new_manifest(job: Job) -> dict:
 
 
 def cut(job: Job, order: list[int], size: int) -> list[list[int]]:
-    """Shards of at most `size` sequences; where padding would change a row, all of one prompt length."""
+    """Shards of at most `size` sequences; where padding would change a row, all of one prompt length.
+
+    The padding of given texts, which stands where a causal model does not read, changes none.
+    """
     shards: list[list[int]] = []
     for i in order:
-        same = job.model.pads or not shards or job.lengths[shards[-1][-1]] == job.lengths[i]
+        same = job.model.pads or job.given or not shards or job.lengths[shards[-1][-1]] == job.lengths[i]
         if shards and same and len(shards[-1]) < size:
             shards[-1].append(i)
         else:

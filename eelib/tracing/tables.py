@@ -19,24 +19,24 @@ SEQUENCE_COLUMNS = (
 
 
 def tables(
-    model: Model, task: Task, rows: list[int], prompts: list[list[int]], outputs: list[list[int]]
+    model: Model, task: Task, rows: list[int], prompts: list[list[int]], outputs: list[list[int]], truncated: list[bool]
 ) -> tuple[dict[str, list], dict[str, list]]:
-    """(token columns, sequence columns) of the sequences `rows`, with the ids of their prompts and outputs."""
-    described = [describe(model, task, *each) for each in zip(rows, prompts, outputs)]
+    """(token columns, sequence columns) of the sequences `rows`, with the ids of their prompts and outputs, and whether
+    an output was cut.
+    """
+    described = [describe(model, task, *each) for each in zip(rows, prompts, outputs, truncated)]
     tokens = {name: [value for columns, _ in described for value in columns[name]] for name in TOKEN_COLUMNS}
     return tokens, {name: [row[name] for _, row in described] for name in SEQUENCE_COLUMNS}
 
 
 def describe(
-    model: Model, task: Task, sequence: int, prompt: list[int], ids: list[int]
+    model: Model, task: Task, sequence: int, prompt: list[int], ids: list[int], truncated: bool
 ) -> tuple[dict[str, list], dict]:
     """(columns of one sequence's tokens, its own row).
 
     The end token, where it was reached, has an empty place at the end of the output.
     """
-    writes = model.adapter.writes
-    ended = writes and ids[-1] in model.eos_ids
-    truncated = writes and not ended
+    ended = model.adapter.writes and ids[-1] in model.eos_ids
     body = ids[:-1] if ended else ids
     if model.labels:
         output = model.labels[ids[0]]

@@ -25,7 +25,8 @@ from eelib.tracing.shards import (
 
 
 class Trace:
-    """A finished trace on disk. Rows are generated tokens, in order of sequence, then position.
+    """A finished trace on disk. Rows are generated tokens, in order of sequence, then position; of given texts, the
+    tokens that their positions have to predict.
 
     InputError, one line, for a folder that holds no finished trace and for a file that is not as it was written.
 
@@ -44,6 +45,7 @@ class Trace:
         self.layers: int = self.manifest["layers"]
         self.model_name: str = self.manifest["model"]
         self.task_name: str = self.manifest["task"]
+        self.given: bool = self.manifest["settings"].get("given", False)
         self._readouts: dict[str, np.ndarray] = {}
         self._sound: set[str] = set()
 
@@ -68,7 +70,10 @@ class Trace:
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """One row per generated token, with the columns `TOKEN_COLUMNS`; start and end are offsets in the output."""
+        """One row per generated token, with the columns `TOKEN_COLUMNS`; start and end are offsets in the output.
+
+        Of a given text all tokens but its first: each at the position before it, which has to predict it.
+        """
         names = list(TOKEN_COLUMNS)
         return self._table("tokens", names).to_pandas().iloc[self._order].reset_index(drop=True)
 
@@ -106,11 +111,18 @@ class Trace:
         framed = self.tokens["is_special"].to_numpy() & (self.manifest["architecture"] == "masked")
         return ~self.tokens["is_eos"].to_numpy() & ~framed
 
+    @property
+    def final_ids(self) -> np.ndarray:
+        """int [tokens]: what the last layer says, the target of exit layers: the emitted token; of given texts, whose
+        next token may be another, the last layer's top-1.
+        """
+        return self["top1"][:, -1] if self.given else self.tokens["token_id"].to_numpy()
+
     def exit_layer(self, definition: str) -> np.ndarray:
-        """int [tokens], 1..L. "first": smallest l >= 1 whose top-1 is the emitted token (P, §4); "stable": smallest l
+        """int [tokens], 1..L. "first": smallest l >= 1 whose top-1 is `final_ids` (P, §4); "stable": smallest l
         from which the top-1 never changes again (the saturation event, P §2 after Geva et al. 2020).
         """
-        return exit_layers.exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)
+        return exit_layers.exit_layer(self["top1"], self.final_ids, definition)
 
     @cached_property
     def sites(self) -> "Sites":
