@@ -1,6 +1,7 @@
 """Train a shipped model again: python -m eelib.recipes NAME --corpora DIR; or a model's gates: gates --model NAME."""
 
 import argparse
+import dataclasses
 import json
 import pkgutil
 import sys
@@ -42,6 +43,10 @@ RECIPES = {
     "pocket-t5-weighted": "pocket_joint:T5_WEIGHTED",
     "pocket-llama-uniform": "pocket_ablation:UNIFORM",
     "pocket-tagger": "pocket_tagger",
+    "smollm2-135m-instruct-block": "smollm2:BLOCK",
+    "smollm2-135m-instruct-features": "smollm2:FEATURES",
+    "smollm2-135m-instruct-joint": "smollm2:JOINT",
+    "smollm2-135m-instruct-outputs": "smollm2:OUTPUTS",
 }
 
 
@@ -61,6 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="where the model goes (default: data/models/NAME)")
     parser.add_argument("--work", type=Path, help="checkpoints and logs (default: checkpoints/NAME)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--minutes", type=float, help="of one leg, for a recipe that is trained in legs")
+    parser.add_argument("--start", help="for such a recipe: its model, where that is not found by its own name")
     parser.add_argument("--measure", action="store_true", help="do not train; print the quality of the model in --out")
     given = parser.parse_args(arguments)
     if not given.corpora.is_dir():
@@ -68,6 +75,10 @@ def main(arguments: list[str] | None = None) -> None:
     out = given.out or data_folder("models", given.name)
     recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[given.name]}")
     work = given.work or Path("checkpoints") / given.name
+    legs = {key: value for key in ("minutes", "start") if (value := getattr(given, key)) is not None}
+    if legs and not hasattr(recipe, "minutes"):
+        parser.error(f"{given.name} is not trained in legs, so it takes no --{' and no --'.join(legs)}")
+    recipe = dataclasses.replace(recipe, **legs) if legs else recipe
     if given.measure and not out.is_dir():
         parser.error(f"there is no model in {out}; give the one to measure with --out")
     try:

@@ -1,0 +1,143 @@
+"""A whole block of a model's own shape that drafts tokens: after one layer ("block"), or from the last features and the
+next token's embedding ("features", EAGLE's wiring: Li et al. 2024, section 4.1). The network stays as it is.
+
+It starts as a copy of one of the network's blocks, is read through the network's own final norm, and its head is some
+rows of the network's own: those of `tokens`, the ones that the model writes most. In steps it has keys and values of
+its own: one more layer of the cache, behind the network's.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Cache
+
+from eelib.common.errors import CheckpointError
+from eelib.common.files import write_atomically
+from eelib.models.adapter_block import visible
+from eelib.models.cache import GrowingLayer
+from eelib.models.probe import output_of
+
+if TYPE_CHECKING:
+    from eelib.models.model import Model
+
+FILE = "draft.safetensors"
+
+
+class DraftBlock(nn.Module):
+    """A draft block of a model: of the kind "block" after layer `layer`, or of the kind "features", where it is L.
+
+    tokens: int64 [n], the ids that it can draft. CheckpointError for a model whose blocks are not called with rotations
+    of their positions.
+    """
+
+    def __init__(self, model: "Model", kind: str, layer: int, tokens: Tensor):
+        super().__init__()
+        rotations = getattr(model.network.base_model, "rotary_emb", None)
+        if rotations is None:
+            raise CheckpointError(
+                f"{model.name} has no draft block: its positions are not rotations that all layers share"
+            )
+        self.kind, self.layer, self.layers = kind, layer, model.layers
+        self.block = copy.deepcopy(model.blocks[min(layer, model.layers - 1)]).float().requires_grad_(True)
+        for part in self.block.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = model.layers
+        if kind == "features":
+            self.join = nn.Linear(2 * model.hidden_size, model.hidden_size, bias=False)
+            with torch.no_grad():
+                self.join.weight.copy_(torch.eye(model.hidden_size).repeat(1, 2))
+        self.register_buffer("tokens", tokens.int())
+        self.whole = (model,)  # in a tuple, so that the network is no part of this module
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids [n] of the tokens that it can draft."""
+        return self.get_buffer("tokens").long()
+
+    def forward(self, states: Tensor, mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+        """What is read instead of the states [rows, new, hidden_size] that one call gives the block.
+
+        `mask` [rows, old + new]: 0 where a row is padded; None: nowhere. `cache`: the call's, with the keys and
+        values of the old tokens; None: there are none.
+        """
+        if mask is None:
+            mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
+        mask, new = mask.to(states.device), states.shape[1]
+        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
+        if cache is not None:
+            self.kept_in(cache)
+        return self.at(states, places, visible(mask, new), cache)
+
+    def at(self, states: Tensor, places: Tensor, seen: Tensor, cache: Cache | None = None) -> Tensor:
+        """The block on states at places [rows, new]; seen: bool [rows or 1, 1, new, old + new]."""
+        wide = states.to(next(self.block.parameters()).dtype)
+        rotations = self.whole[0].network.base_model.rotary_emb(wide, places)
+        if self.whole[0].network.config._attn_implementation != "sdpa":  # others add the mask to their scores
+            seen = torch.zeros(seen.shape, dtype=wide.dtype, device=wide.device).masked_fill(~seen, -torch.inf)
+        more: dict[str, Any] = {} if cache is None else {"past_key_values": cache, "use_cache": True}
+        output = self.block(wide, attention_mask=seen, position_ids=places, position_embeddings=rotations, **more)
+        return output_of(output).to(states.dtype)
+
+    def joined(self, features: Tensor, following: Tensor) -> Tensor:
+        """What a "features" block takes: normed last states [rows, new, hidden_size], and the ids [rows, new] of the
+        tokens that follow them.
+        """
+        embedded = self.whole[0].network.get_input_embeddings()(following)
+        both = [F.rms_norm(one.float(), one.shape[-1:]) for one in (features, embedded)]
+        return self.join(torch.cat(both, dim=-1))
+
+    def features(self, states: Tensor) -> Tensor:
+        """States through the network's final norm."""
+        return self.whole[0].unembed.normed(states.flatten(0, -2)).unflatten(0, states.shape[:-1])
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The logits [..., n] of `tokens`, from normed states."""
+        return F.linear(features, self.whole[0].network.get_output_embeddings().weight[self.ids])
+
+    def kept_in(self, cache: Cache) -> Any:
+        """The layer of a cache that holds this block's keys and values; made where there is none."""
+        while len(cache.layers) <= self.layers:
+            cache.layers.append(GrowingLayer())
+        return cache.layers[self.layers]
+
+
+def save_draft(found: DraftBlock, folder: Path, model: str, more: dict[str, Any]) -> None:
+    """Write a draft block in bfloat16; `model` is the name by which its model loads, `more` what else it says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        key: (value.bfloat16() if value.is_floating_point() else value).detach().cpu().contiguous()
+        for key, value in found.state_dict().items()
+    }
+    origin = {"model": model, "model_hash": found.whole[0].hash, "kind": found.kind, "layer": found.layer, **more}
+    write_atomically(folder / FILE, safetensors.torch.save(tensors, {"origin": json.dumps(origin)}))
+
+
+def load_draft(model: "Model", file: Path) -> DraftBlock:
+    """The draft block in a file that `save_draft` wrote."""
+    with safe_open(file, "pt") as content:
+        origin = json.loads(content.metadata()["origin"])
+    tensors = safetensors.torch.load_file(file)
+    found = DraftBlock(model, origin["kind"], origin["layer"], tensors["tokens"])
+    found.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})
+    return found.to(model.device)
+
+
+def rollouts(length: int, steps: int) -> tuple[Tensor, Tensor]:
+    """(places [steps * length], seen [steps * length, steps * length]) of drafts that go on from drafts, all at once.
+
+    Step 0 sees true features up to its own place. Step s at a place sees them up to s places back, then what steps 1 to
+    s made at the places since: nothing else.
+    """
+    places = torch.arange(length).repeat(steps)
+    step = torch.arange(steps).repeat_interleave(length)
+    back = places[:, None] - places[None, :]
+    true = (step[None, :] == 0) & (back >= step[:, None])
+    drafted = (step[None, :] > 0) & (step[None, :] == step[:, None] - back) & (step[None, :] <= step[:, None])
+    return places, true | (drafted & (back >= 0))

@@ -1,0 +1,424 @@
+"""The recipes of what is trained for SmolLM2-135M-Instruct: its own outputs, blocks that draft, a joint version.
+
+All are trained in legs: each goes on where the one before stopped, for as many minutes as it is given. The model's
+own weights stay as they are.
+"""
+
+import contextlib
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eelib.common.files import write_atomically
+from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
+from eelib.models.model import Model, load_model
+from eelib.models.probe import block_states
+from eelib.models.readings import origin_of
+from eelib.recipes.chat_outputs import OwnText, Prompts, batches, file_of, make_outputs, packs, read_texts
+from eelib.recipes.corpora import SEED
+from eelib.recipes.legs import train
+from eelib.recipes.loop import Loss
+from eelib.tracing.replay import state_at
+
+START = "smollm2-135m-instruct"
+IN_A_ROW = 4  # drafts that are reported
+
+
+@dataclass(frozen=True)
+class Legs:
+    """What the recipes share. minutes: of one leg; start: the model, a name or a folder."""
+
+    name: str
+    minutes: float = 90.0
+    start: str = START
+    tokens: int = 2048  # padded ones of a batch
+
+    def outputs(self, work: Path) -> Path:
+        """Where the model's own outputs are: beside the folder of this recipe."""
+        return work.parent / f"{START}-outputs"
+
+    def held_out(self, work: Path, most: int | None = None) -> list[OwnText]:
+        """The first outputs to prompts that are held out."""
+        return read_texts(file_of(self.outputs(work), 0, held_out=True))[:most]
+
+
+@dataclass(frozen=True)
+class Outputs(Legs):
+    """The model's greedy outputs to training prompts, and to some that are held out. chunks: files of them, at most."""
+
+    chunks: int = 100
+
+    def run(self, corpora: Path, out: Path, work: Path, device: str) -> None:
+        """Go on decoding into `work`; `out` is not used, for outputs are not shipped."""
+        until = time.monotonic() + 60 * self.minutes
+        model = load_model(self.start, device=device)
+        make_outputs(model, Prompts(corpora, held_out=True), work, 1, until)
+        made = make_outputs(model, Prompts(corpora), work, self.chunks, until)
+        print(f"{made} chunks of training prompts in {work}")
+
+    def measure(self, corpora: Path, folder: Path, device: str) -> dict:
+        """How many outputs a folder has."""
+        del corpora, device
+        texts = [text for file in sorted(folder.glob("training-*.safetensors")) for text in read_texts(file)]
+        return {"outputs": len(texts), "tokens": sum(len(text.output) for text in texts)}
+
+
+def padded(texts: list[OwnText], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids [rows, tokens], padded on the right; row and position of what predicts each token of the outputs)."""
+    ids = nn.utils.rnn.pad_sequence([text.ids for text in texts], batch_first=True)
+    rows = torch.cat([torch.full((len(text.output),), row) for row, text in enumerate(texts)])
+    at = torch.cat([torch.arange(text.start - 1, len(text.ids) - 1) for text in texts])
+    return ids.to(device), rows.to(device), at.to(device)
+
+
+def divergence(logits: Tensor, top: Tensor, likely: Tensor) -> Tensor:
+    """The KL divergence [n], in nats, of logits [n, vocabulary] from a distribution of which the likeliest tokens
+    `top` [n, k] and the logarithms of their probabilities are known; all others count as one.
+    """
+    own = logits.float()
+    own = own.gather(1, top) - own.logsumexp(-1, keepdim=True)
+    shares, others = likely.exp(), (1 - likely.exp().sum(1)).clamp(min=1e-6)
+    rest = torch.log((1 - own.exp().sum(1)).clamp(min=1e-6))
+    return (shares * (likely - own)).sum(1) + others * (others.log() - rest)
+
+
+def quicker(attempt: Callable[[], Any], device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:
+    """The context in which `attempt` takes less time on this machine: float32, or matrix products in bfloat16."""
+    ways: list[Callable[[], contextlib.AbstractContextManager]] = [
+        contextlib.nullcontext,
+        lambda: torch.autocast(device.type, torch.bfloat16),
+    ]
+    seconds = []
+    for way in ways:
+        best = float("inf")
+        for _ in range(2):
+            began = time.monotonic()
+            with way():
+                attempt()
+            best = min(best, time.monotonic() - began)
+        seconds.append(best)
+    print(f"a step takes {seconds[0]:.1f} s in float32, {seconds[1]:.1f} s with products in bfloat16", flush=True)
+    return ways[seconds.index(min(seconds))]
+
+
+@dataclass(frozen=True)
+class Joint(Legs):
+    """Low-rank updates with which inner layers, too, say what the model says in the end (LayerSkip's exit losses).
+
+    At every step the last layer is held to the original's distribution, with the weight `protect`, and one layer of
+    each fifth of the depth, from the second fifth on, learns the original's tokens: cross-entropy and KL, half each.
+    """
+
+    tokens: int = 1536
+    rank: int = 32
+    peak: float = 6e-4
+    protect: float = 2.0
+    steps: int = 3000
+    shown: tuple[int, ...] = (10, 15, 20, 25, 29)
+    show_every: int = 100
+
+    def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
+        """Train for one leg, and write the adapters as they are then to `out`; returns the leg's end."""
+        del corpora
+        until = time.monotonic() + 60 * self.minutes
+        model = load_model(self.start, device=device)
+        torch.manual_seed(SEED)
+        tuned, leg = self.tuned(model, out)
+        weights = {name: weight for name, weight in tuned.named_parameters() if weight.requires_grad}
+        held, at_first = self.held_out(work, 64), next(batches(self.outputs(work), self.tokens, (0, 0, 0)))[1]
+
+        def attempt() -> None:
+            self.loss_of(model, at_first, 0).value.backward()
+            tuned.zero_grad()
+
+        way = quicker(attempt, model.device)
+
+        def loss_of(batch: list[OwnText], step: int) -> Loss:
+            with way():
+                return self.loss_of(model, batch, step)
+
+        leg = train(
+            weights,
+            loss_of,
+            self.outputs(work),
+            self.tokens,
+            self.peak,
+            work,
+            until,
+            self.steps,
+            leg,
+            lambda: self.agreement(model, held),
+            self.show_every,
+        )
+        leg["curve"].append({"step": leg["step"], **self.agreement(model, held)})
+        print(json.dumps(leg["curve"][-1]), flush=True)
+        self.write(tuned, out, leg)
+        return leg
+
+    def tuned(self, model: Model, out: Path) -> tuple[nn.Module, dict]:
+        """The model's network with low-rank updates in it, those that `out` has, and the leg that ended there."""
+        options = LoraConfig(r=self.rank, lora_alpha=self.rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        tuned, leg = get_peft_model(model.network, options), {}
+        file = out / "adapter_model.safetensors"
+        if file.exists():
+            with safe_open(file, "pt") as content:
+                leg = json.loads(content.metadata()["leg"])
+            set_peft_model_state_dict(tuned, {key: value.float() for key, value in load_file(file).items()})
+        return tuned, leg
+
+    def write(self, tuned: Any, out: Path, leg: dict) -> None:
+        """Keep the updates in bfloat16, in PEFT's own form, with what the leg says of itself."""
+        out.mkdir(parents=True, exist_ok=True)
+        kept = {k: v.detach().bfloat16().cpu().contiguous() for k, v in get_peft_model_state_dict(tuned).items()}
+        metadata = {"format": "pt", "leg": json.dumps(leg)}
+        write_atomically(out / "adapter_model.safetensors", save(kept, metadata))
+        options = tuned.peft_config["default"]
+        options.base_model_name_or_path, options.inference_mode = START, True
+        options.save_pretrained(str(out))
+
+    def exits(self, layers: int, step: int) -> list[int]:
+        """The inner layers that have a loss at a step: one of each fifth of the depth but the first."""
+        rng = random.Random(f"{SEED} {step}")
+        fifths = [[layer for layer in range(1, layers) if layer * 5 // layers == fifth] for fifth in range(1, 5)]
+        return [rng.choice(some) for some in fifths if some]
+
+    def loss_of(self, model: Model, batch: list[OwnText], step: int) -> Loss:
+        """The loss of one step."""
+        top = torch.cat([text.top for text in batch]).to(model.device)
+        likely = torch.cat([text.likely for text in batch]).to(model.device)
+        exits = self.exits(model.layers, step)
+        *inner, last = states_at(model, batch, [*exits, model.layers])
+        lost = divergence(model.unembed(last), top, likely).mean()
+        learned = []
+        for states in inner:
+            logits = model.unembed(states)
+            learned.append((F.cross_entropy(logits, top[:, 0]) + divergence(logits, top, likely).mean()) / 2)
+        inside = torch.stack(learned).mean()
+        return Loss(self.protect * lost + inside, len(top), shown=inside.detach())
+
+    @torch.no_grad()
+    def agreement(self, model: Model, texts: list[OwnText]) -> dict[str, Any]:
+        """On given outputs: which share of the original's tokens the last layer keeps, and which share of the tokens
+        at inner layers agree with the last layer, and with the original's.
+        """
+        layers = [layer for layer in self.shown if layer < model.layers]
+        said: list[Tensor] = []
+        for batch in packs(texts, self.tokens, random.Random(SEED)):
+            states = states_at(model, batch, [*layers, model.layers])
+            tokens = torch.cat([text.output for text in batch]).to(model.device)
+            said.append(torch.stack([tokens, *(model.unembed(one).argmax(-1) for one in states)]).cpu())
+        original, *inner, last = torch.cat(said, dim=1)
+        return {
+            "last layer keeps": share(last == original),
+            "agrees with the last layer": {layer: share(one == last) for layer, one in zip(layers, inner)},
+            "agrees with the original": {layer: share(one == original) for layer, one in zip(layers, inner)},
+        }
+
+    def measure(self, corpora: Path, folder: Path, device: str) -> dict:
+        """The agreement of a folder's version on all held-out outputs."""
+        del corpora
+        work = Path("checkpoints") / self.name
+        model = load_model(self.start, device=device)
+        self.tuned(model, folder)
+        return self.agreement(model, self.held_out(work))
+
+
+@dataclass(frozen=True)
+class Draft(Legs):
+    """A draft block: of the kind "block" after one layer, or "features", which drafts from the last layer's states.
+
+    It learns the model's own next tokens: cross-entropy, and cross-entropy from the probabilities that the model gave
+    to its likeliest tokens, half each. `head`: how many of the tokens that the model writes most it can draft;
+    `drafts`: how many in a row are trained, from what the block itself made, where it needs that.
+    """
+
+    kind: str = "block"
+    layer: int = 8
+    head: int = 5900
+    tokens: int = 2048
+    peak: float = 6e-4
+    drafts: int = 1
+    steps: int = 20_000
+    show_every: int = 200
+
+    def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
+        """Train for one leg, and write the block as it is then to `out`; returns the leg's end."""
+        del corpora
+        until = time.monotonic() + 60 * self.minutes
+        model = load_model(self.start, device=device)
+        model.network.requires_grad_(False)
+        found, leg = self.begun(model, self.outputs(work), out)
+        weights, held = dict(found.named_parameters()), self.held_out(work)
+        at_first = next(batches(self.outputs(work), self.tokens, (0, 0, 0)))[1]
+
+        def attempt() -> None:
+            self.loss_of(model, found, at_first).value.backward()
+            found.zero_grad()
+
+        way = quicker(attempt, model.device)
+
+        def loss_of(batch: list[OwnText], _step: int) -> Loss:
+            with way():
+                return self.loss_of(model, found, batch)
+
+        def shown() -> dict:
+            return {"accepted by position": accepted(self.hits(model, found, held[:64]))}
+
+        leg = train(
+            weights,
+            loss_of,
+            self.outputs(work),
+            self.tokens,
+            self.peak,
+            work,
+            until,
+            self.steps,
+            leg,
+            shown,
+            self.show_every,
+        )
+        leg["quality"] = self.quality(model, found, held)
+        print(json.dumps(leg["quality"], indent=1), flush=True)
+        save_draft(found, out, START, {"leg": leg})
+        return leg
+
+    def begun(self, model: Model, outputs: Path, out: Path) -> tuple[DraftBlock, dict]:
+        """The block that `out` has and the leg that ended there; else a new one, a copy of the model's own."""
+        counts: Counter[int] = Counter()
+        for file in sorted(outputs.glob("training-*.safetensors")):
+            counts.update(token for text in read_texts(file) for token in text.output.tolist())
+        tokens = torch.tensor(sorted(token for token, _ in counts.most_common(self.head)))
+        layer = self.layer if self.kind == "block" else model.layers
+        found = DraftBlock(model, self.kind, layer, tokens).to(model.device)
+        if not (out / FILE).exists():
+            return found, {}
+        kept = load_draft(model, out / FILE)
+        kept.tokens = found.tokens  # the outputs may be more than when it was kept
+        return kept, origin_of(out / FILE)["leg"]
+
+    def said(self, model: Model, found: DraftBlock, batch: list[OwnText], drafts: int) -> list[Tensor]:
+        """The logits [n, head] that the block gives to each token of the outputs: as the first of a row of drafts, as
+        the second after a right one, and so on. A block after a layer drafts each like the first.
+        """
+        ids, rows, at = padded(batch, model.device)
+        inputs = {"input_ids": ids, "use_cache": False}
+        if self.kind == "block":
+            with torch.no_grad():
+                states = state_at(model, self.layer, inputs)
+            return [found.logits(found.features(found(states)[rows, at]))] * drafts
+        with torch.no_grad(), block_states(model.blocks) as all_states:
+            model.network.base_model(**inputs)
+            features, following = found.features(all_states[-1])[:, :-1], ids[:, 1:]
+        places, seen = (one.to(model.device) for one in rollouts(following.shape[1], drafts))
+        taken, length, said = [found.joined(features, following)], following.shape[1], []
+        for step in range(1, drafts + 1):
+            part = step * length
+            made = found.at(torch.cat(taken, dim=1), places[None, :part], seen[None, None, :part, :part])[:, -length:]
+            made = found.features(made)
+            said.append(found.logits(made[rows, at - 1]))
+            taken.append(found.joined(F.pad(made, (0, 0, 1, 0))[:, :-1], following))
+        return said
+
+    def loss_of(self, model: Model, found: DraftBlock, batch: list[OwnText]) -> Loss:
+        """The loss of one step, on the tokens that the block can draft."""
+        top = torch.cat([text.top for text in batch]).to(model.device)
+        shares = torch.cat([text.likely for text in batch]).to(model.device).exp()
+        numbers = numbers_of(found, model.vocab_size)[top]
+        shares = shares * (numbers >= 0)
+        able = numbers[:, 0] >= 0
+        losses, shown = [], []
+        for logits in self.said(model, found, batch, self.drafts):
+            likely = logits[able].float().log_softmax(-1)
+            each = likely.gather(1, numbers[able].clamp(min=0))
+            hard = -each[:, 0].mean()
+            soft = -((each * shares[able]).sum(1) / shares[able].sum(1)).mean()
+            losses.append((hard + soft) / 2)
+            shown.append(hard.detach())
+        return Loss(torch.stack(losses).mean(), len(top), shown=shown[0])
+
+    @torch.no_grad()
+    def hits(self, model: Model, found: DraftBlock, texts: list[OwnText]) -> list[tuple[OwnText, Tensor]]:
+        """Of each text, whether each token of its output is drafted right, as number 1 to 4 in a row: bool [4, n]."""
+        hits = []
+        for batch in packs(texts, self.tokens, random.Random(SEED)):
+            drafted = torch.stack([found.ids[one.argmax(-1)] for one in self.said(model, found, batch, IN_A_ROW)])
+            sizes = [len(text.output) for text in batch]
+            for text, own in zip(batch, drafted.cpu().split(sizes, dim=1)):
+                hits.append((text, own == text.output))
+        return hits
+
+    def quality(self, model: Model, found: DraftBlock, texts: list[OwnText]) -> dict[str, Any]:
+        """Acceptance by position, with and without texts that repeat themselves, and of the first draft by task."""
+        hits = self.hits(model, found, texts)
+        tokens = torch.cat([text.output for text in texts])
+        tasks = sorted({text.task for text in texts})
+        plain = [(text, own) for text, own in hits if not text.repeated]
+        return {
+            "tokens": len(tokens),
+            "of which it can draft": share(torch.isin(tokens, found.ids.cpu())),
+            "accepted by position": accepted(hits),
+            "accepted by position, texts that repeat themselves left out": accepted(plain),
+            "texts that repeat themselves": share(torch.tensor([text.repeated > 0 for text in texts])),
+            "first draft by task": {t: accepted([one for one in hits if one[0].task == t])[0] for t in tasks},
+            "first draft by task, texts that repeat themselves left out": {
+                t: accepted([one for one in plain if one[0].task == t])[0] for t in tasks
+            },
+        }
+
+    def measure(self, corpora: Path, folder: Path, device: str) -> dict:
+        """The quality of a folder's block on held-out outputs."""
+        del corpora
+        model = load_model(self.start, device=device)
+        found = load_draft(model, folder / FILE)
+        return self.quality(model, found, self.held_out(Path("checkpoints") / self.name))
+
+
+def numbers_of(found: DraftBlock, vocabulary: int) -> Tensor:
+    """The number that each token of the vocabulary has among those that a block can draft; -1: it can't."""
+    numbers = torch.full((vocabulary,), -1, device=found.ids.device)
+    numbers[found.ids] = torch.arange(len(found.ids), device=numbers.device)
+    return numbers
+
+
+def accepted(hits: list[tuple[OwnText, Tensor]]) -> list[float]:
+    """The share of drafts that are right at each position of a row of drafts, where all before were right."""
+    shares, rows = [], [torch.ones(own.shape[1], dtype=torch.bool) for _, own in hits]
+    for position in range(IN_A_ROW):
+        # rows: whether the drafts before this one, which is of the token `position` further, were right
+        rows = [row[: own.shape[1] - position] for row, (_, own) in zip(rows, hits)]
+        right = [own[position, position:] for _, own in hits]
+        tried, good = sum(int(row.sum()) for row in rows), sum(int((row & r).sum()) for row, r in zip(rows, right))
+        shares.append(round(good / max(tried, 1), 4))
+        rows = [row & r for row, r in zip(rows, right)]
+    return shares
+
+
+def states_at(model: Model, texts: list[OwnText], layers: list[int]) -> list[Tensor]:
+    """The states [n, hidden_size] of some layers at the places that predict the outputs' tokens."""
+    ids, rows, at = padded(texts, model.device)
+    with block_states(model.blocks) as states:
+        model.network.base_model(input_ids=ids, use_cache=False)
+    return [states[layer][rows, at] for layer in layers]
+
+
+def share(hits: Tensor) -> float:
+    """The mean of booleans, to four places."""
+    return round(float(hits.float().mean()), 4)
+
+
+OUTPUTS = Outputs(f"{START}-outputs")
+BLOCK = Draft(f"{START}-block")
+FEATURES = Draft(f"{START}-features", kind="features", drafts=2)
+JOINT = Joint(f"{START}-joint")
