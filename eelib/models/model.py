@@ -24,6 +24,7 @@ from eelib.models.checkpoint import (
     title_of,
 )
 from eelib.models.components import BlockComponents, find_components
+from eelib.models.draft_block import DraftBlock
 from eelib.models.encoder import encoder_unembed
 from eelib.models.folder import weights_hash
 from eelib.models.hub import hub_or_cache
@@ -48,9 +49,9 @@ class Model:
     names the sub-layers of block l; where they could not be found, `components` is empty and `components_error` says
     why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours), "full" (ours, no layer
     forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`: the position id of a
-    text's first token; None where the network takes none. `remark`: what is odd about the weights.
-    `title`: the name for captions, with the quantization where there is one. `translators`: inner
-    states are read through them; `adapter_block`: those of its layer are.
+    text's first token; None where the network takes none. `remark`: what is odd about the weights. `title`: the name
+    for captions, with the quantization where there is one. `translators`: inner states are read through them;
+    `adapter_block`: those of its layer are; it may be a whole block that drafts.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Model:
     remark: str = ""
     title: str = ""
     translators: Translators | None = None
-    adapter_block: AdapterBlock | None = None
+    adapter_block: AdapterBlock | DraftBlock | None = None
 
     @property
     def adapter(self) -> Adapter:

@@ -1,4 +1,5 @@
-"""Folders that hold another way to read a model, and no model: translators of its layers, or an adapter block.
+"""Folders that hold another way to read a model, and no model: translators of its layers, an adapter block, or a whole
+block that drafts.
 
 They name their model and its hash, and load as a model of their own name.
 """
@@ -16,14 +17,15 @@ from safetensors import SafetensorError, safe_open
 from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
 from eelib.common.values import first_line
-from eelib.models import adapter_block, translators
+from eelib.models import adapter_block, draft_block, translators
 from eelib.models.adapter_block import AdapterBlock
+from eelib.models.draft_block import DraftBlock, load_draft
 from eelib.models.translators import Translators
 
 if TYPE_CHECKING:
     from eelib.models.model import Model
 
-FILES = (translators.FILE, adapter_block.FILE)
+FILES = (translators.FILE, adapter_block.FILE, draft_block.FILE)
 Reading = Translators | AdapterBlock
 
 
@@ -66,15 +68,18 @@ def with_reading(model: "Model", folder: Path) -> "Model":
             f"{folder.name} was trained for other weights of {origin['model']} (hash {origin['model_hash'][:12]}) than "
             f"these (hash {model.hash[:12]})"
         )
-    found: Reading
-    if file.name == translators.FILE:
+    found: Reading | DraftBlock
+    if file.name == draft_block.FILE:
+        found = drafting_block(model, origin, file)
+    elif file.name == translators.FILE:
         found = Translators(model.layers, model.hidden_size)
     else:
         found = block_of(model, origin, file)
-    try:
-        found.load_state_dict({key: value.float() for key, value in safetensors.torch.load_file(file).items()})
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error
+    if not isinstance(found, DraftBlock):
+        try:
+            found.load_state_dict({key: value.float() for key, value in safetensors.torch.load_file(file).items()})
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error
     if not all(bool(torch.isfinite(value).all()) for value in found.parameters()):
         raise CheckpointError(f"{file} holds values that are not finite")
     whole = hashlib.sha256(model.hash.encode() + file.read_bytes()).hexdigest()
@@ -87,13 +92,33 @@ def with_reading(model: "Model", folder: Path) -> "Model":
     return read
 
 
-def block_of(model: "Model", origin: dict[str, Any], file: Path) -> AdapterBlock:
-    """The adapter block that a file is of. CheckpointError where the model can't have it."""
+def refuse_odd_cache(model: "Model", file: Path) -> None:
+    """CheckpointError where a model does not write with a cache of ours, which a block beside it needs."""
     if model.kind != "causal" or model.cache not in ("growing", "full"):
         raise CheckpointError(
             f"{file.parent.name} is an adapter block, which only decoder-only models with an ordinary cache can have; "
             f"{model.name} is {model.kind}, its cache {model.cache}"
         )
+
+
+def drafting_block(model: "Model", origin: dict[str, Any], file: Path) -> DraftBlock:
+    """The draft block after a layer that a file is of. CheckpointError where the model can't have it."""
+    refuse_odd_cache(model, file)
+    kind, layer = origin.get("kind"), origin.get("layer")
+    if kind != "block" or not isinstance(layer, int) or not 1 <= layer < model.layers:
+        raise CheckpointError(
+            f"{file.parent.name} has a draft block of the kind {kind!r} after layer {layer!r}; read through it is only "
+            f'the kind "block", after layers 1 to {model.layers - 1}'
+        )
+    try:
+        return load_draft(model, file)
+    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error
+
+
+def block_of(model: "Model", origin: dict[str, Any], file: Path) -> AdapterBlock:
+    """The adapter block that a file is of. CheckpointError where the model can't have it."""
+    refuse_odd_cache(model, file)
     layer, heads = origin.get("layer"), origin.get("heads")
     if not isinstance(layer, int) or not isinstance(heads, int) or heads < 1 or model.hidden_size % (2 * heads):
         raise CheckpointError(f"{file} is damaged (layer {layer!r}, {heads!r} heads of {model.hidden_size} together)")

@@ -25,12 +25,12 @@ HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its 
 PASSAGE_WORDS, ARTICLE_WORDS, OPENING_WORDS = 120, 90, (12, 50)
 NOUN = re.compile(r"\b(?:an?|the|this|his|her|their) ([a-z]{4,12})(?=[.,;:!?]| of )")
 NOUN_COUNT = 20  # times that a word stands in a noun's place in the novels
-CHUNK, AT_ONCE, LONGEST, TOP = 256, 64, 96, 8  # prompts of a file, of a batch; tokens of an output; kept of each place
+CHUNK, AT_ONCE, LONGEST, TOP = 128, 64, 96, 8  # prompts of a file, of a batch; tokens of an output; kept of each place
 
 # The tasks of the prompts, in turn, and the wordings of each. {} is filled in; "" is text that is continued as it is.
 TURNS = (
     *("answer", "summary", "story", "instruction", "shift", "topic", "story", "summary", "answer", "prose"),
-    *("topic", "shift", "instruction", "story", "summary", "answer", "topic", "prose", "shift", "instruction"),
+    *("topic", "shift", "instruction", "story", "summary", "answer", "topic", "story", "shift", "instruction"),
 )
 QUESTIONS = (
     "Answer the question with a few words from the text.\n\nText: {text}\n\nQuestion: {question}",

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from eelib.recipes.chat_outputs import OwnText, batches
 from eelib.recipes.loop import Loss, save_atomically
 
-SAVE_EVERY, SHOW_EVERY, WARMUP = 20, 5, 20  # steps
-AVERAGED = 100  # steps that the weights which are kept are the mean of, roughly
+SAVE_EVERY, SHOW_EVERY, WARMUP = 10, 5, 20  # steps
+AVERAGED = 100  # steps that the weights which are kept are the mean of, roughly; at first a quarter of all
 
 
 def train(
@@ -35,7 +35,7 @@ def train(
     `leg` says where the weights come from, {} at the beginning; it is used where `work` has no checkpoint. Returns that
     of the end: step, place (see `batches`), tokens, seconds, curve. The learning rate rises over `WARMUP` steps and
     then stays, for the mean over steps does what a decay would do. Every `show_every` steps, `shown()` of the mean's
-    weights goes into the curve.
+    weights goes into the curve, and what it is before the first.
     """
     work.mkdir(parents=True, exist_ok=True)
     checkpoint, live = work / "checkpoint.pt", list(weights.values())
@@ -51,6 +51,9 @@ def train(
             torch._foreach_copy_(live, saved["live"])
             torch._foreach_copy_(mean, saved["mean"])
     began, losses = time.monotonic() - leg["seconds"], leg.pop("losses", [])
+    if show_every and not leg["curve"]:
+        leg["curve"].append({"step": 0, "tokens": 0, **shown()})
+        print(json.dumps(leg["curve"][-1]), flush=True)
     stream = batches(outputs, tokens, tuple(leg["place"]))
     while leg["step"] < steps and time.monotonic() < until:
         place, batch = next(stream)
@@ -63,9 +66,9 @@ def train(
         optimizer.zero_grad()
         leg["step"] += 1
         with torch.no_grad():
-            torch._foreach_lerp_(mean, live, max(1 / AVERAGED, 1 / (leg["step"] + 1)))
+            torch._foreach_lerp_(mean, live, max(1 / AVERAGED, 4 / (leg["step"] + 4)))
         leg |= {"place": place, "tokens": leg["tokens"] + loss.tokens, "seconds": time.monotonic() - began}
-        losses.append(float(loss.value if loss.shown is None else loss.shown))
+        losses.append(float((loss.value if loss.shown is None else loss.shown).detach()))
         last = leg["step"] == steps or time.monotonic() >= until
         if leg["step"] % SHOW_EVERY == 0:
             row = {key: leg[key] for key in ("step", "tokens")} | {"seconds": round(leg["seconds"])}
