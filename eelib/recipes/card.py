@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -82,7 +83,7 @@ def write_card(
     )
 
 
-def save_card(out: Path, work: Path, device: str, origin: dict[str, str], quality: dict, notes: dict[str, str]) -> dict:
+def save_card(out: Path, work: Path, device: str, origin: dict[str, str], quality: dict, notes: dict[str, Any]) -> dict:
     """Write card.json of the model in `out`: where it comes from, how good it is, what its files are; returns it.
 
     `origin` has the card's first lines, with the model's name; `notes` follow the loss. `work` holds the loss curve.

@@ -70,7 +70,7 @@ def train(
         leg |= {"place": place, "tokens": leg["tokens"] + loss.tokens, "seconds": time.monotonic() - began}
         losses.append(float((loss.value if loss.shown is None else loss.shown).detach()))
         last = leg["step"] == steps or time.monotonic() >= until
-        if leg["step"] % SHOW_EVERY == 0:
+        if leg["step"] % SHOW_EVERY == 0 or last:
             row = {key: leg[key] for key in ("step", "tokens")} | {"seconds": round(leg["seconds"])}
             leg["curve"].append(row | {"loss": round(sum(losses) / len(losses), 4)})
             losses = []

@@ -26,14 +26,29 @@ from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, sav
 from eelib.models.model import Model, load_model
 from eelib.models.probe import block_states
 from eelib.models.readings import origin_of
-from eelib.recipes.chat_outputs import OwnText, Prompts, batches, file_of, make_outputs, packs, read_texts
+from eelib.recipes.card import save_card
+from eelib.recipes.chat_outputs import (
+    CHUNK,
+    HELD_OUT,
+    OwnText,
+    Prompts,
+    batches,
+    file_of,
+    make_outputs,
+    packs,
+    read_texts,
+)
 from eelib.recipes.corpora import SEED
 from eelib.recipes.legs import train
 from eelib.recipes.loop import Loss
 from eelib.tracing.replay import state_at
 
 START = "smollm2-135m-instruct"
-IN_A_ROW = 4  # drafts that are reported
+IN_A_ROW, FEW = 4, 60  # drafts, and held-out outputs in the course of a training, that are reported
+CORPUS = (
+    "prompts from FairytaleQA train (Apache-2.0), SQuADShifts (CC BY 4.0), Reuters-21578 train and TREC train "
+    "(research), ELTeC English novels (public domain), read at training time, not shipped"
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,23 @@ class Legs:
     def outputs(self, work: Path) -> Path:
         """Where the model's own outputs are: beside the folder of this recipe."""
         return work.parent / f"{START}-outputs"
+
+    def card(self, out: Path, work: Path, device: str, kind: str, objective: str, leg: dict, quality: dict) -> dict:
+        """Write and return the card of what a leg ended with."""
+        curve = [row for row in leg["curve"] if "loss" in row]
+        write_atomically(work / "curve.json", json.dumps(curve).encode())
+        epoch, chunk, _ = leg["place"]
+        seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + 1
+        origin = {"name": self.name, "kind": kind, "start": START, "objective": objective}
+        notes = {
+            "what it is": f"{START} itself, whose weights are not touched",
+            "prompts": f"the first {seen * CHUNK} for training, in eelib.recipes.chat_outputs; whole epochs: {epoch}",
+            "held_out": f"one source of prompts in {HELD_OUT} by hash",
+            "curve": [row for row in leg["curve"] if "loss" not in row],
+        }
+        return save_card(
+            out, work, device, origin | {"corpus": f"{START}'s own greedy outputs; {CORPUS}"}, quality, notes
+        )
 
     def held_out(self, work: Path, most: int | None = None) -> list[OwnText]:
         """The first outputs to prompts that are held out."""
@@ -137,7 +169,7 @@ class Joint(Legs):
         torch.manual_seed(SEED)
         tuned, leg = self.tuned(model, out)
         weights = {name: weight for name, weight in tuned.named_parameters() if weight.requires_grad}
-        held, at_first = self.held_out(work, 60), next(batches(self.outputs(work), self.tokens, (0, 0, 0)))[1]
+        held, at_first = self.held_out(work, FEW), next(batches(self.outputs(work), self.tokens, (0, 0, 0)))[1]
 
         def attempt() -> None:
             self.loss_of(model, at_first, 0).value.backward()
@@ -162,9 +194,15 @@ class Joint(Legs):
             lambda: self.agreement(model, held),
             self.show_every,
         )
-        leg["curve"].append({"step": leg["step"], **self.agreement(model, held)})
+        quality = self.agreement(model, held if leg["step"] < self.steps else self.held_out(work))
+        leg["curve"].append({"step": leg["step"], "tokens": leg["tokens"], **quality})
         print(json.dumps(leg["curve"][-1]), flush=True)
         self.write(tuned, out, leg)
+        kind = f"low-rank updates of all linear layers inside the blocks, rank {self.rank}, bfloat16 (LoRA, PEFT)"
+        aim = (
+            f"inner layers say what the original does; the last is held to its distribution with weight {self.protect}"
+        )
+        self.card(out, work, device, kind, aim, leg, quality)
         return leg
 
     def tuned(self, model: Model, out: Path) -> tuple[nn.Module, dict]:
@@ -274,7 +312,7 @@ class Draft(Legs):
                 return self.loss_of(model, found, batch)
 
         def shown() -> dict:
-            return {"accepted by position": accepted(self.hits(model, found, held[:64]))}
+            return {"accepted by position": accepted(self.hits(model, found, held[:FEW]))}
 
         leg = train(
             weights,
@@ -289,9 +327,14 @@ class Draft(Legs):
             shown,
             self.show_every,
         )
-        leg["quality"] = self.quality(model, found, held)
-        print(json.dumps(leg["quality"], indent=1), flush=True)
+        quality = self.quality(model, found, held)
+        print(json.dumps(quality, indent=1), flush=True)
         save_draft(found, out, START, {"leg": leg})
+        where = (
+            f"after layer {self.layer} of {model.layers}" if self.kind == "block" else "of the last features (EAGLE)"
+        )
+        kind = f"a draft block {where}, of the model's own shape, bfloat16; its head has {len(found.ids)} tokens"
+        self.card(out, work, device, kind, "the block drafts what the model says next", leg, quality)
         return leg
 
     def begun(self, model: Model, outputs: Path, out: Path) -> tuple[DraftBlock, dict]:

@@ -231,7 +231,8 @@ def test_a_draft_block_learns_and_is_read(recipe, made, start, tmp_path):
     leg = replace(recipe, steps=60).run(tmp_path, out, work / recipe.name, "cpu")
     losses = [row["loss"] for row in leg["curve"] if "loss" in row]
     assert leg["step"] == 60 and first["step"] == 12 and losses[-1] < losses[0]
-    assert leg["quality"]["accepted by position"][0] > 0
+    card = json.loads((out / "card.json").read_text())
+    assert card["steps"] == 60 and card["quality"]["accepted by position"][0] > 0
     found = load_draft(model, out / FILE)
     assert found.kind == recipe.kind and len(found.ids) <= 40 and (out / FILE).stat().st_size < 200_000
 
