@@ -55,7 +55,8 @@ def train(
         leg["curve"].append({"step": 0, "tokens": 0, **shown()})
         print(json.dumps(leg["curve"][-1]), flush=True)
     stream = batches(outputs, tokens, tuple(leg["place"]))
-    while leg["step"] < steps and time.monotonic() < until:
+    ended = leg["step"] >= steps or time.monotonic() >= until
+    while not ended:
         place, batch = next(stream)
         loss = loss_of(batch, leg["step"])
         loss.value.backward()
@@ -69,8 +70,8 @@ def train(
             torch._foreach_lerp_(mean, live, max(1 / AVERAGED, 4 / (leg["step"] + 4)))
         leg |= {"place": place, "tokens": leg["tokens"] + loss.tokens, "seconds": time.monotonic() - began}
         losses.append(float((loss.value if loss.shown is None else loss.shown).detach()))
-        last = leg["step"] == steps or time.monotonic() >= until
-        if leg["step"] % SHOW_EVERY == 0 or last:
+        ended = leg["step"] >= steps or time.monotonic() >= until
+        if leg["step"] % SHOW_EVERY == 0 or ended:
             row = {key: leg[key] for key in ("step", "tokens")} | {"seconds": round(leg["seconds"])}
             leg["curve"].append(row | {"loss": round(sum(losses) / len(losses), 4)})
             losses = []
@@ -79,7 +80,7 @@ def train(
             with swapped(live, mean):
                 leg["curve"].append({"step": leg["step"], "tokens": leg["tokens"], **shown()})
             print(json.dumps(leg["curve"][-1]), flush=True)
-        if leg["step"] % SAVE_EVERY == 0 or last:
+        if leg["step"] % SAVE_EVERY == 0 or ended:
             state = {"optimizer": optimizer.state_dict(), "live": [w.detach() for w in live], "mean": mean}
             save_atomically({**state, "leg": {**leg, "losses": losses}}, checkpoint)
     with torch.no_grad():
