@@ -43,8 +43,8 @@ RECIPES = {
     "pocket-t5-weighted": "pocket_joint:T5_WEIGHTED",
     "pocket-llama-uniform": "pocket_ablation:UNIFORM",
     "pocket-tagger": "pocket_tagger",
-    "smollm2-135m-instruct-block": "smollm2:BLOCK",
-    "smollm2-135m-instruct-features": "smollm2:FEATURES",
+    "smollm2-135m-instruct-block": "smollm2_drafts:BLOCK",
+    "smollm2-135m-instruct-features": "smollm2_drafts:FEATURES",
     "smollm2-135m-instruct-joint": "smollm2:JOINT",
     "smollm2-135m-instruct-outputs": "smollm2:OUTPUTS",
 }

@@ -20,7 +20,8 @@ from eelib.recipes import chat_outputs, legs
 from eelib.recipes.chat_outputs import OwnText, Prompts, batches, file_of, outputs_of, read_texts
 from eelib.recipes.legs import train
 from eelib.recipes.loop import Loss
-from eelib.recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted, divergence
+from eelib.recipes.smollm2 import JOINT, OUTPUTS, divergence
+from eelib.recipes.smollm2_drafts import BLOCK, FEATURES, accepted
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 
