@@ -48,13 +48,13 @@ class DraftBlock(nn.Module):
         self.block = copy.deepcopy(model.blocks[min(layer, model.layers - 1)]).float().requires_grad_(True)
         for part in self.block.modules():
             if hasattr(part, "layer_idx"):
-                part.layer_idx = model.layers
+                part.layer_idx = model.layers  # type: ignore[assignment]  # where its keys and values are
         if kind == "features":
             self.join = nn.Linear(2 * model.hidden_size, model.hidden_size, bias=False)
             with torch.no_grad():
                 self.join.weight.copy_(torch.eye(model.hidden_size).repeat(1, 2))
         self.register_buffer("tokens", tokens.int())
-        self.whole = (model,)  # in a tuple, so that the network is no part of this module
+        self.rotations, self.whole = (rotations,), (model,)  # in tuples, so that they are no parts of this module
 
     @property
     def ids(self) -> Tensor:
@@ -78,7 +78,7 @@ class DraftBlock(nn.Module):
     def at(self, states: Tensor, places: Tensor, seen: Tensor, cache: Cache | None = None) -> Tensor:
         """The block on states at places [rows, new]; seen: bool [rows or 1, 1, new, old + new]."""
         wide = states.to(next(self.block.parameters()).dtype)
-        rotations = self.whole[0].network.base_model.rotary_emb(wide, places)
+        rotations = self.rotations[0](wide, places)
         if self.whole[0].network.config._attn_implementation != "sdpa":  # others add the mask to their scores
             seen = torch.zeros(seen.shape, dtype=wide.dtype, device=wide.device).masked_fill(~seen, -torch.inf)
         more: dict[str, Any] = {} if cache is None else {"past_key_values": cache, "use_cache": True}

@@ -41,7 +41,8 @@ def train(
     checkpoint, live = work / "checkpoint.pt", list(weights.values())
     optimizer = torch.optim.AdamW(live, lr=peak, betas=(0.9, 0.98), weight_decay=0.0)
     mean = [weight.detach().clone() for weight in live]
-    leg = {"step": 0, "place": (0, 0, 0), "tokens": 0, "seconds": 0.0, "curve": []} | leg
+    begun: dict[str, Any] = {"step": 0, "place": (0, 0, 0), "tokens": 0, "seconds": 0.0, "curve": []}
+    leg = begun | leg
     leg["warm"] = leg["step"]
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
