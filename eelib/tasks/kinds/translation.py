@@ -24,10 +24,8 @@ def reader(name: str, _first: dict) -> Reader:
             text, known = text_of(row, "translation", source), [text_of(row, "translation", target)]
         else:
             text, known = text_of(row, "source"), texts_of(row, "references")
-        prompt, fields = (
-            make(text, source, target) for make in (prompts.translation_prompt, prompts.translation_fields)
-        )
-        return Item(prompt, text, known, str(number), fields=fields)
+        fields = prompts.translation_fields(text, source, target)
+        return Item(prompts.filled(prompts.TRANSLATION, fields), text, known, str(number), fields=fields)
 
     return read
 
