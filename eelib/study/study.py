@@ -246,11 +246,12 @@ def asked(task: Task, model: Model, chat: str, wording: str) -> Task:
     Args:
         task: as it was loaded, in the paper's wording.
         model: whose tokenizer may have a chat template.
-        chat: "yes", "no", or "auto": where there is a template, and the prompts are instructions.
+        chat: "yes", "no", or "auto": where there is a template, and the kind of task has a wording for it.
         wording: see `Task.worded`; "auto" is "short" in a chat template, where the kind of task has it, else "paper".
     """
     kind = kind_named(task.kind)
-    in_chat = chat == "yes" or (chat == "auto" and kind.instructs and bool(model.tokenizer.chat_template))
+    for_chat = kind.instructs or "short" in kind.wordings
+    in_chat = chat == "yes" or (chat == "auto" and for_chat and bool(model.tokenizer.chat_template))
     if wording == "auto":
         wording = "short" if in_chat and "short" in kind.wordings else "paper"
     return replace(task.worded(wording) if kind.wordings else task, chat=in_chat)
