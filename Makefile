@@ -21,7 +21,7 @@ INSTALLING := eelib.common.turns $(VENV).turn "Another make installs into $(VENV
 BOOK := book/_build/html/index.html
 RUN := PATH="$(abspath $(VENV))/bin:$$PATH"
 MEMORY := $(shell free -m 2>/dev/null | awk '/^Mem:/ {print $$2}')
-SNAKEMAKE := $(RUN) python -m eelib.book.turn snakemake --cores $(CORES) $(if $(MEMORY),--resources mem_mb=$(MEMORY)) --config study=$(STUDY) --rerun-incomplete --keep-going \
+SNAKEMAKE := $(RUN) python -m eestudy.book.turn snakemake --cores $(CORES) $(if $(MEMORY),--resources mem_mb=$(MEMORY)) --config study=$(STUDY) --rerun-incomplete --keep-going \
     --quiet rules host $(SNAKEMAKE_ARGS)
 
 help:  ## list the targets
@@ -45,17 +45,17 @@ $(STAMP): constraints.txt pyproject.toml
 endif
 
 book: $(STAMP)  ## run the study and build the book
-	@$(RUN) python -m eelib.book.study_file $(STUDY)
+	@$(RUN) python -m eestudy.book.study_file $(STUDY)
 	@mkdir -p .snakemake && touch .snakemake/asked
 	@$(SNAKEMAKE) || { echo "The book was not built. The reasons are in logs/."; exit 1; }
 	@if [ -z "$(SNAKEMAKE_ARGS)" ] && [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
 	@echo "Open file://$(CURDIR)/$(BOOK) or run 'make serve'."
 
 cluster: $(STAMP)  ## run the study on a Slurm cluster, then build the book; PARTITION, ACCOUNT, JOBS
-	@$(RUN) python -m eelib.book.study_file $(STUDY)
+	@$(RUN) python -m eestudy.book.study_file $(STUDY)
 	@$(RUN) python -m $(INSTALLING) $(VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) \
 	    --constraint constraints.txt snakemake-executor-plugin-slurm
-	@$(RUN) python -m eelib.book.turn snakemake --workflow-profile workflow/profiles/slurm --jobs $(JOBS) --config study=$(STUDY) cluster=slurm \
+	@$(RUN) python -m eestudy.book.turn snakemake --workflow-profile workflow/profiles/slurm --jobs $(JOBS) --config study=$(STUDY) cluster=slurm \
 	    $(if $(PARTITION)$(ACCOUNT),--default-resources runtime=1440 $(if $(PARTITION),slurm_partition=$(PARTITION)) \
 	    $(if $(ACCOUNT),slurm_account=$(ACCOUNT))) $(SNAKEMAKE_ARGS) || { \
 	    echo "The study is not finished. The reasons: above, in logs/ (.before: of an earlier call), in .snakemake/slurm_logs/."; \

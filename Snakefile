@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from eelib.book.study_file import LENS, StudyFile
+from eestudy.book.study_file import LENS, StudyFile
 from eelib.common.errors import InputError
 
 try:
@@ -91,7 +91,7 @@ rule book:
     message:
         "building the book"
     shell:
-        "( python -m eelib.book --study {params.study:q}"
+        "( python -m eestudy.book --study {params.study:q}"
         " && rm -rf book/_build"  # a cached page would hide its warnings
         " && jupyter-book build book --config _config.yml --path-output book -n -W --keep-going ) 2>&1 | tee {log:q}"
 
@@ -108,7 +108,7 @@ rule lens:
     message:
         "the model for the page with the lens"
     shell:
-        "OMP_NUM_THREADS=1 python -m eelib.browser {params.model:q} {output:q} 2>&1 | tee {log:q}"
+        "OMP_NUM_THREADS=1 python -m eestudy.browser {params.model:q} {output:q} 2>&1 | tee {log:q}"
 
 
 rule results:
@@ -138,7 +138,7 @@ rule traces:  # by workers that share out the shards among themselves; whoever i
         "traces of {wildcards.model}, worker {wildcards.worker}"
     shell:
         "OMP_NUM_THREADS={threads} python -m eelib.common.cards {resources.cards}"
-        " python -m eelib.book.worker --study {params.study:q} --model={wildcards.model:q} 2>&1 | tee {log:q}"
+        " python -m eestudy.book.worker --study {params.study:q} --model={wildcards.model:q} 2>&1 | tee {log:q}"
 
 
 rule notebook:

@@ -309,7 +309,7 @@ def hostile_cases(source: Path) -> Iterator[Case]:
 
 def study_cases() -> Iterator[Case]:
     """Study files; in a project with a few notebooks, outside of the folder that is looked at."""
-    from eelib.book.study_file import StudyFile
+    from eestudy.book.study_file import StudyFile
 
     def load(text: str) -> object:
         here, project = Path.cwd(), Path("..", "project")

@@ -34,11 +34,21 @@ from eelib.common.machine import versions
 
 ROOT = Path(__file__).parents[1]
 RESULT = data_folder("checks", "cluster.json")
-CODE = ("Makefile", "Snakefile", "_config.yml", "constraints.txt", "pyproject.toml", "eelib", "notebooks", "workflow")
+CODE = (
+    "Makefile",
+    "Snakefile",
+    "_config.yml",
+    "constraints.txt",
+    "pyproject.toml",
+    "eelib",
+    "eestudy",
+    "notebooks",
+    "workflow",
+)
 FAMILIES, NOTEBOOKS, WORKERS = ("llama", "gpt2"), ("saturation", "length", "subwords"), 2
 ASKED = {"tasks": "translation/de-en", "limit": 96, "max_new_tokens": 48, "batch_size": 2, "device": "cpu"}
 PATIENCE = 1800  # seconds until what has to happen has happened
-WORKER = "eelib.book.worker"
+WORKER = "eestudy.book.worker"
 SCRIPTS = ("snakemake", "papermill")
 OFTEN = "--slurm-init-seconds-before-status-checks=10"
 

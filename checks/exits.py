@@ -30,7 +30,6 @@ from checks.exits_readings import READINGS, read
 from checks.exits_shapes import SHAPES, Pattern, replayed
 from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, score, totals
 from checks.report import Head, headed, write_part, write_report
-from eelib.analysis.speed import PLAIN, Way, by_library, few_exits, planned, run, timed
 from eelib.common.data import data_folder
 from eelib.exits.calibration import by_agreement
 from eelib.exits.curve import curve
@@ -45,6 +44,7 @@ from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.trace import Trace
+from eestudy.analysis.speed import PLAIN, Way, by_library, few_exits, planned, run, timed
 
 RESULT = data_folder("checks", "exits.json")
 MODELS = ("pocket-llama-joint", "pocket-t5-weighted", "pocket-t5-skip", "pocket-llama-skip")  # of these, what is there

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import eelib
 from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, totals
-from eelib.analysis.speed import PLAIN, Way, timed
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.rule import Rule
 from eelib.exits.step_costs import measure
@@ -20,6 +19,7 @@ from eelib.models.checkpoint import path_of
 from eelib.models.model import Model
 from eelib.models.readings import base_of, with_reading
 from eelib.tasks.task import Task
+from eestudy.analysis.speed import PLAIN, Way, timed
 
 READINGS = ("pocket-llama-kangaroo", "pocket-llama-lens")  # the adapter block first: all are timed at its layer
 READ_SIZES = (1, 8)

@@ -29,8 +29,8 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
 
     from eelib.models.model import Model
     from eelib.models.unembed import Unembed
-    from eelib.recipes.loop import MasterOptimizer
-    from eelib.recipes.losses import layers_loss, states_at, uniform_weights
+    from recipes.loop import MasterOptimizer
+    from recipes.losses import layers_loss, states_at, uniform_weights
 
     torch.manual_seed(0)
     config = LlamaConfig(

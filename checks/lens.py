@@ -20,10 +20,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from checks.report import headed, write_report
-from eelib.browser.__main__ import main as write_scripts
-from eelib.browser.example import DIRECTIONS
 from eelib.common.data import data_folder
 from eelib.tasks.task import load_task
+from eestudy.browser.__main__ import main as write_scripts
+from eestudy.browser.example import DIRECTIONS
 
 RESULT = data_folder("checks", "lens.json")
 BOOK = Path(__file__).parents[1] / "book"

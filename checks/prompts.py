@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from checks.report import write_report
+from checks.report import headed, write_report
 from eelib.common.data import data_folder
 from eelib.models.model import Model, load_model
 from eelib.tasks import prompts
@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or a folder, with a chat template")
     parser.add_argument("--out", type=Path, default=LOG, help="the log, as JSON (default: %(default)s)")
     options = parser.parse_args()
+    head = headed("prompts", "sacrebleu", "rouge-score")
     model, kinds = load_model(options.model), dict[str, Any]()
     for kind, trial in TRIALS.items():
         file = data_folder("prompts", "development", f"{kind}.jsonl")
@@ -227,8 +228,7 @@ def main() -> None:
         print(f"{kind}: {kinds[kind]['chosen']!r} is chosen", flush=True)
     write_report(
         options.out,
-        "python -m checks.prompts",
-        ("sacrebleu", "rouge-score"),
+        head,
         model=model.name,
         model_hash=model.hash,
         settings={"decoding": "greedy", "dtype": model.dtype, "device": model.device.type, "batch_size": BATCH},

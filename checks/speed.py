@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from eelib.book.measured import code_of
 from eelib.common.data import data_folder
+from eestudy.book.measured import code_of
 
 from .report import headed, write_report
 from .speed_rows import cell_rows, file_of

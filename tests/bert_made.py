@@ -1,6 +1,6 @@
 """What the tests of pocket-bert and of its classifiers share: sizes, made-up sentences, a run that is killed."""
 
-from eelib.recipes.loop import Schedule, train
+from recipes.loop import Schedule, train
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
 SHORT = Schedule(steps=3, peak=1e-2, warmup=1, decay=1)

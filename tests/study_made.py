@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
-from eelib.study.parameters import Parameters
-from eelib.study.study import QUALITY, Study
 from eelib.tasks.task import load_task
+from eestudy.study.parameters import Parameters
+from eestudy.study.study import Study
 
 
 def made_study(traces: dict, learnt: bool = True, layers: int = 12, **parameters) -> Study:
@@ -13,7 +13,6 @@ def made_study(traces: dict, learnt: bool = True, layers: int = 12, **parameters
     study.parameters = Parameters({"seed": 0, "max_new_tokens": 64} | parameters)
     study.model = SimpleNamespace(name="made", layers=layers, dtype="float32", tokenizer=SimpleNamespace(vocab_size=9))
     study.traces = traces
-    study.premise = QUALITY
     study.tasks = {name: load_task(name, limit=1) for name in traces}
     study.learnt = dict.fromkeys(traces, learnt)
     study.quality = {name: {"BLEU": 20.0} for name in traces}

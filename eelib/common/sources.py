@@ -27,7 +27,7 @@ def hash_of(files: Iterable[Path]) -> str:
 
 
 def modules_behind(source: Path) -> list[Path]:
-    """Files of eelib that a notebook, or a module of eelib, imports, directly or through others; a module counts."""
+    """Files of eelib and eestudy that a notebook, or a module, imports, directly or through others; a module counts."""
     if source.suffix == ".ipynb":
         cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
         code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
@@ -43,13 +43,13 @@ def modules_behind(source: Path) -> list[Path]:
 
 
 def imported(code: str) -> set[Path]:
-    """Files of eelib that `code` imports, those of the folders on the way to them included."""
+    """Files of eelib and eestudy that `code` imports, those of the folders on the way to them included."""
     return {file for name in names_imported(code) for file in files_of(name) if file.exists()}
 
 
 @cache
 def names_imported(code: str) -> frozenset[str]:
-    """Names in eelib that `code` imports; reading code is slow, and many files rest on the same ones."""
+    """Names in eelib and eestudy that `code` imports; reading code is slow, and many files rest on the same ones."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(code)):
         match node:
@@ -57,11 +57,12 @@ def names_imported(code: str) -> frozenset[str]:
                 names |= {alias.name for alias in aliases}
             case ast.ImportFrom(module=str(module), names=aliases, level=0):
                 names |= {module, *(f"{module}.{alias.name}" for alias in aliases)}
-    return frozenset(name for name in names if re.fullmatch(r"eelib(\.\w+)*", name))
+    return frozenset(name for name in names if re.fullmatch(r"(eelib|eestudy)(\.\w+)*", name))
 
 
 def files_of(name: str) -> set[Path]:
     """Where a module may lie: its own file, and the `__init__.py` of every package on the way."""
     path = PACKAGE.parent.joinpath(*name.split("."))
-    inits = {folder / "__init__.py" for folder in (path, *path.parents) if folder.is_relative_to(PACKAGE)}
+    root = PACKAGE.parent
+    inits = {folder / "__init__.py" for folder in (path, *path.parents) if folder != root and root in folder.parents}
     return {path.with_suffix(".py"), *inits}

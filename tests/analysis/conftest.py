@@ -3,8 +3,8 @@
 import pytest
 from studies_made import values_in
 
-from eelib.study.comparison import timed_studies
-from eelib.study.parameters import Parameters
+from eestudy.study.comparison import timed_studies
+from eestudy.study.parameters import Parameters
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from eelib.analysis import ablation, trainings
 from eelib.common.data import data_folder
-from eelib.figures.ablation import ablation_figure
-from eelib.recipes.quality import TRANSLATIONS
 from eelib.tasks.task import load_task
+from eestudy.analysis import ablation, trainings
+from eestudy.figures.ablation import ablation_figure
+from recipes.quality import TRANSLATIONS
 
 LAYERS = 3
 KNOWN = {"pocket-llama": 2, "uniform": 3, "dropout": 1, "own": 5, "all": 4}  # of 8 tokens, at layers below the last

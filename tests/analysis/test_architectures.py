@@ -10,12 +10,12 @@ import pytest
 import traces
 from studies_made import LABELLED
 
-from eelib.analysis import architectures as side_by_side
-from eelib.analysis.architectures import BOTH, DECODER, ENCODER
 from eelib.common.interval import Interval
-from eelib.figures import architectures as plots
-from eelib.study import claims as papers
-from eelib.study.results import Results
+from eestudy.analysis import architectures as side_by_side
+from eestudy.analysis.architectures import BOTH, DECODER, ENCODER
+from eestudy.figures import architectures as plots
+from eestudy.study import claims as papers
+from eestudy.study.results import Results
 
 matplotlib.use("Agg")
 

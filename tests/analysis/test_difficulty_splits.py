@@ -3,12 +3,12 @@
 import pytest
 from difficulty_made import planted
 
-from eelib.analysis import difficulty_splits
-from eelib.analysis import difficulty_tables as tables
-from eelib.analysis.difficulty_splits import word
 from eelib.common.interval import NOTHING, Interval
-from eelib.study import claims
-from eelib.study.parameters import ParameterError
+from eestudy.analysis import difficulty_splits
+from eestudy.analysis import difficulty_tables as tables
+from eestudy.analysis.difficulty_splits import word
+from eestudy.study import claims
+from eestudy.study.parameters import ParameterError
 
 
 def test_words_follow_the_interval():

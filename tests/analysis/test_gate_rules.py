@@ -7,8 +7,12 @@ import pytest
 import torch
 import traces
 
-from eelib.analysis import gate_rules
-from eelib.analysis.gate_rules import (
+from eelib.exits.cost import prices, sizes_of
+from eelib.exits.fit import fit
+from eelib.exits.gates.trained import TRAINED
+from eelib.exits.offline import scores
+from eestudy.analysis import gate_rules
+from eestudy.analysis.gate_rules import (
     CALIBRATION,
     EVERY,
     FIT,
@@ -21,11 +25,7 @@ from eelib.analysis.gate_rules import (
     learned_rules,
     rules,
 )
-from eelib.exits.cost import prices, sizes_of
-from eelib.exits.fit import fit
-from eelib.exits.gates.trained import TRAINED
-from eelib.exits.offline import scores
-from eelib.study.parameters import Parameters
+from eestudy.study.parameters import Parameters
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 from exits_made import Made
 
 import eelib
-from eelib.analysis import gates, gates_tables
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import NOTHING, Interval
 from eelib.exits.curve import curve, oracle
@@ -17,6 +16,7 @@ from eelib.exits.offline import scores
 from eelib.exits.quality import Scorer, text_of
 from eelib.exits.rule import Rule
 from eelib.exits.ways import ByThreshold
+from eestudy.analysis import gates, gates_tables
 
 LAYERS = 4
 GROUPS = np.array([f"s{i:02d}" for i in range(40)])
@@ -157,4 +157,4 @@ def test_models_with_all_trained_gates_are_named_together():
     assert "gates --model folder/b --corpora DIR. A file was refused: of another model." in told
     assert gates_tables.trained_in_words([(study("a"), {})]) == "a has all three trained gates."
     silent = gates_tables.trained_in_words([(study("a", writes=False), {"lstm": ""})])
-    assert "a writes none" in silent and "eelib.recipes" not in silent
+    assert "a writes none" in silent and "recipes" not in silent

@@ -8,13 +8,13 @@ import pytest
 from exits_made import LAYERS, Made
 from scipy.stats import binom
 
-from eelib.analysis import gates_guarantees as guarantees
-from eelib.analysis.gate_rules import FIT, FITTED, FIXED
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import leave
 from eelib.exits.rule import Rule
 from eelib.exits.ways import ByThreshold
-from eelib.study.parameters import Parameters
+from eestudy.analysis import gates_guarantees as guarantees
+from eestudy.analysis.gate_rules import FIT, FITTED, FIXED
+from eestudy.study.parameters import Parameters
 
 
 class Asked(SimpleNamespace):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from eelib.analysis import gates_published as published
 from eelib.common.errors import NotEstimable
 from eelib.exits.kept import needs_states
 from eelib.exits.quality import Quality
+from eestudy.analysis import gates_published as published
 
 
 def at(score, full=80):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from eelib.analysis import gates_reliability as reliability
 from eelib.exits.reliability import Judged
+from eestudy.analysis import gates_reliability as reliability
 
 
 def judged(layer, score, share, groups=20):

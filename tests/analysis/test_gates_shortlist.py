@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import traces
 
-from eelib.analysis import gates_shortlist as shortlist
-from eelib.study.parameters import Parameters
+from eestudy.analysis import gates_shortlist as shortlist
+from eestudy.study.parameters import Parameters
 
 
 @pytest.fixture

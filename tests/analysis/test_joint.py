@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 import traces
 
-from eelib.analysis.joint import Pair, by_layer, change, change_table, likeness, likenesses, mean_pairs, verdicts
-from eelib.analysis.joint_tables import keep, likeness_in_words, pair_in_words, shown, trade
 from eelib.common import limits, stats
 from eelib.common.interval import Interval
-from eelib.study import claims as papers
-from eelib.study.study import Study
 from eelib.tasks.task import Task
+from eestudy.analysis.joint import Pair, by_layer, change, change_table, likeness, likenesses, mean_pairs, verdicts
+from eestudy.analysis.joint_tables import keep, likeness_in_words, pair_in_words, shown, trade
+from eestudy.study import claims as papers
+from eestudy.study.study import Study
 
 LAYERS = 3
 

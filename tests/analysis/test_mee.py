@@ -8,13 +8,13 @@ import pytest
 import torch
 from exits_made import made_quality
 
-from eelib.analysis import mee, mee_tables
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import Curve
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Scores
 from eelib.exits.rule import Rule
-from eelib.study.claims import published, untestable
+from eestudy.analysis import mee, mee_tables
+from eestudy.study.claims import published, untestable
 
 GROUPS = [f"g{i:02d}" for i in range(40)]
 TOKENS = 30

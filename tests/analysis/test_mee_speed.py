@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import eelib
-from eelib.analysis import gates, mee_speed
 from eelib.common.errors import NotEstimable
 from eelib.common.interval import NOTHING
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
+from eestudy.analysis import gates, mee_speed
 
 LAYERS = 6.0
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from eelib.analysis import monotonicity as mono
-from eelib.analysis import monotonicity_tables as tables
 from eelib.common.interval import Interval
-from eelib.study import claims as papers
-from eelib.study.parameters import Parameters
-from eelib.study.study import Study
+from eestudy.analysis import monotonicity as mono
+from eestudy.analysis import monotonicity_tables as tables
+from eestudy.study import claims as papers
+from eestudy.study.parameters import Parameters
+from eestudy.study.study import Study
 
 LAYERS = 6
 LOW, HIGH = 0.91, 0.95  # both above M's 0.9

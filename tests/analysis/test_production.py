@@ -10,10 +10,6 @@ import studies_made
 import torch
 from exits_made import Made
 
-from eelib.analysis import production as pr
-from eelib.analysis import production_budgets as budgeted
-from eelib.analysis import production_service as service
-from eelib.analysis import production_tables as tables
 from eelib.common.errors import NotEstimable
 from eelib.exits.calibration import Choice
 from eelib.exits.gates.gate import NEVER
@@ -21,8 +17,12 @@ from eelib.exits.gates.margin import Margin
 from eelib.exits.offline import Scores
 from eelib.exits.pieces import PieceTable
 from eelib.exits.rule import Rule
-from eelib.figures import production as figures
-from eelib.study.parameters import Parameters
+from eestudy.analysis import production as pr
+from eestudy.analysis import production_budgets as budgeted
+from eestudy.analysis import production_service as service
+from eestudy.analysis import production_tables as tables
+from eestudy.figures import production as figures
+from eestudy.study.parameters import Parameters
 
 KINDS = ("punctuation", "word start")
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from eelib.analysis import production_structured as structured
-from eelib.analysis import production_tables as tables
 from eelib.common.errors import NotEstimable
-from eelib.study.parameters import Parameters
 from eelib.tasks.task import Task, load_task
+from eestudy.analysis import production_structured as structured
+from eestudy.analysis import production_tables as tables
+from eestudy.study.parameters import Parameters
 
 ORDERS = "structured/orders"
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from exits_made import made_quality
 
-from eelib.analysis.quality_curves import (
+from eelib.common.errors import NotEstimable
+from eestudy.analysis.quality_curves import (
     at_layers,
     kept,
     over_layers,
@@ -13,7 +14,6 @@ from eelib.analysis.quality_curves import (
     shared_layers,
     shares,
 )
-from eelib.common.errors import NotEstimable
 
 
 def test_quality_between_two_thresholds_is_what_a_coin_gives():

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from eelib.analysis import scale, trainings
 from eelib.common.data import data_folder
-from eelib.figures.scale import scale_figure
-from eelib.recipes.quality import TRANSLATIONS
 from eelib.tasks.task import load_task
+from eestudy.analysis import scale, trainings
+from eestudy.figures.scale import scale_figure
+from recipes.quality import TRANSLATIONS
 
 
 def counts(blocks, layer, i):

@@ -8,13 +8,13 @@ import pytest
 import studies_made
 from study_made import made_study
 
-from eelib.analysis import speed, speed_tables
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.rule import Rule
 from eelib.exits.step_costs import Costs, Line
 from eelib.exits.steps import Planned
-from eelib.figures import speed as figures
-from eelib.study.parameters import Parameters
+from eestudy.analysis import speed, speed_tables
+from eestudy.figures import speed as figures
+from eestudy.study.parameters import Parameters
 
 L, TASK = 4, "translation/de-en"
 COSTS = Costs(L, 0.0, Line(1.0), Line(0.5), Line(0.25), 0.1, 0.2, 1.0)

@@ -6,12 +6,12 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from eelib.analysis import speedup
-from eelib.figures import architectures as plots
-from eelib.study.comparison import timed_studies
-from eelib.study.parameters import Parameters
-from eelib.study.results import Results
-from eelib.study.study import Study
+from eestudy.analysis import speedup
+from eestudy.figures import architectures as plots
+from eestudy.study.comparison import timed_studies
+from eestudy.study.parameters import Parameters
+from eestudy.study.results import Results
+from eestudy.study.study import Study
 
 matplotlib.use("Agg")
 

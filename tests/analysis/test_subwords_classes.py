@@ -5,8 +5,8 @@ import pytest
 from study_made import Kept, made_study
 from words_made import make_trace
 
-from eelib.analysis import subwords_classes as classes
-from eelib.analysis import words
+from eestudy.analysis import subwords_classes as classes
+from eestudy.analysis import words
 
 TASK = "translation/de-en"
 OUTPUT = [" The", " cat", " saw", " the", " old", " dog", " near", " a", " ri", "ver", "."]

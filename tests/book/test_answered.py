@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-from eelib.book.answered import answered, read
+from eestudy.book.answered import answered, read
 
 
 def made(first="# Title: what?\n\n**Question.** Why?", kind="markdown"):

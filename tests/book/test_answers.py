@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eelib.book.answers import ANSWERS, CONFIDENCE, FRONT, Figures, answer, figures, sentences, together
+from eestudy.book.answers import ANSWERS, CONFIDENCE, FRONT, Figures, answer, figures, sentences, together
 
 ROOT = Path(__file__).parents[2]
 RESULT = {

@@ -8,9 +8,9 @@ import urllib.request
 
 from book_built import ALLOWED, HTML, ROOT, slow
 
-from eelib.book.answers import ANSWERS, CONFIDENCE, FRONT, figures, sentences, together
-from eelib.book.study_file import StudyFile
-from eelib.study.claims import claims
+from eestudy.book.answers import ANSWERS, CONFIDENCE, FRONT, figures, sentences, together
+from eestudy.book.study_file import StudyFile
+from eestudy.study.claims import claims
 
 
 @slow

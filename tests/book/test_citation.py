@@ -4,8 +4,8 @@ import json
 import subprocess
 from types import SimpleNamespace
 
-from eelib.book.citation import bibtex, commit_of, read_citation
-from eelib.book.extension import keep_citation, lay_out
+from eestudy.book.citation import bibtex, commit_of, read_citation
+from eestudy.book.extension import keep_citation, lay_out
 
 CITATION = (
     'title: "A, B"\nversion: 1.2\nlicense: MIT\nauthors: [{name: The X group}, {family-names: Y, given-names: Z}]\n'

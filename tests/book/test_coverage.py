@@ -2,7 +2,7 @@
 
 import pytest
 
-from eelib.book.coverage import coverage
+from eestudy.book.coverage import coverage
 
 WAYS = ("Learn-then-Test, fixed sequence", "Learn-then-Test, as published by RC-EENN", "Conformal risk control")
 

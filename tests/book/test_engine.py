@@ -8,7 +8,7 @@ import pytest
 from bs4 import BeautifulSoup
 from speed_made import rows, speed
 
-from eelib.book import engine as book_engine
+from eestudy.book import engine as book_engine
 
 
 def test_no_check_has_run(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eelib.book.lens import lens
+from eestudy.book.lens import lens
 
 
 @pytest.mark.parametrize("rate, verdicts", [(25.0, (2, 0)), (12.0, (1, 1)), (0.5, (0, 2))])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eelib.book.exits import exits
+from eestudy.book.exits import exits
 
 
 def row(way, kind, tokens, batch=1, model="a", **more):

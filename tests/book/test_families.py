@@ -1,6 +1,6 @@
 """The part on architectures: counted by kind, judged on those asked for, each of the others with its reason."""
 
-from eelib.book.families import families, family_goal
+from eestudy.book.families import families, family_goal
 
 
 def family(name: str, **values) -> dict:

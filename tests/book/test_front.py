@@ -9,9 +9,9 @@ import pytest
 from bs4 import BeautifulSoup
 from markdown_it import MarkdownIt
 
-from eelib.book import front as page
-from eelib.book.layout import data_of
-from eelib.book.study_file import StudyFile
+from eestudy.book import front as page
+from eestudy.book.layout import data_of
+from eestudy.book.study_file import StudyFile
 
 LAYERS = 4
 

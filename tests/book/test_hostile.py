@@ -22,7 +22,7 @@ from tokenizers import AddedToken
 
 from checks.tiny import build
 from checks.tiny_texts import tokenizer_for
-from eelib.book.study_file import StudyFile
+from eestudy.book.study_file import StudyFile
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = (  # each calls `canary` if it runs, or asks another site for something if it is markup
@@ -109,7 +109,7 @@ def tamper(file: Path, to: Path, **more) -> None:
 
 def make_study(project: Path) -> StudyFile:
     """A project with the model, its task, and the study file."""
-    for name in ("eelib", "notebooks", "_config.yml"):
+    for name in ("eelib", "eestudy", "notebooks", "_config.yml"):
         (project / name).symlink_to(ROOT / name)
     generated = shutil.ignore_patterns("_build", "generated", "results", "_toc.yml", "scripts")
     shutil.copytree(ROOT / "book", project / "book", ignore=generated)
@@ -178,7 +178,7 @@ def book(tmp_path_factory) -> Path:
         file.write_text(json.dumps(altered))
     for name in ("scripts", "generated/scripts"):
         (project / "book" / name).mkdir(parents=True)
-    run(project, sys.executable, "-m", "eelib.book", "--study", "study.yml", EELIB_DATA=str(data))
+    run(project, sys.executable, "-m", "eestudy.book", "--study", "study.yml", EELIB_DATA=str(data))
     run(project, "jupyter-book", "build", "book", "--config", "_config.yml", "--path-output", "book", "-n", "-W")
     return project / "book/_build/html"
 

@@ -1,6 +1,6 @@
 """The table of coverage on the page on the engine."""
 
-from eelib.book.intervals import intervals
+from eestudy.book.intervals import intervals
 
 
 def content(coverage, wide=1.1):

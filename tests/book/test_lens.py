@@ -12,14 +12,14 @@ from chromium import Browser, needs_browser
 from lens_page import call, submit, text_of
 
 import eelib
-from eelib.browser.__main__ import main
-from eelib.browser.example import DIRECTIONS
 from eelib.exits.decoding.parting import ALWAYS
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Tokens, leave, scores
 from eelib.exits.rule import Rule
-from eelib.figures.explorer import explorer
 from eelib.tasks.task import Task
+from eestudy.browser.__main__ import main
+from eestudy.browser.example import DIRECTIONS
+from eestudy.figures.explorer import explorer
 
 ROOT = Path(__file__).parents[2]
 NAME, FIRST, EACH, ROOM = "pocket-llama", 2, 5, 128

@@ -48,7 +48,7 @@ def say(folder: Path, models: dict | None = None, **parameters) -> None:
 
 def make_project(folder: Path) -> Path:
     """A project of one notebook, with the code of this one."""
-    for name in ("Makefile", "Snakefile", "eelib", "_config.yml", "constraints.txt", "pyproject.toml"):
+    for name in ("Makefile", "Snakefile", "eelib", "eestudy", "_config.yml", "constraints.txt", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("book", "notebooks", "venv/bin"):
         (folder / name).mkdir(parents=True)
@@ -154,7 +154,7 @@ def test_a_hostile_name_is_refused_in_one_line_and_nothing_runs(tmp_path):
     assert len(said) == 1 and "must be of letters, digits" in said[0]
     assert "Traceback" not in done.stdout
     made = {path.relative_to(project).parts[0] for path in set(project.rglob("*")) - before}
-    assert made <= {".snakemake", "eelib"}  # eelib: compiled files of the code that is linked there
+    assert made <= {".snakemake", "eelib", "eestudy"}  # compiled files of the code that is linked there
 
 
 def test_a_killed_call_leaves_no_lock_and_two_at_once_take_turns(tmp_path):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from eelib.book.models import GB_PER_SECOND, clone, estimated, measured, minutes, models
-from eelib.book.study_file import StudyFile
+from eestudy.book.models import GB_PER_SECOND, clone, estimated, measured, minutes, models
+from eestudy.book.study_file import StudyFile
 
 STUDY = """
 parameters: {tasks: 'translation/*', limit: 100, max_new_tokens: 128}

@@ -4,7 +4,7 @@ import json
 
 from markdown_it import MarkdownIt
 
-from eelib.book.notebooks import executed, front_figure, heading
+from eestudy.book.notebooks import executed, front_figure, heading
 
 
 def test_no_figure_leaves_its_fence_on_the_front_page(tmp_path, monkeypatch):

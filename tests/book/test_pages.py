@@ -6,10 +6,10 @@ from pathlib import Path
 import yaml
 from markdown_it import MarkdownIt
 
-from eelib.book import pages as book
-from eelib.book.scoreboard import scoreboard
-from eelib.book.study_file import StudyFile
-from eelib.study.claims import claims
+from eestudy.book import pages as book
+from eestudy.book.scoreboard import scoreboard
+from eestudy.book.study_file import StudyFile
+from eestudy.study.claims import claims
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) {glue}`x` $x$ | ```"

@@ -3,10 +3,10 @@
 import json
 import re
 
-from eelib.book.papers import papers
 from eelib.common.data import data_folder
 from eelib.common.markdown import text
-from eelib.study.claims import tables
+from eestudy.book.papers import papers
+from eestudy.study.claims import tables
 
 
 def test_every_note_of_every_table_is_there_once():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from pybtex.database import Entry, Person
 from pybtex.plugin import find_plugin
 
-from eelib.book.references import NAME, ByAuthorAndYear, Labels, register
+from eestudy.book.references import NAME, ByAuthorAndYear, Labels, register
 
 
 def entry(*authors, year="2024"):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pandas as pd
 from bs4 import BeautifulSoup
 
-from eelib.book.layout import dressed
-from eelib.book.scoreboard import scoreboard
-from eelib.study.claims import HOLDS, UNTESTABLE, claim, claims, judging
+from eestudy.book.layout import dressed
+from eestudy.book.scoreboard import scoreboard
+from eestudy.study.claims import HOLDS, UNTESTABLE, claim, claims, judging
 
 SURE = {"verdict": HOLDS, "estimate": 0.7, "low": 0.6, "high": 0.8, "sequences": 1234, "p": 0.02, "weights": ["ours"]}
 

@@ -3,7 +3,7 @@
 import pytest
 from speed_made import linear, rows, speed
 
-from eelib.book import speed as book_speed
+from eestudy.book import speed as book_speed
 
 
 def met(content: dict) -> dict[str, bool | None]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eelib.book.study_file import StudyFile
-from eelib.study.claims import claims
+from eestudy.book.study_file import StudyFile
+from eestudy.study.claims import claims
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,7 +145,7 @@ def test_texts_stay_texts_in_papermill_s_arguments(tmp_path, note):
 def test_what_the_lens_loads_depends_on_weights_texts_and_code_and_its_page_on_the_scripts(monkeypatch):
     monkeypatch.chdir(ROOT)
     made = StudyFile.lens_sources()
-    assert {"eelib/browser/weights.py", "eelib/tracing/make.py"} <= set(made)
+    assert {"eestudy/browser/weights.py", "eelib/tracing/make.py"} <= set(made)
     for name in ("models/pocket-llama/model.safetensors", "texts/translation/de-en.jsonl"):
         assert str(ROOT / "data" / name) in made
     study = StudyFile.load("study.yml")
@@ -187,7 +187,7 @@ def test_what_workers_make_is_what_the_notebooks_ask_for(tmp_path):
     third = first | {"tasks": "c"}
     assert study.asked("model") == [first, third, third | {"model": "other/model"}]
     assert list(study.workers_of("model")) == [0, 1, 2] and not study.workers_of("alone")
-    assert {"eelib/book/worker.py", "eelib/tracing/makers.py"} <= set(study.worker_sources("model"))
+    assert {"eestudy/book/worker.py", "eelib/tracing/makers.py"} <= set(study.worker_sources("model"))
 
 
 @pytest.mark.parametrize(

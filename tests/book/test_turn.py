@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eelib.book import turn
+from eestudy.book import turn
 
 SLEEPER = "import sys, time; print('ready', flush=True); time.sleep(60)"
 
@@ -44,7 +44,7 @@ def test_locks_of_one_that_runs_stay_and_it_is_named(here):
 
 
 def test_the_turn_ends_with_the_command_however_that_ends(here):
-    command = [sys.executable, "-m", "eelib.book.turn", sys.executable, "-c", SLEEPER]
+    command = [sys.executable, "-m", "eestudy.book.turn", sys.executable, "-c", SLEEPER]
     root = Path(turn.__file__).parents[2]
     started = {"env": {"PYTHONPATH": str(root)}, "stdout": subprocess.PIPE, "text": True}
     first = subprocess.Popen(command, **started)

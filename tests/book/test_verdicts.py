@@ -2,8 +2,8 @@
 
 from bs4 import BeautifulSoup
 
-from eelib.book.verdicts import LOOKS, NOT_RUN, after_holm, chip, chips, tally, tiles, verdicts
-from eelib.study.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims
+from eestudy.book.verdicts import LOOKS, NOT_RUN, after_holm, chip, chips, tally, tiles, verdicts
+from eestudy.study.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims
 
 
 def judged(**rows):

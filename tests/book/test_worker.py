@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import eelib
-from eelib.book import worker
+from eestudy.book import worker
 
 ROOT = Path(__file__).parents[2]
 CELL = (
@@ -58,7 +58,7 @@ def test_an_unknown_model_is_refused_in_a_line(name, said, study, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["", "slurm"])
 def test_the_snakefile_runs_workers_first(cluster, study, folder_of):
-    for name in ("eelib", "_config.yml"):
+    for name in ("eelib", "eestudy", "_config.yml"):
         (study / name).symlink_to(ROOT / name)
     (study / "book").mkdir()
     source = (ROOT / "Snakefile").read_text()

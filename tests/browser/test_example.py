@@ -1,9 +1,9 @@
 """The stored examples are named and spelled; their prompts are those of the tasks."""
 
 import eelib
-from eelib.analysis.grid import grid_of, ids_in
-from eelib.browser.example import described, directions
 from eelib.tasks.task import Task
+from eestudy.analysis.grid import grid_of, ids_in
+from eestudy.browser.example import described, directions
 
 
 def test_before_and_after_a_sentence_make_the_task_s_prompt():

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from eelib.browser.tokenizer import pattern_of, tokenizer_of
 from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError
+from eestudy.browser.tokenizer import pattern_of, tokenizer_of
 
 SOURCE = data_folder("models", "pocket-llama") / "tokenizer.json"
 

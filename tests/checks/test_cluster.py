@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from checks import cluster, one_node
-from eelib.book.study_file import StudyFile
+from eestudy.book.study_file import StudyFile
 
 
 def test_the_study_is_one_that_can_be_run(tmp_path):

@@ -4,8 +4,8 @@ import json
 import subprocess
 
 from checks import report
-from eelib.book import measured
 from eelib.common import sources
+from eestudy.book import measured
 
 
 def git(folder, *words):

@@ -3,8 +3,8 @@
 import pandas as pd
 from bs4 import BeautifulSoup
 
-from eelib.book.layout import data_of
 from eelib.common.offers import as_csv, offered
+from eestudy.book.layout import data_of
 
 
 def test_links_hold_their_files_and_names_stay_text():

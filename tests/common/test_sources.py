@@ -18,11 +18,12 @@ def package(tmp_path, monkeypatch):
         "analysis/words": "def f():\n    from eelib.common.deep import x",
         "common/__init__": "",
         "common/deep": "import eelib.models.model",
-        "recipes/__init__": "",
-        "recipes/loop": "from eelib import models",
+        "exits/__init__": "",
+        "exits/loop": "from eelib import models",
     }
     for name, code in modules.items():
-        file = tmp_path / "eelib" / f"{name}.py"
+        package = "eestudy" if name.startswith("analysis") else "eelib"
+        file = tmp_path / package / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(code, encoding="utf-8")
     monkeypatch.setattr(sources, "PACKAGE", tmp_path / "eelib")
@@ -32,34 +33,34 @@ def package(tmp_path, monkeypatch):
 
 
 def names(package, found):
-    return {str(file.relative_to(package).with_suffix("")) for file in found}
+    return {str(file.relative_to(package.parent).with_suffix("")).removeprefix("eelib/") for file in found}
 
 
 def test_a_notebook_depends_on_what_it_imports_and_on_nothing_else(package, tmp_path):
-    code = "%matplotlib inline\nfrom eelib.analysis import words\nwords.f()"
-    cells = [{"cell_type": "code", "source": code}, {"cell_type": "markdown", "source": "import eelib.recipes.loop"}]
+    code = "%matplotlib inline\nfrom eestudy.analysis import words\nwords.f()"
+    cells = [{"cell_type": "code", "source": code}, {"cell_type": "markdown", "source": "import eelib.exits.loop"}]
     (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}), encoding="utf-8")
     found = names(package, sources.modules_behind(tmp_path / "n.ipynb"))
     assert found == {
         "__init__",
         "models/__init__",
         "models/model",
-        "analysis/__init__",
-        "analysis/words",
+        "eestudy/analysis/__init__",
+        "eestudy/analysis/words",
         "common/__init__",
         "common/deep",
     }
 
 
 def test_a_module_depends_on_itself(package):
-    assert "recipes/loop" in names(package, sources.modules_behind(package / "recipes" / "loop.py"))
-    assert "analysis/words" not in names(package, sources.modules_behind(package / "recipes" / "loop.py"))
+    assert "exits/loop" in names(package, sources.modules_behind(package / "exits" / "loop.py"))
+    assert "eestudy/analysis/words" not in names(package, sources.modules_behind(package / "exits" / "loop.py"))
 
 
 def test_the_hash_is_that_of_the_rooms(package):
     before = sources.code_hash("models", "common")
     assert before == sources.code_hash("common", "models") != sources.code_hash("models")
-    (package / "analysis" / "words.py").write_text("", encoding="utf-8")
+    (package.parent / "eestudy/analysis/words.py").write_text("", encoding="utf-8")
     sources.code_hash.cache_clear()
     assert sources.code_hash("models", "common") == before
     (package / "models" / "model.py").write_text("load = 2", encoding="utf-8")

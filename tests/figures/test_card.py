@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from eelib.book.layout import data_of
-from eelib.figures.card import COUNTED, curve
+from eestudy.book.layout import data_of
+from eestudy.figures.card import COUNTED, curve
 
 
 @pytest.mark.parametrize(

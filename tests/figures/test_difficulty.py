@@ -5,7 +5,7 @@ import pandas as pd
 from difficulty_made import curves
 
 from eelib.common.interval import NOTHING, Interval
-from eelib.figures import difficulty as figures_difficulty
+from eestudy.figures import difficulty as figures_difficulty
 
 
 def test_plots_draw_with_and_without_units():

@@ -5,12 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eelib.analysis.gate_rules import EVERY, FIXED, FREE, label
-from eelib.analysis.gates import ORACLE
-from eelib.analysis.gates_guarantees import CONTROL, PLAIN, TEST
 from eelib.common.interval import NOTHING, Interval
-from eelib.figures import gates
-from eelib.figures.drawn import drawn
+from eestudy.analysis.gate_rules import EVERY, FIXED, FREE, label
+from eestudy.analysis.gates import ORACLE
+from eestudy.analysis.gates_guarantees import CONTROL, PLAIN, TEST
+from eestudy.figures import gates
+from eestudy.figures.drawn import drawn
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ import matplotlib.pyplot as plt
 import pytest
 from length_made import make_trace, noisy
 
-from eelib.analysis import length as le
-from eelib.figures import length as plots
 from eelib.tracing.exit_layers import DEFINITIONS
+from eestudy.analysis import length as le
+from eestudy.figures import length as plots
 
 
 @pytest.fixture(name="noisy")

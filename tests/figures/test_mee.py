@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from eelib.analysis.gates import FIXED, ORACLE
-from eelib.analysis.mee import GATES
-from eelib.figures import mee as plots
+from eestudy.analysis.gates import FIXED, ORACLE
+from eestudy.analysis.mee import GATES
+from eestudy.figures import mee as plots
 
 
 def frame(gates):

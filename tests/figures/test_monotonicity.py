@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from eelib.figures import monotonicity as plots
+from eestudy.figures import monotonicity as plots
 
 
 def grid(token, stable):

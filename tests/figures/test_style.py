@@ -8,10 +8,10 @@ from bs4 import BeautifulSoup
 
 from eelib.common.interval import NOTHING, Interval
 from eelib.common.text import visible
-from eelib.figures import saturation as figures_saturation
-from eelib.figures import style as figures
-from eelib.figures import sublayers as figures_sublayers
-from eelib.figures import subwords as figures_subwords
+from eestudy.figures import saturation as figures_saturation
+from eestudy.figures import style as figures
+from eestudy.figures import sublayers as figures_sublayers
+from eestudy.figures import subwords as figures_subwords
 
 NASTY = [
     "<script>alert(1)</script>",

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from eelib.figures import subwords as plots
+from eestudy.figures import subwords as plots
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eelib.analysis.gate_rules import FIXED, FREE
-from eelib.analysis.gates import ORACLE
 from eelib.common.interval import Interval
-from eelib.figures import (
+from eelib.tracing.exit_layers import DEFINITIONS
+from eestudy.analysis.gate_rules import FIXED, FREE
+from eestudy.analysis.gates import ORACLE
+from eestudy.figures import (
     architectures,
     difficulty,
     engine,
@@ -23,9 +24,8 @@ from eelib.figures import (
     sublayers,
     subwords,
 )
-from eelib.figures.drawn import drawn, look
-from eelib.figures.marks import marks_of
-from eelib.tracing.exit_layers import DEFINITIONS
+from eestudy.figures.drawn import drawn, look
+from eestudy.figures.marks import marks_of
 
 NONE = Interval(np.nan, np.nan, np.nan, 0)
 

@@ -8,9 +8,9 @@ from eelib.common.errors import CheckpointError, InputError
 from eelib.exits.decoding.loop import Decoding
 from eelib.models.readings import base_of, save_reading
 from eelib.models.translators import FILE, Translators
-from eelib.study.comparison import check_pairs
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
+from eestudy.study.comparison import check_pairs
 
 FAMILIES = ("llama", "t5")
 

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from eelib.common.data import data_folder
 from eelib.models.model import prepare
-from eelib.recipes import pocket_bert, pocket_t5, texts
-from eelib.recipes.pocket_bert import WINDOW, build
+from recipes import pocket_bert, pocket_t5, texts
+from recipes.pocket_bert import WINDOW, build
 
 
 def write(path, rows):

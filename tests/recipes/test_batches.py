@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from eelib.common.errors import InputError
-from eelib.recipes.batches import Phase, by_phases, encoded, from_step, kept, order_of, packed
-from eelib.recipes.corpora import Example
+from recipes.batches import Phase, by_phases, encoded, from_step, kept, order_of, packed
+from recipes.corpora import Example
 
 
 def read(tokenizer, text, wanted):

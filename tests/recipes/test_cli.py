@@ -4,12 +4,12 @@ import pkgutil
 
 import pytest
 
-from eelib.recipes.__main__ import RECIPES, main
+from recipes.__main__ import RECIPES, main
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_recipe_can_be_run_and_measured(name):
-    recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[name]}")
+    recipe = pkgutil.resolve_name(f"recipes.{RECIPES[name]}")
     assert callable(recipe.run) and callable(recipe.measure)
     assert getattr(recipe, "name", getattr(recipe, "NAME", None)) == name
 

@@ -4,8 +4,10 @@ import random
 
 import pytest
 
-from eelib.recipes import corpora
-from eelib.recipes.corpora import (
+from eelib.tasks.prompts import question_prompt
+from eelib.tasks.task import load_task
+from recipes import corpora
+from recipes.corpora import (
     Example,
     asked,
     headlines,
@@ -22,8 +24,6 @@ from eelib.recipes.corpora import (
     usual_case,
     written_plainly,
 )
-from eelib.tasks.prompts import question_prompt
-from eelib.tasks.task import load_task
 
 
 @pytest.mark.parametrize("language", ["de", "fr"])

@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 
 from eelib.common.data import data_folder
 from eelib.models.model import prepare
-from eelib.recipes import gate_states
-from eelib.recipes.corpora import shipped_texts
-from eelib.recipes.gate_states import batches_of, in_turn, names_of, prompts_of, take_states
+from recipes import gate_states
+from recipes.corpora import shipped_texts
+from recipes.gate_states import batches_of, in_turn, names_of, prompts_of, take_states
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from eelib.exits.gates.trained import TRAINED, card_of, trained_gate
-from eelib.recipes import gate_states, gates
-from eelib.recipes.__main__ import main
-from eelib.recipes.gate_states import States
-from eelib.recipes.gates import Fitting, accuracy, area, balanced, fit, loss_of, normed, train_gate
+from recipes import gate_states, gates
+from recipes.__main__ import main
+from recipes.gate_states import States
+from recipes.gates import Fitting, accuracy, area, balanced, fit, loss_of, normed, train_gate
 
 ROOT = Path(__file__).parents[2]
 SIZE = 8
@@ -162,7 +162,7 @@ def test_a_model_that_writes_nothing_is_refused(folder_of, own_texts, tmp_path, 
 
 
 def test_training_needs_neither_tagger_nor_notebooks():
-    code = "import sys, eelib.recipes.gates; print(sorted({'spacy', 'papermill', 'sacrebleu'} & set(sys.modules)))"
+    code = "import sys, recipes.gates; print(sorted({'spacy', 'papermill', 'sacrebleu'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "[]", found.stderr
 

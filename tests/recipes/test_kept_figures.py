@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from eelib.recipes import kept_figures
+from recipes import kept_figures
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import eelib
 from eelib.common.data import data_folder
-from eelib.recipes.__main__ import RECIPES
-from eelib.recipes.loop import Captured, Loss, Schedule, train
+from recipes.__main__ import RECIPES
+from recipes.loop import Captured, Loss, Schedule, train
 
 
 def test_schedule():
@@ -159,9 +159,9 @@ def test_shipped_files_are_those_of_the_card(name):
     files = {f.relative_to(folder).as_posix(): f for f in folder.rglob("*") if f.is_file() and f.name != "card.json"}
     assert {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()} == card["sha256"]
     assert files and all(f.stat().st_size < 40e6 for f in files.values())
-    assert card["seed"] and card["recipe"].startswith("python -m eelib.recipes") and card["quality"]
+    assert card["seed"] and card["recipe"].startswith("python -m recipes") and card["quality"]
     if name != "pocket-tagger":  # its epochs are held against its recipe's in test_pocket_tagger.py
-        recipe = pkgutil.resolve_name(f"eelib.recipes.{RECIPES[name]}")
+        recipe = pkgutil.resolve_name(f"recipes.{RECIPES[name]}")
         assert card["steps"] == planned_steps(recipe, card["tokens"])
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from eelib.models.probe import block_states
-from eelib.recipes import losses as joint
-from eelib.recipes.losses import (
+from recipes import losses as joint
+from recipes.losses import (
     MAPPINGS,
     blocks_skipped,
     calm_weights,

@@ -3,10 +3,10 @@
 import json
 from dataclasses import replace
 
-from eelib.recipes import kept_figures, pocket_ablation, pocket_skip
-from eelib.recipes.loop import Schedule
-from eelib.recipes.pocket_ablation import ALL, DROPOUT, OWN, UNIFORM, Short
-from eelib.recipes.pocket_skip import Stage
+from recipes import kept_figures, pocket_ablation, pocket_skip
+from recipes.loop import Schedule
+from recipes.pocket_ablation import ALL, DROPOUT, OWN, UNIFORM, Short
+from recipes.pocket_skip import Stage
 
 
 def test_all_four_have_equal_steps_and_batches():
@@ -22,7 +22,7 @@ def test_a_run_keeps_its_figures_and_those_of_its_start(made, folder, tmp_path, 
     monkeypatch.setattr(pocket_ablation, "load_model", lambda name, **_: made(UNIFORM))
     monkeypatch.setattr(kept_figures, "data_folder", lambda *parts: tmp_path.joinpath("data", *parts))
     monkeypatch.setattr(pocket_ablation, "TRANSLATIONS", ["translation/de-en"])
-    monkeypatch.setattr("eelib.recipes.quality.LONGEST_TRANSLATION", 3)
+    monkeypatch.setattr("recipes.quality.LONGEST_TRANSLATION", 3)
     (tmp_path / "data").mkdir()
     short = replace(UNIFORM, stages=(Stage(Schedule(2, peak=1e-2, warmup=1, decay=1)),), tasks={"captions": 1})
     assert isinstance(short, Short)

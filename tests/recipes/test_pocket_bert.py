@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 import eelib
-from eelib.recipes import pocket_bert
-from eelib.recipes.__main__ import RECIPES
-from eelib.recipes.loop import Schedule, train
-from eelib.recipes.pocket_bert import (
+from recipes import pocket_bert
+from recipes.__main__ import RECIPES
+from recipes.loop import Schedule, train
+from recipes.pocket_bert import (
     FEW_STEPS,
     LENGTH,
     MASK,
@@ -182,7 +182,7 @@ def test_tokenizer(start):
 def test_tokenizer_is_the_same_in_every_run(corpora):
     """In processes of their own: hash tables are ordered anew in each. Characters beyond the alphabet are unknown."""
     code = (
-        "from eelib.recipes.pocket_bert import train_tokenizer\n"
+        "from recipes.pocket_bert import train_tokenizer\n"
         "lines = [''.join(chr(97 + i * k % 26) for k in range(i % 9 + 1)) + chr(913 + i % 300) + '!€'\n"
         "         for i in range(2000)]\n"
         "found = train_tokenizer(lines)\n"

@@ -12,14 +12,14 @@ from bert_made import SHORT, TINY, resumed
 from transformers import AutoTokenizer
 
 import eelib
-from eelib.recipes import pocket_glue
-from eelib.recipes.__main__ import RECIPES
-from eelib.recipes.corpora import SEED
-from eelib.recipes.loop import MasterOptimizer
-from eelib.recipes.losses import uniform_weights
-from eelib.recipes.pocket_bert import SEPARATOR, build
-from eelib.recipes.pocket_glue import MRPC, SST2, SST2_JOINT, Batch, Row, label_loss, last_alone
 from eelib.tasks.glue import LABELS
+from recipes import pocket_glue
+from recipes.__main__ import RECIPES
+from recipes.corpora import SEED
+from recipes.loop import MasterOptimizer
+from recipes.losses import uniform_weights
+from recipes.pocket_bert import SEPARATOR, build
+from recipes.pocket_glue import MRPC, SST2, SST2_JOINT, Batch, Row, label_loss, last_alone
 
 
 def some_rows(seed=0, pair=False):

@@ -10,12 +10,12 @@ import torch
 
 import eelib
 from eelib.common.data import data_folder
-from eelib.recipes import card as cards
-from eelib.recipes import pocket_joint
-from eelib.recipes.batches import Text
-from eelib.recipes.loop import Schedule
-from eelib.recipes.pocket_joint import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
-from eelib.recipes.texts import SEEN
+from recipes import card as cards
+from recipes import pocket_joint
+from recipes.batches import Text
+from recipes.loop import Schedule
+from recipes.pocket_joint import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
+from recipes.texts import SEEN
 
 
 def texts():

@@ -4,16 +4,16 @@ import json
 from dataclasses import replace
 
 import eelib
-from eelib.recipes import card as cards
-from eelib.recipes import pocket_skip, quality
-from eelib.recipes.batches import read_batches
-from eelib.recipes.loop import Schedule
-from eelib.recipes.pocket_json import LLAMA_JSON, STAGE
-from eelib.recipes.quality import ORDERS, shipped
-from eelib.recipes.texts import PARTS
 from eelib.tasks.orders import orders
 from eelib.tasks.prompts import structured_prompt
 from eelib.tasks.task import load_task
+from recipes import card as cards
+from recipes import pocket_skip, quality
+from recipes.batches import read_batches
+from recipes.loop import Schedule
+from recipes.pocket_json import LLAMA_JSON, STAGE
+from recipes.quality import ORDERS, shipped
+from recipes.texts import PARTS
 
 
 def test_recipe_ends_in_a_folder_that_loads(made, folder, tmp_path, monkeypatch, few_stories):

@@ -10,11 +10,11 @@ import torch
 import eelib
 from eelib.models.adapter_block import AdapterBlock
 from eelib.models.readings import save_reading
-from eelib.recipes import pocket_kangaroo, quality
-from eelib.recipes.batches import Text
-from eelib.recipes.loop import Schedule, train
-from eelib.recipes.pocket_kangaroo import HELD_OUT, Kangaroo, seen_texts, split, through
 from eelib.tracing.decode import states_of
+from recipes import pocket_kangaroo, quality
+from recipes.batches import Text
+from recipes.loop import Schedule, train
+from recipes.pocket_kangaroo import HELD_OUT, Kangaroo, seen_texts, split, through
 
 LAYER = 1
 RECIPE = Kangaroo(layer=LAYER, heads=2, tokens=64, schedule=Schedule(40, peak=1e-2, warmup=2, decay=20))

@@ -7,8 +7,8 @@ import torch
 
 import eelib
 from eelib.models.readings import save_reading
-from eelib.recipes.pocket_lens import Lens, Taking, by_layer, divergence
 from eelib.tracing.decode import states_of
+from recipes.pocket_lens import Lens, Taking, by_layer, divergence
 
 
 def test_one_batch_in_five_is_held_out():

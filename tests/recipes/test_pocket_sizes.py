@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 import eelib
-from eelib.recipes import kept_figures, pocket_llama, pocket_sizes
-from eelib.recipes.batches import Phase, read_batches
-from eelib.recipes.loop import Schedule
-from eelib.recipes.pocket_sizes import BLOCKS_4, BLOCKS_6, BLOCKS_12, BLOCKS_24, PHASES, SCHEDULE, Deep
+from recipes import kept_figures, pocket_llama, pocket_sizes
+from recipes.batches import Phase, read_batches
+from recipes.loop import Schedule
+from recipes.pocket_sizes import BLOCKS_4, BLOCKS_6, BLOCKS_12, BLOCKS_24, PHASES, SCHEDULE, Deep
 
 TINY = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 
@@ -27,7 +27,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(pocket_sizes, "PHASES", [Phase(4, {"captions": 1.0})])
     monkeypatch.setattr(pocket_sizes, "TRANSLATIONS", ["translation/de-en"])
     monkeypatch.setattr(pocket_sizes, "translations", lambda *_: {"made up": {"BLEU": 1.0}})
-    monkeypatch.setattr("eelib.recipes.quality.LONGEST_TRANSLATION", 3)
+    monkeypatch.setattr("recipes.quality.LONGEST_TRANSLATION", 3)
     monkeypatch.setattr(kept_figures, "data_folder", lambda *parts: tmp_path.joinpath("data", *parts))
     (tmp_path / "data").mkdir()
 

@@ -10,16 +10,16 @@ import torch
 
 import eelib
 from eelib.common.data import data_folder
-from eelib.recipes import card as cards
-from eelib.recipes import own_outputs as own
-from eelib.recipes import pocket_skip
-from eelib.recipes.batches import Text
-from eelib.recipes.loop import Schedule
-from eelib.recipes.losses import dropout_rates, rotating_weights, turning_weights
-from eelib.recipes.pocket_json import LLAMA_JSON
-from eelib.recipes.pocket_skip import LLAMA_SKIP, T5_SKIP, Stage, labels_loss, one_after_another, plain_loss
-from eelib.recipes.texts import WHOLE
 from eelib.tracing.decode import greedy_decode
+from recipes import card as cards
+from recipes import own_outputs as own
+from recipes import pocket_skip
+from recipes.batches import Text
+from recipes.loop import Schedule
+from recipes.losses import dropout_rates, rotating_weights, turning_weights
+from recipes.pocket_json import LLAMA_JSON
+from recipes.pocket_skip import LLAMA_SKIP, T5_SKIP, Stage, labels_loss, one_after_another, plain_loss
+from recipes.texts import WHOLE
 
 SHORT = Schedule(steps=2, peak=1e-2, warmup=1, decay=1)
 FEW = {"captions": 3, "rooms": 2}

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from eelib.analysis.words import load_tagger
 from eelib.common.data import data_folder
+from eestudy.analysis.words import load_tagger
 
-pocket_tagger = pytest.importorskip("eelib.recipes.pocket_tagger")
+pocket_tagger = pytest.importorskip("recipes.pocket_tagger")
 FOLDER = data_folder("models", "pocket-tagger")
 
 CONLLU = """# sent_id = 1

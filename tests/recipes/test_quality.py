@@ -9,8 +9,10 @@ from transformers import AutoTokenizer
 from eelib.common.data import data_folder
 from eelib.models.model import prepare
 from eelib.models.probe import block_states
-from eelib.recipes import quality
-from eelib.recipes.quality import (
+from eelib.tasks.task import load_task
+from eelib.tracing.decode import greedy_decode
+from recipes import quality
+from recipes.quality import (
     agreement,
     answered,
     answers,
@@ -20,8 +22,6 @@ from eelib.recipes.quality import (
     measure,
     summarized,
 )
-from eelib.tasks.task import load_task
-from eelib.tracing.decode import greedy_decode
 
 
 @pytest.fixture(scope="module")

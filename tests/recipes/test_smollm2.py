@@ -16,14 +16,14 @@ from transformers import AutoTokenizer
 import eelib
 from eelib.exits.decoding.generate import generate
 from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
-from eelib.recipes import chat_outputs, legs
-from eelib.recipes.chat_outputs import OwnText, Prompts, batches, file_of, outputs_of, read_texts
-from eelib.recipes.legs import train
-from eelib.recipes.loop import Loss
-from eelib.recipes.smollm2 import JOINT, OUTPUTS, divergence
-from eelib.recipes.smollm2_drafts import BLOCK, FEATURES, accepted
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
+from recipes import chat_outputs, legs
+from recipes.chat_outputs import OwnText, Prompts, batches, file_of, outputs_of, read_texts
+from recipes.legs import train
+from recipes.loop import Loss
+from recipes.smollm2 import JOINT, OUTPUTS, divergence
+from recipes.smollm2_drafts import BLOCK, FEATURES, accepted
 
 
 def write(path, rows):

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from eelib.recipes import texts
-from eelib.recipes.corpora import Example, read_jsonl, shifts, shipped_texts, tatoeba
-from eelib.recipes.texts import PARTS, alone, asked_apart_or_together
 from eelib.tasks.prompts import question_prompt
 from eelib.tasks.rooms import stories
+from recipes import texts
+from recipes.corpora import Example, read_jsonl, shifts, shipped_texts, tatoeba
+from recipes.texts import PARTS, alone, asked_apart_or_together
 
 
 def test_no_held_out_sentence_in_any_text(folder, tmp_path):

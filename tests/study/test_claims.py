@@ -13,7 +13,7 @@ import pytest
 from eelib.common.data import data_folder
 from eelib.common.interval import Interval
 from eelib.common.stats import bootstrap_mean
-from eelib.study import claims as papers
+from eestudy.study import claims as papers
 
 FOLDER = data_folder("papers")
 BUILT = {

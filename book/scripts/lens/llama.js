@@ -40,7 +40,7 @@ Lens.part(function (Lens) {
     };
 
     Lens.Network = class {
-        // `shape`: see eelib/browser/weights.py. `tensor(name)`: its numbers, rows after one another.
+        // `shape`: see eestudy/browser/weights.py. `tensor(name)`: its numbers, rows after one another.
         constructor(shape, tensor) {
             Object.assign(this, shape);
             this.embeddings = tensor("model.embed_tokens.weight");

@@ -34,7 +34,7 @@ def trained_gate(model: Model, name: str, folder: Path | str | None = None, **pa
     kept_in = data_folder("gates", model.name) if folder is None else Path(folder)
     file = kept_in / file_name(name, parameters)
     said = f"gate {name} of {model.name}"
-    again = f"train it with: python -m eelib.recipes gates --model {model.name} --corpora DIR --out {kept_in}"
+    again = f"train it with: python -m recipes gates --model {model.name} --corpora DIR --out {kept_in}"
     if not file.exists():
         raise InputError(f"{said} is not in {kept_in}; {again}")
     try:

@@ -58,7 +58,7 @@ def test_shipped_gates_are_looked_for_in_data(saved, model_of, tmp_path, monkeyp
         ("softmax", {}, ["'softmax' is not known", "classifier, three_states, lstm"]),
         ("lstm", {"width": 3}, ["lstm has no parameter 'width'", "as_published"]),
         ("classifier", {"as_published": True}, ["classifier has no parameter 'as_published'", "none"]),
-        ("lstm", {}, ["gate lstm of llama is not in", "python -m eelib.recipes gates --model llama"]),
+        ("lstm", {}, ["gate lstm of llama is not in", "python -m recipes gates --model llama"]),
     ],
 )
 def test_what_is_not_there_is_refused(name, parameters, parts, model_of, tmp_path, one_line):

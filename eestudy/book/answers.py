@@ -1,0 +1,213 @@
+"""What each page found, in two or three sentences: words from here, every number from the run's results.
+
+A sentence names figures of a result by key; one whose figures a run does not have is left out. Which way something
+differs is said by the interval: all of it above zero, all of it below, or neither.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from eelib.common.interval import Interval
+from eestudy.book.verdicts import JUDGED, Written
+
+# By notebook. A claim's id stands for its estimate, "ID bound" for the claim's threshold, "ID on" for the model or
+# models that it was judged on. KEY% is 100 times the figure, KEY± the ends of its interval, KEY?A|B|C the word A where
+# that lies above 0, B where it lies below, C where neither.
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "saturation": (
+        "{perc_stable:.0f}% of tokens settle on their final answer before the last of {depth:.0f} layers; "
+        "{perc_first:.0f}% hold it at some layer before, where {chance:.0f}% would by chance.",
+        "About a third of the depth before the end {P-S2%:.0f}% have held it ({P-S2%±:.0f}); P prints "
+        "{P-S2 bound%:.0f}% or more.",
+    ),
+    "length": (
+        "Longer outputs leave {length_first?later|earlier|neither surely earlier nor surely later}: the mean exit "
+        "layer changes by {length_first:+.3f} for each further token ({length_first±:+.3f}).",
+        "Inside an output, later tokens leave {position_first?later|earlier|neither surely earlier nor surely later}: "
+        "{position_first:+.3f} for each further position ({position_first±:+.3f}).",
+        "The model has {depth:.0f} layers; {used:.0f} outputs were read.",
+    ),
+    "subwords": (
+        "A word's first piece leaves {inside_first?later|earlier|neither surely later nor surely earlier} than its "
+        "other pieces: the difference is {inside_first:+.1f} layers ({inside_first±:+.1f}).",
+        "Between a whole word and the whole word after it, the difference is {step_first:+.1f}.",
+        "Part of speech accounts for {P-W3%:.0f}% of the rank variance of exit layers, beyond what chance gives.",
+    ),
+    "sublayers": (
+        "Averaged over layers, the residual stream has {final_overlap_stream:.0f}% of the model's final ten best "
+        "tokens among its own ten best; attention, read alone, has {final_overlap_attention:.0f}%, the feed-forward "
+        "module {final_overlap_feed_forward:.0f}%.",
+        "Once a token is settled, a module still has it among its ten best at {past_modules:.0f}% of the layers.",
+    ),
+    "difficulty": (
+        "M calls a prefix easy if its states are much like the last one.",
+        "Easy prefixes reach a state like it at layer {first_similar_easy:.1f} of {depth:.0f}, difficult ones at layer "
+        "{first_similar_difficult:.1f}.",
+        "Easy prefixes are {length_easy:.0f} tokens long, difficult ones {length_difficult:.0f}.",
+        "As a control, prefixes are split by how sure the model's prediction is instead: then easy ones are "
+        "{control_length_easy:.0f} tokens long, difficult ones {control_length_difficult:.0f}.",
+    ),
+    "architectures": (
+        "The share of tokens that settle before the last layer is {decoder_only_perc_stable%:.0f}% in the decoder-only "
+        "model, {encoder_decoder_perc_stable%:.0f}% in the encoder-decoder and {encoder_only_perc_stable%:.0f}% in "
+        "classifiers, which have one answer per text.",
+        "{decoder_only_perc_first%:.0f}%, {encoder_decoder_perc_first%:.0f}% and {encoder_only_perc_first%:.0f}% hold "
+        "their final answer at some layer before the last, where {decoder_only_perc_chance%:.0f}%, "
+        "{encoder_decoder_perc_chance%:.0f}% and {encoder_only_perc_chance%:.0f}% would by chance.",
+        "By pocket-llama's recipe, tokens settle on average after "
+        "{scale_shallow_depth:.0f}% of the depth ({scale_shallow_depth±:.0f}) with {scale_shallow_blocks:.0f} blocks, "
+        "and after {scale_deep_depth:.0f}% ({scale_deep_depth±:.0f}) with {scale_deep_blocks:.0f}.",
+    ),
+    "joint_optimization": (
+        "After {half:.0f} of {depth:.0f} layers the top token is the final one for {agreement_half_before:.0f}% of "
+        "tokens; once the model is trained to answer from every layer, for {agreement_half_after:.0f}%.",
+        "The mean exit layer goes from {avg_first_before:.1f} to {avg_first_after:.1f}; quality is surely lower on "
+        "{worse:.0f} of {learnt_tasks:.0f} tasks.",
+    ),
+    "monotonicity": (
+        "From one layer to the next, {name} gives the final token a higher probability at "
+        "{rising_final_probability:.0f}% of steps; for {never_falling_final_probability:.0f}% of tokens it never "
+        "falls.",
+        "Trained with M's weighted objective, {M-M2 on} has {M-M2%:.0f}% of tokens settled after a third of its "
+        "layers, where M has {M-M2 bound%:.0f}%.",
+    ),
+    "gates": (
+        "Of a model that was not trained for it, the best gate that keeps {least_quality:.0f}% of the quality saves "
+        "{saved before%:.1f}% ({saved before%±:.1f}) of the layers; after training for it, {saved after%:.0f}% "
+        "({saved after%±:.0f}).",
+        "P's gates then stop {P-G1?farther from|nearer to|neither surely nearer to nor surely farther from} the layer "
+        "at which their model could have stopped: their mean distance changes by {P-G1%:+.0f} points of the depth "
+        "({P-G1%±:+.0f}).",
+    ),
+    "mee": (
+        "At equal mean layers, the best of M's gates agrees with full depth on {M-E1?more|fewer|not surely more or "
+        "fewer} tokens than the best of CALM's: the difference is {M-E1%:+.1f} points ({M-E1%±:+.1f}), on {name}.",
+        "In decoding that stops at the same layers, a token takes {M-E2:.2f} times as long with M's gates as with "
+        "CALM's ({M-E2±:.2f}).",
+    ),
+    "keys_values": (
+        "Where {P-K2 on} leaves at the best layer and skipped keys and values are computed from the exit state, not "
+        "copied, outputs keep {P-K2?more|fewer|not surely more or fewer} of full decoding's tokens: the share changes "
+        "by {P-K2%:+.0f} points ({P-K2%±:+.0f}).",
+        "With copies, outputs fall into loops {P-K3?more often|less often|not surely more or less often}: "
+        "{P-K3%:+.0f} points ({P-K3%±:+.0f}).",
+    ),
+    "speed": (
+        "With a gate, {P-T1 on} decodes at {P-T1:.2f} times the speed of all layers ({P-T1±:.2f}), one prompt at a "
+        "time: a token leaves at layer {exit layer, gate, project, batch 1:.1f} of {exit layer, plain, batch 1:.0f} on "
+        "average, but the gate has to be asked at every layer.",
+        "{race_words}",
+    ),
+    "production": (
+        "In {A-P1 on}, punctuation leaves {A-P1?later|earlier|neither surely later nor surely earlier} than other "
+        "tokens: the mean exit layers differ by {A-P1%:+.0f} points of the depth ({A-P1%±:+.0f}).",
+        "A hard row makes a batch of easy ones {A-P3?faster|slower|neither surely slower nor surely faster}: the "
+        "speed-up changes by {A-P3:+.2f} ({A-P3±:+.2f}).",
+        "With a threshold that was made for other texts, {fails the schema, other traffic's%:.0f}% "
+        "({fails the schema, other traffic's%±:.0f}) of the JSON outputs of {A-P4 on} fail their schema; at full "
+        "depth, {fails the schema, full depth%:.0f}% ({fails the schema, full depth%±:.0f}) do.",
+    ),
+}
+# The first page's, over all notebooks: NOTEBOOK/KEY.
+FRONT = (
+    "In the model {saturation/name}, {saturation/perc_stable:.0f}% of tokens settle on their final answer before the "
+    "last of {saturation/depth:.0f} layers; a third of the depth before the end {saturation/P-S2%:.0f}% have held it "
+    "at least once, where the paper prints {saturation/P-S2 bound%:.0f}% or more.",
+    "Training the model to answer from every layer takes the share that hold it halfway from "
+    "{joint_optimization/agreement_half_before:.0f}% to {joint_optimization/agreement_half_after:.0f}%; quality is "
+    "surely lower on {joint_optimization/worse:.0f} of {joint_optimization/learnt_tasks:.0f} tasks.",
+    "Layers are not time: {speed/P-T1 on}, leaving by a gate, decodes at {speed/P-T1:.2f} times full speed.",
+)
+# M's main question, and what the run says of it.
+CONFIDENCE = (
+    "In {monotonicity/name}, the probability of the final token never falls from one layer to the next for "
+    "{monotonicity/never_falling_final_probability:.0f}% of tokens; of all steps, "
+    "{monotonicity/rising_final_probability:.0f}% raise it.",
+)
+
+
+class Ends(NamedTuple):
+    """The ends of a 95% interval."""
+
+    low: float
+    high: float
+
+    def __format__(self, pattern: str) -> str:
+        return f"95% interval {self.low:{pattern}} to {self.high:{pattern}}"
+
+
+class Figures(Mapping[str, Any]):
+    """The figures of results by key, as sentences ask for them; KeyError where there is none."""
+
+    def __init__(self, kept: Mapping[str, Any]) -> None:
+        self.kept = kept
+
+    def __getitem__(self, key: str) -> Any:
+        key, _, words = key.partition("?")
+        name = key.removesuffix("±")
+        value, scale = self.kept.get(name), 1
+        if value is None and name.endswith("%"):
+            value, scale = self.kept.get(name[:-1]), 100
+        if value is None or isinstance(value, str):
+            if not value:
+                raise KeyError(key)
+            return value
+        value = value.scaled(scale)
+        if key == name and not words:
+            return value.estimate
+        if not math.isfinite(value.low):
+            raise KeyError(key)
+        return value.side(*words.split("|")) if words else Ends(value.low, value.high)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
+def figures(result: Mapping[str, Any], before: str = "") -> Figures:
+    """Texts, and numbers as `Interval`s: what a notebook kept over all tasks, and what its claims rest on."""
+    kept: dict[str, Any] = {}
+    for key, value in result.get("overall", {}).items():
+        estimate = value.get("estimate")
+        if estimate is not None:
+            kept[before + key] = estimate if isinstance(estimate, str) else as_interval(value)
+    for row in result.get("claims", []):
+        if row.get("estimate") is not None and row["verdict"] in JUDGED:
+            kept[before + row["id"]] = as_interval(row)
+            kept[f"{before}{row['id']} bound"] = as_interval({"estimate": row["threshold"]})
+            kept[f"{before}{row['id']} on"] = row.get("models") or result.get("model", "")
+    return Figures(kept)
+
+
+def as_interval(value: Mapping[str, Any]) -> Interval:
+    """A figure of a results file; without an interval, its ends are NaN."""
+    estimate, low, high = (math.nan if (end := value.get(key)) is None else end for key in ("estimate", "low", "high"))
+    return Interval(estimate, low, high, int(value.get("sequences") or 0))
+
+
+def sentences(patterns: Iterable[str], known: Figures) -> str:
+    """The sentences whose figures are all known, as plain text."""
+    said = []
+    for pattern in patterns:
+        try:
+            said.append(pattern.format_map(known))
+        except KeyError:
+            continue
+    return " ".join(said)
+
+
+def answer(notebook: str, result: Mapping[str, Any]) -> str:
+    """What a page found, as plain text; nothing for a notebook that is not known here."""
+    return sentences(ANSWERS.get(notebook, ()), figures(result))
+
+
+def together(results: Written, model: str) -> Figures:
+    """The figures of all of a model's notebooks, under NOTEBOOK/KEY."""
+    kept: dict[str, Any] = {}
+    for (name, notebook), result in results.items():
+        if name == model:
+            kept |= figures(result, f"{notebook}/").kept
+    return Figures(kept)

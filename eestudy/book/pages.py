@@ -1,0 +1,114 @@
+"""Parts of pages in Markdown: what was found, the cards of models and texts, and when and on what it all ran."""
+
+import json
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from eelib.common.data import data_folder
+from eelib.common.markdown import Markdown, card_parts, table, text
+from eestudy.book.html import raw
+from eestudy.book.notebooks import executed
+from eestudy.book.study_file import StudyFile
+from eestudy.book.verdicts import Written, tally, verdicts
+from eestudy.figures.card import curve
+
+# Headings of the table of findings, by key in the results of the saturation notebook.
+HEADLINES = {
+    "BLEU": "BLEU",
+    "chrF": "chrF",
+    "F1": "F1",
+    "ROUGE-L": "ROUGE-L",
+    "perc_first": "perc, first (%)",
+    "perc_chance": "perc, chance (%)",
+    "perc_stable": "perc, stable (%)",
+    "avg_first": "avg, first",
+    "avg_stable": "avg, stable",
+}
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "scipy",
+    "pandas",
+    "pyarrow",
+    "spacy",
+    "sacrebleu",
+    "rouge-score",
+    "papermill",
+    "jupyter-book",
+    "snakemake",
+)
+
+
+def findings(study: StudyFile, results: Written) -> str:
+    """What was found, per model: verdicts counted, and the main table."""
+    pieces = []
+    for model in study.models:
+        pieces += [f"### On {text(model)}\n", tally(model, verdicts(results, model))]
+        tasks = results.get((model, "saturation"), {}).get("tasks", {})
+        keys = [key for key in HEADLINES if any(key in values for values in tasks.values())]
+        if keys:
+            learnt = results[model, "saturation"].get("learnt", {})
+            rows = (
+                [task if learnt.get(task, True) else f"{task} (not learnt)", *(headline(values, key) for key in keys)]
+                for task, values in tasks.items()
+            )
+            caption = f"Quality and exit layers of {model}, by task."
+            pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows, caption))
+    return "\n".join(pieces)
+
+
+def headline(values: dict[str, Any], key: str) -> str:
+    """One figure of the table of findings, one decimal, shares as percent; a dash where there is none."""
+    estimate = values.get(key, {}).get("estimate")
+    return "–" if estimate is None else f"{estimate * (100 if key.startswith('perc') else 1):.1f}"
+
+
+def cards() -> str:
+    """The cards of the shipped models and texts."""
+    pieces = []
+    for heading, pattern in (("Models", "models/*/card.json"), ("Texts", "texts/card.json")):
+        for path in sorted(data_folder().glob(pattern)):
+            card = json.loads(path.read_text(encoding="utf-8"))
+            name = card.pop("name", path.parent.name)
+            pieces += [f"## {heading}: {text(name)}\n", *card_parts(card, curves_of(name))]
+    return "\n".join(pieces)
+
+
+def curves_of(name: str) -> Callable[[list, str], str]:
+    """How the curves of a card become figures."""
+    return lambda values, label: raw(curve(values, label, name))
+
+
+def runs(results: Written) -> str:
+    """Run times, settings and versions."""
+    headings = ["Model", "Notebook", "Date", "Time", "Device", "Number format", "Tasks", "Limit", "Most new tokens"]
+    rows, versions = [], {package: _version(package) for package in PACKAGES}
+    for (model, notebook), result in results.items():
+        manifest, parameters = result["manifest"], result["parameters"]
+        seconds = executed(model, notebook).get("metadata", {}).get("papermill", {}).get("duration")
+        rows.append(
+            [
+                model,
+                Markdown(f"[{text(notebook)}](results/{model}/{notebook}.ipynb)"),
+                result["date"],
+                f"{seconds:.0f} s" if seconds else None,
+                *(manifest.get(key) for key in ("device", "dtype")),
+                *(parameters.get(key) for key in ("tasks", "limit", "max_new_tokens")),
+            ]
+        )
+        versions |= manifest.get("versions", {})
+    packages = table(["Package", "Version"], versions.items(), "The versions of packages that all of it ran with.")
+    return "\n".join(
+        [table(headings, rows, "When, for how long and on what each page ran."), "## Versions\n", packages]
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

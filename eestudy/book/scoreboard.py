@@ -1,0 +1,182 @@
+"""The scoreboard: every claim and its verdict, by model; what could not be judged apart."""
+
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from eelib.common.interval import short_p
+from eelib.common.markdown import interval, table, text
+from eelib.common.offers import as_csv, offered
+from eelib.common.text import PLAIN
+from eestudy.book.html import raw
+from eestudy.book.standing import picture
+from eestudy.book.study_file import StudyFile
+from eestudy.book.verdicts import (
+    DECIDED,
+    JUDGED,
+    LEVEL,
+    NOT_RUN,
+    UNTESTABLE,
+    Judged,
+    Written,
+    after_holm,
+    chip,
+    place,
+    source,
+    tally,
+    tiles,
+    verdicts,
+    weighed,
+    weight,
+)
+from eestudy.study.claims import Claim, amended, claims, judging, wanted
+
+NO_RUN = "Its notebook was not run."
+
+
+def scoreboard(study: StudyFile, results: Written) -> str:
+    """For each model a tally, a picture, the judged claims and the others; then what was amended."""
+    pieces = []
+    for model in study.models:
+        judged = verdicts(results, model)
+        able = [pair for pair in judged if pair[1]["verdict"] in JUDGED]
+        others = [pair for pair in judged if pair[1]["verdict"] not in JUDGED]
+        here = place(study, model).partition("#")[2]
+        pieces += [f"## {text(model)}\n", raw(tiles(judged)), tally(model, judged), picture(able, f"#{here}")]
+        if able:
+            pieces.append(raw(judged_table(model, able, after_holm(judged), results, here)))
+        if others:
+            pieces += [f"### Not judged on {text(model)}\n", raw(others_table(model, others, results, here))]
+    pieces.append(amendments())
+    return "\n".join(pieces)
+
+
+def judged_table(model: str, judged: list[Judged], corrected: dict[str, float], results: Written, here: str) -> str:
+    """The claims with a verdict, as HTML: a table, of which a phone makes cards."""
+    headings = ("Claim", "Verdict", "Measured (95% interval)", "p", "Sequences")
+    rows = []
+    for claim, row in judged:
+        p, holm = row.get("p"), corrected.get(claim.id)
+        taken_back = row["verdict"] in DECIDED and holm is not None and holm >= LEVEL
+        rows.append(
+            [
+                said(claim),
+                verdict_cell(model, claim, row, results)
+                + small(weighed(claim, row))
+                + small("Does not stand after Holm’s correction." if taken_back else ""),
+                f"{escape(interval(row))}{small(f'claimed: {wanted(claim)}')}",
+                f"{written(p) if holm is not None else '–'}<small>Holm: {written(holm)}</small>",
+                escape(f"{row['sequences']:,}") if row.get("sequences") is not None else "–",
+            ]
+        )
+    taken = [
+        on_record(claim, row)
+        | {key: row.get(key) for key in ("estimate", "low", "high")}
+        | {"claimed": wanted(claim), "p": row.get("p"), "p, Holm": corrected.get(claim.id)}
+        | {"sequences": row.get("sequences"), "note": row.get("note", "")}
+        for claim, row in judged
+    ]
+    return board(f"Verdicts on {model}.", headings, [claim for claim, _ in judged], rows, here) + as_file(taken)
+
+
+def others_table(model: str, others: list[Judged], results: Written, here: str) -> str:
+    """The claims without a verdict, as HTML, with the reason."""
+    rows = [
+        [
+            said(claim),
+            verdict_cell(model, claim, row, results),
+            escape(row.get("reason") or NO_RUN),
+        ]
+        for claim, row in others
+    ]
+    caption = f"Claims on which {model} says nothing."
+    taken = [on_record(claim, row) | {"why": row.get("reason") or NO_RUN} for claim, row in others]
+    return board(caption, ("Claim", "Verdict", "Why"), [claim for claim, _ in others], rows, here) + as_file(taken)
+
+
+def on_record(claim: Claim, row: dict[str, Any]) -> dict[str, Any]:
+    """A claim and its verdict, for a table to be taken away."""
+    about = {"claim": claim.id, "words": claim.claim, "statistic": claim.statistic, "source": source(claim)}
+    return about | {"verdict": row["verdict"], "weight": weight(row)}
+
+
+def as_file(rows: list[dict[str, Any]]) -> str:
+    """Rows to be taken away as CSV, as HTML."""
+    return offered({"CSV": as_csv(pd.DataFrame(rows))}, "verdicts")
+
+
+def board(caption: str, headings: tuple[str, ...], shown: list[Claim], rows: list[list[str]], here: str) -> str:
+    """An HTML table whose rows have the claims' ids and whose cells know their headings."""
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    body = []
+    for claim, cells in zip(shown, rows):
+        name = escape(here + claim.id, quote=True)
+        link = f'<a class="ee-id" href="#{name}">{escape(claim.id)}</a> '
+        parts = "".join(
+            f'<td data-label="{escape(heading, quote=True)}">{cell}</td>'
+            for heading, cell in zip(headings[1:], cells[1:])
+        )
+        body.append(f'<tr id="{name}"><th scope="row">{link}{cells[0]}</th>{parts}</tr>')
+    return (
+        f'<table class="ee-scoreboard {PLAIN}"><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def said(claim: Claim) -> str:
+    """A claim in our words, its statistic and its source, as HTML."""
+    return f"{escape(claim.claim)}{small(claim.statistic)}{small(source(claim))}{small(amended(claim))}"
+
+
+def verdict_cell(model: str, claim: Claim, row: dict[str, Any], results: Written) -> str:
+    """A verdict as a chip that leads to its page, with what its word alone would hide."""
+    ran = (model, claim.notebook) in results and row["verdict"] != NOT_RUN
+    shown = chip(row["verdict"], link=f"results/{model}/{claim.notebook}.html" if ran else "")
+    on = f" on {row['models']}" if row.get("models") else ""
+    note = row.get("note") if row["verdict"] != UNTESTABLE else ""
+    return shown + small(": ".join(filter(None, [on.strip(), note])))
+
+
+def small(words: str | None) -> str:
+    """A line below a cell's first, as HTML; nothing for no words."""
+    return f"<small>{escape(words)}</small>" if words else ""
+
+
+def written(p: float | None) -> str:
+    """A p-value, as HTML."""
+    return "–" if p is None else escape(short_p(p))
+
+
+def amendments() -> str:
+    """When claims were fixed, and what was changed in them afterwards, when and why, with its earlier words."""
+    fixed: dict[str, list[str]] = {}
+    for claim in claims():
+        if claim.fixed:
+            fixed.setdefault(when(claim.fixed), []).append(claim.id)
+    since = "\n".join(f"- {moment}: {', '.join(ids)}" for moment, ids in sorted(fixed.items()))
+    rows = [["how claims are judged", when(change), change["why"], change["was"]] for change in judging()]
+    rows += [
+        [
+            claim.id,
+            when(change),
+            change["why"],
+            "; ".join(f"{field.replace('_', ' ')}: {earlier(words)}" for field, words in change["was"].items()),
+        ]
+        for claim in claims()
+        for change in claim.amended
+    ]
+    rows = [[cell.replace("`", "") for cell in row] for row in rows]  # a cell's text is shown as it is
+    shown = table(["Claim", "Amended", "Why", "Before"], rows, "Every amendment: when, why, and the earlier words.")
+    changed = f"## Claims that were amended\n\n{shown}" if rows else ""
+    return f"(when-fixed)=\n## When claims were fixed\n\n{since}\n\n{changed}"
+
+
+def when(moment: dict[str, str]) -> str:
+    """A date, whose hyphens are not for line breaks, and a commit."""
+    return f"{moment['date']} ({moment['commit']})".replace("-", "\u2011")
+
+
+def earlier(value: Any) -> str:
+    """An earlier value of a claim's field, in words."""
+    return value.rstrip(".") if isinstance(value, str) else text(value)

@@ -1,0 +1,260 @@
+"""The study file: which models run through which notebooks, with what, and what each page depends on."""
+
+import ast
+import json
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eelib.common.data import data_folder
+from eelib.common.errors import InputError
+from eelib.common.sources import PACKAGE, modules_behind
+from eelib.common.values import check_name
+from eestudy.book.measured import MEASURED, code_files
+from eestudy.book.study_schema import WHOLE, read_study
+
+BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
+GENERATED = BOOK / "generated"
+LENS = "pocket-llama"  # the model that runs in the page `lens`
+KEPT = ("ablation", "scale")  # figures in data/ of trainings that are not shipped, by the analysis that reads them
+HOST_GB = 16  # of a job on a GPU: weights of 7 billion parameters in 16 bits pass through it
+OF_TRACES = (  # parameters that decide on traces, and where these lie
+    "model",
+    "tasks",
+    "limit",
+    "max_new_tokens",
+    "batch_size",
+    "dtype",
+    "device",
+    "template",
+    "runs_folder",
+    "results_folder",
+)
+
+STUDY_CODE = PACKAGE.parent / "eestudy"
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """What `study.yml` asks for. A model is a shipped name, a local folder or a hub id; its last part is its folder."""
+
+    path: str
+    models: dict[str, dict[str, Any]]  # by folder; enabled ones only
+    notebooks: dict[str, dict[str, Any]]
+    shared: dict[str, Any]
+    threads: int
+    first: tuple[str, ...] = ()  # notebooks that are started before the others
+
+    @classmethod
+    def load(cls, path: str | Path) -> "StudyFile":
+        """Read and check a study; InputError names the key that is wrong."""
+        study = read_study(path)
+        models: dict[str, dict[str, Any]] = {}
+        notebooks = {name: values or {} for name, values in study["notebooks"].items()}
+        for name in notebooks:
+            check_name(f"{path}: the name of notebook", name)
+        known = ", ".join(notebooks)
+        for name, settings in study["models"].items():
+            folder = Path(name).name
+            check_name(f"{path}: model {name!r}: the last part of its name,", folder)
+            settings = settings or {}
+            wanted = settings.get("notebooks", list(notebooks))
+            if not set(wanted) <= set(notebooks):
+                raise InputError(f"{path}: model {name}: notebooks is {wanted!r}; allowed is a list of some of {known}")
+            if settings.get("enabled", True):
+                if folder in models:
+                    raise InputError(f"{path}: two models would share the folder results/{folder}")
+                models[folder] = (
+                    settings | {key: int(settings[key]) for key in WHOLE if key in settings} | {"model": name}
+                )
+        if not models:
+            raise InputError(f"{path}: no model is enabled")
+        first = study.get("first") or []
+        if not set(first) <= set(notebooks):
+            raise InputError(f"{path}: first is {first!r}; allowed is a list of some of {known}")
+        if lacking := [name for name in notebooks if not notebook_file(name).is_file()]:
+            known = ", ".join(sorted(file.stem for file in NOTEBOOKS.glob("*.ipynb")))
+            raise InputError(f"{path}: notebook {lacking[0]} is not known; there are {known or 'none'}")
+        return cls(
+            str(path), models, notebooks, study.get("parameters") or {}, int(study.get("threads", 1)), tuple(first)
+        )
+
+    def notebooks_of(self, model: str) -> list[str]:
+        """The notebooks that a model runs, in the order of the study: those that it names, or all."""
+        wanted = self.models[model].get("notebooks", self.notebooks)
+        return [notebook for notebook in self.notebooks if notebook in wanted]
+
+    def threads_of(self, model: str) -> int:
+        """Cores of one job of a model: its own number, or the study's."""
+        return self.models[model].get("threads", self.threads)
+
+    def workers_of(self, model: str) -> range:
+        """Numbers of the jobs that make a model's traces before its notebooks; none where the notebooks do it."""
+        return range(self.models[model].get("workers", 0))
+
+    def host_memory(self, model: str) -> int:
+        """GB of the host's memory that a job of a model may take: its own; `memory_gb` where that is no GPU's."""
+        settings = self.models[model]
+        return settings.get("host_memory_gb") or (HOST_GB if settings.get("gpu") else settings.get("memory_gb", 4))
+
+    def asked(self, model: str) -> list[dict[str, Any]]:
+        """What the traces of a model's notebooks depend on: parameters of each, as given or as its own."""
+        found: list[dict[str, Any]] = []
+        for notebook in self.notebooks_of(model):
+            given = self.parameters(model, notebook)
+            values = defaults(notebook_file(notebook)) | given
+            one = {key: value for key, value in values.items() if key in OF_TRACES}
+            found += [one | {"model": name} for name in (given["model"], given.get("after")) if name]
+        return [values for number, values in enumerate(found) if values not in found[:number]]
+
+    @property
+    def runs(self) -> list[tuple[str, str]]:
+        """Every (model, notebook) that is run."""
+        return [(model, notebook) for model in self.models for notebook in self.notebooks_of(model)]
+
+    def parameters(self, model: str, notebook: str) -> dict[str, Any]:
+        """What papermill is told, by parameter name."""
+        settings = self.models[model]
+        own = settings.get("parameters") or {}
+        folders = {"runs_folder": "runs", "results_folder": str(RESULTS)}
+        return {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | folders
+
+    def notebook_sources(self, model: str, notebook: str) -> list[str]:
+        """Files that the page of a notebook on a model depends on: code, data, weights of all models that it names, and
+        of the gates that were trained for them.
+        """
+        source = notebook_file(notebook)
+        said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
+        code = modules(source)
+        kept = [name for name in KEPT if f"eestudy/analysis/{name}.py" in code]
+        return [str(source), *code, *data_behind(model, said, "papers", "models/pocket-tagger", *kept)]
+
+    def worker_sources(self, model: str) -> list[str]:
+        """Files that the traces of a model depend on, among them texts and weights."""
+        return [
+            *modules(STUDY_CODE / "book" / "worker.py"),
+            *data_behind(model, str(self.asked(model))),
+        ]
+
+    def arguments(self, model: str, notebook: str) -> str:
+        """`parameters` as papermill's arguments, quoted for a shell; texts are not guessed to be numbers."""
+        options = (
+            ("-r" if isinstance(value, str) else "-p", str(name), str(value))
+            for name, value in self.parameters(model, notebook).items()
+        )
+        return shlex.join(part for option in options for part in option)
+
+    def local_files(self, model: str, notebook: str) -> list[str]:
+        """Path, size and time of every file in the local folders that parameters name: models, tasks.
+
+        Not among `notebook_sources`: an older file that is moved there is a change too, and any path is allowed.
+        """
+        values = self.parameters(model, notebook)
+        named = {value for key, value in values.items() if isinstance(value, str) and not key.endswith("_folder")}
+        named |= {part.strip() for value in named for part in re.split(r"\son\s|[;,>]", value)}
+        files = {file for name in named if name for file in files_below(name)}
+        stats = {file: file.stat() for file in files}
+        return sorted(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats.items())
+
+    def contents(self) -> dict[str, Any]:
+        """The table of contents, as Jupyter Book reads it: a page per model and notebook between the prose pages."""
+        captions = {"The study": ["lens", "run_on_your_model"]}
+        captions |= {
+            f"Results: {model}": [f"results/{model}/{notebook}" for notebook in self.notebooks_of(model)]
+            for model in self.models
+        }
+        captions["All together"] = ["scoreboard", "papers", "cards", "engine", "runs", "references"]
+        parts = [
+            {"caption": caption, "chapters": [{"file": page} for page in pages]} for caption, pages in captions.items()
+        ]
+        return {"format": "jb-book", "root": "intro", "parts": parts}
+
+    @property
+    def pages(self) -> list[str]:
+        """Every page of the book in the order of its contents, without a suffix."""
+        contents = self.contents()
+        return [contents["root"], *(chapter["file"] for part in contents["parts"] for chapter in part["chapters"])]
+
+    def page_sources(self) -> list[str]:
+        """Files that the rest of the book depends on."""
+        found = [
+            *BOOK.glob("*.md"),
+            *BOOK.glob("*.bib"),
+            *BOOK.glob("_static/*"),
+            *BOOK.glob("_templates/*"),
+            *BOOK.glob("scripts/*/*"),
+            *data_folder().glob("papers/*"),
+            *data_folder().glob("checks/*.json"),
+            *data_folder().rglob("card.json"),
+            *Path().glob("CITATION.cff"),
+            *modules(STUDY_CODE / "book" / "__main__.py"),
+            *modules(STUDY_CODE / "book" / "answered.py"),
+            *modules(STUDY_CODE / "book" / "extension.py"),
+            *measured(),
+        ]
+        return sorted({self.path, "_config.yml", *map(str, found)})
+
+    @staticmethod
+    def lens_sources() -> list[str]:
+        """Files that what the page with the lens loads depends on: code, weights, example texts."""
+        data = [*data_folder("models", LENS).glob("*"), *data_folder("texts", "translation").glob("*")]
+        return [*modules(STUDY_CODE / "browser" / "__main__.py"), *sorted(map(str, data))]
+
+
+def notebook_file(name: str) -> Path:
+    """Where a notebook of this name lies."""
+    return NOTEBOOKS / f"{name}.ipynb"
+
+
+def defaults(notebook: Path) -> dict[str, Any]:
+    """The values in a notebook's cell of parameters; none where it has no such cell."""
+    cells = json.loads(notebook.read_text(encoding="utf-8")).get("cells", [])
+    tagged = ("".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ()))
+    return {
+        node.target.id: ast.literal_eval(node.value)
+        for node in ast.parse(next(tagged, "")).body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value
+    }
+
+
+def files_below(name: str) -> list[Path]:
+    """The file of this name, or those in the folder of it, hidden ones aside; none where nothing is there."""
+    try:
+        path = Path(name).expanduser()
+        inside = path.rglob("*") if path.is_dir() else [path]
+        return [f for f in inside if f.is_file() and not any(p.startswith(".") for p in f.relative_to(path).parts)]
+    except (OSError, RuntimeError):  # a text that no path can be, or in the home of nobody
+        return []
+
+
+def data_behind(model: str, said: str, *more: str) -> list[str]:
+    """Files of texts, of the folders `more`, and of the weights and gates of a model and all whose names are `said`."""
+    beside = {
+        folder.name
+        for folder in data_folder("models").glob("*")
+        if re.search(rf"(?<![\w-]){re.escape(folder.name)}(?![\w-])", said)
+    }
+    own = (f"{kind}/{name}" for kind in ("models", "gates") for name in sorted({model, *beside}))
+    files = (file for folder in ("texts", *more, *own) for file in data_folder(folder).rglob("*") if file.is_file())
+    return sorted(map(str, files))
+
+
+def modules(source: Path) -> list[str]:
+    """Files of eelib behind a notebook or a module, relative to the project."""
+    return [str(file.relative_to(PACKAGE.parent)) for file in modules_behind(source)]
+
+
+def measured() -> list[Path]:
+    """Files of code that kept results of checks are of: the book says whether these are still the same."""
+    files = {file.relative_to(PACKAGE.parent) for check in MEASURED for file in code_files(check)}
+    return [file for file in files if file.exists()]
+
+
+if __name__ == "__main__":  # before Snakemake, which takes ten times as long to start
+    try:
+        StudyFile.load((sys.argv[1:] or ["study.yml"])[0])
+    except InputError as wrong:
+        sys.exit(str(wrong))

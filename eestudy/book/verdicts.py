@@ -1,0 +1,123 @@
+"""The verdicts of a study: counted, corrected for their number, and shown as chips that need no colour."""
+
+import json
+from collections import Counter
+from html import escape
+from typing import Any
+
+from eelib.common.effects import holm
+from eelib.common.markdown import text
+from eestudy.book.study_file import RESULTS, StudyFile
+from eestudy.study.claims import FAILS, HOLDS, INFORMATIVE, UNDECIDED, UNTESTABLE, Claim, claims
+
+Written = dict[tuple[str, str], dict[str, Any]]  # results by model and notebook
+Judged = tuple[Claim, dict[str, Any]]  # a claim and what a run says about it
+VERDICTS = (HOLDS, FAILS, UNDECIDED, UNTESTABLE)
+JUDGED, DECIDED = VERDICTS[:3], VERDICTS[:2]
+NOT_RUN = "not run"
+LEVEL = 0.05  # of verdicts after Holm's correction
+COUNTED = dict(zip(VERDICTS, ("hold", "do not hold", "undecided", "not testable here")))
+# Icon and class of each verdict.
+LOOKS = {
+    HOLDS: ("✓", "holds"),
+    FAILS: ("✗", "fails"),
+    UNDECIDED: ("?", "undecided"),
+    UNTESTABLE: ("–", "untestable"),
+    NOT_RUN: ("–", "untestable"),
+}
+
+
+def load_results(study: StudyFile) -> Written:
+    """What the notebooks of the study wrote, by model and notebook; those that have not run are missing."""
+    paths = {(model, notebook): RESULTS / model / f"{notebook}.json" for model, notebook in study.runs}
+    return {key: json.loads(path.read_text(encoding="utf-8")) for key, path in paths.items() if path.exists()}
+
+
+def verdicts(results: Written, model: str, notebook: str | None = None) -> list[Judged]:
+    """Every claim on record, or those of a notebook, with its verdict on a model; "not run" where there is none."""
+    found = {row["id"]: row for (name, _), result in results.items() if name == model for row in result["claims"]}
+    chosen = [claim for claim in claims() if notebook in (None, claim.notebook)]
+    return [(claim, found.get(claim.id, {"verdict": NOT_RUN})) for claim in chosen]
+
+
+def after_holm(judged: list[Judged]) -> dict[str, float]:
+    """{claim: p-value after Holm's correction over all claims that were judged on a model}."""
+    known = {claim.id: row["p"] for claim, row in judged if row["verdict"] in JUDGED and row.get("p") is not None}
+    return dict(zip(known, holm(list(known.values())).tolist())) if known else {}
+
+
+def tally(model: str, judged: list[Judged]) -> str:
+    """How many claims were judged on a model, how, and how many of the verdicts stand after Holm's correction."""
+    count = Counter(row["verdict"] for _, row in judged)
+    listed = ", ".join(f"{count[verdict]} {COUNTED[verdict]}" for verdict in JUDGED if count[verdict])
+    able, corrected = sum(count[verdict] for verdict in JUDGED), after_holm(judged)
+    said = f"{able} of the {len(judged)} claims on record were judged, on {text(model)} or the models named beside them"
+    left = [f"{count[UNTESTABLE]} {COUNTED[UNTESTABLE]}"] if count[UNTESTABLE] else []
+    left += [f"{count[NOT_RUN]} not run"] if count[NOT_RUN] else []
+    said += f": {listed}." if listed else "."
+    said += f" The others: {', '.join(left)}." if left else ""
+    decided = [claim.id for claim, row in judged if row["verdict"] in DECIDED]
+    if decided and corrected:
+        standing = sum(corrected.get(name, 1.0) < LEVEL for name in decided)
+        said += (
+            f" Of the {len(decided)} verdicts that are decided, {standing} stand after Holm's correction for all "
+            f"{len(corrected)} that were judged."
+        )
+    return f"{said}\n"
+
+
+def tiles(judged: list[Judged]) -> str:
+    """The tally as HTML: a number, an icon and a word for each verdict."""
+    count = Counter(row["verdict"] for _, row in judged)
+    words = COUNTED | {NOT_RUN: NOT_RUN}
+    parts = (
+        f'<li class="ee-{LOOKS[verdict][1]}"><b>{count[verdict]}</b> '
+        f'<span><span aria-hidden="true">{LOOKS[verdict][0]}</span> {words[verdict]}</span></li>'
+        for verdict in words
+        if count[verdict] or verdict in JUDGED
+    )
+    return f'<ul class="ee-tally">{"".join(parts)}</ul>\n'
+
+
+def chip(verdict: str, before: str = "", link: str = "", title: str = "", weight: str = "") -> str:
+    """A verdict as HTML, its icon and its word; `before` names the claim, `link` leads to it."""
+    icon, kind = LOOKS[verdict]
+    words = f'{escape(before)} <span aria-hidden="true">{icon}</span> {escape(verdict)}'.strip()
+    words += f" <small>({escape(weight)})</small>" if weight else ""
+    more = f' title="{escape(title, quote=True)}"' if title else ""
+    if link:
+        return f'<a class="ee-chip ee-{kind}" href="{escape(link, quote=True)}"{more}>{words}</a>'
+    return f'<span class="ee-chip ee-{kind}"{more}>{words}</span>'
+
+
+def chips(judged: list[Judged], place: str) -> str:
+    """A chip for each claim, linked to its row, with what makes its verdict weigh less; `place`: what precedes a
+    claim's id in its row's address.
+    """
+    parts = (chip(row["verdict"], claim.id, f"{place}{claim.id}", claim.claim, less(row)) for claim, row in judged)
+    return f'<span class="ee-chips">{" ".join(parts)}</span>' if judged else ""
+
+
+def place(study: StudyFile, model: str) -> str:
+    """The address of a model's claims on the scoreboard, less their ids; only the first model's are bare."""
+    return "scoreboard.html#" + ("" if model == next(iter(study.models)) else f"{model}-")
+
+
+def weight(row: dict[str, Any]) -> str:
+    """How much a verdict says, in words; nothing of one that is none."""
+    return ", ".join(row.get("weights", [])) if row["verdict"] in JUDGED else ""
+
+
+def less(row: dict[str, Any]) -> str:
+    """What makes a verdict weigh less than an informative one, in words; nothing of one that is none."""
+    return "" if weight(row) == INFORMATIVE else weight(row)
+
+
+def weighed(claim: Claim, row: dict[str, Any]) -> str:
+    """What a verdict weighs, with the reason where the record has one."""
+    return f"{weight(row)}. {claim.weight_why}".removesuffix(" ").removesuffix(".") if weight(row) else ""
+
+
+def source(claim: Claim) -> str:
+    """Where a claim comes from, in words."""
+    return f"this study, after {claim.reference}" if claim.ours else claim.reference

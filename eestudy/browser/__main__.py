@@ -1,0 +1,56 @@
+"""Write what the book's lens loads: python -m eestudy.browser MODEL FOLDER."""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from eelib.common.data import data_folder
+from eelib.models.model import load_model
+from eestudy.browser.example import directions, examples
+from eestudy.browser.tokenizer import tokenizer_of
+from eestudy.browser.weights import pieces_of_weights, read_bfloat16, shape_of
+
+ROOM = 128  # most tokens of an output, as in the study
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the scripts of a shipped llama into a folder, which is made."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("model")
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args(arguments)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    ends, files = write_model(data_folder("models", given.model), given.folder)
+    with tempfile.TemporaryDirectory() as runs:
+        stored = examples(load_model(given.model, device="cpu"), runs, ROOM)
+    about = {
+        "model": given.model,
+        "room": ROOM,
+        "ends": ends,
+        "files": files,
+        "directions": directions(),
+        "examples": stored,
+    }
+    write(given.folder / "stored.js", "stored", about)
+
+
+def write_model(source: Path, folder: Path) -> tuple[list[int], list[dict[str, Any]]]:
+    """Network, tokenizer and weights as scripts: (ids that end an output, names and sizes in the order of loading)."""
+    places, numbers = read_bfloat16(source / "model.safetensors")
+    shape = shape_of(json.loads((source / "config.json").read_text(encoding="utf-8")))
+    head = {"shape": shape, "places": places, "count": len(numbers)}
+    parts = [head | {"tokenizer": tokenizer_of(source / "tokenizer.json")}, *pieces_of_weights(numbers)]
+    names = ["network.js", *(f"weights-{number:02d}.js" for number in range(1, len(parts)))]
+    files = [{"name": name, "bytes": write(folder / name, "partOfModel", part)} for name, part in zip(names, parts)]
+    return shape["ends"], files
+
+
+def write(path: Path, name: str, value: Any) -> int:
+    """A script that gives `Lens.name` a value; returns its size."""
+    return path.write_bytes(f"Lens.{name} = {json.dumps(value, separators=(',', ':'))};\n".encode())
+
+
+if __name__ == "__main__":
+    main()

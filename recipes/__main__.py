@@ -1,0 +1,94 @@
+"""Train a shipped model again: python -m recipes NAME --corpora DIR; or a model's gates: gates --model NAME."""
+
+import argparse
+import dataclasses
+import json
+import pkgutil
+import sys
+from pathlib import Path
+
+from eelib.common.data import data_folder
+from eelib.common.errors import InputError
+from recipes import gates
+
+# Where the recipe of each model is: a module, or an object in one; both have `run` and `measure`.
+RECIPES = {
+    "pocket-bert": "pocket_bert",
+    "pocket-bert-cola": "pocket_glue:COLA",
+    "pocket-bert-cola-joint": "pocket_glue:COLA_JOINT",
+    "pocket-bert-mrpc": "pocket_glue:MRPC",
+    "pocket-bert-mrpc-joint": "pocket_glue:MRPC_JOINT",
+    "pocket-bert-questions": "pocket_glue:QUESTIONS",
+    "pocket-bert-questions-joint": "pocket_glue:QUESTIONS_JOINT",
+    "pocket-bert-rte": "pocket_glue:RTE",
+    "pocket-bert-rte-joint": "pocket_glue:RTE_JOINT",
+    "pocket-bert-sst2": "pocket_glue:SST2",
+    "pocket-bert-sst2-joint": "pocket_glue:SST2_JOINT",
+    "pocket-llama": "pocket_llama",
+    "pocket-llama-12-blocks": "pocket_sizes:BLOCKS_12",
+    "pocket-llama-24-blocks": "pocket_sizes:BLOCKS_24",
+    "pocket-llama-4-blocks": "pocket_sizes:BLOCKS_4",
+    "pocket-llama-6-blocks": "pocket_sizes:BLOCKS_6",
+    "pocket-llama-all": "pocket_ablation:ALL",
+    "pocket-llama-dropout": "pocket_ablation:DROPOUT",
+    "pocket-llama-joint": "pocket_joint:LLAMA_JOINT",
+    "pocket-llama-json": "pocket_json:LLAMA_JSON",
+    "pocket-llama-kangaroo": "pocket_kangaroo:LLAMA_KANGAROO",
+    "pocket-llama-lens": "pocket_lens:LLAMA_LENS",
+    "pocket-llama-own": "pocket_ablation:OWN",
+    "pocket-llama-skip": "pocket_skip:LLAMA_SKIP",
+    "pocket-t5": "pocket_t5",
+    "pocket-t5-free": "pocket_joint:T5_FREE",
+    "pocket-t5-skip": "pocket_skip:T5_SKIP",
+    "pocket-t5-weighted": "pocket_joint:T5_WEIGHTED",
+    "pocket-llama-uniform": "pocket_ablation:UNIFORM",
+    "pocket-tagger": "pocket_tagger",
+    "smollm2-135m-instruct-block": "smollm2_drafts:BLOCK",
+    "smollm2-135m-instruct-features": "smollm2_drafts:FEATURES",
+    "smollm2-135m-instruct-joint": "smollm2:JOINT",
+    "smollm2-135m-instruct-outputs": "smollm2:OUTPUTS",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train one of this project's models, continuing where a run stopped, measure it, and write its card."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["gates"]:
+        gates.main(arguments[1:])
+        return
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes",
+        description=main.__doc__,
+        epilog="gates --help: the trained gates of any model",
+    )
+    parser.add_argument("name", choices=sorted(RECIPES), help="which model")
+    parser.add_argument("--corpora", type=Path, required=True, help="folder of the public corpora (see its README)")
+    parser.add_argument("--out", type=Path, help="where the model goes (default: data/models/NAME)")
+    parser.add_argument("--work", type=Path, help="checkpoints and logs (default: checkpoints/NAME)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--minutes", type=float, help="of one leg, for a recipe that is trained in legs")
+    parser.add_argument("--start", help="for such a recipe: its model, where that is not found by its own name")
+    parser.add_argument("--measure", action="store_true", help="do not train; print the quality of the model in --out")
+    given = parser.parse_args(arguments)
+    if not given.corpora.is_dir():
+        parser.error(f"--corpora {given.corpora} is not a folder")
+    out = given.out or data_folder("models", given.name)
+    recipe = pkgutil.resolve_name(f"recipes.{RECIPES[given.name]}")
+    work = given.work or Path("checkpoints") / given.name
+    legs = {key: value for key in ("minutes", "start") if (value := getattr(given, key)) is not None}
+    if legs and not hasattr(recipe, "minutes"):
+        parser.error(f"{given.name} is not trained in legs, so it takes no --{' and no --'.join(legs)}")
+    recipe = dataclasses.replace(recipe, **legs) if legs else recipe
+    if given.measure and not out.is_dir():
+        parser.error(f"there is no model in {out}; give the one to measure with --out")
+    try:
+        if given.measure:
+            print(json.dumps(recipe.measure(given.corpora, out, given.device), indent=1))
+        else:
+            recipe.run(given.corpora, out, work, given.device)
+    except InputError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

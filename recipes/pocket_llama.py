@@ -1,0 +1,133 @@
+"""The recipe of pocket-llama: a small Llama that translates, answers questions and writes headlines."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from recipes import attention
+from recipes.batches import TOKENS_PER_BATCH, Phase, Text, by_phases, encoded, kept, packed
+from recipes.card import write_card
+from recipes.corpora import SEED
+from recipes.loop import Loss, Schedule, train
+from recipes.quality import measure as measure
+from recipes.texts import PARTS, generator
+from recipes.tokenizer import train_tokenizer
+
+NAME = "pocket-llama"
+KIND = "LlamaForCausalLM, 12 blocks of width 256, byte-level BPE of 8,192 entries, bf16"
+VOCABULARY, WINDOW = 8192, 512
+SCHEDULE = Schedule(steps=4800, peak=2e-3, warmup=200, decay=1500)
+# Broad texts while the rate is high; while it falls, most of all the texts of the tasks.
+PHASES = (
+    Phase(3300, {"translation": 0.44, "rooms": 0.20, "reading": 0.10, "headlines": 0.09, "text": 0.17}),
+    Phase(1500, {"captions": 0.46, "rooms": 0.24, "reading": 0.11, "headlines": 0.13, "text": 0.06}),
+)
+# Weight of the loss on a text's other tokens, beside 1 for its targets: a story's or an article's own words teach, too.
+CONTEXT = {"rooms": 0.2, "reading": 0.2, "headlines": 0.2}
+FOR_TOKENIZER = {"translation": 3, "rooms": 40, "reading": 4, "headlines": 4, "text": 8}  # one text in so many
+
+Batch = tuple[str, list[Text]]  # the part, its texts
+
+
+def build(device: str = "cpu", **sizes: int) -> LlamaForCausalLM:
+    """The untrained model, bf16; `sizes` replace those of LlamaConfig."""
+    torch.manual_seed(SEED)
+    shape = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 12, "num_attention_heads": 4} | sizes
+    config = LlamaConfig(
+        **shape,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=WINDOW,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        initializer_range=0.02,
+        attn_implementation=attention.fastest(device),
+    )
+    return LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
+
+
+def tokenizer_for(corpora: Path, folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer, trained once on some texts of every part, and kept in `folder`."""
+    if not (folder / "tokenizer.json").exists():
+        texts = [text for name, every in FOR_TOKENIZER.items() for text in PARTS[name](corpora, folder, 0)[::every]]
+        pieces = (piece for text in texts for pair in (text[:2], *text.more) for piece in pair)
+        train_tokenizer(pieces, VOCABULARY, WINDOW).save_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def part_batches(
+    corpora: Path,
+    work: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    part: str,
+    epoch: int,
+    most: int = TOKENS_PER_BATCH,
+) -> list[list[Text]]:
+    """The batches of one part's epoch, each of about `most` padded tokens."""
+    return in_batches(encoded(PARTS[part](corpora, work, epoch), tokenizer, WINDOW), epoch, most)
+
+
+def in_batches(texts: list[Text], epoch: int, most: int = TOKENS_PER_BATCH) -> list[list[Text]]:
+    """The texts in batches, each of like lengths and about `most` padded tokens."""
+    return packed(
+        texts,
+        bucket=lambda text: len(text.ids) // 8,
+        widths=lambda text: (len(text.ids),),
+        rng=generator(epoch),
+        most=most,
+    )
+
+
+def inputs_of(texts: list[Text], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """(token ids [texts, longest], flat positions of the targets' tokens, flat positions of the other tokens).
+
+    A token is predicted at the position before its own; each text's first is predicted nowhere and in neither list.
+    """
+    width = max(len(text.ids) for text in texts)
+    ids = torch.zeros(len(texts), width, dtype=torch.long)
+    kinds = torch.zeros(len(texts), width, dtype=torch.long)  # 0 predicted nowhere, 1 the rest, 2 of a target
+    for row, text in enumerate(texts):
+        ids[row, : len(text.ids)] = torch.from_numpy(text.ids.astype("int64"))
+        kinds[row, 1 : len(text.ids)] = torch.from_numpy(1 + text.wanted[1:].astype("int64"))
+    wanted, others = ((kinds.flatten() == kind).nonzero().squeeze(1).to(device) for kind in (2, 1))
+    return ids.to(device), wanted, others
+
+
+def target_loss(model: LlamaForCausalLM, batch: Batch) -> Loss:
+    """Mean cross-entropy of the target tokens, and `CONTEXT` times that of the others; the first is shown."""
+    part, texts = batch
+    ids, wanted, others = inputs_of(texts, model.device)
+    # Right padding under a causal mask: no real token sees a padded one, so no mask is needed.
+    states = model.model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
+
+    def of(positions: Tensor) -> Tensor:
+        return F.cross_entropy(model.lm_head(states[positions - 1]).float(), ids.flatten()[positions])
+
+    loss = shown = of(wanted)
+    if share := CONTEXT.get(part):
+        loss = loss + share * of(others)
+    return Loss(loss, ids.numel(), part, shown)
+
+
+def end_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write the tokenizer's end and padding into the model's settings."""
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.config.bos_token_id = model.generation_config.bos_token_id = None
+
+
+def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
+    """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizer_for(corpora, work)
+    model = build(device)
+    end_with(model, tokenizer)
+    plans = partial(part_batches, corpora, work, tokenizer)
+    batches = kept(work / "batches.npz", by_phases(PHASES, plans), SCHEDULE.steps)
+    train(model, batches, target_loss, SCHEDULE, work)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return write_card(corpora, out, work, device, NAME, KIND)

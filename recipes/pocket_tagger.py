@@ -1,0 +1,306 @@
+"""The recipe of pocket-tagger: a small spaCy pipeline for English, without pretrained vectors, that sets token.pos_."""
+
+import gzip
+import hashlib
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import spacy
+from spacy.language import Language
+from spacy.tokens import Doc
+from spacy.training import Example
+from spacy.util import fix_random_seed
+from thinc.api import Adam, warmup_linear
+from tqdm import tqdm
+
+NAME = "pocket-tagger"
+SEED = 20
+EPOCHS, WORDS_PER_BATCH, DROPOUT = 15, 800, 0.35
+WORD_DROPOUT = 1.0  # a word seen n times in training is made unknown with probability WORD_DROPOUT / (WORD_DROPOUT + n)
+PEAK_RATE, WARMUP_STEPS = 2.5e-3, 200
+DECAY_EPOCHS = 20  # the rate would reach zero here; training stops earlier, to save time
+LONGEST_RUN = 3  # sentences of one training text: the tagger will meet outputs of several sentences
+HASHED, CHARACTERS, DEPTH = 96, 32, 4
+UPOS = (
+    "ADJ",
+    "ADP",
+    "ADV",
+    "AUX",
+    "CCONJ",
+    "DET",
+    "INTJ",
+    "NOUN",
+    "NUM",
+    "PART",
+    "PRON",
+    "PROPN",
+    "PUNCT",
+    "SCONJ",
+    "SYM",
+    "VERB",
+    "X",
+)
+# Whole words, affixes and shapes are hashed; the first and last four characters are also read one by one,
+# which tells unseen words apart. Four windows of three tokens see four neighbours on each side.
+ARCHITECTURE = {
+    "@architectures": "spacy.Tagger.v2",
+    "nO": None,
+    "tok2vec": {
+        "@architectures": "spacy.Tok2Vec.v2",
+        "embed": {
+            "@layers": "concatenate.v1",
+            "*": {
+                "hashed": {
+                    "@architectures": "spacy.MultiHashEmbed.v2",
+                    "width": HASHED,
+                    "include_static_vectors": False,
+                    "attrs": ["NORM", "PREFIX", "SUFFIX", "SHAPE", "SPACY"],
+                    "rows": [6000, 500, 4000, 1000, 10],
+                },
+                "characters": {
+                    "@architectures": "spacy.CharacterEmbed.v2",
+                    "width": CHARACTERS,
+                    "rows": 1000,
+                    "nM": 16,
+                    "nC": 8,
+                    "include_static_vectors": False,
+                    "feature": "NORM",
+                },
+            },
+        },
+        "encode": {
+            "@architectures": "spacy.MaxoutWindowEncoder.v2",
+            "width": HASHED + CHARACTERS,
+            "depth": DEPTH,
+            "window_size": 1,
+            "maxout_pieces": 2,
+        },
+    },
+}
+
+
+class Sentence(NamedTuple):
+    """One gold sentence: words, whether a space follows each, and their UPOS tags, all of one length."""
+
+    words: list[str]
+    spaces: list[bool]
+    tags: list[str]
+
+
+def read_conllu(path: Path) -> list[Sentence]:
+    """Sentences of a CoNLL-U file, gzipped or not; empty nodes (ids such as 8.1) are left out.
+
+    A space follows the last word of a multi-word token (don't = do + n't) as its range line says, and none of the
+    others, so the text is that of the file wherever the parts of a multi-word token spell it out.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    sentences: list[Sentence] = []
+    words: list[str] = []
+    spaces: list[bool] = []
+    tags: list[str] = []
+    inside, range_space = 0, True
+    with opener(path, "rt", encoding="utf-8") as lines:
+        for line in [*lines, ""]:
+            fields = line.rstrip("\n").split("\t")
+            if len(fields) < 10:
+                if not line.strip() and words:
+                    sentences.append(Sentence(words, spaces, tags))
+                    words, spaces, tags, inside = [], [], [], 0
+            elif "-" in fields[0]:
+                first, last = map(int, fields[0].split("-"))
+                inside, range_space = last - first + 1, "SpaceAfter=No" not in fields[9]
+            elif "." not in fields[0]:
+                words.append(fields[1])
+                tags.append(fields[3])
+                spaces.append("SpaceAfter=No" not in fields[9] if not inside else inside == 1 and range_space)
+                inside = max(0, inside - 1)
+    return sentences
+
+
+def gold_doc(nlp: Language, sentences: Iterable[Sentence], tagged: bool = True) -> Doc:
+    """One text of some sentences on gold tokens, with their tags or (`tagged` false) without them."""
+    words, spaces, tags = [], [], []
+    for sentence in sentences:
+        words += sentence.words
+        spaces += sentence.spaces[:-1] + [True]
+        tags += sentence.tags
+    spaces[-1] = False
+    return Doc(nlp.vocab, words=words, spaces=spaces, pos=tags if tagged else None)
+
+
+def training_texts(sentences: list[Sentence], rng: random.Random) -> list[list[Sentence]]:
+    """All sentences as runs of one to LONGEST_RUN neighbours (uniform), in random order."""
+    runs, at = [], 0
+    while at < len(sentences):
+        size = rng.randint(1, LONGEST_RUN)
+        runs.append(sentences[at : at + size])
+        at += size
+    rng.shuffle(runs)
+    return runs
+
+
+def hide_words(doc: Doc, counts: Counter, rng: random.Random) -> Doc:
+    """Give rare words of `doc` a random norm in place, so that the model learns to read their characters instead.
+
+    Word dropout of Kiperwasser and Goldberg (2016, section 4), which needs no token for unknown words here: what a
+    hash table gives for a random norm is what it will give for an unknown word.
+    """
+    for token in doc:
+        if rng.random() < WORD_DROPOUT / (WORD_DROPOUT + counts[token.lower_]):
+            token.norm_ = f"unknown-{rng.getrandbits(32)}"
+    return doc
+
+
+def batches(nlp: Language, sentences: list[Sentence], rng: random.Random) -> Iterator[list[Example]]:
+    """One epoch of batches of about WORDS_PER_BATCH words."""
+    counts = Counter(word.lower() for sentence in sentences for word in sentence.words)
+    batch, words = [], 0
+    for run_of in training_texts(sentences, rng):
+        seen = hide_words(gold_doc(nlp, run_of, tagged=False), counts, rng)
+        batch.append(Example(seen, gold_doc(nlp, run_of)))
+        words += len(batch[-1].reference)
+        if words >= WORDS_PER_BATCH:
+            yield batch
+            batch, words = [], 0
+    if batch:
+        yield batch
+
+
+def untrained() -> Language:
+    """The pipeline with random weights. Its shapes come from one made-up sentence, its vocabulary from no corpus."""
+    fix_random_seed(SEED)
+    nlp = spacy.blank("en")
+    tagger = nlp.add_pipe("morphologizer", config={"model": ARCHITECTURE})
+    for tag in UPOS:
+        tagger.add_label(f"POS={tag}")
+    nlp.initialize(lambda: [Example(nlp.make_doc("a dog"), Doc(nlp.vocab, words=["a", "dog"], pos=["DET", "NOUN"]))])
+    return nlp
+
+
+def gold_accuracy(nlp: Language, sentences: list[Sentence]) -> float:
+    """Share of gold tokens that get the gold UPOS tag when the pipeline is given the gold tokens."""
+    docs = nlp.pipe((gold_doc(nlp, [s], tagged=False) for s in sentences), batch_size=128)
+    right = sum(token.pos_ == tag for doc, s in zip(docs, sentences) for token, tag in zip(doc, s.tags))
+    return right / sum(len(s.tags) for s in sentences)
+
+
+def evaluate(nlp: Language, corpora: Path, split: str = "test") -> dict[str, float]:
+    """UPOS quality on UD English EWT, sentence by sentence.
+
+    "gold tokens": share of gold tokens tagged right when the pipeline is given the gold tokens.
+    "spaCy tokens": the pipeline tokenizes the raw sentence itself; a gold token counts as right when the spaCy
+    token that holds its first character has its tag (the rule by which words take their tags in `words.tags`).
+    "spaCy tokens, same span": F1 of (start, end, tag) triples, as in the CoNLL 2018 shared task, so that every
+    difference of tokenization is an error too.
+    """
+    sentences = read_conllu(corpora / f"tagging/ud_english_ewt.{split}.conllu.gz")
+    gold = [gold_doc(nlp, [s]) for s in sentences]
+    held = same = own_tokens = 0
+    for own, reference in zip(nlp.pipe((doc.text for doc in gold), batch_size=128), gold):
+        tag_at = {i: token.pos_ for token in own for i in range(token.idx, token.idx + len(token))}
+        spans = {(token.idx, token.idx + len(token), token.pos_) for token in own}
+        held += sum(tag_at.get(token.idx) == token.pos_ for token in reference)
+        same += sum((token.idx, token.idx + len(token), token.pos_) in spans for token in reference)
+        own_tokens += len(own)
+    tokens = sum(len(s.tags) for s in sentences)
+    return {
+        "UPOS accuracy, gold tokens": round(gold_accuracy(nlp, sentences), 4),
+        "UPOS accuracy, spaCy tokens": round(held / tokens, 4),
+        "UPOS F1, spaCy tokens, same span": round(2 * same / (tokens + own_tokens), 4),
+    }
+
+
+def save_without_corpus(weights: bytes, out: Path) -> None:
+    """Write a fresh pipeline with `weights` to `out`: its strings and lexemes have never seen the corpus."""
+    clean = untrained()
+    clean.get_pipe("morphologizer").model.from_bytes(weights)
+    clean.meta.update(
+        name=NAME.replace("-", "_"),
+        license="CC BY-SA 4.0",
+        description="UPOS tagger for English, trained on UD English EWT",
+        version="1.0.0",
+    )
+    clean.to_disk(out)
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of the pipeline in `folder`, by relative path; the card itself is left out."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "card.json")
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
+    """Train, keep the epoch that is best on dev, write pipeline and card.json to `out`; returns the card.
+
+    `work` gets the weights of the best epoch so far and the accuracy curve. `device`: "cpu" or "cuda".
+    """
+    began = time.monotonic()
+    if device.startswith("cuda"):
+        spacy.require_gpu()
+    work.mkdir(parents=True, exist_ok=True)
+    train, dev = (read_conllu(corpora / f"tagging/ud_english_ewt.{split}.conllu.gz") for split in ("train", "dev"))
+    nlp, rng = untrained(), random.Random(SEED)
+    steps = DECAY_EPOCHS * sum(len(s.words) for s in train) // WORDS_PER_BATCH
+    optimizer = Adam(warmup_linear(PEAK_RATE, WARMUP_STEPS, steps), L2=0.01, grad_clip=1.0, use_averages=True)
+    best = b""
+    curve: list[dict] = []
+    progress = tqdm(total=EPOCHS * sum(len(s.words) for s in train), unit="word", mininterval=10)
+    for epoch in range(1, EPOCHS + 1):
+        losses: dict[str, float] = {}
+        for batch in batches(nlp, train, rng):
+            nlp.update(batch, drop=DROPOUT, sgd=optimizer, losses=losses)
+            optimizer.step_schedules()
+            progress.update(sum(len(example.reference) for example in batch))
+        with nlp.use_params(optimizer.averages):
+            accuracy = gold_accuracy(nlp, dev)
+            if accuracy > max((row["dev"] for row in curve), default=0.0):
+                best = nlp.get_pipe("morphologizer").model.to_bytes()
+                (work / "best.bin").write_bytes(best)
+        curve.append(
+            {
+                "epoch": epoch,
+                "loss": round(losses["morphologizer"], 1),
+                "dev": round(accuracy, 5),
+                "seconds": round(time.monotonic() - began),
+            }
+        )
+        (work / "curve.json").write_text(json.dumps(curve))
+        progress.set_postfix(epoch=epoch, dev=f"{accuracy:.4f}")
+    progress.close()
+    save_without_corpus(best, out)
+    minutes = (time.monotonic() - began) / 60
+    return write_card(out, corpora, curve, minutes)
+
+
+def measure(corpora: Path, out: Path, device: str) -> dict[str, float]:
+    """Accuracy of the pipeline in `out` on the test set; always on the CPU."""
+    return evaluate(spacy.load(out), corpora)
+
+
+def write_card(out: Path, corpora: Path, curve: list[dict], minutes: float) -> dict:
+    """Evaluate the saved pipeline as a user would load it, and write its card beside it."""
+    card = {
+        "name": NAME,
+        "kind": "spaCy pipeline (tok2vec + morphologizer), English, UPOS tags in token.pos_",
+        "corpus": "Universal Dependencies English EWT, train (best epoch by dev, quality on test)",
+        "licence": "CC BY-SA 4.0",
+        "recipe": f"python -m recipes {NAME} --corpora DIR",
+        "seed": SEED,
+        "epochs": EPOCHS,
+        "best_epoch": max(curve, key=lambda row: row["dev"])["epoch"],
+        "training_minutes": round(minutes, 1),
+        "quality": evaluate(spacy.load(out), corpora),
+        "dev_accuracy_by_epoch": [[row["epoch"], row["dev"]] for row in curve],
+        "sha256": file_hashes(out),
+        "versions": {package: version(package) for package in ("spacy", "thinc", "numpy")},
+        "date": date.today().isoformat(),
+    }
+    (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    return card

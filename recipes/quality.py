@@ -1,0 +1,193 @@
+"""How good a model that knows P's tasks is: on public test sets that it has not seen, and on the shipped texts."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eelib.common.data import data_folder
+from eelib.models.model import Model, load_model
+from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1
+from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
+from eelib.tasks.task import load_task
+from eelib.tracing.decode import greedy_decode, greedy_texts, states_of
+from recipes.corpora import SEED, first_words, multi30k, read_jsonl, shifts, tatoeba
+from recipes.texts import ARTICLE_WORDS, WHOLE
+
+TATOEBA, CAPTIONS, QUESTIONS = 500, 250, 1000  # how many at most
+EVERY_ARTICLE = 5  # one article of Reuters' test set in so many
+LONGEST_ANSWER, LONGEST_TRANSLATION = 32, 128  # tokens; records of orders are as long as translations
+HEADLINE_WORDS = 8  # of an article are the baseline: as many as the longer half of the headlines has
+TRANSLATIONS = tuple(f"translation/{pair}" for pair in ("de-en", "en-de", "fr-en", "en-fr"))
+ORDERS = "structured/orders"
+TEXTS = dict.fromkeys(TRANSLATIONS, "translation") | {
+    ORDERS: "orders",
+    "question_answering/passages": "reading",
+    "summarization/news": "headlines",
+}  # and the part of the training texts that stands for each
+
+
+def measure(corpora: Path, folder: Path, device: str, parts: Collection[str] = WHOLE) -> dict[str, dict]:
+    """Every figure of the card of a model that was trained on these parts: scores 0-100 by test set.
+
+    EM is exact match after SQuAD's normalisation.
+    """
+    model = load_model(str(folder), device=device)
+    scores = translations(model, corpora, parts) | (readings(model, corpora) if "reading" in parts else {})
+    scores |= (headlines(model, corpora) if "headlines" in parts else {}) | shipped(model, parts)
+    return scores | {
+        "agreement with the last layer": agreement(model, [n for n in (*TRANSLATIONS, ORDERS) if TEXTS[n] in parts])
+    }
+
+
+def translations(model: Model, corpora: Path, parts: Collection[str] = WHOLE) -> dict[str, dict]:
+    """Multi30k test2016 (all 1,000) and held-out Tatoeba (the first of it).
+
+    Of models that translate beside something else, without the part translation, the first CAPTIONS of Multi30k alone.
+    """
+    found, most = dict[str, dict](), 0 if "translation" in parts else CAPTIONS
+    for language in ("de", "fr"):
+        _, held = tatoeba(corpora, language)
+        captions = multi30k(corpora, "test2016", language)
+        for source, target, at in ((language, "en", 0), ("en", language, 1)):
+            found[f"Multi30k test2016 {source}-{target}"] = translated(model, captions, source, target, at, most)
+            if "translation" in parts:
+                found[f"Tatoeba held out {source}-{target}"] = translated(model, held, source, target, at, TATOEBA)
+    return found
+
+
+def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: str, at: int, most: int = 0) -> dict:
+    """BLEU and chrF of the pairs' column `at` translated; several targets of one source are several references."""
+    references: dict[str, list[str]] = {}
+    for pair in pairs:
+        references.setdefault(pair[at], []).append(pair[1 - at])
+    texts = list(references)[: most or None] if most else [pair[at] for pair in pairs]
+    wanted = [references[text] for text in texts] if most else [[pair[1 - at]] for pair in pairs]
+    outputs = said(model, [translation_prompt(text, source, target) for text in texts], LONGEST_TRANSLATION)
+    return bleu_chrf(outputs, wanted) | {"items": len(texts)}
+
+
+def readings(model: Model, corpora: Path) -> dict[str, dict]:
+    """FairytaleQA test, the held-out passages of SQuADShifts, and the rooms by number of facts and by kind."""
+    tales = read_jsonl(corpora / "question_answering/fairytaleqa.test.jsonl.gz")
+    spans = [row for rows in shifts(corpora)[1].values() for row in rows][:QUESTIONS]
+    rooms = read_jsonl(data_folder("texts", "question_answering", "rooms.jsonl"))
+    found = {"FairytaleQA test": answered(model, tales), "SQuADShifts held out": answered(model, spans)}
+    outputs = said(model, [question_prompt(row["context"], row["question"]) for row in rooms], LONGEST_ANSWER)
+    for kind in ("one", "two", "three", "count", "unknown"):
+        chosen = [number for number, row in enumerate(rooms) if row["kind"] == kind]
+        found[f"rooms {kind}"] = answers([outputs[i] for i in chosen], [rooms[i]["answers"] for i in chosen])
+    return found
+
+
+def said(model: Model, prompts: Sequence[str], longest: int) -> list[str]:
+    """Greedy output texts of the prompts, as many at once as the device likes."""
+    return greedy_texts(model, list(prompts), longest, batch_size=64 if model.device.type == "cpu" else 256)
+
+
+def answered(model: Model, rows: Sequence[dict]) -> dict:
+    """Scores of the questions whose prompt leaves room for an answer."""
+    prompts = [question_prompt(row["context"], row["question"]) for row in rows]
+    room = model.context_length - LONGEST_ANSWER
+    fits = [i for i, ids in enumerate(model.tokenizer(prompts, verbose=False)["input_ids"]) if len(ids) < room]
+    outputs = said(model, [prompts[i] for i in fits], LONGEST_ANSWER)
+    return answers(outputs, [rows[i]["answers"] for i in fits]) | {"beyond the window": len(rows) - len(fits)}
+
+
+def answers(outputs: list[str], known: list[list[str]]) -> dict:
+    """F1 and exact match of the best answer, with SQuAD's normalisation."""
+    exact = [any(normalised(o) == normalised(answer) for answer in k) for o, k in zip(outputs, known)]
+    return squad_f1(outputs, known) | {"EM": 100 * sum(exact) / len(exact), "items": len(outputs)}
+
+
+def headlines(model: Model, corpora: Path) -> dict[str, dict]:
+    """ROUGE on a part of Reuters' test articles, cut as in training, and that of each article's first words."""
+    rows = read_jsonl(corpora / "summarization/reuters21578.test.jsonl.gz")[::EVERY_ARTICLE]
+    return {"Reuters test": summarized(model, [row["article"] for row in rows], [[row["highlights"]] for row in rows])}
+
+
+def summarized(model: Model, articles: list[str], known: list[list[str]]) -> dict:
+    """ROUGE-1, 2 and L of the model's headlines, and of the first words of each article."""
+    prompts = [summarization_prompt(first_words(article, ARTICLE_WORDS)) for article in articles]
+    begun = rouge([first_words(article, HEADLINE_WORDS) for article in articles], known)
+    return rouge(said(model, prompts, LONGEST_ANSWER), known) | {"first words": begun, "items": len(articles)}
+
+
+def shipped(model: Model, parts: Collection[str]) -> dict[str, dict]:
+    """The project's own texts of the tasks that a model of these parts was trained for."""
+    found = {}
+    for name in (name for name, part in TEXTS.items() if part in parts):
+        task = load_task(name)
+        if task.kind == "summarization":
+            found[name] = summarized(model, task.sources, task.references)
+        else:
+            longest = LONGEST_ANSWER if task.kind == "question_answering" else LONGEST_TRANSLATION
+            found[name] = task.quality(said(model, task.prompts, longest)) | {"items": len(task)}
+    return found
+
+
+def agreement(model: Model, names: Sequence[str]) -> dict:
+    """Share (0-100) of the model's own output tokens that each layer 1..L has as its top-1, end tokens left out."""
+    agreed = torch.cat([sequence for name in names for sequence in agreeing(tops(model, name))], dim=1)
+    return {"by layer": [round(100 * n, 1) for n in agreed.double().mean(1).tolist()], "items": agreed.shape[1]}
+
+
+def exit_layers(model: Model, name: str) -> dict[str, list]:
+    """By text of a task the greedy output, and how many of its tokens have each of layers 1..L as their exit layer.
+
+    "first": the first layer whose top-1 is the token; "stable": the first from which on every layer's is (P §3.1);
+    "swapped": as "first", where each token stands for another one of the task: what comes by chance, at L where no
+    layer below matches. End tokens are left out.
+    """
+    found = tops(model, name)
+    targets = torch.cat([said for _, said in found])
+    swapped = targets[torch.randperm(len(targets), generator=torch.Generator().manual_seed(SEED))]
+    others = swapped.split([len(said) for _, said in found])
+
+    def counts(layers: list[Tensor]) -> list[list[int]]:
+        return [torch.bincount(text, minlength=model.layers + 1)[1:].tolist() for text in layers]
+
+    return {
+        "outputs": texts_of(model, found),
+        "first": counts([first_of(top == said) for top, said in found]),
+        "stable": counts([first_of_lasting(top == said) for top, said in found]),
+        "swapped": counts([first_of(top == other) for (top, _), other in zip(found, others)]),
+    }
+
+
+def first_of(agreed: Tensor) -> Tensor:
+    """The first of layers 1..L that agrees [tokens], L where none does: of bool [L, tokens]."""
+    return torch.cat([agreed[:-1], torch.ones_like(agreed[-1:])]).int().argmax(0) + 1
+
+
+def first_of_lasting(agreed: Tensor) -> Tensor:
+    """The first of layers 1..L from which on all agree [tokens], L where none does: of bool [L, tokens]."""
+    lasting = agreed.flip(0).int().cumprod(0).sum(0)
+    return len(agreed) + 1 - lasting.clamp(min=1)
+
+
+def agreeing(found: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Of each text of `tops`, whether layers 1..L have the output's tokens as their top-1: bool [L, tokens]."""
+    return [top == said for top, said in found]
+
+
+@torch.no_grad()
+def tops(model: Model, name: str, at_once: int = 64) -> list[tuple[Tensor, Tensor]]:
+    """Of each text of a task: the top-1 of layers 1..L [L, tokens] at the model's own output tokens [tokens]."""
+    prompts, found = model.encode(load_task(name).prompts), []
+    for start in range(0, len(prompts), at_once):
+        part = prompts[start : start + at_once]
+        outputs = greedy_decode(model, part, LONGEST_TRANSLATION)
+        states, _ = states_of(model, part, outputs)
+        layers = range(1, model.layers + 1)
+        top = torch.stack([model.unembed(states[:, layer]).argmax(-1).cpu() for layer in layers])
+        for columns, output in zip(top.split([len(output) for output in outputs], dim=1), outputs):
+            kept = [token not in model.eos_ids for token in output]
+            found.append((columns[:, kept], torch.tensor(output, dtype=torch.long)[kept]))
+    return found
+
+
+def texts_of(model: Model, found: list[tuple[Tensor, Tensor]]) -> list[str]:
+    """The outputs of `tops`, in words."""
+    return [str(model.tokenizer.decode(said.tolist(), skip_special_tokens=True)) for _, said in found]

@@ -1,0 +1,142 @@
+"""The house keeps its rules: imports go down only, packages are empty, public names exist, links lead somewhere."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eelib
+
+ROOT = Path(__file__).parents[1]
+# Room -> the rooms that it may import, itself aside.
+BELOW: dict[str, set[str]] = {"eelib.common": set()}
+BELOW["eelib.models"] = BELOW["eelib.tasks"] = {"eelib.common"}
+BELOW["eelib.lens"] = {"eelib.models", "eelib.common"}
+BELOW["eelib.tracing"] = {"eelib.lens", "eelib.tasks", *BELOW["eelib.lens"]}
+BELOW["eelib.exits"] = {"eelib.tracing", *BELOW["eelib.tracing"]}
+BELOW["eestudy.study"] = {"eelib.exits", *BELOW["eelib.exits"]}
+BELOW["eestudy.analysis"] = {"eestudy.study", *BELOW["eestudy.study"]}
+BELOW["eestudy.figures"] = BELOW["eestudy.browser"] = {"eestudy.analysis", *BELOW["eestudy.analysis"]}
+BELOW["eestudy.book"] = {"eestudy.figures", "eestudy.study", "eelib.common"}
+BELOW["recipes"] = {"eelib.exits", *BELOW["eelib.exits"]}
+OURS = {"eelib", "eestudy", "recipes", "checks", "tests"}
+
+
+def room_of(module: str) -> str:
+    """The room of a module of ours; modules that lie in none, such as `eelib` itself, are their own."""
+    parts = module.split(".")
+    return parts[0] if parts[0] in ("recipes", "checks", "tests") else ".".join(parts[:2])
+
+
+def imports(code: str) -> set[str]:
+    """Modules that code imports, at its head or inside functions; a relative one as it is written, with dots."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            whole = module in OURS
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)} if whole else {module}
+    return found
+
+
+def broken(room: str, code: str) -> set[str]:
+    """The imports of code in a room that the house does not allow."""
+    allowed = {room, *BELOW[room]}
+    return {
+        module
+        for module in imports(code)
+        if module.startswith(".") or (module.split(".")[0] in OURS and room_of(module) not in allowed)
+    }
+
+
+def code_files() -> dict[Path, str]:
+    """Each file of the packages and recipes with its room; the packages' own `__init__.py` aside."""
+    found = {}
+    for package in ("eelib", "eestudy", "recipes"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            if module not in ("eelib.__init__", "eestudy.__init__"):
+                found[file] = room_of(module)
+    return found
+
+
+def test_imports_go_down_only():
+    files = code_files()
+    assert set(files.values()) == set(BELOW)
+    wrong = {str(f.relative_to(ROOT)): broken(room, f.read_text(encoding="utf-8")) for f, room in files.items()}
+    assert not {name: modules for name, modules in wrong.items() if modules}
+
+
+@pytest.mark.parametrize(
+    "room, code, found",
+    [
+        ("eelib.models", "from eelib.tasks.task import Task", {"eelib.tasks.task"}),
+        ("eelib.tasks", "def f():\n    import eelib.models.model", {"eelib.models.model"}),
+        ("eelib.lens", "from eelib import load_model", {"eelib", "eelib.load_model"}),
+        ("eelib.exits", "from eestudy.study.study import Study", {"eestudy.study.study"}),
+        ("eestudy.study", "from recipes.loop import train", {"recipes.loop"}),
+        ("eestudy.analysis", "from eestudy.book.pages import runs", {"eestudy.book.pages"}),
+        ("eestudy.book", "from eelib.tracing.trace import Trace", {"eelib.tracing.trace"}),
+        ("eelib.common", "from .values import check_name", {".values"}),
+        ("eelib.tracing", "from checks.tiny import build\nimport numpy", {"checks.tiny"}),
+        ("recipes", "from eestudy.study.study import Study", {"eestudy.study.study"}),
+    ],
+)
+def test_an_import_that_goes_up_is_found(room, code, found):
+    assert broken(room, code) == found
+
+
+def test_tasks_know_nothing_of_torch():
+    tasks = [file for file, room in code_files().items() if room == "eelib.tasks"]
+    assert tasks and not [file for file in tasks if "torch" in imports(file.read_text(encoding="utf-8"))]
+
+
+def test_checks_import_nothing_from_tests():
+    helpers = {file.stem for file in (ROOT / "tests").glob("*.py")}
+    for file in (ROOT / "checks").rglob("*.py"):
+        assert not {module.split(".")[0] for module in imports(file.read_text(encoding="utf-8"))} & helpers, file
+
+
+def test_packages_are_empty():
+    for package in ("eelib", "eestudy", "recipes"):
+        folders = {file.parent for file in (ROOT / package).rglob("*.py")}
+        assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+        inits = [folder / "__init__.py" for folder in folders if folder != ROOT / "eelib"]
+        assert not [file for file in inits if file.read_text(encoding="utf-8").strip()]
+
+
+def test_public_names_are_what_they_are_said_to_be_and_are_found_by_completion():
+    tree = ast.parse((ROOT / "eelib/__init__.py").read_text(encoding="utf-8"))
+    typed = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == eelib.WHERE and sorted(typed) == sorted(eelib.__all__) and set(typed) <= set(dir(eelib))
+    for name, module in typed.items():
+        assert getattr(eelib, name) is getattr(importlib.import_module(module), name)
+    importlib.import_module("eelib.tracing.trace")
+    assert eelib.trace.__module__ == "eelib.tracing.make"  # the function, not the module of that name
+    with pytest.raises(AttributeError, match="no attribute 'load_modle'"):
+        _ = eelib.load_modle
+
+
+def test_the_book_does_not_wait_for_torch():
+    code = "import eelib, eestudy.book.__main__, sys; print({'torch', 'transformers', 'numba'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "README.md", "CHANGELOG.md"])
+def test_links_inside_the_project_lead_somewhere(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    assert not [target for target in targets if not (ROOT / target).exists()]
