@@ -16,12 +16,9 @@ MEASURED = {
     "crashes": TRACES,
     "exits": (*TRACES, "eelib/exits", "eestudy/analysis/speed.py", "checks/speed_shapes.py"),
     "families": (*TRACES, "checks/one_family.py", *TINY),
-<<<<<<< HEAD:eestudy/book/measured.py
     "given": TRACES,
     "intervals": ("eelib/common", "eestudy/analysis", "eelib/exits", "checks/populations.py", "checks/statistics.py"),
     "joint_memory": ("eelib/common", "eelib/models", "recipes/loop.py", "recipes/losses.py"),
-=======
->>>>>>> 127623b (A check of given texts: best tokens of all layers against transformers alone, and positions a second beside plain loops):eelib/book/measured.py
     "kernel": ("eelib/lens",),
     "lens": ("eestudy/browser", "book/scripts/lens", "book/lens.md"),
     "many_prompts": (*TRACES, *TINY),

@@ -14,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer
 
 import eelib
+from eelib.common.errors import CheckpointError
 from eelib.exits.decoding.generate import generate
 from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
 from eelib.tasks.task import Task
@@ -238,7 +239,7 @@ def test_a_draft_block_learns_and_is_read(recipe, made, start, tmp_path):
     assert found.kind == recipe.kind and len(found.ids) <= 40 and (out / FILE).stat().st_size < 200_000
 
 
-def test_a_block_after_a_layer_drafts_for_its_model(made, start, tmp_path):
+def test_a_block_after_a_layer_drafts_for_its_model(made, start, tmp_path, one_line):
     """What is written is what the model writes, and some drafts of the trained block are right."""
     model, work = made
     out = tmp_path / "drafts"
@@ -251,6 +252,11 @@ def test_a_block_after_a_layer_drafts_for_its_model(made, start, tmp_path):
         for one, how in ((model, {}), (read, {"exits": (1,), "keys": "verified"}))
     )
     assert drafted.sequences.output.tolist() == plain.sequences.output.tolist()
+    last = sharpened(model, "features", model.layers, torch.arange(30))
+    save_draft(last, tmp_path / "features", str(start), {"leg": {}})
+    one_line(CheckpointError, "of the kind 'features'", lambda: eelib.load_model(str(tmp_path / "features")))
+    (out / FILE).write_bytes((out / FILE).read_bytes()[:-100])
+    one_line(CheckpointError, "is damaged", lambda: eelib.load_model(str(out)))
 
 
 def test_the_joint_version_is_an_adapter_of_peft(made, start, tmp_path):
