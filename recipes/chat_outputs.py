@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eelib.common.files import write_atomically
 from eelib.models.model import Model
+from eelib.tasks.prompts import SHORT
 from recipes.corpora import SEED, SHIFTS, first_words, novels, read_jsonl, spelled_out
 
 HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its text
@@ -73,6 +74,15 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "Write a dialogue between two friends about the {noun}.",
         "Tell me something interesting about the word {noun}.",
     ),
+}
+
+FIRST = 256  # prompts that were drawn before the wordings of the study were chosen, which all others may have, too
+LATER: dict[str, tuple[str, ...]] = {
+    "answer": (SHORT["question_answering"].replace("{context}", "{text}"),),
+    "shift": (SHORT["question_answering"].replace("{context}", "{text}"),),
+    "summary": (SHORT["summarization"],),
+    "instruction": (SHORT["instructions"].replace("{instruction}", "{text}"),),
+    "story": (SHORT["continuation"].replace("{opening}", "{text}"),),
 }
 
 
@@ -134,7 +144,7 @@ class Prompts:
         before = number // len(TURNS) * TURNS.count(task) + TURNS[: number % len(TURNS)].count(task)
         some = self.sources[task]
         text, *more = some[before % len(some)]
-        wording = rng.choice(WORDINGS[task])
+        wording = rng.choice(WORDINGS[task] + (LATER.get(task, ()) * 2 if number >= FIRST else ()))
         if task in ("story", "prose"):
             text = first_words(text, rng.randint(*OPENING_WORDS))
         if task == "topic":
