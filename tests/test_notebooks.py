@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import families
+import gguf_made
 import nbformat
 import pytest
 
@@ -22,6 +23,8 @@ SHARED = {
     "tasks",
     "limit",
     "max_new_tokens",
+    "chat",
+    "wording",
     "batch_size",
     "dtype",
     "device",
@@ -106,6 +109,22 @@ def test_runs_alone_and_writes_its_results(runs, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["saturation", "length", "subwords", "sublayers", "difficulty", "architectures"])
+def test_a_gguf_file_with_a_chat_template_goes_through_every_notebook_about_one_model(name, tmp_path):
+    gguf_made.write(tmp_path / "tiny.gguf")
+    more = {"beside": "", "timed_sequences": 2} if name == "architectures" else {}
+    tasks = "translation/de-en,instructions/requests"
+    notebook = ROOT / f"notebooks/{name}.ipynb"
+    process = papermill(notebook, tmp_path / "out.ipynb", tmp_path, model=tmp_path / "tiny.gguf", tasks=tasks, **more)
+    assert process.returncode == 0, process.stderr[-3000:]
+    written = json.loads((tmp_path / f"results/tiny/{name}.json").read_text())
+    assert written["claims"] and not [claim for claim in written["claims"] if "template" in claim["reason"]]
+    manifests = [json.loads(file.read_text()) for file in (tmp_path / "runs").rglob("manifest.json")]
+    assert manifests and all(manifest["chat"] for manifest in manifests)
+    assert {manifest["title"] for manifest in manifests} == {"tiny, 8-bit (Q8_0), dequantized"}
+
+
+@pytest.mark.slow
 def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
     process = papermill(NOTEBOOKS[0], tmp_path / "out.ipynb", tmp_path, modle="pocket-llama")
     assert process.returncode != 0
@@ -174,7 +193,7 @@ def test_every_name_that_it_takes_from_a_module_is_there(path):
     code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
     nodes, modules = list(ast.walk(ast.parse(code))), {}
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("eelib"):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(("eelib", "eestudy")):
             room = importlib.import_module(node.module)
             for name in node.names:
                 found = getattr(room, name.name, None) or pkgutil.resolve_name(f"{node.module}.{name.name}")
