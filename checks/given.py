@@ -182,7 +182,7 @@ def rates(model: Model, plain: Plain, texts: list[str], repeats: int) -> dict[st
 def goals(found: dict[str, Any], rate: dict[str, float], positions: int) -> list[dict[str, Any]]:
     """Each goal with what was measured, its bound, and whether it was met."""
     own, *others = rate.values()
-    at_least = [("positions that were read", found["positions"], positions)]
+    at_least: list[tuple[str, float, float]] = [("positions that were read", found["positions"], positions)]
     at_least += [
         (f"positions a second, as a multiple of the loop of {name}", own / other, 1.0)
         for name, other in zip([*rate][1:], others)

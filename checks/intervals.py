@@ -44,8 +44,8 @@ from checks.statistics import (
     spread,
     tags,
 )
-from eelib.common import limits, resampling
 from eelib.common.data import data_folder
+from eestudy.statistics import limits, resampling
 
 RESULT = data_folder("checks", "intervals.json")
 GROUPS, REPLICATIONS = (30, 60, 160), 1000

@@ -24,8 +24,8 @@ CORPORA = {
     "text": "ELTeC English novels (public domain), WikiText-2 train (CC BY-SA)",
 }
 GENERATED = {
-    "rooms": "stories of our own generator (eelib.tasks.rooms)",
-    "orders": "notes of orders of our own generator (eelib.tasks.orders)",
+    "rooms": "stories of our own generator (recipes.rooms)",
+    "orders": "notes of orders of our own generator (recipes.orders)",
 }
 HELD_OUT = {
     "translation": f"one English Tatoeba sentence in {HELD_OUT_SHARE} by hash, with every pair that shares a sentence "

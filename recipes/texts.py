@@ -6,9 +6,7 @@ import random
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from eelib.tasks.orders import orders
 from eelib.tasks.prompts import structured_prompt
-from eelib.tasks.rooms import interviews
 from recipes.corpora import (
     FURTHER_QUESTION,
     SEED,
@@ -24,6 +22,8 @@ from recipes.corpora import (
     shipped_texts,
     tatoeba,
 )
+from recipes.orders import orders
+from recipes.rooms import interviews
 
 PASSAGE_WORDS, ARTICLE_WORDS, STRETCH_LETTERS = 220, 120, 1500
 HALVED = 1200

@@ -6,7 +6,7 @@ import torch
 
 from eelib.exits.gates.gate import NEVER
 from eelib.exits.offline import Scores
-from eelib.exits.quality import Quality
+from eestudy.exits.quality import Quality
 
 LAYERS, TOKENS = 6, 120
 

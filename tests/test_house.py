@@ -18,10 +18,13 @@ BELOW["eelib.models"] = BELOW["eelib.tasks"] = {"eelib.common"}
 BELOW["eelib.lens"] = {"eelib.models", "eelib.common"}
 BELOW["eelib.tracing"] = {"eelib.lens", "eelib.tasks", *BELOW["eelib.lens"]}
 BELOW["eelib.exits"] = {"eelib.tracing", *BELOW["eelib.tracing"]}
-BELOW["eestudy.study"] = {"eelib.exits", *BELOW["eelib.exits"]}
+BELOW["eestudy.statistics"] = {"eelib.common"}
+BELOW["eestudy.markup"] = {"eestudy.statistics", "eelib.common"}
+BELOW["eestudy.exits"] = {"eestudy.statistics", "eelib.exits", *BELOW["eelib.exits"]}
+BELOW["eestudy.study"] = {"eestudy.exits", "eestudy.markup", *BELOW["eestudy.exits"]}
 BELOW["eestudy.analysis"] = {"eestudy.study", *BELOW["eestudy.study"]}
 BELOW["eestudy.figures"] = BELOW["eestudy.browser"] = {"eestudy.analysis", *BELOW["eestudy.analysis"]}
-BELOW["eestudy.book"] = {"eestudy.figures", "eestudy.study", "eelib.common"}
+BELOW["eestudy.book"] = {"eestudy.figures", "eestudy.study", "eestudy.statistics", "eestudy.markup", "eelib.common"}
 BELOW["recipes"] = {"eelib.exits", *BELOW["eelib.exits"]}
 OURS = {"eelib", "eestudy", "recipes", "checks", "tests"}
 

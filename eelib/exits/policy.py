@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import beta
 
 from eelib.common.errors import InputError, StorageError
 from eelib.common.files import write_atomically
-from eelib.common.stats import bootstrap_mean
 from eelib.exits.calibration import learn_then_test, losses_of
 from eelib.exits.curve import Curve, curve
 from eelib.exits.decoding.sampling import check_temperature
@@ -202,8 +202,7 @@ def calibrate(
         choice = learn_then_test(losses, grid, epsilon, delta)
         thresholds[kind], certified[kind] = choice.threshold, choice.reason or choice.certified
         if choice.at is not None:
-            risk = bootstrap_mean(held_out[:, choice.at], np.arange(len(held_out)))
-            risks[kind] = {name: float(value) for name, value in risk._asdict().items()}
+            risks[kind] = risk_of(held_out[:, choice.at])
     return Policy(
         model.name,
         model.hash,
@@ -242,6 +241,14 @@ def losses_by_group(curves: Sequence[Curve], kind: str = "any") -> np.ndarray:
     """
     parts = [pd.DataFrame(losses_of(one, kind), index=list(one.groups)) for one in curves]
     return pd.concat(parts).groupby(level=0).mean().to_numpy()
+
+
+def risk_of(losses: np.ndarray) -> dict[str, float]:
+    """The share of groups [groups] that are lost, with exact 95% limits (Clopper and Pearson 1934)."""
+    count, lost = len(losses), float(losses.sum())
+    low = float(beta.ppf(0.025, lost, count - lost + 1)) if lost else 0.0
+    high = float(beta.ppf(0.975, lost + 1, count - lost)) if lost < count else 1.0
+    return {"estimate": lost / count, "low": low, "high": high, "sequences": float(count)}
 
 
 def grid_of(rule: Rule, held_out: Sequence[np.ndarray]) -> list[float]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.resampling import bootstrap_each_over_tasks
 from eelib.tasks.sums import bleu_of_totals, grouped
 from eelib.tasks.task import load_task
 from eestudy.analysis import trainings
 from eestudy.analysis.trainings import change
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.resampling import bootstrap_each_over_tasks
 
 START = "pocket-llama"
 TRAINED = {

@@ -8,12 +8,6 @@ from typing import TypedDict, cast
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import (
-    bootstrap_mean,
-    bootstrap_unweighted_difference_over_tasks,
-    bootstrap_unweighted_mean_over_tasks,
-)
 from eelib.models.model import Model
 from eelib.tasks.task import BASELINES
 from eelib.tracing.exit_layers import DEFINITIONS
@@ -25,6 +19,12 @@ from eestudy.analysis.saturation import (
     settle_share,
     swapped_values,
     task_table,
+)
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import (
+    bootstrap_mean,
+    bootstrap_unweighted_difference_over_tasks,
+    bootstrap_unweighted_mean_over_tasks,
 )
 from eestudy.study.claims import CHANCE, FEW_TASKS, FEWEST_TASKS, Verdict, claim, judge, published, untestable
 from eestudy.study.results import Results

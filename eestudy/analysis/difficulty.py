@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from eelib.common import limits
 from eelib.common.errors import InputError
-from eelib.common.interval import NOTHING, Interval
 from eelib.tracing.trace import Trace
+from eestudy.statistics import limits
+from eestudy.statistics.interval import NOTHING, Interval
 
 STARTS = (0, 4, 8)  # layers from which M asks for a strict increase
 DEPTH_OF_M = 24  # blocks of T5-large

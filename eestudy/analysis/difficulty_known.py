@@ -11,13 +11,13 @@ from functools import cached_property
 import pandas as pd
 
 from eelib.common.errors import InputError
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import attempt, bootstrap_difference, bootstrap_mean
-from eelib.tasks.quality import quality_interval
 from eelib.tasks.task import Task, load_task
 from eelib.tracing.trace import Trace
 from eestudy.analysis.difficulty import prefixes
 from eestudy.analysis.earliness import token_layers
+from eestudy.exits.task_quality import quality_interval
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import attempt, bootstrap_difference, bootstrap_mean
 from eestudy.study.parameters import ParameterError
 from eestudy.study.study import Study
 

@@ -8,8 +8,6 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.stats import attempt
 from eestudy.analysis.difficulty import (
     BAND,
     KINDS,
@@ -25,6 +23,8 @@ from eestudy.analysis.difficulty import (
     split,
     without_contrast,
 )
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import attempt
 from eestudy.study.claims import FAILS, HOLDS, REVERSED, UNTESTABLE, Verdict, claim, judge, published
 from eestudy.study.parameters import ParameterError, Parameters
 from eestudy.study.results import Results

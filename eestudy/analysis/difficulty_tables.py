@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import Interval
 from eestudy.analysis.difficulty import DEPTH_OF_M, KINDS, STARTS, Comparison, examples, same_share
 from eestudy.analysis.difficulty_splits import Split, Splits, share_gaps
+from eestudy.statistics.interval import Interval
 from eestudy.study.claims import as_depth, published
 
 ROOM = 160  # characters of an example's text that a cell shows

@@ -8,16 +8,16 @@ import numpy as np
 
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError
-from eelib.exits.fit import fit
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.trained import TRAINED, file_name, trained_gate
 from eelib.exits.pieces import piece_table
-from eelib.exits.quality import Scorer, text_of
 from eelib.exits.rule import Rule
 from eelib.exits.split import split
-from eelib.exits.ways import ByThreshold, InTurn, TwoExits, Way, in_turn, mixed
 from eelib.models.model import Model
+from eestudy.exits.fit import fit
+from eestudy.exits.quality import Scorer, text_of
+from eestudy.exits.ways import ByThreshold, InTurn, TwoExits, Way, in_turn, mixed
 from eestudy.study.study import Study
 
 FIXED, FREE = "fixed", "free"

@@ -9,23 +9,23 @@ import pandas as pd
 from torch import Tensor
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import (
-    attempt,
-    bootstrap_unweighted_difference_over_tasks,
-    bootstrap_unweighted_mean_over_tasks,
-)
-from eelib.exits import compare
 from eelib.exits.calibration import by_quality
 from eelib.exits.cost import prices, sizes_of
 from eelib.exits.curve import Curve, counted_rows, curve, oracle
-from eelib.exits.quality import Scorer, scored
 from eelib.exits.rule import Rule
-from eelib.exits.ways import Way, curve_of
 from eelib.tracing.trace import Trace
 from eestudy.analysis.earliness import Values
 from eestudy.analysis.gate_rules import EVERY, FIXED, FREE, GATES, OF_P, Asked, label, learned_rules, rules
 from eestudy.analysis.joint import Pair
+from eestudy.exits import compare
+from eestudy.exits.quality import Scorer, scored
+from eestudy.exits.ways import Way, curve_of
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import (
+    attempt,
+    bootstrap_unweighted_difference_over_tasks,
+    bootstrap_unweighted_mean_over_tasks,
+)
 from eestudy.study.claims import FAILS, HOLDS, Verdict
 from eestudy.study.study import Study, large_enough
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_totals
-from eelib.common.stats import attempt, bootstrap_mean
-from eelib.exits.quality import scored
 from eestudy.analysis.gate_rules import FITTED, FIXED, Asked, label
 from eestudy.analysis.gates import Outcomes
 from eestudy.analysis.words import english_tasks, load_tagger, tags, words_of
+from eestudy.exits.quality import scored
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_totals
+from eestudy.statistics.stats import attempt, bootstrap_mean
 from eestudy.study.results import Results
 
 POSITIONS = {"1-3": (0, 3), "4-10": (3, 10), "11-30": (10, 30), "from 31": (30, np.inf)}  # tokens of an output

@@ -12,8 +12,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eelib.exits.calibration import (
     Choice,
     conformal_risk_control,
@@ -25,10 +23,12 @@ from eelib.exits.calibration import (
 from eelib.exits.curve import turning_values
 from eelib.exits.gates.gate import NEVER
 from eelib.exits.policy import losses_by_group
-from eelib.exits.ways import ByThreshold, InTurn, curve_at
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import CALIBRATION, EVERY, FIT, FITTED, FIXED, REPORT, Asked, label
 from eestudy.analysis.gates import as_layer, where_left
+from eestudy.exits.ways import ByThreshold, InTurn, curve_at
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.results import Results
 from eestudy.study.study import large_enough
 

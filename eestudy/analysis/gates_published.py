@@ -7,18 +7,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eelib.exits.curve import Curve
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import leave, ratcheted
-from eelib.exits.quality import Quality, scored
 from eelib.exits.rule import Rule
 from eestudy.analysis import mee, quality_curves
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import FREE, Asked, label
 from eestudy.analysis.gates import as_layer, where_left
 from eestudy.analysis.quality_curves import Qualities
+from eestudy.exits.quality import Quality, scored
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.results import Results
 
 DESCRIBED, CODE, RATCHET, ESTIMATOR = (

@@ -6,13 +6,13 @@ from itertools import combinations, groupby
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import Interval
-from eelib.common.stats import attempt
-from eelib.exits.quality import POINTS, Quality, quality
 from eestudy.analysis.gate_rules import CALIBRATION, FIXED, FREE, Asked, label
 from eestudy.analysis.gates import CANDIDATES
 from eestudy.analysis.gates_tables import beating_fixed
 from eestudy.analysis.quality_curves import kept, over_layers, quality_table, rising, shared_layers
+from eestudy.exits.quality import POINTS, Quality, quality
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import attempt
 from eestudy.study.results import Results
 
 Found = dict[str, dict[str, Quality]]  # by gate, then task

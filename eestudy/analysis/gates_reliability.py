@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import Interval
-from eelib.exits import reliability
-from eelib.exits.reliability import Judged
-from eelib.exits.ways import ByThreshold
 from eestudy.analysis.gate_rules import FREE_EXITS, Asked, label
+from eestudy.exits import reliability
+from eestudy.exits.reliability import Judged
+from eestudy.exits.ways import ByThreshold
+from eestudy.statistics.interval import Interval
 from eestudy.study.results import Results
 
 SHOWN = ("confidence", "classifier", "lstm", "risk")  # their scores are meant to be probabilities
@@ -50,7 +50,7 @@ def read(states: Mapping[str, Asked]) -> dict[str, dict[str, Both]]:
 def diagrams(told_by: Mapping[str, Mapping[str, Both]], depth: int) -> pd.DataFrame:
     """Share that agrees by what the score says, on the report side, at three layers (FREE_EXITS of the depth).
 
-    Columns: gate, state, layer, and those of `eelib.exits.reliability.table`.
+    Columns: gate, state, layer, and those of `eestudy.exits.reliability.table`.
     """
     layers, parts = {max(1, round(share * depth)) for share in FREE_EXITS}, []
     for gate, states in told_by.items():

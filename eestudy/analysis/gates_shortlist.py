@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from eelib.common.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.shortlist import Shortlist, outside
 from eelib.tracing.trace import Trace
 from eestudy.analysis.architectures import told
 from eestudy.analysis.earliness import Values
 from eestudy.analysis.gate_rules import FREE_EXITS, Asked
+from eestudy.statistics.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.results import Results
 from eestudy.study.study import large_enough
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from eelib.common.interval import Interval
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import FIXED, FREE, OF_P, Asked, label, rules
 from eestudy.analysis.gates import Left, Outcomes, best_gate, calibrated_layers, mean, outcome_table, outcomes
 from eestudy.analysis.joint import Pair
+from eestudy.statistics.interval import Interval
 from eestudy.study.results import Results
 from eestudy.study.study import Study
 

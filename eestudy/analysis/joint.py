@@ -7,14 +7,14 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eelib.exits.rule import Rule
-from eelib.tasks.quality import quality_difference
 from eelib.tasks.task import Task
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 from eestudy.analysis.earliness import Values, early, relative, token_layers
+from eestudy.exits.task_quality import quality_difference
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import Verdict, untestable
 from eestudy.study.parameters import Parameters
 from eestudy.study.study import MINIMUM_GROUPS, Study

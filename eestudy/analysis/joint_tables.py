@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from eelib.common.interval import Interval
 from eelib.tracing.exit_layers import DEFINITIONS
 from eestudy.analysis.joint import SIMILARITIES, Pair, at_layer
+from eestudy.statistics.interval import Interval
 from eestudy.study.claims import claim, published
 from eestudy.study.results import Results
 from eestudy.study.study import MINIMUM_GROUPS

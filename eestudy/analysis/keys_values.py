@@ -14,19 +14,19 @@ import pandas as pd
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_unweighted_totals_over_tasks
-from eelib.common.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.oracle import FIRST_TOKENS
 from eelib.exits.decoding.parting import NEVER
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.rule import Rule
 from eelib.models.model import Model, load_model
-from eelib.tasks.quality import item_sums
 from eelib.tasks.sums import grouped
 from eestudy.analysis.length import position_bins
 from eestudy.analysis.slopes import equal_count_bins, mean_over_tasks, slope_inside
+from eestudy.exits.task_quality import item_sums
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_unweighted_totals_over_tasks
+from eestudy.statistics.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import Verdict
 from eestudy.study.comparison import check_pairs
 from eestudy.study.of_study import OfStudy

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import Interval
-from eelib.common.stats import attempt
-from eelib.common.text import visible
 from eelib.exits.decoding.oracle import FIRST_TOKENS
 from eestudy.analysis import keys_values as kv
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import label
 from eestudy.analysis.keys_values import CLEAN, COPY, PROJECT, WAYS, Side, Way
+from eestudy.markup.text import visible
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import attempt
 from eestudy.study.claims import as_depth, published
 from eestudy.study.results import Results
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from eelib.common.effects import Trend, holm, trend
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_mean
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 from eestudy.analysis.slopes import Estimator, checked, equal_count_bins, slopes
+from eestudy.statistics.effects import Trend, holm, trend
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import bootstrap_mean
 
 LEAST = 20  # tokens behind a mean that is shown
 LENGTH_BINS = 8  # at most, in the curve; each holds at least LEAST / 2 sequences

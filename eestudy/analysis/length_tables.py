@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import Interval
-from eelib.common.stats import attempt
 from eelib.tracing.exit_layers import DEFINITIONS
 from eestudy.analysis.length import LEAST, counts, sequence_table, token_table
 from eestudy.analysis.slopes import NAMES, Estimator, mean_over_tasks, minus, position_slope
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import attempt
 from eestudy.study.claims import Verdict, carried, claim
 from eestudy.study.results import Results
 from eestudy.study.study import Study

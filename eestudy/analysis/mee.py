@@ -8,20 +8,20 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.stats import attempt, bootstrap_unweighted_mean_over_tasks
-from eelib.exits import compare
 from eelib.exits.curve import Curve, rule_at
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.offline import emitted, leave
-from eelib.exits.quality import Quality, Scorer, quality, text_of
 from eelib.exits.rule import Rule
 from eelib.exits.split import split
-from eelib.exits.ways import ByThreshold
 from eestudy.analysis.earliness import token_layers
 from eestudy.analysis.gate_rules import FIXED, label, learned_rules
 from eestudy.analysis.gates import curves, span
+from eestudy.exits import compare
+from eestudy.exits.quality import Quality, Scorer, quality, text_of
+from eestudy.exits.ways import ByThreshold
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import UNTESTABLE, Verdict, untestable
 from eestudy.study.of_study import OfStudy
 from eestudy.study.parameters import Parameters

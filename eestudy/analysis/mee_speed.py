@@ -13,10 +13,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.resampling import bootstrap_totals
 from eelib.exits.curve import rule_at
-from eelib.tasks.quality import item_sums
 from eelib.tasks.sums import grouped
 from eelib.tasks.task import Task
 from eestudy.analysis.architectures import told
@@ -24,6 +21,9 @@ from eestudy.analysis.gate_rules import label
 from eestudy.analysis.gates import span
 from eestudy.analysis.mee import OF_CALM, OF_M, Along, Side, compared, whose
 from eestudy.analysis.speed import PLAIN, Way, timed
+from eestudy.exits.task_quality import item_sums
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.resampling import bootstrap_totals
 
 KEYS = "project"  # as CALM does: the state goes on, and gives the later layers' keys and values
 APART = 0.1  # of all layers, between the two thresholds' mean layers

@@ -3,8 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING
-from eelib.common.stats import attempt
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import FIXED, label
 from eestudy.analysis.gates import span
@@ -24,6 +22,8 @@ from eestudy.analysis.mee import (
     of_kind,
 )
 from eestudy.analysis.quality_curves import kept
+from eestudy.statistics.interval import NOTHING
+from eestudy.statistics.stats import attempt
 from eestudy.study.claims import published
 from eestudy.study.results import Results
 

@@ -7,12 +7,12 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_unweighted_deviation_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eelib.tracing.trace import Trace
 from eestudy.analysis.earliness import Values, token_layers
 from eestudy.analysis.joint import Pair, change
 from eestudy.analysis.saturation import example_sequence, lens_grid
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import bootstrap_unweighted_deviation_over_tasks, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import HOLDS, Verdict, as_depth, claim, published, untestable
 from eestudy.study.comparison import check_there, location, model_at_layer
 from eestudy.study.parameters import Parameters

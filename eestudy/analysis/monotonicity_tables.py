@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
 from eelib.tracing.trace import Trace
 from eestudy.analysis import monotonicity as mono
 from eestudy.analysis.architectures import where as where_of
 from eestudy.analysis.monotonicity import DISTILLED, PLAIN, SHARES, WEIGHTED, Page
+from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.study.comparison import objective
 from eestudy.study.results import Results
 from eestudy.study.study import Study

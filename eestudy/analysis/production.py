@@ -12,9 +12,6 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_unweighted_totals_over_tasks
-from eelib.common.stats import attempt, bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eelib.exits.calibration import Choice, by_agreement
 from eelib.exits.curve import curve
 from eelib.exits.gates.registry import gate_named
@@ -25,6 +22,9 @@ from eelib.exits.rule import Rule
 from eelib.exits.split import split
 from eelib.tasks.sums import grouped
 from eestudy.analysis.keys_values import writing_model
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_unweighted_totals_over_tasks
+from eestudy.statistics.stats import attempt, bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import Verdict
 from eestudy.study.comparison import check_pairs
 from eestudy.study.of_study import OfStudy

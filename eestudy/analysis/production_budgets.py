@@ -8,13 +8,13 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.stats import bootstrap_mean
 from eelib.exits.gates.by_class import ByClass
 from eelib.exits.gates.gate import NEVER
 from eelib.exits.pieces import CLASSES
 from eelib.exits.rule import Rule
 from eestudy.analysis.production import CALIBRATION, KINDS, LEAST, Left, Served, leaving
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import bootstrap_mean
 
 GRID = 100  # thresholds that are tried for a class
 ONE, EACH, CLOSED = "one threshold", "by class", "by class, some never"

@@ -10,9 +10,6 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_totals
-from eelib.common.stats import attempt, bootstrap_mean
 from eelib.exits.calibration import by_agreement
 from eelib.exits.curve import curve
 from eelib.exits.decoding.generate import generate
@@ -20,10 +17,13 @@ from eelib.exits.decoding.parting import NEVER
 from eelib.exits.offline import leave
 from eelib.exits.policy import Policy, calibrate
 from eelib.exits.rule import Rule
-from eelib.exits.shadow import Alarm, Service
-from eelib.tasks.quality import quality_difference
 from eestudy.analysis.production import CALIBRATION, REPORT, Crossed, Served, leaving, mean_of, outputs_of
 from eestudy.analysis.speed import Way, few_exits, run
+from eestudy.exits.shadow import Alarm, Service
+from eestudy.exits.task_quality import quality_difference
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_totals
+from eestudy.statistics.stats import attempt, bootstrap_mean
 from eestudy.study.study import Study
 
 WAYS = ("deferred", "verified")

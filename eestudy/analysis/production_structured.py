@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_totals
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.parting import NEVER
 from eelib.exits.rule import Rule
@@ -21,6 +19,8 @@ from eelib.tasks.sums import grouped
 from eelib.tasks.task import load_task, task_names
 from eestudy.analysis.keys_values import writing_model
 from eestudy.analysis.production import CALIBRATION, REPORT, Served, leaving, mean_of, served_by
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_totals
 from eestudy.study.claims import Verdict, untestable
 from eestudy.study.parameters import Parameters, told_of_parameters
 from eestudy.study.study import Study

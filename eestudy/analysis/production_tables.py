@@ -8,8 +8,6 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import attempt
 from eelib.exits.policy import Policy
 from eestudy.analysis import production as pr
 from eestudy.analysis import production_budgets as budgeted
@@ -17,6 +15,8 @@ from eestudy.analysis import production_service as service
 from eestudy.analysis import production_structured as structured
 from eestudy.analysis.gate_rules import label
 from eestudy.analysis.production import KINDS, Served
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import attempt
 from eestudy.study.claims import Verdict, untestable
 from eestudy.study.parameters import Parameters, told_of_parameters
 from eestudy.study.results import Results

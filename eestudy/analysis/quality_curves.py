@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_each_over_tasks
-from eelib.exits.quality import Quality
 from eelib.tasks.sums import grouped
+from eestudy.exits.quality import Quality
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_each_over_tasks
 
 Qualities = Mapping[str, Quality]  # of a gate, by task
 Weights = Callable[[Quality], np.ndarray]  # [K]: what each threshold of a quality counts

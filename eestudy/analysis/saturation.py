@@ -10,8 +10,12 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.stats import (
+from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import Trace
+from eestudy.analysis.earliness import Values, early, early_by_share, relative, token_layers, whole_layers
+from eestudy.analysis.grid import grid_of
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import (
     attempt,
     bootstrap_mean,
     bootstrap_task_contrast,
@@ -19,10 +23,6 @@ from eelib.common.stats import (
     bootstrap_unweighted_mean_over_tasks,
     spread_over_kinds,
 )
-from eelib.tracing.exit_layers import DEFINITIONS
-from eelib.tracing.trace import Trace
-from eestudy.analysis.earliness import Values, early, early_by_share, relative, token_layers, whole_layers
-from eestudy.analysis.grid import grid_of
 from eestudy.study.claims import UNTESTABLE, Verdict, judge_between, published
 from eestudy.study.parameters import ParameterError
 from eestudy.study.results import Results

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.resampling import bootstrap_each_over_tasks
 from eelib.tasks.sums import bleu_of_totals, grouped
 from eelib.tasks.task import load_task
 from eelib.tracing.exit_layers import DEFINITIONS
 from eestudy.analysis import trainings
 from eestudy.analysis.trainings import Totals, change, over_tasks
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.resampling import bootstrap_each_over_tasks
 from eestudy.study.claims import as_depth, published
 
 

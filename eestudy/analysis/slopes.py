@@ -16,9 +16,9 @@ import pandas as pd
 from scipy import sparse
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_totals
-from eelib.common.stats import attempt
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_totals
+from eestudy.statistics.stats import attempt
 
 NAMES = {  # in the order of the page
     "length": "length, sequence means",

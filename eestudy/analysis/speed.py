@@ -15,8 +15,6 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_totals
 from eelib.exits.decoding.generate import DRAFT, batches, encoded, generate
 from eelib.exits.decoding.generated import Generated
 from eelib.exits.forecast import Forecast
@@ -29,6 +27,8 @@ from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
 from eestudy.analysis.keys_values import writing_model
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_totals
 from eestudy.study.claims import Verdict, untestable
 from eestudy.study.comparison import check_pairs
 from eestudy.study.of_study import OfStudy

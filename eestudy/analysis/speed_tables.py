@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from eelib.common.interval import Interval
-from eelib.common.stats import attempt
 from eelib.tasks.task import Task
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import label
 from eestudy.analysis.speed import LIBRARY, PLAIN, Race, draft_table, faster, forecasts, rows_of
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import attempt
 from eestudy.study.results import Results
 
 QUALITY = 98.0  # percent of plain decoding's score and tokens that a lossy way has to keep to count as good as plain

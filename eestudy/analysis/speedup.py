@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.resampling import bootstrap_totals
 from eestudy.analysis.architectures import architecture, told
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.resampling import bootstrap_totals
 from eestudy.study.claims import as_depth, published
 from eestudy.study.results import Results
 from eestudy.study.study import Study

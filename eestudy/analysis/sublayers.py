@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
 from eelib.tracing.trace import Trace
 from eestudy.analysis.earliness import Values
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import Verdict, claim
 from eestudy.study.study import Study
 

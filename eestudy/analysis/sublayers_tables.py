@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from eelib.common.interval import NOTHING, Interval
 from eelib.tracing.trace import Trace
 from eestudy.analysis.sublayers import (
     CONTRASTED,
@@ -18,6 +17,7 @@ from eestudy.analysis.sublayers import (
     past_saturation,
     site_rows,
 )
+from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.study.parameters import ParameterError
 from eestudy.study.results import Results
 from eestudy.study.study import Study

@@ -11,19 +11,19 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.stats import kruskal, mannwhitneyu, wilcoxon
 
-from eelib.common import effects
-from eelib.common.effects import (
+from eelib.common.errors import NotEstimable
+from eestudy.analysis.words import ROLES
+from eestudy.statistics import effects
+from eestudy.statistics.effects import (
     Classed,
     bootstrap_epsilon_squared,
     chance_of_epsilon_squared,
     cliffs_delta,
     holm,
 )
-from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_totals
-from eelib.common.stats import bootstrap_difference, bootstrap_mean
-from eestudy.analysis.words import ROLES
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_totals
+from eestudy.statistics.stats import bootstrap_difference, bootstrap_mean
 
 BIN_WIDTH = 4  # output positions that count as the same
 

@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import Interval, short_p
-from eelib.common.stats import attempt
 from eelib.tracing.exit_layers import DEFINITIONS
 from eestudy.analysis.subwords import (
     Tagged,
@@ -22,6 +20,8 @@ from eestudy.analysis.subwords import (
     upos_tests,
 )
 from eestudy.analysis.words import ROLES, english_tasks, judged_tasks
+from eestudy.statistics.interval import Interval, short_p
+from eestudy.statistics.stats import attempt
 from eestudy.study.claims import claim
 from eestudy.study.results import Results
 from eestudy.study.study import Study

@@ -10,8 +10,6 @@ import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 from eestudy.analysis.earliness import Values
@@ -27,6 +25,8 @@ from eestudy.analysis.subwords import (
 )
 from eestudy.analysis.subwords_classes import LEVEL, tellable_rank_variance
 from eestudy.analysis.words import judged_tasks, outside_joined_words
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import Verdict, published
 from eestudy.study.results import Results
 from eestudy.study.study import Study

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from eelib.common.data import data_folder
-from eelib.common.interval import Interval
-from eelib.common.resampling import bootstrap_unweighted_totals_over_tasks
-from eelib.tasks.quality import item_sums
 from eelib.tasks.sums import grouped
 from eelib.tasks.task import load_task
+from eestudy.exits.task_quality import item_sums
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.resampling import bootstrap_unweighted_totals_over_tasks
 
 Totals = Callable[[np.ndarray], np.ndarray]  # a statistic of totals: [draws, columns] -> [draws]
 Sums = Mapping[str, np.ndarray]  # {task: of each group [groups, columns]}

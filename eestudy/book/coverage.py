@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from eelib.common.markdown import table
 from eestudy.book.speed import goal_table
+from eestudy.markup.markdown import table
 
 TEST, CONTROL, PUBLISHED = "Learn-then-Test", "Conformal risk control", "as published"
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eelib.common.markdown import Markdown, card_parts, table, text
 from eestudy.book.coverage import coverage
 from eestudy.book.exits import exits
 from eestudy.book.families import families
@@ -19,6 +18,7 @@ from eestudy.book.pages import curves_of
 from eestudy.book.speed import MOST_OF_FLOOR, folded, goal_table, parts
 from eestudy.figures.engine import speed_figure
 from eestudy.figures.style import figure_html, files_of
+from eestudy.markup.markdown import Markdown, card_parts, table, text
 
 KILLS = 300
 UNITS = {"cpu": "{}", "cores": "{} cores", "threads": "{} threads", "memory_gib": "{} GiB of memory"}

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from eelib.common.markdown import table, text
 from eestudy.book.speed import Goal, goal_table
+from eestudy.markup.markdown import table, text
 
 GOALS = (  # kind, batch, times the fastest plain decoding of the same model
     ("lossless", 1, 1.6),

@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from eelib.common.text import harmless
 from eestudy.book import references
 from eestudy.book.citation import bibtex, commit_of, read_citation
 from eestudy.book.layout import dressed
+from eestudy.markup.text import harmless
 
 FILES = "files"  # folder of the book for what can be taken away
 

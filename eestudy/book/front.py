@@ -3,9 +3,6 @@
 from html import escape
 from typing import Any
 
-from eelib.common.interval import Interval
-from eelib.common.markdown import text
-from eelib.common.text import PLAIN
 from eestudy.book.answers import CONFIDENCE, FRONT, answer, as_interval, sentences, together
 from eestudy.book.html import raw
 from eestudy.book.notebooks import front_figure, heading
@@ -13,6 +10,9 @@ from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import Written, chips, place, verdicts
 from eestudy.figures.front import agreement_figure
 from eestudy.figures.style import figure_html, files_of
+from eestudy.markup.markdown import text
+from eestudy.markup.text import PLAIN
+from eestudy.statistics.interval import Interval
 
 STATES = ("before", "after")
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from eelib.common.markdown import table, text
-from eelib.common.resampling import DRAWS
 from eestudy.book.speed import goal_table
+from eestudy.markup.markdown import table, text
+from eestudy.statistics.resampling import DRAWS
 
 
 def intervals(content: dict[str, Any]) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from eelib.common.markdown import table, text
 from eestudy.book.speed import goal_table
+from eestudy.markup.markdown import table, text
 
 
 def lens(content: dict[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from eelib.common import sources
-from eelib.common.markdown import text
+from eestudy.markup.markdown import text
 
 TRACES = ("eelib/common", "eelib/models", "eelib/tasks", "eelib/lens", "eelib/tracing")
 TINY = ("checks/tiny.py", "checks/tiny_texts.py")

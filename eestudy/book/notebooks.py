@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from eelib.common.markdown import text
 from eestudy.book.html import raw
 from eestudy.book.study_file import BOOK, GENERATED, notebook_file
+from eestudy.markup.markdown import text
 
 
 def heading(notebook: str) -> str:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from eelib.common.data import data_folder
-from eelib.common.markdown import text
+from eestudy.markup.markdown import text
 from eestudy.study.claims import published, tables
 
 BASES = {0: "from 0", 1: "from 1", "unknown": "in some places it is not said from where"}

@@ -5,10 +5,6 @@ from typing import Any
 
 import pandas as pd
 
-from eelib.common.interval import short_p
-from eelib.common.markdown import interval, table, text
-from eelib.common.offers import as_csv, offered
-from eelib.common.text import PLAIN
 from eestudy.book.html import raw
 from eestudy.book.standing import picture
 from eestudy.book.study_file import StudyFile
@@ -30,6 +26,10 @@ from eestudy.book.verdicts import (
     weighed,
     weight,
 )
+from eestudy.markup.markdown import interval, table, text
+from eestudy.markup.offers import as_csv, offered
+from eestudy.markup.text import PLAIN
+from eestudy.statistics.interval import short_p
 from eestudy.study.claims import Claim, amended, claims, judging, wanted
 
 NO_RUN = "Its notebook was not run."

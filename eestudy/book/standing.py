@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from eelib.common.offers import as_csv, offered
-from eelib.common.text import PLAIN
 from eestudy.book.html import raw
 from eestudy.book.verdicts import JUDGED, LOOKS, Judged, less, weight
 from eestudy.figures.standing import Standing, standing_figure
 from eestudy.figures.style import files_of
+from eestudy.markup.offers import as_csv, offered
+from eestudy.markup.text import PLAIN
 from eestudy.study.claims import INFORMATIVE, Claim
 
 TICKS = (1, 3, 10, 30)

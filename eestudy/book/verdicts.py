@@ -5,9 +5,9 @@ from collections import Counter
 from html import escape
 from typing import Any
 
-from eelib.common.effects import holm
-from eelib.common.markdown import text
 from eestudy.book.study_file import RESULTS, StudyFile
+from eestudy.markup.markdown import text
+from eestudy.statistics.effects import holm
 from eestudy.study.claims import FAILS, HOLDS, INFORMATIVE, UNDECIDED, UNTESTABLE, Claim, claims
 
 Written = dict[tuple[str, str], dict[str, Any]]  # results by model and notebook

@@ -5,11 +5,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
-from eelib.common.interval import Interval
 from eelib.tracing.exit_layers import DEFINITIONS
 from eestudy.analysis.architectures import ARCHITECTURES, BOTH, DECODER, ENCODER, of, where
 from eestudy.figures.marks import name_points
 from eestudy.figures.style import BLUE, GREEN, MARKERS, NOT_LEARNT, VERMILION, WIDTH, table
+from eestudy.statistics.interval import Interval
 from eestudy.study.claims import as_depth, published
 from eestudy.study.study import Study
 

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from eelib.common.interval import Interval
 from eestudy.analysis.difficulty import BAND
 from eestudy.figures.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, WIDTH
+from eestudy.statistics.interval import Interval
 
 KINDS = {"easy": (BLUE, "o", "-"), "difficult": (VERMILION, "s", "--")}
 UNITS = {"decoded prefix": (BLACK, "o"), "whole output": (GREEN, "D")}

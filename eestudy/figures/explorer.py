@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from eelib.common.text import PLAIN
 from eestudy.analysis.grid import ids_in
+from eestudy.markup.text import PLAIN
 
 SCRIPTS = ("parts", "text", "grid", "explore")
 LONGEST = 90  # characters of an output's name

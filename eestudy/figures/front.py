@@ -3,8 +3,8 @@
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from eelib.common.interval import Interval
 from eestudy.figures.style import BLUE, VERMILION, style
+from eestudy.statistics.interval import Interval
 
 STATES = {"before": (BLUE, "o"), "after": (VERMILION, "s")}
 SIZE = (4.9, 2.9)  # inches: its letters can be read at a phone's width, too

@@ -8,9 +8,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.ticker import MaxNLocator
 
-from eelib.common.interval import Interval
 from eestudy.analysis.slopes import NAMES
 from eestudy.figures.style import BLACK, BLUE, DEFINITION_COLOURS, GREEN, MARKERS, ORANGE, WIDTH
+from eestudy.statistics.interval import Interval
 
 SLOPES = {"length": BLACK, "length_matched": BLUE, "length_joint": GREEN, "position": ORANGE}  # those that are drawn
 PANEL = 2.7  # inches of height

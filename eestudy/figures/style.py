@@ -12,10 +12,10 @@ import seaborn as sns
 from IPython.display import HTML, display
 from matplotlib.ticker import NullFormatter
 
-from eelib.common.interval import Interval, short_p
-from eelib.common.offers import Files, as_address, as_csv, offered
-from eelib.common.text import PLAIN
 from eestudy.figures.drawn import drawn
+from eestudy.markup.offers import Files, as_address, as_csv, offered
+from eestudy.markup.text import PLAIN
+from eestudy.statistics.interval import Interval, short_p
 
 # Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"

@@ -8,10 +8,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from eelib.common.text import PLAIN
 from eelib.lens.readout import TOP
 from eestudy.analysis.sublayers_tables import SITE_LABELS, Example, regrouped
 from eestudy.figures.style import SITE_COLOURS, VERMILION, WIDTH, log_scale
+from eestudy.markup.text import PLAIN
 from eestudy.study.study import Study
 
 MARKERS = {"block": "D", "after_attention": "o", "feed_forward": "s", "cross_attention": "v", "attention": "^"}

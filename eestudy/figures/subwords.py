@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from eelib.common.interval import Interval
-from eelib.common.text import visible
 from eelib.tracing.exit_layers import DEFINITIONS
 from eestudy.figures.style import DEFINITION_COLOURS, GREY, MARKERS, TASK_COLOURS, WIDTH, scrolling, shade
+from eestudy.markup.text import visible
+from eestudy.statistics.interval import Interval
 
 DEFINITION_MARKERS = {"first": "o", "stable": "s"}
 

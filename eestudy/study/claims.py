@@ -16,7 +16,7 @@ from scipy.stats import t
 
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError
-from eelib.common.interval import NOTHING, Interval, short_number
+from eestudy.statistics.interval import NOTHING, Interval, short_number
 
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable here"
 NOT_IN_PAPER = "none stated"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from eelib.common.files import write_atomically
-from eelib.common.interval import Interval
-from eelib.common.markdown import text
+from eestudy.markup.markdown import text
+from eestudy.statistics.interval import Interval
 from eestudy.study.claims import Verdict
 from eestudy.study.parameters import Parameters
 from eestudy.study.study import QUALITY, Study

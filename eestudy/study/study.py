@@ -12,9 +12,6 @@ from transformers.utils import logging as transformers_logging
 
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError, NotEstimable
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_unweighted_mean_over_tasks
-from eelib.common.text import visible
 from eelib.common.values import check_name
 from eelib.exits.kept import kept_scores, make_scores, needs_states
 from eelib.exits.offline import Scores, scores
@@ -22,10 +19,13 @@ from eelib.exits.rule import Rule
 from eelib.models.model import Model, load_model
 from eelib.tasks.kinds.registry import kind_named
 from eelib.tasks.metrics import repeated
-from eelib.tasks.quality import quality_interval
 from eelib.tasks.task import Task, load_task, task_names
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
+from eestudy.exits.task_quality import quality_interval
+from eestudy.markup.text import visible
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import FEW_TASKS, FEWEST_TASKS, Verdict, judge, untestable
 from eestudy.study.parameters import Parameters, told_of_parameters
 

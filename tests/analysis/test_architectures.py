@@ -10,10 +10,10 @@ import pytest
 import traces
 from studies_made import LABELLED
 
-from eelib.common.interval import Interval
 from eestudy.analysis import architectures as side_by_side
 from eestudy.analysis.architectures import BOTH, DECODER, ENCODER
 from eestudy.figures import architectures as plots
+from eestudy.statistics.interval import Interval
 from eestudy.study import claims as papers
 from eestudy.study.results import Results
 

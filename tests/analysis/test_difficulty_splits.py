@@ -3,10 +3,10 @@
 import pytest
 from difficulty_made import planted
 
-from eelib.common.interval import NOTHING, Interval
 from eestudy.analysis import difficulty_splits
 from eestudy.analysis import difficulty_tables as tables
 from eestudy.analysis.difficulty_splits import word
+from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.study import claims
 from eestudy.study.parameters import ParameterError
 

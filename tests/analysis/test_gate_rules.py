@@ -8,7 +8,6 @@ import torch
 import traces
 
 from eelib.exits.cost import prices, sizes_of
-from eelib.exits.fit import fit
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.offline import scores
 from eestudy.analysis import gate_rules
@@ -25,6 +24,7 @@ from eestudy.analysis.gate_rules import (
     learned_rules,
     rules,
 )
+from eestudy.exits.fit import fit
 from eestudy.study.parameters import Parameters
 
 

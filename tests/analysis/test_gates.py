@@ -9,14 +9,14 @@ from exits_made import Made
 
 import eelib
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import NOTHING, Interval
 from eelib.exits.curve import curve, oracle
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import scores
-from eelib.exits.quality import Scorer, text_of
 from eelib.exits.rule import Rule
-from eelib.exits.ways import ByThreshold
 from eestudy.analysis import gates, gates_tables
+from eestudy.exits.quality import Scorer, text_of
+from eestudy.exits.ways import ByThreshold
+from eestudy.statistics.interval import NOTHING, Interval
 
 LAYERS = 4
 GROUPS = np.array([f"s{i:02d}" for i in range(40)])

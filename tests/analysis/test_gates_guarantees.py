@@ -11,9 +11,9 @@ from scipy.stats import binom
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import leave
 from eelib.exits.rule import Rule
-from eelib.exits.ways import ByThreshold
 from eestudy.analysis import gates_guarantees as guarantees
 from eestudy.analysis.gate_rules import FIT, FITTED, FIXED
+from eestudy.exits.ways import ByThreshold
 from eestudy.study.parameters import Parameters
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from eelib.common.errors import NotEstimable
 from eelib.exits.kept import needs_states
-from eelib.exits.quality import Quality
 from eestudy.analysis import gates_published as published
+from eestudy.exits.quality import Quality
 
 
 def at(score, full=80):

@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 from exits_made import Made, made_quality
 
-from eelib.common.interval import Interval
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.quality import Scorer
 from eelib.exits.rule import Rule
-from eelib.exits.ways import ByThreshold
 from eelib.tasks.task import Task
 from eestudy.analysis import gates_quality as page
 from eestudy.analysis.gate_rules import FIXED, FREE
+from eestudy.exits.quality import Scorer
+from eestudy.exits.ways import ByThreshold
+from eestudy.statistics.interval import Interval
 
 
 def test_curves_are_of_the_crossed_ways_and_of_tasks_that_are_scored():

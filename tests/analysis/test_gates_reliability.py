@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from eelib.exits.reliability import Judged
 from eestudy.analysis import gates_reliability as reliability
+from eestudy.exits.reliability import Judged
 
 
 def judged(layer, score, share, groups=20):

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import traces
 
-from eelib.common import limits, stats
-from eelib.common.interval import Interval
 from eelib.tasks.task import Task
 from eestudy.analysis.joint import Pair, by_layer, change, change_table, likeness, likenesses, mean_pairs, verdicts
 from eestudy.analysis.joint_tables import keep, likeness_in_words, pair_in_words, shown, trade
+from eestudy.statistics import limits, stats
+from eestudy.statistics.interval import Interval
 from eestudy.study import claims as papers
 from eestudy.study.study import Study
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from length_made import made, make_trace, noisy
 
-from eelib.common import effects
 from eestudy.analysis import length as le
 from eestudy.analysis.slopes import NAMES
+from eestudy.statistics import effects
 
 
 @pytest.fixture(name="noisy")

@@ -7,11 +7,11 @@ import pytest
 
 import eelib
 from eelib.common.errors import NotEstimable
-from eelib.common.interval import NOTHING
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
 from eestudy.analysis import gates, mee_speed
+from eestudy.statistics.interval import NOTHING
 
 LAYERS = 6.0
 

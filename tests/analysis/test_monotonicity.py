@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from eelib.common.interval import Interval
 from eestudy.analysis import monotonicity as mono
 from eestudy.analysis import monotonicity_tables as tables
+from eestudy.statistics.interval import Interval
 from eestudy.study import claims as papers
 from eestudy.study.parameters import Parameters
 from eestudy.study.study import Study

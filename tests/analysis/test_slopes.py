@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from length_made import made, make_trace, noisy
 
-from eelib.common import resampling
 from eelib.common.errors import InputError
 from eestudy.analysis import slopes as sl
 from eestudy.analysis.length import position_only, sequence_table, slopes_of, token_table
+from eestudy.statistics import resampling
 
 
 @pytest.fixture(name="noisy")

@@ -4,8 +4,8 @@ import json
 import re
 
 from eelib.common.data import data_folder
-from eelib.common.markdown import text
 from eestudy.book.papers import papers
+from eestudy.markup.markdown import text
 from eestudy.study.claims import tables
 
 

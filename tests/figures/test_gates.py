@@ -5,12 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eelib.common.interval import NOTHING, Interval
 from eestudy.analysis.gate_rules import EVERY, FIXED, FREE, label
 from eestudy.analysis.gates import ORACLE
 from eestudy.analysis.gates_guarantees import CONTROL, PLAIN, TEST
 from eestudy.figures import gates
 from eestudy.figures.drawn import drawn
+from eestudy.statistics.interval import NOTHING, Interval
 
 
 @pytest.fixture(autouse=True)

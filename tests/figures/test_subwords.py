@@ -2,7 +2,7 @@
 
 import matplotlib
 
-from eelib.common.interval import Interval
+from eestudy.statistics.interval import Interval
 
 matplotlib.use("Agg")
 

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eelib.common.interval import Interval
 from eelib.tracing.exit_layers import DEFINITIONS
 from eestudy.analysis.gate_rules import FIXED, FREE
 from eestudy.analysis.gates import ORACLE
@@ -26,6 +25,7 @@ from eestudy.figures import (
 )
 from eestudy.figures.drawn import drawn, look
 from eestudy.figures.marks import marks_of
+from eestudy.statistics.interval import Interval
 
 NONE = Interval(np.nan, np.nan, np.nan, 0)
 

@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 
 import eelib
-from eelib.tasks.orders import orders
 from eelib.tasks.prompts import structured_prompt
 from eelib.tasks.task import load_task
 from recipes import card as cards
 from recipes import pocket_skip, quality
 from recipes.batches import read_batches
 from recipes.loop import Schedule
+from recipes.orders import orders
 from recipes.pocket_json import LLAMA_JSON, STAGE
 from recipes.quality import ORDERS, shipped
 from recipes.texts import PARTS
@@ -32,7 +32,7 @@ def test_recipe_ends_in_a_folder_that_loads(made, folder, tmp_path, monkeypatch,
     )
     assert card["aim"] == LLAMA_JSON.remarks["aim"] and card["aim"].startswith("structured/orders at full depth")
     assert card["objective"].endswith("on one inner layer in 3, other ones at each step")
-    assert "eelib.tasks.orders" in card["corpus"] and "Multi30k" in card["corpus"] and "Reuters" not in card["corpus"]
+    assert "recipes.orders" in card["corpus"] and "Multi30k" in card["corpus"] and "Reuters" not in card["corpus"]
     assert "identifiers" in card["held_out"] and "Tatoeba" in card["held_out"] and "our own" in card["prompts"]
     batches = list(read_batches(work / "batches.npz", 0))
     assert sorted(part for part, _ in batches) == ["captions"] * 2 + ["orders"] * 4

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from eelib.tasks.prompts import question_prompt
-from eelib.tasks.rooms import stories
 from recipes import texts
 from recipes.corpora import Example, read_jsonl, shifts, shipped_texts, tatoeba
+from recipes.rooms import stories
 from recipes.texts import PARTS, alone, asked_apart_or_together
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from eelib.common.data import data_folder
-from eelib.common.interval import Interval
-from eelib.common.stats import bootstrap_mean
+from eestudy.statistics.interval import Interval
+from eestudy.statistics.stats import bootstrap_mean
 from eestudy.study import claims as papers
 
 FOLDER = data_folder("papers")

@@ -11,9 +11,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from eelib.common.errors import InputError
-from eelib.common.interval import NOTHING, Interval
-from eelib.common.stats import bootstrap_mean
 from eelib.tasks.task import Task, load_task
+from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.statistics.stats import bootstrap_mean
 from eestudy.study.claims import UNTESTABLE
 from eestudy.study.parameters import ParameterError, Parameters, check_parameters
 from eestudy.study.results import Results, clean, open_page

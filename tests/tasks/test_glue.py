@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eelib.tasks.glue import LABELS, named
-from eelib.tasks.quality import quality_interval
 from eelib.tasks.task import Task, known_tasks, load_task, task_of_rows
+from eestudy.exits.task_quality import quality_interval
 
 OWN = {
     "cola": ("sentence",),

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from eelib.tasks.kinds.structured import Failure, failures, field_f1
-from eelib.tasks.quality import quality_interval
 from eelib.tasks.task import load_task, task_of_rows
+from eestudy.exits.task_quality import quality_interval
 
 ORDER = {
     "id": "KX-4817-b",

@@ -13,9 +13,9 @@ import eelib
 from eelib.tasks.kinds.kind import Item, TaskKind
 from eelib.tasks.kinds.registry import KINDS
 from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
-from eelib.tasks.quality import quality_interval
 from eelib.tasks.sums import mean_of
 from eelib.tasks.task import BASELINES, Task, load_task, shipped_tasks, task_names
+from eestudy.exits.task_quality import quality_interval
 
 PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
 QUESTION = {"context": "Ann has a red kite.", "question": "What has Ann?", "answers": ["a kite", "kite"]}

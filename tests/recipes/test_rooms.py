@@ -1,0 +1,286 @@
+"""Tests of the rooms stories against a plain oracle that reads the events backwards."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from eelib.common.data import data_folder
+from recipes import rooms
+from recipes.rooms_telling import TEMPLATES
+from recipes.rooms_world import FORMS, WORDS
+
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"]
+COUNTS = ("count_carrying", "count_people", "count_places")
+NEEDED = {"one": 1, "two": 2, "three": 3, "unknown": 0}
+
+
+@pytest.fixture(scope="module")
+def told():
+    return {split: list(rooms._told(split, 400, 0)) for split in rooms.SPLITS}
+
+
+def holder(events, thing):
+    """Who or what holds a thing now, by the last event that moved it."""
+    for kind, *words in reversed(events):
+        if (kind in ("lie", "stand") and words[0] == thing) or (kind in ("drop", "carry") and words[1] == thing):
+            return None
+        if kind == "take" and words[1] == thing:
+            return words[0]
+        if kind in ("give", "stow") and words[1] == thing:
+            return words[2]
+        if kind == "inside" and words[0] == thing:
+            return words[1]
+    return None
+
+
+def place(events, name):
+    """Where someone or something is now, by the last event that says so."""
+    for index in range(len(events) - 1, -1, -1):
+        kind, *words = events[index]
+        if kind in ("go", "timed") and words[0] == name:
+            return words[1]
+        if kind == "carry" and name in words[:2]:
+            return words[2]
+        if kind in ("give", "meet") and name in (words[0], words[-1]):
+            return place(events[:index], words[0]) or place(events[:index], words[-1])
+        if kind in ("take", "stow") and words[0] == name and place(events[:index], words[-1]):
+            return place(events[:index], words[-1])
+        if kind in ("lie", "stand") and words[0] == name:
+            return words[1]
+        if kind == "drop" and words[1] == name:
+            return place(events[:index], words[0])
+        if kind in ("take", "give", "stow", "inside") and words[kind != "inside"] == name:
+            return place(events, holder(events, name))
+    return None
+
+
+def people(events):
+    actors = ("go", "timed", "take", "drop", "carry", "stow", "give", "meet", "job", "pet", "likes", "hum")
+    found = {event[1] for event in events if event[0] in actors}
+    found |= {event[2] for event in events if event[0] in ("meet", "owner")}
+    return found | {event[3] for event in events if event[0] == "give"}
+
+
+def carrier(events, thing):
+    held = holder(events, thing)
+    while held and held not in people(events):
+        held = holder(events, held)
+    return held
+
+
+def load(events, person):
+    words = {word for event in events for word in event[1:]}
+    return sorted(word for word in words - people(events) if carrier(events, word) == person)
+
+
+def path(events, name):
+    places = [place(events[:end], name) for end in range(1, len(events) + 1)]
+    return [now for before, now in zip([None, *places], places) if now and now != before]
+
+
+def follow(events, step, name, extra):
+    timed = [event for event in events if event[0] == "timed" and event[1] == name]
+    inside = holder(events, name)
+    if step == "place":
+        return {place(events, name)}
+    if step == "carrier":
+        return {carrier(events, name)}
+    if step == "carrying":
+        return set(load(events, name))
+    if step == "container":
+        return {inside} - people(events)
+    if step == "at_time":
+        return {event[2] for event in timed if event[3] == extra}
+    if step == "when":
+        return {event[3] for event in timed if event[2] == extra}
+    if step == "before":
+        places = path(events, name)
+        return {places[places.index(extra) - 1]} if places.count(extra) == 1 and places[0] != extra else set()
+    if step == "count_carrying":
+        return {NUMBERS[len(load(events, name))]}
+    if step == "count_people":
+        return {NUMBERS[sum(place(events, person) == name for person in people(events))]}
+    if step == "count_places":
+        return {NUMBERS[len(set(path(events, name)))]}
+    if step[0] == "~":
+        return {event[1] for event in events if event[0] == step[1:] and event[2] == name}
+    return {event[2] for event in events if event[:2] == (step, name)}
+
+
+def oracle(events, query):
+    form, name, extra = query
+    for step in FORMS[form][1:]:
+        found = follow(events, step, name, extra) - {None}
+        if len(found) != 1:
+            return None
+        name = found.pop()
+    return name
+
+
+def test_the_oracle_finds_every_answer(told):
+    for items in told.values():
+        for item, events, query, _ in items:
+            assert (oracle(events, query) or "nobody knows") == item["answers"][0]
+
+
+def test_each_needed_sentence_is_needed_and_together_they_are_enough(told):
+    for items in told.values():
+        for item, events, query, needed in items:
+            if item["kind"] in NEEDED:
+                assert item["facts"] == len(needed) == NEEDED[item["kind"]]
+                answer = oracle(events, query)
+                assert oracle([events[index] for index in needed], query) == answer
+                assert all(oracle(events[:i] + events[i + 1 :], query) != answer for i in needed)
+
+
+def test_counting_needs_the_sentences_where_the_count_changes(told):
+    for item, events, query, needed in told["test"]:
+        if item["kind"] == "count":
+            counts = [oracle(events[:end], query) for end in range(len(events) + 1)]
+            changed = [i for i in range(len(events)) if counts[i] != counts[i + 1]]
+            assert changed == needed and item["facts"] == len(needed) > 0
+
+
+def test_distance_runs_from_the_earliest_needed_sentence_to_the_end(told):
+    for items in told.values():
+        for item, events, _, needed in items:
+            sentences = re.findall(r"[^.]+\.", item["context"])
+            assert len(sentences) == len(events)
+            assert item["distance"] == (len(sentences) - needed[0] if needed else 0)
+
+
+def test_sentences_say_their_events(told):
+    genders = {"he", "she", "He", "She"}
+    for items in told.values():
+        for item, events, _, needed in items:
+            sentences = [re.findall(r"\w+", part) for part in re.findall(r"[^.]+\.", item["context"])]
+            for index, (event, words) in enumerate(zip(events, sentences, strict=True)):
+                missing = set(event[1:]) - set(words)
+                assert not missing or (len(missing) == 1 and event[1] in missing and genders & set(words))
+                if missing and index in needed:
+                    assert index - 1 in needed
+                    assert event[1] in sentences[index - 1] or genders & set(sentences[index - 1])
+
+
+def test_nobody_takes_or_gives_what_is_out_of_reach(told):
+    for items in told.values():
+        for _, events, _, _ in items:
+            for end, (kind, *words) in enumerate(events):
+                past = events[:end]
+                if kind in ("take", "stow") and place(past, words[-1]):
+                    assert place(past, words[-1]) == place(past, words[0])
+                if kind in ("give", "drop", "stow"):
+                    assert holder(past, words[1]) == words[0]
+                if kind == "give":
+                    assert place(past, words[2]) == place(past, words[0]) is not None
+                if kind == "meet":
+                    assert place(past, words[1]) is None and place(past, words[0])
+
+
+def test_answers_stand_in_the_story(told):
+    for items in told.values():
+        for item, events, query, _ in items:
+            answer, words = item["answers"][0], re.findall(r"\w+", item["context"])
+            assert answer in words or answer == "nobody knows" or (query[0] in COUNTS and answer in NUMBERS)
+            assert 5 <= len(events) <= 14 and 45 <= len(item["context"].split()) <= 130
+            assert item["question"].endswith("?") and "{" not in item["context"] + item["question"]
+
+
+def test_the_same_seed_tells_the_same_stories():
+    first = list(rooms.stories("train", 40, 3))
+    assert first == list(rooms.stories("train", 40, 3))
+    assert first[:10] == list(rooms.stories("train", 10, 3))
+    assert first != list(rooms.stories("train", 40, 4))
+    assert not {item["context"] for item in first} & {item["context"] for item in rooms.stories("train", 40, 4)}
+
+
+def test_splits_share_no_names_things_or_templates():
+    words = WORDS
+    lists = {kind: words[kind] for kind in ("small", "big", "box", "job", "pet", "likes")}
+    lists["she"], lists["he"] = ({split: words["names"][split][key] for split in rooms.SPLITS} for key in ("she", "he"))
+    for group in TEMPLATES.values():
+        lists |= group
+    for kind, split in lists.items():
+        everything = [word for name in rooms.SPLITS for word in split[name]]
+        assert len(everything) == len(set(everything)), kind
+        assert all(split[name] for name in rooms.SPLITS), kind
+    assert set(words["places"]["test"]) - set(words["places"]["train"])
+
+
+def test_no_word_has_two_meanings():
+    words = WORDS
+    kinds = ("small", "big", "box", "places", "job", "pet", "likes")
+    lists = [{word for part in words[kind].values() for word in part} for kind in kinds]
+    lists += [set(words["colour"]), set(words["size"]), set(words["times"])]
+    assert sum(map(len, lists)) == len(set().union(*lists))
+    listed = set().union(*lists) - set(words["size"])
+    for group in TEMPLATES.values():
+        for template in (text for split in group.values() for texts in split.values() for text in texts):
+            assert not listed & set(re.findall(r"\w+", re.sub(r"{\w+}", "", template).lower())), template
+
+
+@pytest.mark.parametrize("split", rooms.SPLITS)
+def test_guessing_by_position_fails(told, split):
+    words = {kind: WORDS[kind][split] for kind in ("places", "small", "big", "box", "names")}
+    things = words["small"] + words["big"] + words["box"]
+    for group in (words["places"], things, words["names"]["she"] + words["names"]["he"]):
+        for kind in ("one", "two", "three"):
+            hits, asked = Counter(), 0
+            for item, *_ in told[split]:
+                if item["kind"] == kind and item["answers"][0] in group:
+                    named = [word for word in re.findall(r"\w+", item["context"]) if word in group]
+                    asked += 1
+                    guesses = {"first": named[0], "last": named[-1], "most": Counter(named).most_common(1)[0][0]}
+                    hits.update(guess for guess, word in guesses.items() if word == item["answers"][0])
+            # Few answers say little: the bound is 40 percent and two standard errors.
+            assert all(count <= 0.4 * asked + (asked * 0.24) ** 0.5 * 2 for count in hits.values()), (kind, hits, asked)
+
+
+def test_counts_are_spread(told):
+    for items in told.values():
+        spread = Counter(item["answers"][0] for item, *_ in items if item["kind"] == "count")
+        assert set(spread) == {"one", "two", "three", "four"} and max(spread.values()) <= 0.4 * sum(spread.values())
+
+
+def test_the_unknown_is_asked_of_the_named_and_the_unnamed(told):
+    for items in told.values():
+        named = [
+            any(query[1] in event for event in events) for item, events, query, _ in items if item["kind"] == "unknown"
+        ]
+        assert 0.3 < sum(named) / len(named) < 0.8
+
+
+def test_interviews_ask_more_about_the_same_stories():
+    """Each story's own question comes first; the others are of other forms, and the oracle gives the same answers."""
+    found = list(rooms.interviews("train", 60, 8, 1))
+    assert [row["context"] for row in found] == [item["context"] for item in rooms.stories("train", 60, 1)]
+    assert found[:10] == list(rooms.interviews("train", 10, 8, 1))
+    for row, (item, events, asked) in zip(found, rooms._interviewed("train", 60, 8, 1)):
+        first = (item["question"], item["answers"][0])
+        assert row["pairs"] == [first, *((question, answer) for _, question, answer in asked)] and len(asked) < 8
+        assert len({query[0] for query, _, _ in asked}) == len(asked)
+        for query, _, answer in asked:
+            assert (oracle(events, query) or "nobody knows") == answer != "zero"
+            assert query[1] in {word for event in events for word in event}
+    assert sum(len(row["pairs"]) for row in found) > 60 * 5
+
+
+def test_write_gives_the_test_items(tmp_path):
+    rooms.write(tmp_path)
+    items = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    assert items == list(rooms.stories("test", 300))
+    shipped = data_folder("texts", "question_answering", "rooms.jsonl")
+    assert (tmp_path / "test.jsonl").read_bytes() == shipped.read_bytes()
+    assert Counter(item["kind"] for item in items) == {"one": 75, "two": 75, "three": 75, "count": 45, "unknown": 30}
+    assert len({item["passage"] for item in items}) == len({item["context"] for item in items}) == 300
+    assert items[0]["passage"] == "rooms-test-0001"
+
+
+def test_errors_are_one_line():
+    with pytest.raises(ValueError, match=r"^split must be one of train, validation, test, not 'dev'$"):
+        rooms.stories("dev", 1)
+    with pytest.raises(ValueError, match=r"^count must be 0 or more, not -1$"):
+        rooms.stories("train", -1)
+    assert list(rooms.stories("train", 0)) == []
