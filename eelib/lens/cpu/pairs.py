@@ -5,7 +5,7 @@ import math
 import numba
 import numpy as np
 
-from eelib.lens.cpu.compiled import compiled
+from eelib.common.compiled import compiled
 from eelib.lens.cpu.rows import FAST, HALF, exp, largest, log
 
 COLUMNS = 128  # of all rows at a time: with what is kept of them they stay in the core's first cache

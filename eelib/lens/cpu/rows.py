@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from eelib.lens.cpu.compiled import compiled
+from eelib.common.compiled import compiled
 
 FAST = {"reassoc", "contract", "nsz", "nnan", "arcp"}  # infinities keep their meaning: masked logits are -inf
 BLOCK = 64  # columns whose maximum decides whether the search for the top-k looks at them one by one

@@ -6,12 +6,12 @@ from typing import Any
 import numba
 
 
-def compiled(**options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator: `numba.njit` with a cache on disk; without one where neither the code's folder nor the user's can
     be written to, which costs the seconds of compiling in each process.
     """
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return numba.njit(cache=True, **options)(function)
         except RuntimeError:  # "no locator available"
