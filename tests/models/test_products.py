@@ -1,0 +1,183 @@
+"""Products of few rows are as near to float64 as torch's own, and torch's are used wherever ours do not fit."""
+
+import copy
+import pickle
+
+import families
+import pytest
+import torch
+from families import FAMILIES
+from torch import nn
+
+import eelib
+from eelib.common.errors import SelfCheckError
+from eelib.common.tolerances import assert_as_near
+from eelib.models import products
+
+SHAPES = [(1, 16), (7, 48), (577, 1536), (1, 1), (7, 13), (577, 1535)]  # outputs, inputs
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Rows of each product that is ours; ours are used on every machine."""
+    found, plain = [], products.multiply
+    monkeypatch.setattr(products, "GAIN", float("inf"))
+
+    def noted(x, w, y):
+        found.append(len(x))
+        plain(x, w, y)
+
+    monkeypatch.setattr(products, "multiply", noted)
+    return found
+
+
+@pytest.fixture(params=[1, 2])
+def cores(request):
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+def layer(outputs, inputs, bias=False, fits=True):
+    made = nn.Linear(inputs, outputs, bias=bias)
+    with torch.no_grad():
+        made.weight.normal_(0.0, 3.0 / inputs**0.5)
+        if fits:
+            made.weight.copy_(made.weight.bfloat16())
+    return made
+
+
+def fast(made, calls):
+    products.use_fast_products(made)
+    calls.clear()
+    return made
+
+
+@torch.no_grad()
+def check(made, x):
+    """The layer's products against float64, with what float32's plain way errs."""
+    exact, plain = copy.deepcopy(made).double()(x.double()), nn.functional.linear(x, made.weight, made.bias)
+    got = made(x)
+    assert got.shape == exact.shape and got.dtype == torch.float32
+    assert_as_near(got, plain, exact)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_as_near_as_torch_for_every_number_of_rows(shape, bias, fits, calls, cores):
+    made = fast(layer(*shape, bias, fits), calls)
+    rows = [*range(1, 10), 16, 17]
+    for count in rows:
+        x = torch.randn(count, shape[1])
+        x[0, 0] = 1000.0
+        check(made, x)
+    assert calls == (rows[:-1] if shape[1] % products.LANES == 0 else [])
+
+
+def test_inputs_of_any_form(calls):
+    made = fast(layer(40, 32, bias=True), calls)
+    wide = torch.randn(6, 3, 64)
+    inputs = [wide[0, 0, :32], wide[0, :, ::2], wide[:2, :, 32:], wide[:2, 0:1, :32], torch.randn(32, 4).T]
+    for x in inputs:
+        check(made, x)
+    assert calls == [1, 3, 6, 2, 4]
+    assert made(torch.empty(2, 0, 32)).shape == (2, 0, 40)
+    with torch.inference_mode():
+        check(made, torch.randn(2, 32))
+    with pytest.raises(RuntimeError), torch.no_grad():
+        made(torch.randn(2, 16))
+
+
+def test_a_row_is_the_same_whatever_is_beside_it(calls):
+    for fits in (True, False):
+        made, x = fast(layer(24, 80, fits=fits), calls), torch.randn(16, 80)
+        with torch.no_grad():
+            whole = made(x)
+            assert all(torch.equal(made(x[i:j]), whole[i:j]) for i in range(16) for j in range(i + 1, 17))
+
+
+def test_gradients_are_those_of_torch(calls):
+    made = fast(layer(8, 16, bias=True), calls)
+    x = torch.randn(3, 16, requires_grad=True)
+    made(x).square().sum().backward()
+    expected = 2 * (x @ made.weight.T + made.bias)
+    torch.testing.assert_close(made.weight.grad, (expected.T @ x).detach())
+    torch.testing.assert_close(x.grad, (expected @ made.weight).detach())
+    assert not calls
+
+
+CHANGES = {
+    "in place": lambda made: made.weight.mul_(2.0),
+    "through .data": lambda made: made.weight.data.add_(1.0),
+    "other data": lambda made: setattr(made.weight, "data", made.weight.data + 1.0),
+    "another parameter": lambda made: setattr(made, "weight", nn.Parameter(made.weight + 1.0)),
+    "a state": lambda made: made.load_state_dict({"weight": made.weight + 1.0}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_weights_are_seen(change, calls):
+    made = fast(layer(8, 16), calls)
+    with torch.no_grad():
+        CHANGES[change](made)
+    check(made, torch.randn(2, 16))
+    assert not calls
+
+
+def test_other_dtypes_and_autocast_are_for_torch(calls):
+    made = fast(layer(8, 16), calls)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert made(torch.randn(2, 16)).dtype == torch.bfloat16
+    with torch.no_grad():
+        assert made.double()(torch.randn(2, 16).double()).dtype == torch.float64
+    assert not calls
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_copy_has_its_own_weights_and_torchs_products(duplicate, calls):
+    made = fast(nn.Sequential(layer(8, 16)), calls)
+    other = duplicate(made)
+    with torch.no_grad():
+        other[0].weight.data[1:] += 1.0
+    check(other[0], torch.randn(2, 16))
+    assert not calls and list(other.state_dict()) == ["0.weight"]
+    check(made[0], torch.randn(2, 16))
+    assert calls == [2]
+
+
+def test_a_wrong_product_is_no_result(monkeypatch):
+    monkeypatch.setattr(products, "multiply", lambda x, w, y: y.fill(0.0))
+    with pytest.raises(SelfCheckError, match="not torch's"):
+        products.use_fast_products(layer(8, 16))
+
+
+def test_nothing_is_changed_without_a_gain(monkeypatch):
+    monkeypatch.setattr(products, "GAIN", 0.0)
+    made = layer(8, 16)
+    assert products.use_fast_products(made) == 0 and "forward" not in vars(made)
+    assert products.use_fast_products(nn.LayerNorm(8)) == 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_of_every_family(name, folder_of, calls, plain_of, oracle_of):
+    """Also under hooks, and with the head's weights tied to the embeddings."""
+    model = eelib.load_model(str(folder_of(name)), device="cpu")
+    linear = [module for module in model.network.modules() if type(module) is nn.Linear]
+    assert linear and all(isinstance(vars(module)["forward"], products.FewRows) for module in linear)
+    prompt, output = families.sample(model)
+    inputs = model.adapter.whole_inputs(prompt[:8], output[:3])
+    calls.clear()
+    seen = []
+    handle = linear[0].register_forward_hook(lambda _module, _args, given: seen.append(given))
+    with torch.no_grad():
+        mine, plain, exact = (network(**inputs).logits for network in (model.network, plain_of(name), oracle_of(name)))
+    handle.remove()
+    assert calls and len(seen) == 1
+    assert_as_near(mine, plain, exact)
+    assert model.network.state_dict().keys() == plain_of(name).state_dict().keys()
+
+
+def test_switched_off(folder_of, calls):
+    model = eelib.load_model(str(folder_of("llama")), device="cpu", fast_products=False)
+    assert not any("forward" in vars(module) for module in model.network.modules()) and not calls
