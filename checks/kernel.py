@@ -92,7 +92,8 @@ def measure(count: int, width: int, vocabulary: int, repeats: int) -> dict:
     seconds = timed(ways, repeats)
     norm = kernel.read_rows(hidden, weight, final)["log_normalizer"]
     seconds |= timed(
-        {"kernel, JS pass": lambda: kernel.read_js(hidden, weight, norm, hidden.flip(0), norm.flip(0))}, repeats
+        {"kernel, JS pass": lambda: kernel.read_divergences(hidden, weight, norm, hidden.flip(0), norm.flip(0))},
+        repeats,
     )
     work = 2 * count * width * vocabulary
     rates = {name: work / value / 1e12 for name, value in seconds.items()}

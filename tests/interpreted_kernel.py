@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eelib.lens.cpu.parallel import spread_over_cores
-from eelib.lens.cuda.kernel import Tiles, merge, read_js, read_rows, supports
+from eelib.lens.cuda.kernel import Tiles, merge, read_divergences, read_rows, supports
 from eelib.lens.readout import Scratch, read_by_kernel, read_on_cpu
 from eelib.models.unembed import Unembed
 
@@ -143,8 +143,11 @@ def test_bias_of_minus_infinity():
         assert got["final_rank"][2] == 4 and got["final_logit"][2] < -1e38
         bounds(got, 600)
         other = read_rows(hidden.flip(0), weight, torch.tensor([7, 500, 0]), k=5, **given)
-        js = read_js(hidden, weight, got["log_normalizer"], hidden.flip(0), other["log_normalizer"], **given)
+        norms = got["log_normalizer"], other["log_normalizer"]
+        js, kl = read_divergences(hidden, weight, norms[0], hidden.flip(0), norms[1], **given)
         assert ((0 <= js) & (js <= math.log(2))).all() and js[1] < 1e-6 < js[0]
+        p = z[:, [500, 7, 300]].softmax(-1)
+        torch.testing.assert_close(kl.double(), (p.flip(0) * (p.flip(0) / p).log()).sum(-1), rtol=1e-4, atol=NEAR)
 
 
 @pytest.mark.parametrize("given", [dict(after=0.25), dict(cap=5.0), dict(after=2.0, cap=30.0), dict(after=0.5)])
@@ -188,20 +191,22 @@ def test_divergence(rows, width, vocabulary, dtype):
     last = hidden.roll(1, 0) * torch.linspace(0, 2, rows)[:, None].to(hidden.dtype) + hidden
     last[-1] = hidden[-1]
     norms = [read_rows(states, weight, final, **given)["log_normalizer"] for states in (hidden, last)]
-    js = read_js(hidden, weight, norms[0], last, norms[1], **given)
+    js, kl = read_divergences(hidden, weight, norms[0], last, norms[1], **given)
     p, q = (logits_of(states, weight, **given).softmax(-1) for states in (hidden, last))
     middle = (p + q) / 2
     expected = ((p * (p / middle).log()).sum(-1) + (q * (q / middle).log()).sum(-1)) / 2
     torch.testing.assert_close(js.double(), expected, rtol=1e-4, atol=1e-6)
     assert js[-1] < 1e-6 and js.max() > 1e-2 and (js <= math.log(2)).all()
+    torch.testing.assert_close(kl.double(), (q * (q / p).log()).sum(-1), rtol=1e-4, atol=5e-6)
 
 
 def test_opposite_distributions_reach_ln_2():
     weight = torch.eye(24)
     hidden, last = 500 * weight[:3], 500 * weight[3:6]
     norms = [read_rows(states, weight, torch.arange(3))["log_normalizer"] for states in (hidden, last)]
-    js = read_js(hidden, weight, norms[0], last, norms[1])
+    js, kl = read_divergences(hidden, weight, norms[0], last, norms[1])
     assert (js <= math.log(2)).all() and js.min() == pytest.approx(math.log(2), abs=1e-6)
+    torch.testing.assert_close(kl, torch.full((3,), 500.0))  # which JS can't tell from 50
 
 
 def test_top_token_has_rank_1_however_sums_round():
@@ -232,7 +237,8 @@ def test_no_rows():
     weight = torch.randn(300, 24)
     got = read_rows(torch.empty(0, 24), weight, torch.empty(0, dtype=torch.long), reference_ids=torch.empty(0).long())
     assert got["top_ids"].shape == (0, 10) and all(len(value) == 0 for value in got.values())
-    assert len(read_js(torch.empty(0, 24), weight, torch.empty(0), torch.empty(0, 24), torch.empty(0))) == 0
+    none = read_divergences(torch.empty(0, 24), weight, torch.empty(0), torch.empty(0, 24), torch.empty(0))
+    assert [len(found) for found in none] == [0, 0]
 
 
 def refused(part, call):
@@ -251,7 +257,7 @@ def test_refusals_are_one_line():
     refused(r"final_ids has shape \(2,\), but there are 3", lambda: read_rows(hidden, weight, final[:2]))
     refused("reference_ids", lambda: read_rows(hidden, weight, final, reference_ids=final[:2]))
     refused("bias has 3 values", lambda: read_rows(hidden, weight, final, bias=torch.zeros(3)))
-    refused("hidden_last has 2", lambda: read_js(hidden, weight, torch.zeros(3), hidden[:2], torch.zeros(3)))
+    refused("hidden_last has 2", lambda: read_divergences(hidden, weight, torch.zeros(3), hidden[:2], torch.zeros(3)))
 
 
 def test_the_benchmark_finds_what_is_wrong(monkeypatch):

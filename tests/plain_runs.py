@@ -76,6 +76,7 @@ def readouts(logits: Tensor, states: Tensor, final: Tensor, known: Tensor) -> di
         "reference_probability": reference,
         "entropy": -(p * logs).sum(-1),
         "js_final": ((p * (p / middle).log()).sum(-1) + (q * (q / middle).log()).sum(-1)) / 2,
+        "kl_final": (q * (q / p).log()).sum(-1),
         "cosine": (states * last).sum(-1) / states.norm(dim=-1) / last.norm(dim=-1),
     }
 

@@ -171,6 +171,7 @@ def consistent(token_ids: np.ndarray, agreement: np.ndarray, vocabulary: int, k:
         "reference_probability": final,
         "cosine": share,
         "js_final": np.log(2) * (1 - share),
+        "kl_final": 1 - share,
     }
 
 

@@ -30,6 +30,7 @@ SCALARS = (
     "reference_probability",
     "cosine",
     "js_final",
+    "kl_final",
 )
 TOP_K = ("topk_ids", "topk_probability")
 FROM_TOP_K = ("top1", "probability", "margin")  # what the top-k tells, so that nobody has to keep it
@@ -87,9 +88,10 @@ def read(
 
     `last` is [n, hidden_size].
     `final_ids` [n] are the last layer's tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
-    Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm; JS
-    against layer L, symmetric, at most ln 2. Callers that read in pieces give the same `scratch` each time. Raises
-    InputError naming the layer if a state is not finite.
+    Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm;
+    divergences against layer L: JS, symmetric, at most ln 2; KL of layer L's q from this p, the sum of q ln(q / p).
+    Callers that read in pieces give the same `scratch` each time. Raises InputError naming the layer if a state is not
+    finite.
     """
     count, sites, _ = states.shape
     check_finite(states, first=0 if last is None else 1)
@@ -160,7 +162,7 @@ def read_on_cpu(
     logits = scratch.take(size, unembed.vocab_size)
     wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
     top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
-    normalizer, entropy, divergence = torch.empty(size), torch.empty(size), torch.empty(size)
+    normalizer, entropy, js, kl = (torch.empty(size) for _ in range(4))
     rank, known_rank = torch.empty(2, size, dtype=torch.int32)
     numbers, there = logits.numpy(), known.clamp(min=0)
     logits_into(unembed, states.reshape(size, hidden_size), logits, spread)
@@ -177,10 +179,10 @@ def read_on_cpu(
         rank.numpy(),
         known_rank.numpy(),
     )
-    spread(rows.diverge, count, numbers, normalizer.numpy(), sites, divergence.numpy())
+    spread(rows.diverge, count, numbers, normalizer.numpy(), sites, js.numpy(), kl.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
     reference = logits.gather(1, there[:, None])[:, 0].masked_fill(known < 0, math.nan)
-    found = finish(top, ids, normalizer, entropy, rank, own, known_rank, reference, divergence, unembed.vocab_size)
+    found = finish(top, ids, normalizer, entropy, rank, own, known_rank, reference, js, kl, unembed.vocab_size)
     found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
     return found | {"cosine": cosine(states)}
 
@@ -199,7 +201,7 @@ def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
     got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known if some_known else None, **scaling)
     unknown = torch.full((count * sites,), math.nan, device=device)
     last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
-    divergence = kernel.read_js(
+    js, kl = kernel.read_divergences(
         hidden, weight, got["log_normalizer"], hidden[last], got["log_normalizer"][last], **scaling
     )
     found = finish(
@@ -211,7 +213,8 @@ def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
         got["final_logit"],
         got.get("reference_rank", unknown),
         got.get("reference_logit", unknown),
-        divergence,
+        js,
+        kl,
         unembed.vocab_size,
     )
     found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
@@ -243,6 +246,7 @@ def read_on_device(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
                 (logits > reference).sum(-1) + 1,
                 reference[:, 0],
                 jensen_shannon(logs, probabilities, target),
+                kullback_leibler(logs, target),
                 unembed.vocab_size,
             )
         )
@@ -259,7 +263,8 @@ def finish(
     own: Tensor,
     reference_rank: Tensor,
     reference: Tensor,
-    divergence: Tensor,
+    js: Tensor,
+    kl: Tensor,
     vocab_size: int,
 ) -> dict[str, Tensor]:
     """Readouts [n] and [n, k] from the logits of the top-k, of the final token and of the reference's token, which is
@@ -274,7 +279,8 @@ def finish(
         "final_probability": (own - normalizer).clamp(max=0.0).exp(),
         "reference_rank": reference_rank.float().masked_fill(reference.isnan(), math.nan),
         "reference_probability": (reference - normalizer).clamp(max=0.0).exp(),
-        "js_final": divergence.clamp(0.0, math.log(2.0)),
+        "js_final": js.clamp(0.0, math.log(2.0)),
+        "kl_final": kl.clamp(min=0.0),
     }
 
 
@@ -293,3 +299,11 @@ def jensen_shannon(logs: Tensor, probabilities: Tensor, target: Tensor) -> Tenso
     middle = ((probabilities + other) / 2).clamp(min=torch.finfo(torch.float32).tiny).log()
     both = probabilities * (logs - middle) + other * (target - middle)
     return both.nan_to_num(0.0).sum(-1) / 2
+
+
+def kullback_leibler(logs: Tensor, target: Tensor) -> Tensor:
+    """Kullback-Leibler divergence [n] in nats of log-probabilities `target` from `logs`, of which a masked one counts
+    as -10000.
+    """
+    apart = target.exp() * (target - logs.clamp(min=float(rows.FURTHEST)))
+    return apart.nan_to_num(0.0).sum(-1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eelib.common.tolerances import assert_as_near
 from eelib.lens.cpu import rows
-from eelib.lens.readout import jensen_shannon
+from eelib.lens.readout import jensen_shannon, kullback_leibler
 
 WIDTHS = [1, 2, 9, 63, 64, 65, 200, 1000, 4099]
 
@@ -90,16 +90,31 @@ def test_divergence(width):
     logits = (rng.normal(size=(12, width)) * 2).astype(np.float32)
     logits[2] = logits[3]  # tokens of four rows each: here p is q
     normalizer = summarized(logits, np.zeros(12, np.int64), 1)[2]
-    found = np.empty(12, np.float32)
-    rows.diverge(0, 3, logits, normalizer, 4, found)
+    found, apart = np.empty((2, 12), np.float32)
+    rows.diverge(0, 3, logits, normalizer, 4, found, apart)
     z = logits.astype(np.float64)
     p = np.exp(z - exact(logits)[0][:, None])
     q = np.repeat(p[3::4], 4, axis=0)
     m = (p + q) / 2
     logs = torch.tensor(logits).log_softmax(-1)
-    plain = jensen_shannon(logs, logs.exp(), logs[3::4].repeat_interleave(4, 0))
-    near(found, plain, ((p * np.log(p / m)).sum(1) + (q * np.log(q / m)).sum(1)) / 2)
-    assert abs(found[2]) < 2e-7 and (np.abs(found[3::4]) < 2e-7).all()
+    last = logs[3::4].repeat_interleave(4, 0)
+    near(found, jensen_shannon(logs, logs.exp(), last), ((p * np.log(p / m)).sum(1) + (q * np.log(q / m)).sum(1)) / 2)
+    near(apart, kullback_leibler(logs, last), (q * np.log(q / p)).sum(1))
+    for values in (found, apart):
+        assert abs(values[2]) < 2e-7 and (np.abs(values[3::4]) < 2e-7).all()
+
+
+def test_divergence_from_what_is_masked():
+    """What both rows mask, or the last one alone, adds nothing; what the other one masks has a share of e^-10000."""
+    logits = np.array([[0, 1, -np.inf, 2], [0, 1, -np.inf, -np.inf], [-np.inf, 1, -np.inf, 2]], np.float32)
+    for first, second, expected in ((0, 1, "finite"), (0, 2, "finite"), (1, 2, "far")):
+        pair = logits[[first, second]]
+        normalizer = torch.tensor(pair).logsumexp(-1).numpy()
+        js, kl = np.empty((2, 2), np.float32)
+        rows.diverge(0, 1, pair, normalizer, 2, js, kl)
+        logs = torch.tensor(pair).log_softmax(-1)
+        assert kl[0] == pytest.approx(float(kullback_leibler(logs, logs[1:])[0]), rel=1e-5)
+        assert (kl[0] > 1000) == (expected == "far") and abs(kl[1]) < 1e-6 and js[0] <= math.log(2)
 
 
 @settings(max_examples=300, deadline=None)

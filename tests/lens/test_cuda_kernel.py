@@ -229,8 +229,9 @@ def test_divergence_on_the_gpu():
         kernel.read_rows(states, weight, torch.zeros(300, device="cuda").int())["log_normalizer"]
         for states in (hidden, last)
     ]
-    js = kernel.read_js(hidden, weight, norms[0], last, norms[1])
+    js, kl = kernel.read_divergences(hidden, weight, norms[0], last, norms[1])
     p, q = ((states.double() @ weight.double().T).softmax(-1) for states in (hidden, last))
+    torch.testing.assert_close(kl.double(), (q * (q / p).log()).sum(-1), rtol=1e-3, atol=1e-5)
     middle = ((p + q) / 2).log()
     expected = ((p * (p.log() - middle)).sum(-1) + (q * (q.log() - middle)).sum(-1)) / 2
     torch.testing.assert_close(js.double(), expected, rtol=1e-3, atol=1e-5)

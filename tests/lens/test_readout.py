@@ -84,6 +84,7 @@ def test_bounds(layers, token):
     assert all(got[name].isnan().all() if "reference" in name else got[name].isfinite().all() for name in SCALARS)
     assert ((0 <= got["entropy"]) & (got["entropy"] <= math.log(3) + 1e-6)).all()
     assert ((0 <= got["js_final"]) & (got["js_final"] <= math.log(2) + 1e-6)).all() and got["js_final"][0, -1] < 2e-7
+    assert (got["kl_final"] >= 0).all() and got["kl_final"][0, -1] < 1e-6
     assert ((1 <= got["final_rank"]) & (got["final_rank"] <= 3)).all()
     torch.testing.assert_close(got["topk_probability"].sum(-1), torch.ones(1, len(layers)), rtol=0, atol=1e-5)
     assert (got["topk_probability"] <= 1).all() and (got["margin"] >= 0).all()
@@ -130,7 +131,7 @@ def test_given_last_state_is_the_target():
     torch.manual_seed(0)
     states, final = torch.randn(5, 3, 20), torch.arange(5)
     other = read(identity_unembed(20), states[:, :2], final, last=states[:, 2])
-    for name in ("js_final", "cosine", "entropy"):
+    for name in ("js_final", "kl_final", "cosine", "entropy"):
         assert torch.equal(other[name], read(identity_unembed(20), states, final)[name][:, :2])
 
 

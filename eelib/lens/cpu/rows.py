@@ -13,6 +13,7 @@ from eelib.common.compiled import compiled
 FAST = {"reassoc", "contract", "nsz", "nnan", "arcp"}  # infinities keep their meaning: masked logits are -inf
 BLOCK = 64  # columns whose maximum decides whether the search for the top-k looks at them one by one
 LOWEST = np.float32(-87.0)  # exp() of it is the smallest normal float32
+FURTHEST = np.float32(-1e4)  # stands for the log of a share of 0 in a KL divergence, which would be infinite
 LOG2_E = np.float32(1 / math.log(2))
 LN2_HIGH = np.float32(0.693359375)  # exact in few bits, so that n * LN2_HIGH is exact
 LN2_LOW = np.float32(math.log(2) - 0.693359375)
@@ -152,26 +153,31 @@ def exponentials(row, normalizer, found):
 
 
 @numba.njit(fastmath=FAST, inline="always")
-def divergence(row, normalizer, last, last_normalizer, last_shares):
-    """Twice the Jensen-Shannon divergence, as sum of p (log p - log m) + q (log q - log m): exact where p is q."""
-    total = np.float32(0)
+def divergences(row, normalizer, last, last_normalizer, last_shares):
+    """Twice the Jensen-Shannon divergence, as sum of p (log p - log m) + q (log q - log m): exact where p is q; and the
+    Kullback-Leibler divergence, the sum of q (log q - log p).
+    """
+    twice, apart = np.float32(0), np.float32(0)
     for j in range(len(row)):
-        log_p = max(row[j] - normalizer, LOWEST)
-        log_q = max(last[j] - last_normalizer, LOWEST)
-        p, q = exp(log_p), last_shares[j]
+        log_p, log_q = row[j] - normalizer, max(last[j] - last_normalizer, LOWEST)
+        q = last_shares[j]
+        apart += q * (log_q - max(log_p, FURTHEST))
+        log_p = max(log_p, LOWEST)
+        p = exp(log_p)
         log_m = log((p + q) * HALF)
-        total += p * (log_p - log_m) + q * (log_q - log_m)
-    return total
+        twice += p * (log_p - log_m) + q * (log_q - log_m)
+    return twice, apart
 
 
 @compiled(fastmath=FAST, nogil=True)
-def diverge(start, end, logits, normalizer, size, found):
-    """Fill `found` [n], for tokens start..end of `size` rows of logits each, with the Jensen-Shannon divergence, in
-    nats, of each row and the token's last.
+def diverge(start, end, logits, normalizer, size, js, kl):
+    """Fill `js` and `kl` [n], for tokens start..end of `size` rows of logits each, with the divergences, in nats, of
+    each row and the token's last: Jensen-Shannon, and Kullback-Leibler of the last one from the row.
     """
     shares = np.empty(logits.shape[1], np.float32)
     for token in range(start, end):
         final = token * size + size - 1
         exponentials(logits[final], normalizer[final], shares)
         for r in range(token * size, final + 1):
-            found[r] = HALF * divergence(logits[r], normalizer[r], logits[final], normalizer[final], shares)
+            twice, kl[r] = divergences(logits[r], normalizer[r], logits[final], normalizer[final], shares)
+            js[r] = HALF * twice

@@ -1,4 +1,4 @@
-"""The readout on CUDA: one Triton pass over the vocabulary, no logits in memory; JS in an optional second pass.
+"""The readout on CUDA: one Triton pass over the vocabulary, no logits in memory; divergences in a second one.
 
 Chunked torch (`readout`) is the fallback and means the same. Triton is imported at the first call, so it need not be
 installed. With TRITON_INTERPRET=1, set before Triton is imported, the same code runs on the CPU, for tests.
@@ -53,7 +53,9 @@ def interpreted() -> bool:
 
 
 def supports(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether `read_rows` and `read_js` can take these: Triton there, one dtype, a CUDA device or the interpreter."""
+    """Whether `read_rows` and `read_divergences` can take these: Triton there, one dtype, a CUDA device or the
+    interpreter.
+    """
     if importlib.util.find_spec("triton") is None or hidden.dtype != weight.dtype or hidden.dtype not in DTYPES:
         return False
     if interpreted():
@@ -169,7 +171,7 @@ def read_rows(
 
 
 @torch.no_grad()
-def read_js(
+def read_divergences(
     hidden: Tensor,
     weight: Tensor,
     log_normalizer: Tensor,
@@ -181,8 +183,9 @@ def read_js(
     after: float = 1.0,
     cap: float = 0.0,
     tiles: Tiles | None = None,
-) -> Tensor:
-    """Jensen-Shannon divergence [n] in nats, 0 to ln 2, of the readouts of two sets of states [n, hidden_size].
+) -> tuple[Tensor, Tensor]:
+    """Divergences [n] in nats of the readouts of two sets of states [n, hidden_size]: Jensen-Shannon, 0 to ln 2, and
+    Kullback-Leibler of the last one from the first, at least 0.
 
     The log-normalizers [n] are those of `read_rows`; the rest is as there. Both matmuls are done again, side by side.
     """
@@ -200,11 +203,11 @@ def read_js(
         if len(value) != n:
             raise InputError(f"{name} has {len(value)} rows, but hidden has {n}")
     if n == 0:
-        return torch.zeros(0, device=hidden.device)
+        return torch.zeros(0, device=hidden.device), torch.zeros(0, device=hidden.device)
     tiles = tiles or (INTERPRETED if interpreted() else PAIRED_FLOAT32 if hidden.dtype == torch.float32 else PAIRED)
     hidden, hidden_last = contiguous(hidden), contiguous(hidden_last)
     grid, layout = plan(tiles, head.weight, hidden, hidden_last)
-    parts = torch.empty(layout["splits"], n, dtype=torch.float32, device=hidden.device)
+    js, kl = torch.empty(2, layout["splits"], n, dtype=torch.float32, device=hidden.device)
     with torch.cuda.device_of(hidden):
         kernel_triton.divergence_kernel[grid](
             blocked(hidden, tiles.rows, layout),
@@ -214,12 +217,13 @@ def read_js(
             log_normalizer_last.float().contiguous(),
             head.head_bias,
             head.bias,
-            parts,
+            js,
+            kl,
             n,
             **layout,
             **head.constants(),
         )
-    return parts.sum(0).clamp(0.0, math.log(2.0))
+    return js.sum(0).clamp(0.0, math.log(2.0)), kl.sum(0).clamp(min=0.0)
 
 
 def check(hidden: Tensor, weight: Tensor) -> None:

@@ -9,6 +9,7 @@ import triton.language as tl
 
 FLOOR = tl.constexpr(-3.4028234663852886e38)  # float32's lowest value stands for a logit of -inf, which makes no NaN
 FAR = tl.constexpr(-200.0)  # exp(FAR) is 0 in float32, and 0 * FAR is 0 where 0 * -inf is NaN
+FURTHEST = tl.constexpr(-1e4)  # stands for the log of a share of 0, so that no divergence is infinite; exp() is 0
 NO_ID = tl.constexpr(2147483647)
 
 
@@ -323,7 +324,8 @@ def divergence_kernel(
     normalizer_last,
     head_bias,
     bias,
-    divergence,
+    js,
+    kl,
     n,
     splits,
     vocabulary: tl.constexpr,
@@ -336,7 +338,8 @@ def divergence_kernel(
     DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """One split's share of the Jensen-Shannon divergence between the two rows of each pair, at [split, row].
+    """One split's share of the divergences between the two rows of each pair, at [split, row]: Jensen-Shannon, and
+    Kullback-Leibler of the last one, q, from the other, p.
 
     With p, q and d = log p - log q: log p - log((p + q) / 2) = min(d, 0) - log((1 + e^-|d|) / 2), and for q with -d.
     """
@@ -346,6 +349,7 @@ def divergence_kernel(
     norm = tl.load(normalizer + rows, mask=there, other=0.0)
     norm_last = tl.load(normalizer_last + rows, mask=there, other=0.0)
     found = tl.zeros((ROWS,), tl.float32)
+    apart = tl.zeros((ROWS,), tl.float32)
     tiles = tl.cdiv(vocabulary, COLUMNS)
     for tile in range(split * tiles // splits, (split + 1) * tiles // splits):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -360,12 +364,16 @@ def divergence_kernel(
             two = tl.dot(a, b.T, two, input_precision="ieee")
         one = finish(one, columns[None, :], known[None, :], head_bias, bias, after, cap)
         two = finish(two, columns[None, :], known[None, :], head_bias, bias, after, cap)
-        one = tl.maximum(one - norm[:, None], FAR)
-        two = tl.maximum(two - norm_last[:, None], FAR)
+        one = tl.maximum(one - norm[:, None], FURTHEST)
+        two = tl.maximum(two - norm_last[:, None], FURTHEST)
+        if vocabulary % COLUMNS != 0:
+            one = tl.where(known[None, :], one, FURTHEST)
+            two = tl.where(known[None, :], two, FURTHEST)
         d = one - two
         middle = tl.log(0.5 + 0.5 * tl.exp(-tl.abs(d)))
-        both = tl.exp(one) * (tl.minimum(d, 0.0) - middle) + tl.exp(two) * (tl.minimum(-d, 0.0) - middle)
-        if vocabulary % COLUMNS != 0:
-            both = tl.where(known[None, :], both, 0.0)
+        share = tl.exp(two)
+        apart -= tl.sum(share * d, axis=1)
+        both = tl.exp(one) * (tl.minimum(d, 0.0) - middle) + share * (tl.minimum(-d, 0.0) - middle)
         found += 0.5 * tl.sum(both, axis=1)
-    tl.store(divergence + split.to(tl.int64) * n + rows, found, mask=there)
+    tl.store(js + split.to(tl.int64) * n + rows, found, mask=there)
+    tl.store(kl + split.to(tl.int64) * n + rows, apart, mask=there)
