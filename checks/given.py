@@ -134,7 +134,7 @@ def compared(plain: Plain, trace: Trace, task: Task) -> dict[str, Any]:
 @torch.no_grad()
 def read_plainly(plain: Plain, texts: list[str], batch: int) -> int:
     """The trace's readouts of all texts by plain operations, not kept; the number of positions."""
-    ids = sorted(plain.tokenizer(texts)["input_ids"], key=len)
+    ids = sorted((text for text in plain.tokenizer(texts)["input_ids"] if len(text) > 1), key=len)
     for start in range(0, len(ids), batch):
         some = ids[start : start + batch]
         for text, states in zip(some, plain.states([text[:-1] for text in some])):
@@ -154,8 +154,8 @@ def readouts(logs: Tensor, last: Tensor, final: Tensor, following: Tensor) -> li
         found += [own.exp(), (logs > own).sum(-1) + 1]
     other = last.exp()
     middle = ((shares + other) / 2).log()
-    divergence = (shares * (logs - middle) + other * (last - middle)).sum(-1) / 2
-    return [*found, -(shares * logs).sum(-1), divergence]
+    js = (shares * (logs - middle) + other * (last - middle)).sum(-1) / 2
+    return [*found, -(shares * logs).sum(-1), js, (other * (last - logs)).sum(-1)]
 
 
 def rates(model: Model, plain: Plain, texts: list[str], repeats: int) -> dict[str, float]:
