@@ -152,7 +152,7 @@ class Joint(Legs):
     tokens: int = 1024
     rank: int = 32
     peak: float = 6e-4
-    protect: float = 2.0
+    protect: float = 5.0
     steps: int = 3000
     shown: tuple[int, ...] = (10, 15, 20, 25, 29)
     show_every: int = 100
@@ -255,6 +255,7 @@ class Joint(Legs):
             said.append(torch.stack([tokens, *(model.unembed(one).argmax(-1) for one in states)]).cpu())
         original, *inner, last = torch.cat(said, dim=1)
         return {
+            "protect": self.protect,
             "last layer keeps": share(last == original),
             "agrees with the last layer": {layer: share(one == last) for layer, one in zip(layers, inner)},
             "agrees with the original": {layer: share(one == original) for layer, one in zip(layers, inner)},
