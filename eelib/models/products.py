@@ -27,6 +27,7 @@ TILE = 4  # rows that share one pass over a row of weights
 BLOCK = 8  # outputs for which all rows are multiplied before the next weights are read
 ROWS = (1, 3, 6, 10, 16)  # numbers of rows at which our products are timed against torch's
 SAMPLE = 2**24  # weights with which they are timed: more than a processor keeps near
+SMALLEST = 2**22  # weights of a network below which a timing says more of the clock than of the products
 GAIN = 0.9  # share of torch's time that ours may take
 ONE_CALL = Lock()  # numba's simplest threads serve one caller at a time
 
@@ -174,7 +175,8 @@ def use_fast_products(network: nn.Module) -> int:
 
     """
     layers = [module for module in network.modules() if isinstance(module, nn.Linear) and is_fit(module)]
-    limit = rows_that_gain(layers) if layers else 0
+    worthwhile = sum(layer.weight.numel() for layer in layers) >= SMALLEST
+    limit = rows_that_gain(layers) if worthwhile and layers else 0
     for layer in layers if limit else ():
         vars(layer)["forward"] = FewRows(layer, limit)
     return limit

@@ -17,6 +17,12 @@ from eelib.models import products
 SHAPES = [(1, 16), (7, 48), (577, 1536), (1, 1), (7, 13), (577, 1535)]  # outputs, inputs
 
 
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    """Ours are tried on small networks, too."""
+    monkeypatch.setattr(products, "SMALLEST", 0)
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Rows of each product that is ours; ours are used on every machine."""
@@ -150,6 +156,11 @@ def test_a_wrong_product_is_no_result(monkeypatch):
     monkeypatch.setattr(products, "multiply", lambda x, w, y: y.fill(0.0))
     with pytest.raises(SelfCheckError, match="not torch's"):
         products.use_fast_products(layer(8, 16))
+
+
+def test_a_small_network_is_left_to_torch(monkeypatch, calls):
+    monkeypatch.setattr(products, "SMALLEST", 8 * 16 + 1)
+    assert products.use_fast_products(layer(8, 16)) == 0 and not calls
 
 
 def test_nothing_is_changed_without_a_gain(monkeypatch):
