@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import urllib.request
 
 from book_built import ALLOWED, HTML, ROOT, slow
@@ -11,12 +9,6 @@ from book_built import ALLOWED, HTML, ROOT, slow
 from eestudy.book.answers import ANSWERS, CONFIDENCE, FRONT, figures, sentences, together
 from eestudy.book.study_file import StudyFile
 from eestudy.study.claims import claims
-
-
-@slow
-def test_a_second_build_does_nothing_and_says_so(pages):
-    done = subprocess.run(["make", "book", f"VENV={sys.prefix}"], cwd=ROOT, text=True, capture_output=True, check=True)
-    assert "Nothing has changed" in done.stdout
 
 
 @slow

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from book_built import up_to_date
 
 ROOT = Path(__file__).parents[2]
 # Writes every page of the table of contents, as `jupyter-book build` does.
@@ -88,8 +89,12 @@ def project(tmp_path_factory):
 
 
 def test_an_untouched_book_says_that_nothing_has_changed(project):
+    made = [*project.glob("book/**/*"), *project.glob("results/**/*")]
+    before = {path: path.stat().st_mtime_ns for path in made}
+    assert up_to_date(project)
     done = make_book(project)
     assert done.returncode == 0 and "Nothing has changed" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in made} == before
 
 
 @pytest.mark.parametrize("paths", [["results/model/tiny.json"], ["index.html", "results/model/tiny.html"]])
@@ -97,9 +102,21 @@ def test_what_is_missing_is_made_again(project, paths):
     files = [project / path if path.endswith("json") else project / "book/_build/html" / path for path in paths]
     for file in files:
         file.unlink()
+    assert not up_to_date(project)
     done = make_book(project)
     assert done.returncode == 0 and "Nothing has changed" not in done.stdout, done.stdout
     assert all(file.exists() for file in files)
+
+
+def test_a_book_older_than_a_source_is_not_up_to_date(project):
+    prose = project / "book/more.md"
+    prose.write_text("# More")
+    assert not up_to_date(project)
+    prose.unlink()
+    assert up_to_date(project)
+    say(project, note="another")
+    assert not up_to_date(project)
+    say(project)
 
 
 def test_a_failing_notebook_stays_red_and_a_missing_page_is_made_again_once_it_is_mended(project):
