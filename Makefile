@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help book cluster test lint checks bench serve lab clean distclean
+.PHONY: help book cluster test test-all lint checks bench serve lab clean distclean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,8 +24,10 @@ MEMORY := $(shell free -m 2>/dev/null | awk '/^Mem:/ {print $$2}')
 SNAKEMAKE := $(RUN) python -m eestudy.book.turn snakemake --cores $(CORES) $(if $(MEMORY),--resources mem_mb=$(MEMORY)) --config study=$(STUDY) --rerun-incomplete --keep-going \
     --quiet rules host $(SNAKEMAKE_ARGS)
 
+TESTS := $(RUN) python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=10
+
 help:  ## list the targets
-	@sed -nE 's/^([a-z]+):.*  ## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*  ## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 ifndef MY_TURN  # to install; who waited for it looks again whether there is still something to do
 $(STAMP): constraints.txt pyproject.toml
@@ -61,10 +63,12 @@ cluster: $(STAMP)  ## run the study on a Slurm cluster, then build the book; PAR
 	    echo "The study is not finished. The reasons: above, in logs/ (.before: of an earlier call), in .snakemake/slurm_logs/."; \
 	    exit 1; }
 
-test: book  ## build the book, then run all tests
+test: $(STAMP)  ## run the quick tests: no book, no browser
+	@$(TESTS) -m 'not slow' $(PYTEST_ARGS)
+
+test-all: book  ## build the book, then run all tests; one that can't run here fails, but for those that need a GPU
 	@tests/browser.sh
-	@$(RUN) python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
-	    --durations=10 $(PYTEST_ARGS)
+	@$(TESTS) --nothing-skipped $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## check format, style, stripped notebooks and types
 	@$(RUN) ruff format --check --quiet . || { echo "Run: $(VENV)/bin/ruff format ."; exit 1; }

@@ -13,6 +13,9 @@ import pytest
 import torch
 import traces
 from hypothesis import HealthCheck, settings
+from nothing_skipped import pytest_addoption as pytest_addoption
+from nothing_skipped import pytest_make_collect_report as pytest_make_collect_report
+from nothing_skipped import pytest_runtest_makereport as pytest_runtest_makereport
 
 import eelib
 from eelib.tracing.decode import states_of

@@ -1,5 +1,7 @@
 """environment.yml, pyproject.toml and constraints.txt say the same thing, and it is what is installed."""
 
+import os
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
@@ -60,6 +62,22 @@ def test_continuous_integration_fetches_the_whole_history():
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     (checkout,) = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert checkout.get("with", {}).get("fetch-depth") == 0
+
+
+def test_targets_run_what_they_say(tmp_path):
+    """The quick tests build nothing; of all tests none is skipped in silence, and the book is built before them."""
+    (tmp_path / ".installed").touch()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    test, everything = (
+        subprocess.run(["make", "-n", f"VENV={tmp_path}", target], cwd=ROOT, env=clean, text=True, capture_output=True)
+        for target in ("test", "test-all")
+    )
+    assert test.returncode == everything.returncode == 0, test.stderr + everything.stderr
+    assert "pytest" in test.stdout and "-m 'not slow'" in test.stdout
+    assert "snakemake" not in test.stdout and "browser.sh" not in test.stdout
+    steps = [everything.stdout.index(step) for step in ("snakemake", "tests/browser.sh", "--nothing-skipped")]
+    assert steps == sorted(steps) and "not slow" not in everything.stdout
+    assert (ROOT / ".ci/run").read_text(encoding="utf-8").endswith("make lint\nmake book\nmake test-all\n")
 
 
 def test_the_citation_is_of_this_version():

@@ -1,5 +1,6 @@
 """Whether a result in `data/checks` was measured on today's code."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,11 @@ def places(check: str) -> tuple[str, ...]:
 
 
 def code_files(check: str) -> list[Path]:
-    """All files of these places."""
-    found = [path for place in places(check) for path in sources.PACKAGE.parent.glob(place)]
-    files = {file for path in found for file in ([path] if path.is_file() else path.rglob("*"))}
-    return sorted(file for file in files if file.is_file() and "__pycache__" not in file.parts)
+    """All files of these places, but for what Python and Jupyter keep beside them."""
+    root = sources.PACKAGE.parent
+    found = [path for place in places(check) for path in root.glob(place)]
+    files = {file for path in found for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()}
+    return sorted(file for file in files if not re.search(r"/\.|/__pycache__/", f"/{file.relative_to(root)}"))
 
 
 def code_of(check: str) -> str:
