@@ -9,7 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HTML = ROOT / "book/_build/html"
-ALLOWED = ("https://cdn.jsdelivr.net/npm/mathjax@",)  # what Jupyter Book itself loads from elsewhere
 slow = pytest.mark.slow
 
 

@@ -6,25 +6,11 @@ import threading
 from functools import partial
 
 import pytest
-from book_built import ALLOWED, HTML, slow
+from book_built import HTML, slow
+from book_checks import ALLOWED, images, lasting
 from chromium import Browser, needs_browser
 from lens_page import submit, text_of
-
-# Places, at a width, of what is wider than its page with no way to reach it, or with one that nobody sees or can focus.
-CUT = """(print) => {
-    const wide = (part) => part.scrollWidth > part.clientWidth + 1;
-    const scrolls = (part) => part && part.tagName !== "ARTICLE"
-        && (["auto", "scroll"].includes(getComputedStyle(part).overflowX) || scrolls(part.parentElement));
-    const edge = (document.querySelector("article") || document.body).getBoundingClientRect().right + 1;
-    const seen = (selector) => [...document.querySelectorAll(`article :is(${selector})`)]
-        .filter((part) => part.checkVisibility() && !part.closest("[data-lens-explore], .lens"));
-    const far = seen("table, img, svg, pre, p").filter((part) => part.getBoundingClientRect().right > edge);
-    const cut = far.filter((part) => print ? part.tagName !== "PRE" : !scrolls(part));
-    const hinted = (part) => part.nextElementSibling.matches(".ee-hint") && part.nextElementSibling.checkVisibility();
-    const dumb = print ? [] : seen(".ee-scroll").filter((part) => wide(part) && !(part.tabIndex === 0 && hinted(part)));
-    const page = document.documentElement.scrollWidth > innerWidth ? [document.body] : [];
-    return [...cut, ...dumb, ...page].map((part) => part.outerHTML.slice(0, 120));
-}"""
+from screen_checks import cut, dark
 
 
 @pytest.fixture(scope="module")
@@ -42,47 +28,31 @@ def browser(pages, tmp_path_factory):
 
 
 def addresses(pages) -> list[str]:
-    """Every page but the redirect at the root, which is gone before it can be looked at."""
-    lasting = (path for path, page in pages.items() if not page.select("meta[http-equiv=Refresh]"))
-    return [path.relative_to(HTML).as_posix() for path in lasting]
+    """Every page but the redirect at the root."""
+    found = [path.relative_to(HTML).as_posix() for path in lasting(pages)]
+    assert found, "a book without pages"
+    return found
 
 
 @slow
 @needs_browser
 def test_every_page_loads_without_an_error_or_a_broken_image(pages, browser):
-    problems = {}
+    problems, shown = {}, 0
     for address in addresses(pages):
         browser.open(address)
         broken = browser.run("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)")
+        shown += browser.run("document.images.length")
         if browser.errors or broken:
             problems[address] = browser.errors + broken
     assert not problems
+    assert shown >= sum(len(images(page)) for page in pages.values()) > 0
     assert not {url for url in browser.outside if not url.startswith(ALLOWED)}
 
 
 @slow
 @needs_browser
 def test_nothing_is_cut_on_any_screen_or_on_paper(pages, browser):
-    """No page scrolls sideways; what is wider scrolls in a box that says so and takes the focus; on paper all fits."""
-    cut, shrunk = {}, {}
-    for address in addresses(pages):
-        browser.open(address)
-        for width, media in ((1400, ""), (768, ""), (375, ""), (700, "print")):  # 700: a sheet of A4 less its margins
-            browser.call(
-                "Emulation.setDeviceMetricsOverride", width=width, height=812, deviceScaleFactor=1, mobile=width < 800
-            )
-            browser.call("Emulation.setEmulatedMedia", media=media)
-            browser.run("new Promise(done => requestAnimationFrame(() => setTimeout(() => done(true), 50)))")
-            if found := browser.run(f"({CUT})({json.dumps(media == 'print')})"):
-                cut[address, width, media] = found[:5]
-            if width == 375:
-                shrunk[address] = browser.run("""[...document.querySelectorAll(
-                        'article figure:not(.ee-front, .curve) .ee-scroll img'
-                    )].filter(image => image.getBoundingClientRect().width < 540).map(image => image.src)""")
-    browser.call("Emulation.setEmulatedMedia", media="")
-    browser.call("Emulation.clearDeviceMetricsOverride")
-    assert not cut
-    assert not {address: images for address, images in shrunk.items() if images}
+    assert not [fault for address in addresses(pages) for fault in cut(browser, address, pages[HTML / address])]
 
 
 @slow
@@ -111,17 +81,7 @@ def test_menus_open(pages, browser, width, links):
 @slow
 @needs_browser
 def test_figures_stay_on_white_in_dark_mode(pages, browser):
-    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    for address in addresses(pages):
-        browser.open(address)
-        if browser.run("document.querySelector('.bd-article img') !== null"):
-            assert browser.run("document.documentElement.dataset.theme") == "dark"
-            backgrounds = browser.run(
-                "[...document.querySelectorAll('.bd-article img')].map("
-                "image => getComputedStyle(image).backgroundColor)"
-            )
-            assert set(backgrounds) == {"rgb(255, 255, 255)"}, address
-    browser.call("Emulation.setEmulatedMedia", features=[])
+    assert not [fault for address in addresses(pages) for fault in dark(browser, address, pages[HTML / address])]
 
 
 @slow

@@ -1,0 +1,98 @@
+"""The checks of the built book on a made-up one: nothing is wrong with it, and the check for a fault sees it."""
+
+import pytest
+from book_checks import CHECKS, answers, read
+
+HEAD = '<html><head><title>{} \u2014 Book</title><link rel="icon" href="icon.svg"></head><body><main><article><section>'
+FIGURE = """<figure class="ee-figure" id="figure-1"><img src="figure-1.png" alt="A rising line."><figcaption>
+<a class="ee-number" href="#figure-1">Figure 1.</a> Layers by task.</figcaption><p class="ee-take">
+<a href="figure-1.svg">SVG</a><a href="figure-1.png">PNG</a><a href="figure-1.csv">CSV</a></p></figure>"""
+CAPTION = '<caption><a class="ee-number" href="#table-1">Table 1.</a> Shares by task.</caption>'
+TABLE = f"""<div id="table-1"><table>{CAPTION}<tr><th scope="col">Share</th></tr><tr><td>0.00123</td></tr></table>
+<p class="ee-take"><a href="table-1.csv">CSV</a></p></div>"""
+CHIP = '<a class="ee-chip" href="#figure-1">A claim</a>'
+ANSWER = f'<div class="ee-answer"><p>It is 3.</p>{CHIP}</div>'
+CELL = '<div class="tag_parameters"><details><summary>Show</summary><pre>model = "m"</pre></details></div>'
+TEXT = '<p>Some text with a <a href="../../other.html#place">link</a>.</p>'
+FOOT = """</section></article><div class="ee-foot">Version 1.0, run on 2026-01-01. Licence: MIT.
+<a href="cite.bib">BibTeX</a><a href="CITATION.cff">CFF</a><a href="results.json">JSON</a></div></main></body></html>"""
+PAGE = f"{HEAD.format('Length')}<h1>Length</h1>{ANSWER}{CELL}{TEXT}{FIGURE}{TABLE}{FOOT}"
+OTHER = f'{HEAD.format("Other")}<h1 id="place">Other</h1><a href="results/model/length.html">Back</a>{FOOT}'
+FILES = {
+    "figure-1.svg": "<svg></svg>",
+    "figure-1.png": "\x89PNG",
+    "figure-1.csv": "a\n",
+    "table-1.csv": "a\n",
+    "results.json": '{"notebook": "length"}',
+    "cite.bib": "@software{x}",
+    "CITATION.cff": "cff-version: 1",
+    "icon.svg": "<svg></svg>",
+}
+FAULTS = {  # check: what a page says or a file holds, and what is there instead
+    "counts": [("<main>", "<div>"), (FIGURE, ""), (TABLE, ""), (' id="figure-1"', ""), (' id="table-1"', "")],
+    "alternative_texts": [(' alt="A rising line."', ""), ("A rising line.", " "), ("A rising line.", "figure-1.png")],
+    "titles": [("Length \u2014", "Book \u2014"), ("Length \u2014 Book", ""), ("icon.svg", None)],
+    "bare_tables": [(CAPTION, ""), (' scope="col"', ""), ("0.00123", "0.123456")],
+    "captions": [("Layers by task.", "Layers by task"), ("Layers by task.", "Shares by task.")],
+    "numbers_and_files": [
+        ('id="table-1"', 'id="table-2"'),
+        ("Figure 1.", "Figure 2."),
+        ('<a href="figure-1.csv">CSV</a>', ""),
+        ('src="figure-1.png"', 'src="data:image/png,x"'),
+        ("table-1.csv", None),
+        ("figure-1.png", "no picture"),
+        ("results.json", '{"notebook": "saturation"}'),
+    ],
+    "feet": [("run on 2026-01-01", ""), ('<a href="cite.bib">BibTeX</a>', ""), ("CITATION.cff", "nothing")],
+    "leftovers": [
+        ("Some text", left) for left in ("Traceback (most recent call last)", "{glue:text}`a`", "{raw}`a`", "{cite")
+    ],
+    "loads": [
+        ('src="figure-1.png"', 'src="//other.site/a.png"'),
+        ("Some text", '<script src="https://a.b/c.js"></script>'),
+    ],
+    "links": [("other.html#place", "none.html"), ("other.html#place", "other.html#none")],
+    "answers": [(ANSWER, ""), ("It is 3.", "It is."), (CHIP, ""), ("<details>", "<details open>"), (CELL, "")],
+}
+
+
+def build(folder, container="article", old="", new=""):
+    """A made-up book with one change; `container` is the element that holds what a page says."""
+    place = folder / "results" / "model"
+    place.mkdir(parents=True)
+    for name, content in (FILES | ({old: new} if old in FILES else {})).items():
+        for at in (place, folder):
+            (at / name).write_text(content, encoding="latin-1") if content is not None else None
+    assert old in FILES or PAGE.count(old) == 1 or not old
+    page = PAGE.replace(old, new) if old and old not in FILES else PAGE
+    for path, text in ((place / "length.html", page), (folder / "other.html", OTHER)):
+        path.write_text(text.replace("article>", f"{container}>"), encoding="utf-8")
+    (folder / "index.html").write_text('<meta http-equiv="Refresh" content="0; url=other.html" />')
+    return read(folder)
+
+
+def found(pages):
+    """Names of the checks that find something."""
+    with_claims = {check.__name__: check(pages) for check in CHECKS} | {"answers": answers(pages, lambda notebook: 1)}
+    return {name for name, faults in with_claims.items() if list(faults)}
+
+
+@pytest.mark.parametrize("container", ["article", "div"])
+def test_a_book_as_it_must_be(container, tmp_path):
+    assert not found(build(tmp_path, container))
+
+
+@pytest.mark.parametrize("container", ["article", "div"])
+@pytest.mark.parametrize("check, old, new", [(check, *fault) for check, faults in FAULTS.items() for fault in faults])
+def test_a_fault_is_seen(check, old, new, container, tmp_path):
+    assert check in found(build(tmp_path, container, old, new))
+
+
+def test_every_check_is_tried():
+    assert set(FAULTS) == {*(check.__name__ for check in CHECKS), "answers"}
+
+
+def test_a_book_without_results_and_one_without_pages(tmp_path):
+    pages = build(tmp_path)
+    assert "counts" in found({path: page for path, page in pages.items() if path.name == "other.html"})
+    assert "counts" in found({})
