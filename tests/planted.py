@@ -16,6 +16,7 @@ from test_notebooks import ROOT, papermill
 
 import eelib
 from eelib.models.model import Model
+from eelib.study.claims import UNTESTABLE
 from eelib.tasks.glue import named
 from eelib.tasks.task import Task
 from eelib.tracing.pieces import pieces
@@ -194,4 +195,5 @@ def verdicts(notebook: str, folder: Path, model: Model, tasks: list[str], **more
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("tokens-*.parquet")}
     written = json.loads((folder / f"results/{model.name}/{notebook}.json").read_text())
     assert all(written["learnt"].values())
+    assert any(claim["verdict"] != UNTESTABLE for claim in written["claims"])
     return {claim["id"]: claim["verdict"] for claim in written["claims"]}

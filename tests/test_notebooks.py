@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ import families
 import gguf_made
 import nbformat
 import pytest
+
+from eelib.study.claims import UNTESTABLE, claims
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -103,9 +106,17 @@ def test_runs_alone_and_writes_its_results(runs, name):
     assert process.returncode == 0, process.stderr[-3000:]
     written = json.loads((results / f"{name}.json").read_text())
     assert written["model"] == "gpt2" and written["parameters"]["limit"] == 4
-    assert written["claims"] and all(claim["verdict"] == "not testable here" for claim in written["claims"])
+    assert {claim["id"] for claim in written["claims"]} == {claim.id for claim in claims(name)}
+    # Random weights know no task, so nothing is judged: what is concluded of a task that is known, test_planted_* test.
+    assert not any(written["learnt"].values())
+    assert all(claim["verdict"] == UNTESTABLE and claim["reason"] for claim in written["claims"])
     errors = [o for cell in nbformat.read(out, 4).cells for o in cell.get("outputs", []) if o.output_type == "error"]
     assert not errors
+
+
+def test_each_notebook_is_judged_on_planted_data():
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_planted_*.py"))
+    assert set(re.findall(r'verdicts\(\s*"(\w+)"', code)) == {notebook.stem for notebook in NOTEBOOKS}
 
 
 @pytest.mark.slow
