@@ -16,12 +16,12 @@ from test_notebooks import ROOT, papermill
 
 import eelib
 from eelib.models.model import Model
-from eelib.study.claims import UNTESTABLE
 from eelib.tasks.glue import named
 from eelib.tasks.task import Task
 from eelib.tracing.pieces import pieces
 from eelib.tracing.shards import add_file, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
+from eestudy.study.claims import UNTESTABLE
 
 Columns = dict[str, np.ndarray]
 STEPS = 48  # max_new_tokens of the planted traces; no reference of `pairs` is as long
