@@ -20,7 +20,7 @@ from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, sav
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 from recipes import chat_outputs, legs
-from recipes.chat_outputs import OwnText, Prompts, batches, file_of, outputs_of, read_texts
+from recipes.chat_outputs import FIRST, OwnText, Prompts, batches, file_of, outputs_of, read_texts
 from recipes.legs import train
 from recipes.loop import Loss
 from recipes.smollm2 import JOINT, OUTPUTS, divergence
@@ -85,6 +85,8 @@ def test_prompts_are_numbered_and_sources_are_on_one_side(corpora):
     texts = [training.text(number) for number in range(60)]
     assert texts == [again.text(number) for number in range(60)] and len(set(texts)) > 50
     assert {training.task_of(number) for number in range(20)} == set(training.sources)
+    assert not any("### Context:" in text for text in texts)
+    assert any("### Context:" in training.text(FIRST + number) for number in range(60))  # the study's own wording
     for task, some in training.sources.items():
         other = {source[0] for source in held.sources[task]}
         assert other and not other & {source[0] for source in some}
