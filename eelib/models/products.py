@@ -4,7 +4,7 @@ Decoding multiplies one row, or a few, by every weight of a network, so it takes
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
 from time import thread_time
@@ -24,42 +24,48 @@ from eelib.common.tolerances import close
 
 LANES = 16  # partial sums of a product; they are added up in the same order whatever rows are beside it
 TILE = 4  # rows that share one pass over a row of weights
-BLOCK = 8  # outputs for which all rows are multiplied before the next weights are read
+BLOCK = 64  # outputs whose weights stay near while all rows are multiplied by them
 ROWS = (1, 3, 6, 10, 16)  # numbers of rows at which our products are timed against torch's
 SAMPLE = 2**24  # weights with which they are timed: more than a processor keeps near
 SMALLEST = 2**22  # weights of a network below which a timing says more of the clock than of the products
+LEAST = 2**16  # weights of a layer; with fewer, the call itself takes longer than what ours could save
 GAIN = 0.9  # share of torch's time that ours may take
 ONE_CALL = Lock()  # numba's simplest threads serve one caller at a time
 
 
 def typed_dots(_typing: Any, rows: Any, x: Any, i: Any, w: Any, j: Any, y: Any) -> Any:
-    """y[i + r, j] = x[i + r] . w[j] for r < rows, a literal; w of float32, or its upper halves in uint16."""
-    if {x.layout, w.layout, y.layout} != {"C"}:
-        raise numba.TypingError("rows must be contiguous")
+    """y[i + r, j] = x[i + r] . w[j] for r < rows, a literal; x and y are addresses of float32, rows without gaps.
+
+    w is an array of float32, or of uint16: the upper halves of float32.
+    """
 
     def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
+        _, x, i, w, j, y = given
         number, bits, half, index = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64)
-        xs, ws, ys = (context.make_array(signature.args[at])(context, build, given[at]) for at in (1, 3, 5))
-        size, outputs = build.extract_value(xs.shape, 1), build.extract_value(ys.shape, 1)
-        at = [build.add(given[2], index(row)) for row in range(rows.literal_value)]
+        lanes = ir.VectorType(number, LANES)
+        array = context.make_array(signature.args[3])(context, build, w)
+        outputs, size = (build.extract_value(array.shape, axis) for axis in (0, 1))
+        x, y = (build.inttoptr(address, number.as_pointer()) for address in (x, y))
+        at = [build.add(i, index(row)) for row in range(rows.literal_value)]
 
-        def load(array: Any, row: Any, k: Any, kind: Any) -> Any:
-            place = build.gep(array.data, [build.add(build.mul(row, size), k)])
-            return build.load(build.bitcast(place, ir.VectorType(kind, LANES).as_pointer()), align=kind.width // 8)
+        def load(start: Any, row: Any, k: Any, kind: Any) -> Any:
+            place = build.gep(start, [build.add(build.mul(row, size), k)])
+            return build.load(
+                build.bitcast(place, ir.VectorType(kind, LANES).as_pointer()), align=4 if kind is number else 2
+            )
 
         def weights(k: Any) -> Any:
             if signature.args[3].dtype == types.float32:
-                return load(ws, given[4], k, bits)
-            wide = build.zext(load(ws, given[4], k, half), ir.VectorType(bits, LANES))
-            return build.shl(wide, ir.Constant(wide.type, [16] * LANES))
+                return load(array.data, j, k, number)
+            wide = build.zext(load(array.data, j, k, half), ir.VectorType(bits, LANES))
+            return build.bitcast(build.shl(wide, ir.Constant(wide.type, [16] * LANES)), lanes)
 
-        lanes = ir.VectorType(number, LANES)
         sums = [cgutils.alloca_once_value(build, ir.Constant(lanes, [0.0] * LANES)) for _ in at]
         with cgutils.for_range_slice(build, index(0), size, index(LANES), index) as (k, _):
-            weight = build.bitcast(weights(k), lanes)
+            weight = weights(k)
             for row, total in zip(at, sums):
                 # "contract": rounded once where the processor multiplies and adds in one instruction
-                product = build.fmul(build.bitcast(load(xs, row, k, bits), lanes), weight, flags=("contract",))
+                product = build.fmul(load(x, row, k, number), weight, flags=("contract",))
                 build.store(build.fadd(product, build.load(total), flags=("contract",)), total)
         for row, total in zip(at, sums):
             value, count = build.load(total), LANES
@@ -68,37 +74,38 @@ def typed_dots(_typing: Any, rows: Any, x: Any, i: Any, w: Any, j: Any, y: Any) 
                 parts = [list(range(count)), list(range(count, 2 * count))]
                 masks = [ir.Constant(ir.VectorType(bits, count), part) for part in parts]
                 value = build.fadd(*(build.shuffle_vector(value, value, mask) for mask in masks))
-            place = build.gep(ys.data, [build.add(build.mul(row, outputs), given[4])])
-            build.store(build.extract_element(value, bits(0)), place)
+            build.store(build.extract_element(value, bits(0)), build.gep(y, [build.add(build.mul(row, outputs), j)]))
         return context.get_dummy_value()
 
-    return types.void(rows, x, i, w, j, y), generate
+    return types.void(rows, types.intp, types.intp, w, types.intp, types.intp), generate
 
 
 dots: Any = intrinsic(prefer_literal=True)(typed_dots)
 
 
 @compiled(nogil=True)
-def some_products(x: np.ndarray, w: np.ndarray, y: np.ndarray, first: int, last: int) -> None:
-    """Columns first..last of y [m, n] = x [m, k] w [n, k]^T, for k a multiple of LANES."""
-    whole = len(x) // TILE * TILE
-    for i in range(0, whole, TILE):
-        for j in range(first, last):
-            dots(TILE, x, i, w, j, y)
-    for j in range(first, last):
-        if len(x) - whole == 1:
-            dots(1, x, whole, w, j, y)
-        elif len(x) - whole == 2:
-            dots(2, x, whole, w, j, y)
-        elif len(x) - whole == 3:
-            dots(3, x, whole, w, j, y)
+def some_products(x: int, rows: int, w: np.ndarray, y: int, first: int, last: int) -> None:
+    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, for k a multiple of LANES."""
+    whole = rows // TILE * TILE
+    for begin in range(first, last, BLOCK):
+        end = min(begin + BLOCK, last)
+        for i in range(0, whole, TILE):
+            for j in range(begin, end):
+                dots(TILE, x, i, w, j, y)
+        for j in range(begin, end):
+            if rows - whole == 1:
+                dots(1, x, whole, w, j, y)
+            elif rows - whole == 2:
+                dots(2, x, whole, w, j, y)
+            elif rows - whole == 3:
+                dots(3, x, whole, w, j, y)
 
 
 @compiled(nogil=True, parallel=True)
-def products(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
-    """All columns, on as many cores as numba is set to use."""
-    for part in numba.prange((len(w) + BLOCK - 1) // BLOCK):
-        some_products(x, w, y, part * BLOCK, min(len(w), part * BLOCK + BLOCK))
+def products(x: int, rows: int, w: np.ndarray, y: int, cores: int) -> None:
+    """All columns, on as many cores."""
+    for core in numba.prange(cores):
+        some_products(x, rows, w, y, len(w) * core // cores, len(w) * (core + 1) // cores)
 
 
 @compiled(nogil=True)
@@ -114,7 +121,7 @@ def halve(bits: np.ndarray, found: np.ndarray) -> bool:
 class FewRows:
     """The forward of one linear layer: products of up to `limit` rows are ours, all others torch's.
 
-    torch's are also those that a gradient may be asked of, and all once the layer has other weights.
+    torch's are also those that a gradient may be asked of, and all from when the layer has other weights.
     """
 
     def __init__(self, layer: nn.Linear, limit: int):
@@ -131,36 +138,41 @@ class FewRows:
 
     def __call__(self, input: Tensor) -> Tensor:
         """Products [..., n] of input [..., k]."""
-        layer = self.layer()
+        layer, size = self.layer(), self.size
         assert layer is not None
+        weight = layer._parameters.get("weight")
         if not (
-            0 < input.numel() <= self.limit * self.size
-            and input.shape[-1] == self.size
-            and type(input) is Tensor
-            and input.dtype is torch.float32
-            and input.device.type == "cpu"
-            and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
-            and layer.weight is self.weight
-            and self.weight._version == self.version
-            and self.weight.data_ptr() == self.address
+            weight is self.weight
+            and weight._version == self.version
+            and weight.data_ptr() == self.address
             and self.whole.item(0) == self.first  # peft adds to weights through .data, which counts no version
         ):
+            vars(layer).pop("forward", None)
+            return layer.forward(input)
+        if not (
+            0 < input.numel() <= self.limit * size
+            and type(input) is Tensor
+            and input.dtype is torch.float32
+            and input.is_cpu
+            and input.shape[-1] == size
+            and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+        ):
             return nn.Linear.forward(layer, input)
-        y = torch.empty(*input.shape[:-1], len(self.w))
-        multiply(input.contiguous().view(-1, self.size).numpy(), self.w, y.view(-1, len(self.w)).numpy())
+        x, y = input.contiguous(), input.new_empty(*input.shape[:-1], len(self.w))
+        multiply(x.data_ptr(), x.numel() // size, self.w, y.data_ptr())
         return y if layer.bias is None else y.add_(layer.bias)
 
 
-def multiply(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
-    """Fill y [m, n] with x [m, k] w [n, k]^T, on as many cores as torch uses."""
-    cores = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]  # set as it is imported
+def multiply(x: int, rows: int, w: np.ndarray, y: int) -> None:
+    """Fill y [rows, n] with x [rows, k] w [n, k]^T, on as many cores as torch uses; x and y are addresses."""
+    cores = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     if cores == 1:
-        some_products(x, w, y, 0, len(w))
+        some_products(x, rows, w, y, 0, len(w))
         return
     with ONE_CALL:
         if numba.get_num_threads() != cores:
             numba.set_num_threads(cores)
-        products(x, w, y)
+        products(x, rows, w, y, cores)
 
 
 @torch.no_grad()
@@ -175,19 +187,19 @@ def use_fast_products(network: nn.Module) -> int:
 
     """
     layers = [module for module in network.modules() if isinstance(module, nn.Linear) and is_fit(module)]
-    worthwhile = sum(layer.weight.numel() for layer in layers) >= SMALLEST
-    limit = rows_that_gain(layers) if worthwhile and layers else 0
+    large = sum(layer.weight.numel() for layer in layers) >= SMALLEST
+    limit = rows_that_gain(layers) if large and layers else 0
     for layer in layers if limit else ():
         vars(layer)["forward"] = FewRows(layer, limit)
     return limit
 
 
 def is_fit(layer: nn.Linear) -> bool:
-    """Whether a linear layer is as torch makes it, of float32 on the CPU, and its rows of weights are whole lanes."""
+    """Whether a linear layer is torch's own, of float32 on the CPU, large, and its rows of weights are whole lanes."""
     weight = layer.weight
-    as_made = type(layer) is nn.Linear and "forward" not in vars(layer)
-    lanes = weight.numel() > 0 and weight.shape[1] % LANES == 0 and weight.is_contiguous()
-    return as_made and lanes and weight.dtype is torch.float32 and weight.device.type == "cpu"
+    as_made = type(layer) is nn.Linear and "forward" not in vars(layer) and weight.is_contiguous()
+    large = weight.numel() > LEAST and weight.shape[1] % LANES == 0
+    return as_made and large and weight.dtype is torch.float32 and weight.device.type == "cpu"
 
 
 def rows_that_gain(layers: list[nn.Linear]) -> int:
@@ -195,31 +207,33 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
 
     Time of one core, not of the clock: other work on the machine hardly changes it, so each load finds the same.
     """
-    some: dict[nn.Linear, FewRows] = {}
+    ours, torchs, size = [], [], 0
     for layer in layers:
-        if sum(known.weight.numel() for known in some) < SAMPLE:
-            some[layer] = FewRows(layer, ROWS[-1])
-    gained, cores = 0, torch.get_num_threads()
+        if size < SAMPLE:
+            ours.append(FewRows(layer, ROWS[-1]))
+            torchs.append(layer.forward)
+            size += layer.weight.numel()
+    gained, cores, drawn = 0, torch.get_num_threads(), torch.Generator().manual_seed(0)
     for rows in ROWS:
-        inputs = [torch.randn(rows, layer.in_features) for layer in some]
-        on_all_cores = next(iter(some.values()))(inputs[0])
+        inputs = [torch.randn(rows, way.size, generator=drawn) for way in ours]
+        on_all_cores = ours[0](inputs[0])
         torch.set_num_threads(1)
         try:
-            (ours_took, ours), (torch_took, theirs) = (run_twice(ways, inputs) for ways in (some.values(), some))
+            (took, found), (torch_took, expected) = (run_often(ways, inputs) for ways in (ours, torchs))
         finally:
             torch.set_num_threads(cores)
-        if not all(map(close, [on_all_cores, *ours], [theirs[0], *theirs])):
+        if not all(map(close, [on_all_cores, *found], [expected[0], *expected])):
             raise SelfCheckError(f"our products of {rows} rows are not torch's")
-        if ours_took > GAIN * torch_took:
+        if took > GAIN * torch_took:
             break
         gained = rows
     return gained
 
 
-def run_twice(ways: Iterable[Callable[[Tensor], Tensor]], inputs: list[Tensor]) -> tuple[float, list[Tensor]]:
-    """(seconds of this thread for all products, the shorter of two times; the products)."""
+def run_often(ways: Sequence[Callable[[Tensor], Tensor]], inputs: list[Tensor]) -> tuple[float, list[Tensor]]:
+    """(seconds of this thread for all products, the shortest of three times; the products)."""
     times = []
-    for _ in range(2):
+    for _ in range(3):
         begin = thread_time()
         found = [way(x) for way, x in zip(ways, inputs)]
         times.append(thread_time() - begin)

@@ -25,13 +25,14 @@ def of_any_size(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Rows of each product that is ours; ours are used on every machine."""
+    """Rows of each product that is ours; they are used on every machine and for layers of any size."""
     found, plain = [], products.multiply
     monkeypatch.setattr(products, "GAIN", float("inf"))
+    monkeypatch.setattr(products, "LEAST", 0)
 
-    def noted(x, w, y):
-        found.append(len(x))
-        plain(x, w, y)
+    def noted(x, rows, w, y):
+        found.append(rows)
+        plain(x, rows, w, y)
 
     monkeypatch.setattr(products, "multiply", noted)
     return found
@@ -153,7 +154,9 @@ def test_a_copy_has_its_own_weights_and_torchs_products(duplicate, calls):
 
 
 def test_a_wrong_product_is_no_result(monkeypatch):
-    monkeypatch.setattr(products, "multiply", lambda x, w, y: y.fill(0.0))
+    monkeypatch.setattr(products, "LEAST", 0)
+    plain = products.multiply
+    monkeypatch.setattr(products, "multiply", lambda x, rows, w, y: plain(x, rows, w[::-1].copy(), y))
     with pytest.raises(SelfCheckError, match="not torch's"):
         products.use_fast_products(layer(8, 16))
 
@@ -164,10 +167,12 @@ def test_a_small_network_is_left_to_torch(monkeypatch, calls):
 
 
 def test_nothing_is_changed_without_a_gain(monkeypatch):
+    for made in (layer(8, 16), nn.LayerNorm(8)):  # too small; none
+        assert products.use_fast_products(made) == 0 and "forward" not in vars(made)
+    monkeypatch.setattr(products, "LEAST", 0)
     monkeypatch.setattr(products, "GAIN", 0.0)
     made = layer(8, 16)
     assert products.use_fast_products(made) == 0 and "forward" not in vars(made)
-    assert products.use_fast_products(nn.LayerNorm(8)) == 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)
