@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import eelib
-from checks.report import write_report
+from checks.report import headed, write_report
 from eelib.common.data import data_folder
 from eelib.common.tolerances import TOLERANCES
 from eelib.models.model import Model
@@ -146,6 +146,7 @@ def main(command: list[str] | None = None) -> None:
     if min(*asked.threads, asked.new_tokens, asked.prompts) < 1 or asked.repeats < 0:
         parser.error("threads, new tokens and prompts must be at least 1, repeats at least 0")
 
+    head = headed("products", "numba")
     models = {
         "ours": endless(eelib.load_model(asked.model, device="cpu")),
         "float32": endless(eelib.load_model(asked.model, device="cpu", fast_products=False)),
@@ -158,8 +159,7 @@ def main(command: list[str] | None = None) -> None:
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     write_report(
         asked.output,
-        "python -m checks.products",
-        ("numba",),
+        head,
         model=models["ours"].name,
         model_hash=models["ours"].hash,
         instructions=torch.backends.cpu.get_cpu_capability(),

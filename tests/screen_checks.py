@@ -1,6 +1,7 @@
 """What a page of the built book must be in a browser: checks that return what is wrong, an unseen picture included."""
 
 import json
+import time
 from collections.abc import Iterator
 
 from book_checks import images
@@ -44,7 +45,11 @@ def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
         )
         browser.call("Emulation.setEmulatedMedia", media=media)
         browser.run("new Promise(done => requestAnimationFrame(() => setTimeout(() => done(true), 50)))")
-        count, found = browser.run(f"({CUT})({json.dumps(media == 'print')})")
+        for _ in range(20):  # a page that is busy lays its boxes out later
+            count, found = browser.run(f"({CUT})({json.dumps(media == 'print')})")
+            if not found:
+                break
+            time.sleep(0.1)
         if count < len(images(page)) or ("results/" in address and not count):
             yield f"{address} at {width}: {count} parts were looked at"
         yield from (f"{address} at {width}: {part}" for part in found[:5])

@@ -462,4 +462,5 @@ def without_repetition(study: Study) -> pd.DataFrame:
         means = {d: [exits[d][rows_].mean() for rows_ in (used, fresh)] for d in DEFINITIONS} if fresh.any() else {}
         found = {f"{d}, {which}": m for d, both in means.items() for which, m in zip(("all", "not repeated"), both)}
         rows.append({"task": name, "repeated (%)": 100 * (1 - fresh.sum() / used.sum()), **found})
-    return pd.DataFrame(rows)
+    means_of = [f"{d}, {which}" for d in DEFINITIONS for which in ("all", "not repeated")]
+    return pd.DataFrame(rows, columns=["task", "repeated (%)", *means_of])

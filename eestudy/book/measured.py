@@ -23,6 +23,7 @@ MEASURED = {
     "kernel": ("eelib/lens",),
     "lens": ("eestudy/browser", "book/scripts/lens", "book/lens.md"),
     "many_prompts": (*TRACES, *TINY),
+    "products": ("eelib/common", "eelib/models", "eelib/tracing"),
     "prompts": ("eelib/common", "eelib/models", "eelib/tasks", "data/prompts/development"),
     "reproducible": (*TRACES, "checks/crashes.py"),
     "speed": (*TRACES, "checks/peers"),

@@ -43,7 +43,8 @@ def scoreboard(study: StudyFile, results: Written) -> str:
         able = [pair for pair in judged if pair[1]["verdict"] in JUDGED]
         others = [pair for pair in judged if pair[1]["verdict"] not in JUDGED]
         here = place(study, model).partition("#")[2]
-        pieces += [f"## {text(model)}\n", raw(tiles(judged)), tally(model, judged), picture(able, f"#{here}")]
+        shown = picture(able, f"#{here}", model)
+        pieces += [f"## {text(model)}\n", raw(tiles(judged)), tally(model, judged), shown]
         if able:
             pieces.append(raw(judged_table(model, able, after_holm(judged), results, here)))
         if others:

@@ -48,8 +48,11 @@ def distance(claim: Claim, row: dict) -> Distance | None:
     return Distance(inside(claim, estimate) / half, min(ends) / half, max(ends) / half)
 
 
-def picture(judged: list[Judged], place: str) -> str:
-    """A row for each judged claim, the surest that hold on top; `place` leads to a claim's row, its id following."""
+def picture(judged: list[Judged], place: str, model: str = "") -> str:
+    """A row for each judged claim, the surest that hold on top; `place` leads to a claim's row, its id following.
+
+    The caption names the model, where it is given.
+    """
     found = [(claim, row, where) for claim, row in judged if (where := distance(claim, row))]
     if not found:
         return ""
@@ -58,8 +61,9 @@ def picture(judged: list[Judged], place: str) -> str:
         f'<span style="left:{across(tick):.1f}%">{tick:+d}</span>' for tick in (*(-t for t in TICKS[::-1]), *TICKS)
     )
     rows = "".join(one_row(claim, row, where, place) for claim, row, where in found)
-    caption = (
-        "Distance of each claim's estimate to the claim's bound, in half-widths of its 95% interval, with that "
+    caption = f"{model}: distance" if model else "Distance"
+    caption += (
+        " of each claim's estimate to the claim's bound, in half-widths of its 95% interval, with that "
         f"interval; right of 0 is the claimed side. ✓ holds, ✗ does not hold, ? undecided: a bar that reaches 0 "
         f"decides nothing, one just beside it decides narrowly. A full mark: the verdict is {INFORMATIVE}; a hollow "
         f"one: it weighs less. The scale is logarithmic beyond 1; what lies beyond {LIMIT} stands at the edge."
