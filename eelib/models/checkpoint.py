@@ -179,8 +179,11 @@ def installed(library: str) -> bool:
 
 def read_checkpoint(
     name: str, path: str, dtype: str, device: torch.device | None, revision: str | None, trust_remote_code: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """(network in eval mode, tokenizer, kind) of a folder or hub id. Raises CheckpointError, one line."""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str, str]:
+    """(network in eval mode, tokenizer, kind, title) of a folder, a GGUF file or a hub id. CheckpointError, one line.
+
+    The title is that of a packaged model or a GGUF file, with its quantization; empty for other checkpoints.
+    """
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     gguf = read_header(file, name) if (file := find_gguf(path)) else None
     if gguf:
@@ -223,7 +226,8 @@ def read_checkpoint(
     check_tokenizer(tokenizer, network, None if gguf else folder_of(path, revision), name)
     if device is not None and not quantized:
         network.to(device)
-    return network.eval(), tokenizer, kind
+    title = gguf.title if gguf else describe(path).get("title", "")
+    return network.eval(), tokenizer, kind, title
 
 
 def check_extent(
@@ -289,12 +293,6 @@ def not_loaded(name: str, error: Exception) -> CheckpointError:
     more = f"; shipped models: {known}; or give a local folder or a hub id with safetensors weights"
     here = name not in PACKAGED and Path(path_of(name)).exists()
     return CheckpointError(f"model {name!r} could not be loaded ({reason(error)})" + ("" if here else more))
-
-
-def title_of(path: str) -> str:
-    """The title of a packaged model or a GGUF file, with its quantization; empty for other checkpoints."""
-    gguf = find_gguf(path)
-    return read_header(gguf, path).title if gguf else describe(path).get("title", "")
 
 
 def folder_of(path: str, revision: str | None) -> Path:

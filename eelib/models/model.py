@@ -21,7 +21,6 @@ from eelib.models.checkpoint import (
     read_checkpoint,
     resolve_device,
     resolve_dtype,
-    title_of,
 )
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.draft_block import DraftBlock
@@ -286,7 +285,7 @@ def load_model(
     where = resolve_device(device)
     dtype = resolve_dtype(dtype, where)
     with nullcontext() if Path(path).exists() else hub_or_cache():
-        network, tokenizer, kind = read_checkpoint(name, path, dtype, where, revision, trust_remote_code)
+        network, tokenizer, kind, title = read_checkpoint(name, path, dtype, where, revision, trust_remote_code)
         weights = weights_hash(folder_of(path, revision))
     note_ignored_generation(network, name)
     try:
@@ -297,7 +296,7 @@ def load_model(
         raise CheckpointError(
             f"{own_name}: {type(network).__name__} can't be read out ({type(error).__name__}: {first_line(error)})"
         ) from error
-    model.title = title_of(path) or model.name
+    model.title = title or model.name
     if fast_products:  # after all that is proven: a fault of theirs is found by comparing them with torch's alone
         use_fast_products(model.network)
     if model.remark:

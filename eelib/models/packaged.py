@@ -20,6 +20,7 @@ from eelib.common.errors import CheckpointError, StorageError
 from eelib.common.values import first_line, reason
 from eelib.models.gguf import find_gguf, read_header
 
+UNFINISHED = ".unfinished-"  # what the folders begin with in which a model is made
 DESCRIPTION = "packaged.json"  # in a folder made here: the title of its model, and the hash of its source
 
 
@@ -107,8 +108,10 @@ def packaged_folder(name: str) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.parent / ".lock"):
+            for unfinished in folder.parent.glob(f"{UNFINISHED}*"):  # of a process that was killed
+                shutil.rmtree(unfinished)
             if not folder.is_dir():
-                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as place:
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as place:
                     os.replace(make(name, model, Path(place)), folder)
     except OSError as error:
         raise StorageError(f"model {name!r} can't be kept in {cache_folder()} ({first_line(error)})") from error

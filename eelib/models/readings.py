@@ -84,7 +84,7 @@ def with_reading(model: "Model", folder: Path) -> "Model":
         raise CheckpointError(f"{file} holds values that are not finite")
     whole = hashlib.sha256(model.hash.encode() + file.read_bytes()).hexdigest()
     found = found.requires_grad_(False).to(model.device).eval()
-    read = replace(model, name=folder.name, hash=whole)
+    read = replace(model, name=folder.name, title=folder.name, hash=whole)
     if isinstance(found, Translators):
         read.translators = found
     else:

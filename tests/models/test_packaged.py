@@ -63,6 +63,14 @@ def test_it_is_downloaded_once_and_says_so(wheel, capsys):
         assert torch.equal(one, other.bfloat16().float())
 
 
+def test_what_a_killed_process_left_goes_with_the_next_call(wheel, tmp_path):
+    folder = packaged.packaged_folder("tiny")
+    (folder.parent / ".unfinished-old" / "files").mkdir(parents=True)
+    folder.rename(tmp_path / "away")
+    assert packaged.packaged_folder("tiny") == folder
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".lock", "tiny"]
+
+
 def test_a_copy_of_ones_own_needs_no_download(wheel, monkeypatch, one_line):
     for given in (wheel[0], wheel[0].parent):
         monkeypatch.setenv("EELIB_TINY", str(given))

@@ -51,7 +51,7 @@ def test_inner_layers_are_moved_and_the_ends_stay():
 def test_the_model_says_the_same_and_its_layers_what_the_translators_make_of_them(both, tmp_path):
     model, found, lens = both
     prompts = ["the cat sat on", "a dog"]
-    assert lens.name == "a-lens" and lens.hash != model.hash and lens.layers == model.layers
+    assert lens.name == lens.title == "a-lens" and lens.hash != model.hash and lens.layers == model.layers
     ids = model.encode(prompts)
     assert greedy_decode(lens, ids, 6) == greedy_decode(model, ids, 6)
     trace = eelib.trace(lens, Task.from_prompts(prompts), max_new_tokens=6, folder=tmp_path / "runs", progress=False)
