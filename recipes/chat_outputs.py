@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eelib.common.files import write_atomically
 from eelib.models.model import Model
+from eelib.tasks.metrics import repeated
 from eelib.tasks.prompts import SHORT
 from recipes.corpora import SEED, SHIFTS, first_words, novels, read_jsonl, spelled_out
 
@@ -108,12 +109,8 @@ class OwnText:
 
     @property
     def repeated(self) -> float:
-        """The share of the output's tokens that are part of a run of 8 tokens which the output has twice."""
-        ids = self.output.tolist()
-        runs = [tuple(ids[i : i + 8]) for i in range(len(ids) - 7)]
-        counts = Counter(runs)
-        inside = {at for i, run in enumerate(runs) if counts[run] > 1 for at in range(i, i + 8)}
-        return len(inside) / len(ids)
+        """The share of the output's tokens that stand in an 8-gram which the output has twice."""
+        return float(repeated(self.output.tolist()).mean())
 
 
 def is_held_out(source: str) -> bool:
