@@ -73,7 +73,7 @@ def test_tables_are_numbered_as_they_are_and_can_be_taken_away():
     judged, others = shown.select("[id^=table-] > table.ee-scoreboard")
     assert judged.caption.get_text() == "Table 1. Verdicts on m." and not shown.select(".ee-scroll .ee-scoreboard")
     assert {"figure-1.svg", "figure-1.png", "figure-1.csv"} <= set(kept)
-    assert shown.select_one("figure#figure-1.ee-standing figcaption").get_text().startswith("Figure 1. Distance")
+    assert shown.select_one("figure#figure-1.ee-standing figcaption").get_text().startswith("Figure 1. m: distance")
     (line,) = pd.read_csv(BytesIO(kept["table-1.csv"])).to_dict("records")
     assert (line["claim"], line["weight"], line["low"], line["sequences"]) == ("P-S1", "ours", 0.6, 1234)
     why = pd.read_csv(BytesIO(kept["table-2.csv"])).set_index("claim")["why"]
