@@ -32,12 +32,12 @@ from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_dr
 from checks.report import Head, headed, write_part, write_report
 from eelib.common.data import data_folder
 from eelib.exits.calibration import by_agreement
-from eelib.exits.curve import curve
+from eelib.exits.curve import curve, rule_at
 from eelib.exits.decoding.generate import DRAFT, batches, encoded
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.forecast import Forecast
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import scores
-from eelib.exits.rule import Rule
 from eelib.exits.step_costs import Costs, measure
 from eelib.exits.steps import crossover
 from eelib.models.model import Model
@@ -74,10 +74,12 @@ def measured(name: str, sequences: int, repeats: int, max_new_tokens: int = NEW_
         numbers = made.sequences["sequence"].tolist()  # of texts that fit the window
         own, others = numbers[:sequences], numbers[sequences:] or numbers
         asked = task.pick(own)
-        costs = measure(model, asked, Rule(gate_named("softmax_difference"), exits=few_exits(model.layers, 3)))
+        costs = measure(
+            model, asked, ExitRule(gate_named("softmax_difference"), exit_layers=few_exits(model.layers, 3))
+        )
         known = [Known(Way(PLAIN, None, "full"), "plain", 1.0)]
         known += fixed_drafts(costs, made, own, range(1, model.layers), TOP)
-        layers = [one.forecast.rule.exits[0] for one in known if one.forecast and one.forecast.rule.exits]
+        layers = [one.forecast.rule.exit_layers[0] for one in known if one.forecast and one.forecast.rule.exit_layers]
         known += [doubting_drafts(costs, made, own, layers), lossy(costs, model, task, made, own, others)]
     found, crossing = known[-1].forecast, []
     assert found is not None
@@ -101,12 +103,13 @@ def lossy(costs: Costs, model: Model, task: Task, made: Trace, own: Sequence[int
     """The exits that the forecast puts first at 98% agreement on the other texts, by the trace; then a threshold with
     which decoding them for real keeps as much of the tokens and of the score.
     """
-    gate = Rule(gate_named("softmax_difference"))
+    gate = ExitRule(gate_named("softmax_difference"))
     said, rows = scores(gate, made), made.tokens["sequence"].isin(others).to_numpy()
 
     def kept(exits: tuple[int, ...], level: float) -> Forecast:
-        rule = replace(gate, exits=exits)
-        rule = replace(rule, threshold=by_agreement(curve(rule, said, made, rows), level).threshold)
+        rule = replace(gate, exit_layers=exits)
+        choice = by_agreement(curve(rule, said, made, rows), level)
+        rule = rule_at(rule, rule.gate.default if choice.threshold is None else choice.threshold)
         return Forecast(costs, planned(rule, made, own), rule, "deferred")
 
     some = {few_exits(model.layers, count) for count in (2, 3)} | {(layer,) for layer in range(1, model.layers)}

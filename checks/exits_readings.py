@@ -12,8 +12,8 @@ from pathlib import Path
 
 import eelib
 from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, totals
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 from eelib.exits.step_costs import measure
 from eelib.models.checkpoint import path_of
 from eelib.models.model import Model
@@ -48,7 +48,7 @@ def read(names: Sequence[str], task: Task, sequences: int, repeats: int, max_new
 def drafts(model: Model, task: Task, sequences: int, layer: int, max_new_tokens: int) -> list[Known]:
     """One reading's ways, named by it."""
     asked = task.take(sequences)
-    costs = measure(model, asked, Rule(gate_named("softmax_difference"), exits=(layer,)))
+    costs = measure(model, asked, ExitRule(gate_named("softmax_difference"), exit_layers=(layer,)))
     with tempfile.TemporaryDirectory() as folder:
         made = eelib.trace(model, asked, max_new_tokens=max_new_tokens, folder=folder, progress=False)
         own = made.sequences["sequence"].tolist()

@@ -19,9 +19,9 @@ from torch import Tensor
 from checks.speed_shapes import number_tokenizer, random_llama
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.generated import Generated
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.fixed import Fixed
-from eelib.exits.gates.gate import Memory, Seen
-from eelib.exits.rule import Rule
+from eelib.exits.gates.gate import GateState, LayerOutput
 from eelib.exits.steps import Planned
 from eelib.models.model import Model, prepare
 
@@ -71,7 +71,7 @@ class Replayed(Fixed):
     said: tuple[int, ...] = ()
     right: tuple[bool, ...] = ()
 
-    def token(self, seen: Seen, memory: Memory) -> Tensor:
+    def token(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """The head is read, as for any draft."""
         read, positions = seen.readout["top1"], seen.positions.tolist()
         drafts = [self.said[at] if self.right[at] else int(self.said[at] == 0) for at in positions]
@@ -104,14 +104,14 @@ def replayed(shape: Shape, pattern: Pattern, repeats: int) -> dict[str, Any]:
     model, right = network_of(shape), pattern.right(shape.tokens)
     layer = max(1, round(pattern.layer * shape.layers / pattern.layers))
 
-    def run(tokens: int, rule: Rule | None = None) -> Generated:
+    def run(tokens: int, rule: ExitRule | None = None) -> Generated:
         keys, draft = ("verified", pattern.draft) if rule else ("full", None)
         return generate(model, [PROMPT], rule, None, keys, draft, 1, tokens)
 
     prompt = min(sum(run(1).times.values()) for _ in range(repeats + 1))  # the first pays for what is made once
     plains, earlies = [run(shape.tokens)], list[Generated]()
     said = plains[0].tokens["token_id"].tolist()
-    rule = Rule(Replayed(tuple(said), tuple(right)), float(layer), exits=(layer,))
+    rule = ExitRule(Replayed(tuple(said), tuple(right)), float(layer), exit_layers=(layer,))
     for turn in range(repeats):
         if turn:
             plains.append(run(shape.tokens))

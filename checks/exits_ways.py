@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule, at_layer
 from eelib.exits.step_costs import Costs
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
@@ -45,9 +45,9 @@ def fixed_drafts(costs: Costs, made: Trace, own: Sequence[int], layers: Sequence
     options = options[options["layer"].isin(layers)].sort_values("forecast", ascending=False)
     for row in options.head(top).to_dict("records"):
         layer, length = int(row["layer"]), int(row["draft"])
-        way = Way(f"layer {layer}, drafts of {length}, verified", at_layer(layer), EXACT, length)
-        plans = planned(at_layer(layer), made, own)
-        expected = Forecast(costs, plans, at_layer(layer), EXACT, draft=length)
+        way = Way(f"layer {layer}, drafts of {length}, verified", fixed_exit(layer), EXACT, length)
+        plans = planned(fixed_exit(layer), made, own)
+        expected = Forecast(costs, plans, fixed_exit(layer), EXACT, draft=length)
         found.append(Known(way, "lossless", row["ceiling"], expected))
     return found
 
@@ -57,7 +57,7 @@ def doubting_drafts(costs: Costs, made: Trace, own: Sequence[int], layers: Seque
     options = []
     for layer in layers:
         for doubt in DOUBTS:
-            rule = Rule(gate_named("softmax_difference"), doubt, exits=(layer,))
+            rule = ExitRule(gate_named("softmax_difference"), doubt, exit_layers=(layer,))
             expected = Forecast(costs, planned(rule, made, own), rule, EXACT, draft=LONGEST)
             way = Way(f"layer {layer} above {doubt:g}, drafts to {LONGEST}, verified", rule, EXACT, LONGEST)
             options.append(Known(way, "lossless", expected.bound, expected))

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from eelib.exits.gates.gate import NEVER
+from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.offline import Scores
 from eestudy.exits.quality import Quality
 
@@ -55,7 +55,7 @@ class Made:
             values = torch.tensor(self.random.integers(4, size=(TOKENS, LAYERS))).float()
         else:
             values = torch.tensor(self.random.random((TOKENS, LAYERS)).round(2)).float()  # rounded: there are ties
-        values[self.random.random((TOKENS, LAYERS)) < 0.1] = NEVER
+        values[self.random.random((TOKENS, LAYERS)) < 0.1] = NO_EXIT
         tokens = torch.tensor(self.top1[:, 1:])
         return Scores(values, tokens)
 

@@ -11,11 +11,11 @@ import numpy as np
 from torch import nn
 
 from eelib.common.errors import InputError
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.fitted import Fitted
 from eelib.exits.gates.learned import Learned
 from eelib.exits.gates.shortlist import Shortlist
 from eelib.exits.gates.trained import TRAINED
-from eelib.exits.rule import Rule
 from eelib.models.model import Model
 
 WITHOUT_HEAD = ("state_saturation", "fixed", "schedule", *TRAINED)  # their scores ask for no logits
@@ -58,7 +58,7 @@ def parameters(module: nn.Module) -> int:
 
 
 def prices(
-    sizes: Sizes, rule: Rule, rows: int | Callable[[int], int] | None = None, gate_parameters: int | None = None
+    sizes: Sizes, rule: ExitRule, rows: int | Callable[[int], int] | None = None, gate_parameters: int | None = None
 ) -> np.ndarray:
     """What a token costs that leaves at layers 1..L by a rule, [L].
 
@@ -83,7 +83,7 @@ def prices(
     return np.array(found)
 
 
-def rows_read(rule: Rule, sizes: Sizes) -> int | Callable[[int], int]:
+def rows_read(rule: ExitRule, sizes: Sizes) -> int | Callable[[int], int]:
     """Rows of the head that a rule's score reads: all, none, or a shortlist's few after the layer that lists, which is
     the first from its own on at which it is asked.
     """

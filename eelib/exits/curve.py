@@ -15,10 +15,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.gate import NEVER
+from eelib.exits.exit_rule import Constant, Decaying, ExitRule
+from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.offline import Scores
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Constant, Decaying
 from eelib.tracing.trace import Trace
 
 POINTS = 200  # most thresholds of a curve
@@ -73,15 +72,15 @@ class Curve:
         return pd.DataFrame({"value": self.values} | {name: getattr(self, name) for name in names})
 
 
-def rule_at(rule: Rule, value: float) -> Rule:
+def rule_at(rule: ExitRule, value: float) -> ExitRule:
     """The same rule with another value of its threshold."""
-    if not isinstance(rule.limit, (Constant, Decaying)):
-        raise InputError(f"{rule.gate.name}: a {type(rule.limit).__name__} threshold is learnt and has no curve")
-    return replace(rule, threshold=replace(rule.limit, value=float(value)))
+    if not isinstance(rule.threshold, (Constant, Decaying)):
+        raise InputError(f"{rule.gate.name}: a {type(rule.threshold).__name__} threshold is learnt and has no curve")
+    return replace(rule, threshold=replace(rule.threshold, value=float(value)))
 
 
 def curve(
-    rule: Rule,
+    rule: ExitRule,
     found: Scores,
     trace: Trace,
     rows: np.ndarray | None = None,
@@ -132,35 +131,35 @@ def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> n
     return counted
 
 
-def running_maxima(rule: Rule, scores: Tensor, positions: Tensor) -> Tensor:
-    """The highest score up to each layer at which a token may leave, float32 [n, L-1]; NEVER before the first."""
+def running_maxima(rule: ExitRule, scores: Tensor, positions: Tensor) -> Tensor:
+    """The highest score up to each layer at which a token may leave, float32 [n, L-1]; NO_EXIT before the first."""
     layers = scores.shape[1]
     may = [rule.asks(layer, layers) and layer >= rule.minimum_layer for layer in range(1, layers)]
-    closed = ~torch.tensor(may, dtype=torch.bool) | (positions < rule.first_tokens)[:, None]
-    return scores[:, :-1].nan_to_num(NEVER, torch.inf, NEVER).masked_fill(closed, NEVER).cummax(dim=1).values
+    closed = ~torch.tensor(may, dtype=torch.bool) | (positions < rule.full_depth_tokens)[:, None]
+    return scores[:, :-1].nan_to_num(NO_EXIT, torch.inf, NO_EXIT).masked_fill(closed, NO_EXIT).cummax(dim=1).values
 
 
-def exits_by(rule: Rule, highest: Tensor, positions: Tensor) -> Tensor:
+def exits_by(rule: ExitRule, highest: Tensor, positions: Tensor) -> Tensor:
     """Exit layers 1..L, int64 [n], by running maxima: those of `eelib.exits.offline.leave`."""
-    limit = rule.limit.at(positions)
-    if rule.gate.reaches and bool((limit == NEVER).any()):
+    limit = rule.threshold.at(positions)
+    if rule.gate.inclusive and bool((limit == NO_EXIT).any()):
         raise InputError(f"{rule.gate.name}: a threshold of -inf would let tokens leave where the gate can't stop")
     limit = limit[:, None] if limit.ndim else limit
-    passed = highest >= limit if rule.gate.reaches else highest > limit
+    passed = highest >= limit if rule.gate.inclusive else highest > limit
     return highest.shape[1] + 1 - passed.sum(dim=1)
 
 
-def turning_values(rule: Rule, highest: Tensor, positions: Tensor, points: int) -> list[float]:
+def turning_values(rule: ExitRule, highest: Tensor, positions: Tensor, points: int) -> list[float]:
     """Values of the threshold, rising, one for each way in which it can part the tokens, thinned to `points`."""
     count, width = highest.shape
-    before = torch.cat([torch.full((count, 1), NEVER), highest[:, :-1]], dim=1)
+    before = torch.cat([torch.full((count, 1), NO_EXIT), highest[:, :-1]], dim=1)
     risen = highest > before
     layer = torch.arange(1, width + 1).expand_as(risen).where(risen, torch.tensor(width + 1))
     after = torch.cat([layer[:, 1:], torch.full((count, 1), width + 1)], dim=1)
     gained = (after.flip(1).cummin(dim=1).values.flip(1) - layer)[risen].numpy()  # layers more once this one is closed
     at = positions[:, None].expand_as(risen)[risen]
-    turns = rule_at(rule, 0.0).limit.value_for(highest[risen].double(), at).numpy()  # type: ignore[attr-defined]
-    between = isinstance(rule.limit, Decaying)
+    turns = rule_at(rule, 0.0).threshold.value_for(highest[risen].double(), at).numpy()  # type: ignore[attr-defined]
+    between = isinstance(rule.threshold, Decaying)
     if between:
         gained, turns = gained[(turns >= 0) & (turns <= 1)], turns[(turns >= 0) & (turns <= 1)]
     turns, which = np.unique(turns, return_inverse=True)
@@ -168,7 +167,7 @@ def turning_values(rule: Rule, highest: Tensor, positions: Tensor, points: int) 
     states = np.unique(np.searchsorted(layers, np.linspace(0, layers[-1], max(2, points))))
     if between:  # a rounding away from any turn
         return ((np.append(0.0, turns) + np.append(turns, 1.0)) / 2)[states].tolist()
-    if rule.gate.reaches:  # in state j the turns from j on pass
+    if rule.gate.inclusive:  # in state j the turns from j on pass
         return np.append(turns, np.inf)[states].tolist()
     return np.concatenate([[-np.inf], turns[:-1], [np.inf]] if len(turns) else [[np.inf]])[states].tolist()
 

@@ -28,10 +28,10 @@ from eelib.exits.decoding.generate import (
     rule_of,
 )
 from eelib.exits.decoding.oracle import FirstAgreeing
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import Gate
 from eelib.exits.live import Watch
 from eelib.exits.policy import Policy
-from eelib.exits.rule import Rule
 from eelib.exits.step_costs import Costs, Line, measure
 from eelib.exits.steps import Planned, seconds, speed_up
 from eelib.models.model import Model
@@ -52,7 +52,7 @@ class Forecast:
 
     costs: Costs
     plans: Sequence[Planned] = field(repr=False)
-    rule: Rule
+    rule: ExitRule
     keys: str
     batch: int = 1
     draft: int = DRAFT
@@ -145,7 +145,7 @@ class Forecast:
 
 def forecast(
     model: Model,
-    gate: str | Gate | Rule | None = None,
+    gate: str | Gate | ExitRule | None = None,
     keys: str | None = None,
     batch: int = 1,
     task: Task | list[str] | None = None,
@@ -195,7 +195,7 @@ def forecast(
     return Forecast(costs, plans, rule, chosen_keys.name, batch, told, f"{model.name} on {some.name}")
 
 
-def plans_of(model: Model, task: Task, rule: Rule, batch: int, max_new_tokens: int) -> list[Planned]:
+def plans_of(model: Model, task: Task, rule: ExitRule, batch: int, max_new_tokens: int) -> list[Planned]:
     """Where the tokens of full-depth outputs would leave, in the order in which `generate` takes the prompts."""
     prompts, halving, found = encoded(model, task), Halving(), list[Planned]()
 

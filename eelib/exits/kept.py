@@ -15,9 +15,9 @@ from tqdm import tqdm
 from eelib.common.errors import InputError
 from eelib.common.files import only_one
 from eelib.common.sources import hash_of, modules_behind
-from eelib.exits.gates.gate import Seen
+from eelib.exits.exit_rule import ExitRule
+from eelib.exits.gates.gate import LayerOutput
 from eelib.exits.offline import IN_A_TRACE, Scores, Tokens, score_layers
-from eelib.exits.rule import Rule
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import states_of
@@ -28,15 +28,15 @@ from eelib.tracing.trace import Trace
 AT_ONCE = 512  # tokens whose states of all layers are held and scored at a time
 
 
-def needs_states(rule: Rule) -> bool:
+def needs_states(rule: ExitRule) -> bool:
     """Whether a rule's gate looks at what no trace holds, so that its scores have to be made and kept."""
     return not set(rule.gate.needs) <= IN_A_TRACE
 
 
-def name_of(rule: Rule) -> str:
+def name_of(rule: ExitRule) -> str:
     """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on."""
     code = code_of(inspect.getfile(type(rule.gate)))
-    said = f"{rule.gate!r} {rule.exits} {0 if rule.gate.remembers else rule.minimum_layer} {code}"
+    said = f"{rule.gate!r} {rule.exit_layers} {0 if rule.gate.stateful else rule.minimum_layer} {code}"
     return f"scores-{rule.gate.name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
@@ -46,7 +46,7 @@ def code_of(file: str) -> str:
     return hash_of(modules_behind(Path(file)))
 
 
-def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[Rule], progress: bool = True) -> None:
+def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule], progress: bool = True) -> None:
     """Score every token of a trace by each rule's gate and keep that in the trace's folder, unless it is there.
 
     One pass over the known outputs for all of them. InputError where the trace is of another model or task.
@@ -97,7 +97,7 @@ def score_sequences(
     model: Model,
     prompts: list[list[int]],
     outputs: list[list[int]],
-    rules: Sequence[Rule],
+    rules: Sequence[ExitRule],
     tokens: Tokens,
     rows: Tensor,
 ) -> list[Scores]:
@@ -105,7 +105,7 @@ def score_sequences(
     states, _ = states_of(model, prompts, outputs)
     final = tokens.final[rows].to(states.device)
 
-    def seen(layer: int) -> Seen:
+    def seen(layer: int) -> LayerOutput:
         known = tokens.seen(layer, rows, 0 * rows).on(states.device)
         return replace(known, state=states[:, layer], unembed=model.unembed, exit_before=None)
 
@@ -113,7 +113,7 @@ def score_sequences(
     return [Scores(*(part.cpu() for part in scores)) for scores in made]
 
 
-def kept_scores(rule: Rule, trace: Trace) -> Scores:
+def kept_scores(rule: ExitRule, trace: Trace) -> Scores:
     """The scores that `make_scores` kept. InputError where it did not."""
     name = name_of(rule)
     if name not in load_manifest(trace.folder).get("files", {}):

@@ -7,11 +7,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from eelib.exits.gates.gate import Seen
+from eelib.exits.exit_rule import Estimated, ExitRule
+from eelib.exits.gates.gate import LayerOutput
 from eelib.exits.look import look
 from eelib.exits.offline import Scores, leave, score_layers
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Estimated
 from eelib.models.model import Model
 
 COLUMNS = ("sequence", "position", "exit_layer", "token_id")
@@ -23,10 +22,10 @@ class Watch:
     A threshold that is learnt goes on learning from batch to batch; FREE's are of one sequence.
     """
 
-    def __init__(self, model: Model, rule: Rule, rows: int):
+    def __init__(self, model: Model, rule: ExitRule, rows: int):
         rule.check(model.layers)
-        if isinstance(rule.limit, Estimated):
-            rule.limit.begin_sequence()
+        if isinstance(rule.threshold, Estimated):
+            rule.threshold.begin_sequence()
         self.model, self.rule = model, rule
         self.position = torch.zeros(rows, dtype=torch.long)
         self.token_before = torch.full((rows,), -1)
@@ -39,13 +38,15 @@ class Watch:
         positions, device = self.position[at].to(states.device), states.device
         token_before, exit_before = self.token_before[at].to(device), self.exit_before[at].to(device)
 
-        def seen(layer: int) -> Seen:
+        def seen(layer: int) -> LayerOutput:
             state, unembed = states[:, layer], self.model.unembed
-            return Seen(layer, layers, positions, look(unembed, state), state, unembed, token_before, exit_before)
+            return LayerOutput(
+                layer, layers, positions, look(unembed, state), state, unembed, token_before, exit_before
+            )
 
         found = score_layers(self.rule, layers, torch.tensor(ids, device=device), seen)
         exits = leave(self.rule, found, positions)
-        if isinstance(self.rule.limit, Estimated):
+        if isinstance(self.rule.threshold, Estimated):
             self.learn(found, exits, torch.tensor(ids, device=device))
         self.said.append((torch.stack([at, self.position[at]]), exits.cpu(), Scores(*(part.cpu() for part in found))))
         self.position[at] += 1
@@ -53,7 +54,7 @@ class Watch:
 
     def learn(self, found: Scores, exits: Tensor, final: Tensor) -> None:
         """Tell the threshold of the tokens that ran all blocks."""
-        limit, (shallow,) = self.rule.limit, self.rule.exits or ()
+        limit, (shallow,) = self.rule.threshold, self.rule.exit_layers or ()
         assert isinstance(limit, Estimated)
         deep = exits > shallow
         agreed = found.tokens[deep, shallow - 1] == final[deep]

@@ -11,7 +11,7 @@ from eelib.models.unembed import Unembed
 
 @torch.no_grad()
 def look(unembed: Unembed, states: Tensor) -> dict[str, Tensor]:
-    """Readouts of states [n, hidden_size]: what `Seen.readout` holds, as `eelib.lens.readout.read` defines it."""
+    """Readouts of states [n, hidden_size]: as `LayerOutput` has them and `eelib.lens.readout.read` defines them."""
     return looked_at(unembed(states))
 
 

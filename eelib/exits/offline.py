@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.gate import NEVER, Seen
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Estimated
+from eelib.exits.exit_rule import Estimated, ExitRule
+from eelib.exits.gates.gate import NO_EXIT, LayerOutput
 from eelib.tracing.trace import Trace
 
 READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probability")
@@ -24,7 +23,7 @@ IN_A_TRACE = {"readout", "token before", "exit before"}
 
 
 class Scores(NamedTuple):
-    """Of n tokens at layers 1..L: the gate's score float32 [n, L], NEVER where it was not asked, and the token that
+    """Of n tokens at layers 1..L: the gate's score float32 [n, L], NO_EXIT where it was not asked, and the token that
     leaving there would emit, int64 [n, L]; at layer L that is the trace's own.
     """
 
@@ -42,13 +41,15 @@ class Tokens:
         self.before = self.final.roll(1).masked_fill(self.positions == 0, -1)
         self.readouts = {name: torch.from_numpy(np.ascontiguousarray(trace[name].swapaxes(0, 1))) for name in READOUT}
 
-    def seen(self, layer: int, rows: Tensor, exit_before: Tensor) -> Seen:
+    def seen(self, layer: int, rows: Tensor, exit_before: Tensor) -> LayerOutput:
         """What some of them show after a block: `rows` [n] by index, and the exit layers of the tokens before them."""
         readout = {name: values[layer][rows] for name, values in self.readouts.items()}
-        return Seen(layer, self.layers, self.positions[rows], readout, None, None, self.before[rows], exit_before)
+        return LayerOutput(
+            layer, self.layers, self.positions[rows], readout, None, None, self.before[rows], exit_before
+        )
 
 
-def scores(rule: Rule, trace: Trace) -> Scores:
+def scores(rule: ExitRule, trace: Trace) -> Scores:
     """What the rule's gate says of each token of a trace at each layer at which it is asked.
 
     InputError for a gate that needs states, which no trace holds, or where earlier tokens left: see `decide`.
@@ -59,7 +60,7 @@ def scores(rule: Rule, trace: Trace) -> Scores:
     return score_layers(rule, trace.layers, tokens.final, lambda layer: tokens.seen(layer, rows, 0 * rows))
 
 
-def refuse_what_is_missing(rule: Rule, there: set[str]) -> None:
+def refuse_what_is_missing(rule: ExitRule, there: set[str]) -> None:
     """InputError where a gate needs what is not there."""
     if missing := sorted(set(rule.gate.needs) - there):
         held = "gates on states are scored with eelib.exits.kept.make_scores(model, task, trace, rules)"
@@ -67,10 +68,10 @@ def refuse_what_is_missing(rule: Rule, there: set[str]) -> None:
 
 
 @torch.no_grad()
-def score_layers(rule: Rule, layers: int, final: Tensor, seen: Callable[[int], Seen]) -> Scores:
+def score_layers(rule: ExitRule, layers: int, final: Tensor, seen: Callable[[int], LayerOutput]) -> Scores:
     """Scores of n tokens whose last layer emits `final` [n], from what is seen of them after each block."""
     count, gate = len(final), rule.gate
-    values = torch.full((count, layers), NEVER, device=final.device)
+    values = torch.full((count, layers), NO_EXIT, device=final.device)
     tokens = final[:, None].repeat(1, layers)
     rule.check(layers)
     memory = gate.start(count, final.device)
@@ -82,17 +83,17 @@ def score_layers(rule: Rule, layers: int, final: Tensor, seen: Callable[[int], S
     return Scores(values, tokens)
 
 
-def leave(rule: Rule, found: Scores, positions: Tensor) -> Tensor:
+def leave(rule: ExitRule, found: Scores, positions: Tensor) -> Tensor:
     """Exit layers 1..L, int64 [n], of tokens at `positions` [n] by their gate's scores."""
     layers = found.values.shape[1]
     exits = torch.full((len(positions),), layers)
     for layer in range(layers - 1, 0, -1):
         if rule.asks(layer, layers):
-            exits[rule.leaves(layer, found.values[:, layer - 1], positions)] = layer
+            exits[rule.exits(layer, found.values[:, layer - 1], positions)] = layer
     return exits
 
 
-def decide(rule: Rule, trace: Trace) -> tuple[Tensor, Scores]:
+def decide(rule: ExitRule, trace: Trace) -> tuple[Tensor, Scores]:
     """(exit layers int64 [tokens], scores) of a rule over a trace, in the order in which the tokens were made.
 
     So a gate may look at where the token before has left, and a threshold may be learnt (`Estimated`: the sequences
@@ -100,11 +101,11 @@ def decide(rule: Rule, trace: Trace) -> tuple[Tensor, Scores]:
     """
     refuse_what_is_missing(rule, IN_A_TRACE)
     tokens = Tokens(trace)
-    if isinstance(rule.limit, Estimated):
+    if isinstance(rule.threshold, Estimated):
         found = scores(rule, trace)
         return learn_along(rule, found, tokens, torch.tensor(trace.tokens["sequence"].to_numpy())), found
     exits = torch.zeros_like(tokens.final)
-    found = Scores(torch.full((len(exits), trace.layers), NEVER), tokens.final[:, None].repeat(1, trace.layers))
+    found = Scores(torch.full((len(exits), trace.layers), NO_EXIT), tokens.final[:, None].repeat(1, trace.layers))
     for position in tokens.positions.unique().tolist():
         rows = (tokens.positions == position).nonzero()[:, 0]
         before = exits[rows - 1] if position else 0 * rows
@@ -115,11 +116,11 @@ def decide(rule: Rule, trace: Trace) -> tuple[Tensor, Scores]:
     return exits, found
 
 
-def learn_along(rule: Rule, found: Scores, tokens: Tokens, sequences: Tensor) -> Tensor:
+def learn_along(rule: ExitRule, found: Scores, tokens: Tokens, sequences: Tensor) -> Tensor:
     """Exit layers int64 [tokens] under FREE's threshold, which learns from the tokens that ran all blocks."""
-    limit = deepcopy(rule.limit)  # the rule stays as it was
-    assert isinstance(limit, Estimated) and rule.exits is not None
-    now, (shallow,) = replace(rule, threshold=limit), rule.exits
+    limit = deepcopy(rule.threshold)  # the rule stays as it was
+    assert isinstance(limit, Estimated) and rule.exit_layers is not None
+    now, (shallow,) = replace(rule, threshold=limit), rule.exit_layers
     exits = torch.empty_like(sequences)
     for sequence in sequences.unique_consecutive():
         rows = (sequences == sequence).nonzero()[:, 0]

@@ -24,13 +24,13 @@ from eelib.common.files import write_atomically
 from eelib.exits.calibration import learn_then_test, losses_of
 from eelib.exits.curve import Curve, curve
 from eelib.exits.decoding.sampling import check_temperature
-from eelib.exits.gates.gate import NEVER, Gate
+from eelib.exits.exit_rule import ExitRule
+from eelib.exits.gates.gate import NO_EXIT, Gate
 from eelib.exits.gates.learned import Learned
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED, trained_gate
 from eelib.exits.kept import kept_scores, make_scores, needs_states
 from eelib.exits.offline import Scores, scores
-from eelib.exits.rule import Rule
 from eelib.exits.split import split
 from eelib.models.model import Model, load_model
 from eelib.tasks.task import Task, load_task, task_names
@@ -60,7 +60,7 @@ class Policy:
     gate_hash: str
     exits: tuple[int, ...] | None
     minimum_layer: int
-    first_tokens: int
+    full_depth_tokens: int
     keys: str
     thresholds: dict[str, float | None]
     calibrated_on: dict[str, dict[str, Any]]
@@ -87,7 +87,7 @@ class Policy:
                     f"{model.name}"
                 )
 
-    def rule(self, model: Model, kind: str) -> Rule | None:
+    def rule(self, model: Model, kind: str) -> ExitRule | None:
         """The rule for tasks of a kind; None where all layers have to run. InputError for a kind not calibrated."""
         self.check(model)
         if kind not in self.thresholds:
@@ -101,7 +101,7 @@ class Policy:
         value = self.thresholds[kind]
         if value is None:
             return None
-        return Rule(gate, value, self.exits, self.minimum_layer, self.first_tokens)
+        return ExitRule(gate, value, self.exits, self.minimum_layer, self.full_depth_tokens)
 
     def save(self, path: Path | str) -> None:
         """Write it, whole or not at all."""
@@ -163,7 +163,7 @@ def calibrate(
     delta: float = 0.1,
     exits: tuple[int, ...] | None = None,
     minimum_layer: int = 1,
-    first_tokens: int = 0,
+    full_depth_tokens: int = 0,
     share: float = 0.5,
     seed: int = 0,
     temperature: float = 0.0,
@@ -180,7 +180,7 @@ def calibrate(
     check_pair(keys, temperature)
     if keys not in EXACT:
         raise InputError(f"keys {keys!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
-    rule = Rule(gate_of(model, gate, parameters), None, exits, minimum_layer, first_tokens)
+    rule = ExitRule(gate_of(model, gate, parameters), None, exits, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
     halves = split({name: set(made.tokens["group"]) for name, made in traces.items()}, share, seed)
     kinds: dict[str, list[str]] = {}
@@ -212,7 +212,7 @@ def calibrate(
         gate_hash(rule.gate),
         exits,
         minimum_layer,
-        first_tokens,
+        full_depth_tokens,
         keys,
         thresholds,
         based,
@@ -225,7 +225,7 @@ def calibrate(
     )
 
 
-def scores_of(rule: Rule, model: Model, task: Task, made: Trace) -> Scores:
+def scores_of(rule: ExitRule, model: Model, task: Task, made: Trace) -> Scores:
     """The gate's scores over a trace, from states where it asks for them."""
     if not needs_states(rule):
         return scores(rule, made)
@@ -251,13 +251,13 @@ def risk_of(losses: np.ndarray) -> dict[str, float]:
     return {"estimate": lost / count, "low": low, "high": high, "sequences": float(count)}
 
 
-def grid_of(rule: Rule, held_out: Sequence[np.ndarray]) -> list[float]:
+def grid_of(rule: ExitRule, held_out: Sequence[np.ndarray]) -> list[float]:
     """Thresholds to test, rising: quantiles of the scores of the half that does not calibrate.
 
     The tests promise what they do for values that were listed without a look at the calibration units.
     """
     values = np.concatenate([found.ravel() for found in held_out])
-    values = values[values > NEVER]
+    values = values[values > NO_EXIT]
     if not len(values):
         raise InputError(f"gate {rule.gate.name} says nothing of these traces")
     return np.unique(np.quantile(values, np.linspace(0.5, 1.0, POINTS))).tolist()

@@ -10,8 +10,7 @@ import numpy as np
 
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.generated import Generated
-from eelib.exits.rule import Rule, at_layer
-from eelib.exits.thresholds import Constant
+from eelib.exits.exit_rule import Constant, ExitRule, fixed_exit
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 
@@ -71,7 +70,7 @@ class PerStep:
     reads: bool
 
 
-def measure(model: Model, task: Task, rule: Rule, batch: int = 8, repeats: int = 2) -> Costs:
+def measure(model: Model, task: Task, rule: ExitRule, batch: int = 8, repeats: int = 2) -> Costs:
     """Costs on this machine, from decoding a task's first prompts for a few tokens; the quickest of the repeats.
 
     Prompts are repeated where they are fewer than a batch. InputError as of `generate`.
@@ -81,7 +80,7 @@ def measure(model: Model, task: Task, rule: Rule, batch: int = 8, repeats: int =
     together = task.pick([i % len(task) if model.pads else 0 for i in range(wide)])
     alone = together.take(ALONE)
 
-    def quickest(some: Task, size: int, tokens: int, gate: Rule | None, keys: str) -> Generated:
+    def quickest(some: Task, size: int, tokens: int, gate: ExitRule | None, keys: str) -> Generated:
         made = [generate(model, some, gate, None, keys, None, size, tokens) for _ in range(repeats)]
         best = {part: min(one.times[part] for one in made) for part in made[0].times}
         return replace(made[0], times=best)
@@ -89,7 +88,7 @@ def measure(model: Model, task: Task, rule: Rule, batch: int = 8, repeats: int =
     quickest(together, wide, MEASURED, None, "full")  # the first run pays for what is made once
     prompts = {size: quickest(some, size, 1, None, "full").times for size, some in ((1, alone), (wide, together))}
 
-    def per_step(size: int, gate: Rule | None = None, keys: str = "full") -> PerStep:
+    def per_step(size: int, gate: ExitRule | None = None, keys: str = "full") -> PerStep:
         made = quickest(alone if size == 1 else together, size, MEASURED, gate, keys)
         lengths = made.tokens.groupby("sequence")["position"].size().to_numpy() - 1
         steps = max(int(lengths.sum() if size == 1 else lengths.max()), 1)
@@ -98,7 +97,7 @@ def measure(model: Model, task: Task, rule: Rule, batch: int = 8, repeats: int =
 
     never = replace(rule, threshold=Constant(np.inf))
     least = model.adapter_block.layer if model.adapter_block else 1  # keys are made from there on
-    first = at_layer(least)
+    first = fixed_exit(least)
     one, many, shallow = per_step(1), per_step(wide), per_step(1, first, "deferred")
     asking, asking_many = per_step(1, never), per_step(wide, never)
     projected = per_step(1, first, "project")

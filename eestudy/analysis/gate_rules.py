@@ -8,11 +8,11 @@ import numpy as np
 
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.trained import TRAINED, file_name, trained_gate
 from eelib.exits.pieces import piece_table
-from eelib.exits.rule import Rule
 from eelib.exits.split import split
 from eelib.models.model import Model
 from eestudy.exits.fit import fit
@@ -40,22 +40,22 @@ def label(name: str) -> str:
     return "FREE" if name == FREE else name.replace("_", " ").replace("lstm", "LSTM")
 
 
-def rules(minimum_layer: int = 1, longest: int = 128) -> dict[str, Rule]:
+def rules(minimum_layer: int = 1, longest: int = 128) -> dict[str, ExitRule]:
     """The rules of gates without weights, by name, the fixed layer last; thresholds are still open.
 
     `longest`: the position at which the schedule has fallen to one layer.
     """
     gates = {name: gate_named(name) for name in GATES} | {SCHEDULE: Schedule(longest=longest), FIXED: gate_named(FIXED)}
-    return {name: Rule(gate, minimum_layer=minimum_layer) for name, gate in gates.items()}
+    return {name: ExitRule(gate, minimum_layer=minimum_layer) for name, gate in gates.items()}
 
 
-def learned_rules(model: Model, folder: str, minimum_layer: int) -> tuple[dict[str, Rule], dict[str, str]]:
+def learned_rules(model: Model, folder: str, minimum_layer: int) -> tuple[dict[str, ExitRule], dict[str, str]]:
     """(rules of a model's trained gates, {gate that it lacks: why}); they lie in `folder`/NAME or data/gates/NAME."""
     kept_in = (Path(folder) if folder else data_folder("gates")) / model.name
     found, missing = {}, {}
     for name in TRAINED:
         try:
-            found[name] = Rule(trained_gate(model, name, kept_in), minimum_layer=minimum_layer)
+            found[name] = ExitRule(trained_gate(model, name, kept_in), minimum_layer=minimum_layer)
         except InputError as error:
             there = (kept_in / file_name(name, {})).exists()
             missing[name] = str(error).partition("; train it")[0].replace(f"{kept_in}/", "") if there else ""
@@ -73,10 +73,10 @@ class Asked:
         self,
         study: Study,
         tasks: list[str],
-        rules: dict[str, Rule],
+        rules: dict[str, ExitRule],
         share: float,
         missing: Mapping[str, str] | None = None,
-        more: Sequence[Rule] = (),
+        more: Sequence[ExitRule] = (),
     ):
         self.study, self.tasks, self.rules, self.missing = study, tasks, rules, missing or {}
         if more:
@@ -143,17 +143,17 @@ class Asked:
             return in_turn(rule, self.study.traces[asked or task])
         return self.by_rule(rule, asked or task)
 
-    def by_rule(self, rule: Rule, task: str) -> ByThreshold:
+    def by_rule(self, rule: ExitRule, task: str) -> ByThreshold:
         """How a task's tokens leave by a rule that asks nothing of other tokens."""
         return ByThreshold(rule, self.study.traces[task], self.study.scores(rule, task))
 
     @cache  # noqa: B019  # likewise
-    def fitted(self, gate: str, task: str, side: int) -> Rule:
+    def fitted(self, gate: str, task: str, side: int) -> ExitRule:
         """The rule of a gate that is fitted to a side of a task."""
         trace = self.study.traces[task]
         rows = self.halves[task][0] if side == FIT else self.sides[task][side]
         made = fit(gate, trace, rows & trace.statistic_rows(), self.pieces)
-        return Rule(made, minimum_layer=self.study.parameters.minimum_layer)
+        return ExitRule(made, minimum_layer=self.study.parameters.minimum_layer)
 
     @cache  # noqa: B019  # likewise
     def free(self, task: str, as_published: bool = False) -> TwoExits:

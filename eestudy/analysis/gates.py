@@ -12,7 +12,7 @@ from eelib.common.errors import NotEstimable
 from eelib.exits.calibration import by_quality
 from eelib.exits.cost import prices, sizes_of
 from eelib.exits.curve import Curve, counted_rows, curve, oracle
-from eelib.exits.rule import Rule
+from eelib.exits.exit_rule import ExitRule
 from eelib.tracing.trace import Trace
 from eestudy.analysis.earliness import Values
 from eestudy.analysis.gate_rules import EVERY, FIXED, FREE, GATES, OF_P, Asked, label, learned_rules, rules
@@ -121,14 +121,14 @@ def where_left(
     return left, agrees, trace.tokens["group"].to_numpy()[counted]
 
 
-def share_of_cost(study: Study, task: str, rule: Rule) -> np.ndarray:
+def share_of_cost(study: Study, task: str, rule: ExitRule) -> np.ndarray:
     """What leaving at layers 1..L costs by FLOPs, as a share of full depth's [L]; a classifier's blocks run a text."""
     positions = 1.0 if study.model.adapter.writes else float(study.traces[task].sequences["prompt_tokens"].mean())
     sizes = sizes_of(study.model, positions)
     return prices(sizes, rule) / sizes.full
 
 
-def asked(pair: Pair, more: Sequence[Rule] = ()) -> dict[str, Asked]:
+def asked(pair: Pair, more: Sequence[ExitRule] = ()) -> dict[str, Asked]:
     """Both models with all their gates, {"before" and "after": ...}, on the tasks that are learnt both times.
 
     `more`: rules that the model after is to be asked, too.
@@ -198,7 +198,7 @@ def outcome_table(states: Mapping[str, Outcomes], seed: int = 0) -> pd.DataFrame
 # ---- the whole curve
 
 
-def curves(study: Study, chosen: Mapping[str, Rule], tasks: list[str]) -> dict[str, dict[str, Curve]]:
+def curves(study: Study, chosen: Mapping[str, ExitRule], tasks: list[str]) -> dict[str, dict[str, Curve]]:
     """{gate: {task: its curve}} of rules, and that of the "oracle"."""
     found = {
         name: {task: curve(rule, study.scores(rule, task), study.traces[task], points=POINTS) for task in tasks}

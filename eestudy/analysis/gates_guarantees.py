@@ -21,7 +21,7 @@ from eelib.exits.calibration import (
     smallest_for_test,
 )
 from eelib.exits.curve import turning_values
-from eelib.exits.gates.gate import NEVER
+from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.policy import losses_by_group
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import CALIBRATION, EVERY, FIT, FITTED, FIXED, REPORT, Asked, label
@@ -94,9 +94,9 @@ def tested(ways: Mapping[str, ByThreshold | InTurn], rows: Mapping[str, np.ndarr
     """
     highest, positions = zip(*(way.maxima(rows[task]) for task, way in ways.items()))
     known, rule = torch.cat(highest), next(iter(ways.values())).rule
-    if not bool((known > NEVER).any()):
+    if not bool((known > NO_EXIT).any()):
         return []
-    below = float(np.nextafter(known[known > NEVER].min().numpy(), np.float32(-np.inf)))  # -inf, as a number to print
+    below = float(np.nextafter(known[known > NO_EXIT].min().numpy(), np.float32(-np.inf)))  # -inf, as a number to print
     found = turning_values(rule, known, torch.cat(positions), POINTS)
     return [max(value, below) for value in found if value < np.inf]
 

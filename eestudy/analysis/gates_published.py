@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from eelib.exits.curve import Curve
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import leave, ratcheted
-from eelib.exits.rule import Rule
 from eestudy.analysis import mee, quality_curves
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import FREE, Asked, label
@@ -31,17 +31,17 @@ OF_M, OF_CALM = "monotone", "softmax_difference"
 TEXT_THRESHOLD, CODE_THRESHOLD = 0.9, 0.7  # M's text and M's scripts
 
 
-def published_rules(minimum_layer: int = 1) -> dict[str, tuple[Rule, Rule]]:
+def published_rules(minimum_layer: int = 1) -> dict[str, tuple[ExitRule, ExitRule]]:
     """{gate: (as M's text describes it, but for its own minimum layer, as its scripts run it, without one)}."""
     made = {}
     for gate in (OF_M, "state_saturation", OF_CALM):
         faulty = {} if gate == OF_CALM else {"as_published": True}
-        described = Rule(gate_named(gate), TEXT_THRESHOLD, minimum_layer=minimum_layer)
-        made[gate] = (described, Rule(gate_named(gate, **faulty), CODE_THRESHOLD))
+        described = ExitRule(gate_named(gate), TEXT_THRESHOLD, minimum_layer=minimum_layer)
+        made[gate] = (described, ExitRule(gate_named(gate, **faulty), CODE_THRESHOLD))
     return made
 
 
-def all_rules(minimum_layer: int = 1) -> list[Rule]:
+def all_rules(minimum_layer: int = 1) -> list[ExitRule]:
     """The same in one list."""
     return [rule for both in published_rules(minimum_layer).values() for rule in both]
 
@@ -53,7 +53,7 @@ def versions(of: Asked) -> dict[tuple[str, str], Exits]:
     """{(gate, version): where a task's tokens leave}."""
     found: dict[tuple[str, str], Exits] = {}
 
-    def by(rule: Rule, ratchet: bool) -> Exits:
+    def by(rule: ExitRule, ratchet: bool) -> Exits:
         def exits(task: str) -> tuple[Tensor, Tensor]:
             trace = of.study.traces[task]
             scores = of.study.scores(rule, task)

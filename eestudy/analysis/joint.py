@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from eelib.exits.rule import Rule
+from eelib.exits.exit_rule import ExitRule
 from eelib.tasks.task import Task
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
@@ -70,7 +70,7 @@ class Pair:
         return f"{self.before.model.name} (before) and {self.after.where_as('after')}"
 
 
-def open_pair(parameters: Parameters, gates: Sequence[Rule] = ()) -> Pair:
+def open_pair(parameters: Parameters, gates: Sequence[ExitRule] = ()) -> Pair:
     """The pair that a notebook's parameters name, traced; layers are compared with each other for `pair_sequences`.
 
     `gates`: rules to be scored on every trace.
@@ -80,7 +80,9 @@ def open_pair(parameters: Parameters, gates: Sequence[Rule] = ()) -> Pair:
     return Pair(before, Study(parameters, pairs=pairs, model=parameters.after, gates=gates))
 
 
-def open_further(parameters: Parameters, further: list[tuple[str, str, str]], gates: Sequence[Rule] = ()) -> list[Pair]:
+def open_further(
+    parameters: Parameters, further: list[tuple[str, str, str]], gates: Sequence[ExitRule] = ()
+) -> list[Pair]:
     """Further pairs, (before, after, tasks) each; a model that several share is studied once. `gates`: as above."""
 
     @cache

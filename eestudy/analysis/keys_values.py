@@ -17,8 +17,8 @@ from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.oracle import FIRST_TOKENS
 from eelib.exits.decoding.parting import NEVER
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 from eelib.models.model import Model, load_model
 from eelib.tasks.sums import grouped
 from eestudy.analysis.length import position_bins
@@ -112,7 +112,7 @@ def open_sides(p: Parameters) -> list[Side]:
 
 def open_side(p: Parameters, name: str) -> Side:
     """One model. InputError for one that writes nothing."""
-    rule = Rule(gate_named(p.gate), p.threshold, first_tokens=FIRST_TOKENS)
+    rule = ExitRule(gate_named(p.gate), p.threshold, full_depth_tokens=FIRST_TOKENS)
     model = writing_model(p, name)
     study = Study(p, model=name, loaded=model)
     numbers = {task: made.sequences["sequence"].tolist()[: p.sequences] for task, made in study.traces.items()}

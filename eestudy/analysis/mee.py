@@ -9,10 +9,10 @@ import torch
 
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import Curve, rule_at
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.offline import emitted, leave
-from eelib.exits.rule import Rule
 from eelib.exits.split import split
 from eestudy.analysis.earliness import token_layers
 from eestudy.analysis.gate_rules import FIXED, label, learned_rules
@@ -53,7 +53,7 @@ class Side(OfStudy):
     `missing`: trained gates that it does not have, and why a file of that name was refused ("" where there is none).
     """
 
-    rules: dict[str, Rule]
+    rules: dict[str, ExitRule]
     missing: dict[str, str]
 
     @property
@@ -106,7 +106,7 @@ def open_page(p: Parameters) -> Page:
 
 def open_side(p: Parameters, model: str) -> Side:
     """One model: its untrained gates, and those of the trained ones that are there."""
-    fixed = {name: Rule(gate_named(name), minimum_layer=p.minimum_layer) for name in plain_gates()}
+    fixed = {name: ExitRule(gate_named(name), minimum_layer=p.minimum_layer) for name in plain_gates()}
     study = Study(p, model=model)
     found, missing = learned_rules(study.model, p.gates_folder, p.minimum_layer)
     every = fixed | found
@@ -169,7 +169,7 @@ def mean_area(area: compare.Area, curves: Mapping[str, Curve]) -> float:
     return float(np.mean([area.of(one.mean_layers[None], one.agreement[None])[0] for one in curves.values()]))
 
 
-def compared(rules: Mapping[str, Rule]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def compared(rules: Mapping[str, ExitRule]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(M's gates, CALM's) whose means are compared: all six, or the untrained where a trained one is missing."""
     if all(name in rules for name in TRAINED):
         return OF_M, OF_CALM
@@ -213,7 +213,7 @@ def qualities(side: Side, values: Sequence[float] | None = None, gates: Sequence
     study, text = side.study, text_of(side.study.model)
     scorers = {task: Scorer(study.tasks[task], text) for task in side.tasks}
 
-    def one(rule: Rule, task: str) -> Quality:
+    def one(rule: ExitRule, task: str) -> Quality:
         way = ByThreshold(rule, study.traces[task], study.scores(rule, task))
         return quality(way, way.trace, scorers[task], values)
 

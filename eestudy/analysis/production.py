@@ -13,12 +13,12 @@ import torch
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.calibration import Choice, by_agreement
-from eelib.exits.curve import curve
+from eelib.exits.curve import curve, rule_at
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.kept import needs_states
 from eelib.exits.offline import emitted, leave
 from eelib.exits.pieces import CLASSES, PieceTable, piece_table
-from eelib.exits.rule import Rule
 from eelib.exits.split import split
 from eelib.tasks.sums import grouped
 from eestudy.analysis.keys_values import writing_model
@@ -51,7 +51,7 @@ class Served(OfStudy):
     its tokens on the calibration side}; where none does at which a token leaves, it is infinite, and all layers run.
     """
 
-    rule: Rule
+    rule: ExitRule
     tasks: list[str]
     sides: dict[str, tuple[np.ndarray, np.ndarray]]
     choices: dict[str, Choice]
@@ -62,10 +62,10 @@ class Served(OfStudy):
         value = self.choices[task].threshold
         return None if value is None or value == np.inf else value
 
-    def rule_of(self, task: str) -> Rule | None:
+    def rule_of(self, task: str) -> ExitRule | None:
         """The rule at the task's own threshold; None where all layers run."""
         value = self.threshold(task)
-        return None if value is None else replace(self.rule, threshold=value)
+        return None if value is None else rule_at(self.rule, value)
 
     def kind(self, task: str) -> str:
         """Of the task, in words."""
@@ -81,10 +81,10 @@ def open_served(p: Parameters) -> tuple[Study, Served]:
     if p.after.strip():
         check_pairs("after", [(p.model, p.after)])
     with told_of_parameters():
-        rule = Rule(gate_named(p.gate))
+        rule = ExitRule(gate_named(p.gate))
         if needs_states(rule):
             raise InputError(f"gate {p.gate} looks at states; this page needs one that looks at readouts alone")
-        if rule.gate.reaches:
+        if rule.gate.inclusive:
             raise InputError(
                 f"gate {p.gate} has counts for scores; this page needs one that a class can have its own of"
             )
@@ -95,7 +95,7 @@ def open_served(p: Parameters) -> tuple[Study, Served]:
         return own, served_by(study, rule, p.kept, study.learnt_tasks or list(study.traces))
 
 
-def served_by(study: Study, rule: Rule, kept: float, tasks: list[str]) -> Served:
+def served_by(study: Study, rule: ExitRule, kept: float, tasks: list[str]) -> Served:
     """Tasks of a study, parted and calibrated: each threshold keeps a share of the tokens."""
     groups = {task: study.traces[task].tokens["group"].tolist() for task in tasks}
     parts = split(groups, 0.5, study.parameters.seed)
@@ -118,7 +118,7 @@ def forbidden(names: str) -> list[str]:
 # ---- where tokens leave
 
 
-def leaving(served: Served, task: str, rule: Rule | None, side: int = REPORT) -> pd.DataFrame:
+def leaving(served: Served, task: str, rule: ExitRule | None, side: int = REPORT) -> pd.DataFrame:
     """The counted tokens of one side of a task under a rule (None: all layers run): columns sequence, group, kind (of
     KINDS, of full depth's token), said (that of the token that is emitted), exit_layer, early, wrong, changed (whether
     any token of its output is wrong, the end token, which is not counted here, among them).

@@ -8,10 +8,11 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import NotEstimable
+from eelib.exits.curve import rule_at
+from eelib.exits.exit_rule import Constant, ExitRule
 from eelib.exits.gates.by_class import ByClass
-from eelib.exits.gates.gate import NEVER
+from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.pieces import CLASSES
-from eelib.exits.rule import Rule
 from eestudy.analysis.production import CALIBRATION, KINDS, LEAST, Left, Served, leaving
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.stats import bootstrap_mean
@@ -28,16 +29,16 @@ def budgets(served: Served, budget: float, never: Sequence[str]) -> dict[str, Le
     scores, tokens, final = (torch.cat(values) for values in zip(*parts))
     wrong, classes = tokens != final[:, None], served.pieces.of(tokens)
     value = lowest_threshold(scores, wrong, budget)
-    rules: dict[str, Rule | None] = {ONE: replace(served.rule, threshold=value) if value < np.inf else None}
+    rules: dict[str, ExitRule | None] = {ONE: rule_at(served.rule, value) if value < np.inf else None}
     each = [
-        lowest_threshold(scores.masked_fill(classes != number, NEVER), wrong, budget) if name in KINDS else np.inf
+        lowest_threshold(scores.masked_fill(classes != number, NO_EXIT), wrong, budget) if name in KINDS else np.inf
         for number, name in enumerate(CLASSES)
     ]
     closed = [np.inf if name in never else value for name, value in zip(CLASSES, each)]
     for name, values in {EACH: each, CLOSED: closed}.items():
         if name == EACH or never:
             gate = ByClass(served.rule.gate, served.pieces, tuple(values))
-            rules[name] = replace(served.rule, gate=gate, threshold=None)
+            rules[name] = replace(served.rule, gate=gate, threshold=Constant(gate.default))
     return {name: {task: leaving(served, task, rule) for task in served.tasks} for name, rule in rules.items()}
 
 
@@ -47,14 +48,14 @@ def calibration_part(served: Served, task: str) -> tuple[torch.Tensor, torch.Ten
     rows = served.sides[task][CALIBRATION] & trace.statistic_rows()
     found = served.study.scores(served.rule, task)
     final = torch.tensor(trace.tokens["token_id"].to_numpy())
-    return found.values[rows][:, :-1].nan_to_num(NEVER), found.tokens[rows][:, :-1], final[rows]
+    return found.values[rows][:, :-1].nan_to_num(NO_EXIT), found.tokens[rows][:, :-1], final[rows]
 
 
 def lowest_threshold(scores: torch.Tensor, wrong: torch.Tensor, budget: float) -> float:
     """The lowest of GRID thresholds from which on at most `budget` of the tokens whose score passes are wrong, where
     they first pass; scores and wrong are [n, L-1]. Infinite where the highest is not met, or fewer than LEAST pass.
     """
-    values = scores[scores > NEVER]
+    values = scores[scores > NO_EXIT]
     if len(values) < LEAST:
         return np.inf
     best = np.inf

@@ -11,12 +11,12 @@ import torch
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.calibration import by_agreement
-from eelib.exits.curve import curve
+from eelib.exits.curve import curve, rule_at
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.parting import NEVER
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.offline import leave
 from eelib.exits.policy import Policy, calibrate
-from eelib.exits.rule import Rule
 from eestudy.analysis.production import CALIBRATION, REPORT, Crossed, Served, leaving, mean_of, outputs_of
 from eestudy.analysis.speed import Way, few_exits, run
 from eestudy.exits.shadow import Alarm, Service
@@ -137,16 +137,16 @@ def mixed_batches(served: Served, batches: int, few: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def few_rule(served: Served, task: str, exits: tuple[int, ...]) -> Rule:
+def few_rule(served: Served, task: str, exits: tuple[int, ...]) -> ExitRule:
     """The gate asked at few layers, at the threshold that keeps the asked share of a task's tokens."""
     if not exits:
         raise NotEstimable(f"{served.name} has no layer below the last to ask a gate at")
-    study, rule = served.study, replace(served.rule, exits=exits)
+    study, rule = served.study, replace(served.rule, exit_layers=exits)
     found, rows = study.scores(rule, task), served.sides[task][CALIBRATION]
     choice = by_agreement(curve(rule, found, study.traces[task], rows), study.parameters.kept)
     if choice.threshold is None or choice.threshold == np.inf:
         raise NotEstimable(f"no token of {task} may leave at layers {exits}: {choice.reason or 'too many were wrong'}")
-    return replace(rule, threshold=choice.threshold)
+    return rule_at(rule, choice.threshold)
 
 
 def speed_with(times: pd.DataFrame, hard: int, seed: int = 0) -> Interval:

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
+from eelib.exits.curve import rule_at
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.parting import NEVER
-from eelib.exits.rule import Rule
+from eelib.exits.exit_rule import ExitRule
 from eelib.tasks.kinds.structured import failures
 from eelib.tasks.sums import grouped
 from eelib.tasks.task import load_task, task_names
@@ -50,7 +51,7 @@ class Structured:
     tokens: pd.DataFrame
 
 
-def open_structured(p: Parameters, rule: Rule, other: str) -> Structured:
+def open_structured(p: Parameters, rule: ExitRule, other: str) -> Structured:
     """The model and task of the parameters `structured` and `structured_task`, beside another task of its own.
 
     NotEstimable without one, where it has not learnt both, and where the other traffic's threshold lets no token leave.
@@ -98,7 +99,7 @@ def said(served: Served, task: str, numbers: Sequence[int], threshold: float | N
     made = generate(
         study.model,
         study.tasks[task].pick(numbers),
-        replace(served.rule, threshold=threshold),
+        rule_at(served.rule, threshold),
         keys="deferred",
         batch_size=TOGETHER,
         parting=NEVER,

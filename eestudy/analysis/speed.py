@@ -17,10 +17,10 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from eelib.common.errors import NotEstimable
 from eelib.exits.decoding.generate import DRAFT, batches, encoded, generate
 from eelib.exits.decoding.generated import Generated
+from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import decide, emitted
-from eelib.exits.rule import Rule, at_layer
 from eelib.exits.step_costs import Costs, measure
 from eelib.exits.steps import Planned
 from eelib.models.model import Model
@@ -49,7 +49,7 @@ class Way:
     """
 
     name: str
-    rule: Rule | None
+    rule: ExitRule | None
     keys: str
     draft: int | None = None
     model: Model | None = None
@@ -66,7 +66,7 @@ class Race(OfStudy):
 
     own: Study
     task: str
-    rule: Rule
+    rule: ExitRule
     ways: list[Way]
     costs: Costs
     plans: dict[str, list[Planned]]
@@ -91,14 +91,14 @@ def open_race(p: Parameters) -> Race:
     if p.after.strip():
         check_pairs("after", [(p.model, p.after)])
     with told_of_parameters():
-        rule = Rule(gate_named(p.gate), p.threshold)
+        rule = ExitRule(gate_named(p.gate), p.threshold)
         name = p.after if p.after.strip() else p.model
         model = writing_model(p, name)
         study = Study(p, model=name, loaded=model)
         return race(Study(p) if p.after.strip() else study, study, rule)
 
 
-def race(own: Study, study: Study, rule: Rule) -> Race:
+def race(own: Study, study: Study, rule: ExitRule) -> Race:
     """The ways by a rule, and the best fixed draft by the forecast, timed on the first of the study's prompts."""
     p, model = study.parameters, study.model
     task = next(iter(study.learnt_tasks or study.traces))
@@ -111,13 +111,13 @@ def race(own: Study, study: Study, rule: Rule) -> Race:
     ways = [Way(PLAIN, None, "full"), *(Way(f"gate, {keys}", rule, keys) for keys in RACED)]
     few = few_exits(model.layers, p.few_exits)
     if few:
-        ways.append(Way(f"gate at {' and '.join(map(str, few))}, deferred", replace(rule, exits=few), "deferred"))
-        plans[ways[-1].name] = planned(replace(rule, exits=few), trace, numbers)
+        ways.append(Way(f"gate at {' and '.join(map(str, few))}, deferred", replace(rule, exit_layers=few), "deferred"))
+        plans[ways[-1].name] = planned(replace(rule, exit_layers=few), trace, numbers)
     if len(drafts):
         top = drafts.loc[drafts["forecast"].idxmax()]
         layer, length = int(top["layer"]), int(top["draft"])
-        ways.append(Way(f"layer {layer}, drafts of {length}", at_layer(layer), EXACT, length))
-        plans[ways[-1].name] = planned(at_layer(layer), trace, numbers)
+        ways.append(Way(f"layer {layer}, drafts of {length}", fixed_exit(layer), EXACT, length))
+        plans[ways[-1].name] = planned(fixed_exit(layer), trace, numbers)
     rows: list[dict] = []
     outputs: dict[tuple[str, int], list[str]] = {}
     for size in sorted({1, min(p.batch, len(asked))}):
@@ -220,7 +220,7 @@ def by_sequence(trace: Trace, numbers: Sequence[int], exits: np.ndarray, agrees:
     return [Planned(exits[owners == number], agrees[owners == number]) for number in numbers]
 
 
-def planned(rule: Rule, trace: Trace, numbers: Sequence[int]) -> list[Planned]:
+def planned(rule: ExitRule, trace: Trace, numbers: Sequence[int]) -> list[Planned]:
     """Where a rule leaves, teacher-forced. InputError for a gate that looks at states."""
     exits, scores = decide(rule, trace)
     agrees = emitted(scores, exits).numpy() == trace.tokens["token_id"].to_numpy()
@@ -247,7 +247,7 @@ def draft_table(costs: Costs, trace: Trace, numbers: Sequence[int]) -> pd.DataFr
             per_round = length + 1 if share == 1 else (1 - share ** (length + 1)) / (1 - share)
             head = costs.head_in_blocks
             ceiling = per_round * (trace.layers + head) / (trace.layers + length * layer + (length + 1) * head)
-            expected = Forecast(costs, plan, at_layer(layer), EXACT, draft=length).speed_up
+            expected = Forecast(costs, plan, fixed_exit(layer), EXACT, draft=length).speed_up
             options.append((expected, length, per_round, ceiling))
         expected, length, per_round, ceiling = max(options)
         rows.append(

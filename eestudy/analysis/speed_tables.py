@@ -59,9 +59,9 @@ def drafts(found: Race) -> pd.DataFrame:
     """Drafts through each layer, as forecast; of the one that was timed, what came of it."""
     table = draft_table(found.costs, found.study.traces[found.task], found.numbers)
     timed = next((way for way in found.ways if way.draft is not None), None)
-    if timed is not None and timed.rule is not None and timed.rule.exits:
+    if timed is not None and timed.rule is not None and timed.rule.exit_layers:
         own = rows_of(found, timed.name, 1)
-        chosen = table["layer"] == timed.rule.exits[0]
+        chosen = table["layer"] == timed.rule.exit_layers[0]
         table.loc[chosen, "measured"] = own["seconds_plain"].sum() / own["seconds"].sum()
         table.loc[chosen, "accepted, measured"] = 100 * own["accepted"].sum() / max(own["drafted"].sum(), 1)
         table.loc[chosen, "tokens per round, measured"] = own["tokens"].sum() / max(own["deep"].sum(), 1)

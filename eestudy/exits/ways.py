@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from eelib.exits.curve import POINTS, Curve, counted_rows, counts, exits_by, rule_at, running_maxima, turning_values
+from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.confidence import Confidence
 from eelib.exits.offline import Scores, Tokens, learn_along, leave, score_layers, scores
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Estimated
 from eelib.tracing.trace import Trace
 
 
@@ -41,7 +40,7 @@ class Way(Protocol):
         """Exit layers 1..L of all n tokens at each of the numbers, int64 [n]."""
         ...
 
-    def rule_at(self, value: float) -> Rule:
+    def rule_at(self, value: float) -> ExitRule:
         """The rule that a number stands for."""
         ...
 
@@ -50,7 +49,7 @@ class Way(Protocol):
 class OfRule:
     """A way whose number is a rule's threshold, over a trace."""
 
-    rule: Rule
+    rule: ExitRule
     trace: Trace
 
     @property
@@ -63,7 +62,7 @@ class OfRule:
         """Of the tokens, int64 [n]."""
         return torch.tensor(self.trace.tokens["position"].to_numpy())
 
-    def rule_at(self, value: float) -> Rule:
+    def rule_at(self, value: float) -> ExitRule:
         """The rule with this threshold."""
         return rule_at(self.rule, value)
 
@@ -134,7 +133,7 @@ class InTurn(OfRule):
         return iter(exits)
 
 
-def in_turn(rule: Rule, trace: Trace) -> InTurn:
+def in_turn(rule: ExitRule, trace: Trace) -> InTurn:
     """The way of a rule whose gate needs "exit before" and no states."""
     tokens = Tokens(trace)
     every = torch.arange(len(tokens.final))
@@ -160,7 +159,7 @@ class TwoExits:
     @cached_property
     def found(self) -> Scores:
         """Confidence at all layers, which each exit takes its own of."""
-        return scores(Rule(Confidence()), self.trace)
+        return scores(ExitRule(Confidence()), self.trace)
 
     @property
     def tokens(self) -> Tensor:
@@ -180,9 +179,9 @@ class TwoExits:
             else:
                 yield learn_along(self.rule_at(value), self.found, tokens, sequences)
 
-    def rule_at(self, value: float) -> Rule:
+    def rule_at(self, value: float) -> ExitRule:
         """FREE's rule with this exit."""
-        return Rule(Confidence(), Estimated(as_published=self.as_published), exits=(int(value),))
+        return ExitRule(Confidence(), Estimated(as_published=self.as_published), exit_layers=(int(value),))
 
 
 def mixed(one: ByThreshold | InTurn, other: ByThreshold | InTurn, rows: np.ndarray) -> ByThreshold | InTurn:

@@ -13,9 +13,9 @@ from transformers.utils import logging as transformers_logging
 from eelib.common.data import data_folder
 from eelib.common.errors import InputError, NotEstimable
 from eelib.common.values import check_name
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.kept import kept_scores, make_scores, needs_states
 from eelib.exits.offline import Scores, scores
-from eelib.exits.rule import Rule
 from eelib.models.model import Model, load_model
 from eelib.tasks.kinds.registry import kind_named
 from eelib.tasks.metrics import repeated
@@ -58,7 +58,7 @@ class Study:
         tasks: str | None = None,
         template: str | None = None,
         limit: int | None = None,
-        gates: Sequence[Rule] = (),
+        gates: Sequence[ExitRule] = (),
         loaded: Model | None = None,
         premise: str = QUALITY,
     ) -> None:
@@ -201,7 +201,7 @@ class Study:
         found = judge(claim_id, interval, requirement_met=requirement_met)
         return found.weighing(FEW_TASKS, (len(self.learnt_tasks) if tasks is None else tasks) < FEWEST_TASKS)
 
-    def keep_scores(self, rules: Sequence[Rule], tasks: Collection[str] | None = None) -> None:
+    def keep_scores(self, rules: Sequence[ExitRule], tasks: Collection[str] | None = None) -> None:
         """Score the traces, of `tasks` or all, by those rules whose gates look at states, which is done once.
 
         For gates of this model.
@@ -210,9 +210,9 @@ class Study:
         for name in self.traces if tasks is None else tasks:
             make_scores(self.model, self.tasks[name], self.traces[name], on_states, progress=False)
 
-    def scores(self, rule: Rule, task: str) -> Scores:
+    def scores(self, rule: ExitRule, task: str) -> Scores:
         """What a rule's gate says of the tokens of a task's trace; on states, of those that were asked for."""
-        key = (task, repr((rule.gate, rule.exits, rule.minimum_layer)))
+        key = (task, repr((rule.gate, rule.exit_layers, rule.minimum_layer)))
         if key not in self._scores:
             self._scores[key] = (kept_scores if needs_states(rule) else scores)(rule, self.traces[task])
         return self._scores[key]

@@ -10,9 +10,9 @@ from exits_made import Made
 import eelib
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import curve, oracle
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import scores
-from eelib.exits.rule import Rule
 from eestudy.analysis import gates, gates_tables
 from eestudy.exits.quality import Scorer, text_of
 from eestudy.exits.ways import ByThreshold
@@ -84,7 +84,7 @@ def test_gates_against_a_fixed_layer_and_the_oracle_by_plain_sums(monkeypatch):
     another always costs more than full depth, and takes no cost away from the first.
     """
     made = Made()
-    rules = {name: Rule(gate_named(name)) for name in ("confidence", "entropy", gates.FIXED)}
+    rules = {name: ExitRule(gate_named(name)) for name in ("confidence", "entropy", gates.FIXED)}
     along = {name: {"task": curve(rule, made.scores(rule), made)} for name, rule in rules.items()}
     along[gates.ORACLE] = {"task": oracle(made)}
     study = SimpleNamespace(parameters=SimpleNamespace(seed=0))
@@ -127,7 +127,7 @@ def study(tmp_path):
 @pytest.mark.slow
 def test_one_task_against_plain_loops(study):
     """The lowest candidate that keeps the quality, and where the tokens of the other side then leave."""
-    rule = Rule(gates.rules()["confidence"].gate)
+    rule = ExitRule(gates.rules()["confidence"].gate)
     trace = study.traces["task"]
     owners = trace.tokens["sequence"].to_numpy()
     sides = owners % 2 == 0, owners % 2 == 1

@@ -8,9 +8,9 @@ import pytest
 from exits_made import LAYERS, Made
 from scipy.stats import binom
 
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import leave
-from eelib.exits.rule import Rule
 from eestudy.analysis import gates_guarantees as guarantees
 from eestudy.analysis.gate_rules import FIT, FITTED, FIXED
 from eestudy.exits.ways import ByThreshold
@@ -37,7 +37,7 @@ class Asked(SimpleNamespace):
 
 @pytest.fixture
 def asked():
-    return Asked(confidence=Rule(gate_named("confidence")), fixed=Rule(gate_named("fixed")))
+    return Asked(confidence=ExitRule(gate_named("confidence")), fixed=ExitRule(gate_named("fixed")))
 
 
 def risk(asked, gate, threshold, side):

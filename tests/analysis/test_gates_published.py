@@ -36,7 +36,7 @@ VERSIONS = (published.DESCRIBED, published.CODE, published.RATCHET)
 
 def test_text_and_code_differ_in_score_and_threshold():
     for gate, (described, code) in published.published_rules(2).items():
-        assert described.limit.value == 0.9 and code.limit.value == 0.7
+        assert described.threshold.value == 0.9 and code.threshold.value == 0.7
         assert described.minimum_layer == 2 and code.minimum_layer == 1
         assert (described.gate == code.gate) == (gate == published.OF_CALM)
     assert sum(map(needs_states, published.all_rules())) == 3

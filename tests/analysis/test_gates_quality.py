@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from exits_made import Made, made_quality
 
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
 from eestudy.analysis import gates_quality as page
 from eestudy.analysis.gate_rules import FIXED, FREE
@@ -27,7 +27,7 @@ def test_curves_are_of_the_crossed_ways_and_of_tasks_that_are_scored():
         "open": Task.from_prompts(said),
     }
     ways = {name: ByThreshold(rule, trace, trace.scores(rule)) for name in ("confidence", FIXED)
-            for rule in [Rule(gate_named(name))]}  # fmt: skip
+            for rule in [ExitRule(gate_named(name))]}  # fmt: skip
     of = SimpleNamespace(
         tasks=list(tasks),
         gates=["confidence"],

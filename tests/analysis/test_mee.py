@@ -10,9 +10,9 @@ from exits_made import made_quality
 
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import Curve
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Scores
-from eelib.exits.rule import Rule
 from eestudy.analysis import mee, mee_tables
 from eestudy.study.claims import published, untestable
 
@@ -53,7 +53,7 @@ def test_nothing_is_compared_where_no_layers_are_shared():
 
 
 def test_all_six_are_compared_only_where_all_trained_gates_are_there():
-    rules = {name: Rule(gate_named(name)) for name in mee.plain_gates()}
+    rules = {name: ExitRule(gate_named(name)) for name in mee.plain_gates()}
     assert mee.compared(rules) == (("monotone",), ("softmax_difference", "state_saturation"))
     trained = dict.fromkeys(("classifier", "three_states"), rules["fixed"])
     assert mee.compared(rules | trained) == mee.compared(rules)
@@ -111,7 +111,7 @@ def test_texts_cut_short_are_those_with_an_early_end_token():
         model=SimpleNamespace(eos_ids={end}),
         scores=lambda rule, task: found,
     )
-    side = SimpleNamespace(study=study, rules={"fixed": Rule(gate_named("fixed"))}, tasks=["task"], seed=0)
+    side = SimpleNamespace(study=study, rules={"fixed": ExitRule(gate_named("fixed"))}, tasks=["task"], seed=0)
     along = {"fixed": {"task": SimpleNamespace(values=np.array([1.0, 2.0]), mean_layers=np.array([1.0, 2.0]))}}
     assert mee.cut_short(side, along, "fixed", 1.1).estimate == 0.5
     assert mee.cut_short(side, along, "fixed", 1.9).estimate == 0

@@ -7,8 +7,8 @@ import pytest
 
 import eelib
 from eelib.common.errors import NotEstimable
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
 from eestudy.analysis import gates, mee_speed
 from eestudy.statistics.interval import NOTHING
@@ -94,7 +94,7 @@ def test_a_model_that_stops_is_timed_with_each_gate_in_turn(model_of, tmp_path):
         scores=lambda rule, _: eelib.exits.offline.scores(rule, trace),
         parameters=SimpleNamespace(max_new_tokens=6),
     )
-    rules = {"softmax_difference": Rule(gate_named("softmax_difference"))}  # monotone never leaves so few layers
+    rules = {"softmax_difference": ExitRule(gate_named("softmax_difference"))}  # monotone never leaves so few layers
     side = SimpleNamespace(study=study, tasks=["task"], rules=rules, depth=model.layers, seed=0)
     found = mee_speed.timed_gates(side, gates.curves(study, rules, ["task"]), 3)
     assert set(found.sums) == set(rules) and len(found.plain) == 3

@@ -12,11 +12,11 @@ from exits_made import Made
 
 from eelib.common.errors import NotEstimable
 from eelib.exits.calibration import Choice
-from eelib.exits.gates.gate import NEVER
+from eelib.exits.exit_rule import Constant, ExitRule
+from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.gates.margin import Margin
 from eelib.exits.offline import Scores
 from eelib.exits.pieces import PieceTable
-from eelib.exits.rule import Rule
 from eestudy.analysis import production as pr
 from eestudy.analysis import production_budgets as budgeted
 from eestudy.analysis import production_service as service
@@ -43,7 +43,7 @@ def tokens(depths, wrong=(0.0, 0.0), groups=40, size=10):
 def test_lowest_threshold_is_that_of_a_search_by_hand():
     random = np.random.default_rng(3)
     scores = torch.tensor(random.random((300, 4))).float()
-    scores[:40] = NEVER
+    scores[:40] = NO_EXIT
     wrong = torch.tensor(random.random((300, 4)) > scores.numpy() + 0.2)
 
     def share(value):
@@ -52,7 +52,7 @@ def test_lowest_threshold_is_that_of_a_search_by_hand():
         return sum(left) / len(left) if len(left) >= pr.LEAST else 0.0
 
     found = budgeted.lowest_threshold(scores, wrong, 0.1)
-    values = np.unique(np.quantile(scores[scores > NEVER].numpy(), np.linspace(0, 1, budgeted.GRID)))
+    values = np.unique(np.quantile(scores[scores > NO_EXIT].numpy(), np.linspace(0, 1, budgeted.GRID)))
     assert share(found) <= 0.1 and share(values[np.searchsorted(values, found) - 1]) > 0.1
     assert budgeted.lowest_threshold(scores, torch.ones_like(wrong), 0.1) == np.inf
     assert budgeted.lowest_threshold(scores[:40], wrong[:40], 0.1) == np.inf
@@ -79,7 +79,7 @@ def made(kinds, closed=()):
     study = SimpleNamespace(tasks={task: SimpleNamespace(kind=kind) for task, kind in kinds.items()})
     study.parameters = SimpleNamespace(seed=0)
     choices = {task: Choice(np.inf if task in closed else 0.5, "", 40, 1) for task in kinds}
-    return pr.Served(study, Rule(Margin()), list(kinds), {}, choices, None)
+    return pr.Served(study, ExitRule(Margin()), list(kinds), {}, choices, None)
 
 
 def test_a_threshold_elsewhere_against_its_own():
@@ -94,7 +94,7 @@ def test_a_threshold_elsewhere_against_its_own():
     more = pr.more_elsewhere(served, found)
     assert pr.unsafe_elsewhere(more).estimate == pytest.approx((0.2 + 0.4 + 0.1 + 0.0) / 4)
     closed = made({"a": "translation", "b": "news", "c": "news"}, closed=("c",))
-    assert closed.rule_of("c") is None and closed.rule_of("a").threshold == 0.5
+    assert closed.rule_of("c") is None and closed.rule_of("a").threshold == Constant(0.5)
     lent = pr.unsafe_elsewhere(pr.more_elsewhere(closed, found))
     assert lent.estimate == pytest.approx((0.2 + 0.1 + 0.0) / 3)
     with pytest.raises(NotEstimable, match="of another kind"):
@@ -131,8 +131,8 @@ def test_an_output_that_misses_its_end_is_changed():
     found = Scores(torch.ones(len(final), trace.layers), torch.tensor(trace.top1[:, 1:]))
     study = SimpleNamespace(traces={"t": trace}, scores=lambda rule, task: found)
     sides = {"t": (np.zeros(len(final), bool), np.ones(len(final), bool))}
-    served = pr.Served(study, Rule(Margin()), ["t"], sides, {}, PieceTable(torch.ones(9, dtype=torch.uint8)))
-    frame = pr.leaving(served, "t", Rule(Margin(), 0.5))
+    served = pr.Served(study, ExitRule(Margin()), ["t"], sides, {}, PieceTable(torch.ones(9, dtype=torch.uint8)))
+    frame = pr.leaving(served, "t", ExitRule(Margin(), 0.5))
     assert frame["early"].all() and not frame["wrong"].any()
     assert pr.outputs_of(frame)["changed"].tolist() == [False, True] * 6
 
@@ -205,7 +205,7 @@ def test_a_page_of_a_real_model(tmp_path, folder_of, family, monkeypatch):
     for make in (tables.task_table, tables.budget_table, tables.carried_table):
         assert len(make(page))
     served, task = page.served, page.served.tasks[0]
-    rule = Rule(served.rule.gate, 0.0)
+    rule = ExitRule(served.rule.gate, 0.0)
     assert len(tables.decoded_table(page)) == 2 * len(service.first_tasks(served))
     frame = pr.leaving(served, task, rule)
     trace = served.study.traces[task]

@@ -8,8 +8,8 @@ import pytest
 import studies_made
 from study_made import made_study
 
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 from eelib.exits.step_costs import Costs, Line
 from eelib.exits.steps import Planned
 from eestudy.analysis import speed, speed_tables
@@ -18,7 +18,7 @@ from eestudy.study.parameters import Parameters
 
 L, TASK = 4, "translation/de-en"
 COSTS = Costs(L, 0.0, Line(1.0), Line(0.5), Line(0.25), 0.1, 0.2, 1.0)
-RULE = Rule(gate_named("confidence"), 0.9)
+RULE = ExitRule(gate_named("confidence"), 0.9)
 
 
 def made(seconds, exit_layer=2.0, learnt=True, prompts=40, trained=True):

@@ -13,9 +13,9 @@ from lens_page import call, submit, text_of
 
 import eelib
 from eelib.exits.decoding.parting import ALWAYS
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Tokens, leave, scores
-from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
 from eestudy.browser.__main__ import main
 from eestudy.browser.example import DIRECTIONS
@@ -149,7 +149,7 @@ def test_the_tokenizer_is_that_of_the_model(loaded, model):
 @pytest.mark.parametrize("name, bound", RULES)
 def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_factory):
     """Along the stored examples, offline; and while writing, with copied keys, what `eelib.generate` writes."""
-    rule = Rule(gate_named(name), -bound if name == "entropy" else bound)
+    rule = ExitRule(gate_named(name), -bound if name == "entropy" else bound)
     given = {"gate": name, "threshold": bound}
     exits = call(
         loaded,

@@ -19,8 +19,8 @@ from eelib.exits.calibration import (
     smallest_for_test,
 )
 from eelib.exits.curve import curve
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 
 VALUES = [0.1, 0.2, 0.3, 0.4]
 
@@ -91,7 +91,7 @@ def test_quality_and_agreement_are_kept_from_the_threshold_on():
 
 
 def test_agreement_and_losses_of_a_curve():
-    trace, rule = Made(), Rule(gate_named("confidence"))
+    trace, rule = Made(), ExitRule(gate_named("confidence"))
     one = curve(rule, trace.scores(rule), trace)
     found = by_agreement(one, 0.8)
     assert one.agreement[found.at :].min() >= 0.8 > one.agreement[found.at - 1] and found.n == 12

@@ -7,8 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from eelib.common.errors import InputError
 from eelib.exits.cost import Sizes, break_even, deferred, drafting, parameters, prices, sizes_of
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 
 # hidden size, feed-forward size, heads, heads of keys and values, vocabulary, layers: their published configurations.
 PUBLIC = {"Llama-2-7B": (4096, 11008, 32, 32, 32000, 32), "Llama-3-8B": (4096, 14336, 32, 8, 128256, 32)}
@@ -63,7 +63,7 @@ def test_a_loaded_models_sizes(model_of):
 def test_prices_by_hand():
     def price(gate, **more):
         rule = {key: more.pop(key) for key in ("exits", "minimum_layer") if key in more}
-        return prices(SMALL, Rule(gate_named(gate), **rule), **more).tolist()
+        return prices(SMALL, ExitRule(gate_named(gate), **rule), **more).tolist()
 
     assert price("fixed") == [4, 5, 6, 7]  # l + H
     assert price("confidence") == [1 + 3, 2 + 6, 3 + 9, 4 + 9 + 3]
@@ -76,11 +76,11 @@ def test_prices_by_hand():
         return 30 if layer == 1 else 5
 
     assert price("softmax_difference", rows=shortlist) == [1 + 3, 2 + 3.5, 3 + 4, 4 + 4 + 3]
-    listed = Rule(gate_named("shortlist", k=5))
+    listed = ExitRule(gate_named("shortlist", k=5))
     assert prices(SMALL, listed).tolist() == price("softmax_difference", rows=shortlist)
-    late = Rule(gate_named("shortlist", layer=2, k=5))
+    late = ExitRule(gate_named("shortlist", layer=2, k=5))
     assert prices(SMALL, late).tolist() == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
-    between = Rule(gate_named("shortlist", layer=1, k=5), exits=(2, 3))  # lists where it is asked first
+    between = ExitRule(gate_named("shortlist", layer=1, k=5), exit_layers=(2, 3))  # lists where it is asked first
     assert prices(SMALL, between).tolist() == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
     assert all((np.diff(price(gate)) >= 0).all() for gate in ("confidence", "fixed", "entropy", "schedule"))
 
@@ -95,8 +95,12 @@ def test_speed_ups_by_hand():
 
 def test_bad_input_is_one_line(one_line):
     one_line(
-        InputError, ["confidence", "rows must be 0 to 30"], lambda: prices(SMALL, Rule(gate_named("confidence")), 31)
+        InputError,
+        ["confidence", "rows must be 0 to 30"],
+        lambda: prices(SMALL, ExitRule(gate_named("confidence")), 31),
     )
     one_line(InputError, "layers 1 to 3", lambda: drafting(SMALL, 4, 0.5, 1))
     one_line(InputError, "shares 0 to 1", lambda: deferred(SMALL, 2, 1.5))
-    one_line(InputError, "allowed are layers 1 to 4", lambda: prices(SMALL, Rule(gate_named("fixed"), minimum_layer=5)))
+    one_line(
+        InputError, "allowed are layers 1 to 4", lambda: prices(SMALL, ExitRule(gate_named("fixed"), minimum_layer=5))
+    )

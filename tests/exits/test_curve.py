@@ -8,19 +8,18 @@ from exits_made import LAYERS, Made
 
 from eelib.common.errors import InputError
 from eelib.exits.curve import curve, exits_by, oracle, rule_at, running_maxima
+from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import emitted, leave, scores
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Decaying, Estimated
 
 RULES = [
-    Rule(gate_named("confidence")),
-    Rule(gate_named("confidence"), minimum_layer=3),
-    Rule(gate_named("confidence"), exits=(2, 5), first_tokens=2),
-    Rule(gate_named("softmax_difference"), Decaying(0.5, longest=7)),
-    Rule(gate_named("softmax_difference"), Decaying(0.5, longest=7, as_published=True), minimum_layer=2),
-    Rule(gate_named("patience"), minimum_layer=2),
-    Rule(gate_named("fixed")),
+    ExitRule(gate_named("confidence")),
+    ExitRule(gate_named("confidence"), minimum_layer=3),
+    ExitRule(gate_named("confidence"), exit_layers=(2, 5), full_depth_tokens=2),
+    ExitRule(gate_named("softmax_difference"), Decaying(0.5, longest=7)),
+    ExitRule(gate_named("softmax_difference"), Decaying(0.5, longest=7, as_published=True), minimum_layer=2),
+    ExitRule(gate_named("patience"), minimum_layer=2),
+    ExitRule(gate_named("fixed")),
 ]
 
 
@@ -29,11 +28,11 @@ def made_up():
     return Made()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.gate.name} {rule.limit}")
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.gate.name} {rule.threshold}")
 def test_exit_layers_are_those_of_leave_at_any_threshold(rule, made_up):
     found, positions = made_up.scores(rule), torch.tensor(made_up.tokens["position"].to_numpy())
     highest = running_maxima(rule, found.values, positions)
-    decaying = isinstance(rule.limit, Decaying)
+    decaying = isinstance(rule.threshold, Decaying)
     edges = [] if decaying else [-0.1, np.inf, 1, 2, 3]
     for value in [*made_up.random.random(50), *found.values[:5].flatten().tolist(), *edges, 0.0, 1.0]:
         if np.isneginf(value) or (decaying and not 0 <= value <= 1):
@@ -42,7 +41,7 @@ def test_exit_layers_are_those_of_leave_at_any_threshold(rule, made_up):
         np.testing.assert_array_equal(exits_by(rule, highest, positions), leave(rule, found, positions), str(value))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.gate.name} {rule.limit}")
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.gate.name} {rule.threshold}")
 def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(rule, made_up):
     found = made_up.scores(rule)
     whole = curve(rule, found, made_up, points=10**6)
@@ -60,10 +59,10 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
         assert whole.mean_layers[at] == pytest.approx(exits.numpy()[counted].mean())
         assert whole.agreement[at] == pytest.approx(right[counted].mean())
     assert (np.diff(whole.mean_layers) > 0).all() and (np.diff(whole.values) > 0).all()
-    if not isinstance(rule.limit, Decaying):
+    if not isinstance(rule.threshold, Decaying):
         assert whole.mean_layers[-1] == LAYERS and whole.agreement[-1] == 1.0
     seen = set(whole.mean_layers.round(9))
-    finest = np.linspace(0, 1, 801) if isinstance(rule.limit, Decaying) else np.linspace(-0.1, 6.1, 801)
+    finest = np.linspace(0, 1, 801) if isinstance(rule.threshold, Decaying) else np.linspace(-0.1, 6.1, 801)
     for value in finest:  # no threshold parts the tokens in another way
         layers = leave(rule_at(rule, value), found, positions).numpy()[counted].mean()
         assert round(layers, 9) in seen, value
@@ -76,7 +75,7 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
 
 def test_a_real_trace_gives_what_leave_gives(made):
     trace = made("llama")
-    rule = Rule(gate_named("confidence"))
+    rule = ExitRule(gate_named("confidence"))
     found = scores(rule, trace)
     whole = curve(rule, found, trace)
     rows, positions = trace.statistic_rows(), torch.tensor(trace.tokens["position"].to_numpy())
@@ -105,7 +104,7 @@ def test_only_the_rows_asked_for_count(made_up):
 
 
 def test_what_has_no_curve_is_one_line(one_line, made_up):
-    rule = Rule(gate_named("confidence"), Estimated(), exits=(1,))
+    rule = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
     found = made_up.scores(rule)
     one_line(InputError, ["Estimated", "learnt"], lambda: curve(rule, found, made_up))
     one_line(InputError, "must rise", lambda: curve(RULES[0], found, made_up, values=[0.5, 0.1]))

@@ -6,19 +6,18 @@ import pytest
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
+from eelib.exits.exit_rule import Constant, Estimated, ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast, plans_of
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import decide, emitted
 from eelib.exits.policy import Policy, head_hash
-from eelib.exits.rule import Rule, at_layer
 from eelib.exits.step_costs import Costs, Line
 from eelib.exits.steps import Planned
-from eelib.exits.thresholds import Estimated
 from eelib.tasks.task import Task
 
 L = 4
 COSTS = Costs(L, call=2.0, block=Line(1.0), head=Line(0.5), ask=Line(0.25), key=0.1, step=3.0, prompt=10.0)
-RULE = Rule(gate_named("confidence"), 0.9, exits=(1, 2))
+RULE = ExitRule(gate_named("confidence"), 0.9, exit_layers=(1, 2))
 
 
 def plan(exits, agrees=None):
@@ -45,8 +44,8 @@ def test_one_row_by_hand():
 
 def test_what_else_can_limit():
     """Wrong drafts, keys that are made, rows that go deep: each is freed alone."""
-    wrong = Forecast(COSTS, [plan([1, 1], [False, False])], at_layer(1), "verified", draft=2)
-    right = Forecast(COSTS, [plan([1, 1])], at_layer(1), "verified", draft=2)
+    wrong = Forecast(COSTS, [plan([1, 1], [False, False])], fixed_exit(1), "verified", draft=2)
+    right = Forecast(COSTS, [plan([1, 1])], fixed_exit(1), "verified", draft=2)
     assert wrong.if_free["wrong drafts"] == right.speed_up == right.if_free["wrong drafts"] > wrong.speed_up
     assert "100.0% of drafts" in str(right) and " 0.0% of drafts" in str(wrong)
     made, copied = (Forecast(COSTS, [plan([1, 1])], RULE, keys) for keys in ("project", "copy"))
@@ -73,7 +72,7 @@ def test_nothing_that_leaves_is_no_gain():
 def test_exits_are_those_of_a_trace(folder_of, tmp_path, gate):
     """In the order in which prompts are decoded, the shortest first; gates on states, which no trace holds, too."""
     model, task = eelib.load_model(str(folder_of("gpt2")), device="cpu"), Task.from_prompts(PROMPTS)
-    rule = Rule(gate_named(gate), 0.02 if gate == "softmax_difference" else -0.5)
+    rule = ExitRule(gate_named(gate), 0.02 if gate == "softmax_difference" else -0.5)
     plans = plans_of(model, task, rule, 1, 8)
     order = sorted(range(len(PROMPTS)), key=lambda i: len(model.encode([PROMPTS[i]])[0]))
     assert len(plans) == len(PROMPTS)
@@ -91,9 +90,9 @@ def test_exits_are_those_of_a_trace(folder_of, tmp_path, gate):
 def test_a_threshold_that_is_learnt_stays_as_it_was(folder_of):
     """What follows a forecast decodes as if there had been none."""
     model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
-    rule = Rule(gate_named("confidence"), Estimated(0.6), exits=(1,))
+    rule = ExitRule(gate_named("confidence"), Estimated(0.6), exit_layers=(1,))
     eelib.forecast(model, rule, "deferred", task=PROMPTS, max_new_tokens=6)
-    assert rule.limit == Estimated(0.6)
+    assert rule.threshold == Estimated(0.6)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def policy_of(model, thresholds, **other):
     """A policy as calibration makes it, for a model as it is in memory."""
     own = {"model": model.name, "model_hash": model.hash, "head_hash": head_hash(model)}
     gate = {"gate": "confidence", "gate_parameters": {}, "gate_hash": "", "exits": (1,), "keys": "verified"}
-    shape = {"minimum_layer": 1, "first_tokens": 2, "thresholds": thresholds, "date": "2026-01-01"}
+    shape = {"minimum_layer": 1, "full_depth_tokens": 2, "thresholds": thresholds, "date": "2026-01-01"}
     told = {"calibrated_on": {}, "certified": {}, "risks": {}, "epsilon": 0.1, "delta": 0.1}
     return Policy(**own | gate | shape | told | other)
 
@@ -127,7 +126,7 @@ def test_a_policy_in_place_of_a_gate(folder_of, tmp_path):
     model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
     made = policy_of(model, {"prompts": 0.005, "translation": 2.0})
     made.save(tmp_path / "policy.json")
-    rule = Rule(gate_named("confidence"), 0.005, (1,), 1, 2)
+    rule = ExitRule(gate_named("confidence"), 0.005, (1,), 1, 2)
     by_hand = eelib.forecast(model, rule, "verified", task=PROMPTS, max_new_tokens=5)
     for policy in (made, tmp_path / "policy.json", str(tmp_path / "policy.json")):
         found = eelib.forecast(model, policy=policy, task=PROMPTS, max_new_tokens=5)
@@ -136,7 +135,7 @@ def test_a_policy_in_place_of_a_gate(folder_of, tmp_path):
     assert 1 <= found.mean_layers < model.layers and found.draft == by_hand.draft
     task = eelib.load_task("translation/de-en", limit=2)
     late = eelib.forecast(model, policy=made, task=task, max_new_tokens=5)
-    assert late.rule.threshold == 2.0 and late.mean_layers == model.layers
+    assert late.rule.threshold == Constant(2.0) and late.mean_layers == model.layers
 
 
 def test_a_policy_is_refused_where_decoding_by_it_is(folder_of, tmp_path, one_line):

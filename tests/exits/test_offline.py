@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from eelib.common import files
 from eelib.common.errors import InputError
 from eelib.common.files import only_one
-from eelib.exits.gates.gate import NEVER
+from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
+from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.gates.registry import GATES, gate_named
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.kept import kept_scores, make_scores, together
 from eelib.exits.live import Watch
 from eelib.exits.offline import Scores, Tokens, decide, emitted, leave, ratcheted, scores
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Decaying, Estimated
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.plan import encode
 
@@ -34,28 +33,28 @@ def plain(rule, layers, values, positions):
     """Exit layers [tokens] by a loop."""
     found = []
     for row, position in zip(values.double().tolist(), positions.tolist()):
-        limit = float(rule.limit.at(torch.tensor([position])).double())
+        limit = float(rule.threshold.at(torch.tensor([position])).double())
         for layer in range(1, layers + 1):
-            may = layer >= rule.minimum_layer and position >= rule.first_tokens
-            may &= rule.exits is None or layer in rule.exits
+            may = layer >= rule.minimum_layer and position >= rule.full_depth_tokens
+            may &= rule.exit_layers is None or layer in rule.exit_layers
             score = row[layer - 1]
-            if layer == layers or (may and (score >= limit if rule.gate.reaches else score > limit)):
+            if layer == layers or (may and (score >= limit if rule.gate.inclusive else score > limit)):
                 found.append(layer)
                 break
     return np.array(found)
 
 
 RULES = [
-    Rule(gate_named("confidence"), 0.02),
-    Rule(gate_named("confidence"), 0.02, minimum_layer=2),
-    Rule(gate_named("confidence"), 0.02, exits=(2,), first_tokens=3),
-    Rule(gate_named("softmax_difference"), Decaying(0.01, longest=6)),
-    Rule(gate_named("softmax_difference"), Decaying(0.5, longest=6, as_published=True)),
-    Rule(gate_named("entropy"), -4.5),
-    Rule(gate_named("patience"), 1),
-    Rule(gate_named("monotone"), 0.0),
-    Rule(gate_named("fixed"), 2),
-    Rule(gate_named("schedule", longest=5)),
+    ExitRule(gate_named("confidence"), 0.02),
+    ExitRule(gate_named("confidence"), 0.02, minimum_layer=2),
+    ExitRule(gate_named("confidence"), 0.02, exit_layers=(2,), full_depth_tokens=3),
+    ExitRule(gate_named("softmax_difference"), Decaying(0.01, longest=6)),
+    ExitRule(gate_named("softmax_difference"), Decaying(0.5, longest=6, as_published=True)),
+    ExitRule(gate_named("entropy"), -4.5),
+    ExitRule(gate_named("patience"), 1),
+    ExitRule(gate_named("monotone"), 0.0),
+    ExitRule(gate_named("fixed"), 2),
+    ExitRule(gate_named("schedule", longest=5)),
 ]
 
 
@@ -79,7 +78,7 @@ def test_offline_equals_live(gate, name, model_of, tmp_path):
     """The same score for each token at each layer over the finished trace and while the tokens are made."""
     model, task = model_of(name), traces.TASK
     trace = traces.make(model, tmp_path)
-    rule = untrained(gate, model) if gate in TRAINED else Rule(gate_named(gate), minimum_layer=1)
+    rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate), minimum_layer=1)
     if {"state", "head"} & set(rule.gate.needs):
         make_scores(model, task, trace, [rule], progress=False)
         found = kept_scores(rule, trace)
@@ -87,12 +86,12 @@ def test_offline_equals_live(gate, name, model_of, tmp_path):
         found = scores(rule, trace)
     exits = leave(rule, found, Tokens(trace).positions)
     table, live = watched(model, task, trace, rule)
-    assert torch.equal(found.values == NEVER, live.values == NEVER)
+    assert torch.equal(found.values == NO_EXIT, live.values == NO_EXIT)
     torch.testing.assert_close(found.values, live.values, rtol=2e-4, atol=2e-4)
     clear = (
-        (found.values - rule.limit.at(exits)).abs().gt(1e-3).all(dim=1)
+        (found.values - rule.threshold.at(exits)).abs().gt(1e-3).all(dim=1)
     )  # rounding can't carry it over the threshold
-    clear |= torch.tensor(rule.gate.reaches)  # whole numbers
+    clear |= torch.tensor(rule.gate.inclusive)  # whole numbers
     assert clear.float().mean() > 0.9
     np.testing.assert_array_equal(table["exit_layer"][clear.numpy()], exits[clear])
 
@@ -103,7 +102,7 @@ def untrained(name, model):
     network = TRAINED[name].build(model.hidden_size)
     for parameter in network.parameters():
         parameter.data *= 4  # so that scores lie far from the threshold
-    return Rule(TRAINED[name].of(network, model.name), 0.5)
+    return ExitRule(TRAINED[name].of(network, model.name), 0.5)
 
 
 def watched(model, task, trace, rule):
@@ -126,11 +125,11 @@ def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
     """Sequence by sequence; the rule itself stays as it was over a trace."""
     model, task = model_of("llama"), traces.TASK
     trace = traces.make(model, tmp_path, batch_size=1)
-    middle = between(scores(Rule(gate_named("confidence"), exits=(2,)), trace).values[:, 1])
-    rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
+    middle = between(scores(ExitRule(gate_named("confidence"), exit_layers=(2,)), trace).values[:, 1])
+    rule = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,))
     exits, found = decide(rule, trace)
-    assert rule.limit == Estimated(middle) and set(exits.tolist()) == {2, trace.layers}
-    live, said = Rule(gate_named("confidence"), Estimated(middle), exits=(2,)), []
+    assert rule.threshold == Estimated(middle) and set(exits.tolist()) == {2, trace.layers}
+    live, said = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,)), []
     for row in range(len(task)):
         watch = Watch(model, live, 1)
         greedy_decode(model, encode(model, task, [row]), traces.STEPS, watch)
@@ -138,12 +137,12 @@ def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
     np.testing.assert_array_equal(np.concatenate(said), exits)
     deep = (exits == trace.layers).numpy()
     wanted = found.tokens[deep, 1] == Tokens(trace).final[deep]
-    assert live.limit.agreed == wanted.tolist()
-    np.testing.assert_allclose(live.limit.scores, found.values[deep, 1], rtol=1e-3)
+    assert live.threshold.agreed == wanted.tolist()
+    np.testing.assert_allclose(live.threshold.scores, found.values[deep, 1], rtol=1e-3)
 
 
 def test_free_has_one_exit(one_line):
-    one_line(InputError, "exits=(layer,)", lambda: Rule(gate_named("confidence"), Estimated()))
+    one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate_named("confidence"), Estimated()))
 
 
 def test_the_ratchet_of_ms_code():
@@ -159,7 +158,7 @@ def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, 
     """A page has no place for it."""
     take, met = files.take, threading.Event()
     monkeypatch.setattr(files, "take", lambda path, wait: take(path, lambda: (wait(), met.set())))
-    model, rule = model_of("gpt2"), Rule(gate_named("state_saturation"))
+    model, rule = model_of("gpt2"), ExitRule(gate_named("state_saturation"))
     trace = traces.make(model, tmp_path)
     with ThreadPoolExecutor(1) as pool:
         with only_one(trace.folder):
@@ -173,7 +172,7 @@ def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, 
 def test_scores_do_not_depend_on_what_is_scored_together(gate, model_of, tmp_path, monkeypatch):
     """One sequence at a time, and all at once."""
     model, found = model_of("llama"), []
-    rule = untrained(gate, model) if gate in TRAINED else Rule(gate_named(gate))
+    rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate))
     for most in (1, 10**6):
         monkeypatch.setattr("eelib.exits.kept.AT_ONCE", most)
         trace = traces.make(model, tmp_path / str(most))
@@ -193,9 +192,9 @@ def test_sequences_scored_together_are_few_enough_and_all_there(lengths, most):
 
 
 def test_a_gate_on_states_says_where_to_get_them(made, model_of, one_line):
-    rule = Rule(gate_named("state_saturation"))
+    rule = ExitRule(gate_named("state_saturation"))
     one_line(InputError, ["state_saturation", "make_scores"], lambda: scores(rule, made("llama")))
     one_line(InputError, ["no scores", "make_scores"], lambda: kept_scores(rule, made("llama")))
     one_line(InputError, "is not of", lambda: make_scores(model_of("gpt2"), traces.TASK, made("llama"), [rule]))
     with pytest.raises(InputError, match="layers 1 to"):
-        scores(Rule(gate_named("confidence"), exits=(99,)), made("llama"))
+        scores(ExitRule(gate_named("confidence"), exit_layers=(99,)), made("llama"))

@@ -12,10 +12,10 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits import policy as policies
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Scores
 from eelib.exits.policy import Policy, calibrate, grid_of, head_hash
-from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
 
 TEXTS = [f"{prompt} {number}" for number in range(30) for prompt in PROMPTS[:3]]
@@ -40,7 +40,7 @@ def test_a_policy_leaves_as_its_rule_would(setting, tmp_path):
     made.save(tmp_path / "policy.json")
     assert Policy.load(tmp_path / "policy.json") == made
     by_file = eelib.generate(model, PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6)
-    rule = Rule(gate_named("softmax_difference"), value)
+    rule = ExitRule(gate_named("softmax_difference"), value)
     by_hand = eelib.generate(model, PROMPTS, gate=rule, keys="deferred", max_new_tokens=6)
     assert by_file.tokens.equals(by_hand.tokens)
 
@@ -162,7 +162,7 @@ def test_bad_input(setting):
     with pytest.raises(InputError, match="can't be calibrated from traces; allowed: deferred, full, verified"):
         calibrate(model, tasks, traces, keys="copy")
     with pytest.raises(InputError, match="says nothing"):
-        grid_of(Rule(gate_named("confidence")), [np.full((3, 2), -np.inf)])
+        grid_of(ExitRule(gate_named("confidence")), [np.full((3, 2), -np.inf)])
 
 
 def test_the_command_writes_a_policy(folder_of, tmp_path, capsys, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_policy_may_name_a_temperature(setting, tmp_path, one_line):
     made.save(tmp_path / "policy.json")
     assert Policy.load(tmp_path / "policy.json") == made
     by_policy = eelib.generate(model, PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6, seed=4)
-    rule = Rule(gate_named("softmax_difference"), made.thresholds["prompts"])
+    rule = ExitRule(gate_named("softmax_difference"), made.thresholds["prompts"])
     given = dict(keys="verified", temperature=0.7, seed=4, max_new_tokens=6)
     assert by_policy.tokens.equals(eelib.generate(model, PROMPTS, gate=rule, **given).tokens)
     one_line(

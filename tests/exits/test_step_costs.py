@@ -4,8 +4,8 @@ import pytest
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule, at_layer
 from eelib.exits.step_costs import Costs, Line, line, measure
 from eelib.tasks.task import Task
 
@@ -19,11 +19,11 @@ def test_a_line_never_falls():
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
 def test_costs_are_measured(folder_of, family):
     model = eelib.load_model(str(folder_of(family)), device="cpu")
-    rule = Rule(gate_named("softmax_difference"))
+    rule = ExitRule(gate_named("softmax_difference"))
     costs = measure(model, Task.from_prompts(PROMPTS), rule, batch=3, repeats=1)
     assert costs.layers == model.layers and costs.block.of(1) > 0 and costs.head.of(1) > 0 and costs.step > 0
     assert min(costs.call, costs.key, costs.ask.fixed, costs.ask.each, costs.block.each) >= 0 and costs.prompt > 0
-    assert costs.reads and not measure(model, Task.from_prompts(PROMPTS[:1]), at_layer(1), batch=2, repeats=1).reads
+    assert costs.reads and not measure(model, Task.from_prompts(PROMPTS[:1]), fixed_exit(1), batch=2, repeats=1).reads
 
 
 def test_bare_costs_are_blocks_and_the_head():

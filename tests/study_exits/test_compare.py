@@ -8,9 +8,9 @@ from exits_made import LAYERS, TOKENS, Made
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.curve import Curve, curve
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Scores
-from eelib.exits.rule import Rule
 from eestudy.exits.compare import AgreementAt, Area, PriceAt, contrast, difference, interval, intervals, shared_range
 from eestudy.statistics.resampling import bootstrap_totals
 
@@ -45,7 +45,7 @@ def test_what_is_read_off_a_curve_by_hand():
 
 def test_intervals_are_those_of_the_common_bootstrap():
     """At a mean number of layers that no draw can move, agreement is a mean of tokens."""
-    rule = Rule(gate_named("fixed"))
+    rule = ExitRule(gate_named("fixed"))
     made_up = Made()
     found = Scores(torch.arange(1.0, LAYERS + 1).repeat(TOKENS, 1), torch.tensor(made_up.top1[:, 1:]))
     fixed = curve(rule, found, made_up)
@@ -66,7 +66,10 @@ def test_intervals_are_those_of_the_common_bootstrap():
 
 def test_several_statistics_are_each_by_itself_and_what_is_not_reached_is_nothing():
     made = Made()
-    found = [curve(Rule(gate_named("confidence")), made.scores(Rule(gate_named("confidence"))), made) for _ in range(2)]
+    found = [
+        curve(ExitRule(gate_named("confidence")), made.scores(ExitRule(gate_named("confidence"))), made)
+        for _ in range(2)
+    ]
     least = max(float(one.mean_layers[0]) for one in found)
     asked = [AgreementAt(least - 0.1), AgreementAt(least + 0.5), Area(least, LAYERS)]
     for curves in (found[0], dict(zip("ab", found))):
@@ -98,7 +101,7 @@ def test_a_contrast_of_several_curves_is_that_of_their_means():
     assert found.estimate == pytest.approx((0.2 + 0.6) / 2 - 0.1)
     assert contrast(AgreementAt(1), [one], [other]) == difference(AgreementAt(1), one, other)
     made = Made(seed=3)
-    rule = Rule(gate_named("confidence"))
+    rule = ExitRule(gate_named("confidence"))
     drawn = [curve(rule, made.scores(rule), made) for _ in range(2)]
     middle = contrast(AgreementAt(4), drawn, [drawn[0]])
     halved = difference(AgreementAt(4), drawn[1], drawn[0]).scaled(0.5)

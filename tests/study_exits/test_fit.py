@@ -8,11 +8,11 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from eelib.common.errors import InputError, NotEstimable
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.fitted import FEATURES, Fitted, columns
 from eelib.exits.live import Watch
 from eelib.exits.offline import Tokens, decide
 from eelib.exits.pieces import CLASSES, PieceTable, piece_table
-from eelib.exits.rule import Rule
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.plan import encode
 from eestudy.exits.fit import fit, halves
@@ -69,9 +69,9 @@ def test_offline_and_live_are_the_same(name, model_of, trace):
     model = model_of("llama")
     table = piece_table(model.tokenizer, model.vocab_size)
     gate = fit(name, trace, np.ones(len(trace), dtype=bool), table)
-    scores = decide(Rule(gate), trace)[1].values[:, 1].unique()
+    scores = decide(ExitRule(gate), trace)[1].values[:, 1].unique()
     middle = float(scores[len(scores) // 2 - 1 : len(scores) // 2 + 1].mean())  # an isotonic step has many tokens
-    rule = Rule(gate, middle)
+    rule = ExitRule(gate, middle)
     exits, found = decide(rule, trace)
     rows = trace.manifest["plan"][0]
     watch = Watch(model, rule, len(rows))

@@ -9,15 +9,15 @@ from exits_made import Made
 import eelib
 from eelib.common.errors import InputError
 from eelib.exits.curve import rule_at
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import emitted, leave
-from eelib.exits.rule import Rule
 from eelib.tasks.task import Task
 from eestudy.exits.quality import Scorer, quality, text_of
 from eestudy.exits.task_quality import quality_difference, quality_interval
 from eestudy.exits.ways import ByThreshold
 
-RULE = Rule(gate_named("confidence"))
+RULE = ExitRule(gate_named("confidence"))
 
 
 def spoken(ids):

@@ -6,7 +6,7 @@ import torch
 from exits_made import LAYERS, TOKENS, Made
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.gate import NEVER
+from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.offline import Scores
 from eestudy.exits.reliability import Judged, by_layer, calibration_error, isotonic, judged, table
 
@@ -59,8 +59,8 @@ def test_scores_that_are_no_probabilities_have_an_error_after_calibration_only()
 def test_tokens_are_judged_where_the_gate_could_say_something():
     trace = Made()
     values = torch.rand(TOKENS, LAYERS)
-    values[:, 0] = NEVER
-    values[::2, 2] = NEVER
+    values[:, 0] = NO_EXIT
+    values[::2, 2] = NO_EXIT
     made = judged(Scores(values, torch.tensor(trace.top1[:, 1:])), trace)
     assert [one.layer for one in made] == [2, 3, 4, 5]
     rows = np.flatnonzero(trace.statistic_rows())

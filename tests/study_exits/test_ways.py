@@ -8,10 +8,10 @@ import torch
 import traces
 
 from eelib.exits.curve import curve
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import decide, leave, scores
 from eelib.exits.pieces import PieceTable
-from eelib.exits.rule import Rule
 from eestudy.exits.fit import fit
 from eestudy.exits.ways import ByThreshold, TwoExits, curve_of, in_turn, mixed
 
@@ -28,7 +28,7 @@ def every(trace):
 
 
 def test_a_plain_rule_leaves_and_is_drawn_as_ever(trace):
-    rule = Rule(gate_named("confidence"))
+    rule = ExitRule(gate_named("confidence"))
     found = scores(rule, trace)
     way, plain = ByThreshold(rule, trace, found), curve(rule, found, trace)
     assert way.values(None, 200) == plain.values.tolist()
@@ -41,7 +41,7 @@ def test_a_plain_rule_leaves_and_is_drawn_as_ever(trace):
 
 @pytest.mark.parametrize("name", ["position_aware", "position_margin"])
 def test_tokens_in_turn_leave_as_they_are_decided_one_by_one(name, trace):
-    way = in_turn(Rule(fit(name, trace, every(trace), TABLE)), trace)
+    way = in_turn(ExitRule(fit(name, trace, every(trace), TABLE)), trace)
     turns = np.array(way.values(None, 10**6)[1:-1])  # scores of tokens: take values between two that lie apart
     between = (turns[1:] + turns[:-1])[np.diff(turns) > 1e-4] / 2
     values = [-np.inf, *between[:: len(between) // 6].tolist(), np.inf]
@@ -69,7 +69,7 @@ def test_each_part_leaves_by_its_own_gate(name, trace):
     half = trace.tokens["sequence"].to_numpy() % 2 == 0
     ways = []
     for rows in (half, ~half):
-        rule = Rule(fit(name, trace, rows, TABLE))
+        rule = ExitRule(fit(name, trace, rows, TABLE))
         ways.append(in_turn(rule, trace) if name != "risk" else ByThreshold(rule, trace, scores(rule, trace)))
     value = float(np.median(ways[0].values(None, 9)[1:-1]))
     both, one, other = (next(iter(way.exits([value]))).numpy() for way in (mixed(*ways, half), *ways))

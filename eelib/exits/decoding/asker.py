@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from eelib.exits.decoding.clock import Clock
-from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen, kept
+from eelib.exits.exit_rule import Estimated, ExitRule
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows
 from eelib.exits.look import looked_at
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Estimated
 from eelib.lens.readout import FROM_TOP_K, TOP_K
 from eelib.models.model import Model
 from eelib.models.unembed import Unembed
@@ -79,30 +78,30 @@ class Said:
     layer: int
     leaves: list[bool]
     score: Tensor
-    seen: Seen
-    memory: Memory
+    seen: LayerOutput
+    memory: GateState
     states: Tensor
 
 
 class Asker:
     """A rule, and what its gate remembers of the rows of one step. `heads`: readouts of each row's token so far."""
 
-    def __init__(self, model: Model, rule: Rule, clock: Clock):
+    def __init__(self, model: Model, rule: ExitRule, clock: Clock):
         self.model, self.rule, self.clock, self.layers = model, rule, clock, model.layers
         self.asked = frozenset(rule.asked(self.layers))
 
     def begin_batch(self) -> None:
         """A learnt threshold is fitted anew; FREE's are of one sequence."""
         self.last: Said | None = None
-        if isinstance(self.rule.limit, Estimated):
-            self.before = deepcopy(self.rule.limit)
-            self.rule.limit.begin_sequence()
+        if isinstance(self.rule.threshold, Estimated):
+            self.before = deepcopy(self.rule.threshold)
+            self.rule.threshold.begin_sequence()
 
     def forget_batch(self) -> None:
         """Nothing was learnt of a batch that did not fit; its states are let go of."""
         self.last = None
-        if isinstance(self.rule.limit, Estimated):
-            vars(self.rule.limit).update(vars(self.before))
+        if isinstance(self.rule.threshold, Estimated):
+            vars(self.rule.threshold).update(vars(self.before))
 
     def begin(self, positions: list[int], tokens_before: list[int], exits_before: list[int]) -> None:
         """A new token of each of n rows."""
@@ -110,10 +109,10 @@ class Asker:
         told = torch.tensor([positions, tokens_before, exits_before], device=device)
         self.positions, self.token_before, self.exit_before = told[0], told[1], told[2]
         self.memory = self.rule.gate.start(len(positions), device)
-        self.heads, self.score = 0, torch.full((len(positions),), NEVER, device=device)
+        self.heads, self.score = 0, torch.full((len(positions),), NO_EXIT, device=device)
         self.last = None
         self.rows = list(range(len(positions)))  # of those that were asked last, the ones that are still asked
-        self.may_leave = max(positions) >= self.rule.first_tokens
+        self.may_leave = max(positions) >= self.rule.full_depth_tokens
 
     @property
     def scores(self) -> list[float]:
@@ -129,11 +128,11 @@ class Asker:
             read = self.model.read_through_at(layer, adapted)
             readout, head = Readout(self.model, read, self.clock), Head(self.model.unembed, self.clock)
             told = (self.positions, readout, read, cast(Unembed, head), self.token_before, self.exit_before)
-            seen = Seen(layer, self.layers, *told)
+            seen = LayerOutput(layer, self.layers, *told)
             score = self.rule.gate.score(seen, self.memory).float()
             leaves = [False] * len(states)
             if self.may_leave and layer >= self.rule.minimum_layer:
-                leaves = self.rule.leaves(layer, score, self.positions).tolist()
+                leaves = self.rule.exits(layer, score, self.positions).tolist()
             self.heads += (readout.read is not None) + head.read
             self.score, self.rows = score, list(range(len(states)))
             self.last = Said(layer, leaves, score, seen, self.memory, states)
@@ -166,15 +165,15 @@ class Asker:
 
     def learn(self, final: list[int | None]) -> None:
         """Tell a learnt threshold what the last layer said of the rows that were asked last; None: it was not asked."""
-        if isinstance(self.rule.limit, Estimated) and self.last:
+        if isinstance(self.rule.threshold, Estimated) and self.last:
             tokens, _ = self.tokens(self.last, self.rows)
             said = zip(self.scores, tokens, final)
             known = [(score, token == last) for score, token, last in said if last is not None]
-            self.rule.limit.learn([score for score, _ in known], [agreed for _, agreed in known])
+            self.rule.threshold.learn([score for score, _ in known], [agreed for _, agreed in known])
 
     def keep(self, rows: list[int]) -> None:
         """Go on with some of the rows."""
         index = torch.tensor(rows, device=self.model.device)
         self.positions, self.token_before = self.positions[index], self.token_before[index]
-        self.exit_before, self.memory = self.exit_before[index], kept(self.memory, index)
+        self.exit_before, self.memory = self.exit_before[index], select_rows(self.memory, index)
         self.score, self.rows = self.score[index], [self.rows[row] for row in rows]

@@ -17,13 +17,12 @@ from eelib.exits.decoding.parting import ALWAYS, Parting, parting_of
 from eelib.exits.decoding.row import Row
 from eelib.exits.decoding.sampling import Sampler, check_temperature
 from eelib.exits.decoding.trial import check_stops
-from eelib.exits.gates.gate import NEEDS, Gate, Seen
+from eelib.exits.exit_rule import Estimated, ExitRule, check_exit_layers, fixed_exit
+from eelib.exits.gates.gate import NEEDS, Gate, LayerOutput
 from eelib.exits.gates.learned import Learned
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED, trained_gate
 from eelib.exits.policy import Policy
-from eelib.exits.rule import Rule, at_layer, check_exits
-from eelib.exits.thresholds import Estimated
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.plan import encode
@@ -34,7 +33,7 @@ DRAFT = 4  # most tokens drafted in a row where nothing is said
 def generate(
     model: Model,
     task: Task | list[str],
-    gate: str | Gate | Rule | None = None,
+    gate: str | Gate | ExitRule | None = None,
     exits: tuple[int, ...] | None = None,
     keys: str | None = None,
     draft: int | None = None,
@@ -110,7 +109,7 @@ def decode_chosen(decoding: Decoding, prompts: list[list[int]], chosen: list[int
     return rows
 
 
-def sampler_of(keys: Keys, rule: Rule | None, temperature: float | None, seed: int) -> Sampler | None:
+def sampler_of(keys: Keys, rule: ExitRule | None, temperature: float | None, seed: int) -> Sampler | None:
     """What draws tokens; None at temperature 0. InputError where sampling would not be that of full depth."""
     check_whole("seed", seed, 0)
     if temperature is None:
@@ -126,7 +125,7 @@ def sampler_of(keys: Keys, rule: Rule | None, temperature: float | None, seed: i
     return Sampler(float(temperature), seed)
 
 
-def asker_of(model: Model, rule: Rule | None, clock: Clock) -> Asker | None:
+def asker_of(model: Model, rule: ExitRule | None, clock: Clock) -> Asker | None:
     """What asks the rule; None where there is none."""
     if rule is None:
         return None
@@ -139,7 +138,7 @@ def by_policy(
     policy: Policy | Path | str,
     temperature: float | None,
     *others: object,
-) -> tuple[Rule | None, str, float]:
+) -> tuple[ExitRule | None, str, float]:
     """(rule, keys, temperature) of a policy, or of its file, for a task; `others`: gate, exits and keys asked for
     beside it, all None. InputError where one is not, and for a policy that can't be read, is for another model or
     temperature, or has nothing for the task.
@@ -160,10 +159,10 @@ def policy_named(keys: str | None) -> Keys:
     return KEYS[keys]
 
 
-def rule_of(model: Model, gate: str | Gate | Rule | None, exits: tuple[int, ...] | None) -> Rule | None:
+def rule_of(model: Model, gate: str | Gate | ExitRule | None, exits: tuple[int, ...] | None) -> ExitRule | None:
     """The rule that is meant; None: no token leaves. InputError where it does not fit the model."""
-    check_exits(exits)
-    if isinstance(gate, Rule):
+    check_exit_layers(exits)
+    if isinstance(gate, ExitRule):
         if exits is not None:
             raise InputError("a rule has exits of its own; give exits with a gate's name, or in the rule")
         rule = gate
@@ -172,19 +171,19 @@ def rule_of(model: Model, gate: str | Gate | Rule | None, exits: tuple[int, ...]
             return None
         if len(exits) != 1:
             raise InputError(f"exits {exits!r} without a gate is not allowed; it must be one layer, or give a gate")
-        rule = at_layer(exits[0])
+        rule = fixed_exit(exits[0])
     elif gate == "oracle":
         rule = oracle_rule(None if exits is None else tuple(exits))
     elif isinstance(gate, (str, Gate)):
         found = gate if isinstance(gate, Gate) else trained_gate(model, gate) if gate in TRAINED else gate_named(gate)
-        rule = Rule(found, exits=None if exits is None else tuple(exits))
+        rule = ExitRule(found, exit_layers=None if exits is None else tuple(exits))
     else:
         raise InputError(f"gate {gate!r} is not allowed; it must be a gate's name, a gate or a rule")
     rule.check(model.layers)
     return rule
 
 
-def check_fit(model: Model, keys: Keys, rule: Rule | None, max_new_tokens: int) -> None:
+def check_fit(model: Model, keys: Keys, rule: ExitRule | None, max_new_tokens: int) -> None:
     """InputError where gate, policy and model do not go together."""
     if rule is None:
         if keys.stops:
@@ -197,7 +196,7 @@ def check_fit(model: Model, keys: Keys, rule: Rule | None, max_new_tokens: int) 
     ):
         other = ", for other weights than these" if rule.gate.model == model.name else f", not for {model.name}"
         raise InputError(f"gate {rule.gate.name} was trained for {rule.gate.model}{other}")
-    if isinstance(rule.limit, Estimated) and keys.verifies:
+    if isinstance(rule.threshold, Estimated) and keys.verifies:
         raise InputError(
             f"keys={keys.name!r} asks the last layer about several tokens at once, from which a threshold that is "
             "learnt while decoding can't learn; allowed: deferred, or a threshold that is a number"
@@ -217,7 +216,7 @@ def check_fit(model: Model, keys: Keys, rule: Rule | None, max_new_tokens: int) 
             )
 
 
-def check_schedule(model: Model, rule: Rule, max_new_tokens: int) -> None:
+def check_schedule(model: Model, rule: ExitRule, max_new_tokens: int) -> None:
     """InputError where depths are not known beforehand, or where one is deeper than one before it."""
     if rule.gate.needs:
         raise InputError(
@@ -228,8 +227,8 @@ def check_schedule(model: Model, rule: Rule, max_new_tokens: int) -> None:
     depths = torch.full_like(positions, model.layers)
     for layer in range(model.layers - 1, 0, -1):
         if rule.asks(layer, model.layers):
-            score = rule.gate.score(Seen(layer, model.layers, positions), {})
-            depths[rule.leaves(layer, score, positions)] = layer
+            score = rule.gate.score(LayerOutput(layer, model.layers, positions), {})
+            depths[rule.exits(layer, score, positions)] = layer
     if deeper := (depths.diff() > 0).nonzero().flatten().tolist():
         raise InputError(f"keys='schedule': token {deeper[0] + 1} would go deeper than the one before it")
 

@@ -19,7 +19,7 @@ from eelib.exits.decoding.oracle import Oracle
 from eelib.exits.decoding.parting import ALWAYS, Parting
 from eelib.exits.decoding.row import Gone, Row, Token, Waiting, places_of
 from eelib.exits.decoding.sampling import Sampler
-from eelib.exits.gates.gate import NEVER
+from eelib.exits.gates.gate import NO_EXIT
 from eelib.models.model import Model
 
 NEW = Waiting(0, torch.empty(0))
@@ -257,7 +257,7 @@ class Decoding:
             for row, own in zip(rows, said):
                 row.flush |= row.number in left
                 looks, layers = heads if row.number in scores else 0, self.model.layers
-                self.verify(row, own, Token(TIED, layers, layers, looks + 1, scores.get(row.number, NEVER)))
+                self.verify(row, own, Token(TIED, layers, layers, looks + 1, scores.get(row.number, NO_EXIT)))
             return
         final = [self.decided(row, own[-1]) for row, own in zip(rows, said)]
         if isinstance(self.asker, Oracle):
@@ -279,7 +279,7 @@ class Decoding:
             self.asker.learn([None if row.number in noted else last[row.number] for row in asking])
         layers = self.model.layers
         for row, token in zip(rows, final):
-            full = Token(token, layers, layers, heads + 1, scores.get(row.number, NEVER))
+            full = Token(token, layers, layers, heads + 1, scores.get(row.number, NO_EXIT))
             row.emit(noted.get(row.number, full), self.ends)
 
     def leave_by_oracle(self, oracle: Oracle, rows: list[Row], final: list[int], prompt: bool) -> None:
@@ -289,7 +289,7 @@ class Decoding:
             those = [i for i, at in enumerate(exits) if at == layer]
             self.keys.left(self, [rows[i] for i in those], layer, torch.stack([oracle.state(layer, i) for i in those]))
         for row, token, layer in zip(rows, final, exits):
-            row.emit(Token(token, layer, self.model.layers, oracle.heads + 1, NEVER), self.ends)
+            row.emit(Token(token, layer, self.model.layers, oracle.heads + 1, NO_EXIT), self.ends)
 
     def verify(self, row: Row, said: list[int] | Tensor, full: Token) -> None:
         """Hold a row's drafts against what the last layer says, of which `said` is the last; the first that differs is

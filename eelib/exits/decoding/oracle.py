@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from eelib.exits.decoding.asker import Asker, Said
-from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen
-from eelib.exits.rule import Rule
+from eelib.exits.exit_rule import ExitRule
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput
 
 FIRST_TOKENS = 4  # P's tables: the first four of each output have all layers, the fifth is the first to leave
 
@@ -24,14 +24,14 @@ class FirstAgreeing(Gate):
     name: ClassVar[str] = "oracle"
     default: ClassVar[float] = 0.0
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
-        """NEVER."""
-        return torch.full((len(seen.positions),), NEVER, device=seen.positions.device)
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
+        """NO_EXIT."""
+        return torch.full((len(seen.positions),), NO_EXIT, device=seen.positions.device)
 
 
-def oracle_rule(exits: tuple[int, ...] | None = None) -> Rule:
+def oracle_rule(exits: tuple[int, ...] | None = None) -> ExitRule:
     """The oracle as P has it, from the 5th token on."""
-    return Rule(FirstAgreeing(), exits=exits, first_tokens=FIRST_TOKENS)
+    return ExitRule(FirstAgreeing(), exit_layers=exits, full_depth_tokens=FIRST_TOKENS)
 
 
 class Oracle(Asker):
@@ -54,7 +54,7 @@ class Oracle(Asker):
         found = []
         for row, (token, position) in enumerate(zip(final, self.positions.tolist())):
             said = [at for at, tops, _ in self.kept if at >= self.rule.minimum_layer and tops[row] == token]
-            found.append(said[0] if said and position >= self.rule.first_tokens else self.layers)
+            found.append(said[0] if said and position >= self.rule.full_depth_tokens else self.layers)
         return found
 
     def state(self, layer: int, row: int) -> Tensor:

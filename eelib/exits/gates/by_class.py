@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput
 from eelib.exits.pieces import CLASSES, PieceTable
 
 
@@ -33,7 +33,7 @@ class ByClass(Gate):
     def __post_init__(self) -> None:
         if len(self.thresholds) != len(CLASSES) or any(math.isnan(value) for value in self.thresholds):
             raise InputError(f"by_class needs {len(CLASSES)} thresholds, one for each of: {', '.join(CLASSES)}")
-        if self.base.reaches:
+        if self.base.inclusive:
             raise InputError(f"by_class can't stand on gate {self.base.name}, whose scores are counts")
 
     @property
@@ -42,21 +42,21 @@ class ByClass(Gate):
         return tuple(dict.fromkeys(("readout", *self.base.needs)))
 
     @property
-    def remembers(self) -> bool:  # type: ignore[override]
+    def stateful(self) -> bool:  # type: ignore[override]
         """As the base."""
-        return self.base.remembers
+        return self.base.stateful
 
-    def start(self, count: int, device: torch.device | str = "cpu") -> Memory:
+    def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
         """The base's."""
         return self.base.start(count, device)
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """float32 [n]: how far the base's score is above the threshold of the token's class."""
         score = self.base.score(seen, memory).float()
         limits = torch.tensor(self.thresholds, dtype=torch.float32, device=score.device)
         limit = limits[self.table.of(self.base.token(seen, memory))]
-        return torch.where(torch.isposinf(limit) | (score == NEVER), NEVER, score - limit)
+        return torch.where(torch.isposinf(limit) | (score == NO_EXIT), NO_EXIT, score - limit)
 
-    def token(self, seen: Seen, memory: Memory) -> Tensor:
+    def token(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """The base's."""
         return self.base.token(seen, memory)

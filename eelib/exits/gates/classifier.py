@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from eelib.exits.gates.gate import Memory
+from eelib.exits.gates.gate import GateState
 from eelib.exits.gates.learned import Learned, Network, two_layers
 
 
@@ -16,7 +16,7 @@ class OneState(Network):
         super().__init__()
         self.layers = two_layers(hidden_size, hidden_size)
 
-    def step(self, state: Tensor, memory: Memory) -> Tensor:
+    def step(self, state: Tensor, memory: GateState) -> Tensor:
         """Each layer alone."""
         return self.layers(state)
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from eelib.exits.gates.gate import Gate, Memory, Seen
+from eelib.exits.gates.gate import Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,6 @@ class Confidence(Gate):
     name: ClassVar[str] = "confidence"
     default: ClassVar[float] = 0.9
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """p1, in [0, 1]."""
         return seen.readout["probability"]

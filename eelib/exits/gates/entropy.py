@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput
 
 SURE = 2.0**-24  # a float32 probability this close to 1 leaves another one at 0 often enough to make DeeBERT's sum NaN
 
@@ -24,7 +24,7 @@ class Entropy(Gate):
     name: ClassVar[str] = "entropy"
     default: ClassVar[float] = -0.4  # ours; DeeBERT tunes one per task
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """-H, in [-ln V, 0]."""
         found = -seen.readout["entropy"]
-        return found.masked_fill(seen.readout["probability"] >= 1 - SURE, NEVER) if self.as_published else found
+        return found.masked_fill(seen.readout["probability"] >= 1 - SURE, NO_EXIT) if self.as_published else found

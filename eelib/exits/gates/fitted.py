@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eelib.exits.gates.gate import Gate, Memory, Seen
+from eelib.exits.gates.gate import Gate, GateState, LayerOutput
 from eelib.exits.pieces import CLASSES, PieceTable
 
 FEATURES: dict[str, tuple[str, ...]] = {
@@ -43,7 +43,7 @@ class Fitted(Gate):
         before = ("token before", "exit before") if "exit_before" in wanted else ()
         return (*before, *(["readout"] if READ & set(wanted) else []))
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """The probability that leaving here emits what layer L would, in [0, 1]."""
         signs = columns(FEATURES[self.name], seen, self.pieces)
         weights = torch.tensor(self.weights[seen.layer - 1], device=signs.device)
@@ -57,7 +57,7 @@ class Fitted(Gate):
         return shares[left] + part * (shares[right] - shares[left])
 
 
-def columns(features: tuple[str, ...], seen: Seen, pieces: PieceTable) -> Tensor:
+def columns(features: tuple[str, ...], seen: LayerOutput, pieces: PieceTable) -> Tensor:
     """The signs of n tokens at a layer: float32 [n, columns]."""
     found = []
     for name in features:

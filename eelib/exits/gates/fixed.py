@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from eelib.exits.gates.gate import Gate, Memory, Seen
+from eelib.exits.gates.gate import Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Fixed(Gate):
 
     name: ClassVar[str] = "fixed"
     needs: ClassVar[tuple[str, ...]] = ()
-    reaches: ClassVar[bool] = True
+    inclusive: ClassVar[bool] = True
     default: ClassVar[float] = 1
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """The number of blocks that ran."""
         return torch.full((len(seen.positions),), float(seen.layer), device=seen.positions.device)

@@ -3,7 +3,7 @@
     memory = gate.start(len(seen.positions), device)
     for each layer that the rule asks at:
         score = gate.score(seen, memory)             # float32 [n]
-        memory = kept(memory, rows)                  # where rows leave the batch
+        memory = select_rows(memory, rows)                  # where rows leave the batch
 
 A gate holds its parameters and nothing else: what it remembers of a token from layer to layer is in `memory`.
 """
@@ -18,12 +18,12 @@ from torch import Tensor
 from eelib.models.unembed import Unembed
 
 NEEDS = ("readout", "state", "head", "token before", "exit before")
-NEVER = -torch.inf  # the score where a gate can't stop
-Memory = dict[str, Tensor]  # of each token, first dimension n
+NO_EXIT = -torch.inf  # the score where a gate can't stop
+GateState = dict[str, Tensor]  # of each token, first dimension n
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerOutput:
     """What a gate may look at after block `layer` (1..L) of n tokens, all tensors on one device.
 
     `readout`: what the head says, "top1" int64 [n], "probability", "margin", "entropy" float32 [n], "topk_ids" and
@@ -41,7 +41,7 @@ class Seen:
     token_before: Tensor | None = None
     exit_before: Tensor | None = None
 
-    def on(self, device: torch.device) -> "Seen":
+    def on(self, device: torch.device) -> "LayerOutput":
         """The same on another device, the state left where it is."""
 
         def moved(values: Tensor | None) -> Tensor | None:
@@ -49,35 +49,35 @@ class Seen:
 
         readout = {name: values.to(device) for name, values in self.readout.items()}
         given = (self.positions.to(device), readout, self.state, self.unembed)
-        return Seen(self.layer, self.layers, *given, moved(self.token_before), moved(self.exit_before))
+        return LayerOutput(self.layer, self.layers, *given, moved(self.token_before), moved(self.exit_before))
 
 
 class Gate:
-    """A frozen dataclass of parameters. `needs`: which parts of `Seen`, of NEEDS; the others may be missing.
+    """A frozen dataclass of parameters. `needs`: which parts of `LayerOutput`, of NEEDS; the others may be missing.
 
-    `remembers`: it has to be asked at every layer that may be an exit, from the first on, not only where it may stop.
-    `default`: the published threshold, or ours where none is. `reaches`: a score equal to the threshold stops.
+    `stateful`: it has to be asked at every layer that may be an exit, from the first on, not only where it may stop.
+    `default`: the published threshold, or ours where none is. `inclusive`: a score equal to the threshold stops.
     """
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ("readout",)
-    remembers: ClassVar[bool] = False
-    reaches: ClassVar[bool] = False
+    stateful: ClassVar[bool] = False
+    inclusive: ClassVar[bool] = False
     default: ClassVar[float]
 
-    def start(self, count: int, device: torch.device | str = "cpu") -> Memory:
-        """Memory of `count` tokens of which no layer was seen."""
+    def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
+        """GateState of `count` tokens of which no layer was seen."""
         return {}
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
-        """float32 [n], higher means stop, NEVER where it can't; updates `memory`."""
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
+        """float32 [n], higher means stop, NO_EXIT where it can't; updates `memory`."""
         raise NotImplementedError
 
-    def token(self, seen: Seen, memory: Memory) -> Tensor:
+    def token(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """What leaving here emits, int64 [n], asked after `score`: the top-1, unless a gate says else; -1: not read."""
         return seen.readout["top1"].long() if seen.readout else torch.full_like(seen.positions, -1)
 
 
-def kept(memory: Memory, rows: Tensor) -> Memory:
+def select_rows(memory: GateState, rows: Tensor) -> GateState:
     """The memory of some of the tokens, by index or mask."""
     return {name: values[rows] for name, values in memory.items()}

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput
 
 
 class Network(nn.Module):
@@ -19,11 +19,11 @@ class Network(nn.Module):
 
     first: ClassVar[int] = 1
 
-    def start(self, count: int) -> Memory:
-        """Memory of `count` tokens, no layer seen."""
+    def start(self, count: int) -> GateState:
+        """GateState of `count` tokens, no layer seen."""
         return {}
 
-    def step(self, state: Tensor, memory: Memory) -> Tensor | None:
+    def step(self, state: Tensor, memory: GateState) -> Tensor | None:
         """Logits [n, 2] of one more layer's states [n, hidden_size]; None before `first`. Updates `memory`."""
         raise NotImplementedError
 
@@ -65,13 +65,13 @@ class Learned(Gate):
         network.eval().requires_grad_(False)
         return cls(model=model, weights=hash_of_weights(network), network=network, model_hash=model_hash, **parameters)
 
-    def start(self, count: int, device: torch.device | str = "cpu") -> Memory:
+    def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
         """What the network begins with."""
         return self.network.to(device).start(count)
 
     @torch.no_grad()
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
-        """The probability, in [0, 1]; NEVER at layers at which the network has no answer."""
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
+        """The probability, in [0, 1]; NO_EXIT at layers at which the network has no answer."""
         assert seen.state is not None
         state = seen.state
         if self.normed:
@@ -79,7 +79,7 @@ class Learned(Gate):
             state = seen.unembed.normed(state).to(state.device)
         logits = self.network.to(state.device).step(state.float(), memory)
         if logits is None:
-            return torch.full((len(state),), NEVER, device=state.device)
+            return torch.full((len(state),), NO_EXIT, device=state.device)
         return logits.softmax(dim=-1)[:, 1]
 
 

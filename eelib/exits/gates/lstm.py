@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from eelib.exits.gates.gate import Memory
+from eelib.exits.gates.gate import GateState
 from eelib.exits.gates.learned import Learned, Network
 
 PUBLISHED_WIDTH = 250
@@ -19,12 +19,12 @@ class OverLayers(Network):
         self.lstm = nn.LSTM(hidden_size, width, depth, batch_first=True)
         self.out = nn.Linear(width, 2)
 
-    def start(self, count: int) -> Memory:
+    def start(self, count: int) -> GateState:
         """Zeros: "h" and "c" [count, depth, width]."""
         zeros = self.out.weight.new_zeros(count, self.lstm.num_layers, self.lstm.hidden_size)
         return {"h": zeros, "c": zeros.clone()}
 
-    def step(self, state: Tensor, memory: Memory) -> Tensor:
+    def step(self, state: Tensor, memory: GateState) -> Tensor:
         """One layer more."""
         before = tuple(memory[name].transpose(0, 1).contiguous() for name in ("h", "c"))
         found, (h, c) = self.lstm(state[:, None], before)
@@ -47,7 +47,7 @@ class Lstm(Learned):
 
     as_published: bool = False
     name: ClassVar[str] = "lstm"
-    remembers: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
 
     @classmethod
     def build(cls, hidden_size: int, as_published: bool = False) -> Network:

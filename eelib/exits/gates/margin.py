@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from eelib.exits.gates.gate import Gate, Memory, Seen
+from eelib.exits.gates.gate import Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,6 @@ class Margin(Gate):
     name: ClassVar[str] = "softmax_difference"
     default: ClassVar[float] = 0.9
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """p1 - p2, in [0, 1]."""
         return seen.readout["margin"]

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Monotone(Gate):
 
     as_published: bool = False
     name: ClassVar[str] = "monotone"
-    remembers: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
     default: ClassVar[float] = 0.9
 
     @property
@@ -26,15 +26,15 @@ class Monotone(Gate):
         """Logits are in no trace."""
         return ("readout", "state", "head") if self.as_published else ("readout",)
 
-    def start(self, count: int, device: torch.device | str = "cpu") -> Memory:
+    def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
         """Nothing has risen."""
         return {
             "value": torch.full((count,), torch.inf, device=device),
             "rises": torch.zeros(count, device=device),
         }
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
-        """p1 (or the logit) after two rises, else NEVER."""
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
+        """p1 (or the logit) after two rises, else NO_EXIT."""
         if self.as_published:
             assert seen.state is not None and seen.unembed is not None
             value = seen.unembed(seen.state).amax(-1)
@@ -42,4 +42,4 @@ class Monotone(Gate):
             value = seen.readout["probability"]
         memory["rises"] = torch.where(value > memory["value"], memory["rises"] + 1, 0.0)
         memory["value"] = value
-        return value.masked_fill(memory["rises"] < 2, NEVER)
+        return value.masked_fill(memory["rises"] < 2, NO_EXIT)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from eelib.exits.gates.gate import Gate, Memory, Seen
+from eelib.exits.gates.gate import Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
@@ -18,18 +18,18 @@ class Patience(Gate):
     """
 
     name: ClassVar[str] = "patience"
-    remembers: ClassVar[bool] = True
-    reaches: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
+    inclusive: ClassVar[bool] = True
     default: ClassVar[float] = 6  # PABEE's for ALBERT-base's 12 layers
 
-    def start(self, count: int, device: torch.device | str = "cpu") -> Memory:
+    def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
         """No layer seen."""
         return {
             "top1": torch.full((count,), -1, device=device),
             "equal": torch.zeros(count, device=device),
         }
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """The count, 0..L-1."""
         top1 = seen.readout["top1"].long()
         memory["equal"] = torch.where(top1 == memory["top1"], memory["equal"] + 1, 0.0)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Saturation(Gate):
     as_published: bool = False
     name: ClassVar[str] = "state_saturation"
     needs: ClassVar[tuple[str, ...]] = ("state", "readout", "head")
-    remembers: ClassVar[bool] = True
-    reaches: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
+    inclusive: ClassVar[bool] = True
     default: ClassVar[float] = 0.9
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """The cosine, in [-1, 1]."""
         assert seen.state is not None
         state = seen.state
@@ -33,5 +33,5 @@ class Saturation(Gate):
         before = memory.get("state")
         memory["state"] = state
         if before is None:
-            return torch.full((len(state),), NEVER, device=state.device)
+            return torch.full((len(state),), NO_EXIT, device=state.device)
         return torch.cosine_similarity(state.float(), before.float(), dim=-1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.gate import Gate, Memory, Seen
+from eelib.exits.gates.gate import Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Schedule(Gate):
     longest: int = 128
     name: ClassVar[str] = "schedule"
     needs: ClassVar[tuple[str, ...]] = ()
-    reaches: ClassVar[bool] = True
+    inclusive: ClassVar[bool] = True
     default: ClassVar[float] = 0
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class Schedule(Gate):
                 "1 <= least <= most (0: the last) and a longest of 1 or more"
             )
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """layer - depth(position), -L..L."""
         most = self.most or seen.layers
         done = (seen.positions / max(1, self.longest - 1)).clamp(max=1.0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eelib.common.values import check_whole
-from eelib.exits.gates.gate import NEVER, Gate, Memory, Seen
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class Shortlist(Gate):
     k: int = 10
     name: ClassVar[str] = "shortlist"
     needs: ClassVar[tuple[str, ...]] = ("state", "head")
-    remembers: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
     default: ClassVar[float] = 0.9
 
     def __post_init__(self) -> None:
         check_whole("layer", self.layer, 1)
         check_whole("k", self.k, 2)
 
-    def score(self, seen: Seen, memory: Memory) -> Tensor:
-        """The margin, in [0, 1]; NEVER below `layer`."""
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
+        """The margin, in [0, 1]; NO_EXIT below `layer`."""
         assert seen.state is not None and seen.unembed is not None
         if seen.layer < self.layer:
-            return torch.full((len(seen.state),), NEVER, device=seen.state.device)
+            return torch.full((len(seen.state),), NO_EXIT, device=seen.state.device)
         if "ids" in memory:
             logits = seen.unembed.of_ids(seen.state, memory["ids"])
         else:
@@ -43,7 +43,7 @@ class Shortlist(Gate):
         memory["token"] = memory["ids"].gather(1, best[:, :1])[:, 0]
         return top[:, 0] - top[:, 1]
 
-    def token(self, seen: Seen, memory: Memory) -> Tensor:
+    def token(self, seen: LayerOutput, memory: GateState) -> Tensor:
         """The best of the list; before there is one, nothing leaves, and -1 stands for it."""
         return memory["token"] if "token" in memory else torch.full_like(seen.positions, -1)
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from eelib.exits.gates.gate import Memory
+from eelib.exits.gates.gate import GateState
 from eelib.exits.gates.learned import Learned, Network, two_layers
 
 STATES = 3
@@ -21,7 +21,7 @@ class LastStates(Network):
         super().__init__()
         self.layers = two_layers(STATES * hidden_size, hidden_size)
 
-    def step(self, state: Tensor, memory: Memory) -> Tensor | None:
+    def step(self, state: Tensor, memory: GateState) -> Tensor | None:
         """None until three were seen."""
         size = state.shape[1]
         window = torch.cat([memory.get("before", state[:, :0]), state], dim=1)[:, -STATES * size :]
@@ -42,7 +42,7 @@ class ThreeStates(Learned):
     """
 
     name: ClassVar[str] = "three_states"
-    remembers: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
 
     @classmethod
     def build(cls, hidden_size: int) -> Network:

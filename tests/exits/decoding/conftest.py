@@ -5,10 +5,10 @@ import torch
 from exits_made import between
 
 from checks.tiny_texts import PROMPTS
-from eelib.exits.gates.gate import Seen
+from eelib.exits.exit_rule import ExitRule
+from eelib.exits.gates.gate import LayerOutput
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.look import look
-from eelib.exits.rule import Rule
 
 MANY = [*PROMPTS, *(f"{prompt} {extra}" for prompt in PROMPTS for extra in ("dog", "ist das über?")), "over"]
 
@@ -30,7 +30,7 @@ class ByHand:
         """The next token."""
         self.memory = self.rule.gate.start(1)
 
-    def leaves(self, layer, state):
+    def exits_at(self, layer, state):
         """Whether a state [1, hidden_size] after a block leaves, and the top-1 there."""
         readout = look(self.model.unembed, state)
         top1 = int(readout["top1"])
@@ -42,9 +42,9 @@ class ByHand:
         before = [
             torch.tensor([values[-1] if values else none]) for values, none in ((self.tokens, -1), (self.exits, 0))
         ]
-        seen = Seen(layer, self.model.layers, position, readout, state, self.model.unembed, *before)
+        seen = LayerOutput(layer, self.model.layers, position, readout, state, self.model.unembed, *before)
         score = self.rule.gate.score(seen, self.memory).float()
-        return bool(self.rule.leaves(layer, score, position)), top1
+        return bool(self.rule.exits(layer, score, position)), top1
 
     def emit(self, layer, token):
         """Where the token left."""
@@ -63,7 +63,7 @@ def middle(model, prompts, gate="confidence", **parameters):
     """A rule whose gate some tokens pass and some do not: among its scores on states after the prompts."""
     from eelib.tracing.decode import states_of
 
-    rule = Rule(gate_named(gate, **parameters))
+    rule = ExitRule(gate_named(gate, **parameters))
     encoded = model.tokenizer(prompts)["input_ids"]
     states = states_of(model, encoded, [[5, 9, 77]] * len(encoded))[0]
     scores = []
@@ -71,9 +71,11 @@ def middle(model, prompts, gate="confidence", **parameters):
     for layer in range(1, model.layers):
         readout = look(model.unembed, states[:, layer])
         positions = torch.zeros(len(states), dtype=torch.long)
-        seen = Seen(layer, model.layers, positions, readout, states[:, layer], model.unembed, positions, positions)
+        seen = LayerOutput(
+            layer, model.layers, positions, readout, states[:, layer], model.unembed, positions, positions
+        )
         scores.append(rule.gate.score(seen, memory))
-    return Rule(rule.gate, between(torch.stack(scores).detach(), 0.6))
+    return ExitRule(rule.gate, between(torch.stack(scores).detach(), 0.6))
 
 
 @pytest.fixture

@@ -13,16 +13,15 @@ from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.loop import Decoding
 from eelib.exits.decoding.oracle import FIRST_TOKENS
 from eelib.exits.decoding.parting import ALWAYS
+from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.by_class import ByClass
 from eelib.exits.gates.fitted import FEATURES, Fitted
-from eelib.exits.gates.gate import Gate, Seen
+from eelib.exits.gates.gate import Gate, LayerOutput
 from eelib.exits.gates.registry import GATES, gate_named
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.look import look
 from eelib.exits.offline import emitted, leave, score_layers
 from eelib.exits.pieces import CLASSES, PieceTable
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Estimated
 from eelib.tracing.decode import greedy_decode, states_of
 
 STEPS = 9
@@ -34,7 +33,7 @@ def untrained(name, model):
     network = TRAINED[name].build(model.hidden_size)
     for parameter in network.parameters():
         parameter.data *= 4
-    return Rule(TRAINED[name].of(network, model.name), 0.5)
+    return ExitRule(TRAINED[name].of(network, model.name), 0.5)
 
 
 def offline(model, rule, made):
@@ -50,12 +49,12 @@ def offline(model, rule, made):
     def seen(layer):
         readout = look(model.unembed, states[:, layer])
         given = (readout, states[:, layer], model.unembed, before, exits_before)
-        return Seen(layer, model.layers, positions, *given)
+        return LayerOutput(layer, model.layers, positions, *given)
 
     found = score_layers(rule, model.layers, model.unembed(states[:, -1]).argmax(-1), seen)
     exits = leave(rule, found, positions)
-    apart = (found.values - rule.limit.at(positions).reshape(-1, 1)).abs()
-    clear = (apart.gt(1e-5) | torch.tensor(rule.gate.reaches and rule.gate.name != "state_saturation")).all(dim=1)
+    apart = (found.values - rule.threshold.at(positions).reshape(-1, 1)).abs()
+    clear = (apart.gt(1e-5) | torch.tensor(rule.gate.inclusive and rule.gate.name != "state_saturation")).all(dim=1)
     return exits.numpy(), emitted(found, exits).numpy(), clear.numpy()
 
 
@@ -64,7 +63,7 @@ def offline(model, rule, made):
 def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of, middle_rule):
     model = model_of(name)
     simple = gate in ("confidence", "softmax_difference", "entropy", "state_saturation")
-    rule = untrained(gate, model) if gate in TRAINED else Rule(gate_named(gate), minimum_layer=1)
+    rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate), minimum_layer=1)
     rule = middle_rule(model, PROMPTS, gate) if simple else rule
     made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
     exits, tokens, clear = offline(model, rule, made)
@@ -82,7 +81,7 @@ def test_fitted_gates_say_what_they_say_of_whole_runs(gate, name, model_of):
     model, width = model_of(name), sum(len(CLASSES) if sign == "piece" else 1 for sign in FEATURES[gate])
     classes = PieceTable(torch.arange(model.vocab_size).remainder(len(CLASSES)).byte())
     weights = np.random.default_rng(0).normal(size=(model.layers - 1, width + 1))
-    rule = Rule(Fitted(gate, tuple(map(tuple, weights.tolist())), classes), 0.5)
+    rule = ExitRule(Fitted(gate, tuple(map(tuple, weights.tolist())), classes), 0.5)
     made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
     exits, tokens, clear = offline(model, rule, made)
     assert clear.mean() > 0.9 and len(set(exits)) > 1
@@ -93,10 +92,10 @@ def test_fitted_gates_say_what_they_say_of_whole_runs(gate, name, model_of):
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_thresholds_by_class_say_what_they_say_of_whole_runs(name, model_of, middle_rule):
     model = model_of(name)
-    limit = float(middle_rule(model, PROMPTS, "confidence").threshold)
+    limit = float(middle_rule(model, PROMPTS, "confidence").threshold.value)
     classes = torch.arange(model.vocab_size).remainder(len(CLASSES)).byte()
     thresholds = tuple(limit if number % 2 else torch.inf for number in range(len(CLASSES)))
-    rule = Rule(ByClass(gate_named("confidence"), PieceTable(classes), thresholds))
+    rule = ExitRule(ByClass(gate_named("confidence"), PieceTable(classes), thresholds))
     made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
     exits, tokens, clear = offline(model, rule, made)
     np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
@@ -134,7 +133,7 @@ def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
 
 
 def test_drafts_teach_no_threshold(model_of, one_line):
-    rule = Rule(gate_named("confidence"), Estimated(), exits=(1,))
+    rule = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
     one_line(
         InputError, ["'verified'", "deferred"], lambda: generate(model_of("llama"), PROMPTS, rule, keys="verified")
     )
@@ -144,7 +143,7 @@ def test_drafts_teach_no_threshold(model_of, one_line):
 def test_a_batch_that_did_not_fit_teaches_nothing(model_of, middle_rule, monkeypatch, late):
     """Neither at its end nor before it began, when there is nothing to go back to."""
     model = model_of("llama")
-    value = middle_rule(model, PROMPTS).limit.value
+    value = middle_rule(model, PROMPTS).threshold.value
     place, name = (Decoding, "decode") if late else (loop, "Batch")
     plain = getattr(place, name)
 
@@ -157,9 +156,9 @@ def test_a_batch_that_did_not_fit_teaches_nothing(model_of, middle_rule, monkeyp
     seen = []
     for size in (4, 2):
         monkeypatch.setattr(place, name, tight if size == 4 else plain)
-        rule = Rule(gate_named("confidence"), Estimated(value), exits=(2,))
+        rule = ExitRule(gate_named("confidence"), Estimated(value), exit_layers=(2,))
         generate(model, PROMPTS[:4], gate=rule, keys="deferred", batch_size=size, max_new_tokens=STEPS, parting=ALWAYS)
-        seen.append(rule.limit)
+        seen.append(rule.threshold)
     assert seen[0] == seen[1] and seen[0].scores
 
 
@@ -186,7 +185,7 @@ class Known(Gate):
     """Leaves where it was told to, position by position."""
 
     exits: tuple[int, ...]
-    name, needs, default, reaches = "known", (), 0.0, True
+    name, needs, default, inclusive = "known", (), 0.0, True
 
     def score(self, seen, memory):
         return seen.layer - torch.tensor(self.exits)[seen.positions].float()
@@ -195,22 +194,22 @@ class Known(Gate):
 def test_free_learns_while_decoding(model_of, middle_rule):
     """From tokens that went deep: their score at the shallow exit, and whether it agreed."""
     model = model_of("llama")
-    middle = middle_rule(model, PROMPTS).limit.value
-    rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
+    middle = middle_rule(model, PROMPTS).threshold.value
+    rule = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,))
     made = generate(model, PROMPTS[:1], gate=rule, keys="deferred", batch_size=1, max_new_tokens=STEPS)
     deep = made.tokens[made.tokens["exit_layer"] == model.layers]
     assert 0 < len(deep) < len(made.tokens)
-    np.testing.assert_allclose(rule.limit.scores, deep["score"])
+    np.testing.assert_allclose(rule.threshold.scores, deep["score"])
     states = states_of(model, model.tokenizer(PROMPTS[:1])["input_ids"], [made.tokens["token_id"].tolist()])[0]
     shallow = model.unembed(states[:, 2]).argmax(-1).numpy()[deep.index]
-    assert rule.limit.agreed == (shallow == deep["token_id"]).tolist()
+    assert rule.threshold.agreed == (shallow == deep["token_id"]).tolist()
 
 
 def test_free_learns_of_each_row_its_own(model_of, middle_rule):
     """In a batch of which some rows leave: a score goes with the token of its row."""
     model = model_of("llama")
-    middle = middle_rule(model, PROMPTS).limit.value
-    rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
+    middle = middle_rule(model, PROMPTS).threshold.value
+    rule = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,))
     made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=len(PROMPTS), max_new_tokens=STEPS)
     outputs = made.tokens.groupby("sequence")["token_id"].agg(list).tolist()
     states = states_of(model, model.tokenizer(PROMPTS)["input_ids"], outputs)[0]
@@ -219,6 +218,6 @@ def test_free_learns_of_each_row_its_own(model_of, middle_rule):
     assert 0 < deep.sum() < len(deep)
     wanted = sorted(zip(made.tokens["score"][deep], shallow[deep] == made.tokens["token_id"][deep]))
     assert len({agreed for _, agreed in wanted}) == 2
-    found = sorted(zip(rule.limit.scores, rule.limit.agreed))
+    found = sorted(zip(rule.threshold.scores, rule.threshold.agreed))
     np.testing.assert_allclose([score for score, _ in found], [score for score, _ in wanted], rtol=1e-5)
     assert [agreed for _, agreed in found] == [agreed for _, agreed in wanted]

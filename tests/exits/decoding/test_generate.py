@@ -8,11 +8,11 @@ from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import InputError
 from eelib.exits.decoding.clock import PARTS
 from eelib.exits.decoding.loop import Decoding
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.classifier import StateClassifier
 from eelib.exits.gates.gate import Gate
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED
-from eelib.exits.rule import Rule
 
 
 def test_tables(model_of):
@@ -78,16 +78,16 @@ BAD = [
     (dict(keys="schedule", gate="confidence"), ["'schedule'", "confidence"]),
     (dict(max_new_tokens=0), "max_new_tokens 0"),
     (dict(keys="deferred", gate="oracle"), ["oracle", "'deferred'"]),
-    (dict(gate=Rule(gate_named("confidence")), exits=(1,)), ["rule has exits"]),
+    (dict(gate=ExitRule(gate_named("confidence")), exits=(1,)), ["rule has exits"]),
     (dict(gate=7), ["gate 7"]),
     (dict(batch_size=0), ["batch_size 0"]),
     (dict(keys=""), ["keys ''", "full, copy"]),
     (dict(keys=["full"]), ["keys ['full']", "full, copy"]),
-    (dict(exits=2, keys="copy"), ["exits 2", "(2, 4)"]),
+    (dict(exits=2, keys="copy"), ["exit_layers 2", "(2, 4)"]),
     (dict(exits=("a",), keys="copy"), ["'a'"]),
     (dict(gate="confidence", exits=(1.5,)), ["1.5"]),
     (dict(gate="confidence", exits=(2, 1)), ["(2, 1)", "rising order"]),
-    (dict(gate=Rule(gate_named("confidence"), exits=(1, 9))), ["(1, 9)", "layers 1 to 3"]),
+    (dict(gate=ExitRule(gate_named("confidence"), exit_layers=(1, 9))), ["(1, 9)", "layers 1 to 3"]),
     (dict(keys="verified", exits=(1,), draft=WINDOW + 1), ["draft 129", "window of 128"]),
     (dict(keys="verified", exits=(1,), draft="2"), ["draft '2'"]),
     (dict(policy=7), ["7 is no policy"]),

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import eelib
 from checks.tiny_texts import PROMPTS
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 
 READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "unique")
 
@@ -66,12 +66,12 @@ def test_reads_per_step(name, model_of, eos, monkeypatch):
     plain = per_step(model, monkeypatch)
     confidence = gate_named("confidence")
     for exits, asked in (((2,), 1), (None, model.layers - 1)):
-        rule = Rule(confidence, 2.0, exits=exits)
+        rule = ExitRule(confidence, 2.0, exit_layers=exits)
         gated = per_step(model, monkeypatch, gate=rule, keys="deferred")
         assert gated == plain + asked + 1  # and the scores, once per step
-    late = Rule(confidence, 2.0, first_tokens=20)
+    late = ExitRule(confidence, 2.0, full_depth_tokens=20)
     assert per_step(model, monkeypatch, gate=late, keys="deferred") == plain + 1
-    memory = Rule(gate_named("patience"), 9.0, minimum_layer=model.layers - 1)
+    memory = ExitRule(gate_named("patience"), 9.0, minimum_layer=model.layers - 1)
     assert per_step(model, monkeypatch, gate=memory, keys="deferred") == plain + 1 + 1
     leaving = per_step(model, monkeypatch, exits=(1,), keys="deferred")
     assert leaving <= plain + 2  # whether, the score and the token, in place of the last layer's token

@@ -7,13 +7,13 @@ from families import GENERATING
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.parting import ALWAYS
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 from eelib.models.probe import output_of, with_tensor
 from eelib.tracing.decode import greedy_decode, states_of
 
 STEPS = 9
-NEVER = Rule(gate_named("confidence"), 2.0)
+NEVER = ExitRule(gate_named("confidence"), 2.0)
 
 
 def ids_of(made):
@@ -45,7 +45,7 @@ def from_scratch(model, hand, prompt, ends):
     while len(hand.tokens) < STEPS and not (hand.tokens and hand.tokens[-1] in ends):
         states = states_of(model, [prompt], [[*hand.tokens, 0]])[0][-1]
         for layer in range(1, model.layers + 1):
-            leaves, token = hand.leaves(layer, states[None, layer])
+            leaves, token = hand.exits_at(layer, states[None, layer])
             if leaves:
                 hand.emit(layer, token)
                 break
@@ -58,7 +58,7 @@ def from_scratch(model, hand, prompt, ends):
 def test_true_keys_are_those_of_whole_runs(name, keys, gate, model_of, by_hand, middle_rule):
     """Rows leave at different layers and wait at different depths."""
     model = model_of(name)
-    rule = Rule(gate_named(gate), 1) if gate == "patience" else middle_rule(model, PROMPTS)
+    rule = ExitRule(gate_named(gate), 1) if gate == "patience" else middle_rule(model, PROMPTS)
     prompts = model.tokenizer(PROMPTS)["input_ids"]
     hands = [from_scratch(model, by_hand(model, rule), prompt, model.eos_ids) for prompt in prompts]
     for batch_size in (1, 5):
@@ -84,7 +84,7 @@ def changed_by_hand(model, hand, prompt, keys, ends):
                 state = output_of(output)
                 if left:
                     return with_tensor(output, state, left[0][2]) if keys == "project" and not whole else None
-                leaves, token = hand.leaves(layer, state[:, -1])
+                leaves, token = hand.exits_at(layer, state[:, -1])
                 if leaves:
                     left.append((layer, token, state.clone()))
 
@@ -113,8 +113,8 @@ def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, keys, model_o
     prompts = model.tokenizer(PROMPTS)["input_ids"]
     for rule in (
         middle_rule(model, PROMPTS),
-        Rule(gate_named("fixed"), 1),
-        Rule(gate_named("fixed"), 2, first_tokens=4),
+        ExitRule(gate_named("fixed"), 1),
+        ExitRule(gate_named("fixed"), 2, full_depth_tokens=4),
     ):
         hands = [changed_by_hand(model, by_hand(model, rule), prompt, keys, model.eos_ids) for prompt in prompts]
         for batch_size in (1, 5):
@@ -143,7 +143,7 @@ def test_the_two_kinds_of_corrupted_keys_are_no_true_ones(model_of, middle_rule)
 def test_a_schedule_never_misses_a_key(name, model_of, by_hand):
     """So its outputs are those of whole runs at the depth of each position."""
     model = model_of(name)
-    rule = Rule(gate_named("schedule", least=1, longest=STEPS - 2))
+    rule = ExitRule(gate_named("schedule", least=1, longest=STEPS - 2))
     prompts = model.tokenizer(PROMPTS)["input_ids"]
     hands = [from_scratch(model, by_hand(model, rule), prompt, model.eos_ids) for prompt in prompts]
     assert sorted(hands[0].exits, reverse=True) == hands[0].exits and set(hands[0].exits) == {1, 2, 3}

@@ -12,9 +12,8 @@ from eelib.exits.decoding import parting as parting_file
 from eelib.exits.decoding.blocks import Blocks
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.parting import ALWAYS, NEVER, Parting, parting_of
+from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
-from eelib.exits.thresholds import Estimated
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 9
@@ -103,7 +102,7 @@ def test_rows_part_where_it_pays(name, model_of, eos, monkeypatch):
     first = plain.loc[plain["position"] == 0, "token_id"].tolist()
     assert first[0] != first[1]
     wanted = first[0]
-    given = dict(gate=Rule(First(), 0.5, exits=(1,)), keys="copy", max_new_tokens=2)
+    given = dict(gate=ExitRule(First(), 0.5, exit_layers=(1,)), keys="copy", max_new_tokens=2)
     for way, later in ((Parting(2.0, 1.0), [(0, 2, 1), (1, 1, 1)]), (Parting(2.1, 1.0), [(0, 2, 1)])):
         found = calls(model, PROMPTS[:2], monkeypatch, parting=way, **given)
         assert found[-len(later) :] == later and len([one for one in found if one[2] == 1]) >= len(later)
@@ -161,12 +160,12 @@ def test_rows_that_do_not_fit_are_halved_when_they_are_measured_too(model_of, mo
 def test_a_learnt_threshold_learns_the_same(model_of, many, middle_rule):
     """Rows that leave at the one shallow exit teach nothing, whether or not they are taken along."""
     model = model_of("llama")
-    middle = middle_rule(model, many).limit.value
+    middle = middle_rule(model, many).threshold.value
     seen = []
     for way in (ALWAYS, NEVER):
-        rule = Rule(gate_named("confidence"), Estimated(middle), exits=(2,))
+        rule = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,))
         made = generate(model, many, gate=rule, keys="deferred", batch_size=16, max_new_tokens=STEPS, parting=way)
-        learnt = sorted(zip(rule.limit.scores, rule.limit.agreed))
+        learnt = sorted(zip(rule.threshold.scores, rule.threshold.agreed))
         seen.append((made.tokens["token_id"].tolist(), made.tokens["exit_layer"].tolist(), learnt))
         early = (made.tokens["exit_layer"] == 2).mean()
         assert 0.1 < early < 0.9 and len(learnt) == (made.tokens["exit_layer"] == model.layers).sum()

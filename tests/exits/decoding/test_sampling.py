@@ -12,8 +12,8 @@ from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.decoding.row import Row
 from eelib.exits.decoding.sampling import Sampler
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 
 P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05, 0.0], dtype=torch.float64)
 Q = torch.tensor([0.1, 0.4, 0.15, 0.05, 0.0, 0.3], dtype=torch.float64)
@@ -107,7 +107,10 @@ def test_a_draft_reads_the_head_once(temperature, model_of, eos):
     model, reads = model_of("llama"), []
     eos(model, {model.vocab_size + 1})
     handle = model.unembed.register_forward_hook(lambda *_: reads.append(1))
-    for rule in (Rule(gate_named("confidence"), -1.0, exits=(2,)), Rule(gate_named("fixed"), 2.0, exits=(2,))):
+    for rule in (
+        ExitRule(gate_named("confidence"), -1.0, exit_layers=(2,)),
+        ExitRule(gate_named("fixed"), 2.0, exit_layers=(2,)),
+    ):
         reads.append(0)
         made = eelib.generate(model, PROMPTS, gate=rule, keys="verified", max_new_tokens=8, temperature=temperature)
         drafted = made.tokens[made.tokens["drafted"]]

@@ -14,8 +14,8 @@ from eelib.exits.decoding.clock import Clock
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.keys import KEYS
 from eelib.exits.decoding.loop import Decoding
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
-from eelib.exits.rule import Rule
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 14
@@ -89,7 +89,9 @@ def test_drafts_of_a_gate_at_any_layer(gate, name, model_of, plain, eos, many, m
     """Drafting goes on as long as the gate leaves; tokens wait at different depths."""
     model = model_of(name)
     eos(model, {model.vocab_size + 1})
-    agreeing = Rule(gate_named("patience"), 0 if name == "bart" else 1)  # the first two layers of this bart never agree
+    agreeing = ExitRule(
+        gate_named("patience"), 0 if name == "bart" else 1
+    )  # the first two layers of this bart never agree
     rule = agreeing if gate == "patience" else middle_rule(model, PROMPTS, gate)
     for batch_size in (1, 5):
         made = generate(model, many, gate=rule, keys="verified", draft=6, batch_size=batch_size, max_new_tokens=STEPS)
@@ -106,7 +108,7 @@ def test_the_window_inside_a_draft(name, model_of, eos):
     wanted = greedy_decode(model, prompts, 20)
     assert [len(ids) for ids in wanted] == [3, 9, 20, 20]
     clock = Clock()
-    asker = Asker(model, Rule(gate_named("fixed"), 2.0), clock)
+    asker = Asker(model, ExitRule(gate_named("fixed"), 2.0), clock)
     for draft in (1, 7):
         rows = Decoding(model, KEYS["verified"], asker, draft, clock).decode(prompts, 20)
         assert [[token.token_id for token in row.tokens] for row in rows] == wanted

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eelib.exits.gates.by_class import ByClass
-from eelib.exits.gates.gate import NEVER, Seen
+from eelib.exits.gates.gate import NO_EXIT, LayerOutput
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.pieces import CLASSES, PieceTable
 
@@ -20,12 +20,14 @@ def gate(**thresholds):
 
 def test_score_by_hand():
     """Above the class's own threshold is above 0; a class without one never leaves."""
-    seen = Seen(1, 4, torch.zeros(4), {"top1": torch.tensor([0, 1, 2, 1]), "probability": torch.tensor([0.6] * 4)})
+    seen = LayerOutput(
+        1, 4, torch.zeros(4), {"top1": torch.tensor([0, 1, 2, 1]), "probability": torch.tensor([0.6] * 4)}
+    )
     found = gate(word_start=0.5, punctuation=0.7)
     score = found.score(seen, found.start(4))
-    assert score.tolist() == pytest.approx([0.1, -0.1, NEVER, -0.1], abs=1e-6)
+    assert score.tolist() == pytest.approx([0.1, -0.1, NO_EXIT, -0.1], abs=1e-6)
     assert found.token(seen, {}).tolist() == [0, 1, 2, 1]
-    assert found.needs == ("readout",) and not found.remembers
+    assert found.needs == ("readout",) and not found.stateful
 
 
 def test_what_it_refuses():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.gate import NEEDS, NEVER, Seen, kept
+from eelib.exits.gates.gate import NEEDS, NO_EXIT, LayerOutput, select_rows
 from eelib.exits.gates.registry import GATES, gate_named
 from eelib.exits.gates.shortlist import outside
 
@@ -21,7 +21,7 @@ def asked(gate, **columns):
     for layer in range(1, len(first) + 1):
         now = {name: torch.tensor(values[layer - 1]) for name, values in columns.items()}
         state = now.pop("state", None)
-        seen = Seen(layer, LAYERS, torch.arange(len(first[0])), now, state, Doubling())
+        seen = LayerOutput(layer, LAYERS, torch.arange(len(first[0])), now, state, Doubling())
         found.append(gate.score(seen, memory).tolist())
     return found
 
@@ -45,7 +45,7 @@ def test_confidence_margin_and_entropy_are_readouts():
 def test_deeberts_entropy_never_exits_where_it_is_surest():
     sure = {"entropy": [[0.0, 0.5]], "probability": [[1.0, 0.5]]}
     assert asked(gate_named("entropy"), **sure) == [[0.0, -0.5]]
-    assert asked(gate_named("entropy", as_published=True), **sure) == [[NEVER, -0.5]]
+    assert asked(gate_named("entropy", as_published=True), **sure) == [[NO_EXIT, -0.5]]
 
 
 def test_patience_counts_equal_neighbours_and_begins_again():
@@ -66,7 +66,7 @@ def test_patience_of_t_is_t_plus_one_layers_with_one_answer():
 def test_saturation_is_the_cosine_of_neighbouring_states():
     state = [[[1.0, 0.0]], [[1.0, 1.0]], [[2.0, 2.0]]]
     (first,), (second,), (third,) = asked(gate_named("state_saturation"), state=state)
-    assert first == NEVER and second == pytest.approx(math.sqrt(0.5)) and third == pytest.approx(1.0)
+    assert first == NO_EXIT and second == pytest.approx(math.sqrt(0.5)) and third == pytest.approx(1.0)
     _, (normed,), _ = asked(gate_named("state_saturation", as_published=True), state=state)
     assert normed == pytest.approx(2 / math.sqrt(5))  # of (2, 0) and (2, 1)
 
@@ -75,7 +75,7 @@ def test_monotone_asks_for_two_rises():
     probability = [[0.9, 0.1], [0.8, 0.2], [0.85, 0.3], [0.9, 0.3], [0.95, 0.4]]
     found = asked(gate_named("monotone"), probability=probability)
     kept_values = [[round(value, 4) for value in row] for row in found]
-    assert kept_values == [[NEVER, NEVER], [NEVER, NEVER], [NEVER, 0.3], [0.9, NEVER], [0.95, NEVER]]
+    assert kept_values == [[NO_EXIT, NO_EXIT], [NO_EXIT, NO_EXIT], [NO_EXIT, 0.3], [0.9, NO_EXIT], [0.95, NO_EXIT]]
 
 
 def test_monotone_as_published_compares_logits():
@@ -96,10 +96,10 @@ def test_shortlist_lists_once_and_rescores():
     gate = gate_named("shortlist", layer=2, k=2)
     memory, found = gate.start(1), []
     for layer, values in enumerate(state, 1):
-        seen = Seen(layer, LAYERS, torch.zeros(1, dtype=torch.long), {}, torch.tensor(values), Rows())
+        seen = LayerOutput(layer, LAYERS, torch.zeros(1, dtype=torch.long), {}, torch.tensor(values), Rows())
         found.append((gate.score(seen, memory).item(), gate.token(seen, memory).item()))
     share = 1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(-1.0))
-    assert found[0] == (NEVER, -1)
+    assert found[0] == (NO_EXIT, -1)
     assert found[1] == (pytest.approx(2 * share[0] - 1), 2) and found[2] == (pytest.approx(2 * share[1] - 1), 0)
     assert outside(np.array([3, 2, 1]), 2).tolist() == [True, False, False]
 
@@ -117,10 +117,10 @@ def test_memory_goes_on_with_the_rows_that_stay():
     gate = gate_named("patience")
     memory = gate.start(3)
     for layer, top1 in enumerate([[1, 2, 3], [1, 0, 3]], 1):
-        seen = Seen(layer, LAYERS, torch.arange(3), {"top1": torch.tensor(top1)})
+        seen = LayerOutput(layer, LAYERS, torch.arange(3), {"top1": torch.tensor(top1)})
         gate.score(seen, memory)
-    memory = kept(memory, torch.tensor([True, False, True]))
-    seen = Seen(3, LAYERS, torch.arange(2), {"top1": torch.tensor([1, 4])})
+    memory = select_rows(memory, torch.tensor([True, False, True]))
+    seen = LayerOutput(3, LAYERS, torch.arange(2), {"top1": torch.tensor([1, 4])})
     assert gate.score(seen, memory).tolist() == [2, 0]
 
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from families import identity_unembed
 
-from eelib.exits.gates.gate import NEVER, Seen, kept
+from eelib.exits.exit_rule import ExitRule
+from eelib.exits.gates.gate import NO_EXIT, LayerOutput, select_rows
 from eelib.exits.gates.lstm import PUBLISHED_WIDTH, Lstm
 from eelib.exits.gates.trained import TRAINED
 from eelib.exits.kept import name_of
-from eelib.exits.rule import Rule
 
 SIZE, LAYERS, TOKENS = 6, 7, 5
 KINDS = {name: (gate, {}) for name, gate in TRAINED.items()} | {"lstm as published": (Lstm, {"as_published": True})}
@@ -37,7 +37,7 @@ def asked(gate, states, unembed=None):
     memory = gate.start(states.shape[1])
     return torch.stack(
         [
-            gate.score(Seen(layer, LAYERS, torch.arange(len(state)), {}, state, unembed), memory)
+            gate.score(LayerOutput(layer, LAYERS, torch.arange(len(state)), {}, state, unembed), memory)
             for layer, state in enumerate(states, 1)
         ]
     )
@@ -68,7 +68,7 @@ def by_hand(gate, states):
     weights = {name: value.double().numpy() for name, value in gate.network.state_dict().items()}
     xs = list(states.double().numpy())
     if gate.name == "three_states" and len(xs) < 3:
-        return NEVER
+        return NO_EXIT
     if gate.name == "lstm":
         stay, leave = lstm(weights, xs)
     else:
@@ -81,7 +81,7 @@ def test_scores_by_hand(gate, states):
     wanted = [[by_hand(gate, states[:layer, t]) for t in range(TOKENS)] for layer in range(1, LAYERS)]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32), rtol=0, atol=1e-5)
     assert found.dtype == torch.float32 and not found.requires_grad
-    inner = found[found != NEVER]
+    inner = found[found != NO_EXIT]
     assert inner.min() < inner.max() and inner.min() >= 0 and inner.max() <= 1
 
 
@@ -97,16 +97,16 @@ def test_tokens_may_leave_the_batch(gate, states):
     rows, memory, found = torch.tensor([3, 1]), gate.start(TOKENS), []
     for layer, state in enumerate(states, 1):
         if layer == 3:
-            memory, states = kept(memory, rows), states[:, rows]
+            memory, states = select_rows(memory, rows), states[:, rows]
         state = state if layer < 3 else state[rows]
-        found.append(gate.score(Seen(layer, LAYERS, torch.arange(len(state)), {}, state), memory))
+        found.append(gate.score(LayerOutput(layer, LAYERS, torch.arange(len(state)), {}, state), memory))
     alone = asked(gate, states)
     torch.testing.assert_close(torch.stack(found[2:]), alone[2:], rtol=1e-5, atol=1e-6)
 
 
 def test_three_states_never_leave_before_layer_3(states):
     found = asked(untrained("three_states"), states)
-    assert (found[:2] == NEVER).all() and (found[2:] > NEVER).all()
+    assert (found[:2] == NO_EXIT).all() and (found[2:] > NO_EXIT).all()
 
 
 def test_states_after_the_norm_where_it_was_trained_on_them(states):
@@ -122,8 +122,8 @@ def test_a_gate_is_its_weights():
     one, same, other = untrained("classifier"), untrained("classifier"), untrained("classifier", seed=1)
     assert one == same != other and hash(one) == hash(same) and repr(one) == repr(same) != repr(other)
     assert len(repr(one)) < 100
-    names = {name_of(Rule(gate)) for gate in (one, other, untrained("classifier", normed=True), untrained("lstm"))}
-    assert name_of(Rule(one)) == name_of(Rule(same)) and len(names) == 4
+    names = {name_of(ExitRule(gate)) for gate in (one, other, untrained("classifier", normed=True), untrained("lstm"))}
+    assert name_of(ExitRule(one)) == name_of(ExitRule(same)) and len(names) == 4
 
 
 def test_shapes_as_published():

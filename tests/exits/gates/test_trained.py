@@ -8,9 +8,9 @@ import torch
 
 from eelib.common.data import data_folder
 from eelib.exits.cost import Sizes, prices
+from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED, as_stored, card_of, save_gate, trained_gate
-from eelib.exits.rule import Rule
 from eelib.models.model import load_model
 
 
@@ -104,7 +104,7 @@ def test_they_read_no_head_to_score(saved):
     """One block a layer and the gate's own parameters where it is asked; the head once, to emit."""
     sizes = Sizes(3, 100.0, 50.0, 10)
     gate, _ = saved("classifier")
-    assert prices(sizes, Rule(gate), gate_parameters=10).tolist() == pytest.approx([1.6, 2.7, 3.7])
+    assert prices(sizes, ExitRule(gate), gate_parameters=10).tolist() == pytest.approx([1.6, 2.7, 3.7])
 
 
 SHIPPED = ["pocket-llama", "pocket-llama-joint", "pocket-t5", "pocket-t5-free", "pocket-t5-weighted"]

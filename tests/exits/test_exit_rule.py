@@ -1,4 +1,4 @@
-"""Thresholds by hand: CALM's two decays, and FREE's estimate against a mixture whose threshold is known."""
+"""Thresholds by hand: CALM's two decays, and FREE's estimate of a known mixture; where a rule lets a token exit."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,8 @@ import torch
 from scipy.stats import beta
 
 from eelib.common.errors import InputError
-from eelib.exits.thresholds import GRID, Constant, Decaying, Estimated, by_moments
+from eelib.exits.exit_rule import GRID, Constant, Decaying, Estimated, ExitRule, by_moments
+from eelib.exits.gates.registry import gate_named
 
 AT = torch.tensor([0, 5, 10])
 
@@ -84,3 +85,35 @@ def test_free_keeps_its_start_until_both_sides_were_seen_and_stops_after_300_fit
     for _ in range(400):
         limit.begin_sequence()
     assert limit.fits == 300 and 0.3 <= limit.value <= 0.9
+
+
+def test_equal_scores_stop_only_inclusive_gates():
+    positions, score = torch.zeros(1, dtype=torch.long), torch.tensor([2.0])
+    assert ExitRule(gate_named("patience"), 2).exits(3, score, positions).tolist() == [True]
+    assert ExitRule(gate_named("confidence"), 2).exits(3, score, positions).tolist() == [False]
+
+
+def test_a_gate_that_is_stateful_is_asked_below_the_least_layer_but_lets_no_token_exit():
+    rule = ExitRule(gate_named("patience"), 0, minimum_layer=3)
+    assert [rule.asks(layer, 5) for layer in range(1, 6)] == [True, True, True, True, False]
+    assert not rule.exits(2, torch.tensor([9.0]), torch.zeros(1)).any()
+    assert [ExitRule(gate_named("confidence"), minimum_layer=3).asks(layer, 5) for layer in (2, 3)] == [False, True]
+
+
+def test_exit_layers_and_full_depth_tokens():
+    rule = ExitRule(gate_named("confidence"), 0.5, exit_layers=(2, 4), full_depth_tokens=2)
+    assert [rule.asks(layer, 5) for layer in range(1, 6)] == [False, True, False, True, False]
+    assert rule.exits(2, torch.full((4,), 0.9), torch.arange(4)).tolist() == [False, False, True, True]
+    assert ExitRule(gate_named("confidence")).threshold.at(torch.zeros(1)) == torch.tensor(0.9)
+
+
+def test_bad_input_is_one_line(one_line):
+    gate = gate_named("confidence")
+    one_line(InputError, "rising order", lambda: ExitRule(gate, exit_layers=(3, 2)))
+    one_line(InputError, "rising order", lambda: ExitRule(gate, exit_layers=()))
+    one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, exit_layers=(0, 1)).check(4))
+    for wrong in (("a",), (1.5,), (True,), 2, "2"):
+        one_line(InputError, f"exit_layers {wrong!r}", lambda: ExitRule(gate, exit_layers=wrong))
+    one_line(InputError, "minimum_layer", lambda: ExitRule(gate, minimum_layer=0))
+    one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, exit_layers=(2, 9)).check(4))
+    one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, minimum_layer=5).check(4))

@@ -1,8 +1,9 @@
-"""Where a score is high enough: one number, one that falls along the output, or one that is learnt while decoding."""
+"""When a token exits: a gate, a threshold that its score has to pass, and the layers at which the gate may be asked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ from scipy.stats import beta
 from torch import Tensor
 
 from eelib.common.errors import InputError
+from eelib.common.values import check_whole
+from eelib.exits.gates.fixed import Fixed
+from eelib.exits.gates.gate import Gate
 
 
 class Threshold(Protocol):
@@ -128,3 +132,96 @@ def by_moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float] |
     variance = float(np.average((values - mean) ** 2, weights=weights))
     size = mean * (1 - mean) / variance - 1 if variance else 0.0
     return (mean * size, (1 - mean) * size) if size > 0 else None
+
+
+@dataclass(frozen=True, init=False)
+class ExitRule:
+    """Exit at the first layer at which the gate's score passes the threshold; else at layer L.
+
+    Attributes:
+        gate: what scores each token at each layer.
+        threshold: what the score is compared with. A number given stands for a constant threshold, None for the gate's
+            default.
+        exit_layers: where a token may exit, rising, None for all layers. The gate is asked there and nowhere else.
+        minimum_layer: no token exits before it (M asks for 4).
+        full_depth_tokens: so many tokens of each output run all blocks (P's Tables 6 and 11: 4).
+    """
+
+    gate: Gate
+    threshold: Threshold
+    exit_layers: tuple[int, ...] | None
+    minimum_layer: int
+    full_depth_tokens: int
+
+    def __init__(
+        self,
+        gate: Gate,
+        threshold: Threshold | float | None = None,
+        exit_layers: tuple[int, ...] | None = None,
+        minimum_layer: int = 1,
+        full_depth_tokens: int = 0,
+    ) -> None:
+        check_whole("minimum_layer", minimum_layer, 1)
+        check_whole("full_depth_tokens", full_depth_tokens, 0)
+        check_exit_layers(exit_layers)
+        given = gate.default if threshold is None else threshold
+        limit = Constant(float(given)) if isinstance(given, (int, float)) else given
+        if isinstance(limit, Estimated) and len(exit_layers or ()) != 1:
+            raise InputError("an estimated threshold is fitted at one exit (FREE); give it as exit_layers=(layer,)")
+        values = (gate, limit, exit_layers, minimum_layer, full_depth_tokens)
+        for name, value in zip(self.__dataclass_fields__, values):
+            object.__setattr__(self, name, value)
+
+    def check(self, layers: int) -> None:
+        """InputError where the rule does not fit a model of L `layers`."""
+        last = self.exit_layers[-1] if self.exit_layers else 1
+        if (self.exit_layers and self.exit_layers[0] < 1) or max(last, self.minimum_layer) > layers:
+            raise InputError(
+                f"{self.gate.name}: exit_layers {self.exit_layers or 'all'}, minimum_layer {self.minimum_layer}; "
+                f"allowed are layers 1 to {layers}"
+            )
+
+    def asks(self, layer: int, layers: int) -> bool:
+        """Whether the gate is asked at `layer`; layer L needs no gate."""
+        if layer >= layers or (self.exit_layers is not None and layer not in self.exit_layers):
+            return False
+        return self.gate.stateful or layer >= self.minimum_layer
+
+    def asked(self, layers: int) -> list[int]:
+        """The layers at which the gate is asked, rising."""
+        return [layer for layer in range(1, layers) if self.asks(layer, layers)]
+
+    def exits(self, layer: int, score: Tensor, positions: Tensor) -> Tensor:
+        """Which of n tokens exit at a layer at which the gate was asked.
+
+        Args:
+            layer: 1..L-1.
+            score: [n], the gate's.
+            positions: int [n], 0 for the first generated token.
+
+        Returns:
+            bool [n].
+        """
+        if layer < self.minimum_layer:
+            return torch.zeros(len(score), dtype=torch.bool, device=score.device)
+        limit = self.threshold.at(positions)
+        passed = score >= limit if self.gate.inclusive else score > limit
+        return passed & (positions >= self.full_depth_tokens)
+
+
+def fixed_exit(layer: int) -> ExitRule:
+    """Every token exits at one layer."""
+    return ExitRule(Fixed(), float(layer), exit_layers=(layer,))
+
+
+def check_exit_layers(exit_layers: Any) -> None:
+    """InputError for what is neither None nor layers in rising order."""
+    if exit_layers is None:
+        return
+    whole = isinstance(exit_layers, (tuple, list)) and all(
+        isinstance(layer, Integral) and not isinstance(layer, bool) for layer in exit_layers
+    )
+    if not whole or not exit_layers or sorted(set(exit_layers)) != list(exit_layers):
+        raise InputError(
+            f"exit_layers {exit_layers!r} are not allowed; they must be layers in rising order, at least one: (2, 4)"
+        )
