@@ -33,7 +33,8 @@ from checks.report import Head, headed, write_part, write_report
 from eelib.common.data import data_folder
 from eelib.exits.calibration import by_agreement
 from eelib.exits.curve import curve, rule_at
-from eelib.exits.decoding.generate import DRAFT, batches, encoded
+from eelib.exits.decoding.generate import DRAFT_LENGTH as DRAFT
+from eelib.exits.decoding.generate import batches, encoded
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.forecast import Forecast
 from eelib.exits.gates.registry import gate_named

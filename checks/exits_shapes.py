@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from checks.speed_shapes import number_tokenizer, random_llama
-from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.generated import Generated
+from eelib.exits.decoding.generate import GenerateOutput, generate
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.fixed import Fixed
 from eelib.exits.gates.gate import GateState, LayerOutput
@@ -104,12 +103,12 @@ def replayed(shape: Shape, pattern: Pattern, repeats: int) -> dict[str, Any]:
     model, right = network_of(shape), pattern.right(shape.tokens)
     layer = max(1, round(pattern.layer * shape.layers / pattern.layers))
 
-    def run(tokens: int, rule: ExitRule | None = None) -> Generated:
+    def run(tokens: int, rule: ExitRule | None = None) -> GenerateOutput:
         keys, draft = ("verified", pattern.draft) if rule else ("full", None)
         return generate(model, [PROMPT], rule, None, keys, draft, 1, tokens)
 
     prompt = min(sum(run(1).times.values()) for _ in range(repeats + 1))  # the first pays for what is made once
-    plains, earlies = [run(shape.tokens)], list[Generated]()
+    plains, earlies = [run(shape.tokens)], list[GenerateOutput]()
     said = plains[0].tokens["token_id"].tolist()
     rule = ExitRule(Replayed(tuple(said), tuple(right)), float(layer), exit_layers=(layer,))
     for turn in range(repeats):
@@ -124,7 +123,7 @@ def replayed(shape: Shape, pattern: Pattern, repeats: int) -> dict[str, Any]:
     block = plain.times["blocks"] / shape.tokens / shape.layers
     head = plain.times["head"] / shape.tokens / block
     accepted = sum(right[1:]) / steps
-    deep = int(early.sequences["deep_passes"].iloc[0]) - 1  # without the prompt's
+    deep = int(early.sequences["passes"].iloc[0]) - 1  # without the prompt's
     wide = pass_seconds(model, pattern.draft + 1) / pass_seconds(model, 1)
     rounds = sum(accepted**number for number in range(pattern.draft + 1))
     paid = shape.layers + pattern.draft * layer + (pattern.draft + 1) * head

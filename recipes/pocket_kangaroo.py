@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eelib.exits.decoding.generate import DRAFT, generate
+from eelib.exits.decoding.generate import DRAFT_LENGTH, generate
 from eelib.models.adapter_block import AdapterBlock
 from eelib.models.model import Model, load_model
 from eelib.models.probe import block_states
@@ -105,7 +105,7 @@ class Kangaroo:
                 **{way: one["by layer"][self.layer - 1] for way, one in agreed.items()},
                 "items": agreed["untranslated"]["items"],
             },
-            f"drafts of layer {self.layer} that are accepted, up to {DRAFT} in a row": {
+            f"drafts of layer {self.layer} that are accepted, up to {DRAFT_LENGTH} in a row": {
                 way: drafts(model, self.layer) for way, model in ways.items()
             },
         }
@@ -180,7 +180,7 @@ def seen_texts(model: Model, layer: int, texts: list[Text], file: Path) -> list[
 def drafts(model: Model, layer: int) -> dict[str, float]:
     """Of the first prompts of each shipped translation: tokens drafted at a layer, and the share (0-100) accepted."""
     tasks = [load_task(name, limit=DRAFTED) for name in TRANSLATIONS]
-    found = [generate(model, task, exits=(layer,), keys="verified").sequences for task in tasks]
+    found = [generate(model, task, exit_layers=(layer,), kv_policy="verified").sequences for task in tasks]
     drafted, accepted = (sum(int(rows[column].sum()) for rows in found) for column in ("drafted", "accepted"))
     return {"drafted": drafted, "accepted": round(100 * accepted / drafted, 1)}
 

@@ -16,18 +16,18 @@ import numpy as np
 from eelib.common.errors import InputError
 from eelib.common.memory import Halving
 from eelib.common.values import check_whole
+from eelib.exits.decoding.gate_runner import FirstAgreeing
 from eelib.exits.decoding.generate import (
-    DRAFT,
+    DRAFT_LENGTH,
     batches,
     by_policy,
     check_fit,
     check_writes,
     encoded,
     generate,
-    policy_named,
+    kv_policy_named,
     rule_of,
 )
-from eelib.exits.decoding.oracle import FirstAgreeing
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import Gate
 from eelib.exits.live import Watch
@@ -55,11 +55,11 @@ class Forecast:
     rule: ExitRule
     keys: str
     batch: int = 1
-    draft: int = DRAFT
+    draft: int = DRAFT_LENGTH
     of: str = ""
 
     def __post_init__(self) -> None:
-        policy_named(self.keys)
+        kv_policy_named(self.keys)
         if not self.plans:
             raise InputError("a forecast needs at least one sequence")
 
@@ -109,7 +109,7 @@ class Forecast:
             "calls and Python": self.under(replace(costs, call=0.0, step=0.0)),
             "prompts": self.under(replace(costs, prompt=0.0)),
         }
-        if policy_named(self.keys).verifies:
+        if kv_policy_named(self.keys).verifies:
             found["wrong drafts"] = self.under(costs, right)
         if self.keys == "project":
             found["keys and values of skipped blocks"] = self.under(costs, keys="copy")
@@ -135,7 +135,7 @@ class Forecast:
 
     def __str__(self) -> str:
         """Two lines for a person."""
-        kept = "of drafts are right" if policy_named(self.keys).verifies else "of tokens are the last layer's"
+        kept = "of drafts are right" if kv_policy_named(self.keys).verifies else "of tokens are the last layer's"
         return (
             f"{self.of}{': ' if self.of else ''}{self.rule.gate.name}, keys {self.keys}, batch {self.batch}: "
             f"{self.speed_up:.2f} times plain decoding expected ({1000 * self.early:.2f} ms a token beside "
@@ -180,7 +180,7 @@ def forecast(
         if temperature:
             raise InputError(f"a forecast is of greedy decoding; the policy is for temperature {temperature:g}")
     gate = deepcopy(gate)  # a threshold that is learnt stays as it was
-    chosen_keys = policy_named(keys)
+    chosen_keys = kv_policy_named(keys)
     generate(model, some.take(1), gate, exits, keys, draft, 1, 1)  # refuses what it would refuse
     rule = rule_of(model, gate, exits)
     if rule is None:
@@ -191,7 +191,7 @@ def forecast(
     plans = plans_of(model, some, rule, batch, max_new_tokens)
     plans = [plans[i % len(plans)] for i in range(max(batch, len(plans)))]
     costs = measure(model, some, rule, batch)
-    told = DRAFT if draft is None else draft
+    told = DRAFT_LENGTH if draft is None else draft
     return Forecast(costs, plans, rule, chosen_keys.name, batch, told, f"{model.name} on {some.name}")
 
 

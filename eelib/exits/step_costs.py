@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.generated import Generated
+from eelib.exits.decoding.generate import GenerateOutput, generate
 from eelib.exits.exit_rule import Constant, ExitRule, fixed_exit
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -80,7 +79,7 @@ def measure(model: Model, task: Task, rule: ExitRule, batch: int = 8, repeats: i
     together = task.pick([i % len(task) if model.pads else 0 for i in range(wide)])
     alone = together.take(ALONE)
 
-    def quickest(some: Task, size: int, tokens: int, gate: ExitRule | None, keys: str) -> Generated:
+    def quickest(some: Task, size: int, tokens: int, gate: ExitRule | None, keys: str) -> GenerateOutput:
         made = [generate(model, some, gate, None, keys, None, size, tokens) for _ in range(repeats)]
         best = {part: min(one.times[part] for one in made) for part in made[0].times}
         return replace(made[0], times=best)
@@ -93,7 +92,7 @@ def measure(model: Model, task: Task, rule: ExitRule, batch: int = 8, repeats: i
         lengths = made.tokens.groupby("sequence")["position"].size().to_numpy() - 1
         steps = max(int(lengths.sum() if size == 1 else lengths.max()), 1)
         parts = {part: max(spent - prompts[size][part], 0.0) / steps for part, spent in made.times.items()}
-        return PerStep(parts, lengths.sum() / steps, bool((made.tokens["heads"] > 1).any()))
+        return PerStep(parts, lengths.sum() / steps, bool((made.tokens["head_reads"] > 1).any()))
 
     never = replace(rule, threshold=Constant(np.inf))
     least = model.adapter_block.layer if model.adapter_block else 1  # keys are made from there on

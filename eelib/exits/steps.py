@@ -9,10 +9,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from eelib.common.errors import InputError
-from eelib.exits.decoding.generate import DRAFT, policy_named
-from eelib.exits.decoding.keys import Keys
-from eelib.exits.decoding.parting import ALWAYS, Parting
+from eelib.exits.decoding.generate import DRAFT_LENGTH as DRAFT
+from eelib.exits.decoding.generate import kv_policy_named
+from eelib.exits.decoding.kv_policies import KVPolicy
 from eelib.exits.step_costs import Costs
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Seconds of one more call, and of one more token in one block."""
+
+    call: float
+    each: float
+
+    def pays(self, counts: Sequence[int], staying: Sequence[int], blocks: int, later: bool = False) -> bool:
+        """Whether a smaller call costs less than what it saves."""
+        saved = 0 if later else max(counts) * len(counts) - max(staying) * len(staying)
+        return self.each * saved * blocks >= self.call
+
+
+ALWAYS = Parting(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -39,7 +55,7 @@ def seconds(
     costs, as in `eelib.generate`. keys: a policy of `eelib.generate`; of schedule as of copy. The first token of each
     comes with its prompt, under verified too. InputError for an unknown policy.
     """
-    policy = policy_named(keys)
+    policy = kv_policy_named(keys)
     parting = parting or Parting(costs.call, costs.block.each)
     total = costs.prompt * len(sequences)
     for start in range(0, len(sequences), batch):
@@ -67,13 +83,13 @@ class Going:
         """Whether only drafts are left, which have to be verified."""
         return self.at + len(self.drafts) >= len(self.plan.exits)
 
-    def depth(self, layers: int, policy: Keys) -> int:
+    def depth(self, layers: int, policy: KVPolicy) -> int:
         """How deep the next token goes."""
         if not policy.stops or (policy.verifies and (self.flushes or len(self.drafts) >= self.draft)):
             return layers
         return int(self.plan.exits[self.at + len(self.drafts)])
 
-    def asks(self, policy: Keys) -> bool:
+    def asks(self, policy: KVPolicy) -> bool:
         """Whether the gate is asked about the next token."""
         return not (policy.verifies and (self.flushes or len(self.drafts) >= self.draft))
 
@@ -81,7 +97,7 @@ class Going:
         """How many of its tokens run in block `layer`: the next one, and what waits less deep."""
         return 1 + sum(other < layer for other in self.waiting)
 
-    def step(self, depth: int, ran: int, layers: int, policy: Keys) -> None:
+    def step(self, depth: int, ran: int, layers: int, policy: KVPolicy) -> None:
         """The next token left after `depth` blocks, and was taken along for `ran`."""
         left = depth < layers
         if not policy.verifies:
@@ -93,13 +109,13 @@ class Going:
             replaced = right < len(self.drafts)
             self.at = min(self.at + right + (replaced or not left), len(self.plan.exits))
             self.drafts = []
-        if policy.waits:  # what waited less deep went along
+        if policy.defers:  # what waited less deep went along
             waiting = [max(ran, other) for other in (*self.waiting, ran)]
             self.waiting = [] if ran == layers else waiting
 
 
 def one_step(
-    costs: Costs, rows: Sequence[Going], policy: Keys, asked: frozenset[int], together: bool, parting: Parting
+    costs: Costs, rows: Sequence[Going], policy: KVPolicy, asked: frozenset[int], together: bool, parting: Parting
 ) -> float:
     """Seconds of one step of a batch; its rows go on."""
     layers = costs.layers

@@ -14,9 +14,8 @@ import pandas as pd
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError, NotEstimable
+from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.oracle import FIRST_TOKENS
-from eelib.exits.decoding.parting import NEVER
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.models.model import Model, load_model
@@ -112,7 +111,7 @@ def open_sides(p: Parameters) -> list[Side]:
 
 def open_side(p: Parameters, name: str) -> Side:
     """One model. InputError for one that writes nothing."""
-    rule = ExitRule(gate_named(p.gate), p.threshold, full_depth_tokens=FIRST_TOKENS)
+    rule = ExitRule(gate_named(p.gate), p.threshold, full_depth_tokens=FULL_DEPTH_TOKENS)
     model = writing_model(p, name)
     study = Study(p, model=name, loaded=model)
     numbers = {task: made.sequences["sequence"].tolist()[: p.sequences] for task, made in study.traces.items()}
@@ -132,10 +131,10 @@ def open_side(p: Parameters, name: str) -> Side:
                 model,
                 asked,
                 gate="oracle" if way.who == ORACLE else rule,
-                keys=way.keys,
+                kv_policy=way.keys,
                 batch_size=p.batch_size or TOGETHER,
                 max_new_tokens=p.max_new_tokens,
-                parting=NEVER,
+                batch_split=None,
             )
             frame = made.tokens.assign(sequence=made.tokens["sequence"].map(dict(enumerate(chosen))))
             tokens[way][task] = frame.assign(group=frame["sequence"].map(groups))
@@ -234,7 +233,7 @@ def exit_depth(side: Side, way: Way) -> Interval:
     values = {}
     for task in side.learnt:
         frame = side.tokens[way][task]
-        frame = frame[frame["position"] >= FIRST_TOKENS]
+        frame = frame[frame["position"] >= FULL_DEPTH_TOKENS]
         values[task] = (frame["exit_layer"].to_numpy(float) / side.depth, frame["group"].to_numpy())
     return bootstrap_unweighted_mean_over_tasks({t: pair for t, pair in values.items() if len(pair[0])}, seed=side.seed)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from eelib.exits.decoding.oracle import FIRST_TOKENS
+from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eestudy.analysis import keys_values as kv
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import label
@@ -85,7 +85,7 @@ def beside_p(sides: Sequence[Side]) -> pd.DataFrame:
                 found = found[(found["kv_policy"] == keys) & (found["jointly_optimized"] == jointly)]
                 (layers,) = found["exit_layers"]
                 base = published(table).attrs["columns"]["exit_layers"]["layer_base"]
-                depths = [as_depth(layer, base)[0] for layer in layers[FIRST_TOKENS:]]
+                depths = [as_depth(layer, base)[0] for layer in layers[FULL_DEPTH_TOKENS:]]
                 row[f"P, {title} sentence (%)"] = 100 * np.mean(depths) / P_LAYERS
             if not jointly or len(sides) > 1:
                 row["this run (%)"] = attempt(lambda: kv.exit_depth(side, way)).percent

@@ -13,7 +13,6 @@ from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.calibration import by_agreement
 from eelib.exits.curve import curve, rule_at
 from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.parting import NEVER
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.offline import leave
 from eelib.exits.policy import Policy, calibrate
@@ -64,7 +63,7 @@ def decoded_by(served: Served, task: str, keys: str, sequences: int, batch: int)
     trace = study.traces[task]
     numbers = trace.tokens.loc[served.sides[task][REPORT], "sequence"].unique()[:sequences].tolist()
     asked = study.tasks[task].pick(numbers)
-    made = generate(study.model, asked, served.rule_of(task), None, keys, None, batch, longest, parting=NEVER)
+    made = generate(study.model, asked, served.rule_of(task), None, keys, None, batch, longest, batch_split=None)
     tokens = made.tokens.assign(group=made.tokens["sequence"].map(dict(enumerate(asked.groups))))
     at = tokens.assign(sequence=tokens["sequence"].map(dict(enumerate(numbers)))).set_index(["sequence", "position"])
     full = trace.tokens[trace.tokens["sequence"].isin(numbers)].set_index(["sequence", "position"])

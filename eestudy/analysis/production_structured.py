@@ -13,7 +13,6 @@ import pandas as pd
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.curve import rule_at
 from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.parting import NEVER
 from eelib.exits.exit_rule import ExitRule
 from eelib.tasks.kinds.structured import failures
 from eelib.tasks.sums import grouped
@@ -100,9 +99,9 @@ def said(served: Served, task: str, numbers: Sequence[int], threshold: float | N
         study.model,
         study.tasks[task].pick(numbers),
         rule_at(served.rule, threshold),
-        keys="deferred",
+        kv_policy="deferred",
         batch_size=TOGETHER,
-        parting=NEVER,
+        batch_split=None,
         max_new_tokens=study.parameters.max_new_tokens,
     )
     return made.sequences["output"].tolist(), float(made.tokens["exit_layer"].mean())

@@ -15,8 +15,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
 from eelib.common.errors import NotEstimable
-from eelib.exits.decoding.generate import DRAFT, batches, encoded, generate
-from eelib.exits.decoding.generated import Generated
+from eelib.exits.decoding.generate import DRAFT_LENGTH, GenerateOutput, batches, encoded, generate
 from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast
 from eelib.exits.gates.registry import gate_named
@@ -167,11 +166,11 @@ def timed(
                     "seconds": min(sum(one.times.values()) for one in made),
                     "tokens": len(tokens),
                     "layers": tokens["exit_layer"].sum(),
-                    "heads": tokens["heads"].sum(),
+                    "heads": tokens["head_reads"].sum(),
                     "agrees": int(same.sum()),
                     "drafted": made[0].sequences["drafted"].sum(),
                     "accepted": made[0].sequences["accepted"].sum(),
-                    "deep": made[0].sequences["deep_passes"].sum(),
+                    "deep": made[0].sequences["passes"].sum(),
                 }
             )
             for place, text in zip(chunk, made[0].sequences["output"]):
@@ -183,7 +182,7 @@ def timed(
     return rows, outputs
 
 
-def run(model: Model, part: Task, way: Way, size: int, max_new_tokens: int) -> Generated:
+def run(model: Model, part: Task, way: Way, size: int, max_new_tokens: int) -> GenerateOutput:
     """One decoding."""
     return generate(way.model or model, part, way.rule, None, way.keys, way.draft, size, max_new_tokens)
 
@@ -268,7 +267,7 @@ def forecasts(found: Race, way: Way, size: int) -> float:
     if way.rule is None:
         return 1.0
     plans = found.plans.get(way.name, found.plans["gate"])
-    return Forecast(found.costs, plans, way.rule, way.keys, size, way.draft or DRAFT).speed_up
+    return Forecast(found.costs, plans, way.rule, way.keys, size, way.draft or DRAFT_LENGTH).speed_up
 
 
 def stages(found: Race) -> pd.DataFrame:

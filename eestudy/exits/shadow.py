@@ -15,9 +15,8 @@ import numpy as np
 
 from eelib.common.errors import InputError
 from eelib.common.values import check_whole
-from eelib.exits.decoding.again import EXACT
-from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.generated import Generated
+from eelib.exits.decoding.generate import GenerateOutput, generate
+from eelib.exits.decoding.verify import FULL_PRECISION
 from eelib.exits.policy import Policy
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -111,7 +110,7 @@ class Service:
             raise InputError(f"share {self.share!r} is not allowed; it must lie within 0 and 1")
         if self.policy.temperature:
             raise InputError("outputs that are sampled can't be held against each other; the policy has a temperature")
-        if self.share and self.model.dtype not in EXACT:
+        if self.share and self.model.dtype not in FULL_PRECISION:
             raise InputError(
                 f"in {self.model.dtype} an output depends on its batch, so what differs from full depth says nothing "
                 "of the policy; load the model in float32, or take share=0 for no comparison"
@@ -124,12 +123,12 @@ class Service:
         """Whether tokens may leave early."""
         return self.alarm.at is None and not (self.kill is not None and self.kill.exists())
 
-    def generate(self, task: Task | Sequence[str], **options: Any) -> Generated:
+    def generate(self, task: Task | Sequence[str], **options: Any) -> GenerateOutput:
         """`eelib.generate` by the policy, or at full depth where early exit has ended; `options`: its batch_size,
-        max_new_tokens, and draft, which full depth has no use for. The comparison takes time here, and none of `times`.
+        max_new_tokens, and draft_length, which full depth has no use for. The comparison costs time outside `times`.
         """
         asked = task if isinstance(task, Task) else Task.from_prompts(list(task))
-        plain = {name: value for name, value in options.items() if name != "draft"}
+        plain = {name: value for name, value in options.items() if name != "draft_length"}
         if not self.early:
             self.served += len(asked)
             return generate(self.model, asked, **plain)

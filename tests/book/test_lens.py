@@ -12,7 +12,6 @@ from chromium import Browser, needs_browser
 from lens_page import call, submit, text_of
 
 import eelib
-from eelib.exits.decoding.parting import ALWAYS
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.offline import Tokens, leave, scores
@@ -165,7 +164,7 @@ def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_facto
         assert found == leave(rule, scores(rule, trace), Tokens(trace).positions).tolist()
     chosen = sentences()[:: 2 * EACH]
     prompts = [eelib.load_task(f"translation/{name}").prompts[FIRST] for name, _ in chosen]
-    made = eelib.generate(model, Task.from_prompts(prompts), rule, keys="copy", max_new_tokens=ROOM, parting=ALWAYS)
+    made = eelib.generate(model, Task.from_prompts(prompts), rule, kv_policy="copy", max_new_tokens=ROOM, batch_split=0)
     left = False
     for sequence, (direction, sentence) in enumerate(chosen):
         found = write(loaded, direction, sentence, given)

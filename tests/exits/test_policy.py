@@ -41,7 +41,7 @@ def test_a_policy_leaves_as_its_rule_would(setting, tmp_path):
     assert Policy.load(tmp_path / "policy.json") == made
     by_file = eelib.generate(model, PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6)
     rule = ExitRule(gate_named("softmax_difference"), value)
-    by_hand = eelib.generate(model, PROMPTS, gate=rule, keys="deferred", max_new_tokens=6)
+    by_hand = eelib.generate(model, PROMPTS, gate=rule, kv_policy="deferred", max_new_tokens=6)
     assert by_file.tokens.equals(by_hand.tokens)
 
 
@@ -94,7 +94,7 @@ def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, folder_of, tm
     with pytest.raises(InputError, match="no threshold for translation; it was calibrated for: prompts"):
         eelib.generate(model, eelib.load_task("translation/de-en", limit=1), policy=made)
     with pytest.raises(InputError, match="give it alone"):
-        eelib.generate(model, PROMPTS, policy=made, keys="copy")
+        eelib.generate(model, PROMPTS, policy=made, kv_policy="copy")
     other = eelib.load_model(str(folder_of("llama")), device="cpu")
     with pytest.raises(InputError, match="with other weights") as error:
         eelib.generate(other, PROMPTS, policy=made)
@@ -191,7 +191,7 @@ def test_drafts_of_a_policy_that_lets_nothing_leave_are_none(setting):
     model, tasks, traces = setting
     made = calibrate(model, tasks, traces, keys="verified", epsilon=0.5, delta=0.5)
     none = replace(made, thresholds=dict.fromkeys(made.thresholds))
-    found = eelib.generate(model, PROMPTS, policy=none, draft=2, max_new_tokens=4)
+    found = eelib.generate(model, PROMPTS, policy=none, draft_length=2, max_new_tokens=4)
     assert (
         found.tokens["token_id"].tolist()
         == eelib.generate(model, PROMPTS, max_new_tokens=4).tokens["token_id"].tolist()

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from eelib.common.errors import InputError
-from eelib.exits.decoding.parting import ALWAYS, Parting
 from eelib.exits.step_costs import Costs, Line
-from eelib.exits.steps import Planned, crossover, seconds, speed_up
+from eelib.exits.steps import ALWAYS, Parting, Planned, crossover, seconds, speed_up
 
 L = 4
 COSTS = Costs(

@@ -5,7 +5,7 @@ import torch
 
 import eelib
 from eelib.common.errors import CheckpointError, InputError
-from eelib.exits.decoding.loop import Decoding
+from eelib.exits.decoding import loop
 from eelib.models.adapter_block import FILE, AdapterBlock
 from eelib.models.cache import growing_cache
 from eelib.models.readings import base_of, save_reading
@@ -100,7 +100,9 @@ def test_its_layer_says_the_same_in_a_trace_whole_and_in_drafts(both, tmp_path, 
     for layer in (0, 2, 3):
         assert torch.equal(whole[:, layer], bare[:, layer])
     # Drafts: with all of the network's keys there, what the block says of each token is what it says of the whole text.
-    full = eelib.generate(found, PROMPTS, exits=(LAYER,), keys="full", batch_size=batch_size, max_new_tokens=8).tokens
+    full = eelib.generate(
+        found, PROMPTS, exit_layers=(LAYER,), kv_policy="full", batch_size=batch_size, max_new_tokens=8
+    ).tokens
     left = full.groupby("sequence")["token_id"].agg(list)
     states, _ = states_of(found, ids, list(left))
     assert full["token_id"].tolist() == model.unembed(states[:, LAYER]).argmax(-1).tolist()
@@ -110,17 +112,23 @@ def test_its_layer_says_the_same_in_a_trace_whole_and_in_drafts(both, tmp_path, 
 @pytest.mark.parametrize("draft", [1, 3])
 def test_drafts_are_what_the_block_says_and_outputs_are_plain_decoding_s(both, batch_size, draft, monkeypatch):
     model, _, found = both
-    ids, seen, verify = model.encode(PROMPTS), [], Decoding.verify
+    ids, seen, accept = model.encode(PROMPTS), [], loop.accept
 
-    def looked(self, row, said, full):
-        drafts = row.tokens[len(row.tokens) - row.drafts :]
-        before = [token.token_id for token in row.tokens[: len(row.tokens) - row.drafts]]
-        seen.append((row.number, before, [token.token_id for token in drafts]))
-        verify(self, row, said, full)
+    def recorded(sequence, *given):
+        ids_so_far = [token.token_id for token in sequence.tokens]
+        start = len(ids_so_far) - sequence.drafts
+        seen.append((sequence.index, ids_so_far[:start], ids_so_far[start:]))
+        accept(sequence, *given)
 
-    monkeypatch.setattr(Decoding, "verify", looked)
+    monkeypatch.setattr(loop, "accept", recorded)
     made = eelib.generate(
-        found, PROMPTS, exits=(LAYER,), keys="verified", draft=draft, batch_size=batch_size, max_new_tokens=8
+        found,
+        PROMPTS,
+        exit_layers=(LAYER,),
+        kv_policy="verified",
+        draft_length=draft,
+        batch_size=batch_size,
+        max_new_tokens=8,
     )
     assert list(made.tokens.groupby("sequence")["token_id"].agg(list)) == greedy_decode(model, ids, 8)
     drafted = [(number, before, own) for number, before, own in seen if own]
@@ -142,10 +150,10 @@ def test_the_block_runs_where_its_layer_is_asked_only(both, monkeypatch):
     _, _, found = both
     calls, forward = [], AdapterBlock.forward
     monkeypatch.setattr(AdapterBlock, "forward", lambda self, *given: calls.append(1) or forward(self, *given))
-    for given in (dict(), dict(exits=(2,), keys="deferred")):
+    for given in (dict(), dict(exit_layers=(2,), kv_policy="deferred")):
         eelib.generate(found, PROMPTS[:1], max_new_tokens=4, **given)
     assert not calls
-    eelib.generate(found, PROMPTS[:1], exits=(LAYER,), keys="deferred", max_new_tokens=4)
+    eelib.generate(found, PROMPTS[:1], exit_layers=(LAYER,), kv_policy="deferred", max_new_tokens=4)
     assert calls
 
 
@@ -196,7 +204,7 @@ def test_keys_that_would_be_missing_are_refused(model_of, folder_of, tmp_path):
     save_reading(block, tmp_path / "second", str(folder_of("llama")), model.hash)
     found = eelib.load_model(tmp_path / "second", device="cpu")
     for keys in ("copy", "project"):
-        with pytest.raises(InputError, match="a token that leaves before layer 2 .* has no keys"):
-            eelib.generate(found, ["a dog"], gate="confidence", keys=keys)
-        some = eelib.generate(found, ["a dog"], exits=(2,), keys=keys, max_new_tokens=4).tokens
+        with pytest.raises(InputError, match="a token that exits before layer 2 .* has no keys"):
+            eelib.generate(found, ["a dog"], gate="confidence", kv_policy=keys)
+        some = eelib.generate(found, ["a dog"], exit_layers=(2,), kv_policy=keys, max_new_tokens=4).tokens
         assert len(some) and (some["exit_layer"] == 2)[1:].all()

@@ -5,7 +5,7 @@ import torch
 
 import eelib
 from eelib.common.errors import CheckpointError, InputError
-from eelib.exits.decoding.loop import Decoding
+from eelib.models.block_runner import BlockRunner
 from eelib.models.readings import base_of, save_reading
 from eelib.models.translators import FILE, Translators
 from eelib.tasks.task import Task
@@ -66,24 +66,26 @@ def test_the_model_says_the_same_and_its_layers_what_the_translators_make_of_the
 def test_a_token_that_leaves_is_the_translated_one(both):
     model, found, lens = both
     prompt = model.encode(["the cat sat on"])
-    first = eelib.generate(lens, ["the cat sat on"], exits=(1,), keys="copy", max_new_tokens=2).tokens
+    first = eelib.generate(lens, ["the cat sat on"], exit_layers=(1,), kv_policy="copy", max_new_tokens=2).tokens
     output = first["token_id"].tolist()
     states, _ = states_of(model, prompt, [output])
     assert output == model.unembed(found.at(1, states[:, 1])).argmax(-1).tolist()
-    exact = eelib.generate(lens, ["the cat sat on"], exits=(1,), keys="verified", max_new_tokens=6).tokens
+    exact = eelib.generate(lens, ["the cat sat on"], exit_layers=(1,), kv_policy="verified", max_new_tokens=6).tokens
     assert exact["token_id"].tolist() == greedy_decode(model, prompt, 6)[0]
 
 
 def test_later_tokens_find_what_the_network_s_own_state_leaves(both, monkeypatch):
     model, _, lens = both
-    found, write = [], Decoding.write_keys
+    found, write = [], BlockRunner.write_kv
 
-    def kept(self, rows, layer, states):
-        found.append(states.clone())
-        return write(self, rows, layer, states)
+    def recorded(self, call, layer, states):
+        found.append(states[:, 0].clone())
+        return write(self, call, layer, states)
 
-    monkeypatch.setattr(Decoding, "write_keys", kept)
-    output = eelib.generate(lens, ["the cat sat on"], exits=(1,), keys="project", max_new_tokens=3).tokens["token_id"]
+    monkeypatch.setattr(BlockRunner, "write_kv", recorded)
+    output = eelib.generate(lens, ["the cat sat on"], exit_layers=(1,), kv_policy="project", max_new_tokens=3).tokens[
+        "token_id"
+    ]
     states, _ = states_of(model, model.encode(["the cat sat on"]), [output.tolist()])
     torch.testing.assert_close(found[0], states[1:2, 1])  # the token after the prompt's
 

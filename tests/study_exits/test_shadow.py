@@ -108,11 +108,11 @@ def test_the_kill_switch(model_of, tmp_path):
 def test_drafts_end_with_early_exit(model_of, tmp_path):
     """What was asked of verified drafts is not asked of full depth, beside them or in their place."""
     model, kill = model_of("llama"), tmp_path / "off"
-    policy = replace(policy_of(model, -1.0), keys="verified")
+    policy = replace(policy_of(model, -1.0), kv_policy="verified")
     service = Service(model, policy, Alarm(0.05), share=1.0, kill=kill)
-    drafted = service.generate(PROMPTS, max_new_tokens=4, draft=2)
+    drafted = service.generate(PROMPTS, max_new_tokens=4, draft_length=2)
     kill.touch()
-    plain = service.generate(PROMPTS, max_new_tokens=4, draft=2)
+    plain = service.generate(PROMPTS, max_new_tokens=4, draft_length=2)
     assert drafted.sequences["drafted"].sum() > 0 == plain.sequences["drafted"].sum()
     assert drafted.tokens["token_id"].tolist() == plain.tokens["token_id"].tolist() and service.alarm.lost == 0
 
@@ -126,7 +126,7 @@ def test_bad_input(model_of, folder_of, one_line):
     one_line(InputError, "loss 2", lambda: Alarm(0.1).see(2))
     one_line(InputError, "true 2", lambda: delay(0.1, 2))
     one_line(InputError, "share 2", lambda: Service(model, policy, Alarm(0.1), share=2))
-    sampled = replace(policy, keys="verified", temperature=0.5)
+    sampled = replace(policy, kv_policy="verified", temperature=0.5)
     one_line(InputError, "temperature", lambda: Service(model, sampled, Alarm(0.1)))
     one_line(InputError, ["bfloat16", "share=0"], lambda: Service(coarse, policy, Alarm(0.1)))
     assert Service(coarse, policy_of(coarse, 0.5), Alarm(0.1), share=0).early

@@ -1,92 +1,141 @@
 """eelib.generate: greedy decoding that stops early where a gate says so."""
 
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
+import pandas as pd
 import torch
+from torch import nn
 
 from eelib.common.errors import InputError
 from eelib.common.memory import Halving
+from eelib.common.timer import Timer
+from eelib.common.tolerances import close
 from eelib.common.values import check_whole
-from eelib.exits.decoding.asker import Asker
-from eelib.exits.decoding.clock import Clock
-from eelib.exits.decoding.generated import Generated, described
-from eelib.exits.decoding.keys import KEYS, Keys
-from eelib.exits.decoding.loop import Decoding
-from eelib.exits.decoding.oracle import FirstAgreeing, Oracle, oracle_rule
-from eelib.exits.decoding.parting import ALWAYS, Parting, parting_of
-from eelib.exits.decoding.row import Row
-from eelib.exits.decoding.sampling import Sampler, check_temperature
-from eelib.exits.decoding.trial import check_stops
+from eelib.exits.decoding.gate_runner import FirstAgreeing, GateRunner, OracleGate, oracle_rule
+from eelib.exits.decoding.kv_policies import KV_POLICIES, KVPolicy
+from eelib.exits.decoding.loop import Decoder
+from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
 from eelib.exits.exit_rule import Estimated, ExitRule, check_exit_layers, fixed_exit
 from eelib.exits.gates.gate import NEEDS, Gate, LayerOutput
 from eelib.exits.gates.learned import Learned
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.trained import TRAINED, trained_gate
 from eelib.exits.policy import Policy
-from eelib.models.model import Model
+from eelib.models.block_runner import BlockRunner
+from eelib.models.model import Model, probe_ids
+from eelib.models.probe import NotTaken, block_states, their_code
 from eelib.tasks.task import Task
+from eelib.tracing.pieces import pieces
 from eelib.tracing.plan import encode
 
-DRAFT = 4  # most tokens drafted in a row where nothing is said
+DRAFT_LENGTH = 4  # most tokens drafted in a row, unless another number is given
+BATCH_SPLIT = 24  # tokens times blocks that a smaller call has to save
+OLD_WORDS = {"exits": "exit_layers", "keys": "kv_policy", "draft": "draft_length", "parting": "batch_split"}
+COLUMNS = ("sequence", "position", "text", *(field.name for field in fields(DecodedToken)))
+
+
+@dataclass
+class GenerateOutput:
+    """What `generate` returns.
+
+    Attributes:
+        tokens: a row per token: sequence and position from 0, text, and the fields of `DecodedToken`.
+        sequences: a row per prompt: output (as in a trace, without its end token), length in tokens, truncated (no end
+            token), passes through all blocks, and of verified decoding the tokens drafted and accepted.
+        times: seconds in blocks, head, gate, cache and Python.
+    """
+
+    tokens: pd.DataFrame
+    sequences: pd.DataFrame
+    times: dict[str, float]
 
 
 def generate(
     model: Model,
     task: Task | list[str],
     gate: str | Gate | ExitRule | None = None,
-    exits: tuple[int, ...] | None = None,
-    keys: str | None = None,
-    draft: int | None = None,
+    exit_layers: tuple[int, ...] | None = None,
+    kv_policy: str | None = None,
+    draft_length: int | None = None,
     batch_size: int = 8,
     max_new_tokens: int = 64,
     policy: Policy | Path | str | None = None,
-    temperature: float | None = None,
-    seed: int = 0,
-    parting: Parting | None = None,
-) -> Generated:
-    """Decode a task's prompts, or a list of them, greedily; each token leaves where the gate stops it.
+    batch_split: int | None = BATCH_SPLIT,
+    **old: object,
+) -> GenerateOutput:
+    """Decode a task's prompts, or a list of them, greedily; each token exits where the gate says so.
 
-    `gate`: a name ("oracle" too, see `decoding.oracle`), a gate, or a rule with its threshold and exits; without one
-    and with `exits=(E,)` each token leaves at layer E. `keys`: what later tokens find at skipped layers, of
-    `eelib.exits.decoding.keys`: full, copy, project, deferred, verified, schedule. `draft`: of verified, most tokens
-    that are drafted before they are verified. `policy`: a calibrated one (`eelib.exits.policy`), or its file, in place
-    of gate, exits and keys; its threshold is that of the task's kind. `temperature` above 0: tokens are sampled, with
-    random numbers of each prompt by `seed`; of verified, whose outputs are distributed as those of full depth, or where
-    no token leaves; None takes the policy's, or 0. `parting`: seconds by which rows of a batch part or stay together
-    (`decoding.parting`); None measures them, once for each model and batch size, so what is run for a token, and
-    how it rounds, is the machine's; ALWAYS and NEVER repeat. Where tokens are sampled, rows always part. Out of
-    memory, a batch is halved. A threshold that is learnt (FREE's) goes on learning in the rule that is given. The
-    prompt (of an encoder-decoder: the start token) runs all blocks under every policy.
-    InputError, one line: a model that writes nothing or can't be stopped, an unknown gate or policy, exits out of
-    range, a prompt that does not fit the window.
+    The prompt (of an encoder-decoder: the start token) runs all blocks under every KV policy. Out of memory, a batch is
+    halved. A threshold that is learnt (FREE's) goes on learning in the rule that is given.
+
+    Args:
+        gate: a name ("oracle" too: the first layer that agrees with the last), a gate, or a rule with its threshold and
+            exits. Without one and with `exit_layers=(E,)` each token exits at layer E.
+        exit_layers: the layers at which the gate is asked, 1..L-1; None for all.
+        kv_policy: what later tokens find at skipped layers: full, copy, project, deferred, verified, schedule (see
+            `eelib.exits.decoding.kv_policies`).
+        draft_length: of verified, most tokens that are drafted before they are verified.
+        policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
+            its threshold is that of the task's kind.
+        batch_split: where some sequences of a batch exit, the others go on in a smaller call if that saves at least so
+            many tokens times blocks; 0: always; None: never.
+
+    Raises:
+        InputError: a model that writes nothing or can't be stopped, an unknown gate or policy, exit layers out of
+            range, a prompt that does not fit the window.
     """
     check_writes(model)
+    if old:
+        name = next(iter(old))
+        new = f"; it is {OLD_WORDS[name]}= now" if name in OLD_WORDS else ""
+        raise InputError(f"generate takes no {name}={new}")
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("batch_size", batch_size, 1)
-    if parting is not None and not isinstance(parting, Parting):
-        raise InputError(f"parting {parting!r} is not allowed; it must be a Parting, or None to measure it")
+    if batch_split is not None:
+        check_whole("batch_split", batch_split, 0)
     if policy is not None:
-        gate, keys, temperature = by_policy(model, task, policy, temperature, gate, exits, keys)
-    chosen_keys = policy_named("full" if keys is None else keys)
-    rule = rule_of(model, gate, exits)
-    check_fit(model, chosen_keys, rule, max_new_tokens)
-    length = draft_length(model, chosen_keys, draft if policy is None or rule is not None else None)
-    sampler = sampler_of(chosen_keys, rule, temperature, seed)
+        gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
+    kv = kv_policy_named("full" if kv_policy is None else kv_policy)
+    rule = rule_of(model, gate, exit_layers)
+    check_fit(model, kv, rule, max_new_tokens)
+    drafts = draft_length_of(model, kv, draft_length if policy is None or rule is not None else None)
     prompts = encoded(model, task)
-    check_stops(model, chosen_keys)
-    chunks, halving = batches(model, prompts, batch_size), Halving()
-    if sampler or rule is None or not chosen_keys.stops:
-        parting = ALWAYS
-    elif parting is None:  # of the most rows that fit
-        parting = halving.run(lambda some: parting_of(model, len(some)), max(chunks, key=len))[0]
-    clock = Clock()
-    rows: list[Row] = []
-    decoding = Decoding(model, chosen_keys, asker_of(model, rule, clock), length, clock, sampler, parting)
-    for chosen in chunks:
-        parts = halving.run(lambda some: decode_chosen(decoding, prompts, some, max_new_tokens), chosen)
-        rows += [row for part in parts for row in part]
-    clock.turn("python")
-    return described(model, rows, clock.seconds)
+    self_test(model, kv)
+    timer, halving = Timer(), Halving()
+    runner = OracleGate if rule is not None and isinstance(rule.gate, FirstAgreeing) else GateRunner
+    decoder = Decoder(model, kv, runner(model, rule, timer), drafts, timer, batch_split)
+    sequences: list[DecodedSequence] = []
+    for chosen in batches(model, prompts, batch_size):
+        parts = halving.run(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)
+        sequences += [sequence for part in parts for sequence in part]
+    timer.charge("python")
+    return output_of_sequences(model, sequences, timer.seconds)
+
+
+def output_of_sequences(model: Model, sequences: list[DecodedSequence], times: dict[str, float]) -> GenerateOutput:
+    """The tables of sequences, which are numbered as their prompts."""
+    token_rows, sequence_rows = [], []
+    for sequence in sorted(sequences, key=lambda sequence: sequence.index):
+        ids = [token.token_id for token in sequence.tokens]
+        ended = ids[-1] in model.eos_ids
+        texts, _, _, output = pieces(model.tokenizer, ids[:-1] if ended else ids)
+        texts += [str(model.tokenizer.decode(ids[-1:]))] * ended
+        for position, (token, text) in enumerate(zip(sequence.tokens, texts)):
+            token_rows.append({"sequence": sequence.index, "position": position, "text": text, **asdict(token)})
+        sequence_rows.append(
+            {
+                "sequence": sequence.index,
+                "output": output,
+                "length": len(ids),
+                "truncated": not ended,
+                "passes": sequence.passes,
+                "drafted": sequence.drafted,
+                "accepted": sequence.accepted,
+            }
+        )
+    return GenerateOutput(pd.DataFrame(token_rows, columns=list(COLUMNS)), pd.DataFrame(sequence_rows), times)
 
 
 def check_writes(model: object) -> None:
@@ -95,99 +144,73 @@ def check_writes(model: object) -> None:
         raise InputError("generate needs a causal or encoder-decoder model from eelib.load_model")
 
 
-def decode_chosen(decoding: Decoding, prompts: list[list[int]], chosen: list[int], max_new_tokens: int) -> list[Row]:
-    """The rows of the prompts `chosen`, numbered as these."""
-    if decoding.sampler:
-        decoding.sampler.begin_batch(chosen)
+def decode_chosen(
+    decoder: Decoder, prompts: list[list[int]], chosen: list[int], max_new_tokens: int
+) -> list[DecodedSequence]:
+    """The sequences of the prompts `chosen`, numbered as these."""
     try:
-        rows = decoding.decode([prompts[i] for i in chosen], max_new_tokens)
+        sequences = decoder.decode([prompts[i] for i in chosen], max_new_tokens)
     except (RuntimeError, MemoryError):
-        decoding.forget()  # a batch that did not fit: its halves need the room
+        decoder.forget()  # a batch that did not fit: its halves need the room
         raise
-    for row in rows:
-        row.number = chosen[row.number]
-    return rows
-
-
-def sampler_of(keys: Keys, rule: ExitRule | None, temperature: float | None, seed: int) -> Sampler | None:
-    """What draws tokens; None at temperature 0. InputError where sampling would not be that of full depth."""
-    check_whole("seed", seed, 0)
-    if temperature is None:
-        return None
-    check_temperature(temperature)
-    if temperature == 0:
-        return None
-    if rule is not None and not keys.verifies:
-        raise InputError(
-            f"temperature {temperature:g} with keys={keys.name!r} would sample from other layers than the last; "
-            "allowed with keys='verified', or where no token leaves"
-        )
-    return Sampler(float(temperature), seed)
-
-
-def asker_of(model: Model, rule: ExitRule | None, clock: Clock) -> Asker | None:
-    """What asks the rule; None where there is none."""
-    if rule is None:
-        return None
-    return Oracle(model, rule, clock) if isinstance(rule.gate, FirstAgreeing) else Asker(model, rule, clock)
+    for sequence in sequences:
+        sequence.index = chosen[sequence.index]
+    return sequences
 
 
 def by_policy(
-    model: Model,
-    task: Task | list[str],
-    policy: Policy | Path | str,
-    temperature: float | None,
-    *others: object,
-) -> tuple[ExitRule | None, str, float]:
-    """(rule, keys, temperature) of a policy, or of its file, for a task; `others`: gate, exits and keys asked for
-    beside it, all None. InputError where one is not, and for a policy that can't be read, is for another model or
-    temperature, or has nothing for the task.
+    model: Model, task: Task | list[str], policy: Policy | Path | str, *others: object
+) -> tuple[ExitRule | None, str]:
+    """(rule, KV policy) of a calibrated policy, or of its file, for a task.
+
+    `others`: gate, exit_layers and kv_policy given beside it, all None. InputError where one is not, and for a policy
+    that can't be read, is for another model, or has nothing for the task.
     """
     if any(other is not None for other in others):
-        raise InputError("a policy has a gate, exits and keys of its own; give it alone")
+        raise InputError("a policy has a gate, exit_layers and a kv_policy of its own; give it alone")
     policy = policy if isinstance(policy, Policy) else Policy.load(policy)
-    if temperature is not None and temperature != policy.temperature:
-        raise InputError(f"the policy is for temperature {policy.temperature:g}, not {temperature!r}")
     rule = policy.rule(model, task.kind if isinstance(task, Task) else "prompts")
-    return rule, policy.keys if rule is not None else "full", policy.temperature
+    return rule, policy.keys if rule is not None else "full"
 
 
-def policy_named(keys: str | None) -> Keys:
-    """The policy of keys and values. InputError for an unknown one."""
-    if not isinstance(keys, str) or keys not in KEYS:
-        raise InputError(f"keys {keys!r} is not known; allowed: {', '.join(KEYS)}")
-    return KEYS[keys]
+def kv_policy_named(name: str | None) -> KVPolicy:
+    """The KV policy. InputError for an unknown one."""
+    if not isinstance(name, str) or name not in KV_POLICIES:
+        raise InputError(f"kv_policy {name!r} is not known; allowed: {', '.join(KV_POLICIES)}")
+    return KV_POLICIES[name]
 
 
-def rule_of(model: Model, gate: str | Gate | ExitRule | None, exits: tuple[int, ...] | None) -> ExitRule | None:
+def rule_of(model: Model, gate: str | Gate | ExitRule | None, exit_layers: tuple[int, ...] | None) -> ExitRule | None:
     """The rule that is meant; None: no token leaves. InputError where it does not fit the model."""
-    check_exit_layers(exits)
+    check_exit_layers(exit_layers)
     if isinstance(gate, ExitRule):
-        if exits is not None:
-            raise InputError("a rule has exits of its own; give exits with a gate's name, or in the rule")
+        if exit_layers is not None:
+            raise InputError("a rule has exit_layers of its own; give them with a gate's name, or in the rule")
         rule = gate
     elif gate is None:
-        if exits is None:
+        if exit_layers is None:
             return None
-        if len(exits) != 1:
-            raise InputError(f"exits {exits!r} without a gate is not allowed; it must be one layer, or give a gate")
-        rule = fixed_exit(exits[0])
+        if len(exit_layers) != 1:
+            raise InputError(
+                f"exit_layers {exit_layers!r} without a gate is not allowed; it must be one layer, or give a gate"
+            )
+        rule = fixed_exit(exit_layers[0])
     elif gate == "oracle":
-        rule = oracle_rule(None if exits is None else tuple(exits))
+        rule = oracle_rule(None if exit_layers is None else tuple(exit_layers))
     elif isinstance(gate, (str, Gate)):
         found = gate if isinstance(gate, Gate) else trained_gate(model, gate) if gate in TRAINED else gate_named(gate)
-        rule = ExitRule(found, exit_layers=None if exits is None else tuple(exits))
+        rule = ExitRule(found, exit_layers=None if exit_layers is None else tuple(exit_layers))
     else:
         raise InputError(f"gate {gate!r} is not allowed; it must be a gate's name, a gate or a rule")
     rule.check(model.layers)
     return rule
 
 
-def check_fit(model: Model, keys: Keys, rule: ExitRule | None, max_new_tokens: int) -> None:
+def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens: int) -> None:
     """InputError where gate, policy and model do not go together."""
     if rule is None:
-        if keys.stops:
-            raise InputError(f"keys={keys.name!r} needs a gate, or exits=(layer,) at which every token leaves")
+        if kv.stops:
+            raise InputError(f"kv_policy={kv.name!r} needs a gate, or exit_layers=(layer,) at which every token leaves")
         return
     if missing := sorted(set(rule.gate.needs) - set(NEEDS)):
         raise InputError(f"gate {rule.gate.name} needs {', '.join(missing)}, which is not there while decoding")
@@ -196,23 +219,23 @@ def check_fit(model: Model, keys: Keys, rule: ExitRule | None, max_new_tokens: i
     ):
         other = ", for other weights than these" if rule.gate.model == model.name else f", not for {model.name}"
         raise InputError(f"gate {rule.gate.name} was trained for {rule.gate.model}{other}")
-    if isinstance(rule.threshold, Estimated) and keys.verifies:
+    if isinstance(rule.threshold, Estimated) and kv.verifies:
         raise InputError(
-            f"keys={keys.name!r} asks the last layer about several tokens at once, from which a threshold that is "
+            f"kv_policy={kv.name!r} asks the last layer about several tokens at once, from which a threshold that is "
             "learnt while decoding can't learn; allowed: deferred, or a threshold that is a number"
         )
-    if isinstance(rule.gate, FirstAgreeing) and (keys.waits or keys.name == "schedule"):
+    if isinstance(rule.gate, FirstAgreeing) and (kv.defers or kv.name == "schedule"):
         raise InputError(
-            f"the oracle runs all blocks, so keys={keys.name!r} says nothing; allowed: full, copy, project"
+            f"the oracle runs all blocks, so kv_policy={kv.name!r} says nothing; allowed: full, copy, project"
         )
-    if keys.name == "schedule":
+    if kv.name == "schedule":
         check_schedule(model, rule, max_new_tokens)
-    if model.adapter_block and keys.name in ("copy", "project"):
+    if model.adapter_block and kv.name in ("copy", "project"):
         least = model.adapter_block.layer
         if any(rule.asks(layer, model.layers) for layer in range(1, least)):
             raise InputError(
-                f"keys={keys.name!r}: of a token that leaves before layer {least} the adapter block of {model.name} "
-                "has no keys; allowed are exits from there on, or other keys"
+                f"kv_policy={kv.name!r}: of a token that exits before layer {least} the adapter block of {model.name} "
+                "has no keys; allowed are exits from there on, or another KV policy"
             )
 
 
@@ -220,7 +243,7 @@ def check_schedule(model: Model, rule: ExitRule, max_new_tokens: int) -> None:
     """InputError where depths are not known beforehand, or where one is deeper than one before it."""
     if rule.gate.needs:
         raise InputError(
-            f"keys='schedule' needs depths that are known beforehand; gate {rule.gate.name} looks at each token; "
+            f"kv_policy='schedule' needs depths that are known beforehand; gate {rule.gate.name} looks at each token; "
             "allowed: schedule, fixed"
         )
     positions = torch.arange(max_new_tokens)
@@ -230,20 +253,22 @@ def check_schedule(model: Model, rule: ExitRule, max_new_tokens: int) -> None:
             score = rule.gate.score(LayerOutput(layer, model.layers, positions), {})
             depths[rule.exits(layer, score, positions)] = layer
     if deeper := (depths.diff() > 0).nonzero().flatten().tolist():
-        raise InputError(f"keys='schedule': token {deeper[0] + 1} would go deeper than the one before it")
+        raise InputError(f"kv_policy='schedule': token {deeper[0] + 1} would go deeper than the one before it")
 
 
-def draft_length(model: Model, keys: Keys, draft: int | None) -> int:
+def draft_length_of(model: Model, kv: KVPolicy, draft_length: int | None) -> int:
     """Most tokens drafted in a row. InputError where none are, or where they do not fit the window."""
-    if not keys.verifies:
-        if draft is not None:
-            raise InputError(f"draft={draft!r} is for keys='verified'; keys={keys.name!r} drafts nothing")
+    if not kv.verifies:
+        if draft_length is not None:
+            raise InputError(
+                f"draft_length={draft_length!r} is for kv_policy='verified'; kv_policy={kv.name!r} drafts nothing"
+            )
         return 0
-    draft = DRAFT if draft is None else draft
-    check_whole("draft", draft, 1)
-    if draft >= model.context_length:
-        raise InputError(f"draft {draft} is longer than {model.name}'s window of {model.context_length} tokens")
-    return draft
+    length = DRAFT_LENGTH if draft_length is None else draft_length
+    check_whole("draft_length", length, 1)
+    if length >= model.context_length:
+        raise InputError(f"draft_length {length} is longer than {model.name}'s window of {model.context_length} tokens")
+    return length
 
 
 def encoded(model: Model, task: Task | list[str]) -> list[list[int]]:
@@ -268,3 +293,86 @@ def batches(model: Model, prompts: list[list[int]], batch_size: int) -> list[lis
         else:
             found.append([i])
     return found
+
+
+PARTS_TOKENS = 3  # tokens that go through the blocks in two parts
+TESTED: "WeakKeyDictionary[nn.Module, tuple[str, bool]]" = WeakKeyDictionary()
+
+
+def self_test(model: Model, kv: KVPolicy) -> None:
+    """InputError, one line, where a model can't be decoded in parts, or not under this KV policy; found by trying, once
+    for each model.
+    """
+    if model.network not in TESTED:
+        TESTED[model.network] = tested(model)
+    problem, alike = TESTED[model.network]
+    if problem:
+        raise InputError(f"{model.name}: {type(model.network).__name__} can't be stopped at a block: {problem}")
+    if kv.name == "copy" and not alike:
+        raise InputError(
+            f"{model.name}: keys and values differ in shape from layer to layer, so kv_policy='copy' is not allowed"
+        )
+
+
+@torch.no_grad()
+def tested(model: Model) -> tuple[str, bool]:
+    """(what is wrong, "" if nothing; whether all layers' keys and values have one shape)."""
+    if model.cache not in ("growing", "full"):
+        return "it keeps its keys in a cache of its own, or in none", False
+    if len(set(model.blocks)) < model.layers:
+        return "blocks share their weights", False
+    if model.layers < 2:
+        return "it has one block", False
+    try:
+        return run_in_parts(model)
+    except NotTaken as error:
+        return str(error), False
+
+
+def run_in_parts(model: Model) -> tuple[str, bool]:
+    """As `tested`: tokens that stop at a middle block one by one, and then go on together, have to end with the states
+    of a whole run. Two sequences; the second is padded where the model takes padding.
+    """
+    ids = probe_ids(model.network, model.tokenizer)[0].tolist()
+    prompts = [ids, ids[2:] if model.pads else ids]
+    with their_code():
+        batch = Batch(model, prompts, 2 * PARTS_TOKENS, Timer())
+    blocks, middle = BlockRunner(model, batch.cache.view), (model.layers + 1) // 2
+
+    def run(group: list[DecodedSequence], first: int, last: int) -> torch.Tensor:
+        """Blocks `first` to `last` on what is due."""
+        due = {sequence: sequence.due(first) for sequence in group}
+        with their_code():
+            call = blocks.prepare(batch.inputs(due))
+            states = batch.load(due, call, first)
+            for layer in range(first, last + 1):
+                states = blocks.run(call, layer, states)
+        batch.store(due, last, states)
+        return states
+
+    wanted = []
+    for prompt in prompts:
+        with their_code(), block_states(model.blocks) as captured:
+            model.network(**model.adapter.whole_inputs(prompt, [*ids[:PARTS_TOKENS], 0]))
+        wanted.append(captured[-1][0, -PARTS_TOKENS:])
+    with blocks.open():
+        for group in batch.groups():
+            batch.align(group)
+            for sequence in group:
+                sequence.start(prefill=True)
+            run(group, 1, model.layers)
+        for token in ids[:PARTS_TOKENS]:
+            for sequence in batch.sequences:
+                sequence.ids.append(token)
+                sequence.start(prefill=False)
+            for group in batch.groups():
+                batch.align(group)
+                run(group, 1, middle)
+        for group in batch.groups():
+            for sequence, states in zip(group, run(group, middle + 1, model.layers)):
+                if not close(states, wanted[sequence.index]):
+                    return "tokens that stopped and went on differ from those of a whole run", False
+    shapes = [[(*b.shape[:2], b.shape[3]) for b in layer.buffers] for layer in batch.cache.layers]
+    if not all(shapes):
+        return "not every block has keys and values of its own", False
+    return "", all(shape == shapes[0] for shape in shapes)

@@ -9,10 +9,9 @@ import torch
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.decoding import loop
+from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.loop import Decoding
-from eelib.exits.decoding.oracle import FIRST_TOKENS
-from eelib.exits.decoding.parting import ALWAYS
+from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.by_class import ByClass
 from eelib.exits.gates.fitted import FEATURES, Fitted
@@ -65,7 +64,7 @@ def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of, mi
     simple = gate in ("confidence", "softmax_difference", "entropy", "state_saturation")
     rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate), minimum_layer=1)
     rule = middle_rule(model, PROMPTS, gate) if simple else rule
-    made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
+    made = generate(model, PROMPTS, gate=rule, kv_policy="deferred", batch_size=3, max_new_tokens=STEPS)
     exits, tokens, clear = offline(model, rule, made)
     assert clear.mean() > 0.9
     np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
@@ -82,7 +81,7 @@ def test_fitted_gates_say_what_they_say_of_whole_runs(gate, name, model_of):
     classes = PieceTable(torch.arange(model.vocab_size).remainder(len(CLASSES)).byte())
     weights = np.random.default_rng(0).normal(size=(model.layers - 1, width + 1))
     rule = ExitRule(Fitted(gate, tuple(map(tuple, weights.tolist())), classes), 0.5)
-    made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
+    made = generate(model, PROMPTS, gate=rule, kv_policy="deferred", batch_size=3, max_new_tokens=STEPS)
     exits, tokens, clear = offline(model, rule, made)
     assert clear.mean() > 0.9 and len(set(exits)) > 1
     np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
@@ -96,7 +95,7 @@ def test_thresholds_by_class_say_what_they_say_of_whole_runs(name, model_of, mid
     classes = torch.arange(model.vocab_size).remainder(len(CLASSES)).byte()
     thresholds = tuple(limit if number % 2 else torch.inf for number in range(len(CLASSES)))
     rule = ExitRule(ByClass(gate_named("confidence"), PieceTable(classes), thresholds))
-    made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=3, max_new_tokens=STEPS)
+    made = generate(model, PROMPTS, gate=rule, kv_policy="deferred", batch_size=3, max_new_tokens=STEPS)
     exits, tokens, clear = offline(model, rule, made)
     np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
     np.testing.assert_array_equal(made.tokens["token_id"][clear], tokens[clear])
@@ -109,10 +108,10 @@ def test_thresholds_by_class_say_what_they_say_of_whole_runs(name, model_of, mid
 def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
     """With full keys the output is plain decoding's; with others it is what its own exits lead to."""
     model = model_of(name)
-    made = generate(model, PROMPTS, gate="oracle", keys=keys, batch_size=3, max_new_tokens=STEPS)
-    again = generate(model, PROMPTS, gate="oracle", keys=keys, batch_size=1, max_new_tokens=STEPS)
+    made = generate(model, PROMPTS, gate="oracle", kv_policy=keys, batch_size=3, max_new_tokens=STEPS)
+    again = generate(model, PROMPTS, gate="oracle", kv_policy=keys, batch_size=1, max_new_tokens=STEPS)
     assert made.tokens.equals(again.tokens)
-    assert (made.tokens.loc[made.tokens["position"] < FIRST_TOKENS, "exit_layer"] == model.layers).all()
+    assert (made.tokens.loc[made.tokens["position"] < FULL_DEPTH_TOKENS, "exit_layer"] == model.layers).all()
     exits = made.tokens["exit_layer"].to_numpy()
     assert (exits < model.layers).any()
     if keys == "full":
@@ -122,12 +121,12 @@ def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
         states = states_of(model, prompts, outputs)[0]
         tops = torch.stack([model.unembed(states[:, layer]).argmax(-1) for layer in range(1, model.layers + 1)], 1)
         first = (tops == tops[:, -1:]).int().argmax(1).numpy() + 1
-        late = (made.tokens["position"] >= FIRST_TOKENS).to_numpy()
+        late = (made.tokens["position"] >= FULL_DEPTH_TOKENS).to_numpy()
         np.testing.assert_array_equal(exits[late], first[late])
         return
     for row, prompt in enumerate(PROMPTS):  # the same exits, known beforehand, lead to the same tokens
         mine = made.tokens[made.tokens["sequence"] == row]
-        known = generate(model, [prompt], gate=Known(tuple(mine["exit_layer"])), keys=keys, max_new_tokens=STEPS)
+        known = generate(model, [prompt], gate=Known(tuple(mine["exit_layer"])), kv_policy=keys, max_new_tokens=STEPS)
         assert known.tokens["token_id"].tolist() == mine["token_id"].tolist()
         assert known.tokens["exit_layer"].tolist() == mine["exit_layer"].tolist()
 
@@ -135,7 +134,7 @@ def test_the_oracle_leaves_at_the_first_layer_that_agrees(keys, name, model_of):
 def test_drafts_teach_no_threshold(model_of, one_line):
     rule = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
     one_line(
-        InputError, ["'verified'", "deferred"], lambda: generate(model_of("llama"), PROMPTS, rule, keys="verified")
+        InputError, ["'verified'", "deferred"], lambda: generate(model_of("llama"), PROMPTS, rule, kv_policy="verified")
     )
 
 
@@ -144,7 +143,7 @@ def test_a_batch_that_did_not_fit_teaches_nothing(model_of, middle_rule, monkeyp
     """Neither at its end nor before it began, when there is nothing to go back to."""
     model = model_of("llama")
     value = middle_rule(model, PROMPTS).threshold.value
-    place, name = (Decoding, "decode") if late else (loop, "Batch")
+    place, name = (Decoder, "decode") if late else (loop, "Batch")
     plain = getattr(place, name)
 
     def tight(self, prompts, *more):
@@ -157,7 +156,9 @@ def test_a_batch_that_did_not_fit_teaches_nothing(model_of, middle_rule, monkeyp
     for size in (4, 2):
         monkeypatch.setattr(place, name, tight if size == 4 else plain)
         rule = ExitRule(gate_named("confidence"), Estimated(value), exit_layers=(2,))
-        generate(model, PROMPTS[:4], gate=rule, keys="deferred", batch_size=size, max_new_tokens=STEPS, parting=ALWAYS)
+        generate(
+            model, PROMPTS[:4], gate=rule, kv_policy="deferred", batch_size=size, max_new_tokens=STEPS, batch_split=0
+        )
         seen.append(rule.threshold)
     assert seen[0] == seen[1] and seen[0].scores
 
@@ -166,18 +167,18 @@ def test_the_head_is_read_for_rows_that_leave(model_of, middle_rule):
     """By a gate that needs no readout: a token has one, wherever the other rows of its batch leave."""
     model = model_of("llama")
     rule = middle_rule(model, PROMPTS, "state_saturation")
-    made = generate(model, PROMPTS, gate=rule, keys="copy", batch_size=len(PROMPTS), max_new_tokens=STEPS)
-    assert made.tokens["exit_layer"].nunique() > 1 and (made.tokens["heads"] == 1).all()
+    made = generate(model, PROMPTS, gate=rule, kv_policy="copy", batch_size=len(PROMPTS), max_new_tokens=STEPS)
+    assert made.tokens["exit_layer"].nunique() > 1 and (made.tokens["head_reads"] == 1).all()
 
 
 def test_a_shortlist_is_read_once(model_of, middle_rule):
     """The whole head at the layer that lists, for all rows; who leaves has its token from the list."""
     model = model_of("llama")
     rule = middle_rule(model, PROMPTS, "shortlist")
-    made = generate(model, PROMPTS, gate=rule, keys="copy", batch_size=len(PROMPTS), max_new_tokens=STEPS)
+    made = generate(model, PROMPTS, gate=rule, kv_policy="copy", batch_size=len(PROMPTS), max_new_tokens=STEPS)
     later = made.tokens[made.tokens["position"] > 0]  # the prompt runs all blocks
     early = later["exit_layer"] < model.layers
-    assert early.any() and (later["heads"] == np.where(early, 1, 2)).all()
+    assert early.any() and (later["head_reads"] == np.where(early, 1, 2)).all()
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def test_free_learns_while_decoding(model_of, middle_rule):
     model = model_of("llama")
     middle = middle_rule(model, PROMPTS).threshold.value
     rule = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,))
-    made = generate(model, PROMPTS[:1], gate=rule, keys="deferred", batch_size=1, max_new_tokens=STEPS)
+    made = generate(model, PROMPTS[:1], gate=rule, kv_policy="deferred", batch_size=1, max_new_tokens=STEPS)
     deep = made.tokens[made.tokens["exit_layer"] == model.layers]
     assert 0 < len(deep) < len(made.tokens)
     np.testing.assert_allclose(rule.threshold.scores, deep["score"])
@@ -210,7 +211,7 @@ def test_free_learns_of_each_row_its_own(model_of, middle_rule):
     model = model_of("llama")
     middle = middle_rule(model, PROMPTS).threshold.value
     rule = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,))
-    made = generate(model, PROMPTS, gate=rule, keys="deferred", batch_size=len(PROMPTS), max_new_tokens=STEPS)
+    made = generate(model, PROMPTS, gate=rule, kv_policy="deferred", batch_size=len(PROMPTS), max_new_tokens=STEPS)
     outputs = made.tokens.groupby("sequence")["token_id"].agg(list).tolist()
     states = states_of(model, model.tokenizer(PROMPTS)["input_ids"], outputs)[0]
     shallow = model.unembed(states[:, 2]).argmax(-1).numpy()

@@ -6,8 +6,8 @@ import torch
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import InputError
-from eelib.exits.decoding.clock import PARTS
-from eelib.exits.decoding.loop import Decoding
+from eelib.common.timer import PARTS
+from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.classifier import StateClassifier
 from eelib.exits.gates.gate import Gate
@@ -18,17 +18,17 @@ from eelib.exits.gates.trained import TRAINED
 def test_tables(model_of):
     """A row per token and per sequence, in the order of the prompts; texts add up to the outputs."""
     model = model_of("llama")
-    made = eelib.generate(model, PROMPTS, exits=(2,), keys="project", batch_size=2, max_new_tokens=6)
+    made = eelib.generate(model, PROMPTS, exit_layers=(2,), kv_policy="project", batch_size=2, max_new_tokens=6)
     tokens, sequences = made.tokens, made.sequences
     assert sequences["sequence"].tolist() == list(range(len(PROMPTS)))
     assert tokens[["sequence", "position"]].apply(tuple, axis=1).is_monotonic_increasing
     assert tokens.groupby("sequence").size().tolist() == sequences["length"].tolist()
     for row, part in tokens.groupby("sequence"):
         assert model.tokenizer.decode(part["token_id"].tolist()) == "".join(part["text"])
-        alone = eelib.generate(model, [PROMPTS[row]], exits=(2,), keys="project", max_new_tokens=6)
+        alone = eelib.generate(model, [PROMPTS[row]], exit_layers=(2,), kv_policy="project", max_new_tokens=6)
         assert alone.tokens["token_id"].tolist() == part["token_id"].tolist()
         assert alone.sequences["output"][0] == sequences["output"][row]
-    assert (tokens["heads"] == 1).all() and (tokens["score"] == 2).all()
+    assert (tokens["head_reads"] == 1).all() and (tokens["score"] == 2).all()
     assert set(made.times) == set(PARTS) and min(made.times[part] for part in ("blocks", "head", "cache")) > 0
 
 
@@ -53,8 +53,8 @@ def test_the_model_is_left_as_it_was(model_of):
             return torch.ones(len(seen.positions)) * (seen.positions - 1)  # the second token goes on
 
     with pytest.raises(KeyboardInterrupt):
-        eelib.generate(model, PROMPTS[:1], gate=Broken(), keys="deferred", max_new_tokens=4)
-    eelib.generate(model, PROMPTS[:1], exits=(1,), keys="project", max_new_tokens=4)
+        eelib.generate(model, PROMPTS[:1], gate=Broken(), kv_policy="deferred", max_new_tokens=4)
+    eelib.generate(model, PROMPTS[:1], exit_layers=(1,), kv_policy="project", max_new_tokens=4)
     assert len(model.blocks[0]._forward_hooks) == hooks and set(model.blocks[0].__dict__) == inner
 
 
@@ -65,35 +65,37 @@ class Needs(Gate):
 
 
 BAD = [
-    (dict(keys="none"), ["keys 'none'", "full, copy"]),
+    (dict(kv_policy="none"), ["kv_policy 'none'", "full, copy"]),
     (dict(gate="confidnce"), ["confidnce", "patience"]),
-    (dict(gate="confidence", exits=(9,)), ["(9,)", "layers 1 to 3"]),
-    (dict(exits=(0,), keys="copy"), ["(0,)", "layers 1 to 3"]),
-    (dict(exits=(1, 2), keys="copy"), ["(1, 2)", "without a gate"]),
-    (dict(keys="copy"), ["'copy'", "needs a gate"]),
-    (dict(keys="deferred", gate=Needs()), ["needs", "reference"]),
-    (dict(keys="verified", exits=(1,), draft=WINDOW), ["draft 128", "window of 128"]),
-    (dict(keys="verified", exits=(1,), draft=0), ["draft 0", "at least 1"]),
-    (dict(keys="copy", exits=(1,), draft=2), ["draft=2", "'verified'"]),
-    (dict(keys="schedule", gate="confidence"), ["'schedule'", "confidence"]),
+    (dict(gate="confidence", exit_layers=(9,)), ["(9,)", "layers 1 to 3"]),
+    (dict(exit_layers=(0,), kv_policy="copy"), ["(0,)", "layers 1 to 3"]),
+    (dict(exit_layers=(1, 2), kv_policy="copy"), ["(1, 2)", "without a gate"]),
+    (dict(kv_policy="copy"), ["'copy'", "needs a gate"]),
+    (dict(kv_policy="deferred", gate=Needs()), ["needs", "reference"]),
+    (dict(kv_policy="verified", exit_layers=(1,), draft_length=WINDOW), ["draft_length 128", "window of 128"]),
+    (dict(kv_policy="verified", exit_layers=(1,), draft_length=0), ["draft_length 0", "at least 1"]),
+    (dict(kv_policy="copy", exit_layers=(1,), draft_length=2), ["draft_length=2", "'verified'"]),
+    (dict(kv_policy="schedule", gate="confidence"), ["'schedule'", "confidence"]),
     (dict(max_new_tokens=0), "max_new_tokens 0"),
-    (dict(keys="deferred", gate="oracle"), ["oracle", "'deferred'"]),
-    (dict(gate=ExitRule(gate_named("confidence")), exits=(1,)), ["rule has exits"]),
+    (dict(kv_policy="deferred", gate="oracle"), ["oracle", "'deferred'"]),
+    (dict(gate=ExitRule(gate_named("confidence")), exit_layers=(1,)), ["rule has exit_layers"]),
     (dict(gate=7), ["gate 7"]),
     (dict(batch_size=0), ["batch_size 0"]),
-    (dict(keys=""), ["keys ''", "full, copy"]),
-    (dict(keys=["full"]), ["keys ['full']", "full, copy"]),
-    (dict(exits=2, keys="copy"), ["exit_layers 2", "(2, 4)"]),
-    (dict(exits=("a",), keys="copy"), ["'a'"]),
-    (dict(gate="confidence", exits=(1.5,)), ["1.5"]),
-    (dict(gate="confidence", exits=(2, 1)), ["(2, 1)", "rising order"]),
+    (dict(kv_policy=""), ["kv_policy ''", "full, copy"]),
+    (dict(kv_policy=["full"]), ["kv_policy ['full']", "full, copy"]),
+    (dict(exit_layers=2, kv_policy="copy"), ["exit_layers 2", "(2, 4)"]),
+    (dict(exit_layers=("a",), kv_policy="copy"), ["'a'"]),
+    (dict(gate="confidence", exit_layers=(1.5,)), ["1.5"]),
+    (dict(gate="confidence", exit_layers=(2, 1)), ["(2, 1)", "rising order"]),
     (dict(gate=ExitRule(gate_named("confidence"), exit_layers=(1, 9))), ["(1, 9)", "layers 1 to 3"]),
-    (dict(keys="verified", exits=(1,), draft=WINDOW + 1), ["draft 129", "window of 128"]),
-    (dict(keys="verified", exits=(1,), draft="2"), ["draft '2'"]),
+    (dict(kv_policy="verified", exit_layers=(1,), draft_length=WINDOW + 1), ["draft_length 129", "window of 128"]),
+    (dict(kv_policy="verified", exit_layers=(1,), draft_length="2"), ["draft_length '2'"]),
     (dict(policy=7), ["7 is no policy"]),
     (dict(policy="none.json"), ["none.json is no policy"]),
     (dict(max_new_tokens="4"), "max_new_tokens '4'"),
-    (dict(parting=3), "parting 3"),
+    (dict(batch_split="3"), "batch_split '3'"),
+    (dict(keys="copy"), ["no keys=", "kv_policy="]),
+    (dict(temperature=0.5), "no temperature="),
 ]
 
 
@@ -109,7 +111,7 @@ def test_a_schedule_that_deepens_is_refused(model_of, one_line):
         def score(self, seen, memory):
             return 3.0 - seen.positions
 
-    call = lambda: eelib.generate(model_of("llama"), PROMPTS, gate=Deepening(), keys="schedule")  # noqa: E731
+    call = lambda: eelib.generate(model_of("llama"), PROMPTS, gate=Deepening(), kv_policy="schedule")  # noqa: E731
     one_line(InputError, ["schedule", "token 3", "deeper"], call)
 
 
@@ -119,14 +121,14 @@ def test_prompts_and_models_that_do_not_fit(model_of, one_line):
     one_line(InputError, "encoder-decoder", lambda: eelib.generate(model_of("bert"), PROMPTS))
     one_line(InputError, "load_model", lambda: eelib.generate("llama", PROMPTS))
     gate = TRAINED["classifier"].of(TRAINED["classifier"].build(32), "other")
-    one_line(InputError, ["classifier", "other"], lambda: eelib.generate(llama, PROMPTS, gate=gate, keys="copy"))
+    one_line(InputError, ["classifier", "other"], lambda: eelib.generate(llama, PROMPTS, gate=gate, kv_policy="copy"))
 
 
 def test_a_model_without_our_cache_is_refused(model_of, one_line, monkeypatch):
     model = model_of("gpt2")
-    from eelib.exits.decoding import trial
+    from eelib.exits.decoding import generate as generate_file
 
-    monkeypatch.setattr(trial, "TRIED", type(trial.TRIED)())
+    monkeypatch.setattr(generate_file, "TESTED", type(generate_file.TESTED)())
     monkeypatch.setattr(model, "cache", "own")
     one_line(InputError, ["gpt2", "can't be stopped", "cache of its own"], lambda: eelib.generate(model, PROMPTS))
 
@@ -143,16 +145,16 @@ def test_a_trained_gate_of_other_weights_is_refused(model_of):
         ((model.name, "0" * 64), "for other weights than these"),
     ):
         with pytest.raises(InputError, match=told):
-            eelib.generate(model, PROMPTS, gate=gate(*given), keys="deferred")
+            eelib.generate(model, PROMPTS, gate=gate(*given), kv_policy="deferred")
     for given in ((model.name,), (model.name, model.hash)):
-        assert len(eelib.generate(model, PROMPTS, gate=gate(*given), keys="deferred", max_new_tokens=2).tokens)
+        assert len(eelib.generate(model, PROMPTS, gate=gate(*given), kv_policy="deferred", max_new_tokens=2).tokens)
 
 
 def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
     """Once said; the output is that of smaller batches. One prompt that does not fit raises."""
     model = model_of("llama")
-    wanted = eelib.generate(model, PROMPTS, exits=(2,), keys="verified", temperature=0.5, max_new_tokens=6)
-    decode, sizes, most = Decoding.decode, [], 2
+    wanted = eelib.generate(model, PROMPTS, exit_layers=(2,), kv_policy="verified", max_new_tokens=6)
+    decode, sizes, most = Decoder.decode, [], 2
 
     def tight(self, prompts, max_new_tokens):
         sizes.append(len(prompts))
@@ -161,8 +163,8 @@ def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
             raise torch.OutOfMemoryError("full")
         return decode(self, prompts, max_new_tokens)
 
-    monkeypatch.setattr(Decoding, "decode", tight)
-    made = eelib.generate(model, PROMPTS, exits=(2,), keys="verified", temperature=0.5, batch_size=4, max_new_tokens=6)
+    monkeypatch.setattr(Decoder, "decode", tight)
+    made = eelib.generate(model, PROMPTS, exit_layers=(2,), kv_policy="verified", batch_size=4, max_new_tokens=6)
     assert made.tokens.equals(wanted.tokens) and made.sequences.equals(wanted.sequences)
     assert max(sizes) > most and capsys.readouterr().out.count("halved") == 1
     most = 0

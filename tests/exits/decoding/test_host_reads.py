@@ -67,11 +67,11 @@ def test_reads_per_step(name, model_of, eos, monkeypatch):
     confidence = gate_named("confidence")
     for exits, asked in (((2,), 1), (None, model.layers - 1)):
         rule = ExitRule(confidence, 2.0, exit_layers=exits)
-        gated = per_step(model, monkeypatch, gate=rule, keys="deferred")
+        gated = per_step(model, monkeypatch, gate=rule, kv_policy="deferred")
         assert gated == plain + asked + 1  # and the scores, once per step
     late = ExitRule(confidence, 2.0, full_depth_tokens=20)
-    assert per_step(model, monkeypatch, gate=late, keys="deferred") == plain + 1
+    assert per_step(model, monkeypatch, gate=late, kv_policy="deferred") == plain + 1
     memory = ExitRule(gate_named("patience"), 9.0, minimum_layer=model.layers - 1)
-    assert per_step(model, monkeypatch, gate=memory, keys="deferred") == plain + 1 + 1
-    leaving = per_step(model, monkeypatch, exits=(1,), keys="deferred")
+    assert per_step(model, monkeypatch, gate=memory, kv_policy="deferred") == plain + 1 + 1
+    leaving = per_step(model, monkeypatch, exit_layers=(1,), kv_policy="deferred")
     assert leaving <= plain + 2  # whether, the score and the token, in place of the last layer's token

@@ -7,13 +7,13 @@ import torch
 from families import CAUSAL, GENERATING
 
 from checks.tiny_texts import PROMPTS, WINDOW
-from eelib.exits.decoding import batch as batch_file
-from eelib.exits.decoding.again import Again
-from eelib.exits.decoding.asker import Asker
-from eelib.exits.decoding.clock import Clock
+from eelib.common.timer import Timer
+from eelib.exits.decoding import sequences as sequences_file
+from eelib.exits.decoding.gate_runner import GateRunner
 from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.keys import KEYS
-from eelib.exits.decoding.loop import Decoding
+from eelib.exits.decoding.kv_policies import KV_POLICIES
+from eelib.exits.decoding.loop import Decoder
+from eelib.exits.decoding.verify import PlainDecoding
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.tracing.decode import greedy_decode
@@ -59,7 +59,13 @@ def test_the_output_is_that_of_plain_decoding(name, batch_size, model_of, plain,
     expected = [cut(ids, ends) for ids in outputs]
     for exits, draft in (((2,), 5), ((1,), 2))[: 2 if batch_size == 4 else 1]:
         made = generate(
-            model, many, keys="verified", exits=exits, draft=draft, batch_size=batch_size, max_new_tokens=STEPS
+            model,
+            many,
+            kv_policy="verified",
+            exit_layers=exits,
+            draft_length=draft,
+            batch_size=batch_size,
+            max_new_tokens=STEPS,
         )
         assert ids_of(made) == expected
         sequences, tokens = made.sequences, made.tokens
@@ -74,13 +80,15 @@ def test_the_output_is_that_of_plain_decoding(name, batch_size, model_of, plain,
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
 def test_rows_accept_different_lengths_and_are_moved(name, model_of, plain, eos, many, monkeypatch):
     """Also where rows drift so far that all of them move back."""
-    monkeypatch.setattr(batch_file, "SLACK", 1)
+    monkeypatch.setattr(sequences_file, "SLACK", 1)
     model = model_of(name)
     eos(model, {model.vocab_size + 1})
-    made = generate(model, many, keys="verified", exits=(2,), draft=4, batch_size=16, max_new_tokens=STEPS)
+    made = generate(
+        model, many, kv_policy="verified", exit_layers=(2,), draft_length=4, batch_size=16, max_new_tokens=STEPS
+    )
     assert ids_of(made) == plain(name, many)
-    assert made.sequences["accepted"].nunique() > 2 and made.sequences["deep_passes"].nunique() > 2
-    assert (made.sequences["deep_passes"] < STEPS).any()
+    assert made.sequences["accepted"].nunique() > 2 and made.sequences["passes"].nunique() > 2
+    assert (made.sequences["passes"] < STEPS).any()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "falcon", "t5", "bart"])
@@ -94,7 +102,9 @@ def test_drafts_of_a_gate_at_any_layer(gate, name, model_of, plain, eos, many, m
     )  # the first two layers of this bart never agree
     rule = agreeing if gate == "patience" else middle_rule(model, PROMPTS, gate)
     for batch_size in (1, 5):
-        made = generate(model, many, gate=rule, keys="verified", draft=6, batch_size=batch_size, max_new_tokens=STEPS)
+        made = generate(
+            model, many, gate=rule, kv_policy="verified", draft_length=6, batch_size=batch_size, max_new_tokens=STEPS
+        )
         assert ids_of(made) == plain(name, many)
         assert made.sequences["drafted"].sum() > 0
 
@@ -107,12 +117,12 @@ def test_the_window_inside_a_draft(name, model_of, eos):
     prompts = [[20 + (7 * i) % 200 for i in range(size)] for size in (WINDOW - 3, WINDOW - 9, 40, 5)]
     wanted = greedy_decode(model, prompts, 20)
     assert [len(ids) for ids in wanted] == [3, 9, 20, 20]
-    clock = Clock()
-    asker = Asker(model, ExitRule(gate_named("fixed"), 2.0), clock)
+    timer = Timer()
+    gate = GateRunner(model, ExitRule(gate_named("fixed"), 2.0), timer)
     for draft in (1, 7):
-        rows = Decoding(model, KEYS["verified"], asker, draft, clock).decode(prompts, 20)
+        rows = Decoder(model, KV_POLICIES["verified"], gate, draft, timer, 0).decode(prompts, 20)
         assert [[token.token_id for token in row.tokens] for row in rows] == wanted
-        assert any(row.accepted for row in rows) and all(row.done for row in rows)
+        assert any(row.accepted for row in rows) and all(row.finished for row in rows)
 
 
 @pytest.fixture
@@ -148,7 +158,10 @@ def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model
     common = max({t for ids in alone for t in ids}, key=lambda t: sum(t in ids for ids in alone))
     eos(model, {common})
     asked = []
-    monkeypatch.setattr(Again, "after", lambda self, output, after=Again.after: asked.append(1) or after(self, output))
-    made = generate(model, many, keys="verified", exits=(2,), draft=3, batch_size=batch_size, max_new_tokens=STEPS)
+    after = PlainDecoding.next_token
+    monkeypatch.setattr(PlainDecoding, "next_token", lambda self, output: asked.append(1) or after(self, output))
+    made = generate(
+        model, many, kv_policy="verified", exit_layers=(2,), draft_length=3, batch_size=batch_size, max_new_tokens=STEPS
+    )
     assert ids_of(made) == [cut(ids, {common}) for ids in alone]
     assert len(asked) > len(many)

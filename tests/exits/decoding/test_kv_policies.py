@@ -6,7 +6,6 @@ from families import GENERATING
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.parting import ALWAYS
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.models.probe import output_of, with_tensor
@@ -33,9 +32,9 @@ def test_without_leaving_all_policies_are_plain_decoding(name, model_of, many):
     made = generate(model, many, batch_size=5, max_new_tokens=STEPS)
     assert ids_of(made) == expected
     assert (made.tokens[["exit_layer", "layers_run"]] == model.layers).all(axis=None)
-    assert (made.tokens["heads"] == 1).all()
+    assert (made.tokens["head_reads"] == 1).all()
     for keys in ("copy", "project", "deferred", "verified"):
-        made = generate(model, PROMPTS, gate=NEVER, keys=keys, batch_size=3, max_new_tokens=STEPS)
+        made = generate(model, PROMPTS, gate=NEVER, kv_policy=keys, batch_size=3, max_new_tokens=STEPS)
         assert ids_of(made) == expected[: len(PROMPTS)]
         assert (made.tokens["exit_layer"] == model.layers).all()
 
@@ -62,7 +61,7 @@ def test_true_keys_are_those_of_whole_runs(name, keys, gate, model_of, by_hand, 
     prompts = model.tokenizer(PROMPTS)["input_ids"]
     hands = [from_scratch(model, by_hand(model, rule), prompt, model.eos_ids) for prompt in prompts]
     for batch_size in (1, 5):
-        made = generate(model, PROMPTS, gate=rule, keys=keys, batch_size=batch_size, max_new_tokens=STEPS)
+        made = generate(model, PROMPTS, gate=rule, kv_policy=keys, batch_size=batch_size, max_new_tokens=STEPS)
         assert ids_of(made) == [hand.tokens for hand in hands]
         assert exits_of(made) == [hand.exits for hand in hands]
     if gate == "confidence":
@@ -119,13 +118,13 @@ def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, keys, model_o
         hands = [changed_by_hand(model, by_hand(model, rule), prompt, keys, model.eos_ids) for prompt in prompts]
         for batch_size in (1, 5):
             made = generate(
-                model, PROMPTS, gate=rule, keys=keys, batch_size=batch_size, max_new_tokens=STEPS, parting=ALWAYS
+                model, PROMPTS, gate=rule, kv_policy=keys, batch_size=batch_size, max_new_tokens=STEPS, batch_split=0
             )
             assert ids_of(made) == [hand.tokens for hand in hands]
             assert exits_of(made) == [hand.exits for hand in hands]
         made = made.tokens[made.tokens["position"] > 0]
         assert (made["layers_run"] == made["exit_layer"]).all()
-        assert (made["keys_made"] == (model.layers - made["exit_layer"] if keys == "project" else 0)).all()
+        assert (made["kv_only_layers"] == (model.layers - made["exit_layer"] if keys == "project" else 0)).all()
 
 
 def test_the_two_kinds_of_corrupted_keys_are_no_true_ones(model_of, middle_rule):
@@ -133,7 +132,7 @@ def test_the_two_kinds_of_corrupted_keys_are_no_true_ones(model_of, middle_rule)
     model = model_of("llama")
     rule = middle_rule(model, PROMPTS)
     copied, projected, true = (
-        ids_of(generate(model, PROMPTS, gate=rule, keys=keys, max_new_tokens=STEPS))
+        ids_of(generate(model, PROMPTS, gate=rule, kv_policy=keys, max_new_tokens=STEPS))
         for keys in ("copy", "project", "deferred")
     )
     assert copied != projected and projected != true and copied != true
@@ -148,7 +147,7 @@ def test_a_schedule_never_misses_a_key(name, model_of, by_hand):
     hands = [from_scratch(model, by_hand(model, rule), prompt, model.eos_ids) for prompt in prompts]
     assert sorted(hands[0].exits, reverse=True) == hands[0].exits and set(hands[0].exits) == {1, 2, 3}
     for batch_size in (1, 5):
-        made = generate(model, PROMPTS, gate=rule, keys="schedule", batch_size=batch_size, max_new_tokens=STEPS)
+        made = generate(model, PROMPTS, gate=rule, kv_policy="schedule", batch_size=batch_size, max_new_tokens=STEPS)
         assert ids_of(made) == [hand.tokens for hand in hands]
         assert exits_of(made) == [hand.exits for hand in hands]
-        assert (made.tokens["heads"] == 1).all()
+        assert (made.tokens["head_reads"] == 1).all()

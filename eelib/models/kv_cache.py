@@ -1,9 +1,10 @@
 """Keys and values of a batch whose rows and layers hold different numbers of tokens.
 
-A token of a row lies in the same slot at all layers: slot = its place in the row's text + the row's shift. The rows of
-one call end in the same slot, so the network sees what it knows, padding on the left and then text without holes; what
-it asks of the cache's length is answered for the call, not for the layer. A layer at which tokens still wait has
-nothing in their slots; they are always the last ones, and whatever runs there next brings them along.
+A token of a row lies in the same slot at all layers: slot = its index in the row's text + the row's left padding. All
+rows of one call end in the same slot, so the network sees what it knows: padding on the left, then text without holes.
+What the network asks of the cache's length is answered for the call, not for the layer. Slots of tokens that have not
+reached a layer are empty there; these tokens are always the last ones of a row, and the next call that runs this layer
+for the row brings them along.
 """
 
 from dataclasses import dataclass
@@ -14,88 +15,97 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin
 
-from eelib.exits.decoding.clock import Clock
+from eelib.common.timer import Timer
 
 
-class Kept(BaseException):
-    """Raised once a block has written its keys and values, where no more of it is wanted."""
+class KVWritten(BaseException):
+    """Raised once a block has stored its keys and values, where no more of it is wanted."""
 
 
 @dataclass
-class Frame:
-    """What the cache is to know of the call that runs. `count`: rows that are stored; `limit`: slots it may come to.
+class CacheView:
+    """The part of the cache that one call of the network sees.
 
-    `rows` [n]: the stored rows that run, None for all. `past`: slots before the call's own. `valid` [n, new]: which of
-    the call's tokens are new; the others fill up rows with fewer, and what is stored of them stays. None: all are.
+    Attributes:
+        count: rows that are stored.
+        capacity: most slots.
+        rows: indices [n] of the stored rows that run, None for all.
+        past: slots before this call's tokens.
+        valid: bool [n, new], False where a shorter row is padded (what is stored there stays); None: all are valid.
+        kv_only: blocks end once they have stored their keys and values.
     """
 
     count: int
-    limit: int
+    capacity: int
     rows: Tensor | None = None
     past: int = 0
     valid: Tensor | None = None
-    keys_only: bool = False
+    kv_only: bool = False
 
 
-class SlotLayer(CacheLayerMixin):
+class RaggedKVLayer(CacheLayerMixin):
     """One layer: `buffers` are keys and values [rows, heads, slots, size]; none before the first update."""
 
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, frame: Frame, clock: Clock):
+    def __init__(self, view: CacheView, timer: Timer):
         super().__init__()
-        self.frame, self.clock = frame, clock
+        self.view, self.timer = view, timer
         self.buffers: list[Tensor] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Zeros: what is masked has to be finite."""
-        count, length = self.frame.count, self.frame.past + key_states.shape[2]
+        """Make the buffers, of zeros: what is masked has to be finite."""
+        count, length = self.view.count, self.view.past + key_states.shape[2]
         self.buffers = [new.new_zeros(count, new.shape[1], length, new.shape[3]) for new in (key_states, value_states)]
         self.is_initialized = True
 
     def grow(self, slots: int) -> None:
         """Have at least so many slots."""
-        held = self.buffers[0].shape[2]
-        if held >= slots:
+        before = self.buffers[0].shape[2]
+        if before >= slots:
             return
-        length = max(slots, min(2 * slots, self.frame.limit))
+        length = max(slots, min(2 * slots, self.view.capacity))
         for number, old in enumerate(self.buffers):
             self.buffers[number] = old.new_zeros(*old.shape[:2], length, old.shape[3])
-            self.buffers[number][:, :, :held] = old
+            self.buffers[number][:, :, :before] = old
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store the call's keys and values [n, heads, new, size]; returns those of its rows, from the first slot on."""
-        before, frame = self.clock.turn("cache"), self.frame
+        """Store the call's keys and values [n, heads, new, size].
+
+        Returns:
+            Those of the rows that run, from the first slot on.
+        """
+        before, view = self.timer.charge("cache"), self.view
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = frame.past + key_states.shape[2]
+        end = view.past + key_states.shape[2]
         self.grow(end)
         found = []
         for buffer, new in zip(self.buffers, (key_states, value_states)):
-            part = buffer[:, :, frame.past : end]
-            if frame.valid is not None:
-                old = part if frame.rows is None else part[frame.rows]
-                new = torch.where(frame.valid[:, None, :, None], new, old)
-            if frame.rows is None:
+            part = buffer[:, :, view.past : end]
+            if view.valid is not None:
+                old = part if view.rows is None else part[view.rows]
+                new = torch.where(view.valid[:, None, :, None], new, old)
+            if view.rows is None:
                 part.copy_(new)
             else:
-                part[frame.rows] = new
-            if not frame.keys_only:
-                held = buffer[:, :, :end]
-                found.append(held if frame.rows is None else held[frame.rows])
-        self.clock.turn(before)
-        if frame.keys_only:
-            raise Kept
+                part[view.rows] = new
+            if not view.kv_only:
+                stored = buffer[:, :, :end]
+                found.append(stored if view.rows is None else stored[view.rows])
+        self.timer.charge(before)
+        if view.kv_only:
+            raise KVWritten
         return found[0], found[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Of the call."""
-        return self.frame.past + query_length, 0
+        return self.view.past + query_length, 0
 
     def get_seq_length(self) -> int:
         """Slots before those of the call."""
-        return self.frame.past
+        return self.view.past
 
     def get_max_length(self) -> int:
         """There is none."""
@@ -107,17 +117,17 @@ class SourceLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, frame: Frame):
+    def __init__(self, view: CacheView):
         super().__init__()
-        self.frame = frame
+        self.view = view
         self.stored: list[Tensor] = []  # keys, values
 
     def of_rows(self, number: int) -> Tensor | None:
         """Those of the rows that run."""
         if not getattr(self, "stored", None):
             return None
-        held: Tensor = self.stored[number]
-        return held if self.frame.rows is None else held[self.frame.rows]
+        stored: Tensor = self.stored[number]
+        return stored if self.view.rows is None else stored[self.view.rows]
 
     keys = property(lambda self: self.of_rows(0), lambda self, value: None)
     values = property(lambda self: self.of_rows(1), lambda self, value: None)
@@ -126,7 +136,7 @@ class SourceLayer(CacheLayerMixin):
         """Nothing to make."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Keep them."""
+        """Store them."""
         self.stored, self.is_initialized = [key_states, value_states], True
         return key_states, value_states
 
@@ -143,28 +153,32 @@ class SourceLayer(CacheLayerMixin):
         return -1
 
 
-class Slots:
-    """The cache of one batch, as the network is given it (`cache`) and as the decoding moves it about."""
+class RaggedKVCache:
+    """The cache of one batch: `cache` is what the network gets, `view` what it sees of it in the next call.
 
-    def __init__(self, layers: int, rows: int, limit: int, with_source: bool, with_block: bool, clock: Clock):
-        self.frame = Frame(rows, limit)
-        self.layers = [SlotLayer(self.frame, clock) for _ in range(layers)]
-        self.beside = [SlotLayer(self.frame, clock)] if with_block else []  # an adapter block's
+    `with_source`: an encoder-decoder's, with the source's keys and values. `with_block`: one more layer, for a trained
+    block that reads a layer of the network.
+    """
+
+    def __init__(self, layers: int, rows: int, capacity: int, with_source: bool, with_block: bool, timer: Timer):
+        self.view = CacheView(rows, capacity)
+        self.layers = [RaggedKVLayer(self.view, timer) for _ in range(layers)]
+        self.extra = [RaggedKVLayer(self.view, timer)] if with_block else []
         own = DynamicCache()
-        own.layers = [*self.layers, *self.beside]
+        own.layers = [*self.layers, *self.extra]
         own.layer_class_to_replicate = None
         self.cache: Cache = own
         self.sources: list[SourceLayer] = []
         if with_source:
-            self.sources = [SourceLayer(self.frame) for _ in range(layers)]
+            self.sources = [SourceLayer(self.view) for _ in range(layers)]
             source = DynamicCache()
             source.layers, source.layer_class_to_replicate = list(self.sources), None
             self.cache = EncoderDecoderCache(own, source)
             self.cache.is_updated = dict.fromkeys(range(layers), False)
 
-    def move(self, row: int, by: int, slots: int) -> None:
-        """Shift a row to the right (or, by a negative number, to the left) at all layers, within so many slots."""
-        for layer in [layer for layer in (*self.layers, *self.beside) if layer.buffers]:
+    def shift(self, row: int, by: int, slots: int) -> None:
+        """Move a row to the right (or, by a negative number, to the left) at all layers, within so many slots."""
+        for layer in [layer for layer in (*self.layers, *self.extra) if layer.buffers]:
             layer.grow(slots)
             for buffer in layer.buffers:
                 if by > 0:
@@ -173,7 +187,7 @@ class Slots:
                     buffer[row, :, :by] = buffer[row, :, -by:].clone()
 
     def copy_up(self, rows: Tensor | None, layer: int, slot: int) -> None:
-        """Give all layers above `layer` (1..L) its keys and values of one slot."""
+        """Copy the keys and values of one slot of some rows (None: all) from `layer` (1..L) to all layers above."""
         which = slice(None) if rows is None else rows
         below = self.layers[layer - 1]
         for above in self.layers[layer:]:
@@ -181,11 +195,11 @@ class Slots:
             for buffer, lower in zip(above.buffers, below.buffers):
                 buffer[which, :, slot] = lower[which, :, slot]
 
-    def keep_rows(self, count: int, moved: dict[int, int]) -> None:
-        """Forget the rows from `count` on, once some of them have taken the places of others: `moved` {from: to}."""
-        self.frame.count = count
-        held = [layer.buffers for layer in (*self.layers, *self.beside)] + [source.stored for source in self.sources]
-        for tensors in held:
+    def select_rows(self, count: int, moved: dict[int, int]) -> None:
+        """Keep the first `count` rows, once some rows have taken the places of others: `moved` {from: to}."""
+        self.view.count = count
+        stored = [layer.buffers for layer in (*self.layers, *self.extra)] + [source.stored for source in self.sources]
+        for tensors in stored:
             for number, tensor in enumerate(tensors):
                 for old, new in moved.items():
                     tensor[new] = tensor[old]

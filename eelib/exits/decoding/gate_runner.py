@@ -1,0 +1,266 @@
+"""Ask a gate about the newest token of each sequence while a batch is decoded, one layer after the other."""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from eelib.common.timer import Timer
+from eelib.exits.decoding.sequences import DecodedSequence, DecodedToken
+from eelib.exits.exit_rule import Estimated, ExitRule
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows
+from eelib.exits.look import looked_at
+from eelib.lens.readout import FROM_TOP_K, TOP_K
+from eelib.models.model import Model
+from eelib.models.unembed import Unembed
+
+NAMES = (*TOP_K, "entropy", *FROM_TOP_K)
+FULL_DEPTH_TOKENS = 4  # P's tables: the first four tokens of each output run all layers, the fifth is the first to exit
+
+
+class LazyReadout(Mapping[str, Tensor]):
+    """One layer's readout, made when the first of it is looked at; for the top-1 alone an argmax is enough."""
+
+    def __init__(self, model: Model, states: Tensor, timer: Timer):
+        self.model, self.states, self.timer = model, states, timer
+        self.found: dict[str, Tensor] = {}
+        self.read: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """[n, V], read once."""
+        if self.read is None:
+            with self.timer.timing("head"):
+                self.read = self.model.unembed(self.states)
+        return self.read
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.found:
+            logits = self.logits
+            with self.timer.timing("head"):
+                if name == "top1":
+                    self.found[name] = logits.argmax(dim=-1)
+                else:
+                    self.found = looked_at(logits)
+        return self.found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        return len(NAMES)
+
+
+class TimedHead:
+    """The head as a gate sees it: its reads are timed, and `read` says whether there was one."""
+
+    def __init__(self, head: Unembed, timer: Timer):
+        self.head, self.timer, self.read = head, timer, False
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[n, V]."""
+        self.read = True
+        with self.timer.timing("head"):
+            logits: Tensor = self.head(states)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.head, name)
+
+
+@dataclass(frozen=True)
+class ExitDecision:
+    """A sequence's newest token exits at `layer`, with `token_id` and its `state` there [hidden_size]."""
+
+    layer: int
+    token_id: int
+    score: float
+    head_reads: int
+    state: Tensor
+
+    def token(self, layers_run: int, kv_only_layers: int, drafted: bool) -> DecodedToken:
+        """As a token of the output."""
+        return DecodedToken(self.token_id, self.layer, layers_run, self.head_reads, self.score, kv_only_layers, drafted)
+
+
+class GateRunner:
+    """A rule, and what its gate remembers of the newest tokens of one step; without a rule it asks nowhere.
+
+    `sequences`: those that are asked, the ones that have exited left out; `head_reads`: of each of their newest tokens.
+    """
+
+    def __init__(self, model: Model, rule: ExitRule | None, timer: Timer):
+        self.model, self.timer, self.sequences = model, timer, list[DecodedSequence]()
+        self.rule = cast(ExitRule, rule)
+        self.layers = frozenset(rule.asked(model.layers) if rule else ())
+
+    @property
+    def learns(self) -> bool:
+        """Whether the threshold is learnt while decoding (FREE)."""
+        return bool(self.layers) and isinstance(self.rule.threshold, Estimated)
+
+    def begin_batch(self) -> None:
+        """A threshold that is learnt is fitted anew."""
+        self.last: tuple[LayerOutput, GateState] | None = None
+        if self.learns:
+            self.before = deepcopy(self.rule.threshold)
+            cast(Estimated, self.rule.threshold).begin_sequence()
+
+    def forget_batch(self) -> None:
+        """Undo what was learnt from a batch that did not fit into memory, and let go of its states."""
+        self.last, self.sequences = None, []
+        if self.learns:
+            vars(self.rule.threshold).update(vars(self.before))
+
+    def begin(self, sequences: list[DecodedSequence]) -> None:
+        """A new token of each of n sequences."""
+        self.sequences, self.last, self.head_reads = list(sequences) if self.layers else [], None, 0
+        if not self.sequences:
+            return
+        device, tokens = self.model.device, [sequence.tokens for sequence in sequences]
+        before = [
+            [len(own) for own in tokens],
+            [own[-1].token_id if own else -1 for own in tokens],
+            [own[-1].exit_layer if own else 0 for own in tokens],
+        ]
+        self.positions, self.token_before, self.exit_before = torch.tensor(before, device=device)
+        self.state = self.rule.gate.start(len(sequences), device)
+        self.score = torch.full((len(sequences),), NO_EXIT, device=device)
+        self.rows = list(range(len(sequences)))  # of those that were asked last, the ones that are still asked
+        self.may_exit = max(before[0]) >= self.rule.full_depth_tokens
+
+    @property
+    def scores(self) -> dict[DecodedSequence, float]:
+        """The gate's last score of each sequence that is still asked."""
+        return dict(zip(self.sequences, self.score.tolist())) if self.sequences else {}
+
+    def ask(self, layer: int, states: Tensor, read: Tensor) -> tuple[LayerOutput, list[bool]]:
+        """What the gate sees of states [n, hidden_size], and whether each of the n tokens exits.
+
+        `read`: what a trained block makes of the states, else the same. The device is waited for once, where a token
+        might exit.
+        """
+        with self.timer.timing("gate"):
+            read = self.model.read_through_at(layer, read)
+            readout, head = LazyReadout(self.model, read, self.timer), TimedHead(self.model.unembed, self.timer)
+            given = (self.positions, readout, read, cast(Unembed, head), self.token_before, self.exit_before)
+            seen = LayerOutput(layer, self.model.layers, *given)
+            score = self.rule.gate.score(seen, self.state).float()
+            exits = [False] * len(states)
+            if self.may_exit and layer >= self.rule.minimum_layer:
+                exits = self.rule.exits(layer, score, self.positions).tolist()
+            self.head_reads += (readout.read is not None) + head.read
+            self.score, self.rows, self.last = score, list(range(len(states))), (seen, self.state)
+            return seen, exits
+
+    def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
+        """Those of `sequences` whose newest token exits at `layer`, by its states [n, hidden_size]; see `ask`."""
+        seen, exits = self.ask(layer, states, read)
+        rows = [row for row, exited in enumerate(exits) if exited]
+        if not rows:
+            return {}
+        (tokens, head_reads), scores = self.tokens(seen, self.state, rows), self.score.tolist()
+        decisions = {
+            self.sequences[row]: ExitDecision(layer, token, scores[row], head_reads, states[row].clone())
+            for row, token in zip(rows, tokens)
+        }
+        self.keep([row for row, exited in enumerate(exits) if not exited])
+        return decisions
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with some of the sequences."""
+        self.sequences, self.rows = [self.sequences[row] for row in rows], [self.rows[row] for row in rows]
+        index = torch.tensor(rows, dtype=torch.long, device=self.model.device)
+        self.positions, self.token_before = self.positions[index], self.token_before[index]
+        self.exit_before, self.score = self.exit_before[index], self.score[index]
+        self.state = select_rows(self.state, index)
+
+    def tokens(self, seen: LayerOutput, state: GateState, rows: list[int]) -> tuple[list[int], int]:
+        """Token ids that exiting sequences emit.
+
+        Args:
+            seen, state: the gate's answer at this layer.
+            rows: which of its n sequences exit.
+
+        Returns:
+            (token ids, number of head reads that each has cost so far).
+        """
+        own = cast(LazyReadout, seen.readout)
+        unread = own.read is None
+        if type(self.rule.gate).token is not Gate.token:
+            every = self.rule.gate.token(seen, state).tolist()
+            self.head_reads += unread and own.read is not None
+            return [every[row] for row in rows], self.head_reads
+        if not unread:
+            top = own["top1"].tolist()
+            return [top[row] for row in rows], self.head_reads
+        alone = LazyReadout(self.model, own.states[rows], self.timer)  # the others do not pay for it
+        return alone["top1"].tolist(), self.head_reads + 1
+
+    def after(
+        self, answers: dict[DecodedSequence, int], exits: dict[DecodedSequence, ExitDecision]
+    ) -> dict[DecodedSequence, ExitDecision]:
+        """The exits once the last layer has answered, with the token of each sequence that ran to it.
+
+        A threshold that is learnt learns from the sequences that did not exit.
+        """
+        if self.learns and self.last and self.sequences:
+            tokens, _ = self.tokens(*self.last, self.rows)
+            agreed = [token == answers[sequence] for sequence, token in zip(self.sequences, tokens)]
+            cast(Estimated, self.rule.threshold).learn(self.score.tolist(), agreed)
+        return exits
+
+
+@dataclass(frozen=True)
+class FirstAgreeing(Gate):
+    """A gate in name: `OracleGate` decides once the last layer has answered."""
+
+    name: ClassVar[str] = "oracle"
+    default: ClassVar[float] = 0.0
+
+    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
+        """NO_EXIT."""
+        return torch.full((len(seen.positions),), NO_EXIT, device=seen.positions.device)
+
+
+def oracle_rule(exit_layers: tuple[int, ...] | None = None) -> ExitRule:
+    """The oracle as P has it, from the 5th token on."""
+    return ExitRule(FirstAgreeing(), exit_layers=exit_layers, full_depth_tokens=FULL_DEPTH_TOKENS)
+
+
+class OracleGate(GateRunner):
+    """The best exit that there could be (P's Tables 6 and 11): the first layer that agrees with the last one.
+
+    The last layer's token is that under the keys and values which earlier exits have left behind, so all blocks run to
+    know it; then the KV policy does to the skipped layers what it would have done. What is gained is depth, not time.
+    """
+
+    def begin(self, sequences: list[DecodedSequence]) -> None:
+        """A new token of each of n sequences."""
+        super().begin(sequences)
+        self.answers: list[tuple[int, list[int], Tensor]] = []  # layer, top-1 of each sequence, states
+
+    def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
+        """Nothing exits yet."""
+        seen, _ = self.ask(layer, states, read)
+        tokens, self.head_reads = self.tokens(seen, self.state, self.rows)
+        self.answers.append((layer, tokens, states))
+        return {}
+
+    def after(
+        self, answers: dict[DecodedSequence, int], exits: dict[DecodedSequence, ExitDecision]
+    ) -> dict[DecodedSequence, ExitDecision]:
+        """The first layer of each sequence at which the top-1 is the last layer's."""
+        found = {}
+        for row, sequence in enumerate(self.sequences):
+            if len(sequence.tokens) < self.rule.full_depth_tokens:
+                continue
+            for layer, tokens, states in self.answers:
+                if layer >= self.rule.minimum_layer and tokens[row] == answers[sequence]:
+                    reads = self.head_reads + 1
+                    found[sequence] = ExitDecision(layer, tokens[row], NO_EXIT, reads, states[row])
+                    break
+        return found

@@ -1,0 +1,211 @@
+"""The sequences of a batch while they are decoded: the tokens of each, how deep each token has run, and their cache."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from eelib.common.timer import Timer
+from eelib.models.block_runner import Call
+from eelib.models.kv_cache import RaggedKVCache
+from eelib.models.model import Model
+
+SLACK = 32  # empty slots before the longest sequence at which all sequences move to the left
+
+
+@dataclass
+class DecodedToken:
+    """One token of the output.
+
+    Attributes:
+        exit_layer: the layer whose readout the token is.
+        layers_run: blocks that ran, in the end, at the position that predicts it.
+        head_reads: readouts of that position until the token was final.
+        score: the gate's last score.
+        kv_only_layers: further blocks of which only keys and values were made.
+        drafted, accepted: it was a draft; the last layer agreed.
+    """
+
+    token_id: int
+    exit_layer: int
+    layers_run: int
+    head_reads: int
+    score: float
+    kv_only_layers: int = 0
+    drafted: bool = False
+    accepted: bool = False
+
+
+@dataclass
+class PendingToken:
+    """A token of the text that has run `depth` blocks: its state after the last of them [hidden_size], None at 0."""
+
+    depth: int = 0
+    state: Tensor | None = None
+
+
+@dataclass(eq=False)
+class DecodedSequence:
+    """One sequence.
+
+    Attributes:
+        ids: its text so far, of which the first `prompt_length` tokens are the prompt.
+        limit: most tokens of output.
+        batch_index: its row in the cache, where it has `left_padding` empty slots before its text.
+        pending: tokens at the end of the text that have not run every block. Depths never rise from one to the next,
+            because a token that runs a block takes along all that are due there.
+        drafts: tokens at the end of the output that are not verified yet.
+        draining: nothing more is to be drafted before the pending tokens have run every block.
+        passes: times that the last layer was read.
+    """
+
+    index: int
+    ids: list[int]
+    prompt_length: int
+    limit: int
+    batch_index: int
+    left_padding: int = 0
+    tokens: list[DecodedToken] = field(default_factory=list)
+    pending: list[PendingToken] = field(default_factory=list)
+    drafts: int = 0
+    draining: bool = False
+    finished: bool = False
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of the text that have keys and values after this step, at the first layers at least."""
+        return len(self.ids) - self.draining
+
+    def start(self, prefill: bool) -> None:
+        """The newest token, or at first the whole prompt, becomes pending; of a draining sequence, none does."""
+        self.pending += [PendingToken()] * (self.prompt_length if prefill else not self.draining)
+
+    def due(self, layer: int, running: int = 0) -> int:
+        """How many of its last tokens block `layer` has to run; `running`: those that ran the block before it."""
+        while running < len(self.pending) and self.pending[-1 - running].depth < layer:
+            running += 1
+        return running
+
+    def emit(self, token: DecodedToken, eos_ids: set[int], verified: bool = True) -> None:
+        """Put a token at the end of the output; a draft is not verified, and does not end the output yet."""
+        self.ids.append(token.token_id)
+        self.tokens.append(token)
+        last = token.token_id in eos_ids or len(self.tokens) == self.limit
+        if verified:
+            self.finished = last
+        else:
+            self.drafts += 1
+            self.draining = last
+
+
+class Batch:
+    """Sequences that are decoded together. Where padding changes a row, only rows of one length run in one call."""
+
+    def __init__(self, model: Model, prompts: list[list[int]], max_new_tokens: int, timer: Timer):
+        self.model, self.device, self.pad_id = model, model.device, model.pad_id  # asked for once: slow
+        self.writer, self.sequences = model.writer, list[DecodedSequence]()
+        for index, prompt in enumerate(prompts):
+            text = self.writer.text(prompt, [])
+            limit = max(1, min(max_new_tokens, model.context_length - len(text)))
+            self.sequences.append(DecodedSequence(index, list(text), len(text), limit, index))
+        self.padded = self.writer.left and model.pads
+        self.context = self.writer.context(prompts)
+        capacity = max(s.prompt_length for s in self.sequences) + max(s.limit for s in self.sequences) + SLACK
+        self.cache = RaggedKVCache(
+            model.layers, len(prompts), capacity, bool(self.context), bool(model.adapter_block), timer
+        )
+
+    def groups(self) -> list[list[DecodedSequence]]:
+        """Sequences that may share a call."""
+        if self.padded:
+            return [self.sequences]
+        found: dict[int, list[DecodedSequence]] = {}
+        for sequence in self.sequences:
+            found.setdefault(sequence.computed_tokens, []).append(sequence)
+        return list(found.values())
+
+    def align(self, group: list[DecodedSequence]) -> None:
+        """Let all sequences of a call end in one slot: they move to where the furthest ends."""
+        end = max(sequence.left_padding + sequence.computed_tokens for sequence in group)
+        spare = end - max(sequence.computed_tokens for sequence in group)
+        if spare > SLACK:
+            end -= spare
+        for sequence in group:
+            by = end - sequence.left_padding - sequence.computed_tokens
+            if by:
+                self.cache.shift(sequence.batch_index, by, end)
+                sequence.left_padding += by
+
+    def rows(self, sequences: list[DecodedSequence]) -> Tensor | None:
+        """Indices of sequences in the cache, None for all."""
+        if len(sequences) == len(self.sequences):
+            return None
+        return torch.tensor([sequence.batch_index for sequence in sequences], device=self.device)
+
+    def inputs(self, due: dict[DecodedSequence, int]) -> dict[str, Any]:
+        """Arguments of a call of the network on the last tokens of some sequences; the cache shows what it needs."""
+        sequences, counts, device = list(due), list(due.values()), self.device
+        width, view = max(counts), self.cache.view
+        end = sequences[0].left_padding + sequences[0].computed_tokens
+        view.past, view.rows, view.valid = end - width, self.rows(sequences), None
+        if min(counts) < width:
+            view.valid = torch.arange(width, 0, -1, device=device) <= torch.tensor(counts, device=device)[:, None]
+        texts = [s.ids[max(0, s.computed_tokens - width) : s.computed_tokens] for s in sequences]
+        ids = torch.tensor([[self.pad_id] * (width - len(text)) + text for text in texts], device=device)
+        mask = torch.ones(len(sequences), end, dtype=torch.long, device=device)
+        if any(sequence.left_padding for sequence in sequences):
+            padding = torch.tensor([sequence.left_padding for sequence in sequences], device=device)
+            mask = (torch.arange(end, device=device) >= padding[:, None]).long()
+        context = self.context if view.rows is None else self.context_of(view.rows)
+        return {**self.writer.step_inputs(ids, mask, context), **self.writer.cached(self.cache.cache)}
+
+    def context_of(self, rows: Tensor) -> dict[str, Any]:
+        """The source of some of the rows."""
+        if not self.context:
+            return {}
+        encoded = BaseModelOutput(last_hidden_state=self.context["encoder_outputs"][0][rows])
+        return {"encoder_outputs": encoded, "attention_mask": self.context["attention_mask"][rows]}
+
+    def load(self, due: dict[DecodedSequence, int], call: Call, layer: int) -> Tensor:
+        """The states that enter block `layer` [n, most, hidden_size]; zeros before those of shorter sequences."""
+        if layer == 1:
+            return call.embeddings
+        found = [torch.stack([token.state for token in s.pending[-n:]]) for s, n in due.items()]  # type: ignore[misc]
+        most = max(due.values())
+        return torch.stack([torch.nn.functional.pad(states, (0, 0, most - len(states), 0)) for states in found])
+
+    def store(self, ran: dict[DecodedSequence, int], layer: int, states: Tensor) -> None:
+        """Keep the states of tokens that stop after block `layer`, or go on in another call."""
+        for (sequence, count), own in zip(ran.items(), states):
+            if layer == self.model.layers:
+                del sequence.pending[-count:]
+            else:
+                sequence.pending[-count:] = [PendingToken(layer, state) for state in own[-count:]]
+            first = sequence.computed_tokens - count + 1 - sequence.prompt_length  # what the first of them predicts
+            for token in sequence.tokens[max(0, first) :]:
+                token.layers_run = layer
+
+    def drop_finished(self) -> list[DecodedSequence]:
+        """Sequences that have ended leave the batch.
+
+        Returns:
+            Those.
+        """
+        finished = [sequence for sequence in self.sequences if sequence.finished]
+        going = [sequence for sequence in self.sequences if not sequence.finished]
+        if finished and going:
+            before = torch.tensor([sequence.batch_index for sequence in going], device=self.device)
+            free = [sequence.batch_index for sequence in finished if sequence.batch_index < len(going)]
+            moved = {s.batch_index: free.pop() for s in going if s.batch_index >= len(going)}  # the last fill the gaps
+            self.cache.select_rows(len(going), moved)
+            for sequence in going:
+                sequence.batch_index = moved.get(sequence.batch_index, sequence.batch_index)
+            order = sorted(range(len(going)), key=lambda i: going[i].batch_index)
+            self.context, going = self.context_of(before[order]), [going[i] for i in order]
+        self.sequences = going
+        return finished

@@ -1,0 +1,128 @@
+"""Run a network's blocks one by one, of any family, with the arguments that its own forward gives to them.
+
+`prepare` calls the network once while each block only records its arguments and hands its input on, so what runs is
+everything but the blocks: embeddings, positions, masks. `run` then calls one block with these arguments and any states.
+This holds for networks that compute nothing from the states between two blocks; `find_blocks` refuses others.
+
+Where a block gives more than states (T5's first block makes the position bias of all others), the first block really
+runs in `prepare`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eelib.models.kv_cache import CacheView, KVWritten
+from eelib.models.model import Model
+from eelib.models.probe import output_of, state_of, with_tensor
+
+
+class Prepared(BaseException):
+    """Raised by the last block of a call that is prepared, so that the head does not run."""
+
+
+@dataclass
+class Call:
+    """One call of the network.
+
+    Attributes:
+        inputs: the network's arguments.
+        arguments: of each block: positional arguments, named ones, and the states among them.
+        embeddings: states that enter block 1, [rows, new, hidden_size].
+        first: what block 1 made of them, where it ran already; else None.
+    """
+
+    inputs: dict[str, Any]
+    arguments: list[tuple[tuple, dict, Tensor]] = field(default_factory=list)
+    embeddings: Tensor = field(default_factory=lambda: torch.empty(0))
+    first: Tensor | None = None
+
+
+class BlockRunner:
+    """The blocks of one model while `open`; `view` is that of the cache in the calls' inputs."""
+
+    def __init__(self, model: Model, view: CacheView):
+        self.model, self.view = model, view
+        self.preparing: Call | None = None
+        self.output: Any = None  # what block 1 gave when it last ran: the form of a block's output
+
+    @contextmanager
+    def open(self) -> Iterator["BlockRunner"]:
+        """While open, the blocks can be prepared; calls of the network from elsewhere run as always."""
+        blocks = self.model.blocks
+        before = [block.__dict__.get("forward") for block in blocks]
+        try:
+            for layer, block in enumerate(blocks, 1):
+                block.__dict__["forward"] = self.recorded(layer, block.forward)
+            yield self
+        finally:
+            for block, forward in zip(blocks, before):
+                block.__dict__.pop("forward", None)
+                if forward is not None:
+                    block.__dict__["forward"] = forward
+
+    def recorded(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A block's forward that, while a call is prepared, records its arguments and hands its states on."""
+
+        def forward_or_record(*args: Any, **kwargs: Any) -> Any:
+            call = self.preparing
+            if call is None:
+                return forward(*args, **kwargs)
+            states = state_of(args, kwargs)
+            call.arguments.append((args, kwargs, states))
+            if layer == 1:
+                call.embeddings = states
+                if count_tensors(self.output) != 1:  # not known yet, or more than the states
+                    self.output = forward(*args, **kwargs)
+                    call.first = output_of(self.output)
+            if layer == self.model.layers:
+                raise Prepared
+            return with_tensor(self.output, output_of(self.output), states)
+
+        return forward_or_record
+
+    def prepare(self, inputs: dict[str, Any]) -> Call:
+        """All of one call of the network but its blocks."""
+        self.preparing = call = Call(inputs)
+        try:
+            with suppress(Prepared):
+                self.model.network(**inputs)
+        finally:
+            self.preparing = None
+        return call
+
+    def run(self, call: Call, layer: int, states: Tensor) -> Tensor:
+        """Run block `layer` (1..L) on states [rows, new, hidden_size]; returns what it makes of them."""
+        if layer == 1 and call.first is not None:
+            return call.first
+        return output_of(self.call_block(call, layer, states))
+
+    def write_kv(self, call: Call, layer: int, states: Tensor) -> None:
+        """Let the blocks above `layer` store the keys and values that they make of states, and run no further."""
+        self.view.kv_only = True
+        try:
+            for above in range(layer + 1, self.model.layers + 1):
+                with suppress(KVWritten):
+                    self.call_block(call, above, states)
+        finally:
+            self.view.kv_only = False
+
+    def call_block(self, call: Call, layer: int, states: Tensor) -> Any:
+        """A block's whole output, with other states in its arguments."""
+        args, kwargs, recorded = call.arguments[layer - 1]
+        args = tuple(states if value is recorded else value for value in args)
+        kwargs = {name: states if value is recorded else value for name, value in kwargs.items()}
+        return self.model.blocks[layer - 1](*args, **kwargs)
+
+
+def count_tensors(value: Any) -> int:
+    """How many tensors a module's output holds."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(map(count_tensors, value))
+    return int(isinstance(value, Tensor))
