@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checks.bad_setups import FOLDERS, NAMES, bad_studies, filled
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError, NotEstimable, StorageError
+from eelib.common.files import data_folder
 
 if TYPE_CHECKING:
     from eelib.tasks.task import Task

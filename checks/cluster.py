@@ -29,7 +29,7 @@ from checks.compare_results import differences, results_in
 from checks.crashes import content
 from checks.one_node import NoSlurm, OneNode
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.common.machine import versions
 
 ROOT = Path(__file__).parents[1]

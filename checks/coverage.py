@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.exits.calibration import (
     Choice,
     conformal_risk_control,

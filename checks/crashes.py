@@ -26,8 +26,7 @@ from typing import Any
 from tqdm import tqdm
 
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
-from eelib.common.files import read_json
+from eelib.common.files import data_folder, read_json
 from eelib.tracing.shards import notes
 
 RESULT = data_folder("checks", "crashes.json")
@@ -48,12 +47,9 @@ class Traced:
 
         torch.set_num_threads(1)  # threads do not survive a fork
         from eelib import load_model, load_task, trace
-        from eelib.common.sources import code_hash
         from eelib.tracing import outputs
-        from eelib.tracing.make import ROOMS
 
         self.outputs = outputs
-        code_hash(*ROOMS)  # once: an edit of the code while this runs is not what runs
         self.model, self.task, self.trace = load_model("pocket-llama", device="cpu"), load_task(TASK, LIMIT), trace
 
     def warm_up(self, folder: Path) -> None:

@@ -30,7 +30,7 @@ from checks.exits_readings import READINGS, read
 from checks.exits_shapes import SHAPES, Pattern, replayed
 from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, score, totals
 from checks.report import Head, headed, write_part, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.exits.calibration import by_agreement
 from eelib.exits.curve import curve, rule_at
 from eelib.exits.decoding.generate import DRAFT_LENGTH as DRAFT

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 
 RESULT = data_folder("checks", "families.json")
 VERDICTS = ("readout", "sublayers", "padding", "decoding")

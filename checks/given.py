@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import eelib
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.models.checkpoint import path_of
 from eelib.models.model import Model
 from eelib.tasks.rows import read_rows

@@ -44,7 +44,7 @@ from checks.statistics import (
     spread,
     tags,
 )
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eestudy.statistics import limits, resampling
 
 RESULT = data_folder("checks", "intervals.json")

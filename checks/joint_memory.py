@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 
 RESULT = data_folder("checks", "joint_memory.json")
 VOCABULARIES, WAYS, MOST = (8192, 32000), ("plain", "joint", "joint, all logits held"), 1.5

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.common.machine import host
 from eelib.lens.cuda import kernel
 

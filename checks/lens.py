@@ -20,7 +20,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.tasks.task import load_task
 from eestudy.browser.__main__ import main as write_scripts
 from eestudy.browser.example import DIRECTIONS

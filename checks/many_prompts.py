@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 
 RESULT = data_folder("checks", "many_prompts.json")
 TOKENS = 4  # of each output

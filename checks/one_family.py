@@ -16,7 +16,7 @@ import eelib
 from checks.tiny import KINDS, build
 from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.common.errors import InputError
-from eelib.common.sources import PACKAGE
+from eelib.common.files import PACKAGE
 from eelib.common.tolerances import apart, close, same, tolerance
 from eelib.models.adapters import Seq2Seq
 from eelib.models.model import Model

@@ -21,7 +21,7 @@ import torch
 
 import eelib
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.common.tolerances import TOLERANCES
 from eelib.models.model import Model
 from eelib.tracing.decode import greedy_decode

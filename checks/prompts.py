@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.models.model import Model, load_model
 from eelib.tasks import prompts
 from eelib.tasks.metrics import normalised, repeated

@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eelib.common.files import write_atomically
+from eelib.common.files import PACKAGE, write_atomically
 from eelib.common.machine import host, versions
-from eelib.common.sources import PACKAGE
 from eestudy.book.measured import code_of, places
 
 Head = dict[str, Any]

@@ -17,7 +17,7 @@ import numpy as np
 
 from checks.crashes import content
 from checks.report import headed, write_report
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.models.model import Model
 from eelib.tracing.trace import Trace
 

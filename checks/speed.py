@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eestudy.book.measured import code_of
 
 from .report import headed, write_report

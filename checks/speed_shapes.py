@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = data_folder("models", "pocket-llama")

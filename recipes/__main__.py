@@ -7,8 +7,8 @@ import pkgutil
 import sys
 from pathlib import Path
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
+from eelib.common.files import data_folder
 from recipes import gates
 
 # Where the recipe of each model is: a module, or an object in one; both have `run` and `measure`.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.common.machine import machine
 from recipes.corpora import HELD_OUT_PASSAGES, HELD_OUT_SHARE, SEED
 from recipes.quality import measure

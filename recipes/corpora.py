@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
 
 SEED = 20  # of every recipe

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
+from eelib.common.files import data_folder
 from eelib.models.model import Model
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode

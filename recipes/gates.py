@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
+from eelib.common.files import data_folder
 from eelib.exits.gates.learned import Network
 from eelib.exits.gates.trained import TRAINED, checked, save_gate
 from eelib.models.model import Model, load_model

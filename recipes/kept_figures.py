@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from eelib.common.data import data_folder
-from eelib.common.files import write_atomically
+from eelib.common.files import data_folder, write_atomically
 
 
 def kept_file(folder: str, name: str) -> Path:

@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
+from eelib.common.files import data_folder
 
 SPLITS = ("train", "test")
 WORDS = json.loads(data_folder("orders", "words.json").read_text())

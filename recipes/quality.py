@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1
 from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt

@@ -3,7 +3,7 @@
 import json
 import random
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from recipes.rooms_world import FORMS, NUMBERS, SLOTS, WORDS, Event, Query
 
 TEMPLATES = json.loads(data_folder("rooms", "templates.json").read_text())

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 
 WORDS = json.loads(data_folder("rooms", "words.json").read_text())
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"]

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and folders that one process at a time may write to."""
+"""Files written whole or not at all, folders that one process at a time may write to, and where the data lie."""
 
 import errno
 import json
@@ -12,7 +12,13 @@ from pathlib import Path
 from eelib.common.errors import StorageError
 from eelib.common.leases import Lease, take
 
+PACKAGE = Path(__file__).resolve().parents[1]
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems that can't sync a folder answer
+
+
+def data_folder(*parts: str) -> Path:
+    """Return a folder of the project's data (models, texts, the papers' figures); EELIB_DATA puts them elsewhere."""
+    return Path(os.environ.get("EELIB_DATA") or PACKAGE.parent / "data").joinpath(*parts)
 
 
 @contextmanager

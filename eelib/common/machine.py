@@ -1,13 +1,19 @@
-"""The machine and the versions that a result depends on."""
+"""The machine: its name and the versions that a result depends on, its free memory, batches halved until they fit."""
 
 import os
 import platform
+from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch
 import transformers
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -38,3 +44,45 @@ def processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether a device's or the CPU's allocator gave up."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def run_in_halves(work: Callable[[list[Item]], Result], items: list[Item]) -> list[Result]:
+    """Run `work` on all items, or, where memory runs out, on as many parts of them as it takes.
+
+    Args:
+        work: takes a list of items.
+        items: a batch.
+
+    Returns:
+        What `work` gives of each part, in the order of the items.
+
+    Raises:
+        Exception: whatever `work` raises of a single item, and whatever is no lack of memory.
+    """
+    try:
+        return [work(items)]
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) or len(items) == 1:
+            raise
+    # Outside the handler: inside it, the traceback would still hold the failed batch's memory.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    report_halving()
+    half = len(items) // 2
+    return [*run_in_halves(work, items[:half]), *run_in_halves(work, items[half:])]
+
+
+@cache
+def report_halving() -> None:
+    """Print, once a process, that batches are halved."""
+    print("out of memory: batches are halved until they fit")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from eelib.common.errors import InputError
-from eelib.common.memory import Halving
+from eelib.common.machine import run_in_halves
 from eelib.common.values import check_whole
 from eelib.exits.decoding.gate_runner import FirstAgreeing
 from eelib.exits.decoding.generate import (
@@ -197,7 +197,7 @@ def forecast(
 
 def plans_of(model: Model, task: Task, rule: ExitRule, batch: int, max_new_tokens: int) -> list[Planned]:
     """Where the tokens of full-depth outputs would leave, in the order in which `generate` takes the prompts."""
-    prompts, halving, found = encoded(model, task), Halving(), list[Planned]()
+    prompts, found = encoded(model, task), list[Planned]()
 
     def watched(some: list[int]) -> list[Planned]:
         watch = Watch(model, rule, len(some))
@@ -209,5 +209,5 @@ def plans_of(model: Model, task: Task, rule: ExitRule, batch: int, max_new_token
         return [Planned(exits[owners == row], agrees[owners == row]) for row in range(len(some))]
 
     for chunk in batches(model, prompts, max(batch, 8)):
-        found += [plan for part in halving.run(watched, chunk) for plan in part]
+        found += [plan for part in run_in_halves(watched, chunk) for plan in part]
     return found

@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from eelib.common.errors import InputError
 from eelib.common.files import only_one
-from eelib.common.sources import hash_of, modules_behind
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import LayerOutput
 from eelib.exits.offline import IN_A_TRACE, Scores, Tokens, score_layers
@@ -35,15 +34,15 @@ def needs_states(rule: ExitRule) -> bool:
 
 def name_of(rule: ExitRule) -> str:
     """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on."""
-    code = code_of(inspect.getfile(type(rule.gate)))
+    code = file_hash(inspect.getfile(type(rule.gate)))
     said = f"{rule.gate!r} {rule.exit_layers} {0 if rule.gate.stateful else rule.minimum_layer} {code}"
     return f"scores-{rule.gate.name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
 @cache
-def code_of(file: str) -> str:
-    """Hash of the code that a gate's file rests on, as it was when this process first asked."""
-    return hash_of(modules_behind(Path(file)))
+def file_hash(file: str) -> str:
+    """Hash of a gate's own code, as it was when this process first asked."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
 
 
 def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule], progress: bool = True) -> None:

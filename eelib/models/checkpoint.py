@@ -24,8 +24,8 @@ from transformers import (
 from transformers.models.auto import modeling_auto as auto
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError
+from eelib.common.files import data_folder
 from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
 from eelib.models.gguf import find_gguf, read_header

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from eelib.common.errors import CheckpointError
-from eelib.common.memory import is_out_of_memory
-from eelib.common.sources import PACKAGE
+from eelib.common.files import PACKAGE
+from eelib.common.machine import is_out_of_memory
 from eelib.common.values import first_line
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
+from eelib.common.files import data_folder
 from eelib.common.values import check_limit, check_text
 from eelib.tasks.kinds.registry import KINDS, kind_named, kind_with
 from eelib.tasks.prompts import FIELD, filled

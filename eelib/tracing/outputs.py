@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eelib.common.errors import SelfCheckError
+from eelib.common.machine import run_in_halves
 from eelib.common.tolerances import tolerance
 from eelib.lens.buffer import Reader
 from eelib.lens.readout import Readout, top_ids
@@ -82,7 +83,7 @@ def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int
             return read_given(job.model, some, wanted)
         return read_outputs(job.model, some, wanted, job.max_new_tokens)
 
-    parts = job.halving.run(read_some, list(zip(prompts, references)))
+    parts = run_in_halves(read_some, list(zip(prompts, references)))
     if len(parts) == 1:
         return parts[0]
     values = {name: torch.cat([readout.values[name] for _, readout in parts]) for name in parts[0][1].values}

@@ -2,15 +2,14 @@
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from eelib.common.errors import InputError
-from eelib.common.machine import versions
-from eelib.common.memory import Halving, free_memory
+from eelib.common.machine import free_memory, versions
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.shards import intact, load_manifest, load_note, note_file, notes, save_manifest
@@ -31,7 +30,6 @@ class Job:
     batch_size: int | None = None
     strict: bool = False
     progress: bool = True
-    halving: Halving = field(default_factory=Halving)
 
     @cached_property
     def lengths(self) -> list[int]:

@@ -17,7 +17,6 @@ from transformers import Cache
 
 from eelib.common.errors import SelfCheckError
 from eelib.common.machine import machine
-from eelib.common.sources import code_hash
 from eelib.common.tolerances import close, tolerance
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
@@ -27,7 +26,6 @@ from eelib.tracing.plan import Job, encode
 from eelib.tracing.shards import REPLAY_COLUMNS, load_replay, save_replay
 from eelib.tracing.trace import Trace
 
-TOLERANCES = "common/tolerances.py"  # decides which cache, padding and scales a model gets
 ONE_TOKEN = 8  # texts of a classifier that are timed in place of one sequence: each is a single token
 
 
@@ -236,7 +234,6 @@ def settings_of(job: Job, sequences: int, repeats: int) -> dict[str, str | int]:
         "sequences": sequences,
         "repeats": repeats,
         "machine": machine(job.model.device),
-        "code": code_hash("models", "tracing", TOLERANCES),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
+from eelib.common.files import data_folder
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.exits.gates.schedule import Schedule

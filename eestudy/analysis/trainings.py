@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.tasks.sums import grouped
 from eelib.tasks.task import load_task
 from eestudy.exits.task_quality import item_sums

@@ -18,8 +18,8 @@ import pandas as pd
 import spacy
 from spacy.language import Language
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError, NotEstimable
+from eelib.common.files import data_folder
 from eelib.tracing.exit_layers import DEFINITIONS
 from eelib.tracing.trace import Trace
 from eestudy.analysis.saturation import example_sequence

@@ -4,7 +4,7 @@ import argparse
 
 import yaml
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eestudy.book.answered import ANSWERS
 from eestudy.book.engine import engine
 from eestudy.book.front import confidence, front, page_answer, questions

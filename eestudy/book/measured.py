@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from eelib.common import sources
+from eestudy.book import sources
 from eestudy.markup.markdown import text
 
 TRACES = ("eelib/common", "eelib/models", "eelib/tasks", "eelib/lens", "eelib/tracing")

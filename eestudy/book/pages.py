@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eestudy.book.html import raw
 from eestudy.book.notebooks import executed
 from eestudy.book.study_file import StudyFile

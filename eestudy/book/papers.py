@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eestudy.markup.markdown import text
 from eestudy.study.claims import published, tables
 

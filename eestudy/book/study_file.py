@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
-from eelib.common.sources import PACKAGE, modules_behind
+from eelib.common.files import PACKAGE, data_folder
 from eelib.common.values import check_name
 from eestudy.book.measured import MEASURED, code_files
+from eestudy.book.sources import modules_behind
 from eestudy.book.study_schema import WHOLE, read_study
 
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")

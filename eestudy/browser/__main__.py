@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.models.model import load_model
 from eestudy.browser.example import directions, examples
 from eestudy.browser.tokenizer import tokenizer_of

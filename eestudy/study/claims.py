@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 from scipy.stats import t
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
+from eelib.common.files import data_folder
 from eestudy.statistics.interval import NOTHING, Interval, short_number
 
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable here"

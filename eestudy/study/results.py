@@ -18,7 +18,7 @@ OF_A_TRACE = (  # what results say of each trace that they rest on
     "weights",
     "task_hash",
     "settings",
-    "code",
+    "version",
     "versions",
     "seconds",
     "rows",

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from transformers.utils import logging as transformers_logging
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError, NotEstimable
+from eelib.common.files import data_folder
 from eelib.common.values import check_name
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.kept import kept_scores, make_scores, needs_states

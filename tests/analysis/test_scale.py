@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.tasks.task import load_task
 from eestudy.analysis import scale, trainings
 from eestudy.figures.scale import scale_figure

@@ -3,9 +3,8 @@
 import json
 import re
 
-from eelib.common import sources
-from eelib.common.data import data_folder
-from eestudy.book import measured
+from eelib.common.files import data_folder
+from eestudy.book import measured, sources
 from eestudy.book.engine import engine
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eestudy.book.papers import papers
 from eestudy.markup.markdown import text
 from eestudy.study.claims import tables

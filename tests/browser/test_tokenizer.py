@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError
+from eelib.common.files import data_folder
 from eestudy.browser.tokenizer import pattern_of, tokenizer_of
 
 SOURCE = data_folder("models", "pocket-llama") / "tokenizer.json"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError
+from eelib.common.files import data_folder
 from eestudy.browser.weights import packed, pieces_of_weights, read_bfloat16, shape_of
 
 SOURCE = data_folder("models", "pocket-llama")

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from checks import prompts
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.tasks.kinds.registry import KINDS
 from eelib.tasks.task import Task
 

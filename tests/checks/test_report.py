@@ -4,8 +4,7 @@ import json
 import subprocess
 
 from checks import report
-from eelib.common import sources
-from eestudy.book import measured
+from eestudy.book import measured, sources
 
 
 def git(folder, *words):

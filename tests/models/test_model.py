@@ -10,8 +10,8 @@ from families import FAMILIES
 
 import eelib
 from checks.tiny_texts import WINDOW
-from eelib.common.data import data_folder
 from eelib.common.errors import CheckpointError, InputError
+from eelib.common.files import data_folder
 from eelib.models.checkpoint import path_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from bert_made import SHORT, TINY, sentence
 from transformers import AutoTokenizer
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.models.model import prepare
 from recipes import pocket_bert, pocket_t5, texts
 from recipes.pocket_bert import WINDOW, build

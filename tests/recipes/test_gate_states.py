@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.models.model import prepare
 from recipes import gate_states
 from recipes.corpora import shipped_texts

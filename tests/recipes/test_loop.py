@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import eelib
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from recipes.__main__ import RECIPES
 from recipes.loop import Captured, Loss, Schedule, train
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from transformers import AutoTokenizer
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.tasks.kinds.structured import validator
 from recipes.orders import NUMBERS, SPLITS, TESTED, WORDS, orders, write
 

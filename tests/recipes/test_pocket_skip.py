@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import eelib
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.tracing.decode import greedy_decode
 from recipes import card as cards
 from recipes import own_outputs as own

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eestudy.analysis.words import load_tagger
 
 pocket_tagger = pytest.importorskip("recipes.pocket_tagger")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.models.model import prepare
 from eelib.models.probe import block_states
 from eelib.tasks.task import load_task

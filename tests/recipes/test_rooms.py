@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from recipes import rooms
 from recipes.rooms_telling import TEMPLATES
 from recipes.rooms_world import FORMS, WORDS

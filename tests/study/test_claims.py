@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.stats import bootstrap_mean
 from eestudy.study import claims as papers

@@ -11,6 +11,7 @@ from traces import STEPS, TASK, assert_same, assert_top_ids, clear_tops, make
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import SelfCheckError
+from eelib.common.machine import report_halving
 from eelib.common.tolerances import assert_as_near
 from eelib.lens.buffer import Reader
 from eelib.lens.readout import Readout
@@ -204,6 +205,7 @@ def test_out_of_memory_halves_the_batch(error, made, model_of, tmp_path, monkeyp
         return plain(model, prompts, references, most)
 
     monkeypatch.setattr(outputs, "read_outputs", limited)
+    report_halving.cache_clear()
     trace = make(model_of("llama"), tmp_path)
     assert capsys.readouterr().out.count("out of memory") == 1
     assert (trace.tokens == made("llama").tokens).all(axis=None)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from eelib.common.errors import InputError
-from eelib.common.memory import Halving
+from eelib.common.machine import run_in_halves
 from eelib.common.timer import Timer
 from eelib.common.tolerances import close
 from eelib.common.values import check_whole
@@ -103,12 +103,12 @@ def generate(
     drafts = draft_length_of(model, kv, draft_length if policy is None or rule is not None else None)
     prompts = encoded(model, task)
     self_test(model, kv)
-    timer, halving = Timer(), Halving()
+    timer = Timer()
     runner = OracleGate if rule is not None and isinstance(rule.gate, FirstAgreeing) else GateRunner
     decoder = Decoder(model, kv, runner(model, rule, timer), drafts, timer, batch_split)
     sequences: list[DecodedSequence] = []
     for chosen in batches(model, prompts, batch_size):
-        parts = halving.run(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)
+        parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)
         sequences += [sequence for part in parts for sequence in part]
     timer.charge("python")
     return output_of_sequences(model, sequences, timer.seconds)

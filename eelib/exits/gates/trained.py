@@ -10,9 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
-from eelib.common.files import write_atomically
+from eelib.common.files import data_folder, write_atomically
 from eelib.common.values import first_line
 from eelib.exits.gates.classifier import StateClassifier
 from eelib.exits.gates.learned import Learned, hash_of_weights

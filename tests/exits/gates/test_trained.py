@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from eelib.common.data import data_folder
+from eelib.common.files import data_folder
 from eelib.exits.cost import Sizes, prices
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named

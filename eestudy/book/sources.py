@@ -1,4 +1,4 @@
-"""The project's own code as something that results depend on: its hash, and what a file imports."""
+"""The project's own code as something that pages and kept results depend on: its hash, and what a file imports."""
 
 import ast
 import hashlib
@@ -8,14 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
-
-
-@cache
-def code_hash(*names: str) -> str:
-    """Hash of all code in some of eelib's folders and files, as it was when this process first asked."""
-    found = (PACKAGE / name for name in names)
-    return hash_of(file for path in found for file in ([path] if path.suffix else path.rglob("*.py")))
+from eelib.common.files import PACKAGE
 
 
 def hash_of(files: Iterable[Path]) -> str:

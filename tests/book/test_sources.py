@@ -1,10 +1,10 @@
-"""What a file imports, and the hash of rooms of code."""
+"""Which files of ours a notebook or a module imports."""
 
 import json
 
 import pytest
 
-from eelib.common import sources
+from eestudy.book import sources
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def package(tmp_path, monkeypatch):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(code, encoding="utf-8")
     monkeypatch.setattr(sources, "PACKAGE", tmp_path / "eelib")
-    sources.code_hash.cache_clear()
-    yield tmp_path / "eelib"
-    sources.code_hash.cache_clear()
+    return tmp_path / "eelib"
 
 
 def names(package, found):
@@ -55,20 +53,3 @@ def test_a_notebook_depends_on_what_it_imports_and_on_nothing_else(package, tmp_
 def test_a_module_depends_on_itself(package):
     assert "exits/loop" in names(package, sources.modules_behind(package / "exits" / "loop.py"))
     assert "eestudy/analysis/words" not in names(package, sources.modules_behind(package / "exits" / "loop.py"))
-
-
-def test_the_hash_is_that_of_the_rooms(package):
-    before = sources.code_hash("models", "common")
-    assert before == sources.code_hash("common", "models") != sources.code_hash("models")
-    (package.parent / "eestudy/analysis/words.py").write_text("", encoding="utf-8")
-    sources.code_hash.cache_clear()
-    assert sources.code_hash("models", "common") == before
-    (package / "models" / "model.py").write_text("load = 2", encoding="utf-8")
-    assert sources.code_hash("models", "common") == before  # as it was when this process first asked
-    sources.code_hash.cache_clear()
-    assert sources.code_hash("models", "common") != before
-
-
-def test_a_single_file_counts_too(package):
-    before = sources.code_hash("models", "common/deep.py")
-    assert before == sources.code_hash("common/deep.py", "models") != sources.code_hash("models")
