@@ -5,13 +5,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from eelib.common.files import data_folder
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1
 from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
 from eelib.tasks.task import load_task
-from eelib.tracing.decode import greedy_decode, greedy_texts, states_of
+from eelib.tracing.decode import greedy_decode, states_of
 from recipes.corpora import SEED, first_words, multi30k, read_jsonl, shifts, tatoeba
 from recipes.texts import ARTICLE_WORDS, WHOLE
 
@@ -79,6 +80,18 @@ def readings(model: Model, corpora: Path) -> dict[str, dict]:
         chosen = [number for number, row in enumerate(rooms) if row["kind"] == kind]
         found[f"rooms {kind}"] = answers([outputs[i] for i in chosen], [rooms[i]["answers"] for i in chosen])
     return found
+
+
+def greedy_texts(model: Model, prompts: list[str], max_new_tokens: int, batch_size: int = 64) -> list[str]:
+    """Output texts of prompts, in their order, special tokens dropped; no readout."""
+    encoded = model.tokenizer(prompts)["input_ids"]
+    order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
+    texts = [""] * len(prompts)
+    for start in tqdm(range(0, len(order), batch_size), unit="batch", mininterval=5):
+        some = order[start : start + batch_size]
+        for i, ids in zip(some, greedy_decode(model, [encoded[i] for i in some], max_new_tokens)):
+            texts[i] = str(model.tokenizer.decode(ids, skip_special_tokens=True))
+    return texts
 
 
 def said(model: Model, prompts: Sequence[str], longest: int) -> list[str]:

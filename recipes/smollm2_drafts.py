@@ -16,7 +16,7 @@ from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, sav
 from eelib.models.model import Model, load_model
 from eelib.models.probe import block_states
 from eelib.models.readings import origin_of
-from eelib.tracing.replay import state_at
+from eelib.tracing.decode import state_at
 from recipes.chat_outputs import OwnText, batches, packs, read_texts
 from recipes.corpora import SEED
 from recipes.legs import train

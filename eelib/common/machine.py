@@ -46,6 +46,12 @@ def processor() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available

@@ -1,15 +1,15 @@
 """Greedy decoding of a batch with the model's own cache; every layer's state of a token is read out as it is made."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor
-from tqdm import tqdm
+from torch import Tensor, nn
 
-from eelib.common.errors import InputError
+from eelib.common.errors import InputError, SelfCheckError
 from eelib.lens.buffer import Reader
 from eelib.models.model import Model
-from eelib.models.probe import block_states
+from eelib.models.probe import block_states, first_tensor, their_code
 from eelib.models.sites import site_states
 
 
@@ -63,18 +63,6 @@ def greedy_decode(
     return ids
 
 
-def greedy_texts(model: Model, prompts: list[str], max_new_tokens: int, batch_size: int = 64) -> list[str]:
-    """Output texts of prompts, in their order, special tokens dropped; no readout."""
-    encoded = model.tokenizer(prompts)["input_ids"]
-    order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
-    texts = [""] * len(prompts)
-    for start in tqdm(range(0, len(order), batch_size), unit="batch", mininterval=5):
-        some = order[start : start + batch_size]
-        for i, ids in zip(some, greedy_decode(model, [encoded[i] for i in some], max_new_tokens)):
-            texts[i] = str(model.tokenizer.decode(ids, skip_special_tokens=True))
-    return texts
-
-
 @torch.no_grad()
 def states_of(
     model: Model, prompts: list[list[int]], outputs: list[list[int]], sites: bool = False
@@ -100,3 +88,52 @@ def states_of(
         whole = [model.adapted(layer, state, inputs) for layer, state in enumerate(states)]
         layers.append(model.read_through(torch.stack([state[0, read] for state in whole], dim=1)))
     return torch.cat(layers), {site: torch.cat(values) for site, values in found.items()}
+
+
+class EndOfRun(BaseException):
+    """Raised after the block at which a run ends; no network's own handler catches it."""
+
+    def __init__(self, state: Tensor):
+        self.state = state
+
+
+@torch.no_grad()
+def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
+    """Run the network up to one block.
+
+    Args:
+        model: whose blocks run.
+        layer: the last block that runs, 1..L.
+        inputs: arguments of the network.
+
+    Returns:
+        The state [1, tokens, hidden_size] after that block; after an adapter block's layer, the adapter block's.
+    """
+    block, beside = model.blocks[layer - 1], model.adapter_block
+    calls = model.blocks[:layer].count(block)  # blocks that share weights are one module, called several times
+
+    def leave(_module: nn.Module, _args: tuple, output: Any) -> None:
+        nonlocal calls
+        calls -= 1
+        if not calls:
+            state = first_tensor(output)
+            assert state is not None
+            raise EndOfRun(model.adapted(layer, state, inputs))
+
+    def keep(_module: nn.Module, _args: tuple, output: Any) -> None:
+        state = first_tensor(output)
+        assert beside and state is not None
+        model.adapted(beside.layer, state, inputs)  # for its keys and values
+
+    handles = [block.register_forward_hook(leave)]
+    if beside and beside.layer < layer:
+        handles.append(model.blocks[beside.layer - 1].register_forward_hook(keep))
+    try:
+        with their_code():
+            model.network(**inputs)
+    except EndOfRun as end:
+        return end.state
+    finally:
+        for handle in handles:
+            handle.remove()
+    raise SelfCheckError(f"{model.name}: block {layer} did not run")

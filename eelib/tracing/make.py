@@ -24,12 +24,11 @@ from eelib.tracing.given import check_given
 from eelib.tracing.makers import is_clear
 from eelib.tracing.outputs import is_finished, make_outputs
 from eelib.tracing.plan import Job
-from eelib.tracing.replay import has_replay, make_replay
 from eelib.tracing.shards import load_manifest
 from eelib.tracing.trace import Trace
 
 TRACE_VERSION = 3  # to be raised by a change of the code that changes what a trace holds: it is then made again
-SUBSET = 24  # sequences for sites, pairs or times where the caller says only True
+SUBSET = 24  # sequences for sites or pairs where the caller says only True
 
 
 def trace(
@@ -42,15 +41,12 @@ def trace(
     pairs: bool | int = False,
     strict: bool = False,
     progress: bool = True,
-    timed: bool | int = False,
-    repeats: int = 3,
     given: bool = False,
 ) -> Trace:
     """The trace of `task` under `model`: made if it does not exist, finished if it is half made, else returned.
 
     Greedy decoding up to `max_new_tokens`; every emitted token is read at layers 0..L. `sites` and `pairs` (True, or a
-    number of sequences) add sub-layer readouts and layer-by-layer similarities for the first so many sequences; `timed`
-    adds the times of a run that stops at each token's exit layer, for so many sequences, `repeats` times each.
+    number of sequences) add sub-layer readouts and layer-by-layer similarities for the first so many sequences.
     With `given` nothing is decoded: the prompts are texts, and one pass of a decoder-only model reads all positions of
     each up to the window's end. The last layer's top-1 is the final token of a position; "token_id",
     "reference_probability" and "reference_rank" are of the text's own next token.
@@ -59,29 +55,23 @@ def trace(
     or StorageError where the disk is at fault: one line.
     """
     job = job_of(model, task, max_new_tokens, folder, batch_size, strict, progress, given)
-    check_whole("repeats", repeats, 1)
-    if given and timed:
-        raise InputError("timed runs repeat a decoding; with given=True nothing is decoded")
-    for kind, wanted in (("sites", sites), ("pairs", pairs), ("timed", timed)):
+    for kind, wanted in (("sites", sites), ("pairs", pairs)):
         if not isinstance(wanted, bool):
             check_whole(kind, wanted, 0, "True, False or a number of sequences")
     if sites and not model.components:  # said before hours of decoding, not after
         raise InputError(model.components_error)
     extras = {kind: count(wanted) for kind, wanted in (("sites", sites), ("pairs", pairs)) if wanted}
-    times = (count(timed), int(repeats)) if timed else None
-    if (job.folder / "manifest.json").exists() and is_clear(job.folder) and has_all(job, extras, times):
+    if (job.folder / "manifest.json").exists() and is_clear(job.folder) and has_all(job, extras):
         return Trace(job.folder)  # without the lock: another maker may be at work on what is not asked for
     try:
         while not make_outputs(job):
             pass
-        if extras or times:
+        if extras:
             with only_one(job.folder, told=progress):  # a page has no place for it
                 for kind, wanted in extras.items():
                     make_extra(job, kind, wanted)
-                if times:
-                    make_replay(job, *times)
     except StorageError:  # a folder that can only be read, as that of somebody else, may hold all of it
-        if not has_all(job, extras, times):
+        if not has_all(job, extras):
             raise
     return Trace(job.folder)
 
@@ -126,10 +116,9 @@ def job_of(
     return Job(model, task, Path(folder) / folder_name(identity), identity, batch_size, strict, progress)
 
 
-def has_all(job: Job, extras: dict[str, int], times: tuple[int, int] | None) -> bool:
+def has_all(job: Job, extras: dict[str, int]) -> bool:
     """Whether a trace is finished, and what is asked for beside it there."""
-    made = is_finished(job) and all(has_extra(job, *extra) for extra in extras.items())
-    return made and (times is None or has_replay(job, *times))
+    return is_finished(job) and all(has_extra(job, *extra) for extra in extras.items())
 
 
 def count(wanted: bool | int) -> int:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,7 +29,6 @@ TOKEN_COLUMNS = (
     "truncated",
     "group",
 )
-REPLAY_COLUMNS = ("sequence", "group", "tokens", "layers", "full", "oracle", "before", "mismatches", "ideal")
 
 
 def to_bytes(frame: Mapping[str, np.ndarray | list]) -> memoryview:
@@ -143,16 +141,3 @@ def load_times(folder: Path) -> dict:
     if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date):  # it has no checksum: anything may stand there
         return {"seconds": 0.0, "date": "unknown"}
     return {"seconds": float(seconds), "date": date}
-
-
-REPLAY = "replay.json"  # seconds differ from run to run, so they have a file of their own, too
-
-
-def save_replay(folder: Path, settings: dict, rows: list[dict]) -> None:
-    """Keep the times of a replay with what they depend on, and the day."""
-    save_sealed(folder / REPLAY, {"settings": settings, "date": time.strftime("%Y-%m-%d"), "rows": rows})
-
-
-def load_replay(folder: Path) -> dict:
-    """{"settings", "date", "rows"} as they were kept; empty where nothing was, or what is left is damaged."""
-    return load_sealed(folder / REPLAY)

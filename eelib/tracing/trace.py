@@ -14,12 +14,10 @@ from eelib.lens.similarity import PAIRS
 from eelib.tracing import exit_layers
 from eelib.tracing.shards import (
     READOUTS,
-    REPLAY_COLUMNS,
     STORED_OF_SITES,
     TOKEN_COLUMNS,
     intact,
     load_manifest,
-    load_replay,
     load_times,
 )
 
@@ -136,22 +134,6 @@ class Trace:
         size = self.layers + 1
         found = {n: table[n].combine_chunks().flatten().to_numpy().reshape(-1, size, size) for n in PAIRS}
         return found | {"row": table["row"].to_numpy()}
-
-    @cached_property
-    def replay(self) -> pd.DataFrame:
-        """Seconds of runs that stop at each token's exit layer ("first") and of full ones; `trace(..., timed=True)`.
-
-        A row per timed sequence: sequence, group, tokens, layers (blocks that the stopping run used, summed over
-        tokens), full and oracle (seconds of all tokens), before (seconds of encoder or prompt), mismatches, ideal
-        (whether earlier tokens came from a cache). No rows for a masked model: one pass reads all its positions, each
-        with an exit layer of its own. attrs: machine, threads, date.
-        """
-        record = load_replay(self.folder)
-        if not record:
-            raise InputError("this trace has no times; ask for them with eelib.trace(..., timed=True)")
-        frame = pd.DataFrame(record["rows"], columns=list(REPLAY_COLUMNS))
-        frame.attrs = {name: record["settings"][name] for name in ("machine", "threads")} | {"date": record["date"]}
-        return frame
 
 
 def extra_table(made: Trace, kind: str) -> pa.Table:

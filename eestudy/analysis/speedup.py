@@ -4,13 +4,14 @@ import numpy as np
 import pandas as pd
 
 from eestudy.analysis.architectures import architecture, told
+from eestudy.exits.replay import load_replay
 from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.statistics.resampling import bootstrap_totals
 from eestudy.study.claims import as_depth, published
 from eestudy.study.results import Results
 from eestudy.study.study import Study
 
-Timings = dict[tuple[str, str], pd.DataFrame]  # {(model, task): `Trace.replay`}
+Timings = dict[tuple[str, str], pd.DataFrame]  # {(model, task): `load_replay`}
 
 
 def timings(studies: list[Study]) -> Timings:
@@ -22,12 +23,12 @@ def timings(studies: list[Study]) -> Timings:
     for study in studies:
         names = [n for n in study.traces if study.learnt[n]] or list(study.traces)
         for name in names if study.parameters.timed_sequences else ():
-            made[study.model.name, name] = study.traces[name].replay
+            made[study.model.name, name] = load_replay(study.traces[name])
     return {key: frame for key, frame in made.items() if len(frame)}
 
 
 def speed(frame: pd.DataFrame, layers: int, seed: int = 0) -> dict[str, Interval]:
-    """Ratios of sums over the sequences of a `Trace.replay`, groups resampled together.
+    """Ratios of sums over the sequences of `load_replay`, groups resampled together.
 
     time: full over oracle. whole: the same with encoder or prompt added to both. layers: L over the oracle's mean
     exit layer. fixed: the share of a full token's time that no exit saves, if each block takes the same time.

@@ -22,6 +22,7 @@ from eelib.tasks.metrics import repeated
 from eelib.tasks.task import Task, load_task, task_names
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
+from eestudy.exits.replay import make_replay
 from eestudy.exits.task_quality import quality_interval
 from eestudy.markup.text import visible
 from eestudy.statistics.interval import NOTHING, Interval
@@ -39,10 +40,11 @@ MINIMUM_GROUPS = 30  # a learnt task with fewer sequences (or passages) is left 
 class Study:
     """The model and traces that a notebook's parameters ask for; ParameterError where they can't be had.
 
-    `sites`, `pairs`, `timed` and `repeats` are what `trace` takes. `model`, `tasks`, `template` and `limit` stand in
-    place of the parameters', for a notebook that looks at several models: Study(p, model=p.after). `gates`: rules to be
-    scored on every trace, also where their gates look at states; see `scores`. `loaded`: the parameters' model, where
-    another study has it already. `premise`: what a task needs to be judged; see `learnt`.
+    `sites` and `pairs` are what `trace` takes, `timed` and `repeats` what `make_replay` takes. `model`, `tasks`,
+    `template` and `limit` stand in place of the parameters', for a notebook that looks at several models:
+    Study(p, model=p.after). `gates`: rules to be scored on every trace, also where their gates look at states; see
+    `scores`. `loaded`: the parameters' model, where another study has it already. `premise`: what a task needs to be
+    judged; see `learnt`.
     """
 
     premise = QUALITY
@@ -94,12 +96,12 @@ class Study:
                     batch_size=p.batch_size or None,
                     sites=sites,
                     pairs=pairs,
-                    timed=timed,
-                    repeats=repeats,
                     progress=False,
                 )
                 for name, task in self.tasks.items()
             }
+            for name, made in self.traces.items() if timed else ():
+                make_replay(self.model, self.tasks[name], made, timed, repeats)
             self._scores: dict[tuple[str, str], Scores] = {}
             self.keep_scores(gates)
 

@@ -11,7 +11,7 @@ from eelib.models.cache import growing_cache
 from eelib.models.readings import base_of, save_reading
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
-from eelib.tracing.replay import Replay, is_ideal, timed_step
+from eestudy.exits.replay import Replay, is_ideal, timed_step
 
 PROMPTS = ["the cat sat on", "a dog", "the mat", "on a dog the cat"]
 LAYER = 1

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, GenerationConfig
 
 import eelib
-from eelib.tracing.decode import greedy_texts
 from recipes import pocket_llama
 from recipes.batches import TOKENS_PER_BATCH, Phase, Text, order_of
 from recipes.loop import Schedule
 from recipes.pocket_llama import CONTEXT, PHASES, SCHEDULE, build, in_batches, part_batches, target_loss
+from recipes.quality import greedy_texts
 from recipes.texts import PARTS, SEEN, WHOLE
 
 TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}

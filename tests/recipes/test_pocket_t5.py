@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 import eelib
 from eelib.common.errors import InputError
-from eelib.tracing.decode import greedy_texts
 from recipes import pocket_t5
 from recipes.batches import TOKENS_PER_BATCH, Phase, Text, order_of
 from recipes.loop import MasterOptimizer, Schedule, train
 from recipes.pocket_t5 import PHASES, SCHEDULE, build, grow, label_loss, part_batches
+from recipes.quality import greedy_texts
 from recipes.texts import PARTS, SEEN, WHOLE
 
 SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}

@@ -169,7 +169,6 @@ def test_other_kinds_of_models_are_refused(name, part, model_of, tmp_path, one_l
 @pytest.mark.parametrize(
     "options, part",
     [
-        ({"timed": 2}, "nothing is decoded"),
         ({"given": "yes"}, "given 'yes'"),
         ({"given": 1}, "given 1"),
         ({"task": eelib.Task.from_prompts(["The hill"], chat=True)}, "chat=False"),

@@ -92,7 +92,7 @@ def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, mode
     assert_same(made("llama"), trace)
     again = make(model_of("llama"), trace.folder.parents[1], sites=2)
     assert again.folder == trace.folder
-    for more in ({"sites": 3}, {"timed": 1}, {"max_new_tokens": STEPS + 1}):
+    for more in ({"sites": 3}, {"max_new_tokens": STEPS + 1}):
         call = partial(make, model_of("llama"), trace.folder.parents[1], **more)
         one_line(StorageError, ("can't be made or written to", "Permission denied"), call)
 
@@ -227,10 +227,6 @@ def test_two_asking_at_once_make_it_once(folder_of, tmp_path, made):
         ({"sites": "yes"}, "sites 'yes'"),
         ({"pairs": -2}, "pairs -2"),
         ({"pairs": 0.5}, "pairs 0.5"),
-        ({"timed": -1}, "timed -1"),
-        ({"timed": "all"}, "timed 'all'"),
-        ({"repeats": 0}, "repeats 0"),
-        ({"repeats": True}, "repeats True"),
         ({"task": "translation/de-en"}, "eelib.load_task"),
     ],
 )

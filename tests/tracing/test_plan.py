@@ -8,7 +8,6 @@ from traces import make
 
 import eelib
 from eelib.tracing import plan
-from eelib.tracing.shards import load_replay
 
 
 def test_prompts_beyond_the_window(model_of, tmp_path, one_line):
@@ -57,12 +56,11 @@ def test_batch_size_from_free_memory(memory, size, model_of, monkeypatch):
 
 def test_files_of_another_model_s_trace_are_not_taken_for_this_one_s(model_of, tmp_path, capsys):
     """Moved into its place whole, with a manifest that is as it was written."""
-    made, other = make(model_of("llama"), tmp_path), make(model_of("qwen3"), tmp_path, timed=2)
+    made, other = make(model_of("llama"), tmp_path), make(model_of("qwen3"), tmp_path)
     wanted = {file.name: file.read_bytes() for file in made.folder.iterdir() if file.suffix == ".parquet"}
     for file in other.folder.iterdir():
         shutil.copy(file, made.folder / file.name)
-    again = make(model_of("llama"), tmp_path, timed=2)
+    again = make(model_of("llama"), tmp_path)
     assert again.folder == made.folder and again.manifest["weights"] == model_of("llama").hash
     assert {name: (again.folder / name).read_bytes() for name in wanted} == wanted
     assert "another trace's" in capsys.readouterr().out
-    assert load_replay(again.folder)["settings"]["trace"] == again.folder.name

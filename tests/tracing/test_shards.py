@@ -13,7 +13,6 @@ import pytest
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common import files
-from eelib.common.errors import InputError
 from eelib.tracing import shards
 from eelib.tracing import trace as reading
 from eelib.tracing.trace import Trace
@@ -136,21 +135,6 @@ def test_damage_is_redone(name, damage, copied, quiet, model_of):
     folder, place = copied
     damage(place / name)
     assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)
-
-
-def another_number(file):
-    file.write_text(file.read_text().replace('"mismatches": 0', '"mismatches": 7'))
-
-
-@pytest.mark.parametrize("damage", [flip, halve, clear, zero, os.unlink, another_number])
-def test_damaged_times_of_a_replay_are_measured_again(damage, copied, model_of, one_line):
-    folder, place = copied
-    whole = make(model_of("llama"), folder, timed=1).replay
-    damage(place / shards.REPLAY)
-    one_line(InputError, "no times", lambda: Trace(place).replay)
-    again = make(model_of("llama"), folder, timed=1).replay
-    told = ["sequence", "group", "tokens", "layers", "mismatches", "ideal"]  # all but the seconds
-    assert again[told].equals(whole[told])
 
 
 @pytest.mark.parametrize("damage", [flip, halve, os.unlink])

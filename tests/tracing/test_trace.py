@@ -32,4 +32,3 @@ def test_unknown_readouts_and_what_was_not_made(made, model_of, tmp_path, one_li
     bare = make(model_of("llama"), tmp_path)
     one_line(ValueError, "sites=True", lambda: bare.sites)
     one_line(ValueError, "pairs=True", lambda: bare.pairs)
-    one_line(ValueError, "timed=True", lambda: bare.replay)

@@ -7,68 +7,28 @@ tokens are there at all layers for free: P's ideal situation, which no real deco
 """
 
 import time
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
 from transformers import Cache
 
-from eelib.common.errors import SelfCheckError
-from eelib.common.machine import machine
+from eelib.common.errors import InputError, SelfCheckError
+from eelib.common.files import only_one
+from eelib.common.machine import machine, synchronize
 from eelib.common.tolerances import close, tolerance
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
-from eelib.models.probe import NotTaken, first_tensor, their_code
+from eelib.models.probe import NotTaken
 from eelib.tasks.task import Task
-from eelib.tracing.plan import Job, encode
-from eelib.tracing.shards import REPLAY_COLUMNS, load_replay, save_replay
+from eelib.tracing.decode import state_at
+from eelib.tracing.plan import encode
+from eelib.tracing.shards import load_sealed, save_sealed
 from eelib.tracing.trace import Trace
 
+FILE = "replay.json"  # seconds differ from run to run, so they are not in the manifest
+COLUMNS = ("sequence", "group", "tokens", "layers", "full", "oracle", "before", "mismatches", "ideal")
 ONE_TOKEN = 8  # texts of a classifier that are timed in place of one sequence: each is a single token
-
-
-class Left(BaseException):
-    """Raised after the block at which a run ends; carries that block's state. No network's own handler catches it."""
-
-    def __init__(self, state: Tensor):
-        self.state = state
-
-
-@torch.no_grad()
-def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
-    """State [1, tokens, hidden_size] after block `layer` (1..L) of a run that goes no further; after an adapter
-    block's layer, what it makes of it.
-    """
-    block, beside = model.blocks[layer - 1], model.adapter_block
-    calls = model.blocks[:layer].count(block)  # blocks that share weights are one module, called several times
-
-    def leave(_module: nn.Module, _args: tuple, output: Any) -> None:
-        nonlocal calls
-        calls -= 1
-        if not calls:
-            state = first_tensor(output)
-            assert state is not None
-            raise Left(model.adapted(layer, state, inputs))
-
-    def keep(_module: nn.Module, _args: tuple, output: Any) -> None:
-        state = first_tensor(output)
-        assert beside and state is not None
-        model.adapted(beside.layer, state, inputs)  # for its keys and values
-
-    handles = [block.register_forward_hook(leave)]
-    if beside and beside.layer < layer:
-        handles.append(model.blocks[beside.layer - 1].register_forward_hook(keep))
-    try:
-        with their_code():
-            model.network(**inputs)
-    except Left as end:
-        return end.state
-    finally:
-        for handle in handles:
-            handle.remove()
-    raise SelfCheckError(f"{model.name}: block {layer} did not run")
 
 
 class Replay:
@@ -166,12 +126,6 @@ def timed_step(replay: Replay, token: int, layer: int) -> tuple[float, bool]:
     return seconds, wrong
 
 
-def synchronize(device: torch.device) -> None:
-    """Let a GPU finish what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def time_before(replay: Replay) -> float:
     """Seconds of what comes before the first step."""
     synchronize(replay.model.device)
@@ -182,7 +136,7 @@ def time_before(replay: Replay) -> float:
 
 
 def time_sequences(model: Model, trace: Trace, task: Task, sequences: int, repeats: int) -> list[dict]:
-    """Time `sequences` of a trace, evenly spread: a row each with REPLAY_COLUMNS, as `Trace.replay` has them.
+    """Time `sequences` of a trace, evenly spread: a row each with COLUMNS, as `load_replay` has them.
 
     Of each token the median of `repeats` counts. End tokens are left out.
     """
@@ -224,38 +178,58 @@ def time_sequence(replay: Replay, tokens: pd.DataFrame, repeats: int) -> dict:
         int(wrong),
         replay.ideal,
     )
-    return dict(zip(REPLAY_COLUMNS, values, strict=True))
+    return dict(zip(COLUMNS, values, strict=True))
 
 
-def settings_of(job: Job, sequences: int, repeats: int) -> dict[str, str | int]:
+def settings_of(model: Model, trace: Trace, sequences: int, repeats: int) -> dict[str, str | int]:
     """What the times of a replay depend on."""
     return {
-        "trace": job.folder.name,  # which holds a hash of what it is of
+        "trace": trace.folder.name,  # which holds a hash of what it is of
         "sequences": sequences,
         "repeats": repeats,
-        "machine": machine(job.model.device),
+        "machine": machine(model.device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
 
 
-def has_replay(job: Job, sequences: int, repeats: int) -> bool:
-    """Whether such times were kept on this machine."""
-    return load_replay(job.folder).get("settings") == settings_of(job, sequences, repeats)
+def make_replay(model: Model, task: Task, trace: Trace, sequences: int, repeats: int) -> None:
+    """Time sequences of a trace and keep the times in its folder, unless the same were kept on this machine.
 
-
-def make_replay(job: Job, sequences: int, repeats: int) -> None:
-    """Time `sequences` of a finished trace and keep the times in its folder, unless the same were kept on this machine.
-
-    Of a classifier, whose texts are one token each, ONE_TOKEN texts stand for one sequence; of a masked model nothing
-    is timed, and that is kept.
+    Args:
+        model: the trace's model.
+        task: the trace's task.
+        trace: a finished trace of outputs that were decoded.
+        sequences: how many, evenly spread; of a classifier, whose texts are one token each, ONE_TOKEN texts for each.
+            Of a masked model nothing is timed, and that is kept.
+        repeats: how many times each token is timed; the median counts.
     """
-    if has_replay(job, sequences, repeats):
+    settings = settings_of(model, trace, sequences, repeats)
+    if load_sealed(trace.folder / FILE).get("settings") == settings:
         return
-    count = sequences * (ONE_TOKEN if job.model.labels else 1)
-    made = Trace(job.folder)
-    save_replay(
-        job.folder,
-        settings_of(job, sequences, repeats),
-        [] if job.model.kind == "masked" else time_sequences(job.model, made, job.task, count, repeats),
-    )
+    with only_one(trace.folder, told=False):  # a page has no place for it
+        if load_sealed(trace.folder / FILE).get("settings") == settings:
+            return
+        count = sequences * (ONE_TOKEN if model.labels else 1)
+        rows = [] if model.kind == "masked" else time_sequences(model, trace, task, count, repeats)
+        save_sealed(trace.folder / FILE, {"settings": settings, "date": time.strftime("%Y-%m-%d"), "rows": rows})
+
+
+def load_replay(trace: Trace) -> pd.DataFrame:
+    """Times of a trace that `make_replay` has kept.
+
+    Returns:
+        A row per timed sequence: sequence, group, tokens, layers (blocks that the stopping run used, summed over
+        tokens), full and oracle (seconds of all tokens), before (seconds of encoder or prompt), mismatches, ideal
+        (whether earlier tokens came from a cache). No rows for a masked model: one pass reads all its positions, each
+        with an exit layer of its own. attrs: machine, threads, date.
+
+    Raises:
+        InputError: nothing was kept, or the file was altered.
+    """
+    record = load_sealed(trace.folder / FILE)
+    if not record:
+        raise InputError(f"{trace.folder} has no times; make them with eestudy.exits.replay.make_replay")
+    frame = pd.DataFrame(record["rows"], columns=list(COLUMNS))
+    frame.attrs = {name: record["settings"][name] for name in ("machine", "threads")} | {"date": record["date"]}
+    return frame

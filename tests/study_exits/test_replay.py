@@ -1,6 +1,7 @@
 """The oracle really stops: the blocks it runs, the states it gives, what it counts, when its times are used again."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,14 +13,13 @@ from torch import nn
 import eelib
 from checks.tiny import build
 from checks.tiny_texts import PROMPTS, tokenizer_for
-from eelib.common.errors import SelfCheckError
+from eelib.common.errors import InputError, SelfCheckError
 from eelib.common.tolerances import close
 from eelib.models.model import prepare
 from eelib.tasks.task import Task
-from eelib.tracing import replay as replaying
-from eelib.tracing.decode import greedy_decode, states_of
-from eelib.tracing.replay import Replay, is_ideal, own_layers, state_at
-from eelib.tracing.shards import REPLAY
+from eelib.tracing.decode import greedy_decode, state_at, states_of
+from eestudy.exits import replay as replaying
+from eestudy.exits.replay import FILE, Replay, is_ideal, load_replay, make_replay, own_layers
 
 GENERATING = ("llama", "gpt2", "gemma2", "t5", "marian")
 CLOSE = dict(rtol=1e-4, atol=1e-5)
@@ -128,52 +128,74 @@ def test_a_classifier_and_a_network_without_a_cache_run_the_whole_text(model_of,
 # Measuring
 
 
+TASK = Task.from_prompts(PROMPTS)
+
+
 @pytest.fixture
-def timed(model, tmp_path):
-    """timed(sequences, repeats): a trace of five free prompts."""
-    task = Task.from_prompts(PROMPTS)
-    return lambda timed=False, repeats=1: eelib.trace(
-        model, task, max_new_tokens=6, folder=tmp_path, progress=False, timed=timed, repeats=repeats
-    )
+def trace(model, tmp_path):
+    """A trace of five free prompts."""
+    return eelib.trace(model, TASK, max_new_tokens=6, folder=tmp_path, progress=False)
 
 
-def test_what_is_timed_is_the_trace(model, timed):
-    trace = timed(99)
-    frame, rows = trace.replay, trace.statistic_rows()
+def timed(model, trace, sequences, repeats=1):
+    make_replay(model, TASK, trace, sequences, repeats)
+    return load_replay(trace)
+
+
+def test_what_is_timed_is_the_trace(model, trace, one_line):
+    one_line(InputError, "no times", lambda: load_replay(trace))
+    frame, rows = timed(model, trace, 99), trace.statistic_rows()
     layers = pd.Series(trace.exit_layer("first")[rows]).groupby(trace.tokens["sequence"].to_numpy()[rows]).agg(list)
     assert frame["sequence"].tolist() == layers.index.tolist()
     assert frame["layers"].tolist() == [*map(sum, layers)] and frame["tokens"].tolist() == [*map(len, layers)]
     assert not frame["mismatches"].any() and (frame[["full", "oracle"]] > 0).all(axis=None)
     assert frame["ideal"].all() == (model.kind != "classifier")
     assert frame.attrs["machine"] and frame.attrs["date"] and frame.attrs["threads"] == torch.get_num_threads()
-    two = replaying.time_sequences(model, trace, Task.from_prompts(PROMPTS), sequences=2, repeats=2)
+    two = replaying.time_sequences(model, trace, TASK, sequences=2, repeats=2)
     assert [row["sequence"] for row in two] == [layers.index[0], layers.index[-1]]  # evenly spread
 
 
-def test_times_are_kept_until_something_else_is_asked_for(model, timed, monkeypatch):
-    plain = timed()
-    before = (plain.folder / "manifest.json").read_bytes()
-    first = timed(2).replay
+def cut_short(file):
+    file.write_text("{")
+
+
+def another_number(file):
+    file.write_text(file.read_text().replace('"mismatches": 0', '"mismatches": 7'))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut_short, another_number])
+def test_damaged_times_are_measured_again(damage, model_of, tmp_path, one_line):
+    trace = eelib.trace(model_of("llama"), TASK, max_new_tokens=4, folder=tmp_path, progress=False)
+    whole = timed(model_of("llama"), trace, 1)
+    damage(trace.folder / FILE)
+    one_line(InputError, "no times", lambda: load_replay(trace))
+    again = timed(model_of("llama"), trace, 1)
+    same = ["sequence", "group", "tokens", "layers", "mismatches", "ideal"]  # all but the seconds
+    assert again[same].equals(whole[same])
+
+
+def test_times_are_kept_until_something_else_is_asked_for(model, trace, monkeypatch):
+    before = (trace.folder / "manifest.json").read_bytes()
+    first = timed(model, trace, 2)
     asked = []
     monkeypatch.setattr(replaying, "time_sequences", lambda *args: asked.append(args[3:]) or first.to_dict("records"))
-    again = timed(2).replay
+    again = timed(model, trace, 2)
     assert not asked and again.equals(first) and again.attrs == first.attrs
-    timed(1)
-    (plain.folder / REPLAY).write_text("{")  # cut short
-    timed(1)
-    timed(1, repeats=2)
+    timed(model, trace, 1)
+    timed(model, trace, 1, repeats=2)
     monkeypatch.setattr(replaying, "machine", lambda _device: "another")
-    assert timed(1, repeats=2).replay.attrs["machine"] == "another"
+    assert timed(model, trace, 1, repeats=2).attrs["machine"] == "another"
     texts = replaying.ONE_TOKEN if model.kind == "classifier" else 1
-    assert asked == [(texts, 1), (texts, 1), (texts, 2), (texts, 2)]
-    assert json.loads((plain.folder / REPLAY).read_text())["settings"]["sequences"] == 1
-    assert (plain.folder / "manifest.json").read_bytes() == before  # a trace is the same bytes whenever it is made
+    assert asked == [(texts, 1), (texts, 2), (texts, 2)]
+    assert json.loads((trace.folder / FILE).read_text())["settings"]["sequences"] == 1
+    assert (trace.folder / "manifest.json").read_bytes() == before  # a trace is the same bytes whenever it is made
 
 
 def test_a_masked_model_is_not_timed(model_of, tmp_path):
     """One pass reads all its positions, each with an exit layer of its own."""
-    trace = eelib.trace(model_of("bert"), Task.from_prompts(PROMPTS), folder=tmp_path, progress=False, timed=True)
-    assert trace.replay.empty and trace.replay.attrs["machine"]
+    trace = eelib.trace(model_of("bert"), TASK, folder=tmp_path, progress=False)
+    frame = timed(model_of("bert"), trace, 4)
+    assert frame.empty and frame.attrs["machine"]
 
 
 def test_an_exit_layer_that_does_not_give_the_token_is_refused_in_float32(model_of, one_line, monkeypatch):
