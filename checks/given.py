@@ -29,7 +29,7 @@ from checks.report import headed, write_report
 from eelib.common.files import data_folder
 from eelib.models.checkpoint import path_of
 from eelib.models.model import Model
-from eelib.tasks.rows import read_rows
+from eelib.tasks.sources import read_rows
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
 

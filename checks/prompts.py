@@ -2,7 +2,7 @@
 
     python -m checks.prompts [--model NAME] [--out data/prompts/log.json]
 
-A kind's "short" wording in eelib/tasks/prompts.py is the one chosen here. The choice looks at quality alone, never at
+A kind's "short" wording in eelib/tasks is the one chosen here. The choice looks at quality alone, never at
 exit layers, and at texts that no report uses. A wording stands in the model's chat template ("chat") or is given as it
 is. Only those in the template can be chosen, since that is where a study uses "short"; the others are for comparison.
 (The rule was changed after the first run, for continuation only: at first it chose among the wordings outside the
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from checks.report import headed, write_report
 from eelib.common.files import data_folder
 from eelib.models.model import Model, load_model
-from eelib.tasks import prompts
+from eelib.tasks import structured, text_kinds
 from eelib.tasks.metrics import normalised, repeated
 from eelib.tasks.task import Task, load_task
 from eelib.tracing.decode import greedy_decode
@@ -76,8 +76,8 @@ AS_JSON = "Write the order as JSON with the keys id, name, items, city and urgen
 TRIALS = {
     "question_answering": Trial(
         {
-            "paper, raw": Wording(prompts.QUESTION_ANSWERING, chat=False),
-            "paper": Wording(prompts.QUESTION_ANSWERING),
+            "paper, raw": Wording(text_kinds.QUESTION_PROMPT, chat=False),
+            "paper": Wording(text_kinds.QUESTION_PROMPT),
             "few words, at the end": Wording("{context}\n\nQuestion: {question}\nAnswer in a few words."),
             "few words, at the start": Wording(
                 "Answer the question with a few words from the text.\n\nText: {context}\n\nQuestion: {question}"
@@ -94,8 +94,8 @@ TRIALS = {
     ),
     "summarization": Trial(
         {
-            "paper, raw": Wording(prompts.SUMMARIZATION, chat=False),
-            "paper": Wording(prompts.SUMMARIZATION),
+            "paper, raw": Wording(text_kinds.SUMMARIZATION_PROMPT, chat=False),
+            "paper": Wording(text_kinds.SUMMARIZATION_PROMPT),
             "one sentence": Wording("Summarize this text in one short sentence.\n\n{text}"),
             "headline": Wording("Write a headline of at most eight words for this text.\n\n{text}"),
             "headline, at the end": Wording("{text}\n\nWrite a short headline for the text above."),
@@ -110,8 +110,8 @@ TRIALS = {
     ),
     "structured": Trial(
         {
-            "paper, raw": Wording(prompts.STRUCTURED, chat=False),
-            "paper": Wording(prompts.STRUCTURED),
+            "paper, raw": Wording(structured.PROMPT, chat=False),
+            "paper": Wording(structured.PROMPT),
             "keys": Wording(f"{AS_JSON} Answer with the JSON only.\n\n{{note}}"),
             "one worked order": Wording(f"{AS_JSON}\n\nNote: {NOTES[0]}\nJSON: {RECORDS[0]}\n\nNote: {{note}}\nJSON:"),
             "two worked orders": Wording(

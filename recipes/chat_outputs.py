@@ -20,7 +20,7 @@ from torch import Tensor
 from eelib.common.files import write_atomically
 from eelib.models.model import Model
 from eelib.tasks.metrics import repeated
-from eelib.tasks.prompts import SHORT
+from eelib.tasks.task import KINDS
 from recipes.corpora import SEED, SHIFTS, first_words, novels, read_jsonl, spelled_out
 
 HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its text
@@ -77,6 +77,7 @@ WORDINGS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+SHORT = {name: kind.wordings["short"] for name, kind in KINDS.items() if "short" in kind.wordings}
 FIRST = 256  # prompts that were drawn before the wordings of the study were chosen, which all others may have, too
 LATER: dict[str, tuple[str, ...]] = {
     "answer": (SHORT["question_answering"].replace("{context}", "{text}"),),

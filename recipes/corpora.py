@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eelib.common.files import data_folder
-from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
+from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 
 SEED = 20  # of every recipe
 HELD_OUT_SHARE = 50  # one English Tatoeba sentence in this many is kept out of training, with all its neighbours

@@ -15,8 +15,8 @@ from transformers import BertForSequenceClassification
 
 from eelib.common.errors import InputError
 from eelib.models.model import Model, load_model, prepare
-from eelib.tasks.glue import LABELS
-from eelib.tasks.kinds.classification import label_scores, majority, reader
+from eelib.tasks.classification import LABELS, label_stats, majority, reader
+from eelib.tasks.metrics import scores_of
 from recipes.batches import from_step, packed
 from recipes.card import save_card
 from recipes.corpora import SEED, read_jsonl
@@ -142,7 +142,7 @@ def scored(model: Model, corpora: Path, task: str, split: str) -> dict:
     rows, beyond = rows_of(model, corpora, task, split)
     said = [model.labels[i] for i in classified(model, rows)]
     known = [[LABELS[task][row.label]] for row in rows]
-    scores, base = label_scores(task, said, known), majority(task, known)
+    scores, base = scores_of(label_stats(task, said, known)), majority(task, known)
     return {
         **scores,
         "majority class": base,

@@ -9,9 +9,9 @@ from tqdm import tqdm
 
 from eelib.common.files import data_folder
 from eelib.models.model import Model, load_model
-from eelib.tasks.metrics import bleu_chrf, normalised, rouge, squad_f1
-from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
+from eelib.tasks.metrics import answer_stats, bleu, chrf, normalised, rouge, scores_of
 from eelib.tasks.task import load_task
+from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from eelib.tracing.decode import greedy_decode, states_of
 from recipes.corpora import SEED, first_words, multi30k, read_jsonl, shifts, tatoeba
 from recipes.texts import ARTICLE_WORDS, WHOLE
@@ -66,7 +66,7 @@ def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: 
     texts = list(references)[: most or None] if most else [pair[at] for pair in pairs]
     wanted = [references[text] for text in texts] if most else [[pair[1 - at]] for pair in pairs]
     outputs = said(model, [translation_prompt(text, source, target) for text in texts], LONGEST_TRANSLATION)
-    return bleu_chrf(outputs, wanted) | {"items": len(texts)}
+    return scores_of({"BLEU": bleu(outputs, wanted)}) | chrf(outputs, wanted) | {"items": len(texts)}
 
 
 def readings(model: Model, corpora: Path) -> dict[str, dict]:
@@ -111,7 +111,8 @@ def answered(model: Model, rows: Sequence[dict]) -> dict:
 def answers(outputs: list[str], known: list[list[str]]) -> dict:
     """F1 and exact match of the best answer, with SQuAD's normalisation."""
     exact = [any(normalised(o) == normalised(answer) for answer in k) for o, k in zip(outputs, known)]
-    return squad_f1(outputs, known) | {"EM": 100 * sum(exact) / len(exact), "items": len(outputs)}
+    f1 = scores_of(answer_stats(outputs, known))["F1"]
+    return {"F1": f1, "EM": 100 * sum(exact) / len(exact), "items": len(outputs)}
 
 
 def headlines(model: Model, corpora: Path) -> dict[str, dict]:
@@ -123,8 +124,11 @@ def headlines(model: Model, corpora: Path) -> dict[str, dict]:
 def summarized(model: Model, articles: list[str], known: list[list[str]]) -> dict:
     """ROUGE-1, 2 and L of the model's headlines, and of the first words of each article."""
     prompts = [summarization_prompt(first_words(article, ARTICLE_WORDS)) for article in articles]
-    begun = rouge([first_words(article, HEADLINE_WORDS) for article in articles], known)
-    return rouge(said(model, prompts, LONGEST_ANSWER), known) | {"first words": begun, "items": len(articles)}
+    begun = scores_of(rouge([first_words(article, HEADLINE_WORDS) for article in articles], known))
+    return scores_of(rouge(said(model, prompts, LONGEST_ANSWER), known)) | {
+        "first words": begun,
+        "items": len(articles),
+    }
 
 
 def shipped(model: Model, parts: Collection[str]) -> dict[str, dict]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from eelib.tasks.prompts import structured_prompt
+from eelib.tasks.structured import structured_prompt
 from recipes.corpora import (
     FURTHER_QUESTION,
     SEED,

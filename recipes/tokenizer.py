@@ -5,18 +5,26 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from eelib.tasks.prompts import FIXED_PARTS
-
 END, PAD = "<|end|>", "<|pad|>"
 # Words, runs of up to three digits, runs of punctuation, white space: no piece ever mixes two of these.
 PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Parts of the paper's prompts that are one piece each, so that they cost little.
+FIXED_PARTS = (
+    "### Instruction:\n",
+    "\n### Input:\n",
+    "\n### Response:\n",
+    "\n### Context:\n",
+    "\n### Question:\n",
+    "\n### Answer:\n",
+    "I will provide a context and a question to you. You need to answer me the question based on the context.",
+)
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, window: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE with `vocabulary` entries in all, trained on `texts`; `window` is the model's, in tokens.
 
     All 256 bytes are in the initial alphabet, so nothing is unknown and decode(encode(x)) == x.
-    The fixed parts of the paper's prompts are one entry each (`prompts.FIXED_PARTS`).
+    The fixed parts of the paper's prompts are one entry each (`FIXED_PARTS`).
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(

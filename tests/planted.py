@@ -16,7 +16,7 @@ from test_notebooks import ROOT, papermill
 
 import eelib
 from eelib.models.model import Model
-from eelib.tasks.glue import named
+from eelib.tasks.classification import named
 from eelib.tasks.task import Task
 from eelib.tracing.pieces import pieces
 from eelib.tracing.shards import add_file, load_manifest, save_manifest, to_bytes

@@ -1,46 +1,108 @@
-"""Quality of outputs against references, through the field's own packages."""
+"""Scores of outputs against references. Each is a function of summed statistics, so that items can be resampled."""
 
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
 
+FromTotals = Callable[[np.ndarray], np.ndarray]  # totals [draws, k] -> scores [draws], 0-100
+ORDERS = 4  # of BLEU's n-grams
 
-def bleu_chrf(outputs: list[str], references: list[list[str]], language: str = "") -> dict[str, float]:
-    """Corpus BLEU and chrF by sacreBLEU, 0-100; its own tokenizers for Japanese and Chinese."""
+
+class ItemStats(NamedTuple):
+    """What a score needs of each item.
+
+    Attributes:
+        values: statistics of the items, [items, k].
+        from_totals: the score of their sums over any selection of items.
+    """
+
+    values: np.ndarray
+    from_totals: FromTotals
+
+
+def scores_of(stats: dict[str, ItemStats]) -> dict[str, float]:
+    """The score of all items together, 0-100, by name."""
+    return {name: found.from_totals(found.values.sum(axis=0)[None])[0].item() for name, found in stats.items()}
+
+
+def mean_of(values: Sequence[float]) -> ItemStats:
+    """A score that is 100 times the mean of the items' values."""
+    return ItemStats(np.column_stack([values, np.ones(len(values))]), lambda totals: 100 * totals[:, 0] / totals[:, 1])
+
+
+def bleu(outputs: list[str], references: list[list[str]], language: str = "") -> ItemStats:
+    """Corpus BLEU, counted by sacreBLEU.
+
+    Args:
+        outputs: one text an item.
+        references: at least one text an item.
+        language: code of the references' language; Japanese and Chinese have their own tokenizers.
+
+    Returns:
+        Statistics [items, 10]: matches and n-grams of order 1 to 4, length of the output and of its reference.
+    """
+    from sacrebleu.metrics import BLEU
+
+    scorer = BLEU(tokenize={"ja": "char", "zh": "zh"}.get(language, "13a"), effective_order=True)
+    scores = [scorer.sentence_score(output, known) for output, known in zip(outputs, references)]
+    return ItemStats(
+        np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], dtype=float), bleu_of_totals
+    )
+
+
+def bleu_of_totals(totals: np.ndarray) -> np.ndarray:
+    """Corpus BLEU (0-100) of summed statistics [draws, 10], smoothed as sacreBLEU does by default.
+
+    The k-th order without a match counts as 1 / 2^k matches; without any match, or any 4-gram, the score is 0.
+    """
+    matches, ngrams = totals[:, :ORDERS], totals[:, ORDERS : 2 * ORDERS]
+    system, reference = totals[:, -2], totals[:, -1]
+    matched = np.where(matches > 0, matches, 0.5 ** np.cumsum(matches == 0, axis=1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.exp(np.log(matched / ngrams).mean(axis=1))
+        score = 100 * precision * np.exp(np.minimum(0.0, 1.0 - reference / system))
+    return np.where((matches > 0).any(axis=1) & (ngrams > 0).all(axis=1), score, 0.0)
+
+
+def chrf(outputs: list[str], references: list[list[str]]) -> dict[str, float]:
+    """Corpus chrF by sacreBLEU, 0-100."""
     import sacrebleu
 
-    most = max(len(r) for r in references)
-    streams = [[r[min(i, len(r) - 1)] for r in references] for i in range(most)]
-    tokenize = {"ja": "char", "zh": "zh"}.get(language, "13a")
-    return {
-        "BLEU": sacrebleu.corpus_bleu(outputs, streams, tokenize=tokenize).score,
-        "chrF": sacrebleu.corpus_chrf(outputs, streams).score,
-    }
+    most = max(len(known) for known in references)
+    streams = [[known[min(i, len(known) - 1)] for known in references] for i in range(most)]
+    return {"chrF": sacrebleu.corpus_chrf(outputs, streams).score}
 
 
-def comet(outputs: list[str], sources: list[str], references: list[list[str]]) -> float | None:
-    """COMET-22 (0-100) as P reports it, or None where unbabel-comet is not installed."""
+def comet(outputs: list[str], sources: list[str], references: list[list[str]]) -> dict[str, float]:
+    """COMET-22 (0-100) as P reports it; {} where unbabel-comet is not installed."""
     try:
         from comet import download_model, load_from_checkpoint
     except ImportError:
-        return None
+        return {}
     scorer = load_from_checkpoint(download_model("Unbabel/wmt22-comet-da"))
     rows = [{"src": s, "mt": o, "ref": r[0]} for s, o, r in zip(sources, outputs, references)]
-    return 100.0 * float(scorer.predict(rows, progress_bar=False).system_score)
+    return {"COMET-22": 100.0 * float(scorer.predict(rows, progress_bar=False).system_score)}
 
 
-def squad_f1(outputs: list[str], references: list[list[str]]) -> dict[str, float]:
-    """Mean over items of the best token F1 against any reference, 0-100, with SQuAD's normalisation."""
-    best = [max(token_f1(o, r) for r in refs) for o, refs in zip(outputs, references)]
-    return {"F1": 100.0 * sum(best) / len(best)}
+def answer_stats(outputs: list[str], references: list[list[str]]) -> dict[str, ItemStats]:
+    """Scores of answers, each the mean over items.
+
+    F1 is the best token F1 of an output against any of its references, with SQuAD's normalisation; containment is
+    whether an output contains one of them.
+    """
+    pairs = list(zip(outputs, references))
+    return {
+        "F1": mean_of([max(token_f1(output, one) for one in known) for output, known in pairs]),
+        "containment": mean_of([any(contains(output, one) for one in known) for output, known in pairs]),
+    }
 
 
 def token_f1(output: str, reference: str) -> float:
@@ -50,12 +112,6 @@ def token_f1(output: str, reference: str) -> float:
         return float(a == b)
     common = sum((Counter(a) & Counter(b)).values())
     return 2.0 * common / (len(a) + len(b))
-
-
-def containment(outputs: list[str], references: list[list[str]]) -> dict[str, float]:
-    """Share of outputs, 0-100, that contain one of their references."""
-    found = [any(contains(o, r) for r in refs) for o, refs in zip(outputs, references)]
-    return {"containment": 100.0 * sum(found) / len(found)}
 
 
 def contains(output: str, reference: str) -> bool:
@@ -68,6 +124,23 @@ def normalised(text: str) -> list[str]:
     """Lower case, no punctuation, no English articles, split on white space (SQuAD's evaluation)."""
     bare = "".join(c for c in text.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+@lru_cache(maxsize=1)
+def rouge_scorer() -> "RougeScorer":
+    """ROUGE-1, ROUGE-2 and sentence-level ROUGE-L, with NLTK's Porter stemmer."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+
+
+def rouge(outputs: list[str], references: list[list[str]]) -> dict[str, ItemStats]:
+    """Mean F-measures of ROUGE-1, ROUGE-2 and ROUGE-L over items, each item's against its best reference."""
+    rows = [rouge_scorer().score_multi(known, output) for output, known in zip(outputs, references)]
+    return {
+        label: mean_of([row[key].fmeasure for row in rows])
+        for label, key in (("ROUGE-1", "rouge1"), ("ROUGE-2", "rouge2"), ("ROUGE-L", "rougeL"))
+    }
 
 
 def repeated(ids: Sequence[int], length: int = 8) -> np.ndarray:
@@ -87,20 +160,3 @@ def repeated(ids: Sequence[int], length: int = 8) -> np.ndarray:
     for start in (start for places in starts.values() if len(places) > 1 for start in places):
         found[start : start + length] = True
     return found
-
-
-@lru_cache(maxsize=1)
-def rouge_scorer() -> "RougeScorer":
-    """ROUGE-1, ROUGE-2 and sentence-level ROUGE-L, with NLTK's Porter stemmer."""
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
-
-
-def rouge(outputs: list[str], references: list[list[str]]) -> dict[str, float]:
-    """Mean F-measures of ROUGE-1, ROUGE-2 and ROUGE-L, 0-100, the best reference of each item."""
-    rows = [rouge_scorer().score_multi(refs, output) for output, refs in zip(outputs, references)]
-    return {
-        label: 100.0 * sum(row[key].fmeasure for row in rows) / len(rows)
-        for label, key in (("ROUGE-1", "rouge1"), ("ROUGE-2", "rouge2"), ("ROUGE-L", "rougeL"))
-    }

@@ -1,9 +1,9 @@
-"""Tasks: texts, the paper's prompts, references, and how an output is scored."""
+"""Tasks: texts with their prompts and references, by name or from files, and the scores of outputs."""
 
 import fnmatch
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,44 @@ from typing import Any
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.common.values import check_limit, check_text
-from eelib.tasks.kinds.registry import KINDS, kind_named, kind_with
-from eelib.tasks.prompts import FIELD, filled
-from eelib.tasks.rows import HUB, WMT22, Row, hub_rows, numbered, read_rows, wmt22_rows
+from eelib.tasks.classification import CLASSIFICATION
+from eelib.tasks.kind import FIELD, TaskKind, filled
+from eelib.tasks.sources import HUB, WMT22, Row, hub_rows, numbered, read_rows, wmt22_rows
+from eelib.tasks.structured import STRUCTURED
+from eelib.tasks.text_kinds import (
+    CONTINUATION,
+    INSTRUCTIONS,
+    PROMPTS,
+    QUESTION_ANSWERING,
+    SUMMARIZATION,
+    TEXTS,
+    TRANSLATION,
+)
 
-# A model whose scores are not above these has not learnt the task, so no claim is judged on it.
+REFERENCED = (QUESTION_ANSWERING, SUMMARIZATION, TRANSLATION, STRUCTURED, CLASSIFICATION)
+# All kinds, in the order in which a row is held against them. A new kind is one more.
+KINDS = {kind.name: kind for kind in (*REFERENCED, PROMPTS, INSTRUCTIONS, CONTINUATION, TEXTS)}
+# On a task where a model's scores are not above these, no claim is judged.
 BASELINES = {kind.name: kind.baseline for kind in KINDS.values() if kind.baseline}
+
+
+def kind_named(name: str) -> TaskKind:
+    """The kind with this name; InputError lists them."""
+    if name not in KINDS:
+        raise InputError(f"kind {name!r} of a task is not known; allowed: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def kind_with(fields: Collection[str]) -> TaskKind | None:
+    """The kind that rows with these fields are of."""
+    return next((kind for kind in KINDS.values() if kind.fits(fields)), None)
 
 
 @dataclass(frozen=True)
 class Task:
     """Prompts with their references. `groups` names what is resampled together: the passage that questions share.
 
-    `kind` is one of tasks/kinds; `sources` are the bare inputs. `labels` are a classification task's, in the order of
+    `kind` is a name of `KINDS`; `sources` are the bare inputs. `labels` are a classification task's, in the order of
     their numbers; where it judges pairs, `seconds` are the second texts. `columns` are what else the rows held, by
     field, None where one lacks it: for analyses only, no part of `hash`, and not kept in traces. `fields` are the texts
     from which `worded` makes each prompt, by name; no part of `hash` either, since the prompts are.
@@ -121,7 +146,7 @@ class Task:
         task = self if len(kept) == len(self) else self.pick(kept)
         return kind_named(self.kind).scores(task, list(answers))
 
-    def learnt(self, quality: dict[str, float]) -> bool:
+    def above_baseline(self, quality: dict[str, float]) -> bool:
         """Whether every score is above the baseline that was stated beforehand; true where none was stated."""
         return all(quality.get(metric, 0.0) > value for metric, value in self.baseline.items())
 
@@ -225,7 +250,7 @@ def files_in(folder: Path, name: str) -> list[Path]:
 
 
 def task_of_rows(name: str, rows: list[Row]) -> Task:
-    """The task that rows describe; its kind is told by the fields of the first."""
+    """The task that rows describe; the fields of the first decide its kind."""
     if not rows:
         raise InputError(f"task {name!r} has no rows")
     first = rows[0][1]
@@ -247,7 +272,7 @@ def task_of_rows(name: str, rows: list[Row]) -> Task:
         [item.source for item in items],
         [item.group for item in items],
         seconds=[item.second for item in items if item.second],
-        columns={key: [row.get(key) for _, row in rows] for key in first if key not in kind.reads},
+        columns={key: [row.get(key) for _, row in rows] for key in first if key not in kind.fields},
         fields=[item.fields for item in items if item.fields],
         **kind.about(name, first),
     )

@@ -17,7 +17,7 @@ from eelib.common.files import only_one
 from eelib.common.machine import machine
 from eelib.common.values import check_whole
 from eelib.models.model import Model
-from eelib.tasks.glue import named
+from eelib.tasks.classification import named
 from eelib.tasks.task import Task
 from eelib.tracing.extras import has_extra, make_extra
 from eelib.tracing.given import check_given

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from eelib.tasks.sums import bleu_of_totals, grouped
+from eelib.tasks.metrics import bleu_of_totals
 from eelib.tasks.task import load_task
 from eestudy.analysis import trainings
 from eestudy.analysis.trainings import change
+from eestudy.exits.task_quality import grouped
 from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.statistics.resampling import bootstrap_each_over_tasks
 

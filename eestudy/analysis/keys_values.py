@@ -19,10 +19,9 @@ from eelib.exits.decoding.generate import generate
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.registry import gate_named
 from eelib.models.model import Model, load_model
-from eelib.tasks.sums import grouped
 from eestudy.analysis.length import position_bins
 from eestudy.analysis.slopes import equal_count_bins, mean_over_tasks, slope_inside
-from eestudy.exits.task_quality import item_sums
+from eestudy.exits.task_quality import grouped, item_stats
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.resampling import bootstrap_unweighted_totals_over_tasks
 from eestudy.statistics.stats import bootstrap_unweighted_difference_over_tasks, bootstrap_unweighted_mean_over_tasks
@@ -296,8 +295,8 @@ def quality_change(side: Side, way: Way, half: int | None = None) -> Interval:
             continue
         asked = side.study.tasks[task].pick([int(sizes.index[row]) for row in rows])
         trace = side.study.traces[task].sequences.set_index("sequence")["output"]
-        before = item_sums(asked, [trace[sizes.index[row]] for row in rows])
-        after = item_sums(asked, [side.outputs[way][task][row] for row in rows])
+        before = item_stats(asked, [trace[sizes.index[row]] for row in rows])
+        after = item_stats(asked, [side.outputs[way][task][row] for row in rows])
         if not before:
             continue
         (old, score), (new, _) = next(iter(before.values())), next(iter(after.values()))

@@ -14,14 +14,13 @@ import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.curve import rule_at
-from eelib.tasks.sums import grouped
 from eelib.tasks.task import Task
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import label
 from eestudy.analysis.gates import span
 from eestudy.analysis.mee import OF_CALM, OF_M, Along, Side, compared, whose
 from eestudy.analysis.speed import PLAIN, Way, timed
-from eestudy.exits.task_quality import item_sums
+from eestudy.exits.task_quality import grouped, item_stats
 from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.statistics.resampling import bootstrap_totals
 
@@ -115,7 +114,7 @@ def quality_kept(asked: Task, texts: Sequence[list[str]], sums: np.ndarray, laye
     texts: at either threshold, and plain decoding's; sums: [groups, 2, 3] of the gate. NOTHING without references, and
     where plain decoding scores 0.
     """
-    found = [next(iter(item_sums(asked, outputs).values()), None) for outputs in texts]
+    found = [next(iter(item_stats(asked, outputs).values()), None) for outputs in texts]
     if any(one is None for one in found):
         return NOTHING
     parts, (score, *_) = zip(*found)

@@ -20,8 +20,8 @@ from eelib.exits.kept import needs_states
 from eelib.exits.offline import emitted, leave
 from eelib.exits.pieces import CLASSES, PieceTable, piece_table
 from eelib.exits.split import split
-from eelib.tasks.sums import grouped
 from eestudy.analysis.keys_values import writing_model
+from eestudy.exits.task_quality import grouped
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.resampling import bootstrap_unweighted_totals_over_tasks
 from eestudy.statistics.stats import attempt, bootstrap_mean, bootstrap_unweighted_mean_over_tasks

@@ -14,11 +14,11 @@ from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.curve import rule_at
 from eelib.exits.decoding.generate import generate
 from eelib.exits.exit_rule import ExitRule
-from eelib.tasks.kinds.structured import failures
-from eelib.tasks.sums import grouped
+from eelib.tasks.structured import failures
 from eelib.tasks.task import load_task, task_names
 from eestudy.analysis.keys_values import writing_model
 from eestudy.analysis.production import CALIBRATION, REPORT, Served, leaving, mean_of, served_by
+from eestudy.exits.task_quality import grouped
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.resampling import bootstrap_totals
 from eestudy.study.claims import Verdict, untestable

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
-from eelib.tasks.sums import grouped
 from eestudy.exits.quality import Quality
+from eestudy.exits.task_quality import grouped
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.resampling import bootstrap_each_over_tasks
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from eelib.tasks.sums import bleu_of_totals, grouped
+from eelib.tasks.metrics import bleu_of_totals
 from eelib.tasks.task import load_task
 from eelib.tracing.exit_layers import DEFINITIONS
 from eestudy.analysis import trainings
 from eestudy.analysis.trainings import Totals, change, over_tasks
+from eestudy.exits.task_quality import grouped
 from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.statistics.resampling import bootstrap_each_over_tasks
 from eestudy.study.claims import as_depth, published

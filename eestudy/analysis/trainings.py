@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from eelib.common.files import data_folder
-from eelib.tasks.sums import grouped
 from eelib.tasks.task import load_task
-from eestudy.exits.task_quality import item_sums
+from eestudy.exits.task_quality import grouped, item_stats
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.resampling import bootstrap_unweighted_totals_over_tasks
 
@@ -33,7 +32,8 @@ def bleu_of_outputs(texts: Mapping[str, Mapping[str, list]]) -> dict[str, np.nda
     """{task: BLEU's sums of each group [groups, 10]} of the outputs to shipped texts."""
     tasks = {name: load_task(name) for name in texts}
     return {
-        name: grouped(item_sums(task, texts[name]["outputs"])["BLEU"][0], task.groups) for name, task in tasks.items()
+        name: grouped(item_stats(task, texts[name]["outputs"])["BLEU"].values, task.groups)
+        for name, task in tasks.items()
     }
 
 

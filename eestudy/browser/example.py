@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from eelib.models.model import Model
-from eelib.tasks.prompts import LANGUAGES, translation_prompt
 from eelib.tasks.task import Task, load_task
+from eelib.tasks.text_kinds import LANGUAGES, translation_prompt
 from eelib.tracing.make import trace
 from eelib.tracing.trace import Trace
 from eestudy.analysis.grid import grid_of, ids_in

@@ -10,10 +10,10 @@ from torch import Tensor
 from eelib.common.errors import InputError
 from eelib.exits.curve import counted_rows
 from eelib.models.model import Model
-from eelib.tasks.sums import Score, grouped, mean_of
+from eelib.tasks.metrics import FromTotals, mean_of
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
-from eestudy.exits.task_quality import item_sums
+from eestudy.exits.task_quality import grouped, item_stats
 from eestudy.exits.ways import Way
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.resampling import bootstrap_totals
@@ -35,7 +35,7 @@ class Quality:
     groups: list[str]
     sums: np.ndarray
     full: np.ndarray
-    score: Score
+    score: FromTotals
 
     @property
     def scores(self) -> np.ndarray:
@@ -107,7 +107,7 @@ class Scorer:
     def of(self, pairs: Sequence[tuple[int, str]]) -> np.ndarray:
         """[n, columns] of (item, text) each. InputError for a task without references."""
         if new := [pair for pair in dict.fromkeys(pairs) if pair not in self.rows]:
-            found = item_sums(self.task.pick([item for item, _ in new]), [output for _, output in new])
+            found = item_stats(self.task.pick([item for item, _ in new]), [output for _, output in new])
             if not found:
                 raise InputError(f"{self.task.name} has no references that outputs could be scored against")
             self.name, (sums, self.score) = next(iter(found.items()))

@@ -17,9 +17,8 @@ from eelib.exits.exit_rule import ExitRule
 from eelib.exits.kept import kept_scores, make_scores, needs_states
 from eelib.exits.offline import Scores, scores
 from eelib.models.model import Model, load_model
-from eelib.tasks.kinds.registry import kind_named
 from eelib.tasks.metrics import repeated
-from eelib.tasks.task import Task, load_task, task_names
+from eelib.tasks.task import Task, kind_named, load_task, task_names
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
 from eestudy.exits.replay import make_replay
@@ -156,7 +155,7 @@ class Study:
         for name, made in self.traces.items():
             task = self.tasks[name].pick(made.sequences["sequence"].tolist())
             scores = quality_interval(task, list(made.sequences["output"])) if task.baseline else {}
-            found[name] = task.learnt({metric: interval.low for metric, interval in scores.items()})
+            found[name] = task.above_baseline({metric: interval.low for metric, interval in scores.items()})
         return found
 
     @property

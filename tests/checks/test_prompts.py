@@ -7,8 +7,7 @@ import pytest
 
 from checks import prompts
 from eelib.common.files import data_folder
-from eelib.tasks.kinds.registry import KINDS
-from eelib.tasks.task import Task
+from eelib.tasks.task import KINDS, Task
 
 RUN = 8  # words in a row that no text of a report shares with one that prompts were chosen on
 LOGGED = json.loads(prompts.LOG.read_text())["kinds"]

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from eelib.tasks.prompts import question_prompt
 from eelib.tasks.task import load_task
+from eelib.tasks.text_kinds import question_prompt
 from recipes import corpora
 from recipes.corpora import (
     Example,

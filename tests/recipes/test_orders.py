@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from eelib.common.files import data_folder
-from eelib.tasks.kinds.structured import validator
+from eelib.tasks.structured import validator
 from recipes.orders import NUMBERS, SPLITS, TESTED, WORDS, orders, write
 
 

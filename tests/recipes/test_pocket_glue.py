@@ -12,7 +12,7 @@ from bert_made import SHORT, TINY, resumed
 from transformers import AutoTokenizer
 
 import eelib
-from eelib.tasks.glue import LABELS
+from eelib.tasks.classification import LABELS
 from recipes import pocket_glue
 from recipes.__main__ import RECIPES
 from recipes.corpora import SEED

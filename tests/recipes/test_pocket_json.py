@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import eelib
-from eelib.tasks.prompts import structured_prompt
+from eelib.tasks.structured import structured_prompt
 from eelib.tasks.task import load_task
 from recipes import card as cards
 from recipes import pocket_skip, quality

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from eelib.tasks.prompts import question_prompt
+from eelib.tasks.text_kinds import question_prompt
 from recipes import texts
 from recipes.corpora import Example, read_jsonl, shifts, shipped_texts, tatoeba
 from recipes.rooms import stories

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelib.tasks.prompts import FIXED_PARTS, question_prompt, summarization_prompt, translation_prompt
-from recipes.tokenizer import END, PAD, train_tokenizer
+from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
+from recipes.tokenizer import END, FIXED_PARTS, PAD, train_tokenizer
 
 LINES = [
     "Der Hund, der bellt, beisst nicht!",

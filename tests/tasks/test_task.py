@@ -4,17 +4,15 @@ import gzip
 import json
 import os
 import sys
-from operator import eq
 
 import pandas as pd
 import pytest
 
 import eelib
-from eelib.tasks.kinds.kind import Item, TaskKind
-from eelib.tasks.kinds.registry import KINDS
-from eelib.tasks.prompts import question_prompt, summarization_prompt, translation_prompt
-from eelib.tasks.sums import mean_of
-from eelib.tasks.task import BASELINES, Task, load_task, shipped_tasks, task_names
+from eelib.tasks.kind import Item, TaskKind
+from eelib.tasks.metrics import mean_of
+from eelib.tasks.task import BASELINES, KINDS, Task, load_task, shipped_tasks, task_names
+from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from eestudy.exits.task_quality import quality_interval
 
 PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
@@ -380,18 +378,17 @@ def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
     """Rows of its own, prompt, score, interval and baseline, through the calls that every other kind goes through."""
     same = TaskKind(
         name="copying",
-        reads=("copy",),
+        fields=("copy",),
         examples=("copy",),
         fits=lambda fields: "copy" in fields,
         reader=lambda name, first: lambda row, i: Item(f"Copy: {row['copy']}", row["copy"], [row["copy"]], str(i)),
-        scores=lambda task, outputs: {"same": 100 * sum(map(eq, outputs, task.sources)) / len(task)},
-        sums=lambda task, outputs: {"same": mean_of([o == s for o, s in zip(outputs, task.sources)])},
+        item_stats=lambda task, outputs: {"same": mean_of([o == s for o, s in zip(outputs, task.sources)])},
         baseline={"same": 50.0},
     )
     monkeypatch.setitem(KINDS, same.name, same)
     task = load_task(str(write(tmp_path / "any.jsonl", [{"copy": word, "size": len(word)} for word in ("a", "bb")])))
     assert (task.kind, task.prompts, task.baseline) == ("copying", ["Copy: a", "Copy: bb"], {"same": 50.0})
-    assert task.quality(["a", "b"]) == {"same": 50.0} and not task.learnt(task.quality(["a", "b"]))
+    assert task.quality(["a", "b"]) == {"same": 50.0} and not task.above_baseline(task.quality(["a", "b"]))
     assert quality_interval(task, ["a", "bb"])["same"] == (100.0, 100.0, 100.0, 2)
     assert task.columns == {"size": [1, 2]}
 
@@ -473,12 +470,12 @@ def test_further_columns_travel_with_their_rows(tmp_path):
         ("summarization", {"ROUGE-1", "ROUGE-2", "ROUGE-L"}),
     ],
 )
-def test_quality_and_learnt(kind, metrics, one_line):
-    """A perfect output is learnt, an empty one is not, and the baseline itself is not above the baseline."""
+def test_quality_and_baseline(kind, metrics, one_line):
+    """A perfect output is above the baseline; an empty one and the baseline itself are not."""
     task = Task("t", kind, ["p"], [["the small dog sleeps here"]], ["s"], ["0"], baseline=BASELINES[kind])
     perfect, nothing = task.quality(["the small dog sleeps here"]), task.quality([""])
     assert set(perfect) == metrics and all(v == pytest.approx(100) for v in perfect.values())
-    assert task.learnt(perfect)
-    assert not any(task.learnt(quality) for quality in (nothing, BASELINES[kind], {}))
-    assert eelib.Task.from_prompts(["a"]).learnt({})
+    assert task.above_baseline(perfect)
+    assert not any(task.above_baseline(quality) for quality in (nothing, BASELINES[kind], {}))
+    assert eelib.Task.from_prompts(["a"]).above_baseline({})
     one_line(ValueError, "2 outputs for 1", lambda: task.quality(["a", "b"]))

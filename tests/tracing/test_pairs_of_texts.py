@@ -14,7 +14,7 @@ from traces import assert_close, assert_top_ids
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
 from eelib.common.tolerances import assert_as_near
-from eelib.tasks.glue import LABELS
+from eelib.tasks.classification import LABELS
 from eelib.tasks.task import Task, load_task
 
 PAIRS = [

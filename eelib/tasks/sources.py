@@ -1,4 +1,4 @@
-"""Rows of tasks: from JSON Lines files, from plain texts, from the hub, from sacreBLEU."""
+"""Sources of a task's rows: JSON Lines files, plain texts, the hub, sacreBLEU."""
 
 import copy
 import gzip
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from eelib.common.errors import InputError
 from eelib.common.values import first_line
-from eelib.tasks import glue
+from eelib.tasks import classification
 
 WMT22 = ("de-en", "de-fr", "en-de", "en-ja", "en-ru", "en-zh", "fr-de", "ja-en", "ru-en", "zh-en")  # P, Table 7
-HUB: dict[str, glue.HubSplit] = {  # as P and M use them
+HUB: dict[str, classification.HubSplit] = {  # as P and M use them
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "validation"),
     "narrativeqa": ("deepmind/narrativeqa", None, "test"),
     "squad": ("rajpurkar/squad", None, "validation"),
-} | glue.HUB
+} | classification.HUB
 Row = tuple[str, dict]  # (where it stands, for messages; its fields)
 
 

@@ -7,17 +7,23 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import fastjsonschema
-
 from eelib.common.errors import InputError
 from eelib.common.values import inside, text_of
-from eelib.tasks import prompts
-from eelib.tasks.kinds.kind import Item, TaskKind
-from eelib.tasks.sums import Sums, mean_of
+from eelib.tasks.kind import Item, TaskKind, filled
+from eelib.tasks.metrics import ItemStats, mean_of
 
 if TYPE_CHECKING:
+    from fastjsonschema import JsonSchemaValueException
+
     from eelib.tasks.task import Task
 
+PROMPT = "### Instruction:\nWrite the order as JSON:\n### Input:\n{note}\n### Response:\n"  # our own, in P's form
+SHORT_PROMPT = (  # chosen with those of text_kinds.py
+    "Write the order as JSON with the keys id, name, items, city and urgent.\n\n"
+    "Note: Nadia Brandt in Leipzig needs 3 umbrellas and two coats as soon as possible. The order is TB-3019-c.\n"
+    'JSON: {"id": "TB-3019-c", "name": "Nadia Brandt", "items": [{"what": "umbrellas", "count": 3}, '
+    '{"what": "coats", "count": 2}], "city": "Leipzig", "urgent": true}\n\nNote: {note}\nJSON:'
+)
 TEXT = {"type": "string", "minLength": 1}
 ITEM = {
     "type": "object",
@@ -42,9 +48,11 @@ SCHEMA = {
 class Failure(NamedTuple):
     """How an output fails a product's checks.
 
-    schema: whether it is no JSON, or not as the schema has it. identifier: whether its identifier is another than the
-    reference's, or can't be read. at: what the schema rejects first, such as `id` or `items[0].count`; empty for the
-    whole object, as where a key is missing, and for outputs that pass; `JSON` where the output can't be parsed.
+    Attributes:
+        schema: whether it is no JSON, or not as the schema has it.
+        identifier: whether its identifier is another than the reference's, or can't be read.
+        at: what the schema rejects first, such as `id` or `items[0].count`; empty for the whole object, as where a key
+            is missing, and for outputs that pass; `JSON` where the output can't be parsed.
     """
 
     schema: bool
@@ -55,11 +63,24 @@ class Failure(NamedTuple):
 @cache
 def validator() -> Any:
     """The schema, compiled: it returns what fits and raises JsonSchemaValueException for the rest."""
+    import fastjsonschema
+
     return fastjsonschema.compile(SCHEMA, use_default=False)
 
 
+def problem_of(record: Any) -> JsonSchemaValueException | None:
+    """What the schema rejects first in a record; None where it fits."""
+    from fastjsonschema import JsonSchemaValueException
+
+    try:
+        validator()(record)
+    except JsonSchemaValueException as problem:
+        return problem
+    return None
+
+
 def parsed(output: str) -> Any:
-    """What the output says as JSON; None where it is none."""
+    """The output's JSON as an object of Python; None where it can't be parsed."""
     try:
         return json.loads(output)
     except (ValueError, RecursionError):
@@ -74,14 +95,12 @@ def failures(outputs: list[str], references: list[list[str]]) -> list[Failure]:
 def failure(output: str, reference: str) -> Failure:
     """The same of one output."""
     record = parsed(output)
-    said = record.get("id") if isinstance(record, dict) else None
-    wrong = said != json.loads(reference)["id"]
-    try:
-        validator()(record)
-    except fastjsonschema.JsonSchemaValueException as problem:
-        where = (problem.name or "").removeprefix("data").removeprefix(".")
-        return Failure(True, wrong, "JSON" if record is None else where)
-    return Failure(False, wrong)
+    given = record.get("id") if isinstance(record, dict) else None
+    wrong, problem = given != json.loads(reference)["id"], problem_of(record)
+    if problem is None:
+        return Failure(False, wrong)
+    where = (problem.name or "").removeprefix("data").removeprefix(".")
+    return Failure(True, wrong, "JSON" if record is None else where)
 
 
 def field_f1(output: str, reference: str) -> float:
@@ -106,46 +125,38 @@ def fixed(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def read(row: dict, number: int) -> Item:
-    """Our own prompt for one note; its record, an object, has to fit the schema."""
+def structured_prompt(note: str) -> str:
+    """Our own prompt for one note whose order is wanted as JSON."""
+    return filled(PROMPT, {"note": note})
+
+
+def read_note(row: dict, number: int) -> Item:
+    """A note and its record, an object, which has to fit the schema."""
     note, record = text_of(row, "note"), inside(row, "record")
-    try:
-        validator()(record)
-    except fastjsonschema.JsonSchemaValueException as problem:
-        raise InputError(f"field record: {problem.message}") from None
-    return Item(prompts.structured_prompt(note), note, [json.dumps(record)], str(number), fields={"note": note})
+    if problem := problem_of(record):
+        raise InputError(f"field record: {problem.message}")
+    return Item(structured_prompt(note), note, [json.dumps(record)], str(number), fields={"note": note})
 
 
-def values(task: Task, outputs: list[str]) -> dict[str, list[float]]:
-    """Each output's share of each score, 0-1."""
-    both = [(output, known) for output, (known, *_) in zip(outputs, task.references, strict=True)]
+def order_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
+    """Shares of outputs equal to the reference as objects, and fitting the schema; the mean F1 of their fields."""
+    pairs = [(output, known) for output, (known, *_) in zip(outputs, task.references, strict=True)]
     return {
-        "exact": [float(fixed(parsed(output)) == fixed(json.loads(known))) for output, known in both],
-        "valid": [float(not failure(output, known).schema) for output, known in both],
-        "field F1": [field_f1(output, known) for output, known in both],
+        "exact": mean_of([fixed(parsed(output)) == fixed(json.loads(known)) for output, known in pairs]),
+        "valid": mean_of([problem_of(parsed(output)) is None for output, known in pairs]),
+        "field F1": mean_of([field_f1(output, known) for output, known in pairs]),
     }
-
-
-def scores(task: Task, outputs: list[str]) -> dict[str, float]:
-    """Outputs that are equal to the reference as objects, that fit the schema, and the mean F1 of fields."""
-    return {name: 100 * sum(each) / len(each) for name, each in values(task, outputs).items()}
-
-
-def sums(task: Task, outputs: list[str]) -> dict[str, Sums]:
-    """All three, as means over items."""
-    return {name: mean_of(each) for name, each in values(task, outputs).items()}
 
 
 STRUCTURED = TaskKind(
     name="structured",
-    reads=("note", "record"),
+    fields=("note", "record"),
     examples=("note + record",),
     fits=lambda fields: "note" in fields and "record" in fields,
-    reader=lambda name, first: read,
-    scores=scores,
-    sums=sums,
+    reader=lambda _name, _first: read_note,
+    item_stats=order_stats,
     # Any one object for every note has no identifier right, so it is exact nowhere, though it may be valid.
     baseline={"exact": 10.0},
-    wordings={"paper": prompts.STRUCTURED, "short": prompts.SHORT["structured"]},
+    wordings={"paper": PROMPT, "short": SHORT_PROMPT},
     instructs=True,
 )

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from eelib.tasks.glue import LABELS, named
+from eelib.tasks.classification import LABELS, named
 from eelib.tasks.task import Task, known_tasks, load_task, task_of_rows
 from eestudy.exits.task_quality import quality_interval
 
@@ -85,7 +86,7 @@ def test_questions_have_the_six_coarse_classes_of_trec(tmp_path):
     assert task.baseline == {"accuracy": pytest.approx(100 * 3 / 13)}
     right = [known for (known,) in task.references]
     assert task.quality(right) == task.quality([f"LABEL_{LABELS['questions'].index(x)}" for x in right])
-    assert task.quality(["place"] * 13) == task.baseline and not task.learnt(task.baseline)
+    assert task.quality(["place"] * 13) == task.baseline and not task.above_baseline(task.baseline)
     found = quality_interval(task, right[:-1] + ["number"])["accuracy"]
     assert found.estimate == pytest.approx(100 * 12 / 13) and found.sequences == 13
 
@@ -213,6 +214,21 @@ def test_scores_by_hand():
     assert labelled("mnli", LABELS["mnli"]).quality(["neutral"] * 3) == {"accuracy": pytest.approx(100 / 3)}
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(sorted(LABELS)), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=20)
+)
+def test_scores_are_scikit_learns(name, pairs):
+    labels, (truth, given_labels) = LABELS[name], zip(*pairs)
+    wanted = {
+        "accuracy": accuracy_score(truth, given_labels),
+        "F1": f1_score(truth, given_labels, zero_division=0.0),
+        "Matthews": matthews_corrcoef(truth, given_labels) if len({*truth, *given_labels}) > 1 else 0.0,
+    }
+    found = labelled(name, [labels[i] for i in truth]).quality([labels[i] for i in given_labels])
+    assert found == pytest.approx({score: 100 * wanted[score] for score in found}, abs=1e-9)
+
+
 def test_outputs_that_are_no_labels(one_line):
     task = labelled("sst2", ["positive", "negative"])
     for outputs in (["positive", "good"], ["LABEL_2", "positive"], ["", "positive"], ["entailment"] * 2):
@@ -249,9 +265,9 @@ def test_nobody_beats_the_majority_by_saying_one_thing(name, truth):
     assert set(task.baseline) == set(constant[0])
     for metric, value in task.baseline.items():
         assert value == pytest.approx(max(scores[metric] for scores in constant))
-    assert not any(task.learnt(scores) for scores in constant)
+    assert not any(task.above_baseline(scores) for scores in constant)
     if set(truth) == {0, 1}:
-        assert task.learnt(task.quality([labels[i] for i in truth]))
+        assert task.above_baseline(task.quality([labels[i] for i in truth]))
 
 
 def test_majority_baselines_by_hand(tmp_path):
@@ -262,6 +278,6 @@ def test_majority_baselines_by_hand(tmp_path):
     assert task.pick([4, 5, 6, 7]).baseline == {"F1": pytest.approx(40.0), "accuracy": pytest.approx(75.0)}
     assert task.pick([]).baseline == task.baseline
     cola = load_task(write(tmp_path / "cola.jsonl", rows_of("cola")), limit=2)
-    assert cola.baseline == {"Matthews": 0.0} and not cola.learnt({"Matthews": 0.0})
+    assert cola.baseline == {"Matthews": 0.0} and not cola.above_baseline({"Matthews": 0.0})
     balanced = load_task(write(tmp_path / "sst2.jsonl", rows_of("sst2")))
     assert balanced.baseline == {"accuracy": 50.0}

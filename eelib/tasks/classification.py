@@ -1,0 +1,175 @@
+"""Classification of texts, or of pairs of texts, after GLUE: a record for each set, how rows are read and scored."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from numbers import Integral
+
+import numpy as np
+
+from eelib.common.errors import InputError
+from eelib.common.values import inside, text_of
+from eelib.tasks.kind import Item, Reader, TaskKind
+from eelib.tasks.metrics import ItemStats, scores_of
+
+HubSplit = tuple[str, str | None, str]  # dataset of the hub, config, split
+PAIR = ("sentence1", "sentence2")  # a pair of any set may be given under these names
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """A set of labelled texts, or pairs of texts.
+
+    Attributes:
+        labels: their names in the order of their numbers.
+        fields: of the texts.
+        scores: by which the set is judged, of accuracy, F1 (of the second label) and Matthews correlation.
+        hub: where the set lies.
+    """
+
+    labels: tuple[str, ...]
+    fields: tuple[str, ...]
+    scores: tuple[str, ...] = ("accuracy",)
+    hub: HubSplit | None = None
+
+
+def of_glue(name: str, split: str = "validation") -> HubSplit:
+    """Where a set of GLUE lies on the hub; its test splits hide their labels."""
+    return "nyu-mll/glue", name, split
+
+
+SETS = {  # the first seven are GLUE's, with its own order of labels (P, Table 4)
+    "cola": LabelledSet(("unacceptable", "acceptable"), ("sentence",), ("Matthews",), hub=of_glue("cola")),
+    "mrpc": LabelledSet(("not_equivalent", "equivalent"), PAIR, ("F1", "accuracy"), hub=of_glue("mrpc")),
+    "qnli": LabelledSet(("entailment", "not_entailment"), ("question", "sentence"), hub=of_glue("qnli")),
+    "qqp": LabelledSet(("not_duplicate", "duplicate"), ("question1", "question2"), ("F1", "accuracy"), of_glue("qqp")),
+    "rte": LabelledSet(("entailment", "not_entailment"), PAIR, hub=of_glue("rte")),
+    "mnli": LabelledSet(
+        ("entailment", "neutral", "contradiction"), ("premise", "hypothesis"), hub=of_glue("mnli", "validation_matched")
+    ),
+    "sst2": LabelledSet(("negative", "positive"), ("sentence",), hub=of_glue("sst2")),
+    # The six coarse classes of TREC (Li and Roth 2002): what a question asks for.
+    "questions": LabelledSet(("abbreviation", "description", "entity", "person", "place", "number"), ("sentence",)),
+}
+LABELS = {name: found.labels for name, found in SETS.items()}
+FIELDS = {field for found in SETS.values() for field in found.fields} | {*PAIR, "label"}
+DECISIVE = FIELDS - {"label", "question"}  # a question may also be one about a passage
+HUB = {f"glue/{name}": found.hub for name, found in SETS.items() if found.hub}
+
+
+def set_of(name: str) -> LabelledSet:
+    """The set whose name, such as sst2, stands at the end of a task's. InputError where there is none."""
+    found = re.search(rf"(?:^|[^a-z0-9])({'|'.join(SETS)})$", name.lower())
+    if not found:
+        raise InputError(f"labels of task {name!r} are not known: its name must end in {', '.join(SETS)}")
+    return SETS[found[1]]
+
+
+def label_of(row: dict, labels: tuple[str, ...]) -> str:
+    """The name of a row's label, which is given by name or by number."""
+    given = inside(row, "label")
+    if isinstance(given, str):
+        found = next((label for label in labels if label == given.strip().casefold()), None)
+    else:
+        number = int(given) if isinstance(given, Integral) and not isinstance(given, bool) else -1
+        found = labels[number] if 0 <= number < len(labels) else None
+    if found is None:
+        hidden = " (GLUE's way to hide it)" if given == -1 else ""
+        raise InputError(f"field label is {given!r}{hidden}; allowed: {', '.join(labels)}, or 0 to {len(labels) - 1}")
+    return found
+
+
+def named(output: str, labels: tuple[str, ...]) -> str | None:
+    """The task's name for what a model calls a label: the same name in any case, or a number, as in LABEL_1 or 1."""
+    name = output.strip().casefold()
+    number = re.fullmatch(r"(?:label_)?([0-9])", name)
+    if number and int(number[1]) < len(labels):
+        return labels[int(number[1])]
+    return next((label for label in labels if label == name), None)
+
+
+def reader(name: str, _first: dict | None = None) -> Reader:
+    """The texts of each row are its prompt, as a classifier takes them.
+
+    Pairs of one first text are a group, since they are resampled together.
+    """
+    known = set_of(name)
+
+    def read(row: dict, number: int) -> Item:
+        label = [label_of(row, known.labels)]
+        if len(known.fields) == 1:
+            text = text_of(row, *known.fields)
+            return Item(text, text, label, str(number))
+        first, second = (text_of(row, field) for field in (known.fields if known.fields[0] in row else PAIR))
+        group = hashlib.sha256(first.encode()).hexdigest()[:12]
+        return Item(first, f"{first} ||| {second}", label, group, second)
+
+    return read
+
+
+def label_stats(name: str, outputs: list[str], references: list[list[str]]) -> dict[str, ItemStats]:
+    """The scores of the set in a task's name, from the table of true and given labels.
+
+    InputError where an output is none of the set's labels.
+    """
+    known = set_of(name)
+    called = {output: named(output, known.labels) for output in dict.fromkeys(outputs)}
+    if None in called.values():
+        raise InputError(
+            f"{name}: the outputs {', '.join(map(repr, called))} are not its labels: {', '.join(known.labels)}"
+        )
+    number = {label: place for place, label in enumerate(known.labels)}
+    count = len(number)
+    cells = np.zeros((len(outputs), count * count))  # one for each pair of true and given label
+    for row, (output, (truth, *_)) in zip(cells, zip(outputs, references)):
+        row[number[truth] * count + number[str(called[output])]] = 1.0
+    return {score: ItemStats(cells, SCORES[score]) for score in known.scores}
+
+
+def accuracy(totals: np.ndarray) -> np.ndarray:
+    """Share of right labels, 0-100, of counts [draws, labels * labels]."""
+    count = int(totals.shape[1] ** 0.5)
+    return 100 * totals[:, :: count + 1].sum(axis=1) / totals.sum(axis=1)
+
+
+def f1(totals: np.ndarray) -> np.ndarray:
+    """F1 of the second of two labels, 0-100; 0 where it is neither given nor true."""
+    _, false, missed, hit = totals.T
+    return 100 * 2 * hit / np.maximum(2 * hit + false + missed, 1)
+
+
+def matthews(totals: np.ndarray) -> np.ndarray:
+    """Matthews correlation of two labels, -100 to 100; 0 where one of them is never given or never true."""
+    rest, false, missed, hit = totals.T
+    below = np.sqrt((hit + false) * (hit + missed) * (rest + false) * (rest + missed))
+    return 100 * np.where(below > 0, (hit * rest - false * missed) / np.maximum(below, 1e-300), 0.0)
+
+
+SCORES = {"accuracy": accuracy, "F1": f1, "Matthews": matthews}
+
+
+def majority(name: str, references: list[list[str]]) -> dict[str, float]:
+    """Scores of one label whatever the text: accuracy of the most frequent, F1 of the second, Matthews 0."""
+    known, (_, second, *_) = [label for label, *_ in references], set_of(name).labels
+    often = Counter(known).most_common(1)[0][0]
+
+    def constant(score: str) -> float:
+        same = [second if score == "F1" else often] * len(known)
+        return scores_of(label_stats(name, same, references))[score]
+
+    return {score: constant(score) for score in set_of(name).scores}
+
+
+CLASSIFICATION = TaskKind(
+    name="classification",
+    fields=tuple(FIELDS),
+    examples=("sentence + label", "sentence1 + sentence2 + label"),
+    fits=lambda fields: not DECISIVE.isdisjoint(fields),
+    reader=reader,
+    item_stats=lambda task, outputs: label_stats(task.name, outputs, task.references),
+    baseline_of=majority,
+    about=lambda name, _: {"labels": set_of(name).labels},
+)

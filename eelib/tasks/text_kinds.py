@@ -1,0 +1,219 @@
+"""Kinds of tasks whose outputs are texts: translation, answers, summaries, and prompts without references.
+
+The prompts called "paper" are the paper's (P, Table 8), word for word. The "short" ones are our own, chosen by quality
+alone for SmolLM2-135M-Instruct on texts that no report uses: data/prompts/log.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from eelib.common.errors import InputError
+from eelib.common.values import check_text, inside, text_of, texts_of
+from eelib.tasks.kind import Item, Reader, TaskKind, filled
+from eelib.tasks.metrics import ItemStats, answer_stats, bleu, chrf, comet, rouge
+
+if TYPE_CHECKING:
+    from eelib.tasks.task import Task
+
+LANGUAGES = {
+    "de": "German",
+    "en": "English",
+    "fr": "French",
+    "ja": "Japanese",
+    "ru": "Russian",
+    "zh": "Chinese",
+}
+TRANSLATION_PROMPT = (
+    "### Instruction:\nTranslate {source_language} to {target_language}:\n### Input:\n{source}\n### Response:\n"
+)
+SUMMARIZATION_PROMPT = (
+    "### Instruction:\nSummarize the following article to a sentence:\n### Input:\n{text}\n### Response:\n"
+)
+QUESTION_PROMPT = (
+    "### Instruction:\nI will provide a context and a question to you. "
+    "You need to answer me the question based on the context.\n"
+    "### Context:\n{context}\n### Question:\n{question}\n### Answer:\n"
+)
+
+
+# Translation
+
+
+def translation_fields(text: str, source: str, target: str) -> dict[str, str]:
+    """What a wording of a translation may hold; `source`, `target`: two-letter codes from `LANGUAGES`."""
+    return {"source": text, "source_language": LANGUAGES[source], "target_language": LANGUAGES[target]}
+
+
+def translation_prompt(text: str, source: str, target: str) -> str:
+    """P's prompt for one sentence; `source`, `target`: two-letter codes from `LANGUAGES`."""
+    return filled(TRANSLATION_PROMPT, translation_fields(text, source, target))
+
+
+def languages_of(name: str) -> tuple[str, str]:
+    """(source, target) codes from the `de-en` at the end of a task's name."""
+    pair = name.replace("/", ".").split(".")[-1].split("-")[-2:]
+    pair = [part.split("_")[-1] for part in pair]
+    if len(pair) != 2 or any(code not in LANGUAGES for code in pair):
+        raise InputError(
+            f"direction of task {name!r} is not known: its name must end like de-en, with codes from "
+            f"{', '.join(LANGUAGES)}"
+        )
+    return pair[0], pair[1]
+
+
+def translation_reader(name: str, _first: dict) -> Reader:
+    """Rows with a source and its references, or with the hub's `translation`; the task's name ends in its direction."""
+    source, target = languages_of(name)
+
+    def read(row: dict, number: int) -> Item:
+        if "translation" in row:
+            text, known = text_of(row, "translation", source), [text_of(row, "translation", target)]
+        else:
+            text, known = text_of(row, "source"), texts_of(row, "references")
+        prompt, fields = translation_prompt(text, source, target), translation_fields(text, source, target)
+        return Item(prompt, text, known, str(number), fields=fields)
+
+    return read
+
+
+def bleu_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
+    """BLEU against the task's references."""
+    return {"BLEU": bleu(outputs, task.references, task.target_language)}
+
+
+TRANSLATION = TaskKind(
+    name="translation",
+    fields=("source", "references", "translation"),
+    examples=("source + references", "translation"),
+    fits=lambda fields: "translation" in fields or "source" in fields,
+    reader=translation_reader,
+    item_stats=bleu_stats,
+    further_scores=lambda task, outputs: chrf(outputs, task.references) | comet(outputs, task.sources, task.references),
+    baseline={"BLEU": 10.0},
+    wordings={"paper": TRANSLATION_PROMPT},
+    instructs=True,
+    about=lambda name, _: dict(zip(("source_language", "target_language"), languages_of(name))),
+)
+
+
+# Question answering; questions about one text are one group
+
+
+def question_prompt(context: str, question: str) -> str:
+    """P's prompt for one question about one text."""
+    return filled(QUESTION_PROMPT, {"context": context, "question": question})
+
+
+def read_question(row: dict, _number: int) -> Item:
+    """A SQuAD-like row; `answers` is a list of strings, or SQuAD's own {"text": [...]}."""
+    context, question = text_of(row, "context"), text_of(row, "question")
+    answers = texts_of(row, "answers", "text") if isinstance(row.get("answers"), dict) else texts_of(row, "answers")
+    group = str(row.get("passage") or hashlib.sha256(context.encode()).hexdigest()[:12])
+    check_text("field passage", group)
+    return question_item(context, question, answers, group)
+
+
+def read_narrative(row: dict, _number: int) -> Item:
+    """A NarrativeQA row: the summary is the context, as in P."""
+    context, question = text_of(row, "document", "summary", "text"), text_of(row, "question", "text")
+    answers = inside(row, "answers")
+    if not isinstance(answers, (list, np.ndarray)):
+        raise InputError("field answers is not a list")
+    known = [text_of({"answers": answer}, "answers", "text") for answer in answers]
+    return question_item(context, question, known, text_of(row, "document", "id"))
+
+
+def question_item(context: str, question: str, answers: list[str], group: str) -> Item:
+    """One question with P's prompt."""
+    fields = {"context": context, "question": question}
+    return Item(question_prompt(context, question), question, answers, group, fields=fields)
+
+
+QUESTION_ANSWERING = TaskKind(
+    name="question_answering",
+    fields=("passage", "context", "document", "question", "answers"),
+    examples=("context + question + answers", "document + question + answers"),
+    fits=lambda fields: "question" in fields and ("context" in fields or "document" in fields),
+    reader=lambda _name, first: read_question if "context" in first else read_narrative,
+    item_stats=lambda task, outputs: answer_stats(outputs, task.references),
+    baseline={"F1": 10.0},
+    wordings={"paper": QUESTION_PROMPT, "short": QUESTION_PROMPT},
+    instructs=True,
+)
+
+
+# Summaries
+
+
+def summarization_prompt(text: str) -> str:
+    """P's prompt for one article."""
+    return filled(SUMMARIZATION_PROMPT, {"text": text})
+
+
+def read_article(row: dict, number: int) -> Item:
+    """A row as in CNN/DailyMail."""
+    article = text_of(row, "article")
+    known = [text_of(row, "highlights")]
+    return Item(summarization_prompt(article), article, known, str(number), fields={"text": article})
+
+
+SUMMARIZATION = TaskKind(
+    name="summarization",
+    fields=("article", "highlights"),
+    examples=("article + highlights",),
+    fits=lambda fields: "article" in fields,
+    reader=lambda _name, _first: read_article,
+    item_stats=lambda task, outputs: rouge(outputs, task.references),
+    baseline={"ROUGE-1": 15.0},
+    wordings={"paper": SUMMARIZATION_PROMPT, "short": "Summarize this text in one short sentence.\n\n{text}"},
+    instructs=True,
+)
+
+
+# Prompts without references: free ones, instructions, openings that a model continues, texts that it only reads
+
+PROMPTS = TaskKind(
+    name="prompts",
+    item_stats=bleu_stats,
+    further_scores=lambda task, outputs: chrf(outputs, task.references),
+)
+
+
+def plain_reader(field: str, reworded: bool = True) -> Reader:
+    """The reader of rows whose prompt is one field as it stands; `reworded`: a wording may hold it."""
+
+    def read(row: dict, number: int) -> Item:
+        text = text_of(row, field)
+        return Item(text, text, [], str(number), fields={field: text} if reworded else None)
+
+    return read
+
+
+INSTRUCTIONS = TaskKind(
+    name="instructions",
+    fields=("instruction",),
+    examples=("instruction",),
+    fits=lambda fields: "instruction" in fields,
+    reader=lambda _name, _first: plain_reader("instruction"),
+    wordings={"paper": "{instruction}", "short": "{instruction} Please answer in at most three sentences."},
+    instructs=True,
+)
+CONTINUATION = TaskKind(
+    name="continuation",
+    fields=("opening",),
+    examples=("opening",),
+    fits=lambda fields: "opening" in fields,
+    reader=lambda _name, _first: plain_reader("opening"),
+    wordings={"paper": "{opening}", "short": "{opening}"},
+)
+TEXTS = TaskKind(
+    name="texts",
+    fields=("text",),
+    examples=("text",),
+    fits=lambda fields: "text" in fields,
+    reader=lambda _name, _first: plain_reader("text", reworded=False),
+)
