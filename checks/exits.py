@@ -37,7 +37,7 @@ from eelib.exits.decoding.generate import DRAFT_LENGTH as DRAFT
 from eelib.exits.decoding.generate import batches, encoded
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.forecast import Forecast
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import scores
 from eelib.exits.step_costs import Costs, measure
 from eelib.exits.steps import crossover

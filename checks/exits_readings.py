@@ -13,7 +13,7 @@ from pathlib import Path
 import eelib
 from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, totals
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.step_costs import measure
 from eelib.models.checkpoint import path_of
 from eelib.models.model import Model

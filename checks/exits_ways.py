@@ -6,7 +6,7 @@ from typing import Any
 
 from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.step_costs import Costs
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.exits.gates.learned import Network
-from eelib.exits.gates.trained import TRAINED, checked, save_gate
+from eelib.exits.gates.state import TRAINED, Network, checked, save_gate
 from eelib.models.model import Model, load_model
 from recipes.corpora import SEED
 from recipes.gate_states import PARTS_ASKED, States, prompts_of, take_states

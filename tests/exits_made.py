@@ -1,8 +1,11 @@
 """A trace of random tokens and scores, as much of one as curves and what is calibrated on them read."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import torch
+from safetensors import safe_open
 
 from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.offline import Scores
@@ -72,3 +75,9 @@ def made_quality(layers=(1, 2, 4), scores=(20, 40, 80), full=80):
     sums = np.stack([column(score) for score in scores])
     values = np.arange(len(layers), dtype=float)
     return Quality("F1", values, np.array(layers, float), ALIKE, sums, column(full), lambda t: 100 * t[:, 0] / t[:, 1])
+
+
+def card_of(file):
+    """What a gate's file says of itself."""
+    with safe_open(file, "pt") as content:
+        return json.loads(content.metadata()["card"])

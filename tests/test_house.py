@@ -20,7 +20,8 @@ BELOW["eelib.tracing"] = {"eelib.lens", "eelib.tasks", *BELOW["eelib.lens"]}
 BELOW["eelib.exits"] = {"eelib.tracing", *BELOW["eelib.tracing"]}
 BELOW["eestudy.statistics"] = {"eelib.common"}
 BELOW["eestudy.markup"] = {"eestudy.statistics", "eelib.common"}
-BELOW["eestudy.exits"] = {"eestudy.statistics", "eelib.exits", *BELOW["eelib.exits"]}
+BELOW["eestudy.words"] = {"eelib.common"}
+BELOW["eestudy.exits"] = {"eestudy.words", "eestudy.statistics", "eelib.exits", *BELOW["eelib.exits"]}
 BELOW["eestudy.study"] = {"eestudy.exits", "eestudy.markup", *BELOW["eestudy.exits"]}
 BELOW["eestudy.analysis"] = {"eestudy.study", *BELOW["eestudy.study"]}
 BELOW["eestudy.figures"] = BELOW["eestudy.browser"] = {"eestudy.analysis", *BELOW["eestudy.analysis"]}

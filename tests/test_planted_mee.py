@@ -9,7 +9,7 @@ from planted import STEPS, exits, plant, verdicts
 from test_planted_monotonicity import saved
 
 import eelib
-from eelib.exits.gates.trained import TRAINED, save_gate, trained_gate
+from eelib.exits.gates.state import TRAINED, save_gate, trained_gate
 
 DEPTH, EARLY = 6, 3  # half of the tokens could leave at layer 3, the other half at the last only
 HOLDS, FAILS, UNTESTABLE = "holds", "does not hold", "not testable here"

@@ -12,13 +12,9 @@ from torch import nn
 
 from eelib.common.errors import InputError
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.fitted import Fitted
-from eelib.exits.gates.learned import Learned
-from eelib.exits.gates.shortlist import Shortlist
-from eelib.exits.gates.trained import TRAINED
+from eelib.exits.gates.readout import Shortlist
+from eelib.exits.gates.state import TrainedGate
 from eelib.models.model import Model
-
-WITHOUT_HEAD = ("state_saturation", "fixed", "schedule", *TRAINED)  # their scores ask for no logits
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ def prices(
     if rows is None:
         rows = rows_read(rule, sizes)
     if gate_parameters is None:
-        gate_parameters = parameters(rule.gate.network) if isinstance(rule.gate, Learned) else 0
+        gate_parameters = parameters(rule.gate.network) if isinstance(rule.gate, TrainedGate) else 0
     told = [rows(layer) if callable(rows) else rows for layer in range(1, sizes.layers + 1)]
     if min(told) < 0 or max(told) > sizes.rows or gate_parameters < 0:
         raise InputError(f"{rule.gate.name}: rows must be 0 to {sizes.rows}, and parameters of a gate 0 or more")
@@ -92,8 +88,7 @@ def rows_read(rule: ExitRule, sizes: Sizes) -> int | Callable[[int], int]:
         few = min(gate.k, sizes.rows)
         lists = next((layer for layer in rule.asked(sizes.layers) if layer >= gate.layer), sizes.layers)
         return lambda layer: 0 if layer < lists else sizes.rows if layer == lists else few
-    unread = isinstance(gate, Fitted) and "readout" not in gate.needs
-    return 0 if unread or gate.name in WITHOUT_HEAD else sizes.rows
+    return sizes.rows if gate.reads_head else 0
 
 
 def break_even(sizes: Sizes) -> float:

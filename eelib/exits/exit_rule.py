@@ -12,8 +12,8 @@ from torch import Tensor
 
 from eelib.common.errors import InputError
 from eelib.common.values import check_whole
-from eelib.exits.gates.fixed import Fixed
 from eelib.exits.gates.gate import Gate
+from eelib.exits.gates.schedule import Fixed
 
 
 class Threshold(Protocol):

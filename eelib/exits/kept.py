@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -105,8 +104,11 @@ def score_sequences(
     final = tokens.final[rows].to(states.device)
 
     def seen(layer: int) -> LayerOutput:
-        known = tokens.seen(layer, rows, 0 * rows).on(states.device)
-        return replace(known, state=states[:, layer], unembed=model.unembed, exit_before=None)
+        known = tokens.seen(layer, rows, 0 * rows)
+        moved = {name: values.to(states.device) for name, values in known.readout.items()}
+        place = (known.positions.to(states.device), moved, states[:, layer], model.unembed)
+        assert known.token_before is not None
+        return LayerOutput(layer, known.layers, *place, known.token_before.to(states.device))
 
     made = [score_layers(rule, model.layers, final, seen) for rule in rules]
     return [Scores(*(part.cpu() for part in scores)) for scores in made]

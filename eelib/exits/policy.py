@@ -24,10 +24,8 @@ from eelib.common.files import write_atomically
 from eelib.exits.calibration import learn_then_test, losses_of
 from eelib.exits.curve import Curve, curve
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.gate import NO_EXIT, Gate
-from eelib.exits.gates.learned import Learned
-from eelib.exits.gates.registry import gate_named
-from eelib.exits.gates.trained import TRAINED, trained_gate
+from eelib.exits.gates.gate import NO_EXIT, Gate, gate_named
+from eelib.exits.gates.state import TrainedGate
 from eelib.exits.kept import kept_scores, make_scores, needs_states
 from eelib.exits.offline import Scores, scores
 from eelib.exits.split import split
@@ -94,7 +92,7 @@ class Policy:
                 f"the policy has no threshold for {kind.replace('_', ' ')}; it was calibrated for: "
                 f"{', '.join(self.thresholds)}"
             )
-        gate = gate_of(model, self.gate, self.gate_parameters)
+        gate = gate_named(self.gate, model, **self.gate_parameters)
         if gate_hash(gate) != self.gate_hash:
             raise InputError(f"gate {self.gate} of {model.name} was trained anew since the policy was calibrated")
         value = self.thresholds[kind]
@@ -138,14 +136,9 @@ def head_hash(model: Model) -> str:
     return digest.hexdigest()
 
 
-def gate_of(model: Model, name: str, parameters: Mapping[str, Any]) -> Gate:
-    """A gate by name, a trained one of this model's. InputError as of those."""
-    return trained_gate(model, name, **parameters) if name in TRAINED else gate_named(name, **parameters)
-
-
 def gate_hash(gate: Gate) -> str:
     """Of a trained gate's weights; "" for others."""
-    return gate.weights if isinstance(gate, Learned) else ""
+    return gate.weights if isinstance(gate, TrainedGate) else ""
 
 
 # ---- calibration
@@ -178,7 +171,7 @@ def calibrate(
     check_pair(keys, temperature)
     if keys not in EXACT:
         raise InputError(f"keys {keys!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
-    rule = ExitRule(gate_of(model, gate, parameters), None, exits, minimum_layer, full_depth_tokens)
+    rule = ExitRule(gate_named(gate, model, **parameters), None, exits, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
     halves = split({name: set(made.tokens["group"]) for name, made in traces.items()}, share, seed)
     kinds: dict[str, list[str]] = {}

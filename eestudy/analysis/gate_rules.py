@@ -9,16 +9,16 @@ import numpy as np
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.schedule import Schedule
-from eelib.exits.gates.trained import TRAINED, file_name, trained_gate
-from eelib.exits.pieces import piece_table
+from eelib.exits.gates.state import TRAINED, file_name, trained_gate
 from eelib.exits.split import split
 from eelib.models.model import Model
 from eestudy.exits.fit import fit
 from eestudy.exits.quality import Scorer, text_of
 from eestudy.exits.ways import ByThreshold, InTurn, TwoExits, Way, in_turn, mixed
 from eestudy.study.study import Study
+from eestudy.words import piece_table
 
 FIXED, FREE = "fixed", "free"
 OF_P = ("confidence", "entropy", "patience")  # P 3.2

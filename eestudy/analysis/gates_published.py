@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eelib.exits.curve import Curve
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import leave, ratcheted
 from eestudy.analysis import mee, quality_curves
 from eestudy.analysis.architectures import told
@@ -35,9 +35,9 @@ def published_rules(minimum_layer: int = 1) -> dict[str, tuple[ExitRule, ExitRul
     """{gate: (as M's text describes it, but for its own minimum layer, as its scripts run it, without one)}."""
     made = {}
     for gate in (OF_M, "state_saturation", OF_CALM):
-        faulty = {} if gate == OF_CALM else {"as_published": True}
+        faulty = gate_named(gate) if gate == OF_CALM else gate_named(gate, as_published=True)
         described = ExitRule(gate_named(gate), TEXT_THRESHOLD, minimum_layer=minimum_layer)
-        made[gate] = (described, ExitRule(gate_named(gate, **faulty), CODE_THRESHOLD))
+        made[gate] = (described, ExitRule(faulty, CODE_THRESHOLD))
     return made
 
 

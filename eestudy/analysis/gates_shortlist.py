@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from eelib.exits.gates.registry import gate_named
-from eelib.exits.gates.shortlist import Shortlist, outside
+from eelib.exits.gates.gate import gate_named
+from eelib.exits.gates.readout import Shortlist
 from eelib.tracing.trace import Trace
 from eestudy.analysis.architectures import told
 from eestudy.analysis.earliness import Values
@@ -33,7 +33,7 @@ def lists(depth: int) -> list[tuple[int, int]]:
 def missed(trace: Trace, layer: int, k: int) -> Values:
     """(1.0 where the final token is outside, groups) of the statistic rows."""
     rows = trace.statistic_rows()
-    return outside(trace["final_rank"][rows, layer], k).astype(float), trace.tokens["group"].to_numpy()[rows]
+    return (trace["final_rank"][rows, layer] > k).astype(float), trace.tokens["group"].to_numpy()[rows]
 
 
 def table(asked: Mapping[str, Asked], depth: int) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eelib.exits.decoding.generate import generate
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.models.model import Model, load_model
 from eestudy.analysis.length import position_bins
 from eestudy.analysis.slopes import equal_count_bins, mean_over_tasks, slope_inside

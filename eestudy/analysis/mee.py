@@ -10,8 +10,8 @@ import torch
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import Curve, rule_at
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
-from eelib.exits.gates.trained import TRAINED
+from eelib.exits.gates.gate import gate_named
+from eelib.exits.gates.state import TRAINED
 from eelib.exits.offline import emitted, leave
 from eelib.exits.split import split
 from eestudy.analysis.earliness import token_layers

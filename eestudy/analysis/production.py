@@ -15,10 +15,9 @@ from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.calibration import Choice, by_agreement
 from eelib.exits.curve import curve, rule_at
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.kept import needs_states
 from eelib.exits.offline import emitted, leave
-from eelib.exits.pieces import CLASSES, PieceTable, piece_table
 from eelib.exits.split import split
 from eestudy.analysis.keys_values import writing_model
 from eestudy.exits.task_quality import grouped
@@ -30,6 +29,7 @@ from eestudy.study.comparison import check_pairs
 from eestudy.study.of_study import OfStudy
 from eestudy.study.parameters import Parameters, told_of_parameters
 from eestudy.study.study import Study, Values, large_enough
+from eestudy.words import CLASSES, PieceTable, piece_table
 
 KINDS = {
     "word start": "starts a word",

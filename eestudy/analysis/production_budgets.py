@@ -10,12 +10,12 @@ import torch
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import rule_at
 from eelib.exits.exit_rule import Constant, ExitRule
-from eelib.exits.gates.by_class import ByClass
 from eelib.exits.gates.gate import NO_EXIT
-from eelib.exits.pieces import CLASSES
 from eestudy.analysis.production import CALIBRATION, KINDS, LEAST, Left, Served, leaving
+from eestudy.exits.gates import ByClass
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.stats import bootstrap_mean
+from eestudy.words import CLASSES
 
 GRID = 100  # thresholds that are tried for a class
 ONE, EACH, CLOSED = "one threshold", "by class", "by class, some never"

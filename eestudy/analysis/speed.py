@@ -18,7 +18,7 @@ from eelib.common.errors import NotEstimable
 from eelib.exits.decoding.generate import DRAFT_LENGTH, GenerateOutput, batches, encoded, generate
 from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import decide, emitted
 from eelib.exits.step_costs import Costs, measure
 from eelib.exits.steps import Planned

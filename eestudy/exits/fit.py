@@ -1,4 +1,4 @@
-"""Fit the gates of `eelib.exits.gates.fitted` to the calibration rows of a trace."""
+"""Fit the gates of `eestudy.exits.gates` to the calibration rows of a trace."""
 
 import numpy as np
 import torch
@@ -6,10 +6,10 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.exits.gates.fitted import FEATURES, Fitted, columns
 from eelib.exits.offline import Tokens
-from eelib.exits.pieces import PieceTable
 from eelib.tracing.trace import Trace
+from eestudy.exits.gates import FEATURES, Fitted, columns
+from eestudy.words import PieceTable
 
 PENALTY = 1.0  # of the logistic regression, sklearn's own
 CALIBRATED = ("risk",)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eelib.exits.curve import POINTS, Curve, counted_rows, counts, exits_by, rule_at, running_maxima, turning_values
 from eelib.exits.exit_rule import Estimated, ExitRule
-from eelib.exits.gates.confidence import Confidence
+from eelib.exits.gates.readout import Confidence
 from eelib.exits.offline import Scores, Tokens, learn_along, leave, score_layers, scores
 from eelib.tracing.trace import Trace
 

@@ -8,7 +8,7 @@ import torch
 import traces
 
 from eelib.exits.cost import prices, sizes_of
-from eelib.exits.gates.trained import TRAINED
+from eelib.exits.gates.state import TRAINED
 from eelib.exits.offline import scores
 from eestudy.analysis import gate_rules
 from eestudy.analysis.gate_rules import (

@@ -11,7 +11,7 @@ import eelib
 from eelib.common.errors import NotEstimable
 from eelib.exits.curve import curve, oracle
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import scores
 from eestudy.analysis import gates, gates_tables
 from eestudy.exits.quality import Scorer, text_of

@@ -9,7 +9,7 @@ from exits_made import LAYERS, Made
 from scipy.stats import binom
 
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import leave
 from eestudy.analysis import gates_guarantees as guarantees
 from eestudy.analysis.gate_rules import FIT, FITTED, FIXED

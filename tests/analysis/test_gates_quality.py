@@ -8,7 +8,7 @@ import pytest
 from exits_made import Made, made_quality
 
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.tasks.task import Task
 from eestudy.analysis import gates_quality as page
 from eestudy.analysis.gate_rules import FIXED, FREE

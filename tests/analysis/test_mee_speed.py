@@ -8,7 +8,7 @@ import pytest
 import eelib
 from eelib.common.errors import NotEstimable
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.tasks.task import Task
 from eestudy.analysis import gates, mee_speed
 from eestudy.statistics.interval import NOTHING

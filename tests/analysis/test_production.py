@@ -14,15 +14,15 @@ from eelib.common.errors import NotEstimable
 from eelib.exits.calibration import Choice
 from eelib.exits.exit_rule import Constant, ExitRule
 from eelib.exits.gates.gate import NO_EXIT
-from eelib.exits.gates.margin import Margin
+from eelib.exits.gates.readout import Margin
 from eelib.exits.offline import Scores
-from eelib.exits.pieces import PieceTable
 from eestudy.analysis import production as pr
 from eestudy.analysis import production_budgets as budgeted
 from eestudy.analysis import production_service as service
 from eestudy.analysis import production_tables as tables
 from eestudy.figures import production as figures
 from eestudy.study.parameters import Parameters
+from eestudy.words import PieceTable
 
 KINDS = ("punctuation", "word start")
 

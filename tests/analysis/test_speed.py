@@ -9,7 +9,7 @@ import studies_made
 from study_made import made_study
 
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.step_costs import Costs, Line
 from eelib.exits.steps import Planned
 from eestudy.analysis import speed, speed_tables

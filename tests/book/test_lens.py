@@ -13,7 +13,7 @@ from lens_page import call, submit, text_of
 
 import eelib
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import Tokens, leave, scores
 from eelib.tasks.task import Task
 from eestudy.browser.__main__ import main

@@ -20,7 +20,7 @@ from eelib.exits.calibration import (
 )
 from eelib.exits.curve import curve
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 
 VALUES = [0.1, 0.2, 0.3, 0.4]
 

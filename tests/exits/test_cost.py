@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eelib.common.errors import InputError
 from eelib.exits.cost import Sizes, break_even, deferred, drafting, parameters, prices, sizes_of
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 
 # hidden size, feed-forward size, heads, heads of keys and values, vocabulary, layers: their published configurations.
 PUBLIC = {"Llama-2-7B": (4096, 11008, 32, 32, 32000, 32), "Llama-3-8B": (4096, 14336, 32, 8, 128256, 32)}
@@ -62,12 +62,12 @@ def test_a_loaded_models_sizes(model_of):
 
 def test_prices_by_hand():
     def price(gate, **more):
-        rule = {key: more.pop(key) for key in ("exits", "minimum_layer") if key in more}
+        rule = {key: more.pop(key) for key in ("exit_layers", "minimum_layer") if key in more}
         return prices(SMALL, ExitRule(gate_named(gate), **rule), **more).tolist()
 
     assert price("fixed") == [4, 5, 6, 7]  # l + H
     assert price("confidence") == [1 + 3, 2 + 6, 3 + 9, 4 + 9 + 3]
-    assert price("confidence", exits=(2,)) == [1, 5, 6, 4 + 3 + 3]
+    assert price("confidence", exit_layers=(2,)) == [1, 5, 6, 4 + 3 + 3]
     assert price("confidence", minimum_layer=3) == [1, 2, 6, 4 + 3 + 3]
     assert price("patience", minimum_layer=3) == [4, 8, 12, 16]  # it remembers, so it has to be asked before
     assert price("state_saturation", gate_parameters=50) == [1 + 0.5 + 3, 2 + 1 + 3, 3 + 1.5 + 3, 4 + 1.5 + 3]

@@ -9,7 +9,7 @@ from exits_made import LAYERS, Made
 from eelib.common.errors import InputError
 from eelib.exits.curve import curve, exits_by, oracle, rule_at, running_maxima
 from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import emitted, leave, scores
 
 RULES = [

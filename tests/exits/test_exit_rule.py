@@ -10,7 +10,7 @@ from scipy.stats import beta
 
 from eelib.common.errors import InputError
 from eelib.exits.exit_rule import GRID, Constant, Decaying, Estimated, ExitRule, by_moments
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 
 AT = torch.tensor([0, 5, 10])
 

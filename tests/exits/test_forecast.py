@@ -8,7 +8,7 @@ from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.exit_rule import Constant, Estimated, ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast, plans_of
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import decide, emitted
 from eelib.exits.policy import Policy, head_hash
 from eelib.exits.step_costs import Costs, Line

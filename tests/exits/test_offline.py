@@ -17,9 +17,8 @@ from eelib.common import files
 from eelib.common.errors import InputError
 from eelib.common.files import only_one
 from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
-from eelib.exits.gates.gate import NO_EXIT
-from eelib.exits.gates.registry import GATES, gate_named
-from eelib.exits.gates.trained import TRAINED
+from eelib.exits.gates.gate import NO_EXIT, gate_named, own_gates
+from eelib.exits.gates.state import TRAINED
 from eelib.exits.kept import kept_scores, make_scores, together
 from eelib.exits.live import Watch
 from eelib.exits.offline import Scores, Tokens, decide, emitted, leave, ratcheted, scores
@@ -73,7 +72,7 @@ def test_a_rule_leaves_where_a_plain_loop_does(rule, made):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("gate", [*GATES, *TRAINED])
+@pytest.mark.parametrize("gate", own_gates())
 def test_offline_equals_live(gate, name, model_of, tmp_path):
     """The same score for each token at each layer over the finished trace and while the tokens are made."""
     model, task = model_of(name), traces.TASK

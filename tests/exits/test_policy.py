@@ -13,7 +13,7 @@ from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits import policy as policies
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import Scores
 from eelib.exits.policy import Policy, calibrate, grid_of, head_hash
 from eelib.tasks.task import Task

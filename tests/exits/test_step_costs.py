@@ -5,7 +5,7 @@ import pytest
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.exits.exit_rule import ExitRule, fixed_exit
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.step_costs import Costs, Line, line, measure
 from eelib.tasks.task import Task
 

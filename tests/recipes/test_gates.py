@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from exits_made import card_of
 
-from eelib.exits.gates.trained import TRAINED, card_of, trained_gate
+from eelib.exits.gates.state import TRAINED, trained_gate
 from recipes import gate_states, gates
 from recipes.__main__ import main
 from recipes.gate_states import States

@@ -9,7 +9,7 @@ from exits_made import LAYERS, TOKENS, Made
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.curve import Curve, curve
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import Scores
 from eestudy.exits.compare import AgreementAt, Area, PriceAt, contrast, difference, interval, intervals, shared_range
 from eestudy.statistics.resampling import bootstrap_totals

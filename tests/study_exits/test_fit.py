@@ -9,13 +9,13 @@ from sklearn.linear_model import LogisticRegression
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.fitted import FEATURES, Fitted, columns
 from eelib.exits.live import Watch
 from eelib.exits.offline import Tokens, decide
-from eelib.exits.pieces import CLASSES, PieceTable, piece_table
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.plan import encode
 from eestudy.exits.fit import fit, halves
+from eestudy.exits.gates import FEATURES, Fitted, columns
+from eestudy.words import CLASSES, PieceTable, piece_table
 
 TABLE = PieceTable(torch.arange(1000, dtype=torch.int64).remainder(5).add(1).to(torch.uint8))
 

@@ -10,7 +10,7 @@ import eelib
 from eelib.common.errors import InputError
 from eelib.exits.curve import rule_at
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import emitted, leave
 from eelib.tasks.task import Task
 from eestudy.exits.quality import Scorer, quality, text_of

@@ -9,11 +9,11 @@ import traces
 
 from eelib.exits.curve import curve
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.offline import decide, leave, scores
-from eelib.exits.pieces import PieceTable
 from eestudy.exits.fit import fit
 from eestudy.exits.ways import ByThreshold, TwoExits, curve_of, in_turn, mixed
+from eestudy.words import PieceTable
 
 TABLE = PieceTable(torch.arange(1000, dtype=torch.int64).remainder(5).add(1).to(torch.uint8))
 

@@ -18,10 +18,8 @@ from eelib.exits.decoding.kv_policies import KV_POLICIES, KVPolicy
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
 from eelib.exits.exit_rule import Estimated, ExitRule, check_exit_layers, fixed_exit
-from eelib.exits.gates.gate import NEEDS, Gate, LayerOutput
-from eelib.exits.gates.learned import Learned
-from eelib.exits.gates.registry import gate_named
-from eelib.exits.gates.trained import TRAINED, trained_gate
+from eelib.exits.gates.gate import NEEDS, Gate, LayerOutput, gate_named
+from eelib.exits.gates.state import TrainedGate
 from eelib.exits.policy import Policy
 from eelib.models.block_runner import BlockRunner
 from eelib.models.model import Model, probe_ids
@@ -198,7 +196,7 @@ def rule_of(model: Model, gate: str | Gate | ExitRule | None, exit_layers: tuple
     elif gate == "oracle":
         rule = oracle_rule(None if exit_layers is None else tuple(exit_layers))
     elif isinstance(gate, (str, Gate)):
-        found = gate if isinstance(gate, Gate) else trained_gate(model, gate) if gate in TRAINED else gate_named(gate)
+        found = gate if isinstance(gate, Gate) else gate_named(gate, model)
         rule = ExitRule(found, exit_layers=None if exit_layers is None else tuple(exit_layers))
     else:
         raise InputError(f"gate {gate!r} is not allowed; it must be a gate's name, a gate or a rule")
@@ -214,7 +212,7 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
         return
     if missing := sorted(set(rule.gate.needs) - set(NEEDS)):
         raise InputError(f"gate {rule.gate.name} needs {', '.join(missing)}, which is not there while decoding")
-    if isinstance(rule.gate, Learned) and (
+    if isinstance(rule.gate, TrainedGate) and (
         rule.gate.model != model.name or rule.gate.model_hash not in ("", model.hash)
     ):
         other = ", for other weights than these" if rule.gate.model == model.name else f", not for {model.name}"

@@ -1,24 +1,31 @@
-"""What every gate is: a score of each token after each block, higher means stop; the same object over a trace and live.
+"""What every gate is: a score of each token after each block, higher means exit; the same over a trace and in decoding.
 
-    memory = gate.start(len(seen.positions), device)
-    for each layer that the rule asks at:
-        score = gate.score(seen, memory)             # float32 [n]
-        memory = select_rows(memory, rows)                  # where rows leave the batch
+    gate_state = gate.start(len(output.positions), device)
+    for each layer at which the rule asks:
+        score = gate.score(output, gate_state)          # float32 [n]
+        gate_state = select_rows(gate_state, rows)      # where rows leave the batch
 
-A gate holds its parameters and nothing else: what it remembers of a token from layer to layer is in `memory`.
+A gate holds its parameters and nothing else: what it knows of a token from the layers before is in `gate_state`.
 """
 
+import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.metadata import entry_points
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from eelib.common.errors import InputError
+from eelib.models.model import Model
 from eelib.models.unembed import Unembed
 
 NEEDS = ("readout", "state", "head", "token before", "exit before")
-NO_EXIT = -torch.inf  # the score where a gate can't stop
+NO_EXIT = -torch.inf  # the score where a gate can't let a token exit
+FILES = ("readout", "state", "schedule")  # beside this one, with the library's gates
+GROUP = "eelib.gates"  # entry points of other packages: a gate's name, and its class
 GateState = dict[str, Tensor]  # of each token, first dimension n
 
 
@@ -26,10 +33,16 @@ GateState = dict[str, Tensor]  # of each token, first dimension n
 class LayerOutput:
     """What a gate may look at after block `layer` (1..L) of n tokens, all tensors on one device.
 
-    `readout`: what the head says, "top1" int64 [n], "probability", "margin", "entropy" float32 [n], "topk_ids" and
-    "topk_probability" [n, k], as in a trace. `state`: [n, hidden_size], before the final norm. `unembed` reads states.
-    `positions`: int64 [n], 0 for the first generated token. `token_before`: its id, int64 [n], -1 at the first.
-    `exit_before`: the layer at which the token before was emitted, int64 [n], 0 at the first.
+    Attributes:
+        layer: blocks that ran.
+        layers: L.
+        positions: int64 [n], 0 for the first generated token.
+        readout: what the head gives, "top1" int64 [n], "probability", "margin", "entropy" float32 [n], "topk_ids" and
+            "topk_probability" [n, k], as in a trace.
+        state: [n, hidden_size], before the final norm.
+        unembed: the head, which reads states.
+        token_before: the id of the token before, int64 [n], -1 at the first.
+        exit_before: the layer at which the token before exited, int64 [n], 0 at the first.
     """
 
     layer: int
@@ -41,43 +54,93 @@ class LayerOutput:
     token_before: Tensor | None = None
     exit_before: Tensor | None = None
 
-    def on(self, device: torch.device) -> "LayerOutput":
-        """The same on another device, the state left where it is."""
-
-        def moved(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.to(device)
-
-        readout = {name: values.to(device) for name, values in self.readout.items()}
-        given = (self.positions.to(device), readout, self.state, self.unembed)
-        return LayerOutput(self.layer, self.layers, *given, moved(self.token_before), moved(self.exit_before))
-
 
 class Gate:
-    """A frozen dataclass of parameters. `needs`: which parts of `LayerOutput`, of NEEDS; the others may be missing.
+    """A frozen dataclass of parameters.
 
-    `stateful`: it has to be asked at every layer that may be an exit, from the first on, not only where it may stop.
-    `default`: the published threshold, or ours where none is. `inclusive`: a score equal to the threshold stops.
+    Attributes:
+        name: what it is called by.
+        needs: which parts of `LayerOutput`, of NEEDS; the others may be missing.
+        reads_head: its score needs the logits of the whole head.
+        stateful: it has to be asked at every layer that may be an exit, from the first on, not only where a token may
+            exit.
+        inclusive: a score equal to the threshold exits.
+        default: the published threshold, or ours where none is.
     """
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ("readout",)
+    reads_head: ClassVar[bool] = True
     stateful: ClassVar[bool] = False
     inclusive: ClassVar[bool] = False
     default: ClassVar[float]
 
+    @classmethod
+    def from_parameters(cls, model: Model | None, **parameters: object) -> "Gate":
+        """The gate of parameters as a policy file has them. InputError for one that it does not have."""
+        check_parameters(cls.name, parameters, [one.name for one in fields(cls)])  # type: ignore[arg-type]  # dataclass
+        return cls(**parameters)
+
     def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
-        """GateState of `count` tokens of which no layer was seen."""
+        """The state of `count` tokens before the first layer."""
         return {}
 
-    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
-        """float32 [n], higher means stop, NO_EXIT where it can't; updates `memory`."""
+    def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
+        """float32 [n], higher means exit, NO_EXIT where no token can; updates `gate_state`."""
         raise NotImplementedError
 
-    def token(self, seen: LayerOutput, memory: GateState) -> Tensor:
-        """What leaving here emits, int64 [n], asked after `score`: the top-1, unless a gate says else; -1: not read."""
-        return seen.readout["top1"].long() if seen.readout else torch.full_like(seen.positions, -1)
+    def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
+        """Ids of the tokens that are emitted on an exit here, int64 [n], asked after `score`; -1: not read."""
+        return output.readout["top1"].long() if output.readout else torch.full_like(output.positions, -1)
 
 
-def select_rows(memory: GateState, rows: Tensor) -> GateState:
-    """The memory of some of the tokens, by index or mask."""
-    return {name: values[rows] for name, values in memory.items()}
+def select_rows(gate_state: GateState, rows: Tensor) -> GateState:
+    """The state of some of the tokens, by index or mask."""
+    return {name: values[rows] for name, values in gate_state.items()}
+
+
+# ---- by name
+
+
+def gate_named(name: str, model: Model | None = None, **parameters: object) -> Gate:
+    """A gate by name.
+
+    Args:
+        name: of a gate of the library, or of an entry point `eelib.gates` of an installed package.
+        model: for the gates that are trained or fitted for one.
+        parameters: in place of the published ones.
+
+    Raises:
+        InputError: an unknown name or parameter; a gate that needs a model, without one.
+    """
+    return gate_class(name).from_parameters(model, **parameters)
+
+
+def gate_class(name: str) -> type[Gate]:
+    """The class of a gate. InputError for an unknown name."""
+    own, others = own_gates(), entry_points(group=GROUP)
+    if name in own:
+        return own[name]
+    if name not in others.names:
+        raise InputError(f"gate {name!r} is not known; allowed: {', '.join([*own, *sorted(others.names)])}")
+    found: type[Gate] = others[name].load()
+    return found
+
+
+@cache
+def own_gates() -> dict[str, type[Gate]]:
+    """The library's gates by name."""
+    for file in FILES:  # which import this one
+        importlib.import_module(f"{__package__}.{file}")
+
+    def below(kind: type[Gate]) -> list[type[Gate]]:
+        return [kind, *(one for child in kind.__subclasses__() for one in below(child))]
+
+    own = [kind for kind in below(Gate) if kind.__module__.startswith(f"{__package__}.")]
+    return {kind.name: kind for kind in own if "name" in vars(kind)}
+
+
+def check_parameters(name: str, given: Mapping[str, object], allowed: list[str]) -> None:
+    """InputError for a parameter that a gate does not have."""
+    if unknown := [parameter for parameter in given if parameter not in allowed]:
+        raise InputError(f"gate {name} has no parameter {unknown[0]!r}; allowed: {', '.join(allowed) or 'none'}")

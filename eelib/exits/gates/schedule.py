@@ -1,4 +1,4 @@
-"""A depth for each position, which falls along the output (SkipDecode, Del Corro et al. 2023; P, section 2)."""
+"""Gates that look at the layer and the position alone, so that every depth is known beforehand."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,11 +11,26 @@ from eelib.exits.gates.gate import Gate, GateState, LayerOutput
 
 
 @dataclass(frozen=True)
+class Fixed(Gate):
+    """The layer itself: exit where it reaches the threshold, a layer. The baseline that every gate has to beat."""
+
+    name: ClassVar[str] = "fixed"
+    needs: ClassVar[tuple[str, ...]] = ()
+    reads_head: ClassVar[bool] = False
+    inclusive: ClassVar[bool] = True
+    default: ClassVar[float] = 1
+
+    def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
+        """The number of blocks that ran."""
+        return torch.full((len(output.positions),), float(output.layer), device=output.positions.device)
+
+
+@dataclass(frozen=True)
 class Schedule(Gate):
     """Layers run beyond the position's depth, which falls linearly from `most` (0: L) to `least` at position `longest`.
 
-    Exit where none is missing (the threshold is 0). Later tokens never go deeper, so none needs keys that an earlier
-    one lacks. SkipDecode runs its warm-up layers and then the top ones; leaving early runs the first ones.
+    Exit at 0, the threshold. Later tokens never go deeper, so none needs keys that an earlier one lacks. SkipDecode
+    (Del Corro et al. 2023; P, section 2) runs its warm-up layers and then the top ones; an early exit runs the first.
     """
 
     least: int = 1
@@ -23,6 +38,7 @@ class Schedule(Gate):
     longest: int = 128
     name: ClassVar[str] = "schedule"
     needs: ClassVar[tuple[str, ...]] = ()
+    reads_head: ClassVar[bool] = False
     inclusive: ClassVar[bool] = True
     default: ClassVar[float] = 0
 
@@ -33,9 +49,9 @@ class Schedule(Gate):
                 "1 <= least <= most (0: the last) and a longest of 1 or more"
             )
 
-    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
+    def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
         """layer - depth(position), -L..L."""
-        most = self.most or seen.layers
-        done = (seen.positions / max(1, self.longest - 1)).clamp(max=1.0)
+        most = self.most or output.layers
+        done = (output.positions / max(1, self.longest - 1)).clamp(max=1.0)
         depth = torch.round(most - (most - self.least) * done)
-        return seen.layer - depth.float()
+        return output.layer - depth.float()

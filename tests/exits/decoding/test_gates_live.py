@@ -13,15 +13,13 @@ from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
-from eelib.exits.gates.by_class import ByClass
-from eelib.exits.gates.fitted import FEATURES, Fitted
-from eelib.exits.gates.gate import Gate, LayerOutput
-from eelib.exits.gates.registry import GATES, gate_named
-from eelib.exits.gates.trained import TRAINED
+from eelib.exits.gates.gate import Gate, LayerOutput, gate_named, own_gates
+from eelib.exits.gates.state import TRAINED
 from eelib.exits.look import look
 from eelib.exits.offline import emitted, leave, score_layers
-from eelib.exits.pieces import CLASSES, PieceTable
 from eelib.tracing.decode import greedy_decode, states_of
+from eestudy.exits.gates import FEATURES, ByClass, Fitted
+from eestudy.words import CLASSES, PieceTable
 
 STEPS = 9
 
@@ -58,7 +56,7 @@ def offline(model, rule, made):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "gemma2"])
-@pytest.mark.parametrize("gate", [*GATES, *TRAINED])
+@pytest.mark.parametrize("gate", own_gates())
 def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of, middle_rule):
     model = model_of(name)
     simple = gate in ("confidence", "softmax_difference", "entropy", "state_saturation")

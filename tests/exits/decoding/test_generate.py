@@ -9,10 +9,8 @@ from eelib.common.errors import InputError
 from eelib.common.timer import PARTS
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.classifier import StateClassifier
-from eelib.exits.gates.gate import Gate
-from eelib.exits.gates.registry import gate_named
-from eelib.exits.gates.trained import TRAINED
+from eelib.exits.gates.gate import Gate, gate_named
+from eelib.exits.gates.state import TRAINED, StateClassifier
 
 
 def test_tables(model_of):

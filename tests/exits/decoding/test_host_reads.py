@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 
 READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "unique")
 

@@ -15,7 +15,7 @@ from eelib.exits.decoding.kv_policies import KV_POLICIES
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.decoding.verify import PlainDecoding
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 14

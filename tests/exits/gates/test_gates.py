@@ -2,14 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.gate import NEEDS, NO_EXIT, LayerOutput, select_rows
-from eelib.exits.gates.registry import GATES, gate_named
-from eelib.exits.gates.shortlist import outside
+from eelib.exits.gates.gate import NEEDS, NO_EXIT, LayerOutput, gate_named, own_gates, select_rows
+from eelib.exits.gates.state import TRAINED
 
 LAYERS = 5
 
@@ -101,7 +99,6 @@ def test_shortlist_lists_once_and_rescores():
     share = 1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(-1.0))
     assert found[0] == (NO_EXIT, -1)
     assert found[1] == (pytest.approx(2 * share[0] - 1), 2) and found[2] == (pytest.approx(2 * share[1] - 1), 0)
-    assert outside(np.array([3, 2, 1]), 2).tolist() == [True, False, False]
 
 
 class Rows(Doubling):
@@ -125,14 +122,16 @@ def test_memory_goes_on_with_the_rows_that_stay():
 
 
 def test_every_gate_says_what_it_needs_and_where_it_stops():
-    for name, kind in GATES.items():
+    for name, kind in own_gates().items():
+        if name in TRAINED:  # those have a file for each model
+            continue
         gate = gate_named(name)
         assert gate.name == name and kind.__doc__ and set(gate.needs) <= set(NEEDS)
         assert math.isfinite(gate.default) and hash(gate) == hash(gate_named(name))
 
 
 def test_bad_input_is_one_line(one_line):
-    one_line(InputError, ["gate 'hunch'", "patience"], lambda: gate_named("hunch"))
+    one_line(InputError, ["gate 'hunch'", "patience", "lstm"], lambda: gate_named("hunch"))
     one_line(InputError, ["no parameter 'temperature'", "least"], lambda: gate_named("schedule", temperature=1))
     one_line(InputError, ["no parameter", "none"], lambda: gate_named("confidence", tau=1))
     one_line(InputError, "k 1 is not allowed", lambda: gate_named("shortlist", k=1))

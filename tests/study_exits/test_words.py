@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eelib.exits.pieces import CLASSES, PieceTable, class_of, piece_table
+from eestudy.words import CLASSES, PieceTable, class_of, piece_table
 
 
 @pytest.mark.parametrize(

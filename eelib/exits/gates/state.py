@@ -1,0 +1,345 @@
+"""Gates that look at hidden states: saturation, and small trained networks with their files.
+
+A network says of a token's states whether layer l agrees with layer L. It works on float32 states [n, hidden_size] one
+layer at a time, as a gate is asked, or on all layers at once, as it is trained; both give the same. Of its two outputs
+the second stands for an exit.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from eelib.common.data import data_folder
+from eelib.common.errors import InputError
+from eelib.common.files import write_atomically
+from eelib.common.values import first_line
+from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, check_parameters
+from eelib.models.model import Model
+
+PUBLISHED_WIDTH = 250  # of M's LSTM
+WINDOW = 3  # states that the gate of three states looks at
+
+
+@dataclass(frozen=True)
+class Saturation(Gate):
+    """Cosine of this layer's state and the one before: exit where it reaches the threshold; never at the first layer.
+
+    CALM (Schuster et al. 2022), 3.2. `as_published`: of states after the final norm, as M's code has it; else of the
+    states themselves.
+    """
+
+    as_published: bool = False
+    name: ClassVar[str] = "state_saturation"
+    needs: ClassVar[tuple[str, ...]] = ("state", "readout", "head")
+    reads_head: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+    inclusive: ClassVar[bool] = True
+    default: ClassVar[float] = 0.9
+
+    def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
+        """The cosine, in [-1, 1]."""
+        assert output.state is not None
+        state = output.state
+        if self.as_published:
+            assert output.unembed is not None
+            state = output.unembed.normed(state)
+        before = gate_state.get("state")
+        gate_state["state"] = state
+        if before is None:
+            return torch.full((len(state),), NO_EXIT, device=state.device)
+        return torch.cosine_similarity(state.float(), before.float(), dim=-1)
+
+
+# ---- networks
+
+
+class Network(nn.Module):
+    """Two logits per token and layer, from the layer `first` on (ClassVar)."""
+
+    first: ClassVar[int] = 1
+
+    def start(self, count: int) -> GateState:
+        """The state of `count` tokens before the first layer."""
+        return {}
+
+    def step(self, state: Tensor, gate_state: GateState) -> Tensor | None:
+        """Logits [n, 2] of one more layer's states [n, hidden_size]; None before `first`. Updates `gate_state`."""
+        raise NotImplementedError
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits [n, layers - first + 1, 2] of states [n, layers, hidden_size] of layers 1, 2, ..."""
+        raise NotImplementedError
+
+
+def two_layers(inputs: int, width: int) -> nn.Sequential:
+    """W2 relu(W1 x), inputs -> width -> 2."""
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+class OneState(Network):
+    """W2 relu(W1 h_l), hidden_size -> hidden_size -> 2."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.layers = two_layers(hidden_size, hidden_size)
+
+    def step(self, state: Tensor, gate_state: GateState) -> Tensor:
+        """Each layer alone."""
+        return self.layers(state)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """All layers alike."""
+        return self.layers(states)
+
+
+class LastStates(Network):
+    """W2 relu(W1 [h_(l-2), h_(l-1), h_l]), 3 hidden_size -> hidden_size -> 2."""
+
+    first: ClassVar[int] = WINDOW
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.layers = two_layers(WINDOW * hidden_size, hidden_size)
+
+    def step(self, state: Tensor, gate_state: GateState) -> Tensor | None:
+        """None before the third layer."""
+        size = state.shape[1]
+        window = torch.cat([gate_state.get("before", state[:, :0]), state], dim=1)[:, -WINDOW * size :]
+        gate_state["before"] = window[:, -(WINDOW - 1) * size :]
+        return self.layers(window) if window.shape[1] == WINDOW * size else None
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Every three neighbours."""
+        last = states.shape[1] - WINDOW + 1
+        return self.layers(torch.cat([states[:, first : first + last] for first in range(WINDOW)], dim=-1))
+
+
+class OverLayers(Network):
+    """An LSTM that takes one layer's state after the other, and a linear map of its output to two logits."""
+
+    def __init__(self, hidden_size: int, width: int, depth: int):
+        super().__init__()
+        self.lstm = nn.LSTM(hidden_size, width, depth, batch_first=True)
+        self.out = nn.Linear(width, 2)
+
+    def start(self, count: int) -> GateState:
+        """Zeros: "h" and "c" [count, depth, width]."""
+        zeros = self.out.weight.new_zeros(count, self.lstm.num_layers, self.lstm.hidden_size)
+        return {"h": zeros, "c": zeros.clone()}
+
+    def step(self, state: Tensor, gate_state: GateState) -> Tensor:
+        """One layer more."""
+        before = tuple(gate_state[name].transpose(0, 1).contiguous() for name in ("h", "c"))
+        output, (h, c) = self.lstm(state[:, None], before)
+        gate_state["h"], gate_state["c"] = h.transpose(0, 1), c.transpose(0, 1)
+        return self.out(output[:, 0])
+
+    def forward(self, states: Tensor) -> Tensor:
+        """All layers, first to last."""
+        outputs: Tensor = self.lstm(states)[0]
+        return self.out(outputs)
+
+
+# ---- trained gates
+
+
+@dataclass(frozen=True)
+class TrainedGate(Gate):
+    """Softmax probability of the exit: exit where it is above the threshold.
+
+    Attributes:
+        model: the model that it was trained for, by name.
+        weights: hash of the network's weights. Two gates are equal where model and weights are.
+        network: what gives the two logits.
+        normed: it was trained on states after the final norm, else, as published, on the states themselves.
+        model_hash: of the weights that it was trained for, where that is known.
+    """
+
+    model: str
+    weights: str
+    network: Network = field(repr=False, compare=False)
+    normed: bool = False
+    model_hash: str = field(default="", repr=False, compare=False)
+    needs: ClassVar[tuple[str, ...]] = ("state", "readout", "head")
+    reads_head: ClassVar[bool] = False
+    default: ClassVar[float] = 0.9  # M's text, section 7, for all of its measures and CALM's; CALM calibrates its own
+
+    @classmethod
+    def build(cls, hidden_size: int) -> Network:
+        """The network, untrained."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, network: Network, model: str, model_hash: str = "", **parameters: bool) -> Self:
+        """The gate of a network that is trained, which stays as it is."""
+        network.eval().requires_grad_(False)
+        return cls(model=model, weights=hash_of_weights(network), network=network, model_hash=model_hash, **parameters)
+
+    @classmethod
+    def from_parameters(cls, model: Model | None, **parameters: Any) -> Gate:
+        """The model's own, as in `trained_gate`."""
+        if model is None:
+            raise InputError(f"gate {cls.name} has weights of its own for each model; give the model with its name")
+        return trained_gate(model, cls.name, **parameters)
+
+    def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
+        """What the network begins with."""
+        return self.network.to(device).start(count)
+
+    @torch.no_grad()
+    def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
+        """The probability, in [0, 1]; NO_EXIT at layers at which the network has no answer."""
+        assert output.state is not None
+        state = output.state
+        if self.normed:
+            assert output.unembed is not None
+            state = output.unembed.normed(state).to(state.device)
+        logits = self.network.to(state.device).step(state.float(), gate_state)
+        if logits is None:
+            return torch.full((len(state),), NO_EXIT, device=state.device)
+        return logits.softmax(dim=-1)[:, 1]
+
+
+@dataclass(frozen=True)
+class StateClassifier(TrainedGate):
+    """softmax(W2 relu(W1 h_l))[exit], one network for all layers (CALM, 3.2; M's code). M begins at layer 4."""
+
+    name: ClassVar[str] = "classifier"
+
+    @classmethod
+    def build(cls, hidden_size: int) -> Network:
+        """d -> d -> 2."""
+        return OneState(hidden_size)
+
+
+@dataclass(frozen=True)
+class ThreeStates(TrainedGate):
+    """The same on h_(l-2), h_(l-1) and h_l (M, section 5); never before layer 3. M's rule begins at layer 4.
+
+    Layers are those at which the gate is asked: with an exit list, three of it. It is trained on neighbours.
+    """
+
+    name: ClassVar[str] = "three_states"
+    stateful: ClassVar[bool] = True
+
+    @classmethod
+    def build(cls, hidden_size: int) -> Network:
+        """3d -> d -> 2."""
+        return LastStates(hidden_size)
+
+
+@dataclass(frozen=True)
+class Lstm(TrainedGate):
+    """The same on an LSTM over h_1..h_l (M, section 5): two layers of width d, as M's text has it.
+
+    `as_published`: one layer of width 250, as M's code has it. Layers are those at which the gate is asked. M's rule
+    begins at layer 4.
+    """
+
+    as_published: bool = False
+    name: ClassVar[str] = "lstm"
+    stateful: ClassVar[bool] = True
+
+    @classmethod
+    def build(cls, hidden_size: int, as_published: bool = False) -> Network:
+        """The untrained LSTM."""
+        return OverLayers(hidden_size, PUBLISHED_WIDTH, 1) if as_published else OverLayers(hidden_size, hidden_size, 2)
+
+
+TRAINED: dict[str, type[TrainedGate]] = {gate.name: gate for gate in (StateClassifier, ThreeStates, Lstm)}
+
+
+# ---- their files: one per gate and model, refused for any other weights than it was trained on
+
+
+def trained_gate(model: Model, name: str, folder: Path | str | None = None, **parameters: bool) -> TrainedGate:
+    """A gate that was trained for this model.
+
+    Args:
+        model: the model.
+        name: of TRAINED.
+        folder: where its file is; default: data/gates/ and the model's name.
+        parameters: those of its shape: `as_published` of lstm.
+
+    Raises:
+        InputError: an unknown gate or parameter; no such file; a damaged one; one for other weights than the model's.
+    """
+    kind = checked(name, parameters)
+    place = data_folder("gates", model.name) if folder is None else Path(folder)
+    file = place / file_name(name, parameters)
+    what = f"gate {name} of {model.name}"
+    again = f"train it with: python -m recipes gates --model {model.name} --corpora DIR --out {place}"
+    if not file.exists():
+        raise InputError(f"{what} is not in {place}; {again}")
+    try:
+        with safe_open(file, "pt") as content:
+            card = json.loads(content.metadata()["card"])
+            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118  # it is no dict
+        network = kind.build(card["hidden_size"], **parameters)
+        network.load_state_dict(tensors)
+        if card["gate"] != name or hash_of_weights(network) != card["weights"]:
+            raise ValueError("its weights are not those that its card names")
+        trained_for, normed = str(card["model_hash"]), bool(card["normed"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"{what}: {file} is damaged ({first_line(error)}); {again}") from error
+    if trained_for != model.hash:
+        raise InputError(
+            f"{what}: {file} was trained for other weights ({card['model']}, hash {trained_for[:12]}) than these "
+            f"(hash {model.hash[:12]}); {again}"
+        )
+    return kind.of(network, model.name, model.hash, normed=normed, **parameters)
+
+
+def checked(name: str, parameters: dict[str, bool]) -> type[TrainedGate]:
+    """The class of a trained gate. InputError for an unknown name or parameter."""
+    if name not in TRAINED:
+        raise InputError(f"trained gate {name!r} is not known; allowed: {', '.join(TRAINED)}")
+    allowed = [parameter for parameter in signature(TRAINED[name].build).parameters if parameter != "hidden_size"]
+    check_parameters(name, parameters, allowed)
+    return TRAINED[name]
+
+
+def file_name(name: str, parameters: dict[str, bool]) -> str:
+    """Of a gate with its parameters: lstm.safetensors, lstm-as-published.safetensors."""
+    return "-".join([name, *(key.replace("_", "-") for key, on in parameters.items() if on)]) + ".safetensors"
+
+
+def save_gate(gate: TrainedGate, folder: Path, model: Model, card: dict[str, Any], **parameters: bool) -> Path:
+    """Write a gate's weights with its card, whole or not at all; returns the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {
+        "gate": gate.name,
+        "weights": gate.weights,
+        "normed": gate.normed,
+        "model": model.name,
+        "model_hash": model.hash,
+        "layers": model.layers,
+        "hidden_size": model.hidden_size,
+    }
+    tensors = {key: as_stored(tensor.cpu().contiguous()) for key, tensor in gate.network.state_dict().items()}
+    file = folder / file_name(gate.name, parameters)
+    metadata = {"card": json.dumps(known | parameters | card, ensure_ascii=False)}
+    write_atomically(file, safetensors.torch.save(tensors, metadata))
+    return file
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """In half precision where that loses nothing, which halves the file."""
+    half = tensor.half()
+    return half if torch.equal(half.to(tensor.dtype), tensor) else tensor
+
+
+def hash_of_weights(network: nn.Module) -> str:
+    """SHA-256 over names, shapes and values of a network's tensors, its first 16 digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} ".encode() + tensor.cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
