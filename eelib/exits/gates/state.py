@@ -17,9 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from eelib.common.data import data_folder
 from eelib.common.errors import InputError
-from eelib.common.files import write_atomically
+from eelib.common.files import data_folder, write_atomically
 from eelib.common.values import first_line
 from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, check_parameters
 from eelib.models.model import Model

@@ -6,7 +6,7 @@ from families import GENERATING
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
 from eelib.exits.exit_rule import Estimated, ExitRule
-from eelib.exits.gates.registry import gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.models.block_runner import BlockRunner
 from eelib.tracing.decode import greedy_decode
 

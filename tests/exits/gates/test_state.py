@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from eelib.common.data import data_folder
 from exits_made import card_of
 from families import identity_unembed
 
+from eelib.common.files import data_folder
 from eelib.exits.cost import Sizes, prices
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
