@@ -22,7 +22,7 @@ from torch import Tensor
 from checks.report import headed, write_report
 from eelib.common.files import data_folder
 from eelib.common.machine import host
-from eelib.lens.cuda import kernel
+from eelib.lens import triton_host as kernel
 
 OUT = data_folder("checks", "kernel.json")
 GOAL = 0.85  # of the matmul's rate
@@ -37,7 +37,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(
             "No GPU here, so there is nothing to measure and nothing was written. The kernel's results are tested "
-            "without one: python -m pytest tests/lens/test_cuda_kernel.py",
+            "without one: python -m pytest tests/lens/test_triton_kernels.py",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""The Triton readout in Triton's interpreter against float64; `test_kernel` runs this in a process of its own.
+"""The Triton readout in Triton's interpreter against float64; `test_triton_kernels` runs this in a process of its own.
 
 By hand: TRITON_INTERPRET=1 python -m pytest tests/interpreted_kernel.py
 """
@@ -9,9 +9,9 @@ import os
 import pytest
 import torch
 
-from eelib.lens.cpu.parallel import spread_over_cores
-from eelib.lens.cuda.kernel import Tiles, merge, read_divergences, read_rows, supports
-from eelib.lens.readout import Scratch, read_by_kernel, read_on_cpu
+from eelib.lens.cpu_kernels import spread_over_cores
+from eelib.lens.readout import LogitBuffer, read_by_kernel, read_on_cpu
+from eelib.lens.triton_host import Tiles, merge, read_divergences, read_rows, supports
 from eelib.models.unembed import Unembed
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
@@ -285,7 +285,7 @@ def test_readout_by_kernel_is_the_readout_on_the_cpu(cap, known):
     with torch.no_grad():
         mine = read_by_kernel(unembed, states, wanted, known, 10)
         with spread_over_cores() as spread:
-            plain = read_on_cpu(unembed, states, wanted, known, 10, Scratch(), spread)
+            plain = read_on_cpu(unembed, states, wanted, known, 10, LogitBuffer(), spread)
     assert set(mine) == set(plain)
     for name, values in plain.items():
         torch.testing.assert_close(mine[name].double(), values.double(), rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -1,4 +1,4 @@
-"""What the head says of a state: top-k, probability, entropy, rank, divergence; never layers x tokens x vocabulary."""
+"""Readouts of states through the head: top-k, probability, entropy, rank, divergence; in pieces of bounded size."""
 
 import math
 from collections.abc import Callable
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from eelib.common.errors import InputError
-from eelib.lens.cpu import rows
-from eelib.lens.cpu.parallel import Spread, spread_over_cores
-from eelib.lens.cpu.products import head_product
-from eelib.lens.cuda import kernel
+from eelib.lens import triton_host
+from eelib.lens.cpu_kernels import FURTHEST, Spread, diverge, head_product, spread_over_cores, summarize
 from eelib.models.unembed import Unembed
 
 TOP = 10
 LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
 ROWS_AT_ONCE = 256  # a matrix product of fewer rows packs its weights for too little work
 FEWEST_LOGITS = 16 << 20  # held at a time, where there are as many
+STATES_AT_ONCE = 16 << 20  # bytes of states that a buffer holds before they are read
+ON_GPU = 8  # times as many there, where a readout takes less time
 SCALARS = (
     "entropy",
     "final_rank",
@@ -33,7 +33,7 @@ SCALARS = (
     "kl_final",
 )
 TOP_K = ("topk_ids", "topk_probability")
-FROM_TOP_K = ("top1", "probability", "margin")  # what the top-k tells, so that nobody has to keep it
+FROM_TOP_K = ("top1", "probability", "margin")  # computed from the top-k, so not stored
 
 
 @dataclass
@@ -62,17 +62,17 @@ def top_k(vocab_size: int) -> int:
     return min(TOP, vocab_size)
 
 
-class Scratch:
+class LogitBuffer:
     """Memory for logits that is used again: fresh pages for every piece would cost a third of the matrix product."""
 
     def __init__(self) -> None:
-        self.kept = torch.empty(0)
+        self.memory = torch.empty(0)
 
     def take(self, rows: int, columns: int) -> Tensor:
         """Uninitialized float32 [rows, columns], which the next call takes back."""
-        if self.kept.numel() < rows * columns:
-            self.kept = torch.empty(rows * columns)
-        return self.kept[: rows * columns].view(rows, columns)
+        if self.memory.numel() < rows * columns:
+            self.memory = torch.empty(rows * columns)
+        return self.memory[: rows * columns].view(rows, columns)
 
 
 @torch.no_grad()
@@ -82,16 +82,23 @@ def read(
     final_ids: Tensor,
     reference_ids: Tensor | None = None,
     last: Tensor | None = None,
-    scratch: Scratch | None = None,
+    logit_buffer: LogitBuffer | None = None,
 ) -> Readout:
-    """Read states [n, S, hidden_size] through `unembed`; the last of the S is layer L unless `last` is given.
+    """Read states through a model's output head.
 
-    `last` is [n, hidden_size].
-    `final_ids` [n] are the last layer's tokens, `reference_ids` [n] the reference's next tokens (-1: none, gives NaN).
-    Natural logarithms; rank 1 is the top, ties counted in favour of the token; cosine before the final norm;
-    divergences against layer L: JS, symmetric, at most ln 2; KL of layer L's q from this p, the sum of q ln(q / p).
-    Callers that read in pieces give the same `scratch` each time. Raises InputError naming the layer if a state is not
-    finite.
+    Natural logarithms. Rank 1 is the top; ties count in favour of the token. The cosine is that before the final norm.
+    Divergences are against layer L: JS, symmetric, at most ln 2; KL of layer L's q from this p, the sum of q ln(q / p).
+
+    Args:
+        unembed: the model's output head.
+        states: [n, S, hidden_size]; the last of the S is layer L unless `last` is given.
+        final_ids: the last layer's tokens, [n].
+        reference_ids: the reference's next tokens, [n]; -1 where there is none, which gives NaN.
+        last: the states of layer L, [n, hidden_size].
+        logit_buffer: memory for logits; callers that read in pieces give the same one each time.
+
+    Raises:
+        InputError: a state is not finite; it names the layer.
     """
     count, sites, _ = states.shape
     check_finite(states, first=0 if last is None else 1)
@@ -106,11 +113,11 @@ def read(
     tokens = max(1, most // (unembed.vocab_size * states.shape[1]))
     read_some: Callable[..., dict[str, Tensor]] = read_on_device
     on_cpu = states.device.type == "cpu"
-    if not on_cpu and type(unembed.head) is nn.Linear and kernel.supports(states[:1, 0], unembed.head.weight):
+    if not on_cpu and type(unembed.head) is nn.Linear and triton_host.supports(states[:1, 0], unembed.head.weight):
         tokens, read_some = count, read_by_kernel  # it holds no logits
     with spread_over_cores() if on_cpu else nullcontext() as spread:
         if spread is not None:
-            read_some = partial(read_on_cpu, scratch=scratch or Scratch(), spread=spread)
+            read_some = partial(read_on_cpu, logit_buffer=logit_buffer or LogitBuffer(), spread=spread)
         for start in range(0, count, tokens):
             part = slice(start, min(count, start + tokens))
             found = read_some(unembed, states[part], final_ids[part], unknown[part], k)
@@ -154,12 +161,12 @@ def logits_into(unembed: Unembed, states: Tensor, out: Tensor, spread: Spread) -
 
 
 def read_on_cpu(
-    unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int, scratch: Scratch, spread: Spread
+    unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int, logit_buffer: LogitBuffer, spread: Spread
 ) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size] on the CPU: one matrix product, then one pass over its rows."""
     count, sites, hidden_size = states.shape
     size = count * sites
-    logits = scratch.take(size, unembed.vocab_size)
+    logits = logit_buffer.take(size, unembed.vocab_size)
     wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
     top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
     normalizer, entropy, js, kl = (torch.empty(size) for _ in range(4))
@@ -167,7 +174,7 @@ def read_on_cpu(
     numbers, there = logits.numpy(), known.clamp(min=0)
     logits_into(unembed, states.reshape(size, hidden_size), logits, spread)
     spread(
-        rows.summarize,
+        summarize,
         size,
         numbers,
         wanted.numpy(),
@@ -179,7 +186,7 @@ def read_on_cpu(
         rank.numpy(),
         known_rank.numpy(),
     )
-    spread(rows.diverge, count, numbers, normalizer.numpy(), sites, js.numpy(), kl.numpy())
+    spread(diverge, count, numbers, normalizer.numpy(), sites, js.numpy(), kl.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
     reference = logits.gather(1, there[:, None])[:, 0].masked_fill(known < 0, math.nan)
     found = finish(top, ids, normalizer, entropy, rank, own, known_rank, reference, js, kl, unembed.vocab_size)
@@ -198,10 +205,10 @@ def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
     some_known = bool((known >= 0).any())
     wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
     scaling: dict[str, Any] = dict(bias=unembed.bias, head_bias=head.bias, after=unembed.after, cap=unembed.cap)
-    got = kernel.read_rows(hidden, weight, wanted, k=k, reference_ids=known if some_known else None, **scaling)
+    got = triton_host.read_rows(hidden, weight, wanted, k=k, reference_ids=known if some_known else None, **scaling)
     unknown = torch.full((count * sites,), math.nan, device=device)
     last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
-    js, kl = kernel.read_divergences(
+    js, kl = triton_host.read_divergences(
         hidden, weight, got["log_normalizer"], hidden[last], got["log_normalizer"][last], **scaling
     )
     found = finish(
@@ -305,5 +312,79 @@ def kullback_leibler(logs: Tensor, target: Tensor) -> Tensor:
     """Kullback-Leibler divergence [n] in nats of log-probabilities `target` from `logs`, of which a masked one counts
     as -10000.
     """
-    apart = target.exp() * (target - logs.clamp(min=float(rows.FURTHEST)))
+    apart = target.exp() * (target - logs.clamp(min=float(FURTHEST)))
     return apart.nan_to_num(0.0).sum(-1)
+
+
+class ReadoutBuffer:
+    """Reads states while they are made, in pieces of bounded size, so that they never pile up.
+
+    Args:
+        unembed: the model's output head.
+        references: the token ids of each sequence's reference, or empty. The reference's next token is known as long
+            as the output is the reference's beginning; after that it is -1, and its probability NaN.
+        given: the references are the texts that the model reads, so that the next token is known everywhere.
+    """
+
+    def __init__(self, unembed: Unembed, references: list[list[int]], given: bool = False):
+        self.unembed, self.references, self.given = unembed, references, given
+        self.lengths, self.agrees = [0] * len(references), [True] * len(references)
+        self.buffered: Tensor | None = None  # [room, L+1, hidden_size]
+        self.filled, self.logit_buffer = 0, LogitBuffer()
+        self.rows: list[int] = []
+        self.ids: list[int] = []
+        self.known: list[int] = []
+        self.done: list[Readout] = []
+
+    def add(self, states: Tensor, rows: list[int], ids: list[int]) -> None:
+        """Take the states [n, L+1, hidden_size] behind tokens `ids` of the sequences `rows`."""
+        count = len(rows)
+        if self.buffered is None:
+            most = STATES_AT_ONCE * (ON_GPU if states.is_cuda else 1)
+            room = max(1, most // (states[0].numel() * states.element_size()))
+            self.buffered = torch.empty(room, *states.shape[1:], dtype=states.dtype, device=states.device)
+        if self.filled + count > len(self.buffered):
+            self.flush()
+        if count > len(self.buffered):
+            half = count // 2
+            self.add(states[:half], rows[:half], ids[:half])
+            self.add(states[half:], rows[half:], ids[half:])
+            return
+        self.buffered[self.filled : self.filled + count] = states
+        self.filled += count
+        self.rows += rows
+        self.ids += ids
+        self.known += [self.next_reference(row, token) for row, token in zip(rows, ids)]
+
+    def next_reference(self, row: int, token: int) -> int:
+        """The reference's token at the position of `token`, the next one of its sequence; -1 where there is none."""
+        at, reference = self.lengths[row], self.references[row]
+        self.lengths[row] += 1
+        wanted = reference[at] if self.agrees[row] and at < len(reference) else -1
+        self.agrees[row] = self.given or wanted == token
+        return wanted
+
+    def flush(self) -> None:
+        """Read what is buffered."""
+        if self.buffered is not None and self.filled:
+            new = slice(len(self.ids) - self.filled, None)
+            self.done.append(
+                read(
+                    self.unembed,
+                    self.buffered[: self.filled],
+                    torch.tensor(self.ids[new]),
+                    torch.tensor(self.known[new]),
+                    logit_buffer=self.logit_buffer,
+                )
+            )
+            self.filled = 0
+
+    def finish(self) -> Readout:
+        """All readouts, in order of sequence, then position."""
+        self.flush()
+        self.buffered, self.logit_buffer = None, LogitBuffer()
+        order = torch.argsort(torch.tensor(self.rows), stable=True)
+        found = {}
+        for name in list(self.done[0].values):  # one after the other, so that there are never two copies of all
+            found[name] = torch.cat([part.values.pop(name) for part in self.done])[order]
+        return Readout(found)

@@ -6,29 +6,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eelib.lens.cpu import pairs
-from eelib.lens.cpu.parallel import spread_over_cores
 from eelib.models.unembed import Unembed
 
 PAIRS = ("cosine", "pearson", "kl", "js")
 LOGITS_AT_ONCE = 4 << 20  # elements, 16 MB in float32: many tokens share one matrix product
+COLUMNS_AT_ONCE = 4096  # of the vocabulary: the layers' shares of them stay in a core's cache
+MASKED = -1e30  # stands for the log of a share of 0; KL to a layer that masks what another does not is as large
 
 
 @torch.no_grad()
 def layer_pairs(unembed: Unembed, states: Tensor) -> dict[str, np.ndarray]:
     """Similarities of all pairs of layers, per token.
 
-    `states` is [n, L+1, hidden_size], before the final norm. Returns float32 [n, L+1, L+1] each: "cosine" and
-    "pearson" of the states; "kl", row layer against column layer, and "js" of the output distributions, in nats (js at
-    most ln 2).
+    Args:
+        unembed: the model's output head.
+        states: [n, L+1, hidden_size], before the final norm.
+
+    Returns:
+        float32 [n, L+1, L+1] each: "cosine" and "pearson" of the states; "kl", row layer against column layer, and "js"
+        of the output distributions, in nats (js at most ln 2).
     """
-    vectors = states.double()
+    vectors, divergences = states.double(), list[tuple[Tensor, Tensor]]()
     found = {"cosine": gram(vectors), "pearson": gram(vectors - vectors.mean(-1, keepdim=True))}
-    divergences = divergences_on_cpu if states.device.type == "cpu" else divergences_on_device
-    parts = []
     for some in states.split(max(1, LOGITS_AT_ONCE // (unembed.vocab_size * states.shape[1]))):
-        parts.append(divergences(unembed(some.flatten(0, 1)).unflatten(0, some.shape[:2])))
-    kl, js = (torch.cat(part) for part in zip(*parts))
+        divergences += map(divergence_pairs, unembed(some.flatten(0, 1)).unflatten(0, some.shape[:2]))
+    kl, js = (torch.stack(part) for part in zip(*divergences))
     found |= {"kl": kl.clamp(min=0.0), "js": js.clamp(0.0, math.log(2.0))}
     return {name: value.float().cpu().numpy() for name, value in found.items()}
 
@@ -39,32 +41,27 @@ def gram(vectors: Tensor) -> Tensor:
     return (unit @ unit.transpose(1, 2)).clamp(-1.0, 1.0)
 
 
-def divergences_on_cpu(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """KL and JS, float64 [n, m, m] each, of logits [n, m, vocab_size] in float32."""
-    count, rows, _ = logits.shape
-    kl, js = (torch.zeros(count, rows, rows, dtype=torch.float64) for _ in range(2))
-    with spread_over_cores() as spread:
-        spread(pairs.compare, count, logits.numpy(), kl.numpy(), js.numpy())
-    return kl, js + js.transpose(1, 2)
+def divergence_pairs(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """KL, row against column, and JS, [m, m] each, in nats of the distributions of logits [m, vocab_size].
+
+    KL is a difference of large numbers where two rows nearly agree, so it is a matrix product in float64.
+    """
+    logs = logits.double().log_softmax(-1).clamp(min=MASKED)
+    shares = logs.exp()
+    crossed = shares @ logs.T
+    return crossed.diagonal()[:, None] - crossed, jensen_shannon_pairs(shares.float())
 
 
-def divergences_on_device(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by plain tensor operations in float64, one token at a time."""
-    kl, js = [], []
-    for token in logits:
-        logs = torch.log_softmax(token.double(), dim=-1)  # [m, vocab_size]
-        p = logs.exp()
-        own = (p * logs).nan_to_num(0.0).sum(-1)
-        kl.append(own[:, None] - p @ logs.T)
-        js.append(jensen_shannon_pairs(p, own))
-    return torch.stack(kl), torch.stack(js)
+def jensen_shannon_pairs(shares: Tensor) -> Tensor:
+    """JS [m, m] in nats of distributions [m, vocab_size].
 
-
-def jensen_shannon_pairs(p: Tensor, own: Tensor) -> Tensor:
-    """JS [m, m] of probabilities p [m, vocab_size] against each other; `own` is sum p log p of each."""
-    js = torch.zeros(len(p), len(p), dtype=p.dtype, device=p.device)
-    for row in range(len(p) - 1):
-        middle = (p[row + 1 :] + p[row]) / 2
-        mixed = (middle * middle.clamp(min=1e-300).log()).sum(-1)
-        js[row, row + 1 :] = (own[row + 1 :] + own[row]) / 2 - mixed
-    return js + js.T
+    Each pair is a pass over the vocabulary, so in float32: (p log p + q log q) / 2 - m log m is summed, which is 0
+    where p and q are the same.
+    """
+    found = shares.new_zeros(len(shares), len(shares))
+    for p in shares.clamp(min=2 * torch.finfo(shares.dtype).tiny).split(COLUMNS_AT_ONCE, dim=-1):
+        half, own = p / 2, p / 2 * p.log()
+        for row in range(len(p) - 1):
+            middle = half[row + 1 :] + half[row]
+            found[row, row + 1 :] += (own[row + 1 :] + own[row] - middle * middle.log()).sum(-1)
+    return found + found.T

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from eelib.common.errors import InputError, SelfCheckError
-from eelib.lens.buffer import Reader
+from eelib.lens.readout import ReadoutBuffer
 from eelib.models.model import Model
 from eelib.models.probe import block_states, first_tensor, their_code
 from eelib.models.sites import site_states
 
 
 def greedy_decode(
-    model: Model, prompts: list[list[int]], max_new_tokens: int, reader: Reader | None = None
+    model: Model, prompts: list[list[int]], max_new_tokens: int, reader: ReadoutBuffer | None = None
 ) -> list[list[int]]:
     """Plain argmax decoding of token id lists until an end token, the window, or `max_new_tokens`.
 

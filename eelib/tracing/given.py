@@ -5,8 +5,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eelib.common.errors import InputError
-from eelib.lens.buffer import Reader
-from eelib.lens.readout import Readout, top_ids
+from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
 from eelib.models.model import Model
 from eelib.models.probe import block_states
 from eelib.tasks.task import Task
@@ -45,7 +44,7 @@ def read_given(model: Model, firsts: list[list[int]], rest: list[list[int]]) -> 
     with block_states(model.blocks) as states:
         model.network(**inputs, **model.writer.last_logits())
     whole = [model.adapted(layer, state, inputs) for layer, state in enumerate(states)]
-    reader, finals = Reader(model.unembed, rest, given=True), []
+    reader, finals = ReadoutBuffer(model.unembed, rest, given=True), []
     for row, text in enumerate(texts):
         layers: Tensor = model.read_through(torch.stack([state[row, : len(text)] for state in whole], dim=1))
         finals.append(top_ids(model.unembed, layers[:, -1]))

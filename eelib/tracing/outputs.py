@@ -12,8 +12,7 @@ from tqdm import tqdm
 from eelib.common.errors import SelfCheckError
 from eelib.common.machine import run_in_halves
 from eelib.common.tolerances import tolerance
-from eelib.lens.buffer import Reader
-from eelib.lens.readout import Readout, top_ids
+from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
@@ -97,7 +96,7 @@ def read_outputs(
 
     Of a masked model each position of the prompts is read in place; of a classifier, the one that it judges by.
     """
-    reader = Reader(model.unembed, references)
+    reader = ReadoutBuffer(model.unembed, references)
     if model.adapter.writes:
         return greedy_decode(model, prompts, max_new_tokens, reader), reader.finish()
     outputs = []

@@ -4,15 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from eelib.lens.cpu.rows import summarize
+from eelib.lens.cpu_kernels import summarize
 
 ROOT = Path(__file__).parents[2]
 CODE = """
 import numpy as np
 from numba.core import caching
 caching.CacheImpl._locator_classes = []  # as with a checkout and a home that can't be written to
-from eelib.lens.cpu.rows import summarize
-from eelib.lens.cpu import pairs
+from eelib.lens.cpu_kernels import summarize
 found = np.empty((1, 2), np.float32), np.empty((1, 2), np.int32), *np.empty((2, 1), np.float32), np.empty(1, np.int32)
 found += (np.empty(1, np.int32),)
 summarize(0, 1, np.array([[0, 2, 1]], np.float32), np.array([1]), np.array([0]), *found)

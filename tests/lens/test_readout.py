@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from checks.tiny_texts import PROMPTS
 from eelib.common.tolerances import allowed_error, assert_as_near
 from eelib.lens import readout
-from eelib.lens.readout import SCALARS, read
+from eelib.lens.readout import SCALARS, ReadoutBuffer, read
 from eelib.tracing.decode import states_of
 
 
@@ -140,3 +140,35 @@ def test_state_that_is_not_finite_is_named(bad, one_line):
     states = torch.zeros(2, 3, 4)
     states[1, 1, 2] = bad
     one_line(ValueError, "layer 1 of 2", lambda: read(identity_unembed(4), states, torch.tensor([0, 0])))
+
+
+@pytest.mark.parametrize("room", [1, 400, 4000, 1 << 20])
+def test_states_that_come_in_pieces_and_any_order(room, monkeypatch):
+    monkeypatch.setattr(readout, "STATES_AT_ONCE", room)
+    torch.manual_seed(0)
+    lengths = [4, 1, 6]
+    states = [torch.randn(n, 3, 20) for n in lengths]
+    ids = [torch.arange(n) + 5 for n in lengths]
+    buffer = ReadoutBuffer(identity_unembed(20), [[]] * 3)
+    for step in range(6):
+        rows = [row for row in (2, 0, 1) if step < lengths[row]]
+        buffer.add(torch.stack([states[row][step] for row in rows]), rows, [int(ids[row][step]) for row in rows])
+    got, whole = buffer.finish(), read(identity_unembed(20), torch.cat(states), torch.cat(ids))
+    for name, values in whole.values.items():
+        torch.testing.assert_close(got[name], values, rtol=0, atol=0, equal_nan=True)
+
+
+def test_reference_is_known_while_the_output_follows_it():
+    buffer = ReadoutBuffer(identity_unembed(20), [[3, 4, 5], []])
+    for token in [3, 9, 5]:
+        buffer.add(torch.zeros(2, 2, 20), [0, 1], [token, token])
+    known = buffer.finish()["reference_probability"][:, 0]
+    expected = torch.tensor([1 / 20, 1 / 20, math.nan] + [math.nan] * 3)  # the first departure is still known
+    torch.testing.assert_close(known, expected, equal_nan=True)
+
+
+def test_more_states_at_once_than_the_buffer_holds():
+    states = torch.randn(50, 3, 20)
+    buffer = ReadoutBuffer(identity_unembed(20), [[]])
+    buffer.add(states, [0] * 50, list(range(20)) * 2 + [0] * 10)
+    assert buffer.finish()["entropy"].shape == (50, 3)

@@ -1,4 +1,4 @@
-"""Layer-by-layer similarities against loops over pairs in float64."""
+"""Layer-by-layer similarities against loops over pairs, and against the definitions, in float64."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ import torch
 from families import FAMILIES
 
 from eelib.common.tolerances import assert_as_near
-from eelib.lens.similarity import PAIRS, layer_pairs
+from eelib.lens.similarity import COLUMNS_AT_ONCE, PAIRS, divergence_pairs, layer_pairs
 from eelib.tracing.decode import states_of
 
 
@@ -49,3 +49,49 @@ def test_symmetry_and_bounds(model_of):
     assert got["js"].min() >= 0 and got["js"].max() <= math.log(2) + 1e-6 and got["kl"].min() >= 0
     for name, value in (("cosine", 1), ("pearson", 1), ("kl", 0), ("js", 0)):
         np.testing.assert_allclose(np.diagonal(got[name], axis1=1, axis2=2), value, atol=1e-5)
+
+
+def exact(logits):
+    """(KL, JS) [m, m] of logits [m, V], by the definitions in float64."""
+    logs = logits.double().log_softmax(-1)
+    log_p, log_q = logs[:, None], logs[None]
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    p, q = log_p.exp(), log_q.exp()
+    return (p * (log_p - log_q)).sum(-1), (p * (log_p - log_m) + q * (log_q - log_m)).sum(-1) / 2
+
+
+def close(found, expected, rtol=0.0, atol=5e-7):
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.double(), other.double(), rtol=rtol, atol=atol)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("width", [1, 2, 9, COLUMNS_AT_ONCE - 1, COLUMNS_AT_ONCE, COLUMNS_AT_ONCE + 1])
+@pytest.mark.parametrize("scale", [0.01, 3.0, 300.0])
+def test_divergences_against_the_definitions(width, scale):
+    logits = normal(5, width, seed=width) * scale
+    close(divergence_pairs(logits), exact(logits), rtol=1e-6)
+
+
+def test_rows_that_are_the_same_or_nearly_so():
+    logits = normal(1, 1000).repeat(3, 1)
+    logits[2] += normal(1000, seed=1) / 1000
+    kl, js = divergence_pairs(logits)
+    assert kl[0, 1].abs() < 1e-12 and js[0, 1] == 0
+    close((kl, js), exact(logits), atol=1e-7)
+
+
+def test_columns_that_are_masked_in_every_row_do_not_count():
+    logits = normal(4, 300)
+    masked = torch.cat([logits, torch.full((4, 50), -math.inf)], dim=1)
+    close(divergence_pairs(masked), divergence_pairs(logits), atol=1e-7)
+
+
+def test_a_column_that_one_row_masks():
+    """Half of one row lies where the other has nothing: JS by hand, and a KL without bound."""
+    kl, js = divergence_pairs(torch.tensor([[0.0, 0.0], [0.0, -math.inf]]))
+    assert js[0, 1].item() == pytest.approx((math.log(2 / 3) / 2 + math.log(2) / 2 + math.log(4 / 3)) / 2)
+    assert kl[1, 0].item() == pytest.approx(math.log(2)) and kl[0, 1] > 1e6

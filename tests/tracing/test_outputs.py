@@ -13,8 +13,7 @@ from checks.tiny_texts import PROMPTS
 from eelib.common.errors import SelfCheckError
 from eelib.common.machine import report_halving
 from eelib.common.tolerances import assert_as_near
-from eelib.lens.buffer import Reader
-from eelib.lens.readout import Readout
+from eelib.lens.readout import Readout, ReadoutBuffer
 from eelib.tracing import outputs
 from eelib.tracing.exit_layers import exit_layer
 from eelib.tracing.shards import READOUTS
@@ -162,13 +161,13 @@ def test_a_top_1_that_is_not_the_emitted_token(model_of, one_line):
 @pytest.fixture
 def off_by_one(monkeypatch):
     """A reader that is given each token's states one step late."""
-    add = Reader.add
+    add = ReadoutBuffer.add
 
     def late(reader, states, rows, ids):
         add(reader, getattr(reader, "before", states), rows, ids)
         reader.before = states
 
-    monkeypatch.setattr(Reader, "add", late)
+    monkeypatch.setattr(ReadoutBuffer, "add", late)
 
 
 def test_a_reader_that_is_off_by_one_is_found(folder_of, tmp_path, off_by_one, one_line):

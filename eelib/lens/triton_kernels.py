@@ -1,7 +1,7 @@
 """Triton code of the readout: one pass over the vocabulary with matmul, log-sum-exp, entropy, rank and top-k at once.
 
-Imported by `kernel` alone, and only where Triton is installed. A program owns a block of rows and a run of vocabulary
-tiles; it keeps what it knows of each row in registers, so no logit is ever written to memory but the top ones.
+Imported by `triton_host` alone, and only where Triton is installed. A program owns a block of rows and a run of
+vocabulary tiles; it keeps what it knows of each row in registers, so no logit is written to memory but the top ones.
 """
 
 import triton

@@ -189,7 +189,7 @@ def read_divergences(
 
     The log-normalizers [n] are those of `read_rows`; the rest is as there. Both matmuls are done again, side by side.
     """
-    from eelib.lens.cuda import kernel_triton
+    from eelib.lens import triton_kernels
 
     head = head_of(weight, head_bias, bias, after, cap)
     check(hidden, weight)
@@ -209,7 +209,7 @@ def read_divergences(
     grid, layout = plan(tiles, head.weight, hidden, hidden_last)
     js, kl = torch.empty(2, layout["splits"], n, dtype=torch.float32, device=hidden.device)
     with torch.cuda.device_of(hidden):
-        kernel_triton.divergence_kernel[grid](
+        triton_kernels.divergence_kernel[grid](
             blocked(hidden, tiles.rows, layout),
             blocked(head.weight, tiles.columns, layout),
             blocked(hidden_last, tiles.rows, layout),
@@ -282,11 +282,11 @@ def plan(tiles: Tiles, weight: Tensor, hidden: Tensor, *others: Tensor) -> tuple
 
 def chosen(hidden: Tensor, head: Head, ids: Tensor) -> Tensor:
     """The logit of one token per row [n]; NaN where the id is outside the vocabulary."""
-    from eelib.lens.cuda import kernel_triton
+    from eelib.lens import triton_kernels
 
     rows, depth = (32, 64) if interpreted() else (64, 32 if hidden.dtype == torch.float32 else 64)
     logits = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-    kernel_triton.chosen_kernel[(math.ceil(len(hidden) / rows),)](
+    triton_kernels.chosen_kernel[(math.ceil(len(hidden) / rows),)](
         hidden,
         head.weight,
         ids,
@@ -316,14 +316,14 @@ def scan(
     """Per split and row: largest logit, sum of powers, their moment, counts above the final and above the reference's
     token (not filled where there is none); top-k logits, ids.
     """
-    from eelib.lens.cuda import kernel_triton
+    from eelib.lens import triton_kernels
 
     grid, layout = plan(tiles, head.weight, hidden)
     shape, device = (layout["splits"], len(hidden)), hidden.device
     parts = [torch.empty(shape, dtype=torch.float32, device=device) for _ in range(3)]
     parts += [torch.empty(shape, dtype=torch.int32, device=device) for _ in range(2)]
     parts += [torch.empty(*shape, k, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32)]
-    kernel_triton.scan_kernel[grid](
+    triton_kernels.scan_kernel[grid](
         blocked(hidden, tiles.rows, layout),
         blocked(head.weight, tiles.columns, layout),
         final_ids,
@@ -347,12 +347,12 @@ def merge(
     parts: list[Tensor], result: dict[str, Tensor], final_ids: Tensor, reference_ids: Tensor | None, vocabulary: int
 ) -> None:
     """Put the splits together into `result`."""
-    from eelib.lens.cuda import kernel_triton
+    from eelib.lens import triton_kernels
 
     splits, n, k = parts[-1].shape
     slots, lanes = power_of_2(k), power_of_2(splits)
     rows = max(1, min(16, 4096 // (slots * lanes)))
-    kernel_triton.merge_kernel[(math.ceil(n / rows),)](
+    triton_kernels.merge_kernel[(math.ceil(n / rows),)](
         *parts,
         final_ids,
         result["final_logit"],

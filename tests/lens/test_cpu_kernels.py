@@ -1,4 +1,4 @@
-"""The compiled pass over rows of logits against float64, for odd widths, ties, huge and masked logits."""
+"""The CPU's kernels against float64: rows of logits of odd widths, with ties, huge and masked; products; threads."""
 
 import math
 
@@ -7,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from eelib.common.tolerances import assert_as_near
-from eelib.lens.cpu import rows
+from eelib.lens import cpu_kernels
+from eelib.lens.cpu_kernels import spread_over_cores
 from eelib.lens.readout import jensen_shannon, kullback_leibler
 
 WIDTHS = [1, 2, 9, 63, 64, 65, 200, 1000, 4099]
@@ -26,7 +28,7 @@ def summarized(logits, wanted, k, known=None):
         np.empty(n, np.int32),
         np.empty(n, np.int32),
     )
-    rows.summarize(0, n, logits, wanted, wanted if known is None else known, *found)
+    cpu_kernels.summarize(0, n, logits, wanted, wanted if known is None else known, *found)
     return found
 
 
@@ -91,7 +93,7 @@ def test_divergence(width):
     logits[2] = logits[3]  # tokens of four rows each: here p is q
     normalizer = summarized(logits, np.zeros(12, np.int64), 1)[2]
     found, apart = np.empty((2, 12), np.float32)
-    rows.diverge(0, 3, logits, normalizer, 4, found, apart)
+    cpu_kernels.diverge(0, 3, logits, normalizer, 4, found, apart)
     z = logits.astype(np.float64)
     p = np.exp(z - exact(logits)[0][:, None])
     q = np.repeat(p[3::4], 4, axis=0)
@@ -111,7 +113,7 @@ def test_divergence_from_what_is_masked():
         pair = logits[[first, second]]
         normalizer = torch.tensor(pair).logsumexp(-1).numpy()
         js, kl = np.empty((2, 2), np.float32)
-        rows.diverge(0, 1, pair, normalizer, 2, js, kl)
+        cpu_kernels.diverge(0, 1, pair, normalizer, 2, js, kl)
         logs = torch.tensor(pair).log_softmax(-1)
         assert kl[0] == pytest.approx(float(kullback_leibler(logs, logs[1:])[0]), rel=1e-5)
         assert (kl[0] > 1000) == (expected == "far") and abs(kl[1]) < 1e-6 and js[0] <= math.log(2)
@@ -120,10 +122,64 @@ def test_divergence_from_what_is_masked():
 @settings(max_examples=300, deadline=None)
 @given(st.floats(-87, 0, width=32))
 def test_exponential(x):
-    assert rows.exp(np.float32(x)) == pytest.approx(math.exp(x), rel=5e-7)
+    assert cpu_kernels.exp(np.float32(x)) == pytest.approx(math.exp(x), rel=5e-7)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.floats(2.0**-126, 1, width=32))
 def test_logarithm(x):
-    assert rows.log(np.float32(x)) == pytest.approx(math.log(x), rel=3e-7, abs=3e-7)
+    assert cpu_kernels.log(np.float32(x)) == pytest.approx(math.log(x), rel=3e-7, abs=3e-7)
+
+
+def head(width, vocabulary, fits):
+    torch.manual_seed(width)
+    made = nn.Linear(width, vocabulary, bias=False)
+    made.weight.data.normal_(0.0, 3.0 / width**0.5)
+    if fits:
+        made.weight.data.copy_(made.weight.bfloat16().float())
+    return made
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("fits", [False, True])
+@pytest.mark.parametrize(("rows", "width", "vocabulary"), [(1, 24, 11), (17, 65, 257), (64, 256, 1000), (5, 1024, 300)])
+def test_products_are_as_near_as_float32(fast, fits, rows, width, vocabulary, monkeypatch):
+    """By two bfloat16 products too, with one value a thousand times the others, and where these are slow."""
+    monkeypatch.setattr(cpu_kernels, "has_fast_bfloat16", lambda: fast)
+    made = head(width, vocabulary, fits)
+    states = torch.randn(rows, width)
+    states[0, 3] = 1000.0
+    weight, out = made.weight.detach(), torch.empty(rows, vocabulary)
+    with spread_over_cores() as spread:
+        cpu_kernels.head_product(states, made, out, spread)
+    assert_as_near(out, states @ weight.T, states.double() @ weight.double().T)
+
+
+def test_which_weights_fit():
+    assert cpu_kernels.fits_bfloat16(head(30, 9000, True)) and not cpu_kernels.fits_bfloat16(head(30, 9000, False))
+
+
+def test_the_setting_is_put_back():
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    with pytest.raises(RuntimeError), cpu_kernels.bfloat16_products():
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        raise RuntimeError
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_every_row_once_on_each_number_of_cores(cores):
+    """Slices cover the range, errors come through, and torch's number of threads is what it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        for count in (1, 2, 7):
+            seen = []
+            with spread_over_cores() as spread:
+                spread(lambda start, end, more: seen.extend(range(start, end)), count, None)
+            assert sorted(seen) == list(range(count))
+        with pytest.raises(ZeroDivisionError), spread_over_cores() as spread:
+            spread(lambda start, end: 1 // 0, 5)
+        assert torch.get_num_threads() == cores
+    finally:
+        torch.set_num_threads(before)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from eelib.lens.cuda import kernel
-from eelib.lens.cuda.kernel import FEW_ROWS, FLOAT32, MANY_ROWS, PAIRED, PAIRED_FLOAT32, Tiles
+from eelib.lens import triton_host as kernel
+from eelib.lens.triton_host import FEW_ROWS, FLOAT32, MANY_ROWS, PAIRED, PAIRED_FLOAT32, Tiles
 
 ROOT = Path(__file__).parents[2]
 HOPPER_SHARED = 232_448  # bytes of shared memory that one program can have on compute capability 9.0
@@ -53,7 +53,7 @@ def test_not_supported_without_triton_or_gpu(monkeypatch, one_line):
 
 
 def test_library_needs_no_triton():
-    code = "import sys; sys.modules['triton'] = None; import eelib.lens.cuda.kernel"
+    code = "import sys; sys.modules['triton'] = None; import eelib.lens.triton_host"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -80,9 +80,9 @@ def compiled(name: str, tiles: Tiles, dtype: str = "bf16", tma: bool = True, **g
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from eelib.lens.cuda import kernel_triton
+    from eelib.lens import triton_kernels
 
-    function = getattr(kernel_triton, name)
+    function = getattr(triton_kernels, name)
     constants = (
         dict(
             vocabulary=131_072,
