@@ -32,15 +32,14 @@ from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_dr
 from checks.report import Head, headed, write_part, write_report
 from eelib.common.files import data_folder
 from eelib.exits.calibration import by_agreement
-from eelib.exits.curve import curve, rule_at
 from eelib.exits.decoding.generate import DRAFT_LENGTH as DRAFT
 from eelib.exits.decoding.generate import batches, encoded
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.forecast import Forecast
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import scores
 from eelib.exits.step_costs import Costs, measure
 from eelib.exits.steps import crossover
+from eelib.exits.trace_scores import curve, rule_at, scores
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from eelib.exits.curve import Curve
+from eelib.exits.trace_scores import Curve
 
 LAYERS = 12
 LONGEST = 128  # tokens of an output, as the notebooks have it

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 from eelib.exits.gates.gate import NO_EXIT
-from eelib.exits.offline import Scores
+from eelib.exits.trace_scores import Scores
 from eestudy.exits.quality import Quality
 
 LAYERS, TOKENS = 6, 120

@@ -1,26 +1,77 @@
-"""Choosing a threshold on the calibration side: by quality, by agreement, or with a guarantee on the risk.
+"""Calibrate on one half of the groups, report on the other: a threshold by quality, agreement, or a bound on the risk.
 
 Learn-then-Test (Angelopoulos et al. 2021) keeps the risk at most epsilon but for a chance of delta over calibration
 sets; conformal risk control (Angelopoulos et al. 2022) keeps its mean over calibration sets at most epsilon. The risk
 is the mean loss of a unit, within 0 and 1. Units have to be independent: sequences, or the groups that share a text.
-Both promises are about thresholds that were listed without a look at these units: a grid, or a curve's turning values
-with none thinned out (`points` above their number), which are the same as all numbers there are.
+Both guarantees hold only for thresholds that were fixed without looking at the calibration data: a grid listed
+beforehand, or every value at which the curve changes (`points` above their number).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import binom
 
 from eelib.common.errors import InputError
-from eelib.exits.curve import Curve
+from eelib.exits.trace_scores import Curve
 
 KEPT = 0.98  # P's share of full depth's quality
 WAYS = ("fixed sequence", "bonferroni")
 LOSSES = ("any", "share")
+
+
+class Split(NamedTuple):
+    """Labels of the groups on either side."""
+
+    calibration: frozenset[str]
+    report: frozenset[str]
+
+    def sides(self, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(calibration, report): bool [n] of rows with these groups, such as `trace.tokens["group"]`."""
+        labels = np.asarray(groups, dtype=object)
+        first, second = (np.isin(labels, list(side)) for side in self)
+        return first, second
+
+
+def split(
+    tasks: Mapping[str, Collection[str]], share: float = 0.5, seed: int = 0, least: int = 1, reason: str = ""
+) -> dict[str, Split]:
+    """Part the groups of each task at random, `share` of them to calibrate on.
+
+    A label stands on the same side in all tasks, for tasks may share their texts. InputError where a side would be
+    empty, or where fewer than `least` groups are left to calibrate on; `reason` says what needs so many.
+    """
+    if not 0 < share < 1:
+        raise InputError(f"share {share!r} is not allowed; it must lie between 0 and 1")
+    labels = {name: sorted(set(map(str, groups))) for name, groups in tasks.items()}
+    order = {label: rank for rank, label in enumerate(shuffled(sorted(set().union(*labels.values())), seed))}
+    side: dict[str, bool] = {}
+    for name in sorted(labels, key=lambda name: (len(labels[name]), name)):  # small ones have the least to choose from
+        free = sorted((label for label in labels[name] if label not in side), key=order.__getitem__)
+        taken = sum(side[label] for label in labels[name] if label in side)
+        wanted = round(share * len(labels[name])) - taken
+        side |= {label: rank < wanted for rank, label in enumerate(free)}
+    found = {}
+    for name, known in labels.items():
+        first = frozenset(label for label in known if side[label])
+        found[name] = Split(first, frozenset(known) - first)
+        if not all(found[name]) or len(first) < least:
+            asked = f"at least {least} are needed {reason}".rstrip() if least > 1 else "neither side may be empty"
+            sides = f"{len(first)} are to calibrate on and {len(found[name].report)} to report on"
+            raise InputError(f"task {name}: of {len(known)} groups {sides}; {asked}")
+    return found
+
+
+def shuffled(labels: list[str], seed: int) -> list[str]:
+    """The labels in an order of chance."""
+    return [labels[rank] for rank in np.random.default_rng(seed).permutation(len(labels))]
+
+
+# ---- by what is kept
 
 
 @dataclass(frozen=True)

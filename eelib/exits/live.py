@@ -10,7 +10,7 @@ from torch import Tensor
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import LayerOutput
 from eelib.exits.look import look
-from eelib.exits.offline import Scores, leave, score_layers
+from eelib.exits.trace_scores import Scores, exits_of, score_layers
 from eelib.models.model import Model
 
 COLUMNS = ("sequence", "position", "exit_layer", "token_id")
@@ -45,7 +45,7 @@ class Watch:
             )
 
         found = score_layers(self.rule, layers, torch.tensor(ids, device=device), seen)
-        exits = leave(self.rule, found, positions)
+        exits = exits_of(self.rule, found, positions)
         if isinstance(self.rule.threshold, Estimated):
             self.learn(found, exits, torch.tensor(ids, device=device))
         self.said.append((torch.stack([at, self.position[at]]), exits.cpu(), Scores(*(part.cpu() for part in found))))
@@ -58,7 +58,7 @@ class Watch:
         assert isinstance(limit, Estimated)
         deep = exits > shallow
         agreed = found.tokens[deep, shallow - 1] == final[deep]
-        limit.learn(found.values[deep, shallow - 1].tolist(), agreed.tolist())
+        limit.learn(found.score[deep, shallow - 1].tolist(), agreed.tolist())
 
     def finish(self) -> tuple[pd.DataFrame, Scores]:
         """(a row per token: sequence, position, exit_layer, and the token that leaving there emits; the scores)."""

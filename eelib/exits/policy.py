@@ -21,14 +21,11 @@ from scipy.stats import beta
 
 from eelib.common.errors import InputError, StorageError
 from eelib.common.files import write_atomically
-from eelib.exits.calibration import learn_then_test, losses_of
-from eelib.exits.curve import Curve, curve
+from eelib.exits.calibration import learn_then_test, losses_of, split
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, gate_named
 from eelib.exits.gates.state import TrainedGate
-from eelib.exits.kept import kept_scores, make_scores, needs_states
-from eelib.exits.offline import Scores, scores
-from eelib.exits.split import split
+from eelib.exits.trace_scores import Curve, Scores, curve, make_scores, needs_states, scores
 from eelib.models.model import Model, load_model
 from eelib.tasks.task import Task, load_task, task_names
 from eelib.tracing.make import trace
@@ -182,7 +179,7 @@ def calibrate(
     told = {name: scores_of(rule, model, tasks[name], made) for name, made in traces.items()}
     rows_of = {name: halves[name].sides(made.tokens["group"]) for name, made in traces.items()}
     for kind, names in kinds.items():
-        grid = grid_of(rule, [told[name].values.numpy()[rows_of[name][1]] for name in names])
+        grid = grid_of(rule, [told[name].score.numpy()[rows_of[name][1]] for name in names])
         losses, held_out = (
             losses_by_group(
                 [curve(rule, told[name], traces[name], rows_of[name][side], grid, ends=True) for name in names]
@@ -218,10 +215,9 @@ def calibrate(
 
 def scores_of(rule: ExitRule, model: Model, task: Task, made: Trace) -> Scores:
     """The gate's scores over a trace, from states where it asks for them."""
-    if not needs_states(rule):
-        return scores(rule, made)
-    make_scores(model, task, made, [rule], progress=False)
-    return kept_scores(rule, made)
+    if needs_states(rule):
+        make_scores(model, task, made, [rule], progress=False)
+    return scores(rule, made)
 
 
 def losses_by_group(curves: Sequence[Curve], kind: str = "any") -> np.ndarray:

@@ -8,15 +8,15 @@ import numpy as np
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
+from eelib.exits.calibration import split
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.state import TRAINED, file_name, trained_gate
-from eelib.exits.split import split
 from eelib.models.model import Model
 from eestudy.exits.fit import fit
 from eestudy.exits.quality import Scorer, text_of
-from eestudy.exits.ways import ByThreshold, InTurn, TwoExits, Way, in_turn, mixed
+from eestudy.exits.sweeps import FreeSweep, SequentialSweep, Sweep, ThresholdSweep, mixed, sequential_sweep
 from eestudy.study.study import Study
 from eestudy.words import piece_table
 
@@ -122,30 +122,30 @@ class Asked:
         return Scorer(self.study.tasks[task], text_of(self.study.model))
 
     @cache  # noqa: B019  # likewise
-    def way(self, gate: str, task: str) -> Way:
+    def way(self, gate: str, task: str) -> Sweep:
         """How a task's tokens leave by a gate; one that is fitted is so to the calibration side."""
         if gate == FREE:
             return self.free(task)
         return self.by(gate, task, 0) if gate in FITTED else self.by_rule(self.rules[gate], task)
 
     @cache  # noqa: B019  # likewise
-    def crossed(self, gate: str, task: str) -> Way:
+    def crossed(self, gate: str, task: str) -> Sweep:
         """The same, but each side by a gate that is fitted to the other, for figures of all tokens."""
         if gate not in FITTED:
             return self.way(gate, task)
         return mixed(self.by(gate, task, 1), self.by(gate, task, 0), self.sides[task][0])
 
     @cache  # noqa: B019  # likewise
-    def by(self, gate: str, task: str, side: int, asked: str = "") -> ByThreshold | InTurn:
+    def by(self, gate: str, task: str, side: int, asked: str = "") -> ThresholdSweep | SequentialSweep:
         """How tokens of the task `asked`, by default the same, leave by a gate that is fitted to a side of a task."""
         rule = self.fitted(gate, task, side)
         if "exit before" in rule.gate.needs:
-            return in_turn(rule, self.study.traces[asked or task])
+            return sequential_sweep(rule, self.study.traces[asked or task])
         return self.by_rule(rule, asked or task)
 
-    def by_rule(self, rule: ExitRule, task: str) -> ByThreshold:
+    def by_rule(self, rule: ExitRule, task: str) -> ThresholdSweep:
         """How a task's tokens leave by a rule that asks nothing of other tokens."""
-        return ByThreshold(rule, self.study.traces[task], self.study.scores(rule, task))
+        return ThresholdSweep(rule, self.study.traces[task], self.study.scores(rule, task))
 
     @cache  # noqa: B019  # likewise
     def fitted(self, gate: str, task: str, side: int) -> ExitRule:
@@ -156,8 +156,8 @@ class Asked:
         return ExitRule(made, minimum_layer=self.study.parameters.minimum_layer)
 
     @cache  # noqa: B019  # likewise
-    def free(self, task: str, as_published: bool = False) -> TwoExits:
+    def free(self, task: str, as_published: bool = False) -> FreeSweep:
         """FREE's way, with a shallow exit after a quarter, a half or three quarters of the depth."""
         layers = sorted({max(1, round(share * self.depth)) for share in FREE_EXITS})
         least = self.study.parameters.minimum_layer
-        return TwoExits(self.study.traces[task], tuple(at for at in layers if at >= least), as_published)
+        return FreeSweep(self.study.traces[task], tuple(at for at in layers if at >= least), as_published)

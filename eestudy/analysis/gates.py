@@ -11,15 +11,15 @@ from torch import Tensor
 from eelib.common.errors import NotEstimable
 from eelib.exits.calibration import by_quality
 from eelib.exits.cost import prices, sizes_of
-from eelib.exits.curve import Curve, counted_rows, curve, oracle
 from eelib.exits.exit_rule import ExitRule
+from eelib.exits.trace_scores import Curve, counted_rows, curve, oracle
 from eelib.tracing.trace import Trace
 from eestudy.analysis.earliness import Values
 from eestudy.analysis.gate_rules import EVERY, FIXED, FREE, GATES, OF_P, Asked, label, learned_rules, rules
 from eestudy.analysis.joint import Pair
 from eestudy.exits import compare
 from eestudy.exits.quality import Scorer, scored
-from eestudy.exits.ways import Way, curve_of
+from eestudy.exits.sweeps import Sweep, curve_of
 from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.statistics.stats import (
     attempt,
@@ -73,7 +73,7 @@ Outcomes = dict[str, dict[str, Left]]  # by gate, then task
 
 
 def calibrated(
-    study: Study, task: str, way: Way, sides: tuple[np.ndarray, np.ndarray], least: float, scorer: Scorer
+    study: Study, task: str, way: Sweep, sides: tuple[np.ndarray, np.ndarray], least: float, scorer: Scorer
 ) -> Left:
     """A rule on one task at the lowest threshold that keeps a share `least` of the quality on the calibration side.
 

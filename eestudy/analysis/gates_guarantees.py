@@ -20,13 +20,13 @@ from eelib.exits.calibration import (
     smallest_for_control,
     smallest_for_test,
 )
-from eelib.exits.curve import turning_values
 from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.policy import losses_by_group
+from eelib.exits.trace_scores import turning_values
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import CALIBRATION, EVERY, FIT, FITTED, FIXED, REPORT, Asked, label
 from eestudy.analysis.gates import as_layer, where_left
-from eestudy.exits.ways import ByThreshold, InTurn, curve_at
+from eestudy.exits.sweeps import SequentialSweep, ThresholdSweep, curve_at
 from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.statistics.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.results import Results
@@ -64,7 +64,7 @@ def thresholds(asked: Mapping[str, Asked], epsilon: float, delta: float) -> pd.D
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def ways_apart(of: Asked, gate: str) -> tuple[dict[str, ByThreshold | InTurn], dict[str, np.ndarray]]:
+def ways_apart(of: Asked, gate: str) -> tuple[dict[str, ThresholdSweep | SequentialSweep], dict[str, np.ndarray]]:
     """{task: how its tokens leave}, {task: bool [tokens], what the threshold is calibrated on}: nothing fitted to."""
     if gate in FITTED:
         return {task: of.by(gate, task, FIT) for task in of.tasks}, {task: half[1] for task, half in of.halves.items()}
@@ -86,7 +86,7 @@ def choices(losses: np.ndarray, grid: list[float], epsilon: float, delta: float)
     }
 
 
-def tested(ways: Mapping[str, ByThreshold | InTurn], rows: Mapping[str, np.ndarray]) -> list[float]:
+def tested(ways: Mapping[str, ThresholdSweep | SequentialSweep], rows: Mapping[str, np.ndarray]) -> list[float]:
     """Thresholds, rising, by even steps of mean layers over some rows (bool [tokens]) of several tasks.
 
     Those of the report side: the promises hold for thresholds that were listed without a look at the calibration side.
@@ -101,7 +101,9 @@ def tested(ways: Mapping[str, ByThreshold | InTurn], rows: Mapping[str, np.ndarr
     return [max(value, below) for value in found if value < np.inf]
 
 
-def losses(ways: Mapping[str, ByThreshold | InTurn], rows: Mapping[str, np.ndarray], grid: list[float]) -> np.ndarray:
+def losses(
+    ways: Mapping[str, ThresholdSweep | SequentialSweep], rows: Mapping[str, np.ndarray], grid: list[float]
+) -> np.ndarray:
     """Shares of the tokens, end tokens among them, that differ from full depth's [units, thresholds], of some rows
     (bool [tokens]) of tasks.
     """
@@ -109,7 +111,7 @@ def losses(ways: Mapping[str, ByThreshold | InTurn], rows: Mapping[str, np.ndarr
     return losses_by_group(curves, "share")
 
 
-def mean_layers(of: Asked, ways: Mapping[str, ByThreshold | InTurn], threshold: float) -> Interval:
+def mean_layers(of: Asked, ways: Mapping[str, ThresholdSweep | SequentialSweep], threshold: float) -> Interval:
     """Mean exit layer on the report side, unweighted over tasks, small ones left out."""
     saved = {}
     for task, way in ways.items():

@@ -7,10 +7,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from eelib.exits.curve import Curve
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import leave, ratcheted
+from eelib.exits.trace_scores import Curve, exits_of
 from eestudy.analysis import mee, quality_curves
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import FREE, Asked, label
@@ -58,7 +57,7 @@ def versions(of: Asked) -> dict[tuple[str, str], Exits]:
             trace = of.study.traces[task]
             scores = of.study.scores(rule, task)
             sequence, position = (torch.tensor(trace.tokens[name].to_numpy()) for name in ("sequence", "position"))
-            left = leave(rule, scores, position)
+            left = exits_of(rule, scores, position)
             return (ratcheted(left, sequence, position) if ratchet else left), scores.tokens
 
         return exits
@@ -156,3 +155,20 @@ def keep(results: Results, table: pd.DataFrame, scores: Scored, lead: Interval) 
         for column in ("exit layer", "quality kept (%)"):
             results.keep(f"{column}, {row['gate']}, {row['version']}", row[column])
     results.tell("published_words", in_words(table, scores, lead, results.study.parameters.seed))
+
+
+def ratcheted(exits: Tensor, sequences: Tensor, positions: Tensor, batch_size: int = 32) -> Tensor:
+    """Exit layers [tokens] as M's code decodes them: once all rows of a batch exit by layer k, no later step of the
+    batch runs deeper than k, for the blocks above have lost their keys.
+
+    Batches are of so many sequences in their order; a row that has ended asks for nothing.
+    """
+    batch = torch.unique(sequences, return_inverse=True)[1] // batch_size
+    out = exits.clone()
+    for number in batch.unique():
+        deepest = int(exits.max())
+        for position in positions[batch == number].unique():  # sorted
+            rows = (batch == number) & (positions == position)
+            out[rows] = out[rows].clamp(max=deepest)
+            deepest = int(out[rows].max())
+    return out

@@ -11,7 +11,7 @@ import pandas as pd
 from eestudy.analysis.gate_rules import FREE_EXITS, Asked, label
 from eestudy.exits import reliability
 from eestudy.exits.reliability import Judged
-from eestudy.exits.ways import ByThreshold
+from eestudy.exits.sweeps import ThresholdSweep
 from eestudy.statistics.interval import Interval
 from eestudy.study.results import Results
 
@@ -24,7 +24,7 @@ def both_sides(of: Asked, gate: str) -> Both:
     sides: tuple[dict[int, list[Judged]], dict[int, list[Judged]]] = ({}, {})
     for task in of.tasks:
         way = of.way(gate, task)
-        assert isinstance(way, ByThreshold)
+        assert isinstance(way, ThresholdSweep)
         for layers, rows in zip(sides, of.sides[task]):
             for one in reliability.judged(way.found, way.trace, rows):
                 layers.setdefault(one.layer, []).append(one)

@@ -8,18 +8,17 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import NotEstimable
-from eelib.exits.curve import Curve, rule_at
+from eelib.exits.calibration import split
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import TRAINED
-from eelib.exits.offline import emitted, leave
-from eelib.exits.split import split
+from eelib.exits.trace_scores import Curve, exits_of, rule_at
 from eestudy.analysis.earliness import token_layers
 from eestudy.analysis.gate_rules import FIXED, label, learned_rules
 from eestudy.analysis.gates import curves, span
 from eestudy.exits import compare
 from eestudy.exits.quality import Quality, Scorer, quality, text_of
-from eestudy.exits.ways import ByThreshold
+from eestudy.exits.sweeps import ThresholdSweep
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eestudy.study.claims import UNTESTABLE, Verdict, untestable
@@ -214,7 +213,7 @@ def qualities(side: Side, values: Sequence[float] | None = None, gates: Sequence
     scorers = {task: Scorer(study.tasks[task], text) for task in side.tasks}
 
     def one(rule: ExitRule, task: str) -> Quality:
-        way = ByThreshold(rule, study.traces[task], study.scores(rule, task))
+        way = ThresholdSweep(rule, study.traces[task], study.scores(rule, task))
         return quality(way, way.trace, scorers[task], values)
 
     return {name: {task: one(rule, task) for task in side.tasks} for name, rule in side.rules.items() if name in gates}
@@ -229,7 +228,7 @@ def cut_short(side: Side, along: Along, gate: str, layers: float) -> Interval:
     for task in side.tasks:
         trace, found, one = study.traces[task], study.scores(rule, task), along[gate][task]
         at = rule_at(rule, one.values[np.abs(one.mean_layers - layers).argmin()])
-        told = emitted(found, leave(at, found, torch.tensor(trace.tokens["position"].to_numpy()))).numpy()
+        told = found.emitted(exits_of(at, found, torch.tensor(trace.tokens["position"].to_numpy()))).numpy()
         early = np.isin(told, list(study.model.eos_ids)) & ~trace.tokens["is_eos"].to_numpy()
         texts = trace.tokens.assign(early=early).groupby("sequence").agg({"early": "any", "group": "first"})
         values[task] = (texts["early"].to_numpy(float), texts["group"].to_numpy())

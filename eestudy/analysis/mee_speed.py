@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.exits.curve import rule_at
+from eelib.exits.trace_scores import rule_at
 from eelib.tasks.task import Task
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import label

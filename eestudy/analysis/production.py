@@ -12,13 +12,10 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.exits.calibration import Choice, by_agreement
-from eelib.exits.curve import curve, rule_at
+from eelib.exits.calibration import Choice, by_agreement, split
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.kept import needs_states
-from eelib.exits.offline import emitted, leave
-from eelib.exits.split import split
+from eelib.exits.trace_scores import curve, exits_of, needs_states, rule_at
 from eestudy.analysis.keys_values import writing_model
 from eestudy.exits.task_quality import grouped
 from eestudy.statistics.interval import Interval
@@ -129,8 +126,8 @@ def leaving(served: Served, task: str, rule: ExitRule | None, side: int = REPORT
     exits, said = torch.full_like(positions, trace.layers), final
     if rule is not None:
         found = served.study.scores(rule, task)
-        exits = leave(rule, found, positions)
-        said = emitted(found, exits)
+        exits = exits_of(rule, found, positions)
+        said = found.emitted(exits)
     kinds = np.array(CLASSES)
     wrong = (said != final).numpy()
     return pd.DataFrame(

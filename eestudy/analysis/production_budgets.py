@@ -8,9 +8,9 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import NotEstimable
-from eelib.exits.curve import rule_at
 from eelib.exits.exit_rule import Constant, ExitRule
 from eelib.exits.gates.gate import NO_EXIT
+from eelib.exits.trace_scores import rule_at
 from eestudy.analysis.production import CALIBRATION, KINDS, LEAST, Left, Served, leaving
 from eestudy.exits.gates import ByClass
 from eestudy.statistics.interval import Interval
@@ -48,7 +48,7 @@ def calibration_part(served: Served, task: str) -> tuple[torch.Tensor, torch.Ten
     rows = served.sides[task][CALIBRATION] & trace.statistic_rows()
     found = served.study.scores(served.rule, task)
     final = torch.tensor(trace.tokens["token_id"].to_numpy())
-    return found.values[rows][:, :-1].nan_to_num(NO_EXIT), found.tokens[rows][:, :-1], final[rows]
+    return found.score[rows][:, :-1].nan_to_num(NO_EXIT), found.tokens[rows][:, :-1], final[rows]
 
 
 def lowest_threshold(scores: torch.Tensor, wrong: torch.Tensor, budget: float) -> float:

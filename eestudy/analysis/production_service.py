@@ -11,11 +11,10 @@ import torch
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.calibration import by_agreement
-from eelib.exits.curve import curve, rule_at
 from eelib.exits.decoding.generate import generate
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.offline import leave
 from eelib.exits.policy import Policy, calibrate
+from eelib.exits.trace_scores import curve, exits_of, rule_at
 from eestudy.analysis.production import CALIBRATION, REPORT, Crossed, Served, leaving, mean_of, outputs_of
 from eestudy.analysis.speed import Way, few_exits, run
 from eestudy.exits.shadow import Alarm, Service
@@ -109,7 +108,7 @@ def mixed_batches(served: Served, batches: int, few: int) -> pd.DataFrame:
     task = served.tasks[0]
     study, trace = served.study, served.study.traces[task]
     rule = few_rule(served, task, few_exits(served.depth, few))
-    exits = leave(rule, study.scores(rule, task), torch.tensor(trace.tokens["position"].to_numpy())).numpy()
+    exits = exits_of(rule, study.scores(rule, task), torch.tensor(trace.tokens["position"].to_numpy())).numpy()
     means = pd.DataFrame({"sequence": trace.tokens["sequence"], "exit": exits}).groupby("sequence")["exit"]
     depth = means.mean()[means.size() >= SHORTEST].sort_values(kind="stable")
     third = len(depth) // 3

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.exits.curve import rule_at
 from eelib.exits.decoding.generate import generate
 from eelib.exits.exit_rule import ExitRule
+from eelib.exits.trace_scores import rule_at
 from eelib.tasks.structured import failures
 from eelib.tasks.task import load_task, task_names
 from eestudy.analysis.keys_values import writing_model
@@ -123,7 +123,7 @@ def by_validator(served: Served, task: str) -> float | None:
         return None
     numbers = numbers_of(served, task, CALIBRATION)
     before = failing(served, task, numbers, said(served, task, numbers, None)[0]).max(1).mean()
-    values = served.study.scores(served.rule, task).values[served.sides[task][CALIBRATION]][:, :-1].numpy()
+    values = served.study.scores(served.rule, task).score[served.sides[task][CALIBRATION]][:, :-1].numpy()
     above = values[np.isfinite(values) & (values >= lowest)]
     for value in sorted(set(np.quantile(above, np.linspace(0.2, 0.95, TRIED)).tolist()), reverse=True):
         now = failing(served, task, numbers, said(served, task, numbers, value)[0]).max(1).mean()

@@ -19,9 +19,9 @@ from eelib.exits.decoding.generate import DRAFT_LENGTH, GenerateOutput, batches,
 from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import decide, emitted
 from eelib.exits.step_costs import Costs, measure
 from eelib.exits.steps import Planned
+from eelib.exits.trace_scores import decide
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
@@ -222,7 +222,7 @@ def by_sequence(trace: Trace, numbers: Sequence[int], exits: np.ndarray, agrees:
 def planned(rule: ExitRule, trace: Trace, numbers: Sequence[int]) -> list[Planned]:
     """Where a rule leaves, teacher-forced. InputError for a gate that looks at states."""
     exits, scores = decide(rule, trace)
-    agrees = emitted(scores, exits).numpy() == trace.tokens["token_id"].to_numpy()
+    agrees = scores.emitted(exits).numpy() == trace.tokens["token_id"].to_numpy()
     return by_sequence(trace, numbers, exits.numpy(), agrees)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.exits.curve import Curve
+from eelib.exits.trace_scores import Curve
 from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.statistics.resampling import (
     bootstrap_each_over_tasks,

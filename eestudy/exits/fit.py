@@ -6,7 +6,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.exits.offline import Tokens
+from eelib.exits.trace_scores import Tokens
 from eelib.tracing.trace import Trace
 from eestudy.exits.gates import FEATURES, Fitted, columns
 from eestudy.words import PieceTable
@@ -32,7 +32,7 @@ def fit(name: str, trace: Trace, rows: np.ndarray, pieces: PieceTable) -> Fitted
     signs, agrees = [], []
     for layer in range(1, trace.layers):
         every = torch.arange(len(before))
-        signs.append(columns(FEATURES[name], tokens.seen(layer, every, before), pieces).numpy())
+        signs.append(columns(FEATURES[name], tokens.output(layer, every, before), pieces).numpy())
         agrees.append(trace["top1"][:, layer] == tokens.final.numpy())
     weights = tuple(logistic(x[first], y[first]) for x, y in zip(signs, agrees))
     plain = Fitted(name, weights, pieces)

@@ -8,13 +8,13 @@ import pandas as pd
 from torch import Tensor
 
 from eelib.common.errors import InputError
-from eelib.exits.curve import counted_rows
+from eelib.exits.trace_scores import counted_rows
 from eelib.models.model import Model
 from eelib.tasks.metrics import FromTotals, mean_of
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
+from eestudy.exits.sweeps import Sweep
 from eestudy.exits.task_quality import grouped, item_stats
-from eestudy.exits.ways import Way
 from eestudy.statistics.interval import Interval
 from eestudy.statistics.resampling import bootstrap_totals
 
@@ -117,7 +117,7 @@ class Scorer:
 
 
 def quality(
-    way: Way,
+    way: Sweep,
     trace: Trace,
     scorer: Scorer,
     values: Sequence[float] | None = None,

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 from sklearn.isotonic import IsotonicRegression
 
 from eelib.common.errors import InputError
-from eelib.exits.curve import counted_rows
-from eelib.exits.offline import Scores
+from eelib.exits.trace_scores import Scores, counted_rows
 from eelib.tracing.trace import Trace
 from eestudy.statistics.interval import NOTHING, Interval
 from eestudy.statistics.resampling import bootstrap_totals

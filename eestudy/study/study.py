@@ -14,8 +14,7 @@ from eelib.common.errors import InputError, NotEstimable
 from eelib.common.files import data_folder
 from eelib.common.values import check_name
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.kept import kept_scores, make_scores, needs_states
-from eelib.exits.offline import Scores, scores
+from eelib.exits.trace_scores import Scores, make_scores, scores
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import repeated
 from eelib.tasks.task import Task, kind_named, load_task, task_names
@@ -207,15 +206,14 @@ class Study:
 
         For gates of this model.
         """
-        on_states = [rule for rule in rules if needs_states(rule)]
         for name in self.traces if tasks is None else tasks:
-            make_scores(self.model, self.tasks[name], self.traces[name], on_states, progress=False)
+            make_scores(self.model, self.tasks[name], self.traces[name], rules, progress=False)
 
     def scores(self, rule: ExitRule, task: str) -> Scores:
         """What a rule's gate says of the tokens of a task's trace; on states, of those that were asked for."""
         key = (task, repr((rule.gate, rule.exit_layers, rule.minimum_layer)))
         if key not in self._scores:
-            self._scores[key] = (kept_scores if needs_states(rule) else scores)(rule, self.traces[task])
+            self._scores[key] = scores(rule, self.traces[task])
         return self._scores[key]
 
     @property

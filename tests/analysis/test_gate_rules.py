@@ -9,7 +9,7 @@ import traces
 
 from eelib.exits.cost import prices, sizes_of
 from eelib.exits.gates.state import TRAINED
-from eelib.exits.offline import scores
+from eelib.exits.trace_scores import scores
 from eestudy.analysis import gate_rules
 from eestudy.analysis.gate_rules import (
     CALIBRATION,
@@ -60,8 +60,8 @@ def test_fitted_gates_are_asked_about_what_they_were_not_fitted_to(asked):
     first, second = asked.sides["one"]
     assert (first ^ second).all() and first.any() and second.any()
     one, other = (asked.by("risk", "one", side) for side in (0, 1))
-    found = asked.crossed("risk", "one").found.values
-    assert torch.equal(found[second], one.found.values[second]) and torch.equal(found[first], other.found.values[first])
+    found = asked.crossed("risk", "one").found.score
+    assert torch.equal(found[second], one.found.score[second]) and torch.equal(found[first], other.found.score[first])
     assert asked.way("risk", "one").rule == one.rule != other.rule
     assert asked.crossed("patience", "one") is asked.way("patience", "one")
 

@@ -9,13 +9,12 @@ from exits_made import Made
 
 import eelib
 from eelib.common.errors import NotEstimable
-from eelib.exits.curve import curve, oracle
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import scores
+from eelib.exits.trace_scores import curve, oracle, scores
 from eestudy.analysis import gates, gates_tables
 from eestudy.exits.quality import Scorer, text_of
-from eestudy.exits.ways import ByThreshold
+from eestudy.exits.sweeps import ThresholdSweep
 from eestudy.statistics.interval import NOTHING, Interval
 
 LAYERS = 4
@@ -131,7 +130,7 @@ def test_one_task_against_plain_loops(study):
     trace = study.traces["task"]
     owners = trace.tokens["sequence"].to_numpy()
     sides = owners % 2 == 0, owners % 2 == 1
-    way = ByThreshold(rule, trace, scores(rule, trace))
+    way = ThresholdSweep(rule, trace, scores(rule, trace))
     scorer = Scorer(study.tasks["task"], text_of(study.model))
     one, free = (gates.calibrated(study, "task", way, sides, least, scorer) for least in (0.9, 0.001))
     assert one.threshold > free.threshold and one.exits.mean() > free.exits.mean()

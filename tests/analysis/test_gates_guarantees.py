@@ -10,10 +10,10 @@ from scipy.stats import binom
 
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import leave
+from eelib.exits.trace_scores import exits_of
 from eestudy.analysis import gates_guarantees as guarantees
 from eestudy.analysis.gate_rules import FIT, FITTED, FIXED
-from eestudy.exits.ways import ByThreshold
+from eestudy.exits.sweeps import ThresholdSweep
 from eestudy.study.parameters import Parameters
 
 
@@ -31,7 +31,7 @@ class Asked(SimpleNamespace):
             sides={name: (side, ~side) for name, side in first.items()},
             halves={},
             depth=LAYERS,
-            by_rule=lambda rule, task: ByThreshold(rule, traces[task], found[rule.gate.name, task]),
+            by_rule=lambda rule, task: ThresholdSweep(rule, traces[task], found[rule.gate.name, task]),
         )
 
 
@@ -47,7 +47,7 @@ def risk(asked, gate, threshold, side):
     lost, layers = {}, []
     for task in asked.tasks:
         way, trace = asked.by_rule(asked.rules[gate], task), asked.study.traces[task]
-        exits = leave(way.rule_at(threshold), way.found, way.positions)
+        exits = exits_of(way.rule_at(threshold), way.found, way.positions)
         rows = asked.sides[task][side]
         final = trace.tokens["token_id"].to_numpy()
         differs = np.array([int(way.tokens[at, exits[at] - 1]) != final[at] for at in range(len(final))])
@@ -82,12 +82,12 @@ def test_a_gate_that_is_fitted_is_calibrated_on_what_it_was_not_fitted_to(asked)
         for name, trace in asked.study.traces.items()
     }
     rule, traces = asked.rules["confidence"], asked.study.traces
-    ways = {name: ByThreshold(rule, trace, trace.scores(rule)) for name, trace in traces.items()}
+    ways = {name: ThresholdSweep(rule, trace, trace.scores(rule)) for name, trace in traces.items()}
     asked.by = lambda gate, task, side: {FIT: ways[task]}[side]
     asked.rules = {}
     found = guarantees.thresholds({"after": asked}, 0.6, 0.4)
     for name, way in ways.items():
-        way.found.values[asked.halves[name][0]] = 0.123
+        way.found.score[asked.halves[name][0]] = 0.123
     again = guarantees.thresholds({"after": asked}, 0.6, 0.4)
     assert set(found["gate"]) == set(FITTED) and set(found["n"]) == {3}
     assert found["threshold"].notna().any() and found["threshold"].equals(again["threshold"])
@@ -108,7 +108,7 @@ def test_thresholds_are_listed_without_a_look_at_the_calibration_side(asked):
     report = {task: sides[1] for task, sides in asked.sides.items()}
     listed = guarantees.tested(ways, report)
     for task, way in ways.items():
-        way.found.values[asked.sides[task][0]] = 0.123
+        way.found.score[asked.sides[task][0]] = 0.123
     assert guarantees.tested(ways, report) == listed == sorted(listed) and np.isfinite(listed).all()
 
 
@@ -117,9 +117,9 @@ def test_the_lowest_threshold_lets_all_leave_and_is_a_number(asked):
     rows = {task: sides[1] for task, sides in asked.sides.items()}
     lowest = guarantees.tested(ways, rows)[0]
     for task, way in ways.items():
-        few, every = (leave(way.rule_at(value), way.found, way.positions)[rows[task]] for value in (lowest, -np.inf))
+        few, every = (exits_of(way.rule_at(value), way.found, way.positions)[rows[task]] for value in (lowest, -np.inf))
         assert np.array_equal(few, every)
-        way.found.values[:] = -np.inf
+        way.found.score[:] = -np.inf
     assert guarantees.tested(ways, rows) == []
 
 

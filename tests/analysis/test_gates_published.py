@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from eelib.common.errors import NotEstimable
-from eelib.exits.kept import needs_states
+from eelib.exits.trace_scores import needs_states
 from eestudy.analysis import gates_published as published
 from eestudy.exits.quality import Quality
 
@@ -41,3 +42,11 @@ def test_text_and_code_differ_in_score_and_threshold():
         assert (described.gate == code.gate) == (gate == published.OF_CALM)
     assert sum(map(needs_states, published.all_rules())) == 3
     assert np.isnan(published.at_equal_layers({gate: {} for gate in (published.OF_M, published.OF_CALM)}).estimate)
+
+
+def test_the_ratchet_of_ms_code():
+    """Two batches of two; the second row of the first ends after one token."""
+    exits = torch.tensor([4, 2, 6, 2, 3, 5, 6, 1])
+    sequences, positions = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3]), torch.tensor([0, 1, 2, 0, 0, 1, 0, 1])
+    assert published.ratcheted(exits, sequences, positions, batch_size=2).tolist() == [4, 2, 2, 2, 3, 5, 6, 1]
+    assert published.ratcheted(exits, sequences, positions, batch_size=1).tolist() == [4, 2, 2, 2, 3, 3, 6, 1]

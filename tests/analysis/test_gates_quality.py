@@ -13,7 +13,7 @@ from eelib.tasks.task import Task
 from eestudy.analysis import gates_quality as page
 from eestudy.analysis.gate_rules import FIXED, FREE
 from eestudy.exits.quality import Scorer
-from eestudy.exits.ways import ByThreshold
+from eestudy.exits.sweeps import ThresholdSweep
 from eestudy.statistics.interval import Interval
 
 
@@ -26,7 +26,7 @@ def test_curves_are_of_the_crossed_ways_and_of_tasks_that_are_scored():
         "wrong": Task("wrong", "question_answering", said, [["nothing of it"]] * len(said), said, said),
         "open": Task.from_prompts(said),
     }
-    ways = {name: ByThreshold(rule, trace, trace.scores(rule)) for name in ("confidence", FIXED)
+    ways = {name: ThresholdSweep(rule, trace, trace.scores(rule)) for name in ("confidence", FIXED)
             for rule in [ExitRule(gate_named(name))]}  # fmt: skip
     of = SimpleNamespace(
         tasks=list(tasks),

@@ -9,10 +9,9 @@ import torch
 from exits_made import made_quality
 
 from eelib.common.errors import NotEstimable
-from eelib.exits.curve import Curve
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import Scores
+from eelib.exits.trace_scores import Curve, Scores
 from eestudy.analysis import mee, mee_tables
 from eestudy.study.claims import published, untestable
 

@@ -91,7 +91,7 @@ def test_a_model_that_stops_is_timed_with_each_gate_in_turn(model_of, tmp_path):
         model=model,
         traces={"task": trace},
         tasks={"task": task},
-        scores=lambda rule, _: eelib.exits.offline.scores(rule, trace),
+        scores=lambda rule, _: eelib.exits.trace_scores.scores(rule, trace),
         parameters=SimpleNamespace(max_new_tokens=6),
     )
     rules = {"softmax_difference": ExitRule(gate_named("softmax_difference"))}  # monotone never leaves so few layers

@@ -15,7 +15,7 @@ from eelib.exits.calibration import Choice
 from eelib.exits.exit_rule import Constant, ExitRule
 from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.gates.readout import Margin
-from eelib.exits.offline import Scores
+from eelib.exits.trace_scores import Scores
 from eestudy.analysis import production as pr
 from eestudy.analysis import production_budgets as budgeted
 from eestudy.analysis import production_service as service

@@ -14,7 +14,7 @@ from lens_page import call, submit, text_of
 import eelib
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import Tokens, leave, scores
+from eelib.exits.trace_scores import Tokens, exits_of, scores
 from eelib.tasks.task import Task
 from eestudy.browser.__main__ import main
 from eestudy.browser.example import DIRECTIONS
@@ -161,7 +161,7 @@ def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_facto
         count = sum(direction == other for other, _ in exits)
         task = eelib.load_task(f"translation/{direction}").take(count)
         trace = eelib.trace(model, task, max_new_tokens=ROOM, folder=tmp_path_factory.getbasetemp(), progress=False)
-        assert found == leave(rule, scores(rule, trace), Tokens(trace).positions).tolist()
+        assert found == exits_of(rule, scores(rule, trace), Tokens(trace).positions).tolist()
     chosen = sentences()[:: 2 * EACH]
     prompts = [eelib.load_task(f"translation/{name}").prompts[FIRST] for name, _ in chosen]
     made = eelib.generate(model, Task.from_prompts(prompts), rule, kv_policy="copy", max_new_tokens=ROOM, batch_split=0)

@@ -9,10 +9,10 @@ from eelib.common.errors import InputError
 from eelib.exits.exit_rule import Constant, Estimated, ExitRule, fixed_exit
 from eelib.exits.forecast import Forecast, plans_of
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import decide, emitted
 from eelib.exits.policy import Policy, head_hash
 from eelib.exits.step_costs import Costs, Line
 from eelib.exits.steps import Planned
+from eelib.exits.trace_scores import decide
 from eelib.tasks.task import Task
 
 L = 4
@@ -80,7 +80,7 @@ def test_exits_are_those_of_a_trace(folder_of, tmp_path, gate):
     if gate == "softmax_difference":
         trace = eelib.trace(model, task, max_new_tokens=8, folder=tmp_path, progress=False)
         exits, scores = decide(rule, trace)
-        agrees = emitted(scores, exits).numpy() == trace.tokens["token_id"].to_numpy()
+        agrees = scores.emitted(exits).numpy() == trace.tokens["token_id"].to_numpy()
         owners = trace.tokens["sequence"].to_numpy()
         for one, number in zip(plans, order):
             assert one.exits.tolist() == exits[owners == number].tolist()

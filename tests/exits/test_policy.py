@@ -14,8 +14,8 @@ from eelib.common.errors import InputError
 from eelib.exits import policy as policies
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import Scores
 from eelib.exits.policy import Policy, calibrate, grid_of, head_hash
+from eelib.exits.trace_scores import Scores
 from eelib.tasks.task import Task
 
 TEXTS = [f"{prompt} {number}" for number in range(30) for prompt in PROMPTS[:3]]

@@ -7,10 +7,9 @@ import torch
 from exits_made import LAYERS, TOKENS, Made
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.exits.curve import Curve, curve
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import Scores
+from eelib.exits.trace_scores import Curve, Scores, curve
 from eestudy.exits.compare import AgreementAt, Area, PriceAt, contrast, difference, interval, intervals, shared_range
 from eestudy.statistics.resampling import bootstrap_totals
 
@@ -55,7 +54,7 @@ def test_intervals_are_those_of_the_common_bootstrap():
     sums = pd.DataFrame({"second": second, "third": third, "n": 1.0}).groupby(groups).sum().to_numpy(float)
     expected = bootstrap_totals(lambda t: t[:, 0] / t[:, 2], sums)
     assert tuple(interval(AgreementAt(2), fixed)) == pytest.approx(tuple(expected))
-    other = Scores(found.values, found.tokens.roll(-1, dims=1))  # says at layer 2 what the first said at 3
+    other = Scores(found.score, found.tokens.roll(-1, dims=1))  # says at layer 2 what the first said at 3
     other.tokens[:, -1] = found.tokens[:, -1]
     shifted = curve(rule, other, made_up)
     expected = bootstrap_totals(lambda t: (t[:, 1] - t[:, 0]) / t[:, 2], sums)

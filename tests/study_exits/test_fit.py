@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.live import Watch
-from eelib.exits.offline import Tokens, decide
+from eelib.exits.trace_scores import Tokens, decide
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.plan import encode
 from eestudy.exits.fit import fit, halves
@@ -30,7 +30,7 @@ def test_position_and_score_are_scikit_learns(trace):
     tokens, before = Tokens(trace), torch.tensor(trace.exit_layer("first")).roll(1)
     before[tokens.positions == 0] = 0
     for layer in range(1, trace.layers):
-        seen = tokens.seen(layer, torch.arange(len(before)), before)
+        seen = tokens.output(layer, torch.arange(len(before)), before)
         signs, agrees = (
             columns(FEATURES[gate.name], seen, TABLE).numpy(),
             trace["top1"][:, layer] == tokens.final.numpy(),
@@ -53,7 +53,7 @@ def test_risk_is_calibrated_on_the_other_half(trace):
     plain = Fitted(gate.name, gate.weights, TABLE)
     tokens, told, raw, agrees = Tokens(trace), [], [], []
     for layer in range(1, trace.layers):
-        seen = tokens.seen(layer, torch.arange(len(trace)), torch.zeros(len(trace), dtype=torch.long))
+        seen = tokens.output(layer, torch.arange(len(trace)), torch.zeros(len(trace), dtype=torch.long))
         told.append(gate.score(seen, {}).numpy()[second])
         raw.append(plain.score(seen, {}).numpy()[second])
         agrees.append((trace["top1"][:, layer] == tokens.final.numpy())[second])
@@ -69,7 +69,7 @@ def test_offline_and_live_are_the_same(name, model_of, trace):
     model = model_of("llama")
     table = piece_table(model.tokenizer, model.vocab_size)
     gate = fit(name, trace, np.ones(len(trace), dtype=bool), table)
-    scores = decide(ExitRule(gate), trace)[1].values[:, 1].unique()
+    scores = decide(ExitRule(gate), trace)[1].score[:, 1].unique()
     middle = float(scores[len(scores) // 2 - 1 : len(scores) // 2 + 1].mean())  # an isotonic step has many tokens
     rule = ExitRule(gate, middle)
     exits, found = decide(rule, trace)
@@ -78,7 +78,7 @@ def test_offline_and_live_are_the_same(name, model_of, trace):
     greedy_decode(model, encode(model, traces.TASK, rows), traces.STEPS, watch)
     table, live = watch.finish()
     order = np.lexsort((table["position"].to_numpy(), np.array(rows)[table["sequence"]]))
-    clear = (live.values[order] - middle).abs().gt(1e-5).all(dim=1).numpy()
+    clear = (live.score[order] - middle).abs().gt(1e-5).all(dim=1).numpy()
     assert len(set(exits.tolist())) > 1 and clear.mean() > 0.8
     np.testing.assert_array_equal(table["exit_layer"].to_numpy()[order][clear], exits.numpy()[clear])
 

@@ -8,14 +8,13 @@ from exits_made import Made
 
 import eelib
 from eelib.common.errors import InputError
-from eelib.exits.curve import rule_at
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import emitted, leave
+from eelib.exits.trace_scores import exits_of, rule_at
 from eelib.tasks.task import Task
 from eestudy.exits.quality import Scorer, quality, text_of
+from eestudy.exits.sweeps import ThresholdSweep
 from eestudy.exits.task_quality import quality_difference, quality_interval
-from eestudy.exits.ways import ByThreshold
 
 RULE = ExitRule(gate_named("confidence"))
 
@@ -31,7 +30,7 @@ def answered():
     outputs = [spoken(part) for part in trace.tokens["token_id"].to_numpy().reshape(-1, 10)]
     groups = [f"g{item // 2}" for item in range(len(outputs))]
     task = Task("made", "question_answering", outputs, [[f"{text} more"] for text in outputs], outputs, groups)
-    return ByThreshold(RULE, trace, trace.scores(RULE)), trace, task
+    return ThresholdSweep(RULE, trace, trace.scores(RULE)), trace, task
 
 
 def test_scores_are_those_of_the_texts_that_the_exits_emit(answered):
@@ -41,7 +40,7 @@ def test_scores_are_those_of_the_texts_that_the_exits_emit(answered):
     full = task.prompts
     positions = torch.tensor(trace.tokens["position"].to_numpy())
     for at, value in enumerate(values):
-        ids = emitted(way.found, leave(rule_at(RULE, value), way.found, positions)).numpy().reshape(-1, 10)
+        ids = way.found.emitted(exits_of(rule_at(RULE, value), way.found, positions)).numpy().reshape(-1, 10)
         outputs = [spoken(part) for part in ids]
         assert made.scores[at] == pytest.approx(task.quality(outputs)["F1"])
         assert made.interval(at) == pytest.approx(quality_interval(task, outputs)["F1"])

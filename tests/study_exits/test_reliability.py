@@ -7,7 +7,7 @@ from exits_made import LAYERS, TOKENS, Made
 
 from eelib.common.errors import InputError
 from eelib.exits.gates.gate import NO_EXIT
-from eelib.exits.offline import Scores
+from eelib.exits.trace_scores import Scores
 from eestudy.exits.reliability import Judged, by_layer, calibration_error, isotonic, judged, table
 
 

@@ -5,9 +5,9 @@ import torch
 from exits_made import between
 
 from checks.tiny_texts import PROMPTS
+from eelib.exits.decoding.gate_runner import look
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import LayerOutput, gate_named
-from eelib.exits.look import look
 
 MANY = [*PROMPTS, *(f"{prompt} {extra}" for prompt in PROMPTS for extra in ("dog", "ist das über?")), "over"]
 

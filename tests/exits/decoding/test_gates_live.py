@@ -9,14 +9,13 @@ import torch
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.decoding import loop
-from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
+from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS, look
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import Gate, LayerOutput, gate_named, own_gates
 from eelib.exits.gates.state import TRAINED
-from eelib.exits.look import look
-from eelib.exits.offline import emitted, leave, score_layers
+from eelib.exits.trace_scores import exits_of, score_layers
 from eelib.tracing.decode import greedy_decode, states_of
 from eestudy.exits.gates import FEATURES, ByClass, Fitted
 from eestudy.words import CLASSES, PieceTable
@@ -49,10 +48,10 @@ def offline(model, rule, made):
         return LayerOutput(layer, model.layers, positions, *given)
 
     found = score_layers(rule, model.layers, model.unembed(states[:, -1]).argmax(-1), seen)
-    exits = leave(rule, found, positions)
-    apart = (found.values - rule.threshold.at(positions).reshape(-1, 1)).abs()
+    exits = exits_of(rule, found, positions)
+    apart = (found.score - rule.threshold.at(positions).reshape(-1, 1)).abs()
     clear = (apart.gt(1e-5) | torch.tensor(rule.gate.inclusive and rule.gate.name != "state_saturation")).all(dim=1)
-    return exits.numpy(), emitted(found, exits).numpy(), clear.numpy()
+    return exits.numpy(), found.emitted(exits).numpy(), clear.numpy()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "gemma2"])

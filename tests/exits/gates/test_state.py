@@ -14,7 +14,7 @@ from eelib.exits.cost import Sizes, prices
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
 from eelib.exits.gates.state import PUBLISHED_WIDTH, TRAINED, Lstm, as_stored, save_gate, trained_gate
-from eelib.exits.kept import name_of
+from eelib.exits.trace_scores import name_of
 from eelib.models.model import load_model
 
 SIZE, LAYERS, TOKENS = 6, 7, 5

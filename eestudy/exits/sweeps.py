@@ -12,14 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eelib.exits.curve import POINTS, Curve, counted_rows, counts, exits_by, rule_at, running_maxima, turning_values
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.readout import Confidence
-from eelib.exits.offline import Scores, Tokens, learn_along, leave, score_layers, scores
+from eelib.exits.trace_scores import (
+    POINTS,
+    Curve,
+    Scores,
+    Tokens,
+    counted_rows,
+    counts,
+    estimated_exits,
+    exits_by,
+    exits_of,
+    rule_at,
+    running_maxima,
+    score_layers,
+    scores,
+    turning_values,
+)
 from eelib.tracing.trace import Trace
 
 
-class Way(Protocol):
+class Sweep(Protocol):
     """`tokens`: what leaving at layers 1..L emits, int64 [n, L]."""
 
     @property
@@ -46,7 +60,7 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True)
-class OfRule:
+class RuleSweep:
     """A way whose number is a rule's threshold, over a trace."""
 
     rule: ExitRule
@@ -76,7 +90,7 @@ class OfRule:
 
 
 @dataclass(frozen=True)
-class ByThreshold(OfRule):
+class ThresholdSweep(RuleSweep):
     """A rule whose tokens leave each for itself, by its scores over a trace."""
 
     found: Scores
@@ -90,15 +104,15 @@ class ByThreshold(OfRule):
         """See above."""
         counted = counted_rows(self.trace, rows)
         positions = self.positions[counted]
-        return running_maxima(self.rule, self.found.values[counted], positions), positions
+        return running_maxima(self.rule, self.found.score[counted], positions), positions
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
-        """As in `eelib.exits.offline.leave`."""
-        return (leave(self.rule_at(value), self.found, self.positions) for value in values)
+        """As in `eelib.exits.trace_scores.leave`."""
+        return (exits_of(self.rule_at(value), self.found, self.positions) for value in values)
 
 
 @dataclass(frozen=True)
-class InTurn(OfRule):
+class SequentialSweep(RuleSweep):
     """A rule whose gate looks at where the token before has left.
 
     There are L + 1 layers where it may have left, 0 for none: `scores` [L+1, n, L] holds what the gate says after each
@@ -120,7 +134,7 @@ class InTurn(OfRule):
         return self.highest[before, torch.arange(len(before))][counted], self.positions[counted]
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
-        """One position after the other, for all values at once: as `eelib.exits.offline.decide` has them."""
+        """One position after the other, for all values at once: as `eelib.exits.trace_scores.decide` has them."""
         told = torch.stack(
             [torch.stack([exits_by(self.rule_at(v), part, self.positions) for part in self.highest]) for v in values]
         )
@@ -133,19 +147,19 @@ class InTurn(OfRule):
         return iter(exits)
 
 
-def in_turn(rule: ExitRule, trace: Trace) -> InTurn:
+def sequential_sweep(rule: ExitRule, trace: Trace) -> SequentialSweep:
     """The way of a rule whose gate needs "exit before" and no states."""
     tokens = Tokens(trace)
     every = torch.arange(len(tokens.final))
     found = [
-        score_layers(rule, trace.layers, tokens.final, lambda layer: tokens.seen(layer, every, before + 0 * every))
+        score_layers(rule, trace.layers, tokens.final, lambda layer: tokens.output(layer, every, before + 0 * every))
         for before in range(trace.layers + 1)
     ]
-    return InTurn(rule, trace, torch.stack([one.values for one in found]), found[0].tokens)
+    return SequentialSweep(rule, trace, torch.stack([one.score for one in found]), found[0].tokens)
 
 
 @dataclass(frozen=True)
-class TwoExits:
+class FreeSweep:
     """FREE: one shallow exit by confidence, with a threshold that is learnt from sequence to sequence.
 
     The number is the layer of the exit, of `layers`; at L no token leaves early.
@@ -171,32 +185,34 @@ class TwoExits:
         return [float(layer) for layer in self.layers if layer < self.trace.layers] + [float(self.trace.layers)]
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
-        """As in `eelib.exits.offline.decide`."""
+        """As in `eelib.exits.trace_scores.decide`."""
         tokens, sequences = Tokens(self.trace), torch.tensor(self.trace.tokens["sequence"].to_numpy())
         for value in values:
             if value == self.trace.layers:
                 yield torch.full((len(sequences),), self.trace.layers)
             else:
-                yield learn_along(self.rule_at(value), self.found, tokens, sequences)
+                yield estimated_exits(self.rule_at(value), self.found, tokens, sequences)
 
     def rule_at(self, value: float) -> ExitRule:
         """FREE's rule with this exit."""
         return ExitRule(Confidence(), Estimated(as_published=self.as_published), exit_layers=(int(value),))
 
 
-def mixed(one: ByThreshold | InTurn, other: ByThreshold | InTurn, rows: np.ndarray) -> ByThreshold | InTurn:
+def mixed(
+    one: ThresholdSweep | SequentialSweep, other: ThresholdSweep | SequentialSweep, rows: np.ndarray
+) -> ThresholdSweep | SequentialSweep:
     """The way by which `rows` (bool [n]) leave as in `one` and the rest as in `other`; whole sequences to each.
 
     For gates that are fitted to one part of a trace and asked about the other.
     """
     mask = torch.tensor(rows)[:, None]
-    if isinstance(one, InTurn) and isinstance(other, InTurn):
+    if isinstance(one, SequentialSweep) and isinstance(other, SequentialSweep):
         return replace(one, scores=torch.where(mask, one.scores, other.scores))
-    assert isinstance(one, ByThreshold) and isinstance(other, ByThreshold)
-    return replace(one, found=one.found._replace(values=torch.where(mask, one.found.values, other.found.values)))
+    assert isinstance(one, ThresholdSweep) and isinstance(other, ThresholdSweep)
+    return replace(one, found=one.found._replace(score=torch.where(mask, one.found.score, other.found.score)))
 
 
-def curve_of(way: Way, trace: Trace, rows: np.ndarray | None = None, points: int = POINTS) -> Curve:
+def curve_of(way: Sweep, trace: Trace, rows: np.ndarray | None = None, points: int = POINTS) -> Curve:
     """The curve of a way at its values; counted are the statistic rows, of `rows` where given.
 
     A value at which fewer layers run than at one below it is left out, so that mean layers rise.
@@ -207,7 +223,7 @@ def curve_of(way: Way, trace: Trace, rows: np.ndarray | None = None, points: int
 
 
 def curve_at(
-    way: Way, trace: Trace, values: Sequence[float], rows: np.ndarray | None = None, ends: bool = False
+    way: Sweep, trace: Trace, values: Sequence[float], rows: np.ndarray | None = None, ends: bool = False
 ) -> Curve:
     """The same at some values, with all of them; `ends`: end tokens count, too."""
     counted = counted_rows(trace, rows, ends)

@@ -7,12 +7,11 @@ import pytest
 import torch
 import traces
 
-from eelib.exits.curve import curve
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.offline import decide, leave, scores
+from eelib.exits.trace_scores import curve, decide, exits_of, scores
 from eestudy.exits.fit import fit
-from eestudy.exits.ways import ByThreshold, TwoExits, curve_of, in_turn, mixed
+from eestudy.exits.sweeps import FreeSweep, ThresholdSweep, curve_of, mixed, sequential_sweep
 from eestudy.words import PieceTable
 
 TABLE = PieceTable(torch.arange(1000, dtype=torch.int64).remainder(5).add(1).to(torch.uint8))
@@ -30,18 +29,18 @@ def every(trace):
 def test_a_plain_rule_leaves_and_is_drawn_as_ever(trace):
     rule = ExitRule(gate_named("confidence"))
     found = scores(rule, trace)
-    way, plain = ByThreshold(rule, trace, found), curve(rule, found, trace)
+    way, plain = ThresholdSweep(rule, trace, found), curve(rule, found, trace)
     assert way.values(None, 200) == plain.values.tolist()
     positions = torch.tensor(trace.tokens["position"].to_numpy())
     (exits,) = way.exits([0.5])
-    assert torch.equal(exits, leave(replace(rule, threshold=0.5), found, positions))
+    assert torch.equal(exits, exits_of(replace(rule, threshold=0.5), found, positions))
     np.testing.assert_array_equal(curve_of(way, trace).left, plain.left)
     np.testing.assert_array_equal(curve_of(way, trace).agreed, plain.agreed)
 
 
 @pytest.mark.parametrize("name", ["position_aware", "position_margin"])
 def test_tokens_in_turn_leave_as_they_are_decided_one_by_one(name, trace):
-    way = in_turn(ExitRule(fit(name, trace, every(trace), TABLE)), trace)
+    way = sequential_sweep(ExitRule(fit(name, trace, every(trace), TABLE)), trace)
     turns = np.array(way.values(None, 10**6)[1:-1])  # scores of tokens: take values between two that lie apart
     between = (turns[1:] + turns[:-1])[np.diff(turns) > 1e-4] / 2
     values = [-np.inf, *between[:: len(between) // 6].tolist(), np.inf]
@@ -55,7 +54,7 @@ def test_tokens_in_turn_leave_as_they_are_decided_one_by_one(name, trace):
 
 
 def test_two_exits_are_frees(trace):
-    way = TwoExits(trace, (1, 2, trace.layers))
+    way = FreeSweep(trace, (1, 2, trace.layers))
     assert way.values(None, 0) == [1, 2, trace.layers]
     for value, exits in zip((1, 2), way.exits([1, 2])):
         assert torch.equal(exits, decide(way.rule_at(value), trace)[0])
@@ -70,7 +69,9 @@ def test_each_part_leaves_by_its_own_gate(name, trace):
     ways = []
     for rows in (half, ~half):
         rule = ExitRule(fit(name, trace, rows, TABLE))
-        ways.append(in_turn(rule, trace) if name != "risk" else ByThreshold(rule, trace, scores(rule, trace)))
+        ways.append(
+            sequential_sweep(rule, trace) if name != "risk" else ThresholdSweep(rule, trace, scores(rule, trace))
+        )
     value = float(np.median(ways[0].values(None, 9)[1:-1]))
     both, one, other = (next(iter(way.exits([value]))).numpy() for way in (mixed(*ways, half), *ways))
     np.testing.assert_array_equal(both, np.where(half, one, other))

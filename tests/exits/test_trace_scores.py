@@ -1,4 +1,4 @@
-"""A rule over a trace against a plain loop over tokens and layers; and against the same rule while decoding."""
+"""A rule over a trace against a plain loop over tokens and layers, and while decoding; curves of all thresholds."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import traces
-from exits_made import between
+from exits_made import LAYERS, Made, between
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +19,21 @@ from eelib.common.files import only_one
 from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, gate_named, own_gates
 from eelib.exits.gates.state import TRAINED
-from eelib.exits.kept import kept_scores, make_scores, together
 from eelib.exits.live import Watch
-from eelib.exits.offline import Scores, Tokens, decide, emitted, leave, ratcheted, scores
+from eelib.exits.trace_scores import (
+    Scores,
+    Tokens,
+    curve,
+    decide,
+    exits_by,
+    exits_of,
+    make_scores,
+    oracle,
+    rule_at,
+    running_maxima,
+    scores,
+    together,
+)
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.plan import encode
 
@@ -61,14 +73,14 @@ RULES = [
 def test_a_rule_leaves_where_a_plain_loop_does(rule, made):
     trace = made("llama")
     found, tokens = scores(rule, trace), Tokens(trace)
-    exits = leave(rule, found, tokens.positions)
-    np.testing.assert_array_equal(exits, plain(rule, trace.layers, found.values, tokens.positions))
+    exits = exits_of(rule, found, tokens.positions)
+    np.testing.assert_array_equal(exits, plain(rule, trace.layers, found.score, tokens.positions))
     assert exits.min() >= 1 and exits.max() <= trace.layers
     top1 = trace["top1"][np.arange(len(exits)), exits]
-    np.testing.assert_array_equal(emitted(found, exits)[exits < trace.layers], top1[exits < trace.layers])
+    np.testing.assert_array_equal(found.emitted(exits)[exits < trace.layers], top1[exits < trace.layers])
     in_order, again = decide(rule, trace)
     np.testing.assert_array_equal(in_order, exits)
-    np.testing.assert_array_equal(again.values, found.values)
+    np.testing.assert_array_equal(again.score, found.score)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -80,15 +92,15 @@ def test_offline_equals_live(gate, name, model_of, tmp_path):
     rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate), minimum_layer=1)
     if {"state", "head"} & set(rule.gate.needs):
         make_scores(model, task, trace, [rule], progress=False)
-        found = kept_scores(rule, trace)
+        found = scores(rule, trace)
     else:
         found = scores(rule, trace)
-    exits = leave(rule, found, Tokens(trace).positions)
+    exits = exits_of(rule, found, Tokens(trace).positions)
     table, live = watched(model, task, trace, rule)
-    assert torch.equal(found.values == NO_EXIT, live.values == NO_EXIT)
-    torch.testing.assert_close(found.values, live.values, rtol=2e-4, atol=2e-4)
+    assert torch.equal(found.score == NO_EXIT, live.score == NO_EXIT)
+    torch.testing.assert_close(found.score, live.score, rtol=2e-4, atol=2e-4)
     clear = (
-        (found.values - rule.threshold.at(exits)).abs().gt(1e-3).all(dim=1)
+        (found.score - rule.threshold.at(exits)).abs().gt(1e-3).all(dim=1)
     )  # rounding can't carry it over the threshold
     clear |= torch.tensor(rule.gate.inclusive)  # whole numbers
     assert clear.float().mean() > 0.9
@@ -124,7 +136,7 @@ def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
     """Sequence by sequence; the rule itself stays as it was over a trace."""
     model, task = model_of("llama"), traces.TASK
     trace = traces.make(model, tmp_path, batch_size=1)
-    middle = between(scores(ExitRule(gate_named("confidence"), exit_layers=(2,)), trace).values[:, 1])
+    middle = between(scores(ExitRule(gate_named("confidence"), exit_layers=(2,)), trace).score[:, 1])
     rule = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,))
     exits, found = decide(rule, trace)
     assert rule.threshold == Estimated(middle) and set(exits.tolist()) == {2, trace.layers}
@@ -137,19 +149,11 @@ def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
     deep = (exits == trace.layers).numpy()
     wanted = found.tokens[deep, 1] == Tokens(trace).final[deep]
     assert live.threshold.agreed == wanted.tolist()
-    np.testing.assert_allclose(live.threshold.scores, found.values[deep, 1], rtol=1e-3)
+    np.testing.assert_allclose(live.threshold.scores, found.score[deep, 1], rtol=1e-3)
 
 
 def test_free_has_one_exit(one_line):
     one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate_named("confidence"), Estimated()))
-
-
-def test_the_ratchet_of_ms_code():
-    """Two batches of two; the second row of the first ends after one token."""
-    exits = torch.tensor([4, 2, 6, 2, 3, 5, 6, 1])
-    sequences, positions = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3]), torch.tensor([0, 1, 2, 0, 0, 1, 0, 1])
-    assert ratcheted(exits, sequences, positions, batch_size=2).tolist() == [4, 2, 2, 2, 3, 5, 6, 1]
-    assert ratcheted(exits, sequences, positions, batch_size=1).tolist() == [4, 2, 2, 2, 3, 3, 6, 1]
 
 
 @pytest.mark.parametrize("progress", [True, False])
@@ -164,7 +168,7 @@ def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, 
             waiting = pool.submit(make_scores, model, traces.TASK, trace, [rule], progress)
             assert met.wait(60) and not waiting.done()
         waiting.result(timeout=60)
-    assert ("waiting" in capsys.readouterr().out) is progress and len(kept_scores(rule, trace).values)
+    assert ("waiting" in capsys.readouterr().out) is progress and len(scores(rule, trace).score)
 
 
 @pytest.mark.parametrize("gate", ["lstm", "three_states", "state_saturation"])
@@ -173,11 +177,11 @@ def test_scores_do_not_depend_on_what_is_scored_together(gate, model_of, tmp_pat
     model, found = model_of("llama"), []
     rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate))
     for most in (1, 10**6):
-        monkeypatch.setattr("eelib.exits.kept.AT_ONCE", most)
+        monkeypatch.setattr("eelib.exits.trace_scores.AT_ONCE", most)
         trace = traces.make(model, tmp_path / str(most))
         make_scores(model, traces.TASK, trace, [rule], progress=False)
-        found.append(kept_scores(rule, trace))
-    torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-4, atol=1e-5)
+        found.append(scores(rule, trace))
+    torch.testing.assert_close(found[0].score, found[1].score, rtol=1e-4, atol=1e-5)
     assert torch.equal(found[0].tokens, found[1].tokens)
 
 
@@ -193,7 +197,112 @@ def test_sequences_scored_together_are_few_enough_and_all_there(lengths, most):
 def test_a_gate_on_states_says_where_to_get_them(made, model_of, one_line):
     rule = ExitRule(gate_named("state_saturation"))
     one_line(InputError, ["state_saturation", "make_scores"], lambda: scores(rule, made("llama")))
-    one_line(InputError, ["no scores", "make_scores"], lambda: kept_scores(rule, made("llama")))
+    one_line(InputError, ["has no scores", "make_scores"], lambda: scores(rule, made("llama")))
     one_line(InputError, "is not of", lambda: make_scores(model_of("gpt2"), traces.TASK, made("llama"), [rule]))
     with pytest.raises(InputError, match="layers 1 to"):
         scores(ExitRule(gate_named("confidence"), exit_layers=(99,)), made("llama"))
+
+
+# ---- curves
+
+
+CURVES = [
+    ExitRule(gate_named("confidence")),
+    ExitRule(gate_named("confidence"), minimum_layer=3),
+    ExitRule(gate_named("confidence"), exit_layers=(2, 5), full_depth_tokens=2),
+    ExitRule(gate_named("softmax_difference"), Decaying(0.5, longest=7)),
+    ExitRule(gate_named("softmax_difference"), Decaying(0.5, longest=7, as_published=True), minimum_layer=2),
+    ExitRule(gate_named("patience"), minimum_layer=2),
+    ExitRule(gate_named("fixed")),
+]
+
+
+@pytest.fixture
+def made_up():
+    return Made()
+
+
+@pytest.mark.parametrize("rule", CURVES, ids=lambda rule: f"{rule.gate.name} {rule.threshold}")
+def test_exit_layers_are_those_of_a_plain_loop_at_any_threshold(rule, made_up):
+    found, positions = made_up.scores(rule), torch.tensor(made_up.tokens["position"].to_numpy())
+    highest = running_maxima(rule, found.score, positions)
+    decaying = isinstance(rule.threshold, Decaying)
+    edges = [] if decaying else [-0.1, np.inf, 1, 2, 3]
+    for value in [*made_up.random.random(50), *found.score[:5].flatten().tolist(), *edges, 0.0, 1.0]:
+        if np.isneginf(value) or (decaying and not 0 <= value <= 1):
+            continue
+        rule = rule_at(rule, value)
+        np.testing.assert_array_equal(
+            exits_by(rule, highest, positions), plain(rule, LAYERS, found.score, positions), str(value)
+        )
+
+
+@pytest.mark.parametrize("rule", CURVES, ids=lambda rule: f"{rule.gate.name} {rule.threshold}")
+def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(rule, made_up):
+    found = made_up.scores(rule)
+    whole = curve(rule, found, made_up, points=10**6)
+    counted, tokens = made_up.statistic_rows(), made_up.tokens
+    positions = torch.tensor(tokens["position"].to_numpy())
+    final = torch.tensor(tokens["token_id"].to_numpy())
+    for at, value in enumerate(whole.values):
+        exits = exits_of(rule_at(rule, value), found, positions)
+        right = (found.emitted(exits) == final).numpy()
+        by_group = pd.DataFrame({"layer": exits.numpy(), "right": right, "n": 1})[counted].groupby(
+            tokens["group"].to_numpy()[counted]
+        )
+        np.testing.assert_array_equal(whole.agreed[:, at], by_group["right"].sum())
+        np.testing.assert_array_equal(whole.spent[:, at], by_group["layer"].sum())
+        assert whole.mean_layers[at] == pytest.approx(exits.numpy()[counted].mean())
+        assert whole.agreement[at] == pytest.approx(right[counted].mean())
+    assert (np.diff(whole.mean_layers) > 0).all() and (np.diff(whole.values) > 0).all()
+    if not isinstance(rule.threshold, Decaying):
+        assert whole.mean_layers[-1] == LAYERS and whole.agreement[-1] == 1.0
+    seen = set(whole.mean_layers.round(9))
+    finest = np.linspace(0, 1, 801) if isinstance(rule.threshold, Decaying) else np.linspace(-0.1, 6.1, 801)
+    for value in finest:  # no threshold parts the tokens in another way
+        layers = exits_of(rule_at(rule, value), found, positions).numpy()[counted].mean()
+        assert round(layers, 9) in seen, value
+    thin = curve(rule, found, made_up, points=5)
+    assert len(thin.values) <= 5 and set(thin.values) <= set(whole.values)
+    assert thin.mean_layers[[0, -1]] == pytest.approx(whole.mean_layers[[0, -1]])
+    again = curve(rule, found, made_up, values=thin.values.tolist())
+    np.testing.assert_array_equal(again.left, thin.left)
+
+
+def test_a_real_trace_gives_what_single_thresholds_give(made):
+    trace = made("llama")
+    rule = ExitRule(gate_named("confidence"))
+    found = scores(rule, trace)
+    whole = curve(rule, found, trace)
+    rows, positions = trace.statistic_rows(), torch.tensor(trace.tokens["position"].to_numpy())
+    layers = [exits_of(rule_at(rule, value), found, positions).numpy()[rows].mean() for value in whole.values]
+    np.testing.assert_allclose(whole.mean_layers, layers)
+    bound = oracle(trace)
+    assert bound.agreement[-1] == 1.0 and bound.mean_layers[-1] == trace.exit_layer("first")[rows].mean()
+
+
+def test_no_rule_agrees_more_than_the_oracle_at_its_mean_layers(made_up):
+    bound = oracle(made_up)
+    assert bound.mean_layers[0] == 1.0 and bound.agreement[-1] == 1.0
+    for rule in CURVES:
+        one = curve(rule, made_up.scores(rule), made_up)
+        most = np.interp(one.mean_layers, bound.mean_layers, bound.agreement)
+        assert (one.agreement <= most + 1e-9).all()
+
+
+def test_only_the_rows_asked_for_count(made_up):
+    rule, half = CURVES[0], made_up.tokens["group"].to_numpy() < "g06"
+    found = made_up.scores(rule)
+    one = curve(rule, found, made_up, rows=half)
+    assert one.groups == [f"g{i:02d}" for i in range(6)] and one.tokens.sum() == 54
+    with pytest.raises(InputError, match="no token is left to count"):
+        curve(rule, found, made_up, rows=half & ~half)
+
+
+def test_what_has_no_curve_is_one_line(one_line, made_up):
+    rule = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
+    found = made_up.scores(rule)
+    one_line(InputError, ["Estimated", "no curve"], lambda: curve(rule, found, made_up))
+    one_line(InputError, "must rise", lambda: curve(CURVES[0], found, made_up, values=[0.5, 0.1]))
+    one_line(InputError, "-inf", lambda: curve(CURVES[-1], found, made_up, values=[-np.inf]))
+    one_line(InputError, f"{LAYERS} numbers", lambda: curve(CURVES[0], found, made_up).priced([1, 2, 3]))

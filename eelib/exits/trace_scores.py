@@ -1,0 +1,411 @@
+"""A gate's scores over a finished trace: where its tokens would exit, and the curve of all thresholds.
+
+Teacher-forced: every token follows the model's own full-depth output, so an error does not change what comes after it.
+Gates that look at states, which no trace holds, are scored in one pass over the texts, and the scores are stored beside
+the trace. A token exits at the first layer at which the running maximum of its scores passes. So its exit layer only
+rises with the threshold, and all thresholds come from one pass over the scores.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from tqdm import tqdm
+
+from eelib.common.errors import InputError
+from eelib.common.files import only_one
+from eelib.exits.exit_rule import Constant, Decaying, Estimated, ExitRule
+from eelib.exits.gates.gate import NO_EXIT, LayerOutput
+from eelib.models.model import Model
+from eelib.tasks.task import Task
+from eelib.tracing.decode import states_of
+from eelib.tracing.plan import encode
+from eelib.tracing.shards import add_file, intact, load_manifest, save_manifest, to_bytes
+from eelib.tracing.trace import Trace
+
+READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probability")
+IN_A_TRACE = {"readout", "token before", "exit before"}  # of what gates need
+SCORES_VERSION = 1  # of what a gate's code gives: another one makes stored scores anew
+AT_ONCE = 512  # tokens whose states of all layers are held and scored at a time
+POINTS = 200  # most thresholds of a curve
+
+
+class Scores(NamedTuple):
+    """Scores of n tokens at layers 1..L.
+
+    Attributes:
+        score: float32 [n, L], the gate's, NO_EXIT where it was not asked.
+        tokens: int64 [n, L], the token that an exit there would emit; at layer L that is the trace's own.
+    """
+
+    score: Tensor
+    tokens: Tensor
+
+    def emitted(self, exits: Tensor) -> Tensor:
+        """The tokens that exits at layers `exits` [n] emit, int64 [n]."""
+        return self.tokens.gather(1, exits[:, None] - 1)[:, 0]
+
+
+class Tokens:
+    """The tokens of a trace as gates see them. `positions`, `final` (the emitted ids): int64 [tokens]."""
+
+    def __init__(self, trace: Trace):
+        self.layers = trace.layers
+        self.positions = torch.tensor(trace.tokens["position"].to_numpy())
+        self.final = torch.tensor(trace.tokens["token_id"].to_numpy()).long()
+        self.before = self.final.roll(1).masked_fill(self.positions == 0, -1)
+        self.readouts = {name: torch.from_numpy(np.ascontiguousarray(trace[name].swapaxes(0, 1))) for name in READOUT}
+
+    def output(self, layer: int, rows: Tensor, exit_before: Tensor | None = None) -> LayerOutput:
+        """Of the tokens `rows` [n], by index, after a block; `exit_before`: where the tokens before them exited."""
+        readout = {name: values[layer][rows] for name, values in self.readouts.items()}
+        before = 0 * rows if exit_before is None else exit_before
+        return LayerOutput(layer, self.layers, self.positions[rows], readout, None, None, self.before[rows], before)
+
+
+# ---- scores
+
+
+def scores(rule: ExitRule, trace: Trace) -> Scores:
+    """What the rule's gate gives for each token of a trace at each layer at which it is asked.
+
+    Those of a gate on states are the ones that `make_scores` stored. InputError where there are none, and for a gate
+    that looks at where earlier tokens exited: see `decide`.
+    """
+    if "exit before" in rule.gate.needs:
+        raise InputError(f"gate {rule.gate.name} looks at where the token before exited; use decide(rule, trace)")
+    if needs_states(rule):
+        return stored_scores(rule, trace)
+    tokens = Tokens(trace)
+    rows = torch.arange(len(tokens.final))
+    return score_layers(rule, trace.layers, tokens.final, lambda layer: tokens.output(layer, rows))
+
+
+@torch.no_grad()
+def score_layers(rule: ExitRule, layers: int, final: Tensor, output: Callable[[int], LayerOutput]) -> Scores:
+    """Scores of n tokens whose last layer emits `final` [n], from their outputs after each block."""
+    count, gate = len(final), rule.gate
+    found = Scores(torch.full((count, layers), NO_EXIT, device=final.device), final[:, None].repeat(1, layers))
+    rule.check(layers)
+    gate_state = gate.start(count, final.device)
+    for layer in rule.asked(layers):
+        now = output(layer)
+        found.score[:, layer - 1] = gate.score(now, gate_state).float()
+        found.tokens[:, layer - 1] = gate.token(now, gate_state)
+    return found
+
+
+def needs_states(rule: ExitRule) -> bool:
+    """Whether a rule's gate looks at what no trace holds, so that its scores have to be made and stored."""
+    return not set(rule.gate.needs) <= IN_A_TRACE
+
+
+def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule], progress: bool = True) -> None:
+    """Score every token of a trace by the rules whose gates look at states, and store that in the trace's folder.
+
+    One pass over the known outputs for all that are not there yet. InputError where the trace is of another model or
+    task.
+    """
+    if (trace.manifest["weights"], trace.manifest["task_hash"]) != (model.hash, task.hash):
+        raise InputError(f"the trace in {trace.folder} is not of {model.name} and {task.name}")
+    for rule in rules:
+        rule.check(model.layers)
+    rules = [rule for rule in rules if needs_states(rule)]
+    if all(intact(trace.folder, load_manifest(trace.folder), name_of(rule)) for rule in rules):
+        return  # without the lock, which can't be had in a folder that can only be read
+    with only_one(trace.folder, told=progress):  # a page has no place for it
+        manifest = load_manifest(trace.folder)
+        rules = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule))]
+        if not rules:
+            return
+        outputs = trace.tokens.groupby("sequence", sort=True)["token_id"].agg(list).tolist()
+        prompts = encode(model, task, trace.sequences["sequence"].tolist())
+        parts: list[list[Scores]] = [[] for _ in rules]
+        tokens, start = Tokens(trace), 0
+        with tqdm(total=len(outputs), desc=f"{task.name} gates", unit="seq", disable=not progress) as bar:
+            for some in together([len(output) for output in outputs], AT_ONCE):
+                rows = torch.arange(start, start + sum(map(len, outputs[some])))
+                start += len(rows)
+                states, _ = states_of(model, prompts[some], outputs[some])
+                final = tokens.final[rows].to(states.device)
+                now = partial(with_states, model, tokens, rows, states)
+                for part, rule in zip(parts, rules):
+                    part.append(Scores(*(each.cpu() for each in score_layers(rule, model.layers, final, now))))
+                bar.update(len(outputs[some]))
+        for rule, part in zip(rules, parts):
+            score, ids = (torch.cat(each).numpy() for each in zip(*part))
+            columns = {"score": score.astype(np.float32), "token": ids.astype(np.int32)}
+            add_file(trace.folder, manifest, name_of(rule), to_bytes(columns))
+        save_manifest(trace.folder, manifest)
+
+
+def with_states(model: Model, tokens: Tokens, rows: Tensor, states: Tensor, layer: int) -> LayerOutput:
+    """The output of the tokens `rows` with their states [n, L+1, hidden_size], on the states' device."""
+    known, device = tokens.output(layer, rows), states.device
+    readout = {name: values.to(device) for name, values in known.readout.items()}
+    before = tokens.before[rows].to(device)
+    given = (readout, states[:, layer], model.unembed, before)
+    return LayerOutput(layer, model.layers, known.positions.to(device), *given)
+
+
+def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
+    """Runs of neighbouring sequences of `most` tokens or fewer; one that has more stands alone."""
+    start = held = 0
+    for end, length in enumerate(lengths):
+        if held + length > most and end > start:
+            yield slice(start, end)
+            start, held = end, 0
+        held += length
+    if start < len(lengths):
+        yield slice(start, len(lengths))
+
+
+def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
+    """The scores that `make_scores` stored. InputError where it did not."""
+    name = name_of(rule)
+    if name not in load_manifest(trace.folder).get("files", {}):
+        raise InputError(
+            f"gate {rule.gate.name} looks at states, and this trace has no scores of it; make them with "
+            "eelib.exits.trace_scores.make_scores(model, task, trace, rules)"
+        )
+    table = Trace(trace.folder).file(name)  # a new one: the manifest may have changed since this one was opened
+    score, tokens = (
+        torch.tensor(table[key].combine_chunks().flatten().to_numpy().reshape(-1, trace.layers))
+        for key in ("score", "token")
+    )
+    return Scores(score, tokens.long())
+
+
+def name_of(rule: ExitRule) -> str:
+    """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on."""
+    least = 0 if rule.gate.stateful else rule.minimum_layer
+    identity = f"{rule.gate!r} {rule.exit_layers} {least} {SCORES_VERSION}"
+    return f"scores-{rule.gate.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+
+# ---- exits
+
+
+def exits_of(rule: ExitRule, found: Scores, positions: Tensor) -> Tensor:
+    """Exit layers 1..L, int64 [n], of tokens at `positions` [n] by their gate's scores."""
+    return exits_by(rule, running_maxima(rule, found.score, positions), positions)
+
+
+def exits_by(rule: ExitRule, highest: Tensor, positions: Tensor) -> Tensor:
+    """The same by the running maxima of the scores."""
+    limit = rule.threshold.at(positions)
+    if rule.gate.inclusive and bool((limit == NO_EXIT).any()):
+        raise InputError(f"{rule.gate.name}: at a threshold of -inf tokens would exit where the gate allows no exit")
+    limit = limit[:, None] if limit.ndim else limit
+    passed = highest >= limit if rule.gate.inclusive else highest > limit
+    return highest.shape[1] + 1 - passed.sum(dim=1)
+
+
+def running_maxima(rule: ExitRule, score: Tensor, positions: Tensor) -> Tensor:
+    """The highest score up to each layer at which a token may exit, float32 [n, L-1]; NO_EXIT before the first."""
+    layers = score.shape[1]
+    may = [rule.asks(layer, layers) and layer >= rule.minimum_layer for layer in range(1, layers)]
+    closed = ~torch.tensor(may, dtype=torch.bool) | (positions < rule.full_depth_tokens)[:, None]
+    return score[:, :-1].nan_to_num(NO_EXIT, torch.inf, NO_EXIT).masked_fill(closed, NO_EXIT).cummax(dim=1).values
+
+
+def decide(rule: ExitRule, trace: Trace) -> tuple[Tensor, Scores]:
+    """(exit layers int64 [tokens], scores) of a rule over a trace, in the order in which the tokens were made.
+
+    So a gate may look at where the token before exited, and a threshold may be fitted on the way (`Estimated`: the
+    sequences come one after the other, as in FREE). For all others `scores` and `exits_of` give the same in one go.
+    """
+    tokens = Tokens(trace)
+    if "exit before" not in rule.gate.needs:
+        found = scores(rule, trace)
+        if isinstance(rule.threshold, Estimated):
+            return estimated_exits(rule, found, tokens, torch.tensor(trace.tokens["sequence"].to_numpy())), found
+        return exits_of(rule, found, tokens.positions), found
+    if needs_states(rule):
+        raise InputError(f"gate {rule.gate.name} looks at states and at earlier exits, which no trace has together")
+    exits = torch.zeros_like(tokens.final)
+    found = Scores(torch.full((len(exits), trace.layers), NO_EXIT), tokens.final[:, None].repeat(1, trace.layers))
+    for position in tokens.positions.unique().tolist():
+        rows = (tokens.positions == position).nonzero()[:, 0]
+        now = partial(tokens.output, rows=rows, exit_before=exits[rows - 1] if position else 0 * rows)
+        part = score_layers(rule, trace.layers, tokens.final[rows], now)
+        found.score[rows], found.tokens[rows] = part
+        exits[rows] = exits_of(rule, part, tokens.positions[rows])
+    return exits, found
+
+
+def estimated_exits(rule: ExitRule, found: Scores, tokens: Tokens, sequences: Tensor) -> Tensor:
+    """Exit layers int64 [tokens] under FREE's threshold, which is fitted to the tokens that ran all blocks."""
+    limit = deepcopy(rule.threshold)  # the rule stays as it was
+    assert isinstance(limit, Estimated) and rule.exit_layers is not None
+    now, (shallow,) = replace(rule, threshold=limit), rule.exit_layers
+    exits = torch.empty_like(sequences)
+    for sequence in sequences.unique_consecutive():
+        rows = (sequences == sequence).nonzero()[:, 0]
+        limit.begin_sequence()
+        exits[rows] = exits_of(now, Scores(found.score[rows], found.tokens[rows]), tokens.positions[rows])
+        deep = rows[exits[rows] > shallow]
+        agreed = found.tokens[deep, shallow - 1] == tokens.final[deep]
+        limit.learn(found.score[deep, shallow - 1].tolist(), agreed.tolist())
+    return exits
+
+
+# ---- all thresholds
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A rule at K rising `values` of its threshold: sums over the tokens of G `groups`.
+
+    `tokens` [G]; `left` [G, K, L]: how many exited at layers 1..L; `agreed` [G, K]: how many emitted full depth's
+    token. `price` [L]: what an exit at each layer costs; the layers that ran, unless `priced` gives another.
+    """
+
+    name: str
+    values: np.ndarray
+    groups: Sequence[str]
+    tokens: np.ndarray
+    left: np.ndarray
+    agreed: np.ndarray
+    price: np.ndarray
+
+    @property
+    def mean_layers(self) -> np.ndarray:
+        """Mean exit layer [K], rising."""
+        return self.left.sum(axis=0) @ np.arange(1, self.left.shape[2] + 1) / self.tokens.sum()
+
+    @property
+    def agreement(self) -> np.ndarray:
+        """Share of tokens [K] that are full depth's."""
+        return self.agreed.sum(axis=0) / self.tokens.sum()
+
+    @property
+    def mean_price(self) -> np.ndarray:
+        """Mean of what the tokens cost [K], rising; the mean exit layer, unless the curve was priced."""
+        return self.spent.sum(axis=0) / self.tokens.sum()
+
+    @cached_property
+    def spent(self) -> np.ndarray:
+        """What the tokens of each group cost, [G, K]."""
+        return self.left @ self.price
+
+    def priced(self, price: ArrayLike) -> "Curve":
+        """The same curve over another price of leaving at layers 1..L, such as `eelib.exits.cost.prices`."""
+        price = np.asarray(price, dtype=float)
+        if price.shape != self.price.shape or (np.diff(price) < 0).any():
+            raise InputError(f"{self.name}: a price must be {len(self.price)} numbers that don't fall")
+        return replace(self, price=price)
+
+    def frame(self) -> pd.DataFrame:
+        """A row per threshold: value, mean_layers, mean_price, agreement."""
+        names = ("mean_layers", "mean_price", "agreement")
+        return pd.DataFrame({"value": self.values} | {name: getattr(self, name) for name in names})
+
+
+def rule_at(rule: ExitRule, value: float) -> ExitRule:
+    """The same rule with another value of its threshold."""
+    if not isinstance(rule.threshold, (Constant, Decaying)):
+        raise InputError(
+            f"{rule.gate.name}: a {type(rule.threshold).__name__} threshold is fitted while decoding and has no curve"
+        )
+    return replace(rule, threshold=replace(rule.threshold, value=float(value)))
+
+
+def curve(
+    rule: ExitRule,
+    found: Scores,
+    trace: Trace,
+    rows: np.ndarray | None = None,
+    values: Sequence[float] | None = None,
+    points: int = POINTS,
+    ends: bool = False,
+) -> Curve:
+    """The curve of a rule by its scores over a trace; the rule's threshold, constant or decaying, says of which form.
+
+    Counted are the statistic rows, of `rows` (bool [tokens]) where given; `ends`: end tokens, too. `values`: those of
+    the threshold, rising; else all at which a counted token's exit layer changes (of a decaying one: one in each gap
+    between them), thinned to `points` by even steps of mean layers.
+    """
+    rule.check(trace.layers)
+    counted = counted_rows(trace, rows, ends)
+    positions = torch.tensor(trace.tokens["position"].to_numpy())[counted]
+    tokens = found.tokens[counted]
+    highest = running_maxima(rule, found.score[counted], positions)
+    if values is None:
+        values = turning_values(rule, highest, positions, points)
+    if list(values) != sorted(values):
+        raise InputError(f"{rule.gate.name}: the values of a curve's threshold must rise")
+    exits = (exits_by(rule_at(rule, value), highest, positions).numpy() for value in values)
+    right = (tokens == tokens[:, -1:]).numpy()
+    return counts(rule.gate.name, values, exits, right, trace.tokens["group"].to_numpy()[counted])
+
+
+def oracle(trace: Trace, rows: np.ndarray | None = None) -> Curve:
+    """The bound of all gates, at L points: tokens whose first exit layer is at most `value` leave there, others at 1.
+
+    So agreement is the highest that any rule can have at these mean layers; at the last point it is 1.
+    """
+    counted = counted_rows(trace, rows)
+    first = trace.exit_layer("first")[counted]
+    right = trace["top1"][counted][:, 1:] == trace.tokens["token_id"].to_numpy()[counted, None]
+    right[:, -1] = True
+    values = range(1, trace.layers + 1)
+    exits = (np.where(first <= value, first, 1) for value in values)
+    return counts("oracle", values, exits, right, trace.tokens["group"].to_numpy()[counted])
+
+
+def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> np.ndarray:
+    """Indices of the statistic rows among `rows`; `ends`: end tokens, too. InputError where there is none."""
+    counts = trace.statistic_rows() | (ends & trace.tokens["is_eos"].to_numpy())
+    counted = np.flatnonzero(counts if rows is None else counts & rows)
+    if not len(counted):
+        raise InputError(f"{trace.task_name}: no token is left to count")
+    return counted
+
+
+def turning_values(rule: ExitRule, highest: Tensor, positions: Tensor, points: int) -> list[float]:
+    """Values of the threshold, rising, one for each way in which it can part the tokens, thinned to `points`."""
+    count, width = highest.shape
+    before = torch.cat([torch.full((count, 1), NO_EXIT), highest[:, :-1]], dim=1)
+    risen = highest > before
+    layer = torch.arange(1, width + 1).expand_as(risen).where(risen, torch.tensor(width + 1))
+    after = torch.cat([layer[:, 1:], torch.full((count, 1), width + 1)], dim=1)
+    gained = (after.flip(1).cummin(dim=1).values.flip(1) - layer)[risen].numpy()  # layers more once this one is closed
+    at = positions[:, None].expand_as(risen)[risen]
+    turns = rule_at(rule, 0.0).threshold.value_for(highest[risen].double(), at).numpy()  # type: ignore[attr-defined]
+    between = isinstance(rule.threshold, Decaying)
+    if between:
+        gained, turns = gained[(turns >= 0) & (turns <= 1)], turns[(turns >= 0) & (turns <= 1)]
+    turns, which = np.unique(turns, return_inverse=True)
+    layers = np.concatenate([[0], np.bincount(which, gained, len(turns)).cumsum()])  # above the least, state by state
+    states = np.unique(np.searchsorted(layers, np.linspace(0, layers[-1], max(2, points))))
+    if between:  # a rounding away from any turn
+        return ((np.append(0.0, turns) + np.append(turns, 1.0)) / 2)[states].tolist()
+    if rule.gate.inclusive:  # in state j the turns from j on pass
+        return np.append(turns, np.inf)[states].tolist()
+    return np.concatenate([[-np.inf], turns[:-1], [np.inf]] if len(turns) else [[np.inf]])[states].tolist()
+
+
+def counts(
+    name: str, values: Iterable[float], exits: Iterable[np.ndarray], right: np.ndarray, groups: np.ndarray
+) -> Curve:
+    """A curve of the exit layers [n] at each value, `right` [n, L]: where leaving emits full depth's token."""
+    codes, labels = pd.factorize(pd.Series(groups), sort=True)
+    layers, size, row = right.shape[1], len(labels), np.arange(len(right))
+    left, agreed = [], []
+    for layer in exits:
+        left.append(np.bincount(codes * layers + layer - 1, minlength=size * layers).reshape(size, layers))
+        agreed.append(np.bincount(codes, right[row, layer - 1], size))
+    price = np.arange(1.0, layers + 1)
+    tokens = np.bincount(codes, minlength=size)
+    return Curve(
+        name, np.array(list(values), float), list(labels), tokens, np.stack(left, 1), np.stack(agreed, 1), price
+    )
