@@ -7,9 +7,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from eelib.exits.decoding.gate_runner import read_logits
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import LayerOutput
-from eelib.exits.look import look
 from eelib.exits.trace_scores import Scores, exits_of, score_layers
 from eelib.models.model import Model
 
@@ -41,7 +41,7 @@ class Watch:
         def seen(layer: int) -> LayerOutput:
             state, unembed = states[:, layer], self.model.unembed
             return LayerOutput(
-                layer, layers, positions, look(unembed, state), state, unembed, token_before, exit_before
+                layer, layers, positions, read_logits(unembed(state)), state, unembed, token_before, exit_before
             )
 
         found = score_layers(self.rule, layers, torch.tensor(ids, device=device), seen)

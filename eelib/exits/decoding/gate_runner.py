@@ -1,5 +1,6 @@
 """Ask a gate about the newest token of each sequence while a batch is decoded, one layer after the other."""
 
+import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,13 +13,26 @@ from eelib.common.timer import Timer
 from eelib.exits.decoding.sequences import DecodedSequence, DecodedToken
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows
-from eelib.exits.look import looked_at
-from eelib.lens.readout import FROM_TOP_K, TOP_K
+from eelib.lens.readout import FROM_TOP_K, TOP_K, from_top_k, top_k
 from eelib.models.model import Model
 from eelib.models.unembed import Unembed
 
 NAMES = (*TOP_K, "entropy", *FROM_TOP_K)
 FULL_DEPTH_TOKENS = 4  # P's tables: the first four tokens of each output run all layers, the fifth is the first to exit
+
+
+@torch.no_grad()
+def read_logits(logits: Tensor) -> dict[str, Tensor]:
+    """A layer's readout of logits [n, V], as `eelib.lens.readout` defines it, without what only a trace can know."""
+    vocab_size = logits.shape[-1]
+    logs = torch.log_softmax(logits, dim=-1)
+    top, ids = logs.topk(top_k(vocab_size), dim=-1)
+    found = {
+        "topk_ids": ids,
+        "topk_probability": top.exp(),
+        "entropy": (-logs.exp() * logs).nan_to_num(0.0).sum(-1).clamp(0.0, math.log(vocab_size)),
+    }
+    return found | {name: from_top_k(name, found.__getitem__) for name in FROM_TOP_K}
 
 
 class LazyReadout(Mapping[str, Tensor]):
@@ -44,7 +58,7 @@ class LazyReadout(Mapping[str, Tensor]):
                 if name == "top1":
                     self.found[name] = logits.argmax(dim=-1)
                 else:
-                    self.found = looked_at(logits)
+                    self.found = read_logits(logits)
         return self.found[name]
 
     def __iter__(self) -> Iterator[str]:

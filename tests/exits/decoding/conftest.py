@@ -5,7 +5,7 @@ import torch
 from exits_made import between
 
 from checks.tiny_texts import PROMPTS
-from eelib.exits.decoding.gate_runner import look
+from eelib.exits.decoding.gate_runner import read_logits
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import LayerOutput, gate_named
 
@@ -31,7 +31,7 @@ class ByHand:
 
     def exits_at(self, layer, state):
         """Whether a state [1, hidden_size] after a block leaves, and the top-1 there."""
-        readout = look(self.model.unembed, state)
+        readout = read_logits(self.model.unembed(state))
         top1 = int(readout["top1"])
         if layer == self.model.layers:
             return True, top1
@@ -68,7 +68,7 @@ def middle(model, prompts, gate="confidence", **parameters):
     scores = []
     memory = rule.gate.start(len(states))
     for layer in range(1, model.layers):
-        readout = look(model.unembed, states[:, layer])
+        readout = read_logits(model.unembed(states[:, layer]))
         positions = torch.zeros(len(states), dtype=torch.long)
         seen = LayerOutput(
             layer, model.layers, positions, readout, states[:, layer], model.unembed, positions, positions

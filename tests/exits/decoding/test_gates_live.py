@@ -9,7 +9,7 @@ import torch
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.decoding import loop
-from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS, look
+from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS, read_logits
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
@@ -43,7 +43,7 @@ def offline(model, rule, made):
     exits_before = torch.tensor(tokens["exit_layer"].to_numpy()).roll(1).masked_fill(first, 0)
 
     def seen(layer):
-        readout = look(model.unembed, states[:, layer])
+        readout = read_logits(model.unembed(states[:, layer]))
         given = (readout, states[:, layer], model.unembed, before, exits_before)
         return LayerOutput(layer, model.layers, positions, *given)
 
