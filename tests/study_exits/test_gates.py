@@ -60,7 +60,7 @@ def test_by_name_through_entry_points(installed, model_of):
     )
     fitted = gate_named("fitted", model, features="risk", weights=[[0.0] * 5] * 2, steps=[[0.0, 1.0], [0.1, 0.9]])
     assert isinstance(fitted, Fitted) and fitted.name == "risk" and fitted.steps == ((0.0, 1.0), (0.1, 0.9))
-    made = generate(model, PROMPTS[:2], gate=by_class, keys="deferred", max_new_tokens=4)
+    made = generate(model, PROMPTS[:2], gate=by_class, kv_policy="deferred", max_new_tokens=4)
     assert len(made.tokens)
 
 

@@ -6,6 +6,7 @@ import torch
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import InputError
+from eelib.common.machine import report_halving
 from eelib.common.timer import PARTS
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import ExitRule
@@ -151,6 +152,7 @@ def test_a_trained_gate_of_other_weights_is_refused(model_of):
 def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
     """Once said; the output is that of smaller batches. One prompt that does not fit raises."""
     model = model_of("llama")
+    report_halving.cache_clear()
     wanted = eelib.generate(model, PROMPTS, exit_layers=(2,), kv_policy="verified", max_new_tokens=6)
     decode, sizes, most = Decoder.decode, [], 2
 
