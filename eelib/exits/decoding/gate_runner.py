@@ -113,18 +113,18 @@ class GateRunner:
 
     @property
     def learns(self) -> bool:
-        """Whether the threshold is learnt while decoding (FREE)."""
+        """Whether the threshold is learned while decoding (FREE)."""
         return bool(self.layers) and isinstance(self.rule.threshold, Estimated)
 
     def begin_batch(self) -> None:
-        """A threshold that is learnt is fitted anew."""
+        """A threshold that is learned is fitted anew."""
         self.last: tuple[LayerOutput, GateState] | None = None
         if self.learns:
             self.before = deepcopy(self.rule.threshold)
             cast(Estimated, self.rule.threshold).begin_sequence()
 
     def forget_batch(self) -> None:
-        """Undo what was learnt from a batch that did not fit into memory, and let go of its states."""
+        """Undo what was learned from a batch that did not fit into memory, and let go of its states."""
         self.last, self.sequences = None, []
         if self.learns:
             vars(self.rule.threshold).update(vars(self.before))
@@ -219,7 +219,7 @@ class GateRunner:
     ) -> dict[DecodedSequence, ExitDecision]:
         """The exits once the last layer has answered, with the token of each sequence that ran to it.
 
-        A threshold that is learnt learns from the sequences that did not exit.
+        A threshold that is learned learns from the sequences that did not exit.
         """
         if self.learns and self.last and self.sequences:
             tokens, _ = self.tokens(*self.last, self.rows)

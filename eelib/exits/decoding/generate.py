@@ -66,7 +66,7 @@ def generate(
     """Decode a task's prompts, or a list of them, greedily; each token exits where the gate says so.
 
     The prompt (of an encoder-decoder: the start token) runs all blocks under every KV policy. Out of memory, a batch is
-    halved. A threshold that is learnt (FREE's) goes on learning in the rule that is given.
+    halved. A threshold that is learned (FREE's) goes on learning in the rule that is given.
 
     Args:
         gate: a name ("oracle" too: the first layer that agrees with the last), a gate, or a rule with its threshold and
@@ -220,7 +220,7 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
     if isinstance(rule.threshold, Estimated) and kv.verifies:
         raise InputError(
             f"kv_policy={kv.name!r} asks the last layer about several tokens at once, from which a threshold that is "
-            "learnt while decoding can't learn; allowed: deferred, or a threshold that is a number"
+            "learned while decoding can't learn; allowed: deferred, or a threshold that is a number"
         )
     if isinstance(rule.gate, FirstAgreeing) and (kv.defers or kv.name == "schedule"):
         raise InputError(
