@@ -17,7 +17,6 @@ PIP_ARGS ?=
 SNAKEMAKE_ARGS ?=
 BENCH_ARGS ?=
 STAMP := $(VENV)/.installed
-INSTALLING := eelib.common.turns $(VENV).turn "Another make installs into $(VENV); this one waits."
 BOOK := book/_build/html/index.html
 RUN := PATH="$(abspath $(VENV))/bin:$$PATH"
 MEMORY := $(shell free -m 2>/dev/null | awk '/^Mem:/ {print $$2}')
@@ -29,13 +28,9 @@ TESTS := $(RUN) python -m pytest --numprocesses auto --maxprocesses 8 --dist loa
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
-ifndef MY_TURN  # to install; who waited for it looks again whether there is still something to do
 $(STAMP): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	    "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
-	@$(PYTHON) -m $(INSTALLING) $(MAKE) --no-print-directory MY_TURN=1 $@
-else
-$(STAMP): constraints.txt pyproject.toml
 	@test -x $(VENV)/bin/python -a ! -e $(VENV).making || { \
 	    clear=; if [ -e $(VENV).making ]; then clear=--clear; fi; touch $(VENV).making; \
 	    $(PYTHON) -m venv $$clear $(VENV) && rm $(VENV).making; }
@@ -44,7 +39,6 @@ $(STAMP): constraints.txt pyproject.toml
 	    --constraint constraints.txt --editable '.[test]'
 	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores, as pip does not; some are no Python
 	@touch $@
-endif
 
 book: $(STAMP)  ## run the study and build the book
 	@$(RUN) python -m eestudy.book.study_file $(STUDY)
@@ -55,7 +49,7 @@ book: $(STAMP)  ## run the study and build the book
 
 cluster: $(STAMP)  ## run the study on a Slurm cluster, then build the book; PARTITION, ACCOUNT, JOBS
 	@$(RUN) python -m eestudy.book.study_file $(STUDY)
-	@$(RUN) python -m $(INSTALLING) $(VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) \
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) \
 	    --constraint constraints.txt snakemake-executor-plugin-slurm
 	@$(RUN) python -m eestudy.book.turn snakemake --workflow-profile workflow/profiles/slurm --jobs $(JOBS) --config study=$(STUDY) cluster=slurm \
 	    $(if $(PARTITION)$(ACCOUNT),--default-resources runtime=1440 $(if $(PARTITION),slurm_partition=$(PARTITION)) \
@@ -99,4 +93,4 @@ clean:  ## remove the book, results and logs; traces and the environment stay
 	rm -rf book/_build book/_toc.yml book/generated book/results results logs .snakemake
 
 distclean: clean  ## remove the traces, the environments and what the benchmark keeps
-	rm -rf runs .venv .venv.making .venv.turn checks/.cache
+	rm -rf runs .venv .venv.making checks/.cache

@@ -137,7 +137,7 @@ rule traces:  # by workers that share out the shards among themselves; whoever i
     message:
         "traces of {wildcards.model}, worker {wildcards.worker}"
     shell:
-        "OMP_NUM_THREADS={threads} python -m eelib.common.cards {resources.cards}"
+        "OMP_NUM_THREADS={threads} python -m workflow.gpus {resources.cards}"
         " python -m eestudy.book.worker --study {params.study:q} --model={wildcards.model:q} 2>&1 | tee {log:q}"
 
 
@@ -164,7 +164,7 @@ rule notebook:
     message:
         "{wildcards.notebook} on {wildcards.model}"
     shell:
-        "OMP_NUM_THREADS={threads} python -m eelib.common.cards {resources.cards}"
+        "OMP_NUM_THREADS={threads} python -m workflow.gpus {resources.cards}"
         " papermill notebooks/{wildcards.notebook:q}.ipynb {params.draft:q} -k python3 {params.values}"
         " 2>&1 | tee {log:q} && mv {params.draft:q} {output.page:q}"
 

@@ -26,8 +26,8 @@ from typing import Any
 from tqdm import tqdm
 
 from checks.report import headed, write_report
-from eelib.common.files import data_folder, read_json
-from eelib.tracing.shards import notes
+from eelib.common.files import data_folder
+from eelib.tracing.store import load_manifest, records
 
 RESULT = data_folder("checks", "crashes.json")
 WORKERS = 3
@@ -47,9 +47,9 @@ class Traced:
 
         torch.set_num_threads(1)  # threads do not survive a fork
         from eelib import load_model, load_task, trace
-        from eelib.tracing import outputs
+        from eelib.tracing import make as making
 
-        self.outputs = outputs
+        self.making = making
         self.model, self.task, self.trace = load_model("pocket-llama", device="cpu"), load_task(TASK, LIMIT), trace
 
     def warm_up(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ class Traced:
         try:
             tqdm.set_lock(threading.RLock())  # the one that forked processes share stays locked if its holder is killed
             prepare()
-            note_shards(self.outputs, folder.parent / f"{folder.name}.shards")
+            note_shards(self.making, folder.parent / f"{folder.name}.shards")
             with open(folder.parent / f"{folder.name}.log", "a") as log, redirect_stdout(log):
                 self.trace(self.model, self.task, folder=folder, progress=told, **OPTIONS)
             status = 0
@@ -83,16 +83,16 @@ class Traced:
         return os.waitstatus_to_exitcode(os.waitpid(self.start(folder), 0)[1])
 
 
-def note_shards(outputs: Any, log: Path) -> None:
+def note_shards(making: Any, log: Path) -> None:
     """Let this process write down each shard that it has made: its own number, and the shard's."""
-    plain = outputs.make_shard
+    plain = making.make_shard
 
     def noted(job: Any, rows: list[int], index: int) -> None:
         plain(job, rows, index)
         with open(log, "a") as file:
             file.write(f"{os.getpid()} {index}\n")
 
-    outputs.make_shard = noted
+    making.make_shard = noted
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -144,8 +144,9 @@ def moment(folder: Path) -> str:
         return MOMENTS[0]
     if any(name.endswith(".partial") for name in there):
         return MOMENTS[2]
-    entered = set(read_json(only(folder) / "manifest.json").get("files", {}))
-    entered |= {name for note in notes(only(folder)).values() for name in read_json(note).get("files", {})}
+    manifest = load_manifest(only(folder))
+    entered = set(manifest.get("files", {}))
+    entered |= {name for record in records(only(folder), manifest).values() for name in record["files"]}
     return MOMENTS[3] if {n[:-8] for n in there if n.endswith(".parquet")} - entered else MOMENTS[1]
 
 
@@ -253,7 +254,7 @@ def many_round(
         "moments_of_the_trace": {m: moments[m] for m in MOMENTS},
         "runs": runs,
         "identical": identical,
-        "shards_made_again": again,  # whose maker was killed before it let go of what it had made
+        "shards_made_again": again,  # its process was killed between making and recording it
     }
 
 

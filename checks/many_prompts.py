@@ -28,17 +28,17 @@ def work(folder: Path, prompts: int, log: Path) -> None:
     import torch
 
     import eelib
-    from eelib.tracing import outputs
+    from eelib.tracing import make as making
 
     torch.set_num_threads(1)
-    plain = outputs.make_shard
+    plain = making.make_shard
 
-    def noted(job: outputs.Job, rows: list[int], index: int) -> None:
-        plain(job, rows, index)
+    def noted(job: making.Job, sequences: list[int], index: int) -> None:
+        plain(job, sequences, index)
         with open(log, "a") as file:
             file.write(f"shard {os.getpid()} {time.time():.3f} {index}\n")
 
-    outputs.make_shard = noted
+    making.make_shard = noted
     model = eelib.load_model(str(folder / "tiny"), device="cpu")
     task = eelib.Task.from_prompts([f"The {number} small dogs" for number in range(prompts)])
     with open(log, "a") as file:

@@ -18,8 +18,8 @@ import eelib
 from eelib.models.model import Model
 from eelib.tasks.classification import named
 from eelib.tasks.task import Task
-from eelib.tracing.pieces import pieces
-from eelib.tracing.shards import add_file, load_manifest, save_manifest, to_bytes
+from eelib.tracing.columns import token_texts
+from eelib.tracing.store import add_file, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
 from eestudy.study.claims import UNTESTABLE
 
@@ -141,7 +141,7 @@ def as_output(model: Model, task: Task, wanted: str) -> tuple[list[int], list[st
         number = next(n for n, label in enumerate(model.labels) if named(label, task.labels) == wanted)
         return [number], [model.labels[number]]
     ids = model.tokenizer(text_target=wanted, add_special_tokens=False)["input_ids"]
-    texts, _, _, whole = pieces(model.tokenizer, ids)
+    texts, _, _, whole = token_texts(model.tokenizer, ids)
     assert whole == wanted and all(texts), "references of a planted trace must be cut into whole characters"
     return ids, texts
 

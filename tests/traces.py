@@ -7,8 +7,8 @@ import torch
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.tolerances import allowed_error, close
-from eelib.tracing.exit_layers import exit_layer
-from eelib.tracing.shards import READOUTS
+from eelib.tracing.columns import READOUTS
+from eelib.tracing.trace import exit_layer
 
 STEPS = 6
 TASK = eelib.Task.from_prompts(PROMPTS + ["Hügel 😀", "over, over!", "test of words"], references=[["of the"]] * 8)

@@ -1,19 +1,21 @@
-"""Files written whole or not at all, folders that one process at a time may write to, and where the data lie."""
+"""Files written whole or not at all, locks that one process at a time holds, and where the data lie."""
 
 import errno
 import json
 import os
-import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
+
 from eelib.common.errors import StorageError
-from eelib.common.leases import Lease, take
 
 PACKAGE = Path(__file__).resolve().parents[1]
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems that can't sync a folder answer
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # of file systems that can't sync a folder
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # of file systems without locks
+LEASE, HEARTBEAT = 60.0, 10.0  # seconds without a heartbeat after which a lease is free, and between two of them
 
 
 def data_folder(*parts: str) -> Path:
@@ -22,63 +24,85 @@ def data_folder(*parts: str) -> Path:
 
 
 @contextmanager
-def only_one(folder: Path, told: bool = True, made: Sequence[Path] = ()) -> Iterator[None]:
-    """Hold the folder's lock; a second asker waits here until the first is done, and says so where `told`.
+def exclusive(folder: Path, name: str = ".lock", wait: bool = True, verbose: bool = True) -> Iterator[bool]:
+    """Hold a lock in a folder, which one process at a time can do, here or on machines that share the folder.
 
-    A folder in which nothing was made is removed, and so are those of `made` that were made for it. StorageError, one
-    line: the folder can't be made or written to.
+    The lock ends with its process, however that ends. On a file system without locks it is a lease, which another
+    process takes over once its holder is dead or has been stopped for LEASE seconds. A holder that goes on after that
+    works beside the other one: what is guarded must be work that gives the same bytes whoever does it.
+
+    Args:
+        folder: is made where it is missing. If it is empty in the end, it is removed, with those that were made for it.
+        name: of the lock's file.
+        wait: wait until the lock is free.
+        verbose: print that this process waits.
+
+    Yields:
+        Whether the lock is held; False only without `wait`, where another process holds it.
+
+    Raises:
+        StorageError: the folder can't be made or written to.
     """
-    lock, absent = take_lock(folder, told)
+    with without_empty_folders(folder):
+        try:
+            lock = acquire(folder / name, wait, verbose)
+        except OSError as error:
+            raise StorageError(f"{folder}: the folder can't be made or written to ({error.strerror})") from None
+        try:
+            yield lock is not None
+        finally:
+            if lock:
+                (folder / name).unlink(missing_ok=True)  # while it is held: nobody can hold a file without a name
+                lock.release()
+
+
+def acquire(path: Path, wait: bool, verbose: bool) -> BaseFileLock | None:
+    """Take the lock on `path`, or None where another process has it and this one does not wait."""
+    for _ in range(100):
+        with suppress(FileNotFoundError):  # another process has just removed the folder, or it can't be made
+            return lock_or_lease(path, wait, verbose)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def lock_or_lease(path: Path, wait: bool, verbose: bool) -> BaseFileLock | None:
+    """Take the lock, or a lease beside it where the file system has no locks."""
+    lease = SoftFileLease(f"{path}.lease", lease_duration=LEASE, heartbeat_interval=HEARTBEAT)
+    for lock in (FileLock(path, fallback_to_soft=False), lease):
+        try:
+            lock.acquire(blocking=False)
+            return lock
+        except Timeout:
+            if not wait:
+                return None
+            if verbose:
+                print(f"{path.parent.name}: another process is at work in it; waiting", flush=True)
+            lock.acquire()
+            return lock
+        except OSError as error:
+            if lock is lease or error.errno not in NO_LOCKS:
+                raise
+    raise AssertionError("the lease was tried last")
+
+
+@contextmanager
+def without_empty_folders(folder: Path) -> Iterator[None]:
+    """In the end, remove `folder` if it is empty, and then those above it that are not there yet."""
+    missing = [each for each in folder.parents if not each.exists()]
     try:
         yield
     finally:
-        remove_empty(folder, [*absent, *made])
-        lock.close()
-
-
-def take_lock(folder: Path, told: bool) -> tuple[Lease, list[Path]]:
-    """The lock of `folder`, and the folders that had to be made for it, innermost first."""
-
-    def wait() -> None:
-        if told:
-            print(f"{folder.name}: another process is at work in it; waiting", flush=True)
-
-    for _ in range(100):
-        absent = folders_to_make(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = take(folder / ".lock", wait)
-            assert lock is not None  # it was waited for
-            return lock, absent
-        except FileNotFoundError:  # another process removed the folder just now
-            continue
-        except OSError as error:
-            remove_empty(folder, absent)
-            raise StorageError(f"{folder}: the folder can't be made or written to ({error.strerror})") from None
-    raise StorageError(f"{folder}: the folder can't be made")
-
-
-def folders_to_make(folder: Path) -> list[Path]:
-    """The folder and those above it that are not there, innermost first."""
-    return [each for each in (folder, *folder.parents) if not each.exists()]
-
-
-def remove_empty(folder: Path, absent: list[Path]) -> None:
-    """Remove a folder that holds nothing but its lock, and those of `absent` that are then empty."""
-    with suppress(OSError):
-        if set(os.listdir(folder)) <= {".lock", ".lock.held"}:
-            for file in folder.iterdir():
-                file.unlink()
-            for each in dict.fromkeys((folder, *absent)):
+        for each in (folder, *missing):
+            with suppress(OSError):  # it is not empty, or another process has removed it
                 each.rmdir()
 
 
-def write_atomically(path: Path, content: bytes | memoryview, shared: bool = False) -> None:
-    """Either the old file or the whole new one, on the disk; OSError says how many bytes were needed and are free.
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Leave either the old file or the whole new one on the disk.
 
-    `shared`: until it is whole it has a name of this process's own, so that two that write the same do not mix.
+    Raises:
+        StorageError: says how many bytes were needed and how many are free.
     """
-    partial = path.with_name(f"{path.name}{f'.{platform.node()}-{os.getpid()}' * shared}.partial")
+    partial = path.with_name(f"{path.name}.partial")
     try:
         try:
             with open(partial, "wb") as file:
@@ -99,7 +123,7 @@ def write_atomically(path: Path, content: bytes | memoryview, shared: bool = Fal
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object in a file; empty where there is no file, a damaged one, or one that holds something else."""
+    """Read the JSON object in a file; empty for no file, a damaged one, or one that holds something else."""
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -108,7 +132,7 @@ def read_json(path: Path) -> dict:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last through a power cut: without this a rename may be undone by it."""
+    """Make the names in a folder last through a power cut, which may undo a rename otherwise."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -21,14 +21,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eelib.common.errors import InputError
-from eelib.common.files import only_one
+from eelib.common.files import exclusive
 from eelib.exits.exit_rule import Constant, Decaying, Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput
 from eelib.models.model import Model
 from eelib.tasks.task import Task
-from eelib.tracing.decode import states_of
-from eelib.tracing.plan import encode
-from eelib.tracing.shards import add_file, intact, load_manifest, save_manifest, to_bytes
+from eelib.tracing.decode import encode, states_of
+from eelib.tracing.store import add_file, intact, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
 
 READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probability")
@@ -121,7 +120,7 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
     rules = [rule for rule in rules if needs_states(rule)]
     if all(intact(trace.folder, load_manifest(trace.folder), name_of(rule)) for rule in rules):
         return  # without the lock, which can't be had in a folder that can only be read
-    with only_one(trace.folder, told=progress):  # a page has no place for it
+    with exclusive(trace.folder, verbose=progress):  # a page has no place for it
         manifest = load_manifest(trace.folder)
         rules = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule))]
         if not rules:

@@ -1,16 +1,37 @@
-"""Greedy decoding of a batch with the model's own cache; every layer's state of a token is read out as it is made."""
+"""Plain greedy decoding, which is the reference for every lossless claim, and other ways to the states of all layers:
+of given outputs, of given texts, up to one block.
+"""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from eelib.common.errors import InputError, SelfCheckError
-from eelib.lens.readout import ReadoutBuffer
+from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
 from eelib.models.model import Model
 from eelib.models.probe import block_states, first_tensor, their_code
 from eelib.models.sites import site_states
+from eelib.tasks.task import Task
+
+
+def encode(model: Model, task: Task, chosen: Sequence[int] | None = None) -> list[list[int]]:
+    """Encode prompts, with the tokenizer's own special tokens, or in its chat template where the task asks.
+
+    Args:
+        model: whose tokenizer encodes.
+        task: whose prompts.
+        chosen: numbers of the prompts; all where None.
+
+    Returns:
+        Token ids of each.
+    """
+    rows = range(len(task)) if chosen is None else chosen
+    seconds = [task.seconds[i] for i in rows if task.seconds]
+    return model.encode([task.prompts[i] for i in rows], task.chat, seconds, numbers=rows)
 
 
 def greedy_decode(
@@ -88,6 +109,62 @@ def states_of(
         whole = [model.adapted(layer, state, inputs) for layer, state in enumerate(states)]
         layers.append(model.read_through(torch.stack([state[0, read] for state in whole], dim=1)))
     return torch.cat(layers), {site: torch.cat(values) for site, values in found.items()}
+
+
+def read_outputs(
+    model: Model, prompts: list[list[int]], references: list[list[int]], max_new_tokens: int
+) -> tuple[list[list[int]], Readout]:
+    """Decode prompts and read every layer of every token.
+
+    Of a masked model each position of the prompts is read in place; of a classifier, the one that it judges by.
+
+    Args:
+        model: that decodes.
+        prompts: token ids.
+        references: of each prompt, the token ids whose probability is read beside; may be empty.
+        max_new_tokens: longest output.
+
+    Returns:
+        The token ids of each output, and the readouts of all of them, in order.
+    """
+    reader = ReadoutBuffer(model.unembed, references)
+    if model.adapter.writes:
+        return greedy_decode(model, prompts, max_new_tokens, reader), reader.finish()
+    outputs = []
+    for row, prompt in enumerate(prompts):
+        states, _ = states_of(model, [prompt], [prompt])
+        outputs.append(top_ids(model.unembed, states[:, -1]))
+        reader.add(states, [row] * len(states), outputs[-1])
+    return outputs, reader.finish()
+
+
+def split_given(model: Model, ids: list[int]) -> tuple[list[int], list[int]]:
+    """The first token of a text, and the tokens that each position up to the window's end has to predict."""
+    return ids[:1], ids[1 : model.context_length]
+
+
+@torch.no_grad()
+def read_given(model: Model, firsts: list[list[int]], rest: list[list[int]]) -> tuple[list[list[int]], Readout]:
+    """Read texts, each in two parts as `split_given` has them, at every position that predicts a token.
+
+    They are padded on the right and not masked: a causal model does not read there, which is proven when it is loaded.
+
+    Returns:
+        The last layer's top-1 at each position of each text, and the readouts: "final" is of that token, "reference"
+        of the text's own next one.
+    """
+    texts = [model.adapter.text(first, following) for first, following in zip(firsts, rest)]
+    padded = pad_sequence([torch.tensor(text) for text in texts], batch_first=True, padding_value=model.pad_id)
+    inputs = model.adapter.plain_inputs(model.network, padded.to(model.device))
+    with block_states(model.blocks) as states:
+        model.network(**inputs, **model.writer.last_logits())
+    whole = [model.adapted(layer, state, inputs) for layer, state in enumerate(states)]
+    reader, finals = ReadoutBuffer(model.unembed, rest, given=True), []
+    for row, text in enumerate(texts):
+        layers: Tensor = model.read_through(torch.stack([state[row, : len(text)] for state in whole], dim=1))
+        finals.append(top_ids(model.unembed, layers[:, -1]))
+        reader.add(layers, [row] * len(text), finals[-1])
+    return finals, reader.finish()
 
 
 class EndOfRun(BaseException):

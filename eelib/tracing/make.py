@@ -1,33 +1,35 @@
-"""Ask for a trace: decode a task once, or take its texts as given, read every layer, keep it as Parquet shards;
-resumable, by any number of makers.
+"""Ask for a trace: decode a task once, or read its texts as given, read every layer, keep it as Parquet shards.
 
-Makers of one trace, here or on machines that share its folder, each make shards that no other makes; see `makers`.
+A shard is a pure function of the model, the task and its sequences, whoever makes it; `store` has the files, and shares
+the work among processes.
 """
 
-import hashlib
-import json
-import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import torch
-import transformers
+from torch import Tensor
+from tqdm import tqdm
 
-from eelib.common.errors import InputError, StorageError
-from eelib.common.files import only_one
-from eelib.common.machine import machine
+from eelib.common.errors import InputError, SelfCheckError, StorageError
+from eelib.common.files import exclusive, without_empty_folders
+from eelib.common.machine import run_in_halves
+from eelib.common.tolerances import tolerance
 from eelib.common.values import check_whole
+from eelib.lens.readout import Readout, read
+from eelib.lens.similarity import layer_pairs
 from eelib.models.model import Model
-from eelib.tasks.classification import named
 from eelib.tasks.task import Task
-from eelib.tracing.extras import has_extra, make_extra
-from eelib.tracing.given import check_given
-from eelib.tracing.makers import is_clear
-from eelib.tracing.outputs import is_finished, make_outputs
-from eelib.tracing.plan import Job
-from eelib.tracing.shards import load_manifest
+from eelib.tracing import store
+from eelib.tracing.columns import STORED, STORED_OF_SITES, describe_all
+from eelib.tracing.decode import encode, read_given, read_outputs, split_given, states_of
+from eelib.tracing.plan import Job, begin, is_of, is_refused
+from eelib.tracing.store import add_file, finished, intact, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
 
-TRACE_VERSION = 3  # to be raised by a change of the code that changes what a trace holds: it is then made again
 SUBSET = 24  # sequences for sites or pairs where the caller says only True
 
 
@@ -43,33 +45,44 @@ def trace(
     progress: bool = True,
     given: bool = False,
 ) -> Trace:
-    """The trace of `task` under `model`: made if it does not exist, finished if it is half made, else returned.
+    """Make a trace, or what is missing of it; a finished one is only read.
 
-    Greedy decoding up to `max_new_tokens`; every emitted token is read at layers 0..L. `sites` and `pairs` (True, or a
-    number of sequences) add sub-layer readouts and layer-by-layer similarities for the first so many sequences.
-    With `given` nothing is decoded: the prompts are texts, and one pass of a decoder-only model reads all positions of
-    each up to the window's end. The last layer's top-1 is the final token of a position; "token_id",
-    "reference_probability" and "reference_rank" are of the text's own next token.
-    Prompts beyond the model's window are counted and skipped (given texts: cut), or refused with `strict`. A
-    `batch_size` other than the one that a half made trace was begun with holds for the rest of it. Raises InputError,
-    or StorageError where the disk is at fault: one line.
+    Args:
+        model: from `eelib.load_model`.
+        task: from `eelib.load_task` or `Task.from_prompts`.
+        max_new_tokens: longest output. Decoding is greedy, and every emitted token is read at layers 0..L.
+        folder: where traces lie, each in a folder of its own.
+        batch_size: sequences of a shard; what fits the memory where None. One that is half made keeps its plan.
+        sites: whether to read the sub-layers, of SUBSET sequences; or of how many.
+        pairs: whether to compare all pairs of layers, likewise.
+        strict: refuse a task with prompts beyond the model's window, which are otherwise counted and skipped (given
+            texts: cut).
+        progress: show a bar, and print that this process waits for another one.
+        given: decode nothing; the prompts are texts, and one pass of a decoder-only model reads all positions of each
+            up to the window's end. The last layer's top-1 is the final token of a position; "token_id",
+            "reference_probability" and "reference_rank" are of the text's own next token.
+
+    Raises:
+        InputError: an argument is not allowed, or does not fit the model; one line.
+        StorageError: the disk is at fault; one line.
     """
-    job = job_of(model, task, max_new_tokens, folder, batch_size, strict, progress, given)
+    job = Job(model, task, max_new_tokens, folder, batch_size, strict, progress, given)
     for kind, wanted in (("sites", sites), ("pairs", pairs)):
         if not isinstance(wanted, bool):
             check_whole(kind, wanted, 0, "True, False or a number of sequences")
-    if sites and not model.components:  # said before hours of decoding, not after
+    if sites and not model.components:  # before hours of decoding, not after
         raise InputError(model.components_error)
-    extras = {kind: count(wanted) for kind, wanted in (("sites", sites), ("pairs", pairs)) if wanted}
-    if (job.folder / "manifest.json").exists() and is_clear(job.folder) and has_all(job, extras):
-        return Trace(job.folder)  # without the lock: another maker may be at work on what is not asked for
+    asked = (("sites", sites), ("pairs", pairs))
+    extras = {kind: SUBSET if wanted is True else int(wanted) for kind, wanted in asked if wanted}
+    if store.is_clear(job.folder) and has_all(job, extras):
+        return Trace(job.folder)  # without the lock: another process may be making what is not asked for
     try:
-        while not make_outputs(job):
+        while not make_shards(job):
             pass
         if extras:
-            with only_one(job.folder, told=progress):  # a page has no place for it
-                for kind, wanted in extras.items():
-                    make_extra(job, kind, wanted)
+            with exclusive(job.folder, verbose=progress):
+                for kind, count in extras.items():
+                    make_extra(job, kind, count)
     except StorageError:  # a folder that can only be read, as that of somebody else, may hold all of it
         if not has_all(job, extras):
             raise
@@ -79,96 +92,164 @@ def trace(
 def make_free_shards(
     model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path = "runs", batch_size: int | None = None
 ) -> None:
-    """Make those shards of a trace that no other process makes, and don't wait for the others: for who has more to do.
+    """Make those shards of a trace that no other process makes, and don't wait for the others.
 
-    The same errors as `trace`.
+    Raises:
+        InputError, StorageError: as `trace` does.
     """
-    job = job_of(model, task, max_new_tokens, folder, batch_size, progress=False)
+    job = Job(model, task, max_new_tokens, folder, batch_size, progress=False)
     if not load_manifest(job.folder).get("finished"):
-        make_outputs(job, wait=False)
-
-
-def job_of(
-    model: Model,
-    task: Task,
-    max_new_tokens: int,
-    folder: str | Path,
-    batch_size: int | None,
-    strict: bool = False,
-    progress: bool = True,
-    given: bool = False,
-) -> Job:
-    """What is to be made, once it is known to be possible; InputError."""
-    if not isinstance(model, Model) or not isinstance(task, Task):
-        raise InputError(
-            f"a trace needs a model from eelib.load_model and a task from eelib.load_task; got "
-            f"{type(model).__name__} and {type(task).__name__}"
-        )
-    check_model(model, task)
-    if not isinstance(given, bool):
-        raise InputError(f"given {given!r} is not allowed; it must be True or False")
-    if given:
-        check_given(model, task)
-    check_whole("max_new_tokens", max_new_tokens, 1)
-    if batch_size is not None:
-        check_whole("batch_size", batch_size, 1)
-    identity = identity_of(model, task, int(max_new_tokens), given)
-    return Job(model, task, Path(folder) / folder_name(identity), identity, batch_size, strict, progress)
+        make_shards(job, wait=False)
 
 
 def has_all(job: Job, extras: dict[str, int]) -> bool:
-    """Whether a trace is finished, and what is asked for beside it there."""
-    return is_finished(job) and all(has_extra(job, *extra) for extra in extras.items())
+    """Tell whether a trace is finished, unaltered, not to be refused, and what is asked for beside it there."""
+    known = load_manifest(job.folder)
+    if not known.get("finished") or not is_of(job, known) or is_refused(job, known):
+        return False
+    whole = all(finished(job.folder, known, index) for index in range(len(known["plan"])))
+    return whole and all(intact(job.folder, known, f"{kind}-{count}") for kind, count in extras.items())
 
 
-def count(wanted: bool | int) -> int:
-    """The number of sequences that a caller asked for."""
-    return SUBSET if wanted is True else int(wanted)
+# ---- shards
 
 
-def identity_of(model: Model, task: Task, max_new_tokens: int, given: bool = False) -> dict:
-    """What a trace depends on; another value of anything in it makes another trace."""
-    settings: dict = {"given": True} if given else {"max_new_tokens": max_new_tokens}
-    settings |= {"dtype": model.dtype, "device": model.device.type}
-    if model.device.type == "cuda":  # shards of two kinds of GPU do not mix
-        settings["card"] = machine(model.device)
-    return {
-        "model": model.name,
-        "weights": model.hash,
-        "task": task.name,
-        "task_hash": task.hash,
-        "settings": settings,
-        "version": TRACE_VERSION,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+def make_shards(job: Job, wait: bool = True) -> bool:
+    """Make the shards that are missing or damaged and that no other process makes.
+
+    Returns:
+        Whether the trace is finished. Without `wait` it may not be: others still make the rest.
+    """
+    folder, told = job.folder, job.progress
+    with without_empty_folders(folder):
+        with exclusive(folder, verbose=told):
+            manifest = begin(job)
+        missing = [index for index in range(len(manifest["plan"])) if not finished(folder, manifest, index)]
+        try:
+            with closing(
+                store.claim_shards(folder, manifest, missing, wait, told)
+            ) as mine:  # an error frees its lock at once
+                bar = f"{job.model.name} {job.task.name}"
+                for index in tqdm(mine, desc=bar, total=len(missing), unit="batch", disable=not told):
+                    make_shard(job, manifest["plan"][index], index)
+        except BaseException:  # nothing is left of a task that turns out to be refused
+            store.abandon(folder, told)
+            raise
+        return store.finish(folder, told)
+
+
+def make_shard(job: Job, sequences: list[int], index: int) -> None:
+    """Decode one shard's sequences or take them as given, read their states, write both tables and the record."""
+    began = time.monotonic()
+    model, prompts = job.model, encode(job.model, job.task, sequences)
+    if job.given:
+        truncated = [len(ids) > model.context_length for ids in prompts]
+        prompts, outputs = map(list, zip(*(split_given(model, ids) for ids in prompts)))
+        finals, readout = read_what_fits(job, prompts, outputs)
+    else:
+        references = [reference_ids(model, job.task, i) for i in sequences]
+        outputs, readout = read_what_fits(job, prompts, references)
+        finals, truncated = outputs, [model.adapter.writes and ids[-1] not in model.eos_ids for ids in outputs]
+    final = torch.tensor([token for ids in finals for token in ids])
+    counts = {"rows": len(final), "mismatches": count_mismatches(readout, final, model)}
+    record: dict = {"sequences": sequences, "files": {}, "counts": counts}
+    tokens, rows = describe_all(model, job.task, sequences, prompts, outputs, truncated)
+    frames: dict[str, Mapping[str, np.ndarray | list]] = {
+        "tokens": tokens | {name: readout[name].numpy() for name in STORED},
+        "sequences": rows,
     }
+    for part in store.PARTS:
+        add_file(job.folder, record, f"{part}-{index:05d}", to_bytes(frames[part]))
+    record |= {"seconds": round(time.monotonic() - began, 2), "date": time.strftime("%Y-%m-%d")}
+    store.save_record(job.folder, index, record)
 
 
-def folder_name(identity: dict) -> str:
-    """Where a trace lies in a runs folder: model/task-key."""
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-    task = re.sub(r"[^\w.+-]", ".", identity["task"])[:100]
-    return f"{identity['model']}/{task}-{key}"
+def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int]]) -> tuple[list[list[int]], Readout]:
+    """`read_outputs` or `read_given` of one batch, in as many parts as the memory asks for."""
+
+    def read_some(pairs: list[tuple[list[int], list[int]]]) -> tuple[list[list[int]], Readout]:
+        some, wanted = map(list, zip(*pairs))
+        if job.given:
+            return read_given(job.model, some, wanted)
+        return read_outputs(job.model, some, wanted, job.max_new_tokens)
+
+    parts = run_in_halves(read_some, list(zip(prompts, references)))
+    if len(parts) == 1:
+        return parts[0]
+    values = {name: torch.cat([readout.values[name] for _, readout in parts]) for name in parts[0][1].values}
+    return [output for outputs, _ in parts for output in outputs], Readout(values)
 
 
-def check_model(model: Model, task: Task) -> None:
-    """InputError where a model can't do a task: labels asked of it or text, or labels of another task."""
-    if task.kind != "classification":
-        if model.labels and task.kind != "prompts":
-            raise InputError(
-                f"{task.name}: {model.name} is a sequence classifier, which gives labels, not text; "
-                "allowed are classification tasks and free prompts"
-            )
+def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
+    """Token ids of the first reference and of the end, or none."""
+    references = task.references[sequence]
+    if not references or not model.adapter.writes:
+        return []
+    wanted = model.tokenizer(text_target=references[0], add_special_tokens=False)["input_ids"]
+    return wanted + sorted(model.eos_ids)[:1]
+
+
+def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
+    """Count the tokens whose top-1 at layer L is not the emitted one; the readout stays as it was read.
+
+    Args:
+        readout: of n tokens.
+        emitted: int [n].
+        model: that emitted them.
+
+    Raises:
+        SelfCheckError: in float32, where rounding does not explain it.
+    """
+    top1 = readout["top1"][:, -1]
+    wrong = top1 != emitted
+    behind = (readout["probability"][:, -1] / readout["final_probability"][:, -1]).log()  # difference of the two logits
+    listed = (readout["topk_ids"][:, -1] == emitted[:, None]).any(dim=1)  # right probabilities of wrong ids are no tie
+    refused = wrong & ~(listed & (behind <= tolerance(behind).tie))
+    if model.dtype == "float32" and bool(refused.any()):
+        row = int(refused.nonzero()[0])
+        raise SelfCheckError(
+            f"{model.name}: last-layer top-1 of token row {row} is {int(top1[row])}, "
+            f"decoding emitted {int(emitted[row])}"
+        )
+    return int(wrong.sum())
+
+
+# ---- sub-layers and pairs of layers, read in one pass over the known outputs
+
+
+def read_sites(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
+    """Read each sub-layer of one sequence: "attention/entropy" [tokens, L], "attention/topk_ids" [tokens, L, k], ..."""
+    states, found = states_of(model, [prompt], [output], sites=True)
+    last, final_ids = states[:, -1], torch.tensor(final)
+    readouts = {site: read(model.unembed, values, final_ids, last=last) for site, values in found.items()}
+    return {f"{site}/{name}": made[name].numpy() for site, made in readouts.items() for name in STORED_OF_SITES}
+
+
+def read_pairs(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
+    """Compare all pairs of layers, [tokens, L+1, L+1] for each measure."""
+    return layer_pairs(model.unembed, states_of(model, [prompt], [output])[0])
+
+
+EXTRAS: dict[str, Callable[..., dict[str, np.ndarray]]] = {"sites": read_sites, "pairs": read_pairs}
+
+
+def make_extra(job: Job, kind: str, count: int) -> None:
+    """Make the readouts `kind` of the first `count` sequences of a finished trace, unless they are there."""
+    manifest, name = load_manifest(job.folder), f"{kind}-{count}"
+    if intact(job.folder, manifest, name):
         return
-    if not model.labels:
-        raise InputError(f"{task.name} needs a sequence classifier; {model.name} is {model.kind}")
-    theirs, ours = ", ".join(model.labels), ", ".join(task.labels)
-    if len(model.labels) != len(task.labels):
-        raise InputError(
-            f"{model.name} has {len(model.labels)} labels ({theirs}), {task.name} has {len(task.labels)} ({ours})"
-        )
-    if {named(label, task.labels) for label in model.labels} != set(task.labels):
-        raise InputError(
-            f"{model.name} has the labels {theirs}, {task.name} has {ours}; allowed are the same names "
-            "in any case and order, or numbers such as LABEL_0"
-        )
+    made = Trace(job.folder)
+    chosen = made.sequences["sequence"].to_numpy()[:count]
+    tokens = made.tokens.assign(final=made.final_ids)[made.tokens["sequence"].isin(chosen)]
+    outputs, finals = (
+        [list(map(int, ids)) for _, ids in tokens.groupby("sequence", sort=True)[column]]
+        for column in ("token_id", "final")
+    )
+    prompts = encode(job.model, job.task, chosen.tolist())
+    if job.given:
+        prompts = [split_given(job.model, ids)[0] for ids in prompts]
+    bar = tqdm(list(zip(prompts, outputs, finals)), f"{job.task.name} {kind}", unit="seq", disable=not job.progress)
+    found = [EXTRAS[kind](job.model, *sequence) for sequence in bar]
+    columns = {key: np.concatenate([part[key] for part in found]) for key in (found[0] if found else ())}
+    add_file(job.folder, manifest, name, to_bytes({"row": tokens.index.to_numpy(), **columns}))
+    save_manifest(job.folder, manifest)

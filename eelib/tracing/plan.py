@@ -1,115 +1,156 @@
-"""What a trace is made of: its prompts' token ids, sorted by length and cut into shards that fit the memory."""
+"""What a trace is of, which names its folder, and its plan: the sequences, sorted by length and cut into shards."""
 
+import hashlib
+import json
 import platform
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
+import transformers
 
 from eelib.common.errors import InputError
-from eelib.common.machine import free_memory, versions
+from eelib.common.machine import free_memory, machine, versions
+from eelib.common.values import check_whole
 from eelib.models.model import Model
+from eelib.tasks.classification import named
 from eelib.tasks.task import Task
-from eelib.tracing.shards import intact, load_manifest, load_note, note_file, notes, save_manifest
+from eelib.tracing.decode import encode
+from eelib.tracing.store import load_manifest, save_manifest
 
+TRACE_VERSION = 3  # to be raised by a change of the code that changes what a trace holds: it is then made again
 SHARD = {"cpu": 32, "cuda": 128}  # most sequences in a batch, and so in a shard, where no batch size is given
-PARTS = ("tokens", "sequences")  # files of a shard
 CHUNK = 2000  # prompts that are encoded together
+INSTEAD = {  # of given=True
+    "seq2seq": "an encoder-decoder writes its output from a source, so there is no given text",
+    "masked": "each position of a text is read in place without given=True",
+    "classifier": "a classifier reads one position of a text, without given=True",
+}
 
 
 @dataclass
 class Job:
-    """A trace to be made: of which model and task, in which folder, and how. `identity` is what tells traces apart."""
+    """A trace to be made; see `trace` for the fields. InputError where it is not possible."""
 
     model: Model
     task: Task
-    folder: Path
-    identity: dict
+    max_new_tokens: int
+    runs: str | Path
     batch_size: int | None = None
     strict: bool = False
     progress: bool = True
+    given: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, Model) or not isinstance(self.task, Task):
+            raise InputError(
+                f"a trace needs a model from eelib.load_model and a task from eelib.load_task; got "
+                f"{type(self.model).__name__} and {type(self.task).__name__}"
+            )
+        check_labels(self.model, self.task)
+        if not isinstance(self.given, bool):
+            raise InputError(f"given {self.given!r} is not allowed; it must be True or False")
+        if self.given:
+            check_given(self.model, self.task)
+        check_whole("max_new_tokens", self.max_new_tokens, 1)
+        if self.batch_size is not None:
+            check_whole("batch_size", self.batch_size, 1)
 
     @cached_property
-    def lengths(self) -> list[int]:
-        """Tokens of every prompt. The ids are not kept: a shard encodes its own again, which costs less than memory.
+    def identity(self) -> dict:
+        """What a trace depends on; another value of anything in it makes another trace."""
+        model, task = self.model, self.task
+        settings: dict = {"given": True} if self.given else {"max_new_tokens": int(self.max_new_tokens)}
+        settings |= {"dtype": model.dtype, "device": model.device.type}
+        if model.device.type == "cuda":  # shards of two kinds of GPU do not mix
+            settings["card"] = machine(model.device)
+        return {
+            "model": model.name,
+            "weights": model.hash,
+            "task": task.name,
+            "task_hash": task.hash,
+            "settings": settings,
+            "version": TRACE_VERSION,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
 
-        InputError where most of them, special ones aside, stand for text that the vocabulary does not have.
-        """
-        chunks = (range(len(self.task))[start : start + CHUNK] for start in range(0, len(self.task), CHUNK))
-        unknown, special = self.model.unknown_ids, set(self.model.tokenizer.all_special_ids)
-        lengths, lost, known = [], 0, 0
-        for chunk in chunks:
-            for ids in encode(self.model, self.task, chunk):
-                lengths.append(len(ids))
-                if unknown:
-                    lost += sum(i in unknown for i in ids)
-                    known += sum(i not in unknown and i not in special for i in ids)
-        if lost > known:
+    @cached_property
+    def folder(self) -> Path:
+        """Where the trace lies: runs/model/task-key."""
+        key = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
+        task = re.sub(r"[^\w.+-]", ".", self.task.name)[:100]
+        return Path(self.runs) / self.model.name / f"{task}-{key}"
+
+
+def check_labels(model: Model, task: Task) -> None:
+    """InputError where labels are asked of a model that writes text, or text of a classifier, or other labels."""
+    if task.kind != "classification":
+        if model.labels and task.kind != "prompts":
             raise InputError(
-                f"{self.task.name}: {self.model.name}'s tokenizer has no words for most of the text: "
-                f"{lost:,} of {lost + known:,} tokens are its unknown one"
+                f"{task.name}: {model.name} is a sequence classifier, which gives labels, not text; "
+                "allowed are classification tasks and free prompts"
             )
-        return lengths
-
-    @property
-    def given(self) -> bool:
-        """Whether the prompts are texts to be read as they are, and nothing is decoded."""
-        return self.identity["settings"].get("given", False)
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Longest output, in tokens; 0 where nothing is decoded."""
-        return self.identity["settings"].get("max_new_tokens", 0)
-
-
-def encode(model: Model, task: Task, chosen: Sequence[int] | None = None) -> list[list[int]]:
-    """Prompt token ids, with the tokenizer's own special tokens, or in its chat template where the task asks."""
-    rows = range(len(task)) if chosen is None else chosen
-    seconds = [task.seconds[i] for i in rows if task.seconds]
-    return model.encode([task.prompts[i] for i in rows], task.chat, seconds, numbers=rows)
+        return
+    if not model.labels:
+        raise InputError(f"{task.name} needs a sequence classifier; {model.name} is {model.kind}")
+    theirs, ours = ", ".join(model.labels), ", ".join(task.labels)
+    same = {named(label, task.labels) for label in model.labels} == set(task.labels)
+    if len(model.labels) != len(task.labels) or not same:
+        raise InputError(
+            f"{model.name} has {len(model.labels)} labels ({theirs}), {task.name} has {len(task.labels)} ({ours}); "
+            "allowed are the same names in any case and order, or numbers such as LABEL_0"
+        )
 
 
-def plan(job: Job, alone: bool = True) -> dict | None:
-    """The manifest: as found, its rest cut anew where another batch size is asked for, or a new one, saved.
+def check_given(model: Model, task: Task) -> None:
+    """InputError where a model does not predict the next token of each position, or a task is no plain texts."""
+    if model.kind != "causal":
+        raise InputError(f"given=True is for decoder-only models; {model.name} is {model.kind}: {INSTEAD[model.kind]}")
+    if task.chat:
+        raise InputError(f"{task.name}: given texts are read as they are; allowed with given=True is chat=False")
 
-    Without a sound manifest nothing says which shards are sound, so all are made anew; so they are where files of
-    another trace lie in this one's place. Unless its maker is `alone`, nothing is cut anew: the plan that others work
-    by is taken, whatever its batch size; None where it can't be.
+
+def begin(job: Job) -> dict:
+    """Find the manifest, or write a new one; for the holder of the folder's lock.
+
+    Without a manifest nothing says which shards are sound, so all are made anew; so they are where files of another
+    trace lie in this one's place.
     """
-    known, why = load_manifest(job.folder), "the manifest is damaged"
-    if not is_of(job, known):
-        known, why = {}, "its files are another trace's" if known else why
-    if known and not is_refused(job, known):
-        return cut_rest(job, known) if alone else known
+    known = load_manifest(job.folder)
+    if is_of(job, known) and not is_refused(job, known):
+        return known
     manifest = new_manifest(job)
-    if not alone:
-        return None
     if (job.folder / "manifest.json").exists():
+        why = "its files are another trace's" if known else "the manifest is damaged"
         print(f"{job.folder.name}: {why}; the trace is made anew")
-    for file in (*job.folder.glob("*.parquet"), *notes(job.folder).values()):
+    for file in job.folder.glob("*.parquet"):
         file.unlink()
     save_manifest(job.folder, manifest)
     return manifest
 
 
 def is_of(job: Job, manifest: dict) -> bool:
-    """Whether a manifest is this trace's, not one that was put in its place."""
+    """Tell whether a manifest is this trace's, not one that was put in its place."""
     return all(manifest.get(key) == value for key, value in job.identity.items())
 
 
 def is_refused(job: Job, manifest: dict) -> bool:
-    """Whether the caller is strict and some of the prompts are left out, or cut."""
+    """Tell whether the caller is strict and some of the prompts are left out, or cut."""
     return job.strict and bool(manifest["skipped"] or manifest.get("cut"))
 
 
 def new_manifest(job: Job) -> dict:
-    """A manifest without files; InputError where a prompt is empty, or none fits (with `strict`: one does not fit).
+    """Plan a trace.
 
     A given text longer than the window is cut there; one of a single token predicts nothing, and is left out.
+
+    Raises:
+        InputError: a prompt is empty, or none fits (with `strict`: one does not fit).
     """
-    model, lengths, window = job.model, job.lengths, job.model.context_length
+    model, lengths, window = job.model, prompt_lengths(job), job.model.context_length
     if 0 in lengths:
         raise InputError(f"{job.task.name}: prompt {lengths.index(0)} has no tokens in {model.name}'s vocabulary")
     fits = [i for i, n in enumerate(lengths) if (n > 1 if job.given else n < window)]
@@ -122,7 +163,7 @@ def new_manifest(job: Job) -> dict:
             f"{job.task.name}: {sum(left_out.values())} of {len(lengths)} {what} do not fit {model.name}'s window "
             f"of {window} tokens (longest: {max(lengths)})"
         )
-    longest = min(max(lengths[i] for i in fits) + job.max_new_tokens, window)
+    longest = min(max(lengths[i] for i in fits) + (0 if job.given else job.max_new_tokens), window)
     size = job.batch_size or batch_that_fits(model, longest)
     return {
         **job.identity,
@@ -137,7 +178,7 @@ def new_manifest(job: Job) -> dict:
         "prompts": len(lengths),
         **left_out,
         "batch_size": size,
-        "plan": cut(job, sorted(fits, key=lambda i: (lengths[i], i)), size),
+        "plan": cut(lengths, sorted(fits, key=lambda i: (lengths[i], i)), size, model.pads or job.given),
         "versions": versions(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
@@ -146,43 +187,37 @@ def new_manifest(job: Job) -> dict:
     }
 
 
-def cut(job: Job, order: list[int], size: int) -> list[list[int]]:
-    """Shards of at most `size` sequences; where padding would change a row, all of one prompt length.
+def prompt_lengths(job: Job) -> list[int]:
+    """Count the tokens of every prompt. The ids are not kept: a shard encodes its own again, which saves memory.
 
-    The padding of given texts, which stands where a causal model does not read, changes none.
+    Raises:
+        InputError: most tokens, special ones aside, stand for text that the vocabulary does not have.
     """
+    unknown, special = job.model.unknown_ids, set(job.model.tokenizer.all_special_ids)
+    lengths, lost, known = [], 0, 0
+    for start in range(0, len(job.task), CHUNK):
+        for ids in encode(job.model, job.task, range(len(job.task))[start : start + CHUNK]):
+            lengths.append(len(ids))
+            if unknown:
+                lost += sum(i in unknown for i in ids)
+                known += sum(i not in unknown and i not in special for i in ids)
+    if lost > known:
+        raise InputError(
+            f"{job.task.name}: {job.model.name}'s tokenizer has no words for most of the text: "
+            f"{lost:,} of {lost + known:,} tokens are its unknown one"
+        )
+    return lengths
+
+
+def cut(lengths: list[int], order: list[int], size: int, mixed: bool) -> list[list[int]]:
+    """Cut sequences into shards of at most `size`; unless `mixed`, each of one prompt length, so without padding."""
     shards: list[list[int]] = []
     for i in order:
-        same = job.model.pads or job.given or not shards or job.lengths[shards[-1][-1]] == job.lengths[i]
-        if shards and same and len(shards[-1]) < size:
+        if shards and len(shards[-1]) < size and (mixed or lengths[shards[-1][-1]] == lengths[i]):
             shards[-1].append(i)
         else:
             shards.append([i])
     return shards
-
-
-def cut_rest(job: Job, manifest: dict) -> dict:
-    """A known manifest; asked for another batch size, what comes after its last sound shard is cut anew, and saved."""
-    shards, size = manifest["plan"], job.batch_size
-    if manifest.get("finished") or size in (None, manifest["batch_size"]):
-        return manifest
-    first = max((index + 1 for index in range(len(shards)) if is_made(job.folder, manifest, index)), default=0)
-    for index in range(first, len(shards)):
-        note_file(job.folder, index).unlink(missing_ok=True)
-        for name in (f"{part}-{index:05d}" for part in PARTS):
-            manifest["files"].pop(name, None)
-            (job.folder / f"{name}.parquet").unlink(missing_ok=True)
-    manifest["counts"] = {index: n for index, n in manifest["counts"].items() if int(index) < first}
-    manifest["plan"] = shards[:first] + cut(job, [i for rows in shards[first:] for i in rows], size)
-    manifest["batch_size"] = size
-    save_manifest(job.folder, manifest)
-    return manifest
-
-
-def is_made(folder: Path, manifest: dict, index: int) -> bool:
-    """Whether both files of a shard are there, as its note says, or the manifest."""
-    known = load_note(folder, index) or manifest
-    return all(intact(folder, known, f"{part}-{index:05d}") for part in PARTS)
 
 
 def batch_that_fits(model: Model, tokens: int) -> int:

@@ -11,15 +11,10 @@ import pyarrow.parquet as pq
 from eelib.common.errors import InputError
 from eelib.lens.readout import FROM_TOP_K, TOP_K, from_top_k, top_k
 from eelib.lens.similarity import PAIRS
-from eelib.tracing import exit_layers
-from eelib.tracing.shards import (
-    READOUTS,
-    STORED_OF_SITES,
-    TOKEN_COLUMNS,
-    intact,
-    load_manifest,
-    load_times,
-)
+from eelib.tracing.columns import READOUTS, STORED_OF_SITES
+from eelib.tracing.store import intact, load_manifest, load_times
+
+DEFINITIONS = ("first", "stable")  # of exit layers
 
 
 class Trace:
@@ -68,12 +63,14 @@ class Trace:
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """One row per generated token, with the columns `TOKEN_COLUMNS`; start and end are offsets in the output.
+        """One row per generated token: sequence, position, token_id, text, start and end (offsets in the output),
+        is_eos, is_special, truncated, group.
 
         Of a given text all tokens but its first: each at the position before it, which has to predict it.
         """
-        names = list(TOKEN_COLUMNS)
-        return self._table("tokens", names).to_pandas().iloc[self._order].reset_index(drop=True)
+        order = self._order  # files are checked before one is opened for its names
+        names = [n for n in pq.read_schema(self.folder / "tokens-00000.parquet").names if n not in READOUTS]
+        return self._table("tokens", names).to_pandas().iloc[order].reset_index(drop=True)
 
     @cached_property
     def sequences(self) -> pd.DataFrame:
@@ -120,7 +117,7 @@ class Trace:
         """int [tokens], 1..L. "first": smallest l >= 1 whose top-1 is `final_ids` (P, §4); "stable": smallest l
         from which the top-1 never changes again (the saturation event, P §2 after Geva et al. 2020).
         """
-        return exit_layers.exit_layer(self["top1"], self.final_ids, definition)
+        return exit_layer(self["top1"], self.final_ids, definition)
 
     @cached_property
     def sites(self) -> "Sites":
@@ -168,3 +165,25 @@ class Sites:
         """A readout that is kept, [rows, L, S] or [rows, L, S, k]."""
         trace, columns = self._trace, [self._table[f"{site}/{name}"] for site in self.names]
         return np.stack([trace._shaped(name, column, trace.layers) for column in columns], axis=2)
+
+
+def exit_layer(top1: np.ndarray, final: np.ndarray, definition: str) -> np.ndarray:
+    """Find the exit layer of each token.
+
+    Args:
+        top1: token ids [tokens, L+1], the best token after each block; column 0 is of the embeddings.
+        final: the emitted tokens [tokens].
+        definition: "first": the first block whose best token is the final one (P, section 4); "stable": the first
+            block from which the best token never changes again (the saturation event of Geva et al. 2022).
+
+    Returns:
+        int [tokens], from 1 to L.
+    """
+    if definition not in DEFINITIONS:
+        raise InputError(f"definition {definition!r} is not known; allowed: {', '.join(DEFINITIONS)}")
+    agrees = top1[:, 1:] == final[:, None]
+    agrees[:, -1] = True  # block L gave the token, also where rounding gave its readout another one
+    if definition == "first":
+        return agrees.argmax(axis=1) + 1
+    from_the_end = np.logical_and.accumulate(agrees[:, ::-1], axis=1).sum(axis=1)
+    return top1.shape[1] - from_the_end  # L + 1 less the layers that agree without a break up to L

@@ -10,8 +10,7 @@ import pandas as pd
 
 from eelib.models.model import Model
 from eelib.tasks.task import BASELINES
-from eelib.tracing.exit_layers import DEFINITIONS
-from eelib.tracing.trace import Trace
+from eelib.tracing.trace import DEFINITIONS, Trace
 from eestudy.analysis.earliness import Values, early, relative, token_layers
 from eestudy.analysis.saturation import (
     above_chance,

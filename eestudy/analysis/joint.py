@@ -9,8 +9,7 @@ import pandas as pd
 
 from eelib.exits.exit_rule import ExitRule
 from eelib.tasks.task import Task
-from eelib.tracing.exit_layers import DEFINITIONS
-from eelib.tracing.trace import Trace
+from eelib.tracing.trace import DEFINITIONS, Trace
 from eestudy.analysis.earliness import Values, early, relative, token_layers
 from eestudy.exits.task_quality import quality_difference
 from eestudy.statistics.interval import NOTHING, Interval

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import DEFINITIONS
 from eestudy.analysis.joint import SIMILARITIES, Pair, at_layer
 from eestudy.statistics.interval import Interval
 from eestudy.study.claims import claim, published

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from eelib.tracing.exit_layers import DEFINITIONS
-from eelib.tracing.trace import Trace
+from eelib.tracing.trace import DEFINITIONS, Trace
 from eestudy.analysis.slopes import Estimator, checked, equal_count_bins, slopes
 from eestudy.statistics.effects import Trend, holm, trend
 from eestudy.statistics.interval import NOTHING, Interval

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import DEFINITIONS
 from eestudy.analysis.length import LEAST, counts, sequence_table, token_table
 from eestudy.analysis.slopes import NAMES, Estimator, mean_over_tasks, minus, position_slope
 from eestudy.statistics.interval import Interval

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
-from eelib.tracing.exit_layers import DEFINITIONS
-from eelib.tracing.trace import Trace
+from eelib.tracing.trace import DEFINITIONS, Trace
 from eestudy.analysis.earliness import Values, early, early_by_share, relative, token_layers, whole_layers
 from eestudy.analysis.grid import grid_of
 from eestudy.statistics.interval import Interval

@@ -12,7 +12,7 @@ import pandas as pd
 
 from eelib.tasks.metrics import bleu_of_totals
 from eelib.tasks.task import load_task
-from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import DEFINITIONS
 from eestudy.analysis import trainings
 from eestudy.analysis.trainings import Totals, change, over_tasks
 from eestudy.exits.task_quality import grouped

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
-from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import DEFINITIONS
 from eestudy.analysis.subwords import (
     Tagged,
     TagTests,

@@ -10,8 +10,7 @@ import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
 from eelib.common.errors import NotEstimable
-from eelib.tracing.exit_layers import DEFINITIONS
-from eelib.tracing.trace import Trace
+from eelib.tracing.trace import DEFINITIONS, Trace
 from eestudy.analysis.earliness import Values
 from eestudy.analysis.subwords import (
     BIN_WIDTH,

@@ -20,8 +20,7 @@ from spacy.language import Language
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.common.files import data_folder
-from eelib.tracing.exit_layers import DEFINITIONS
-from eelib.tracing.trace import Trace
+from eelib.tracing.trace import DEFINITIONS, Trace
 from eestudy.analysis.saturation import example_sequence
 from eestudy.study.parameters import ParameterError, Parameters
 from eestudy.study.study import Study

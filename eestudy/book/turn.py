@@ -1,17 +1,16 @@
 """One `make book` at a time in a folder: python -m eestudy.book.turn COMMAND...
 
-A second one says that it waits, and does. The turn, one of `eelib.common.turns`, ends with the command, however that
-ends. Snakemake's own lock does not: what a killed one left is taken away, unless a Snakemake that somebody started
-otherwise is at work here.
+A second one prints that it waits, and does. The lock ends with the command, however that ends. Snakemake's own lock
+does not: the one of a killed Snakemake is removed, unless another Snakemake is at work here.
 """
 
+import os
 import shutil
 import sys
 from pathlib import Path
 
 import psutil
-
-from eelib.common.turns import take_turn
+from filelock import lock_descriptor
 
 FOLDER = Path(".snakemake")
 NAME = "snakemake"
@@ -30,7 +29,7 @@ def at_work(here: Path) -> list[int]:
 
 
 def unlock(folder: Path) -> None:
-    """Take away the locks of a Snakemake that was killed; one that runs keeps them, and is named."""
+    """Remove the locks of a Snakemake that was killed; one that runs keeps them, and is named."""
     locks = folder / "locks"
     if not locks.is_dir() or not any(locks.iterdir()):
         return
@@ -42,6 +41,23 @@ def unlock(folder: Path) -> None:
     shutil.rmtree(locks)
 
 
+def wait_for_lock(folder: Path) -> None:
+    """Take a lock that the command inherits; on a file system without locks the command runs without one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / "turn", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        if not lock_descriptor(descriptor, blocking=False):
+            print("Another make is at work in this folder; this one waits.", flush=True)
+            lock_descriptor(descriptor)
+        os.set_inheritable(descriptor, True)
+    except OSError as error:
+        print(f"No lock could be taken: {error}", file=sys.stderr)
+
+
 if __name__ == "__main__":
-    words = "Another make is at work in this folder; this one waits."
-    take_turn(FOLDER / "turn", words, sys.argv[1:], first=lambda: unlock(FOLDER))
+    try:
+        wait_for_lock(FOLDER)
+        unlock(FOLDER)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    os.execvp(sys.argv[1], sys.argv[1:])

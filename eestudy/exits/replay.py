@@ -14,16 +14,15 @@ import torch
 from transformers import Cache
 
 from eelib.common.errors import InputError, SelfCheckError
-from eelib.common.files import only_one
+from eelib.common.files import exclusive
 from eelib.common.machine import machine, synchronize
 from eelib.common.tolerances import close, tolerance
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
 from eelib.models.probe import NotTaken
 from eelib.tasks.task import Task
-from eelib.tracing.decode import state_at
-from eelib.tracing.plan import encode
-from eelib.tracing.shards import load_sealed, save_sealed
+from eelib.tracing.decode import encode, state_at
+from eelib.tracing.store import load_sealed, save_sealed
 from eelib.tracing.trace import Trace
 
 FILE = "replay.json"  # seconds differ from run to run, so they are not in the manifest
@@ -207,7 +206,7 @@ def make_replay(model: Model, task: Task, trace: Trace, sequences: int, repeats:
     settings = settings_of(model, trace, sequences, repeats)
     if load_sealed(trace.folder / FILE).get("settings") == settings:
         return
-    with only_one(trace.folder, told=False):  # a page has no place for it
+    with exclusive(trace.folder, verbose=False):
         if load_sealed(trace.folder / FILE).get("settings") == settings:
             return
         count = sequences * (ONE_TOKEN if model.labels else 1)

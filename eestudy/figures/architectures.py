@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
-from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import DEFINITIONS
 from eestudy.analysis.architectures import ARCHITECTURES, BOTH, DECODER, ENCODER, of, where
 from eestudy.figures.marks import name_points
 from eestudy.figures.style import BLUE, GREEN, MARKERS, NOT_LEARNT, VERMILION, WIDTH, table

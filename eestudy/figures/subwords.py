@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import DEFINITIONS
 from eestudy.figures.style import DEFINITION_COLOURS, GREY, MARKERS, TASK_COLOURS, WIDTH, scrolling, shade
 from eestudy.markup.text import visible
 from eestudy.statistics.interval import Interval

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from study_made import Kept, made_study
 
-from eelib.tracing.exit_layers import DEFINITIONS, exit_layer
+from eelib.tracing.trace import DEFINITIONS, exit_layer
 from eestudy.analysis import saturation as s
 
 LAYERS = st.integers(1, 7)

@@ -187,7 +187,7 @@ def test_what_workers_make_is_what_the_notebooks_ask_for(tmp_path):
     third = first | {"tasks": "c"}
     assert study.asked("model") == [first, third, third | {"model": "other/model"}]
     assert list(study.workers_of("model")) == [0, 1, 2] and not study.workers_of("alone")
-    assert {"eestudy/book/worker.py", "eelib/tracing/makers.py"} <= set(study.worker_sources("model"))
+    assert {"eestudy/book/worker.py", "eelib/tracing/store.py"} <= set(study.worker_sources("model"))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Turns of `make book`: who waits, and whose lock is taken away."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from eestudy.book import turn
 
+ROOT = Path(turn.__file__).parents[2]
 SLEEPER = "import sys, time; print('ready', flush=True); time.sleep(60)"
 
 
@@ -45,8 +47,7 @@ def test_locks_of_one_that_runs_stay_and_it_is_named(here):
 
 def test_the_turn_ends_with_the_command_however_that_ends(here):
     command = [sys.executable, "-m", "eestudy.book.turn", sys.executable, "-c", SLEEPER]
-    root = Path(turn.__file__).parents[2]
-    started = {"env": {"PYTHONPATH": str(root)}, "stdout": subprocess.PIPE, "text": True}
+    started = {"env": {"PYTHONPATH": str(ROOT)}, "stdout": subprocess.PIPE, "text": True}
     first = subprocess.Popen(command, **started)
     assert first.stdout.readline() == "ready\n"
     second = subprocess.Popen(command, **started)
@@ -56,3 +57,11 @@ def test_the_turn_ends_with_the_command_however_that_ends(here):
     assert second.stdout.readline() == "ready\n"
     second.kill()
     second.wait()
+
+
+def test_without_a_lock_the_command_runs(here):
+    (here / ".snakemake").mkdir()
+    (here / ".snakemake/turn").symlink_to(here / "target")
+    command = [sys.executable, "-m", "eestudy.book.turn", "echo", "ran"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "ran\n" and "No lock could be taken" in done.stderr

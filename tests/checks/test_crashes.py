@@ -13,21 +13,21 @@ from tqdm import tqdm
 from checks.crashes import Traced, all_well, content, many_round, only, two_round
 from checks.tiny_texts import PROMPTS
 from eelib import Task, trace
-from eelib.tracing import outputs
+from eelib.tracing import make as making
 
 
 @pytest.fixture
 def work(model_of):
     """The check's own, with a tiny model in place of the shipped one."""
     work = Traced.__new__(Traced)
-    work.model, work.task, work.trace, work.outputs = model_of("llama"), Task.from_prompts(PROMPTS * 4), trace, outputs
+    work.model, work.task, work.trace, work.making = model_of("llama"), Task.from_prompts(PROMPTS * 4), trace, making
     return work
 
 
 def test_two_processes_share_a_trace(work, tmp_path, monkeypatch):
     """Neither begins its first shard before the other has one in hand."""
     assert work.finish(tmp_path / "quiet") == 0
-    together, begun, plain = multiprocessing.get_context("fork").Barrier(2), [], outputs.make_shard
+    together, begun, plain = multiprocessing.get_context("fork").Barrier(2), [], making.make_shard
 
     def make_shard(*args):
         if not begun:
@@ -35,7 +35,7 @@ def test_two_processes_share_a_trace(work, tmp_path, monkeypatch):
         begun.append(1)
         plain(*args)
 
-    monkeypatch.setattr(outputs, "make_shard", make_shard)
+    monkeypatch.setattr(making, "make_shard", make_shard)
     found = two_round(work, tmp_path, content(only(tmp_path / "quiet")), 1)
     assert found == {"rounds": 1, "shared": 1, "first_killed_second_finished": 0, "identical": 1}
 

@@ -1,8 +1,11 @@
 """Files written whole or not at all, and folders that one process at a time may write to."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
+import re
+import threading
 import time
 
 import pytest
@@ -13,7 +16,7 @@ from eelib.common.errors import StorageError
 FORK = multiprocessing.get_context("fork")
 
 
-def test_a_folder_that_is_not_there_is_told_of(tmp_path, one_line):
+def test_a_folder_that_is_not_there_is_named(tmp_path, one_line):
     file = tmp_path / "no" / "such" / "a.json"
     one_line(StorageError, ["needs 1 bytes", "No such file"], lambda: files.write_atomically(file, b"x"))
     assert not list(tmp_path.iterdir())
@@ -38,7 +41,7 @@ def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
     )
 
     def refused():
-        with files.only_one(place):
+        with files.exclusive(place):
             entered.set()
             go.wait(60)
 
@@ -47,7 +50,7 @@ def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
     entered.wait(60)
 
     def second():
-        with files.only_one(place):
+        with files.exclusive(place):
             files.write_atomically(place / "made", b"x")
 
     waiting = FORK.Process(target=second)
@@ -61,10 +64,10 @@ def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
 
 def test_no_folder_is_left_where_nothing_was_made(tmp_path):
     (tmp_path / "runs").mkdir()
-    with files.only_one(tmp_path / "runs/model/task"):
+    with files.exclusive(tmp_path / "runs/model/task"):
         pass
     assert not list((tmp_path / "runs").iterdir())
-    with pytest.raises(ValueError), files.only_one(tmp_path / "other/model/task"):
+    with pytest.raises(ValueError), files.exclusive(tmp_path / "other/model/task"):
         raise ValueError
     assert not (tmp_path / "other").exists()
 
@@ -76,26 +79,20 @@ def test_a_lock_that_is_a_link_is_not_followed(there, tmp_path, one_line):
         (tmp_path / "precious").write_text("precious")
     (tmp_path / "runs/.lock").symlink_to(tmp_path / "precious")
     one_line(
-        StorageError, ("runs", "can't be made or written to"), lambda: files.only_one(tmp_path / "runs").__enter__()
+        StorageError, ("runs", "can't be made or written to"), lambda: files.exclusive(tmp_path / "runs").__enter__()
     )
     assert (tmp_path / "precious").read_text() == "precious" if there else not (tmp_path / "precious").exists()
 
 
-def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path, one_line):
+def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / ".lock")
-    one_line(StorageError, "no regular file", lambda: files.only_one(tmp_path).__enter__())
-
-
-def test_a_lock_keeps_what_is_in_it(tmp_path):
-    (tmp_path / ".lock").write_text("note")
-    with files.only_one(tmp_path):
-        pass
-    assert not (tmp_path / ".lock").exists() or (tmp_path / ".lock").read_text() == "note"
+    with files.exclusive(tmp_path) as held:
+        assert held
 
 
 def test_folders_that_cannot_be(tmp_path, one_line):
     (tmp_path / "file").write_text("x")
-    one_line(OSError, "can't be made", lambda: files.only_one(tmp_path / "file/a").__enter__())
+    one_line(OSError, "can't be made", lambda: files.exclusive(tmp_path / "file/a").__enter__())
     assert [f.name for f in tmp_path.iterdir()] == ["file"]
 
 
@@ -126,17 +123,6 @@ def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_bytes() == b"x"
 
 
-def test_two_that_write_one_file_do_not_mix(tmp_path, monkeypatch):
-    """Each has a half file of its own; of the rest of the project, whoever writes next overwrites the last one's."""
-    names, replace = [], os.replace
-    monkeypatch.setattr(files.os, "replace", lambda a, b: names.append(os.path.basename(a)) or replace(a, b))
-    for process in (7, 8):
-        monkeypatch.setattr(files.os, "getpid", lambda: process)
-        files.write_atomically(tmp_path / "a", b"x", shared=True)
-    assert len(set(names)) == 2 and all(name.endswith(".partial") for name in names)
-    assert [file.name for file in tmp_path.iterdir()] == ["a"]
-
-
 @pytest.mark.parametrize(
     "content, found",
     [(b'{"a": 1}', {"a": 1}), (b"", {}), (b'{"a"', {}), (b"\x00\xff", {}), (b"[1]", {}), (None, {})],
@@ -145,3 +131,93 @@ def test_json_that_may_be_damaged(content, found, tmp_path):
     if content is not None:
         (tmp_path / "a.json").write_bytes(content)
     assert files.read_json(tmp_path / "a.json") == found
+
+
+# Locks, where the file system has them and where it has none
+
+
+@pytest.fixture(params=["locks", "leases"])
+def system(request, monkeypatch):
+    """A file system with locks, and one without, on which a holder that is silent for three seconds loses its lease."""
+    if request.param == "leases":
+
+        def flock(*_args):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        monkeypatch.setattr(files, "LEASE", 3.0)
+        monkeypatch.setattr(files, "HEARTBEAT", 0.1)
+    return request.param
+
+
+def held_by_another(folder):
+    """A process that holds a folder's lock for a minute."""
+    taken = FORK.Event()
+
+    def hold():
+        with files.exclusive(folder):
+            taken.set()
+            time.sleep(60)
+
+    child = FORK.Process(target=hold)
+    child.start()
+    assert taken.wait(60)
+    return child
+
+
+def is_free(folder):
+    with files.exclusive(folder, wait=False) as held:
+        return held
+
+
+def test_one_holder_at_a_time_and_nothing_is_left(system, tmp_path, capsys):
+    child = held_by_another(tmp_path / "a")
+    try:
+        time.sleep(4 if system == "leases" else 0)  # longer than a holder may be silent
+        assert not is_free(tmp_path / "a") and is_free(tmp_path / "b") and not capsys.readouterr().out
+    finally:
+        child.kill()
+        child.join()
+    with files.exclusive(tmp_path / "a") as held:
+        assert held
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_the_lock_of_a_killed_holder_is_taken_over(system, verbose, tmp_path, capsys):
+    child = held_by_another(tmp_path / "a")
+    threading.Timer(0.5, child.kill).start()
+    began = time.monotonic()
+    with files.exclusive(tmp_path / "a", verbose=verbose) as held:
+        assert held and time.monotonic() - began < 30
+    assert ("waiting" in capsys.readouterr().out) is verbose
+    child.join()
+
+
+def test_a_holder_on_another_machine_that_is_silent_loses_its_lease(tmp_path, monkeypatch):
+    """Whether its process is alive can't be seen from here."""
+
+    def flock(*_args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(files, "LEASE", 2.0)
+    monkeypatch.setattr(files, "HEARTBEAT", 0.5)
+    child = held_by_another(tmp_path / "a")
+    lease = tmp_path / "a/.lock.lease"
+    lease.write_text(re.sub("host=.*", "host=elsewhere", lease.read_text()))
+    assert not is_free(tmp_path / "a")
+    child.kill()
+    child.join()
+    began = time.monotonic()
+    with files.exclusive(tmp_path / "a") as held:
+        assert held and time.monotonic() - began > 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_error_of_a_lock_is_not_hidden(tmp_path, monkeypatch, one_line):
+    def flock(*_args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    one_line(StorageError, "Input/output", lambda: files.exclusive(tmp_path).__enter__())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eelib.common import files
 from eelib.common.errors import InputError
-from eelib.common.files import only_one
+from eelib.common.files import exclusive
 from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, gate_named, own_gates
 from eelib.exits.gates.state import TRAINED
@@ -34,8 +34,7 @@ from eelib.exits.trace_scores import (
     scores,
     together,
 )
-from eelib.tracing.decode import greedy_decode
-from eelib.tracing.plan import encode
+from eelib.tracing.decode import encode, greedy_decode
 
 WRITERS = ["llama", "gpt2", "t5", "gemma2"]
 
@@ -164,7 +163,7 @@ def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, 
     model, rule = model_of("gpt2"), ExitRule(gate_named("state_saturation"))
     trace = traces.make(model, tmp_path)
     with ThreadPoolExecutor(1) as pool:
-        with only_one(trace.folder):
+        with exclusive(trace.folder):
             waiting = pool.submit(make_scores, model, traces.TASK, trace, [rule], progress)
             assert met.wait(60) and not waiting.done()
         waiting.result(timeout=60)

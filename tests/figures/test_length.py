@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pytest
 from length_made import make_trace, noisy
 
-from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import DEFINITIONS
 from eestudy.analysis import length as le
 from eestudy.figures import length as plots
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eelib.tracing.exit_layers import DEFINITIONS
+from eelib.tracing.trace import DEFINITIONS
 from eestudy.analysis.gate_rules import FIXED, FREE
 from eestudy.analysis.gates import ORACLE
 from eestudy.figures import (

@@ -11,8 +11,7 @@ from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.live import Watch
 from eelib.exits.trace_scores import Tokens, decide
-from eelib.tracing.decode import greedy_decode
-from eelib.tracing.plan import encode
+from eelib.tracing.decode import encode, greedy_decode
 from eestudy.exits.fit import fit, halves
 from eestudy.exits.gates import FEATURES, Fitted, columns
 from eestudy.words import CLASSES, PieceTable, piece_table

@@ -9,11 +9,11 @@ from traces import assert_same, assert_top_ids, clear_tops, make
 
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
+from eelib.common.machine import report_halving
 from eelib.common.tolerances import allowed_error, assert_as_near
-from eelib.tracing import outputs
-from eelib.tracing.exit_layers import exit_layer
-from eelib.tracing.shards import READOUTS
-from eelib.tracing.trace import Sites
+from eelib.tracing import make as making
+from eelib.tracing.columns import READOUTS
+from eelib.tracing.trace import Sites, exit_layer
 
 LONG = "over the hill and the hills, " * 20  # beyond the window
 TEXTS = eelib.Task.from_prompts([*PROMPTS, LONG, "Hügel 😀", "test of words"])  # of which "a" is a single token
@@ -108,7 +108,7 @@ def test_an_end_token_that_the_tokenizer_adds_is_predicted_and_no_statistic(fold
 
 def test_found_again_whatever_does_not_matter_and_apart_from_a_decoding(given, made, model_of, monkeypatch):
     trace = given("llama")
-    monkeypatch.setattr(outputs, "read_given", None)
+    monkeypatch.setattr(making, "read_given", None)
     assert given("llama", max_new_tokens=99).folder == trace.folder
     assert made("llama").folder.name != trace.folder.name
 
@@ -120,7 +120,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("survive", [1, 2])
 def test_a_half_made_trace_is_finished(survive, given, model_of, tmp_path, monkeypatch):
     """Killed in one of three batches, then asked again: only the rest is made; all is as if never killed."""
-    calls, plain = [], outputs.read_given
+    calls, plain = [], making.read_given
 
     def killed(*args):
         calls.append(args)
@@ -128,7 +128,7 @@ def test_a_half_made_trace_is_finished(survive, given, model_of, tmp_path, monke
             raise Killed
         return plain(*args)
 
-    monkeypatch.setattr(outputs, "read_given", killed)
+    monkeypatch.setattr(making, "read_given", killed)
     with pytest.raises(Killed):
         read(model_of("gpt2"), tmp_path)
     assert_same(read(model_of("gpt2"), tmp_path), given("gpt2"))
@@ -136,14 +136,15 @@ def test_a_half_made_trace_is_finished(survive, given, model_of, tmp_path, monke
 
 
 def test_out_of_memory_halves_the_batch(given, model_of, tmp_path, monkeypatch, capsys):
-    plain = outputs.read_given
+    plain = making.read_given
 
     def small(model, firsts, rest):
         if len(firsts) > 1:
             raise torch.OutOfMemoryError("no room")
         return plain(model, firsts, rest)
 
-    monkeypatch.setattr(outputs, "read_given", small)
+    monkeypatch.setattr(making, "read_given", small)
+    report_halving.cache_clear()
     assert_same(read(model_of("gpt2"), tmp_path), given("gpt2"), exact=False)
     assert capsys.readouterr().out.count("halved") == 1
 

@@ -12,9 +12,9 @@ from traces import STEPS, TASK, assert_same, make
 
 import eelib
 from checks.tiny_texts import PROMPTS
-from eelib.common import leases
+from eelib.common import files
 from eelib.common.errors import StorageError
-from eelib.tracing import extras, outputs, shards
+from eelib.tracing import decode, plan, store
 from eelib.tracing import make as making
 
 
@@ -25,7 +25,7 @@ def test_manifest(made, model_of):
     assert manifest["settings"] == {"max_new_tokens": STEPS, "dtype": "float32", "device": "cpu"}
     assert manifest["rows"] == len(trace.tokens) and manifest["mismatches"] == 0 and manifest["skipped"] == 0
     assert (
-        set(manifest["versions"]) >= {"python", "torch", "transformers"} and manifest["version"] == making.TRACE_VERSION
+        set(manifest["versions"]) >= {"python", "torch", "transformers"} and manifest["version"] == plan.TRACE_VERSION
     )
     assert sorted(i for rows in manifest["plan"] for i in rows) == list(range(len(TASK)))
     assert {"seconds", "date", "batch_size", "vocabulary", "layers", "special_ids"} <= set(manifest)
@@ -51,7 +51,7 @@ def test_weights_and_the_version_make_another_trace(made, model_of, monkeypatch)
     monkeypatch.setattr(model, "hash", "other weights")
     assert make(model, trace.folder.parent.parent).folder != trace.folder
     monkeypatch.undo()
-    monkeypatch.setattr(making, "TRACE_VERSION", making.TRACE_VERSION + 1)
+    monkeypatch.setattr(plan, "TRACE_VERSION", plan.TRACE_VERSION + 1)
     assert make(model, trace.folder.parent.parent).folder != trace.folder
 
 
@@ -60,10 +60,11 @@ def test_another_kind_of_gpu_makes_another_trace(model_of, monkeypatch):
     monkeypatch.setattr(eelib.models.model.Model, "device", torch.device("cuda"))
     found = []
     for name in ("NVIDIA A100", "NVIDIA H100"):
-        monkeypatch.setattr(making, "machine", lambda _device, name=name: name)
-        found.append(making.identity_of(model_of("llama"), TASK, STEPS))
-    assert [identity["settings"]["card"] for identity in found] == ["NVIDIA A100", "NVIDIA H100"]
-    assert making.folder_name(found[0]) != making.folder_name(found[1])
+        monkeypatch.setattr(plan, "machine", lambda _device, name=name: name)
+        job = plan.Job(model_of("llama"), TASK, STEPS, "runs")
+        found.append((job.identity["settings"]["card"], job.folder))
+    assert [card for card, _ in found] == ["NVIDIA A100", "NVIDIA H100"]
+    assert found[0][1] != found[1][1]
 
 
 def no_decoding(*_args):
@@ -73,22 +74,29 @@ def no_decoding(*_args):
 def test_finished_trace_is_only_read(made, model_of, monkeypatch):
     trace = made("llama")
     before = {f.name: f.stat().st_mtime_ns for f in trace.folder.glob("[!.]*")}
-    for module in (outputs, extras):
+    for module in (decode, making):
         monkeypatch.setattr(module, "states_of", no_decoding)
-    monkeypatch.setattr(outputs, "greedy_decode", no_decoding)
+    monkeypatch.setattr(decode, "greedy_decode", no_decoding)
     assert_same(made("llama"), trace)
     assert {f.name: f.stat().st_mtime_ns for f in trace.folder.glob("[!.]*")} == before
 
 
-def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, model_of, monkeypatch, one_line, tmp_path):
+@pytest.fixture
+def closed(monkeypatch):
+    """closed(): from then on no lock can be taken, as in a folder that may not be written to."""
+
+    def denied(path, *_more):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    return lambda: monkeypatch.setattr(files, "acquire", denied)
+
+
+def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, model_of, monkeypatch, one_line, closed):
     """All that is asked for is there; what is not is refused for the folder's sake, before the model runs."""
     trace = made("llama")
 
-    def closed(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(leases, "open_lock", closed)
-    monkeypatch.setattr(outputs, "greedy_decode", no_decoding)
+    closed()
+    monkeypatch.setattr(decode, "greedy_decode", no_decoding)
     assert_same(made("llama"), trace)
     again = make(model_of("llama"), trace.folder.parents[1], sites=2)
     assert again.folder == trace.folder
@@ -103,19 +111,17 @@ def test_a_runs_folder_that_is_a_file(model_of, tmp_path, one_line):
 
 
 @pytest.mark.parametrize("damage", ["shard", "manifest", "identity"])
-def test_what_is_damaged_there_is_not(damage, made, model_of, monkeypatch, tmp_path, one_line):
+def test_what_is_damaged_there_is_not(damage, made, model_of, closed, tmp_path, one_line):
     whole = made("llama")
     place = shutil.copytree(whole.folder, tmp_path / whole.folder.parent.name / whole.folder.name)
-    manifest = shards.load_manifest(place)
+    manifest = store.load_manifest(place)
     if damage == "shard":
         delete_shard(place)
     elif damage == "manifest":
         (place / "manifest.json").write_text("{}")
     else:
-        shards.save_manifest(place, manifest | {"weights": "another"})
-    monkeypatch.setattr(
-        leases, "open_lock", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
-    )
+        store.save_manifest(place, manifest | {"weights": "another"})
+    closed()
     one_line(StorageError, "Permission denied", lambda: make(model_of("llama"), tmp_path))
 
 
@@ -129,14 +135,14 @@ def test_killed_while_decoding(name, survive, made, model_of, tmp_path, monkeypa
     """Killed in shard `survive` + 1 of three, then asked again: only the rest is made; all is as if never killed."""
     calls, model = [], model_of(name)
 
-    def decode(*args):
+    def killed(*args):
         calls.append(args)
         if len(calls) == survive + 1:
             raise Killed
         return plain(*args)
 
-    plain = outputs.greedy_decode
-    monkeypatch.setattr(outputs, "greedy_decode", decode)
+    plain = decode.greedy_decode
+    monkeypatch.setattr(decode, "greedy_decode", killed)
     with pytest.raises(Killed):
         make(model, tmp_path)
     trace = make(model, tmp_path)
@@ -165,12 +171,12 @@ def flip_byte(place):
 
 
 def killed_before_the_manifest(place):
-    manifest = shards.load_manifest(place)
+    manifest = store.load_manifest(place)
     manifest["files"] = {k: v for k, v in manifest["files"].items() if not k.endswith("2")}
     manifest["counts"].pop("2")
     for key in ("finished", "rows", "mismatches"):
         manifest.pop(key)
-    shards.save_manifest(place, manifest)
+    store.save_manifest(place, manifest)
     (place / "tokens-00002.parquet.partial").write_bytes(b"half")
 
 
@@ -192,14 +198,14 @@ def test_damage_is_found_and_redone(damage, made, model_of, tmp_path):
     assert_same(again, whole)
     assert again.manifest["rows"] == whole.manifest["rows"] and again.manifest["finished"]
     for name in ("tokens-00001", "sequences-00002"):
-        assert shards.intact(place, again.manifest, name)
+        assert store.intact(place, again.manifest, name)
 
 
 def ask(folder, runs):
     """One of two processes that want the same trace: (shards it decoded, a sum that stands for the content)."""
     decodings = []
-    plain = outputs.greedy_decode
-    outputs.greedy_decode = lambda *args: decodings.append(1) or plain(*args)
+    plain = decode.greedy_decode
+    decode.greedy_decode = lambda *args: decodings.append(1) or plain(*args)
     trace = make(eelib.load_model(folder, device="cpu"), runs)
     return len(decodings), trace["entropy"].sum()
 

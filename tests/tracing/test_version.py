@@ -18,12 +18,12 @@ import torch
 import eelib
 from checks.tiny_texts import tokenizer_for
 from eelib.models.model import Model, prepare
-from eelib.tracing.make import TRACE_VERSION
+from eelib.tracing.plan import TRACE_VERSION
 
 STORED = Path(__file__).with_name("trace_digest.json")
 TASK = eelib.Task.from_prompts(["The small dog", "over the hill 😀"], references=[["ran over"], []])
 CHANGED = (
-    "what a trace holds has changed: raise TRACE_VERSION in eelib/tracing/make.py, so that traces are made again, "
+    "what a trace holds has changed: raise TRACE_VERSION in eelib/tracing/plan.py, so that traces are made again, "
     f"and store the new digest: PYTHONPATH=.:tests python {STORED.parent.name}/{Path(__file__).name}"
 )
 

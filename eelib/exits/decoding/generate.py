@@ -25,8 +25,8 @@ from eelib.models.block_runner import BlockRunner
 from eelib.models.model import Model, probe_ids
 from eelib.models.probe import NotTaken, block_states, their_code
 from eelib.tasks.task import Task
-from eelib.tracing.pieces import pieces
-from eelib.tracing.plan import encode
+from eelib.tracing.columns import token_texts
+from eelib.tracing.decode import encode
 
 DRAFT_LENGTH = 4  # most tokens drafted in a row, unless another number is given
 BATCH_SPLIT = 24  # tokens times blocks that a smaller call has to save
@@ -118,7 +118,7 @@ def output_of_sequences(model: Model, sequences: list[DecodedSequence], times: d
     for sequence in sorted(sequences, key=lambda sequence: sequence.index):
         ids = [token.token_id for token in sequence.tokens]
         ended = ids[-1] in model.eos_ids
-        texts, _, _, output = pieces(model.tokenizer, ids[:-1] if ended else ids)
+        texts, _, _, output = token_texts(model.tokenizer, ids[:-1] if ended else ids)
         texts += [str(model.tokenizer.decode(ids[-1:]))] * ended
         for position, (token, text) in enumerate(zip(sequence.tokens, texts)):
             token_rows.append({"sequence": sequence.index, "position": position, "text": text, **asdict(token)})

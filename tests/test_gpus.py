@@ -1,14 +1,17 @@
-"""A card of its own for each job: claimed by one, let go with it, two at once or none."""
+"""A GPU of its own for each job: claimed by one, free when that ends, two at once or none."""
 
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from eelib.common import cards
 from eelib.common.errors import InputError
+from workflow import gpus
+
+ROOT = Path(__file__).parents[1]
 
 
 def close(taken):
@@ -16,49 +19,51 @@ def close(taken):
         os.close(descriptor)
 
 
-def test_each_job_gets_cards_of_its_own(tmp_path):
+def test_each_job_gets_gpus_of_its_own(tmp_path):
     known = [str(number) for number in range(8)]
-    jobs = [cards.claim_cards(count, known, tmp_path) for count in (1, 2, 4)]
+    jobs = [gpus.claim(count, known, tmp_path) for count in (1, 2, 4)]
     assert [list(job) for job in jobs] == [["0"], ["1", "2"], ["3", "4", "5", "6"]]
-    assert cards.claim_cards(2, known, tmp_path) == {}  # one is free, and stays so
-    last = cards.claim_cards(1, known, tmp_path)
-    assert list(last) == ["7"] and not cards.claim_cards(1, known, tmp_path)
+    assert gpus.claim(2, known, tmp_path) == {}  # one is free, and stays so
+    last = gpus.claim(1, known, tmp_path)
+    assert list(last) == ["7"] and not gpus.claim(1, known, tmp_path)
     close(jobs[1])
-    assert list(cards.claim_cards(2, known, tmp_path)) == ["1", "2"]
+    assert list(gpus.claim(2, known, tmp_path)) == ["1", "2"]
 
 
 def test_more_than_there_are_is_refused(tmp_path, one_line):
-    one_line(InputError, ("9 GPUs", "there are 2 (a, b)"), lambda: cards.wait_for_cards(9, ["a", "b"], tmp_path))
+    one_line(InputError, ("9 GPUs", "there are 2 (a, b)"), lambda: gpus.wait_for(9, ["a", "b"], tmp_path))
 
 
 @pytest.mark.parametrize(
     "given, found", [("2,3", ["2", "3"]), ("", []), ("-1", []), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"])]
 )
-def test_the_cards_that_this_process_may_use(given, found, monkeypatch):
+def test_the_gpus_that_this_process_may_use(given, found, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    assert cards.cards() == found
+    assert gpus.gpus() == found
 
 
-def test_cards_are_told_by_the_driver(tmp_path, monkeypatch):
+def test_the_driver_lists_the_gpus(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cards.cards() == []
+    assert gpus.gpus() == []
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    assert cards.cards() == ["GPU-a", "GPU-b"]
+    assert gpus.gpus() == ["GPU-a", "GPU-b"]
 
 
 def start(count, code, folder, **more):
-    command = [sys.executable, "-m", "eelib.common.cards", str(count), sys.executable, "-c", code]
+    command = [sys.executable, "-m", "workflow.gpus", str(count), sys.executable, "-c", code]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "4,5", "TMPDIR": str(folder)} | more
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 SAY = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
 
 
 def test_jobs_on_one_machine(tmp_path):
-    """Three that want one of two cards: the third waits, until one of them is killed."""
+    """Three that want one of two GPUs: the third waits, until one of them is killed."""
     first, second = (start(1, f"{SAY}; import time; time.sleep(60)", tmp_path) for _ in range(2))
     try:
         assert {first.stdout.readline(), second.stdout.readline()} == {"4\n", "5\n"}
@@ -75,13 +80,13 @@ def test_jobs_on_one_machine(tmp_path):
             job.kill()
 
 
-@pytest.mark.parametrize("count, cards_there", [(0, "4,5"), (2, "4,5"), (1, ""), (3, "4,5")])
-def test_what_the_job_sees(count, cards_there, tmp_path):
+@pytest.mark.parametrize("count, gpus_there", [(0, "4,5"), (2, "4,5"), (1, ""), (3, "4,5")])
+def test_what_the_job_sees(count, gpus_there, tmp_path):
     job = start(
-        count, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])", tmp_path, CUDA_VISIBLE_DEVICES=cards_there
+        count, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])", tmp_path, CUDA_VISIBLE_DEVICES=gpus_there
     )
     said, wrong = job.communicate(timeout=60)
     if count == 3:
         assert job.returncode and len(wrong.splitlines()) == 1 and "3 GPUs" in wrong
     else:
-        assert said == f"{cards_there}\n"
+        assert said == f"{gpus_there}\n"

@@ -1,5 +1,7 @@
 """Files of a trace: whatever is killed, damaged, full or asked for twice, the bytes are those of a quiet run."""
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -7,14 +9,18 @@ import resource
 import shutil
 import signal
 import time
+from collections import Counter
 
 import pytest
 
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common import files
-from eelib.tracing import shards
+from eelib.common.errors import StorageError
+from eelib.tracing import make as making
+from eelib.tracing import store
 from eelib.tracing import trace as reading
+from eelib.tracing.make import make_free_shards
 from eelib.tracing.trace import Trace
 
 TASK = eelib.Task.from_prompts(PROMPTS + ["Hügel 😀", "over, over!", "test of words"], references=[["of the"]] * 8)
@@ -28,7 +34,7 @@ def make(model, folder, **more):
 
 
 def content(place):
-    """Bytes of every file but the lock and the times, which differ from run to run."""
+    """Bytes of every file but the lock that a killed process may leave, and the times, which differ from run to run."""
     return {file.name: file.read_bytes() for file in place.iterdir() if file.name not in (".lock", "times.json")}
 
 
@@ -164,38 +170,17 @@ def test_files_are_hashed_once(copied, monkeypatch):
 
 def test_unfinished_traces_are_not_read(copied, one_line):
     place = copied[1]
-    manifest = shards.load_manifest(place)
-    shards.save_manifest(place, {k: v for k, v in manifest.items() if k != "finished"})
+    manifest = store.load_manifest(place)
+    store.save_manifest(place, {k: v for k, v in manifest.items() if k != "finished"})
     one_line(ValueError, "half made", lambda: Trace(place))
     halve(place / "manifest.json")
     one_line(ValueError, "no manifest", lambda: Trace(place))
 
 
-def test_another_batch_size_holds_for_the_rest(quiet, model_of, tmp_path):
-    """Shards that are there stay, byte for byte; every sequence is made once; as a whole nothing has changed."""
-    model = model_of("llama")
-    in_child(lambda: killed_at(24, model, tmp_path))  # in the third shard of three
-    (place,) = tmp_path.glob("*/*")
-    kept = {f.name: f.read_bytes() for f in place.glob("*-0000[01].parquet")}
-    assert len(kept) == 4
-    trace = make(model, tmp_path, batch_size=1)
-    assert [len(rows) for rows in trace.manifest["plan"]] == [3, 3, 1, 1] and trace.manifest["batch_size"] == 1
-    assert {name: (place / name).read_bytes() for name in kept} == kept
-    assert trace.tokens.equals(quiet.tokens) and trace.sequences.equals(quiet.sequences)
-    assert make(model, tmp_path, batch_size=2).manifest == trace.manifest  # finished: asked in vain
-
-
-def test_another_batch_size_after_damage(copied, quiet, model_of):
-    """A last shard that was made and then lost is cut anew too, and counted once."""
-    folder, place = copied
-    manifest = shards.load_manifest(place)
-    shards.save_manifest(place, {k: v for k, v in manifest.items() if k not in ("finished", "rows", "mismatches")})
-    halve(place / "tokens-00001.parquet")
-    halve(place / "tokens-00002.parquet")
-    trace = make(model_of("llama"), folder, batch_size=8)
-    assert [len(rows) for rows in trace.manifest["plan"]] == [3, 5] and sorted(trace.manifest["counts"]) == ["0", "1"]
-    assert trace.manifest["rows"] == len(trace.tokens) and trace.tokens.equals(quiet.tokens)
-    assert not list(place.glob("*-00002.parquet"))
+def test_another_batch_size_does_not_cut_a_trace_that_has_begun(quiet, model_of, tmp_path):
+    in_child(lambda: killed_at(24, model_of("llama"), tmp_path))  # in the third shard of three
+    trace = make(model_of("llama"), tmp_path, batch_size=1)
+    assert content(trace.folder) == content(quiet.folder)
 
 
 def test_a_manifest_with_another_number_in_it(copied, quiet, model_of):
@@ -232,7 +217,7 @@ FENCE = "2026-01-02\n```\n```{include} /etc/hosts\n```"
 )
 def test_times_that_were_altered_are_unknown(times, tmp_path):
     (tmp_path / "times.json").write_text(json.dumps(times))
-    assert shards.load_times(tmp_path) == {"seconds": 0.0, "date": "unknown"}
+    assert store.load_times(tmp_path) == {"seconds": 0.0, "date": "unknown"}
 
 
 def test_full_disk(model_of, tmp_path):
@@ -258,3 +243,159 @@ def test_half_written_files_are_cleared(copied, quiet, model_of):
     folder, place = copied
     (place / "tokens-00001.parquet.partial").write_bytes(b"half")
     assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)
+
+
+# Several processes make one trace: each shard is made once, taken over where its process dies, the bytes are the same
+
+
+def small(model, folder, **more):
+    """A trace of a shard for each of the eight prompts."""
+    return make(model, folder, **{"batch_size": 1, "sites": False, "pairs": False} | more)
+
+
+@pytest.fixture(scope="module")
+def alone(model_of, tmp_path_factory):
+    """What one process makes; not to be changed."""
+    return content(small(model_of("llama"), tmp_path_factory.mktemp("alone")).folder)
+
+
+def start(model, folder, log, before=lambda index: None, **more):
+    """A process that makes the trace and writes down who made which shard."""
+
+    def run():
+        plain = making.make_shard
+
+        def noted(job, rows, index):
+            before(index)
+            plain(job, rows, index)
+            with open(log, "a") as file:
+                file.write(f"{os.getpid()} {index}\n")
+
+        making.make_shard = noted
+        small(model, folder, **more)
+
+    child = FORK.Process(target=run)
+    child.start()
+    return child
+
+
+def made_by(log):
+    """{shard: the processes that made it}."""
+    found: dict[int, list[int]] = {}
+    for line in log.read_text().splitlines():
+        process, index = map(int, line.split())
+        found.setdefault(index, []).append(process)
+    return found
+
+
+def ended(children):
+    for child in children:
+        child.join(timeout=120)
+    return [child.exitcode for child in children]
+
+
+def wait_until(found):
+    """Until there is something to be found; it may take a minute."""
+    end = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def only(folder):
+    (place,) = folder.glob("*/*")
+    return place
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_make_one_trace(count, model_of, alone, tmp_path):
+    """The first shard of each is begun once all have one in hand."""
+    log, together, begun = tmp_path / "log", FORK.Barrier(count), []
+
+    def wait_for_all(index):
+        if not begun:
+            together.wait(120)
+        begun.append(index)
+
+    children = [start(model_of("llama"), tmp_path / "runs", log, wait_for_all) for _ in range(count)]
+    assert ended(children) == [0] * count
+    found = made_by(log)
+    assert sorted(found) == list(range(8)) and all(len(by) == 1 for by in found.values())
+    assert len({by for (by,) in found.values()}) == count
+    assert content(only(tmp_path / "runs")) == alone
+
+
+def test_a_killed_maker_s_shard_is_taken_over(model_of, alone, tmp_path):
+    """Killed while it holds a shard's lock, which another process waits for alone."""
+    log = tmp_path / "log"
+
+    def die(index):
+        while index == 2:
+            time.sleep(0.01)
+
+    first = start(model_of("llama"), tmp_path / "runs", log, die)
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/.shard-00002.lock")))
+    second = start(model_of("llama"), tmp_path / "runs", log)
+    wait_until(lambda: log.exists() and len(made_by(log)) == 7)
+    assert second.is_alive()
+    os.kill(first.pid, signal.SIGKILL)
+    assert ended([first, second]) == [-signal.SIGKILL, 0]
+    assert Counter(len(by) for by in made_by(log).values()) == {1: 8} and made_by(log)[2] == [second.pid]
+    assert content(only(tmp_path / "runs")) == alone
+
+
+def test_without_locks_it_is_the_same(model_of, alone, tmp_path, monkeypatch):
+    """On a file system without locks, a lease of the dead process is taken over."""
+
+    def flock(*_args):
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    log = tmp_path / "log"
+    slow = start(model_of("llama"), tmp_path / "runs", log, lambda _index: time.sleep(60))
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/.shard-*.lock.lease")))
+    second = start(model_of("llama"), tmp_path / "runs", log)
+    time.sleep(1)
+    slow.kill()
+    assert ended([slow, second]) == [-signal.SIGKILL, 0]
+    assert content(only(tmp_path / "runs")) == alone
+
+
+def test_who_has_more_to_do_does_not_wait(model_of, alone, tmp_path):
+    """It makes the shards that are free, and leaves those that another process makes."""
+    log = tmp_path / "log"
+    first = start(model_of("llama"), tmp_path / "runs", log, lambda index: time.sleep(60 if index == 0 else 0))
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/.shard-00000.lock")))
+    began = time.monotonic()
+    make_free_shards(model_of("llama"), TASK, 4, tmp_path / "runs")
+    assert time.monotonic() - began < 30 and first.is_alive()
+    place = only(tmp_path / "runs")
+    manifest = store.load_manifest(place)
+    assert sorted(store.records(place, manifest)) == list(range(1, 8)) and not manifest.get("finished")
+    first.kill()
+    first.join()
+    assert content(small(model_of("llama"), tmp_path / "runs").folder) == alone
+
+
+def test_a_half_made_trace_of_another_plan_is_not_taken_for_this_one_s(model_of, alone, tmp_path):
+    """Its manifest lost, a trace is planned anew; shards that were made by the old plan do not count."""
+    model = model_of("llama")
+    make_free_shards(model, TASK, 4, tmp_path, batch_size=3)
+    place = only(tmp_path)
+    (place / "manifest.json").unlink()
+    in_child(lambda: killed_at(5, model, tmp_path, batch_size=1, sites=False, pairs=False))
+    assert content(small(model, tmp_path).folder) == alone
+
+
+def test_what_is_refused_leaves_nothing_and_stops_nobody(model_of, tmp_path, monkeypatch):
+    """An error frees the lock at once, though its traceback is kept."""
+
+    def refuse(*_args):
+        raise StorageError("refused")
+
+    monkeypatch.setattr(making, "make_shard", refuse)
+    with pytest.raises(StorageError) as kept:
+        make(model_of("llama"), tmp_path / "runs")
+    assert kept and not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    assert make(model_of("llama"), tmp_path / "runs").manifest["finished"]

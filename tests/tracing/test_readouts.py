@@ -14,9 +14,9 @@ from eelib.common.errors import SelfCheckError
 from eelib.common.machine import report_halving
 from eelib.common.tolerances import assert_as_near
 from eelib.lens.readout import Readout, ReadoutBuffer
-from eelib.tracing import outputs
-from eelib.tracing.exit_layers import exit_layer
-from eelib.tracing.shards import READOUTS
+from eelib.tracing import make as making
+from eelib.tracing.columns import READOUTS
+from eelib.tracing.trace import exit_layer
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -109,8 +109,8 @@ def test_reference_ends_with_the_end_token(model_of):
     """Where the output has said the whole reference, the next reference token is the end."""
     model = model_of("llama")
     task = eelib.Task.from_prompts(["a"], references=[["of"]])
-    assert outputs.reference_ids(model, task, 0) == [*model.tokenizer("of")["input_ids"], 1]
-    assert outputs.reference_ids(model, eelib.Task.from_prompts(["a"]), 0) == []
+    assert making.reference_ids(model, task, 0) == [*model.tokenizer("of")["input_ids"], 1]
+    assert making.reference_ids(model, eelib.Task.from_prompts(["a"]), 0) == []
 
 
 @pytest.mark.parametrize("name", families.CLASSIFIERS)
@@ -151,10 +151,10 @@ def test_a_top_1_that_is_not_the_emitted_token(model_of, one_line):
 
     emitted = torch.tensor([9, 8])
     far, near = readout(0.3), readout(0.49999)
-    one_line(SelfCheckError, ("row 1", "is 7", "emitted 8"), lambda: outputs.count_mismatches(far, emitted, model))
+    one_line(SelfCheckError, ("row 1", "is 7", "emitted 8"), lambda: making.count_mismatches(far, emitted, model))
     others = torch.tensor([9, 6])  # as probable as the top-1, but not among the ids: the readout's ids are wrong
-    one_line(SelfCheckError, ("row 1", "emitted 6"), lambda: outputs.count_mismatches(near, others, model))
-    assert outputs.count_mismatches(near, emitted, model) == 1
+    one_line(SelfCheckError, ("row 1", "emitted 6"), lambda: making.count_mismatches(near, others, model))
+    assert making.count_mismatches(near, emitted, model) == 1
     assert near["top1"].tolist() == [[5, 9], [5, 7]]
 
 
@@ -196,14 +196,14 @@ def test_the_readout_at_the_last_layer_is_what_was_decoded(name, model_of, tmp_p
 )
 def test_out_of_memory_halves_the_batch(error, made, model_of, tmp_path, monkeypatch, capsys):
     """Only batches of two fit: the result is the same, and it is said once."""
-    plain = outputs.read_outputs
+    plain = making.read_outputs
 
     def limited(model, prompts, references, most):
         if len(prompts) > 2:
             raise error
         return plain(model, prompts, references, most)
 
-    monkeypatch.setattr(outputs, "read_outputs", limited)
+    monkeypatch.setattr(making, "read_outputs", limited)
     report_halving.cache_clear()
     trace = make(model_of("llama"), tmp_path)
     assert capsys.readouterr().out.count("out of memory") == 1
@@ -215,6 +215,6 @@ def test_other_errors_are_not_out_of_memory(model_of, tmp_path, monkeypatch):
     def broken(*_args):
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(outputs, "read_outputs", broken)
+    monkeypatch.setattr(making, "read_outputs", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         make(model_of("llama"), tmp_path)

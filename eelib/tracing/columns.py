@@ -1,0 +1,131 @@
+"""The columns of a trace: readouts, and what describes tokens and sequences, with each token's text and place."""
+
+from collections.abc import Callable
+
+from transformers import PreTrainedTokenizerBase
+
+from eelib.lens.readout import FROM_TOP_K, SCALARS, TOP_K
+from eelib.models.model import Model
+from eelib.tasks.task import Task
+
+STORED = (*SCALARS, *TOP_K)
+READOUTS = (*FROM_TOP_K, *STORED)
+STORED_OF_SITES = ("entropy", "final_rank", "final_probability", *TOP_K)
+WINDOW = 16  # least tokens between two places from which decoding may start
+BROKEN = "\ufffd"  # what decoders write for bytes that are no whole character
+
+
+def describe_all(
+    model: Model,
+    task: Task,
+    sequences: list[int],
+    prompts: list[list[int]],
+    outputs: list[list[int]],
+    truncated: list[bool],
+) -> tuple[dict[str, list], dict[str, list]]:
+    """Describe some sequences and their tokens.
+
+    Args:
+        model: that made the outputs.
+        task: of the sequences.
+        sequences: their numbers in the task.
+        prompts: token ids of each.
+        outputs: token ids of each.
+        truncated: whether each output was cut.
+
+    Returns:
+        The columns of the tokens, and those of the sequences.
+    """
+    described = [describe(model, task, *each) for each in zip(sequences, prompts, outputs, truncated)]
+    tokens = {name: [value for columns, _ in described for value in columns[name]] for name in described[0][0]}
+    return tokens, {name: [row[name] for _, row in described] for name in described[0][1]}
+
+
+def describe(
+    model: Model, task: Task, sequence: int, prompt: list[int], ids: list[int], truncated: bool
+) -> tuple[dict[str, list], dict]:
+    """Describe the tokens of one sequence (columns) and the sequence itself (a row).
+
+    The end token, where it was reached, has an empty place at the end of the output.
+    """
+    ended = model.adapter.writes and ids[-1] in model.eos_ids
+    body = ids[:-1] if ended else ids
+    if model.labels:
+        output = model.labels[ids[0]]
+        texts, starts, ends = [output], [0], [len(output)]
+    else:
+        texts, starts, ends, output = token_texts(model.tokenizer, body)
+    if ended:
+        texts = texts + [str(model.tokenizer.decode(ids[-1:]))]
+        starts, ends = starts + [len(output)], ends + [len(output)]
+    count, group = len(ids), task.groups[sequence]
+    tokens: dict[str, list] = {
+        "sequence": [sequence] * count,
+        "position": list(range(count)),
+        "token_id": ids,
+        "text": texts,
+        "start": starts,
+        "end": ends,
+        "is_eos": [False] * len(body) + [True] * ended,
+        "is_special": model.adapter.are_special(prompt, ids),
+        "truncated": [truncated] * count,
+        "group": [group] * count,
+    }
+    row: dict = {
+        "sequence": sequence,
+        "group": group,
+        "prompt": task.prompts[sequence],
+        "source": task.sources[sequence],
+        "reference": (task.references[sequence] or [""])[0],
+        "output": output,
+        "length": len(body),
+        "truncated": truncated,
+        "prompt_tokens": len(prompt),
+    }
+    return tokens, row
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[str], list[int], list[int], str]:
+    """Find the text of each token, by decoding ever longer beginnings of the generated ids.
+
+    A token that completes no character gets an empty text at the place where the character will stand.
+
+    Returns:
+        The tokens' texts, where each starts and ends in the whole text, and the whole text.
+    """
+
+    def decode(part: list[int]) -> str:
+        return str(tokenizer.decode(part, clean_up_tokenization_spaces=False)) if part else ""
+
+    whole = decode(ids)
+    ends, decoded = ends_in_windows(decode, ids, WINDOW)
+    if decoded != whole:  # this tokenizer's text of a beginning depends on what comes much later
+        ends, _ = ends_in_windows(decode, ids, len(ids))
+    starts, at = [], 0
+    for n, end in enumerate(ends):
+        starts.append(at)
+        ends[n] = at = max(at, min(end, len(whole))) if n + 1 < len(ids) else len(whole)
+    return [whole[start:end] for start, end in zip(starts, ends)], starts, ends, whole
+
+
+def ends_in_windows(decode: Callable[[list[int]], str], ids: list[int], window: int) -> tuple[list[int], str]:
+    """Measure the decoded beginnings ids[:n], n = 1.., without broken characters at their end.
+
+    A beginning is decoded from `origin` only: ids[origin:known] are at least `window` tokens whose text is known to end
+    at `settled`, so that what a decoder does at its first token (such as dropping a space) is over at `known`. It moves
+    on where a character is complete.
+
+    Returns:
+        The length of each beginning's text, and the whole text.
+    """
+    ends, settled, text = [], "", ""
+    origin = known = 0
+    overlap = ""  # the text of ids[origin:known]
+    for n in range(1, len(ids) + 1):
+        text = decode(ids[origin:n])
+        ends.append(len(settled) - len(overlap) + len(text.rstrip(BROKEN)))
+        if n - known >= window and n < len(ids) and text.startswith(overlap) and not text.endswith(BROKEN):
+            settled += text[len(overlap) :]
+            origin, known = known, n
+            overlap = decode(ids[origin:known])
+    return ends, settled + text[len(overlap) :]

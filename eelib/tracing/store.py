@@ -1,0 +1,208 @@
+"""Files of a trace: Parquet shards with checksums, a manifest, and a lock for each shard that is being made.
+
+The manifest says what the trace is of and how its sequences are cut into shards. Any number of processes, here or on
+machines that share the folder, make shards at the same time: each shard by one of them, which holds its lock. A shard
+is made when its files are there with the checksums in its record. Once all are made, their records go into the
+manifest, and the trace is finished.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eelib.common.files import exclusive, read_json, write_atomically
+
+PARTS = ("tokens", "sequences")  # files of a shard
+SHARD = ".shard-"  # begins the names of a shard's lock and of its record
+
+
+def to_bytes(frame: Mapping[str, np.ndarray | list]) -> memoryview:
+    """Write a Parquet file in memory; 2- and 3-dimensional arrays become fixed-size lists."""
+    columns = {}
+    for name, values in frame.items():
+        if isinstance(values, np.ndarray) and values.ndim > 1:
+            flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
+        else:
+            columns[name] = pa.array(values)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, compression="zstd")
+    return memoryview(sink.getvalue())
+
+
+def add_file(folder: Path, manifest: dict, name: str, content: memoryview) -> None:
+    """Write one Parquet file and put its checksum into `manifest`, which is not saved yet."""
+    write_atomically(folder / f"{name}.parquet", content)
+    manifest["files"][name] = hashlib.sha256(content).hexdigest()
+
+
+def intact(folder: Path, manifest: dict, name: str) -> bool:
+    """Tell whether a file is there with the bytes that the manifest promises."""
+    try:
+        with open(folder / f"{name}.parquet", "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == manifest["files"].get(name)
+    except FileNotFoundError:
+        return False
+
+
+# ---- JSON files with a checksum of their own
+
+
+def save_manifest(folder: Path, manifest: dict) -> None:
+    """Write the manifest; the same content gives the same bytes."""
+    save_sealed(folder / "manifest.json", manifest)
+
+
+def load_manifest(folder: Path) -> dict:
+    """Read the manifest; empty where there is none, or an altered one."""
+    return load_sealed(folder / "manifest.json")
+
+
+def save_sealed(path: Path, content: dict) -> None:
+    """Write a JSON file with a checksum of its own."""
+    sealed = {**content, "checksum": checksum(content)}
+    write_atomically(path, json.dumps(sealed, indent=1, sort_keys=True).encode())
+
+
+def load_sealed(path: Path) -> dict:
+    """Read what `save_sealed` wrote; empty where there is nothing, or something else."""
+    content = read_json(path)
+    return content if content.pop("checksum", None) == checksum(content) else {}
+
+
+def checksum(content: dict) -> str:
+    """SHA-256 of a file's content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# ---- shards
+
+
+def save_record(folder: Path, index: int, record: dict) -> None:
+    """Record that a shard is made.
+
+    Args:
+        folder: the trace's.
+        index: of the shard in the plan.
+        record: sequences, files (their checksums), counts (rows, mismatches), seconds, date.
+    """
+    save_sealed(folder / f"{SHARD}{index:05d}.json", record)
+
+
+def records(folder: Path, manifest: dict) -> dict[int, dict]:
+    """Read the records of shards that are made as the manifest plans them, by index."""
+    found = {i: load_sealed(folder / f"{SHARD}{i:05d}.json") for i in range(len(manifest.get("plan", ())))}
+    return {i: record for i, record in found.items() if record.get("sequences") == manifest["plan"][i]}
+
+
+def finished(folder: Path, manifest: dict, index: int) -> bool:
+    """Tell whether both files of a shard are there, unaltered."""
+    record = load_sealed(folder / f"{SHARD}{index:05d}.json")
+    known = record if record.get("sequences") == manifest["plan"][index] else manifest
+    return all(intact(folder, known, f"{part}-{index:05d}") for part in PARTS)
+
+
+def claim_shards(
+    folder: Path, manifest: dict, missing: list[int], wait: bool, verbose: bool
+) -> Generator[int, None, None]:
+    """Yield the index of each missing shard while holding its lock. Shards that another process makes are skipped.
+
+    Args:
+        folder: the trace's.
+        manifest: with its plan.
+        missing: indices of shards that were not finished when this process began.
+        wait: stay until every shard is made, and take over those whose process died.
+        verbose: print that this process waits.
+    """
+    written = stamp(folder)
+    for waits in (False, True) if wait else (False,):
+        others = []
+        for index in missing:
+            with exclusive(folder, f"{SHARD}{index:05d}.lock", waits, verbose and index == missing[0]) as held:
+                if stamp(folder) != written:  # another process has finished the trace
+                    known, written = load_manifest(folder), stamp(folder)
+                    manifest = known if known.get("plan") == manifest["plan"] else manifest
+                if not held:
+                    others.append(index)
+                elif not finished(folder, manifest, index):
+                    yield index
+        missing = others
+
+
+def stamp(folder: Path) -> int:
+    """When the manifest was written, in nanoseconds; 0 where there is none."""
+    try:
+        return (folder / "manifest.json").stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def finish(folder: Path, verbose: bool) -> bool:
+    """Put the records of all shards into the manifest, and remove what killed processes left.
+
+    Returns:
+        Whether the trace is finished: False where a shard is missing.
+    """
+    with exclusive(folder, verbose=verbose):
+        manifest = load_manifest(folder)
+        made = records(folder, manifest)
+        for index, record in made.items():
+            manifest["files"] |= record["files"]
+            manifest["counts"][str(index)] = record["counts"]
+        if not manifest or len(manifest["counts"]) < len(manifest["plan"]):
+            return False
+        if made or not manifest.get("finished"):
+            for key in ("rows", "mismatches"):
+                manifest[key] = sum(counts[key] for counts in manifest["counts"].values())
+            manifest["finished"] = True
+            add_time(folder, list(made.values()))
+            save_manifest(folder, manifest)
+        for file in (*folder.glob("*.partial"), *folder.glob(f"{SHARD}*")):
+            file.unlink(missing_ok=True)
+        return True
+
+
+def abandon(folder: Path, verbose: bool) -> None:
+    """Remove the manifest of a trace of which nothing is made and no shard is being made."""
+    with exclusive(folder, verbose=verbose):
+        for name in {file.name.removesuffix(".lease") for file in folder.glob(f"{SHARD}*.lock*")}:
+            with exclusive(folder, name, wait=False) as held:
+                if not held:
+                    return
+        if not any(folder.glob("*.parquet")):
+            (folder / "manifest.json").unlink(missing_ok=True)
+
+
+def is_clear(folder: Path) -> bool:
+    """Tell whether nothing lies beside the files of a finished trace, so that it may be read without a lock."""
+    return not any(folder.glob("*.partial")) and not any(folder.glob(f"{SHARD}*"))
+
+
+# ---- times, which have a file of their own, so that the manifest is the same bytes whenever it is made
+
+
+def add_time(folder: Path, made: list[dict]) -> None:
+    """Add the seconds of records to the time that a trace took, and keep the day on which it began."""
+    times = load_times(folder)
+    times["seconds"] = round(times["seconds"] + sum(record["seconds"] for record in made), 2)
+    if times["date"] == "unknown":
+        times["date"] = min((record["date"] for record in made), default="unknown")
+    write_atomically(folder / "times.json", json.dumps(times).encode())
+
+
+def load_times(folder: Path) -> dict:
+    """Read {"seconds": decoding and reading, killed shards left out, "date": day of the first shard, or "unknown"}."""
+    times = read_json(folder / "times.json")
+    seconds, date = times.get("seconds"), str(times.get("date"))
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        return {"seconds": 0.0, "date": "unknown"}
+    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date):  # it has no checksum: anything may stand there
+        return {"seconds": 0.0, "date": "unknown"}
+    return {"seconds": float(seconds), "date": date}
