@@ -1,4 +1,4 @@
-"""What can go wrong as expected, told in one line each; anything else is a bug, and nobody catches it."""
+"""Errors that are expected, each with a message of one line; anything else is a bug, and nobody catches it."""
 
 
 class InputError(ValueError):

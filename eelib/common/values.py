@@ -79,6 +79,6 @@ def first_line(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """`first_line`, with the kind of error where the text alone says nothing, as a key that is missing."""
-    said, kind = first_line(error), type(error).__name__
-    bare = isinstance(error, (LookupError, AttributeError, TypeError, ZeroDivisionError)) and said != kind
-    return f"{kind}: {said}" if bare else said
+    line, kind = first_line(error), type(error).__name__
+    bare = isinstance(error, (LookupError, AttributeError, TypeError, ZeroDivisionError)) and line != kind
+    return f"{kind}: {line}" if bare else line

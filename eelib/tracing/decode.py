@@ -37,25 +37,30 @@ def encode(model: Model, task: Task, chosen: Sequence[int] | None = None) -> lis
 def greedy_decode(
     model: Model, prompts: list[list[int]], max_new_tokens: int, reader: ReadoutBuffer | None = None
 ) -> list[list[int]]:
-    """Plain argmax decoding of token id lists until an end token, the window, or `max_new_tokens`.
+    """Decode prompts by plain argmax, with the model's own cache, until an end token, the window, or `max_new_tokens`.
 
-    Returns the ids of each row, the end token included if it was reached. The `reader`, where there is one, is given
-    each token's states, those of the position which predicted it.
+    Args:
+        model: that writes text.
+        prompts: token ids.
+        max_new_tokens: longest output.
+        reader: is given the states of each token, those of the position which predicted it.
+
+    Returns:
+        Token ids of each output, the end token included if it was reached.
     """
-    # Inference mode is quicker still, but what it makes may not be changed outside it, as a reader may; without one,
-    # the ids that are returned are all that leaves it.
+    # Inference mode is quicker, but tensors made in it may not be changed outside it, and a reader may change them.
     grad: AbstractContextManager = torch.no_grad() if reader else torch.inference_mode()
     adapter, ends = model.writer, model.eos_ids
-    taken = [len(adapter.text(prompt, [])) for prompt in prompts]
-    # A row's own, whatever it is batched with.
-    room = [max(1, min(max_new_tokens, model.context_length - size)) for size in taken]
+    sizes = [len(adapter.text(prompt, [])) for prompt in prompts]
+    # Each row has a limit of its own, whatever it is batched with.
+    limits = [max(1, min(max_new_tokens, model.context_length - size)) for size in sizes]
     with grad:
-        inputs, cache = adapter.begin(prompts, max(taken) + max(room))
+        inputs, cache = adapter.begin(prompts, max(sizes) + max(limits))
     rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
     ids: list[list[int]] = [[] for _ in prompts]
     capture: AbstractContextManager[list[Tensor]] = block_states(model.blocks) if reader else nullcontext([])
     with grad, capture as captured:
-        for step in range(max(room)):
+        for step in range(max(limits)):
             output = model.network(**inputs, **adapter.cached(cache))
             cache = getattr(output, "past_key_values", None)
             emitted = output.logits[:, -1].argmax(-1).tolist()
@@ -72,7 +77,7 @@ def greedy_decode(
                 )
             for index, row in live.items():
                 ids[row].append(emitted[index])
-                if emitted[index] in ends or step + 1 == room[row]:
+                if emitted[index] in ends or step + 1 == limits[row]:
                     rows[index] = None
             going = [index for index in live if rows[index] is not None]
             if not going:
@@ -88,11 +93,17 @@ def greedy_decode(
 def states_of(
     model: Model, prompts: list[list[int]], outputs: list[list[int]], sites: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """States behind given outputs in one pass per sequence, no decoding.
+    """Compute the states behind known outputs, in one pass for each sequence.
 
-    Returns ([tokens, L+1, hidden_size], {site: [tokens, L, hidden_size]}), rows in order of sequence, then position.
-    For masked models `outputs` are the prompts themselves and each position is read in place; of a classifier's text,
-    the one position that it reads. Prompts come from `Model.encode`, which knows the token types of a pair.
+    Args:
+        model: whose states.
+        prompts: token ids from `Model.encode`, which knows the token types of a pair.
+        outputs: token ids; of a masked model the prompts themselves, of which each position is read in place; of a
+            classifier's text, the one position that it reads.
+        sites: whether to return the outputs of the sub-layers, too.
+
+    Returns:
+        [tokens, L+1, hidden_size], and {site: [tokens, L, hidden_size]}; in order of sequence, then position.
     """
     if sites and not model.components:
         raise InputError(model.components_error)

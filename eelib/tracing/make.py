@@ -120,22 +120,21 @@ def make_shards(job: Job, wait: bool = True) -> bool:
     Returns:
         Whether the trace is finished. Without `wait` it may not be: others still make the rest.
     """
-    folder, told = job.folder, job.progress
+    folder, verbose = job.folder, job.progress
     with without_empty_folders(folder):
-        with exclusive(folder, verbose=told):
+        with exclusive(folder, verbose=verbose):
             manifest = begin(job)
         missing = [index for index in range(len(manifest["plan"])) if not finished(folder, manifest, index)]
         try:
-            with closing(
-                store.claim_shards(folder, manifest, missing, wait, told)
-            ) as mine:  # an error frees its lock at once
-                bar = f"{job.model.name} {job.task.name}"
-                for index in tqdm(mine, desc=bar, total=len(missing), unit="batch", disable=not told):
+            bar = f"{job.model.name} {job.task.name}"
+            claimed = store.claim_shards(folder, manifest, missing, wait, verbose)
+            with closing(claimed):  # an error frees its lock at once
+                for index in tqdm(claimed, desc=bar, total=len(missing), unit="batch", disable=not verbose):
                     make_shard(job, manifest["plan"][index], index)
-        except BaseException:  # nothing is left of a task that turns out to be refused
-            store.abandon(folder, told)
+        except BaseException:  # a task that is refused leaves nothing
+            store.abandon(folder, verbose)
             raise
-        return store.finish(folder, told)
+        return store.finish(folder, verbose)
 
 
 def make_shard(job: Job, sequences: list[int], index: int) -> None:

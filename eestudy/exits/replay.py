@@ -160,7 +160,7 @@ def time_sequence(replay: Replay, tokens: pd.DataFrame, repeats: int) -> dict:
     before, wrong = [], 0
     for repeat in range(repeats):
         for index, (token, layer) in enumerate(zip(tokens["position"].tolist(), tokens["layer"].tolist())):
-            for way in ((0, 1), (1, 0))[(repeat + index) % 2]:  # in turns, so that neither is always the second
+            for way in ((0, 1), (1, 0))[(repeat + index) % 2]:  # alternately, so that neither is always the second
                 taken[way, repeat, index], missed = timed_step(replay, token, (replay.model.layers, layer)[way])
                 wrong += missed and way == 1 and repeat == 0
         before.append(time_before(replay))
