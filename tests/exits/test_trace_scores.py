@@ -1,7 +1,6 @@
 """A rule over a trace against a plain loop over tokens and layers, and while decoding; curves of all thresholds."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +12,6 @@ from exits_made import LAYERS, Made, between
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelib.common import files
 from eelib.common.errors import InputError
 from eelib.common.files import exclusive
 from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
@@ -156,16 +154,14 @@ def test_free_has_one_exit(one_line):
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, capsys, monkeypatch, progress):
+def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, capsys, progress):
     """A page has no place for it."""
-    take, met = files.take, threading.Event()
-    monkeypatch.setattr(files, "take", lambda path, wait: take(path, lambda: (wait(), met.set())))
     model, rule = model_of("gpt2"), ExitRule(gate_named("state_saturation"))
     trace = traces.make(model, tmp_path)
     with ThreadPoolExecutor(1) as pool:
         with exclusive(trace.folder):
             waiting = pool.submit(make_scores, model, traces.TASK, trace, [rule], progress)
-            assert met.wait(60) and not waiting.done()
+            assert not wait([waiting], timeout=1).done
         waiting.result(timeout=60)
     assert ("waiting" in capsys.readouterr().out) is progress and len(scores(rule, trace).score)
 
