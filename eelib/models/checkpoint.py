@@ -3,12 +3,15 @@
 import copy
 import importlib.util
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 import transformers
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.utils import get_session
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -58,6 +61,7 @@ QUANTIZERS = {
     "auto-round": "auto_round",
 }
 UNTIED = 4  # times that a network may hold one weight before what is tied is tied
+HUB_SECONDS = 3.0  # for the hub to answer; the library tries for 20, for each file
 BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
 
@@ -299,6 +303,24 @@ def folder_of(path: str, revision: str | None) -> Path:
     """Where the files of a local folder or of a cached hub snapshot lie; a GGUF file itself."""
     if Path(path).exists():
         return Path(path)
-    from huggingface_hub import hf_hub_download
-
     return Path(hf_hub_download(path, "config.json", revision=revision)).parent
+
+
+@contextmanager
+def hub_or_cache() -> Iterator[None]:
+    """Inside, models come from the hub; where it does not answer, from the cache alone, with no further tries."""
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = offline or not hub_answers()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def hub_answers() -> bool:
+    """Whether one request to the hub, or to the proxy on the way to it, is answered in time."""
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception:  # whichever client the library uses: no answer
+        return False
+    return True

@@ -1,9 +1,12 @@
 """Load any Hugging Face checkpoint, find its components by running it once, and prove that they were found."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from eelib.models.adapters import ADAPTERS, Adapter, Classifier, Writer
 from eelib.models.checkpoint import (
     DTYPES,
     folder_of,
+    hub_or_cache,
     path_of,
     read_checkpoint,
     resolve_device,
@@ -24,18 +28,14 @@ from eelib.models.checkpoint import (
 )
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.draft_block import DraftBlock
-from eelib.models.encoder import encoder_unembed
 from eelib.models.folder import weights_hash
-from eelib.models.hub import hub_or_cache
-from eelib.models.limit import at_most, room_of
-from eelib.models.probe import Call, Runs, accepts, find_blocks, record
+from eelib.models.probe import accepts, find_blocks, record
 from eelib.models.products import use_fast_products
 from eelib.models.readings import base_of, with_reading
 from eelib.models.translators import Translators
 from eelib.models.unembed import Unembed, prove_unembed
 
 TEMPLATE_TEXT = 2**20  # characters that a chat template may add to a prompt; a good one adds a few thousand
-TEMPLATE_BYTES = 1 << 30  # of memory while it renders
 TEMPLATE_SECONDS = 10.0  # for one prompt, which takes a good template less than a thousandth of it
 
 
@@ -203,21 +203,17 @@ class Model:
 
     def in_chat(self, prompt: str) -> str:
         """A prompt as a user's turn in the tokenizer's chat template. CheckpointError where it fails or never ends."""
-        turn = [{"role": "user", "content": prompt}]
-        with at_most(TEMPLATE_SECONDS, f"{self.name}: the tokenizer's chat template does not end"):
-            try:
-                with room_of(TEMPLATE_BYTES):
-                    text = str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-                if len(text) > len(prompt) + TEMPLATE_TEXT:
-                    raise CheckpointError(
-                        f"{self.name}: the tokenizer's chat template makes {len(text):,} characters of {len(prompt):,}"
-                    )
-                return text
-            except CheckpointError:
-                raise
-            except Exception as error:  # whatever a template of somebody else's raises
-                why = f"{type(error).__name__}: {first_line(error)}"
-                raise CheckpointError(f"{self.name}: the tokenizer's chat template fails ({why})") from error
+        turn, their = [{"role": "user", "content": prompt}], f"{self.name}: the tokenizer's chat template"
+        try:
+            with at_most(TEMPLATE_SECONDS, CheckpointError(f"{their} does not end")):
+                text = str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever a template of somebody else's raises
+            raise CheckpointError(f"{their} fails ({type(error).__name__}: {first_line(error)})") from error
+        if len(text) > len(prompt) + TEMPLATE_TEXT:
+            raise CheckpointError(f"{their} makes {len(text):,} characters of {len(prompt):,}")
+        return text
 
     def known(self, encoded: BatchEncoding, numbers: Sequence[int] | None = None) -> dict[str, Any]:
         """What a tokenizer gave, unchanged; CheckpointError where it holds a token that the network does not have."""
@@ -246,7 +242,6 @@ def load_model(
     device: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
-    stack: str = "decoder",
     fast_products: bool = True,
 ) -> Model:
     """Load a shipped or packaged name, a local folder, a GGUF file or a hub id, and check it (see `prepare`).
@@ -259,29 +254,23 @@ def load_model(
         device: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N.
         revision: of a hub id.
         trust_remote_code: whether code of the checkpoint's own may run.
-        stack: "encoder" reads an encoder-decoder's encoder, in place, through its final norm and the shared head.
         fast_products: on a CPU in float32, linear layers multiply few rows by products of ours where these take less
             time than torch's (see `use_fast_products`). Weights that are bfloat16 numbers take half their memory more.
 
     Raises:
-        CheckpointError: one line. Unknown name, dtype, device or stack; a last part of the name that is not of letters,
+        CheckpointError: one line. Unknown name, dtype or device; a last part of the name that is not of letters,
             digits and _ . + - only; weights that are not safetensors or GGUF, or not all there; no tokenizer; code of
             the folder's own; a quantized format whose library is missing; a model whose logits could not be rebuilt
             from its last captured state.
     """
     if dtype not in ("auto", *DTYPES):
         raise CheckpointError(f"dtype {dtype!r} is not known; allowed: auto, {', '.join(DTYPES)}")
-    if stack not in ("decoder", "encoder"):
-        raise CheckpointError(f"stack {stack!r} is not known; allowed: decoder, encoder")
     name, path = str(name), path_of(name)
     own_name = Path(path).name.removesuffix(".gguf")
     check_name(f"model {name!r}: the last part of its name,", own_name)  # names the folders of what is made
     if base := base_of(path):
-        if stack != "decoder":
-            raise CheckpointError(f"{name} reads the layers of a decoder; allowed is stack='decoder'")
-        return with_reading(
-            load_model(base, dtype, device, revision, trust_remote_code, fast_products=fast_products), Path(path)
-        )
+        model = load_model(base, dtype, device, revision, trust_remote_code, fast_products)
+        return with_reading(model, Path(path))
     where = resolve_device(device)
     dtype = resolve_dtype(dtype, where)
     with nullcontext() if Path(path).exists() else hub_or_cache():
@@ -289,7 +278,7 @@ def load_model(
         weights = weights_hash(folder_of(path, revision))
     note_ignored_generation(network, name)
     try:
-        model = prepare(network, tokenizer, own_name, kind, weights, stack)
+        model = prepare(network, tokenizer, own_name, kind, weights)
     except CheckpointError:
         raise
     except Exception as error:  # whatever an unknown network raises, the reader needs one line
@@ -307,12 +296,7 @@ def load_model(
 
 
 def prepare(
-    network: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    kind: str,
-    weights: str = "",
-    stack: str = "decoder",
+    network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, kind: str, weights: str = ""
 ) -> Model:
     """Wrap a network that is in memory: find blocks, unembed and sub-layers with one probe run, and prove them.
 
@@ -321,62 +305,43 @@ def prepare(
     position ids, padding and cache change nothing, or are left out. Raises CheckpointError, one line naming the module.
     """
     ids, adapter = probe_ids(network, tokenizer), ADAPTERS[kind]
-    if stack == "encoder":
-        return prepare_encoder(network, tokenizer, name, kind, weights, ids)
-    runs = run_probe(network, adapter, adapter.probe_ids(network, ids), name)
+    try:
+        runs = record(network, adapter.plain_inputs(network, adapter.probe_ids(network, ids)))
+    except Exception as error:  # a network may need inputs that a text model does not have
+        raise CheckpointError(
+            f"{name}: {type(network).__name__} does not run on token ids alone "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from error
     blocks = find_blocks(network, runs, name, adapter.stack(network))
     unembed, position = adapter.find_unembed(network, blocks[-1], runs, name)
     prove_unembed(network, unembed, blocks, runs, name, position)
-    model = assemble(network, tokenizer, name, kind, weights, blocks, unembed, runs)
+    try:
+        components, missing = find_components(network, blocks, runs, name), ""
+    except CheckpointError as error:
+        components, missing = [], str(error)
+    modules = [call.module for call in blocks]
+    model = Model(name, kind, network, tokenizer, modules, unembed, components, missing, weights, True)
     model.adapter.settle(runs, ids)
     if float(runs.logits.max() - runs.logits.min()) == 0:  # weights of zeros, or so large that a norm gives zeros
         model.remark = "all logits are the same, whatever the text: these weights know nothing"
     return model
 
 
-def prepare_encoder(
-    network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, kind: str, weights: str, ids: Tensor
-) -> Model:
-    """The encoder of an encoder-decoder as a model of kind "masked": each position of the input is read in place."""
-    if kind != "seq2seq":
-        raise CheckpointError(f"{name}: stack='encoder' is for encoder-decoders; this model is {kind}")
-    whole = prepare(network, tokenizer, name, kind, weights)
-    encoder = network.get_encoder()
-    runs = run_probe(encoder, ADAPTERS["masked"], ids, name)
-    blocks = find_blocks(encoder, runs, name)
-    unembed = encoder_unembed(encoder, blocks[-1], runs, whole.unembed, name)
-    return assemble(encoder, tokenizer, name, "masked", weights, blocks, unembed, runs)
+@contextmanager
+def at_most(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise the error where the Python code inside takes longer; it looks at the clock at each line, in this thread."""
+    end, before = time.monotonic() + seconds, sys.gettrace()
 
+    def check(_frame: FrameType, _event: str, _value: object) -> Callable[..., Any]:
+        if time.monotonic() > end:
+            raise error
+        return check
 
-def run_probe(network: PreTrainedModel, adapter: type[Adapter], ids: Tensor, name: str) -> Runs:
-    """The recorded run; whatever it raises becomes one line."""
+    sys.settrace(check)
     try:
-        return record(network, adapter.plain_inputs(network, ids))
-    except Exception as error:  # a network may need inputs that a text model does not have
-        raise CheckpointError(
-            f"{name}: {type(network).__name__} does not run on token ids alone "
-            f"({type(error).__name__}: {first_line(error)})"
-        ) from error
-
-
-def assemble(
-    network: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    kind: str,
-    weights: str,
-    blocks: list[Call],
-    unembed: Unembed,
-    runs: Runs,
-) -> Model:
-    """The model, with its sub-layers or the reason why there are none."""
-    try:
-        components, error = find_components(network, blocks, runs, name), ""
-    except CheckpointError as problem:
-        components, error = [], str(problem)
-    return Model(
-        name, kind, network, tokenizer, [call.module for call in blocks], unembed, components, error, weights, True
-    )
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def probe_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:

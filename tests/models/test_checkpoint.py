@@ -3,10 +3,14 @@
 import importlib.util
 import json
 import shutil
+import socket
+import threading
+import time
 
 import families
 import pytest
 import torch
+from huggingface_hub import constants
 
 import eelib
 from eelib.common.errors import CheckpointError
@@ -177,3 +181,49 @@ def test_balanced_gives_the_same_states(folder_of, model_of):
     spread = eelib.load_model(str(folder_of("llama")), device="balanced")
     states = [states_of(m, [[5, 6, 7]], [[8]])[0].cpu() for m in (spread, model_of("llama"))]
     torch.testing.assert_close(*states)
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """As without HF_HUB_OFFLINE, with no proxy, and a hub on this machine: the socket that it would listen on."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(checkpoint, "HUB_SECONDS", 1.0)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield server
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_without_a_network_an_unknown_id_is_refused_at_once(silent, online, one_line):
+    """The hub refuses connections, or takes them and says nothing."""
+    if silent:
+        online.listen()
+    began = time.monotonic()
+    one_line(ValueError, ("no-one/no-such-model", "connect"), lambda: eelib.load_model("no-one/no-such-model"))
+    assert time.monotonic() - began < 20 and not constants.HF_HUB_OFFLINE
+
+
+def test_a_hub_that_answers_is_asked(online, monkeypatch):
+    online.listen()
+
+    def answer():
+        connection = online.accept()[0]
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        connection.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with checkpoint.hub_or_cache():
+        assert not constants.HF_HUB_OFFLINE
+    thread.join(10)
+
+
+def test_where_no_network_is_wanted_nothing_is_asked(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(checkpoint, "hub_answers", lambda: pytest.fail("it was tried"))
+    with checkpoint.hub_or_cache():
+        assert constants.HF_HUB_OFFLINE
