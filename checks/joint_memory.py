@@ -27,8 +27,8 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
     from torch.nn import functional as F
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from eelib.models.head import Head
     from eelib.models.model import Model
-    from eelib.models.unembed import Unembed
     from recipes.loop import MasterOptimizer
     from recipes.losses import layers_loss, states_at, uniform_weights
 
@@ -43,7 +43,7 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
         max_position_embeddings=512,
     )
     network = LlamaForCausalLM(config).bfloat16().train()
-    unembed = Unembed([network.model.norm], network.lm_head, 1.0, 1.0, 0.0, None, 256, vocabulary)
+    unembed = Head([network.model.norm], network.lm_head, 256, vocabulary)
     no_tokenizer: Any = None  # no text is read
     model = Model("random", "causal", network, no_tokenizer, list(network.model.layers), unembed, [], "", "", True)
     optimizer, depth = MasterOptimizer(network), model.layers

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from eelib.common.errors import InputError
+from eelib.models.head import Head
 from eelib.models.model import Model
 from eelib.models.probe import block_states, first_tensor, state_of, with_tensor
-from eelib.models.unembed import Unembed
 
 LOGITS_AT_ONCE = 1 << 21, 1 << 26  # on a CPU, where they should stay in its cache; elsewhere
 
@@ -113,7 +113,7 @@ def blocks_skipped(blocks: Sequence[nn.Module], rates: Sequence[float], generato
             handle.remove()
 
 
-def layers_loss(unembed: Unembed, states: Sequence[Tensor], labels: Tensor, weights: Sequence[float]) -> Tensor:
+def layers_loss(unembed: Head, states: Sequence[Tensor], labels: Tensor, weights: Sequence[float]) -> Tensor:
     """Sum over layers of weight times mean cross-entropy of the layer's readout, in nats, float32 (M §2.1).
 
     `states` are those of layers 1..L, each [n, hidden_size]; `labels` is [n]. The head runs on some rows of one
@@ -137,7 +137,7 @@ def layers_loss(unembed: Unembed, states: Sequence[Tensor], labels: Tensor, weig
 
 
 def imitation_loss(
-    unembed: Unembed, states: Sequence[Tensor], teacher: Unembed, last: Tensor, weights: Sequence[float]
+    unembed: Head, states: Sequence[Tensor], teacher: Head, last: Tensor, weights: Sequence[float]
 ) -> Tensor:
     """Sum over layers of weight times mean KL(what the teacher says || the layer's readout), in nats, float32.
 
@@ -186,7 +186,7 @@ def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = 
     """FREE's layer-wise distillation (M §2.1): mean over shallow layers i of MSE(H_i, H_m(i)), float32.
 
     `states` are those of layers 1..L, each [n, hidden_size], in FREE's own code after the final norm
-    (`Unembed.normed`); layers 1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient
+    (`Head.normed`); layers 1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient
     reaches them. `mapping` is M's m(i): last, uniform or closest. InputError for another mapping, or an exit layer that
     leaves no deep layer.
     """

@@ -30,8 +30,8 @@ from unembeds_by_hand import (
 )
 
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
+from eelib.models.head import Head
 from eelib.models.model import Model
-from eelib.models.unembed import Unembed
 
 
 @dataclass(frozen=True)
@@ -367,8 +367,8 @@ def sample(model: Model) -> tuple[list[int], list[int]]:
     return prompt, [40, 9, 77, 200, 40] if model.adapter.writes else prompt
 
 
-def identity_unembed(size: int) -> Unembed:
+def identity_unembed(size: int) -> Head:
     """An unembed whose logits are the states themselves."""
     head = nn.Linear(size, size, bias=False).requires_grad_(False)
     head.weight.copy_(torch.eye(size))
-    return Unembed([], head, 1.0, 1.0, 0.0, None, size, size)
+    return Head([], head, size, size)

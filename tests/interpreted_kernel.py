@@ -12,7 +12,7 @@ import torch
 from eelib.lens.cpu_kernels import spread_over_cores
 from eelib.lens.readout import LogitBuffer, read_by_kernel, read_on_cpu
 from eelib.lens.triton_host import Tiles, merge, read_divergences, read_rows, supports
-from eelib.models.unembed import Unembed
+from eelib.models.head import Head
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's interpreter is off")
 torch.set_num_threads(1)
@@ -280,7 +280,7 @@ def test_readout_by_kernel_is_the_readout_on_the_cpu(cap, known):
     """Every readout of `readout.read`, through norm, head bias, scaling and soft cap, both ways."""
     torch.manual_seed(1)
     head, norm = torch.nn.Linear(24, 257), torch.nn.LayerNorm(24)
-    unembed = Unembed([norm], head, 1.5, 2.0, cap, None, 24, 257)
+    unembed = Head([norm], head, 24, 257, 1.5, 2.0, cap)
     states, wanted, known = torch.randn(5, 4, 24), torch.arange(5), torch.tensor(known)
     with torch.no_grad():
         mine = read_by_kernel(unembed, states, wanted, known, 10)

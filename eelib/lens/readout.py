@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from eelib.common.errors import InputError
 from eelib.lens import triton_host
 from eelib.lens.cpu_kernels import FURTHEST, Spread, diverge, head_product, spread_over_cores, summarize
-from eelib.models.unembed import Unembed
+from eelib.models.head import Head
 
 TOP = 10
 LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
@@ -77,7 +77,7 @@ class LogitBuffer:
 
 @torch.no_grad()
 def read(
-    unembed: Unembed,
+    head: Head,
     states: Tensor,
     final_ids: Tensor,
     reference_ids: Tensor | None = None,
@@ -90,7 +90,7 @@ def read(
     Divergences are against layer L: JS, symmetric, at most ln 2; KL of layer L's q from this p, the sum of q ln(q / p).
 
     Args:
-        unembed: the model's output head.
+        head: the model's output head.
         states: [n, S, hidden_size]; the last of the S is layer L unless `last` is given.
         final_ids: the last layer's tokens, [n].
         reference_ids: the reference's next tokens, [n]; -1 where there is none, which gives NaN.
@@ -104,23 +104,27 @@ def read(
     check_finite(states, first=0 if last is None else 1)
     if last is not None:
         states = torch.cat([states, last[:, None]], dim=1)
-    k = top_k(unembed.vocab_size)
+    k = top_k(head.vocab_size)
     values = {name: torch.empty(count, sites) for name in SCALARS}
     values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
     values["topk_probability"] = torch.empty(count, sites, k)
     unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
-    most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * unembed.vocab_size))
-    tokens = max(1, most // (unembed.vocab_size * states.shape[1]))
+    most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * head.vocab_size))
+    tokens = max(1, most // (head.vocab_size * states.shape[1]))
     read_some: Callable[..., dict[str, Tensor]] = read_on_device
     on_cpu = states.device.type == "cpu"
-    if not on_cpu and type(unembed.head) is nn.Linear and triton_host.supports(states[:1, 0], unembed.head.weight):
+    if (
+        not on_cpu
+        and type(head.projection) is nn.Linear
+        and triton_host.supports(states[:1, 0], head.projection.weight)
+    ):
         tokens, read_some = count, read_by_kernel  # it holds no logits
     with spread_over_cores() if on_cpu else nullcontext() as spread:
         if spread is not None:
             read_some = partial(read_on_cpu, logit_buffer=logit_buffer or LogitBuffer(), spread=spread)
         for start in range(0, count, tokens):
             part = slice(start, min(count, start + tokens))
-            found = read_some(unembed, states[part], final_ids[part], unknown[part], k)
+            found = read_some(head, states[part], final_ids[part], unknown[part], k)
             for name, value in found.items():
                 values[name][part] = value[:, :sites]
     return Readout(values)
@@ -137,42 +141,42 @@ def check_finite(states: Tensor, first: int) -> None:
 
 
 @torch.no_grad()
-def top_ids(unembed: Unembed, states: Tensor) -> list[int]:
+def top_ids(head: Head, states: Tensor) -> list[int]:
     """The top-1 ids of states [n, hidden_size]."""
-    pieces = states.split(max(1, LOGITS_AT_ONCE // unembed.vocab_size))
-    return torch.cat([unembed(piece).argmax(-1) for piece in pieces]).tolist()
+    pieces = states.split(max(1, LOGITS_AT_ONCE // head.vocab_size))
+    return torch.cat([head(piece).argmax(-1) for piece in pieces]).tolist()
 
 
-def logits_into(unembed: Unembed, states: Tensor, out: Tensor, spread: Spread) -> None:
+def logits_into(head: Head, states: Tensor, out: Tensor, spread: Spread) -> None:
     """Fill `out` [n, vocab_size] with the logits of states [n, hidden_size]; a float32 head writes them in place."""
-    head = unembed.head
-    if type(head) is not nn.Linear or head.weight.dtype != torch.float32:
-        out.copy_(unembed(states))
+    projection = head.projection
+    if type(projection) is not nn.Linear or projection.weight.dtype != torch.float32:
+        out.copy_(head(states))
         return
-    head_product(unembed.normed(states), head, out, spread)
+    head_product(head.normed(states), projection, out, spread)
+    if projection.bias is not None:
+        out += projection.bias
+    if head.logit_scale != 1.0:
+        out *= head.logit_scale
+    if head.softcap:
+        out.div_(head.softcap).tanh_().mul_(head.softcap)
     if head.bias is not None:
         out += head.bias
-    if unembed.after != 1.0:
-        out *= unembed.after
-    if unembed.cap:
-        out.div_(unembed.cap).tanh_().mul_(unembed.cap)
-    if unembed.bias is not None:
-        out += unembed.bias
 
 
 def read_on_cpu(
-    unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int, logit_buffer: LogitBuffer, spread: Spread
+    head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int, logit_buffer: LogitBuffer, spread: Spread
 ) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size] on the CPU: one matrix product, then one pass over its rows."""
     count, sites, hidden_size = states.shape
     size = count * sites
-    logits = logit_buffer.take(size, unembed.vocab_size)
+    logits = logit_buffer.take(size, head.vocab_size)
     wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
     top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
     normalizer, entropy, js, kl = (torch.empty(size) for _ in range(4))
     rank, known_rank = torch.empty(2, size, dtype=torch.int32)
     numbers, there = logits.numpy(), known.clamp(min=0)
-    logits_into(unembed, states.reshape(size, hidden_size), logits, spread)
+    logits_into(head, states.reshape(size, hidden_size), logits, spread)
     spread(
         summarize,
         size,
@@ -189,22 +193,22 @@ def read_on_cpu(
     spread(diverge, count, numbers, normalizer.numpy(), sites, js.numpy(), kl.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
     reference = logits.gather(1, there[:, None])[:, 0].masked_fill(known < 0, math.nan)
-    found = finish(top, ids, normalizer, entropy, rank, own, known_rank, reference, js, kl, unembed.vocab_size)
+    found = finish(top, ids, normalizer, entropy, rank, own, known_rank, reference, js, kl, head.vocab_size)
     found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
     return found | {"cosine": cosine(states)}
 
 
-def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the logits, one for JS."""
     count, sites, hidden_size = states.shape
-    head = unembed.head
-    if not isinstance(head, nn.Linear):
-        raise InputError(f"the kernel reads through a linear head, not {type(head).__name__}")
-    weight, device = head.weight, head.weight.device
-    hidden = unembed.normed(states.reshape(count * sites, hidden_size))
+    projection = head.projection
+    if not isinstance(projection, nn.Linear):
+        raise InputError(f"the kernel reads through a linear projection, not {type(projection).__name__}")
+    weight, device = projection.weight, projection.weight.device
+    hidden = head.normed(states.reshape(count * sites, hidden_size))
     some_known = bool((known >= 0).any())
     wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
-    scaling: dict[str, Any] = dict(bias=unembed.bias, head_bias=head.bias, after=unembed.after, cap=unembed.cap)
+    scaling: dict[str, Any] = dict(bias=head.bias, head_bias=projection.bias, after=head.logit_scale, cap=head.softcap)
     got = triton_host.read_rows(hidden, weight, wanted, k=k, reference_ids=known if some_known else None, **scaling)
     unknown = torch.full((count * sites,), math.nan, device=device)
     last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
@@ -222,19 +226,19 @@ def read_by_kernel(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
         got.get("reference_logit", unknown),
         js,
         kl,
-        unembed.vocab_size,
+        head.vocab_size,
     )
     found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
     return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
 
 
-def read_on_device(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+def read_on_device(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size] by plain tensor operations, one of the S at a time."""
     wanted, known = (ids.to(states.device).long()[:, None] for ids in (wanted, known))
-    target = torch.log_softmax(unembed(states[:, -1]), dim=-1)
+    target = torch.log_softmax(head(states[:, -1]), dim=-1)
     columns = []
     for state in states.unbind(1):
-        logits = unembed(state)
+        logits = head(state)
         normalizer = logits.logsumexp(-1)
         logs = logits - normalizer[:, None]
         probabilities = logs.exp()
@@ -254,7 +258,7 @@ def read_on_device(unembed: Unembed, states: Tensor, wanted: Tensor, known: Tens
                 reference[:, 0],
                 jensen_shannon(logs, probabilities, target),
                 kullback_leibler(logs, target),
-                unembed.vocab_size,
+                head.vocab_size,
             )
         )
     found = {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
@@ -320,14 +324,14 @@ class ReadoutBuffer:
     """Reads states while they are made, in pieces of bounded size, so that they never pile up.
 
     Args:
-        unembed: the model's output head.
+        head: the model's output head.
         references: the token ids of each sequence's reference, or empty. The reference's next token is known as long
             as the output is the reference's beginning; after that it is -1, and its probability NaN.
         given: the references are the texts that the model reads, so that the next token is known everywhere.
     """
 
-    def __init__(self, unembed: Unembed, references: list[list[int]], given: bool = False):
-        self.unembed, self.references, self.given = unembed, references, given
+    def __init__(self, head: Head, references: list[list[int]], given: bool = False):
+        self.head, self.references, self.given = head, references, given
         self.lengths, self.agrees = [0] * len(references), [True] * len(references)
         self.buffered: Tensor | None = None  # [room, L+1, hidden_size]
         self.filled, self.logit_buffer = 0, LogitBuffer()
@@ -370,7 +374,7 @@ class ReadoutBuffer:
             new = slice(len(self.ids) - self.filled, None)
             self.done.append(
                 read(
-                    self.unembed,
+                    self.head,
                     self.buffered[: self.filled],
                     torch.tensor(self.ids[new]),
                     torch.tensor(self.known[new]),

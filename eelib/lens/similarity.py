@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eelib.models.unembed import Unembed
+from eelib.models.head import Head
 
 PAIRS = ("cosine", "pearson", "kl", "js")
 LOGITS_AT_ONCE = 4 << 20  # elements, 16 MB in float32: many tokens share one matrix product
@@ -15,11 +15,11 @@ MASKED = -1e30  # stands for the log of a share of 0; KL to a layer that masks w
 
 
 @torch.no_grad()
-def layer_pairs(unembed: Unembed, states: Tensor) -> dict[str, np.ndarray]:
+def layer_pairs(head: Head, states: Tensor) -> dict[str, np.ndarray]:
     """Similarities of all pairs of layers, per token.
 
     Args:
-        unembed: the model's output head.
+        head: the model's output head.
         states: [n, L+1, hidden_size], before the final norm.
 
     Returns:
@@ -28,8 +28,8 @@ def layer_pairs(unembed: Unembed, states: Tensor) -> dict[str, np.ndarray]:
     """
     vectors, divergences = states.double(), list[tuple[Tensor, Tensor]]()
     found = {"cosine": gram(vectors), "pearson": gram(vectors - vectors.mean(-1, keepdim=True))}
-    for some in states.split(max(1, LOGITS_AT_ONCE // (unembed.vocab_size * states.shape[1]))):
-        divergences += map(divergence_pairs, unembed(some.flatten(0, 1)).unflatten(0, some.shape[:2]))
+    for some in states.split(max(1, LOGITS_AT_ONCE // (head.vocab_size * states.shape[1]))):
+        divergences += map(divergence_pairs, head(some.flatten(0, 1)).unflatten(0, some.shape[:2]))
     kl, js = (torch.stack(part) for part in zip(*divergences))
     found |= {"kl": kl.clamp(min=0.0), "js": js.clamp(0.0, math.log(2.0))}
     return {name: value.float().cpu().numpy() for name, value in found.items()}

@@ -16,7 +16,6 @@ from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.models.cache import growing_cache
-from eelib.models.classifier import classifier_probe, find_classifier_unembed
 from eelib.models.forward import (
     choose_cache,
     forgets_as_it_should,
@@ -24,8 +23,8 @@ from eelib.models.forward import (
     position_offset,
     refuse_right_reading,
 )
+from eelib.models.head import Head, classifier_probe, find_classifier_head, find_head
 from eelib.models.probe import Call, Runs, accepts
-from eelib.models.unembed import Unembed, find_unembed
 
 if TYPE_CHECKING:
     from eelib.models.model import Model
@@ -72,9 +71,9 @@ class Adapter:
         return ""
 
     @staticmethod
-    def find_unembed(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Unembed, int | None]:
-        """(unembed, the position of the probe run that the logits are of; None: each). CheckpointError if not found."""
-        return find_unembed(network, last, runs, name), None
+    def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int | None]:
+        """(head, the position of the probe run that the logits are of; None: each). CheckpointError if not found."""
+        return find_head(network, last, runs, name), None
 
     # ---- one text, whole
 
@@ -149,9 +148,9 @@ class Classifier(Adapter):
         return decoder_name(network) if getattr(network.config, "is_encoder_decoder", False) else ""
 
     @staticmethod
-    def find_unembed(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Unembed, int | None]:
+    def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int | None]:
         """With the pooler between state and head, and the position that is read."""
-        return find_classifier_unembed(network, last, runs, name, getattr(network.config, "eos_token_id", None))
+        return find_classifier_head(network, last, runs, name, getattr(network.config, "eos_token_id", None))
 
     def rows_of(self, encoded: dict) -> list[list[int]]:
         """With their token types if the network takes them and they are not all 0. CheckpointError: it knows fewer."""

@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto import modeling_auto as auto
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from eelib.common.errors import CheckpointError
@@ -41,24 +42,6 @@ CLASSES = {
     "seq2seq": AutoModelForSeq2SeqLM,
     "masked": AutoModelForMaskedLM,
     "classifier": AutoModelForSequenceClassification,
-}
-# Libraries of the quantized formats, where the format's name is not the library's.
-QUANTIZERS = {
-    "bitsandbytes": "bitsandbytes",
-    "bitsandbytes_4bit": "bitsandbytes",
-    "bitsandbytes_8bit": "bitsandbytes",
-    "gptq": "gptqmodel",
-    "awq": "gptqmodel",
-    "quanto": "optimum.quanto",
-    "compressed-tensors": "compressed_tensors",
-    "torchao": "torchao",
-    "hqq": "hqq",
-    "aqlm": "aqlm",
-    "eetq": "eetq",
-    "vptq": "vptq",
-    "higgs": "flute",
-    "fbgemm_fp8": "fbgemm_gpu",
-    "auto-round": "auto_round",
 }
 UNTIED = 4  # times that a network may hold one weight before what is tied is tied
 HUB_SECONDS = 3.0  # for the hub to answer; the library tries for 20, for each file
@@ -154,31 +137,16 @@ def resolve_dtype(dtype: str, device: torch.device | None) -> str:
     return "bfloat16" if on_gpu else "float32"
 
 
-def check_quantizer(config: PretrainedConfig, name: str) -> bool:
-    """Whether the checkpoint is quantized; CheckpointError names the library that it needs and lacks."""
+def is_quantized(config: PretrainedConfig, name: str) -> bool:
+    """Whether the checkpoint is quantized. CheckpointError for a format that transformers does not know."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return False
     settings = settings if isinstance(settings, dict) else settings.to_dict()
-    method = str(
-        settings.get("quant_method")
-        or ("bitsandbytes" if settings.get("load_in_8bit") or settings.get("load_in_4bit") else "")
-    )
-    library = QUANTIZERS.get(method)
-    for needed in filter(None, (library, "accelerate")):
-        if not installed(needed):
-            raise CheckpointError(
-                f"model {name!r} is quantized with {method}, which needs the library {needed}; it is not installed"
-            )
+    method = settings.get("quant_method")
+    if method not in AUTO_QUANTIZER_MAPPING and not (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
+        raise CheckpointError(f"model {name!r} is quantized with {method!r}, a format that transformers does not know")
     return True
-
-
-def installed(library: str) -> bool:
-    """Whether a library can be imported."""
-    try:
-        return importlib.util.find_spec(library) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def read_checkpoint(
@@ -207,7 +175,7 @@ def read_checkpoint(
     config_class = getattr(network_class, "config_class", None)
     if config_class and not isinstance(config, config_class):
         config = config.get_text_config(decoder=True)  # the language model of a larger one
-    quantized = check_quantizer(config, name)
+    quantized = is_quantized(config, name)
     spread = {"device_map": "auto"} if device is None else {"device_map": {"": device}} if quantized else {}
     more = {"trust_remote_code": trust_remote_code} if network_class is CLASSES[kind] else {}
     if Path(path).is_dir() and not quantized:

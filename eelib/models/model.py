@@ -29,11 +29,11 @@ from eelib.models.checkpoint import (
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.draft_block import DraftBlock
 from eelib.models.folder import weights_hash
+from eelib.models.head import Head, prove_head
 from eelib.models.probe import accepts, find_blocks, record
 from eelib.models.products import use_fast_products
 from eelib.models.readings import base_of, with_reading
 from eelib.models.translators import Translators
-from eelib.models.unembed import Unembed, prove_unembed
 
 TEMPLATE_TEXT = 2**20  # characters that a chat template may add to a prompt; a good one adds a few thousand
 TEMPLATE_SECONDS = 10.0  # for one prompt, which takes a good template less than a thousandth of it
@@ -59,7 +59,7 @@ class Model:
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     blocks: list[nn.Module]
-    unembed: Unembed
+    unembed: Head
     components: list[BlockComponents]
     components_error: str
     hash: str
@@ -298,9 +298,9 @@ def load_model(
 def prepare(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, kind: str, weights: str = ""
 ) -> Model:
-    """Wrap a network that is in memory: find blocks, unembed and sub-layers with one probe run, and prove them.
+    """Wrap a network that is in memory: find blocks, head and sub-layers with one probe run, and prove them.
 
-    Proven: the unembed gives the network's own logits, for the last state and for a middle one put in its place;
+    Proven: the head gives the network's own logits, for the last state and for a middle one put in its place;
     sub-layers and skip are each block's output; a causal network does not read to the right; states are finite;
     position ids, padding and cache change nothing, or are left out. Raises CheckpointError, one line naming the module.
     """
@@ -313,14 +313,14 @@ def prepare(
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
     blocks = find_blocks(network, runs, name, adapter.stack(network))
-    unembed, position = adapter.find_unembed(network, blocks[-1], runs, name)
-    prove_unembed(network, unembed, blocks, runs, name, position)
+    head, position = adapter.find_head(network, blocks[-1], runs, name)
+    prove_head(network, head, blocks, runs, name, position)
     try:
         components, missing = find_components(network, blocks, runs, name), ""
     except CheckpointError as error:
         components, missing = [], str(error)
     modules = [call.module for call in blocks]
-    model = Model(name, kind, network, tokenizer, modules, unembed, components, missing, weights, True)
+    model = Model(name, kind, network, tokenizer, modules, head, components, missing, weights, True)
     model.adapter.settle(runs, ids)
     if float(runs.logits.max() - runs.logits.min()) == 0:  # weights of zeros, or so large that a norm gives zeros
         model.remark = "all logits are the same, whatever the text: these weights know nothing"

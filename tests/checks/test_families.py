@@ -7,8 +7,8 @@ import torch
 import transformers
 
 import eelib.models.components
+import eelib.models.head
 import eelib.models.probe
-import eelib.models.unembed
 from checks import families as sweep
 from checks import tiny
 from checks.one_family import check
@@ -83,9 +83,9 @@ def test_network_without_float64_says_why(monkeypatch):
 
 def test_wrong_head_fails(monkeypatch):
     """An unembed that is right for what the load tries and wrong for other states."""
-    right = eelib.models.unembed.Unembed.forward
+    right = eelib.models.head.Head.forward
     monkeypatch.setattr(
-        eelib.models.unembed.Unembed, "forward", lambda self, states: right(self, states) + 0.1 * (len(states) > 8)
+        eelib.models.head.Head, "forward", lambda self, states: right(self, states) + 0.1 * (len(states) > 8)
     )
     row = check("causal", "llama")
     assert row["readout"] == "fail" and "layer 0" in row["reason"]

@@ -104,8 +104,12 @@ def with_code_of_its_own(folder):
     config_with(folder, architectures=["OwnForCausalLM"], model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
 
 
-def quantized(folder):
-    config_with(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+def quantized(folder, method="awq"):
+    config_with(folder, quantization_config={"quant_method": method, "bits": 4})
+
+
+def quantized_in_an_unknown_way(folder):
+    quantized(folder, "seven-bit")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,8 @@ def quantized(folder):
         (without_a_shard, "lacks 1 of"),
         (with_code_of_its_own, "trust_remote_code"),
         (without_weights, "no weights"),
-        (quantized, "library gptqmodel"),
+        (quantized, "gptqmodel"),
+        (quantized_in_an_unknown_way, "'seven-bit', a format that transformers does not know"),
     ],
 )
 def test_damaged_folder(damage, part, folder_of, tmp_path, one_line):

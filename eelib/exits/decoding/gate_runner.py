@@ -14,8 +14,8 @@ from eelib.exits.decoding.sequences import DecodedSequence, DecodedToken
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows
 from eelib.lens.readout import FROM_TOP_K, TOP_K, from_top_k, top_k
+from eelib.models.head import Head
 from eelib.models.model import Model
-from eelib.models.unembed import Unembed
 
 NAMES = (*TOP_K, "entropy", *FROM_TOP_K)
 FULL_DEPTH_TOKENS = 4  # P's tables: the first four tokens of each output run all layers, the fifth is the first to exit
@@ -71,7 +71,7 @@ class LazyReadout(Mapping[str, Tensor]):
 class TimedHead:
     """The head as a gate sees it: its reads are timed, and `read` says whether there was one."""
 
-    def __init__(self, head: Unembed, timer: Timer):
+    def __init__(self, head: Head, timer: Timer):
         self.head, self.timer, self.read = head, timer, False
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class GateRunner:
         with self.timer.timing("gate"):
             read = self.model.read_through_at(layer, read)
             readout, head = LazyReadout(self.model, read, self.timer), TimedHead(self.model.unembed, self.timer)
-            given = (self.positions, readout, read, cast(Unembed, head), self.token_before, self.exit_before)
+            given = (self.positions, readout, read, cast(Head, head), self.token_before, self.exit_before)
             seen = LayerOutput(layer, self.model.layers, *given)
             score = self.rule.gate.score(seen, self.state).float()
             exits = [False] * len(states)

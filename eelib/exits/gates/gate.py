@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from eelib.common.errors import InputError
+from eelib.models.head import Head
 from eelib.models.model import Model
-from eelib.models.unembed import Unembed
 
 NEEDS = ("readout", "state", "head", "token before", "exit before")
 NO_EXIT = -torch.inf  # the score where a gate can't let a token exit
@@ -50,7 +50,7 @@ class LayerOutput:
     positions: Tensor
     readout: Mapping[str, Tensor] = field(default_factory=dict)
     state: Tensor | None = None
-    unembed: Unembed | None = None
+    unembed: Head | None = None
     token_before: Tensor | None = None
     exit_before: Tensor | None = None
 

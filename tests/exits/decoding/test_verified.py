@@ -131,7 +131,7 @@ def twins():
     undo = []
 
     def make(model):
-        weight = model.unembed.head.weight.data
+        weight = model.unembed.projection.weight.data
         undo.append((weight, weight.clone()))
         even = weight[: len(weight) // 2 * 2 : 2]
         torch.manual_seed(0)

@@ -1,0 +1,337 @@
+"""The head: what leads from a layer's state to logits, found in a recorded run, rebuilt, and proven on other states.
+
+A classifier's head reads the state of one position, a language model's that of each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from eelib.common.errors import CheckpointError
+from eelib.common.tolerances import SMALLEST, close, factor_between, same, same_direction, tolerance
+from eelib.models.probe import Call, NotTaken, Runs, first_tensor, output_of, output_replaced, their_code
+
+LONGEST = 8  # modules between the last block and the projection
+EACH = -1  # in place of a position: the states of all of them
+ACTIVATIONS = (nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.Tanh(), nn.SiLU())
+
+
+class Head(nn.Module):
+    """From a state of any layer to logits: final norm (or transform), projection, and the model's scaling of logits.
+
+    Args:
+        steps: modules between the state and the projection, such as the final norm.
+        projection: the module that gives the scores.
+        hidden_size: of the states.
+        vocab_size: number of logits.
+        input_scale: factor on what goes into the projection.
+        logit_scale: factor on the scores.
+        softcap: c of logits = c tanh(scores / c); 0 for none.
+        bias: added to the logits, [vocab_size].
+        reads: the position of a text whose state a classifier reads, "first", "last" or "eos"; "each" of the others.
+    """
+
+    def __init__(
+        self,
+        steps: list[nn.Module],
+        projection: nn.Module,
+        hidden_size: int,
+        vocab_size: int,
+        input_scale: float = 1.0,
+        logit_scale: float = 1.0,
+        softcap: float = 0.0,
+        bias: Tensor | None = None,
+        reads: str = "each",
+    ):
+        super().__init__()
+        self.steps, self.projection = nn.ModuleList(steps), projection
+        self.hidden_size, self.vocab_size, self.reads = hidden_size, vocab_size, reads
+        self.input_scale, self.logit_scale, self.softcap, self.bias = input_scale, logit_scale, softcap, bias
+
+    def normed(self, states: Tensor) -> Tensor:
+        """What the projection sees: states [n, hidden_size] after the final norm and any scaling."""
+        device = next(self.projection.parameters()).device
+        out = states.to(device) if states.device != device else states
+        out = out.unsqueeze(0) if self.reads == "each" else out.unsqueeze(1)  # a pooler picks one of a row's positions
+        for step in self.steps:
+            out = output_of(step(out))
+        out = out.reshape(len(states), -1)
+        return out * self.input_scale if self.input_scale != 1.0 else out
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits [n, vocab_size] of states [n, hidden_size]: float32, on the states' device, wherever the head is."""
+        logits = self.scaled(self.projection(self.normed(states)).float().to(states.device))
+        return logits if self.bias is None else logits + self.bias.to(logits.device)
+
+    def scaled(self, scores: Tensor) -> Tensor:
+        """Scores of the projection after the model's scaling and soft-capping."""
+        if self.logit_scale != 1.0:
+            scores = scores * self.logit_scale
+        return torch.tanh(scores / self.softcap) * self.softcap if self.softcap else scores
+
+    def of_ids(self, states: Tensor, ids: Tensor) -> Tensor:
+        """The logits [n, k] of the tokens `ids` [n, k] alone, for states [n, hidden_size]: k rows of a projection."""
+        if type(self.projection) is not nn.Linear:
+            return self(states).gather(1, ids)
+        normed, at = self.normed(states), ids.to(self.projection.weight.device)
+        scores = torch.einsum("nd,nkd->nk", normed, self.projection.weight[at]).float()
+        if self.projection.bias is not None:
+            scores = scores + self.projection.bias[at].float()
+        logits = self.scaled(scores.to(states.device))
+        return logits if self.bias is None else logits + self.bias.to(logits.device)[ids]
+
+
+# The path from the last block to the projection
+
+
+@dataclass
+class HeadPath:
+    """Modules in order, their names, what the last of them gave, and the position (or `EACH`) that they led on from."""
+
+    steps: list[nn.Module]
+    names: list[str]
+    state: Tensor
+    position: int
+
+
+def find_head_path(last: Call, goal: Tensor, calls: list[Call], name: str, end: str) -> HeadPath:
+    """The modules among `calls` that take the state which `last` gave on until it is `goal`, or a multiple of it.
+
+    Where several take a state, each is tried, outermost first: poolers and other heads lead nowhere. CheckpointError
+    names `end` and where the path was lost.
+    """
+    ready = [c for c in calls if c.input is not None and c.output is not None]
+    ready.sort(key=lambda call: call.name.count("."))
+    lost = [last.name]
+
+    def on(state: Tensor, steps: list[tuple[nn.Module, str]], position: int) -> HeadPath | None:
+        at = where(state, goal)
+        if at is None and same_direction(state, goal):
+            at = EACH
+        if at is not None:
+            return HeadPath([m for m, _ in steps], [n for _, n in steps], state, position if at == EACH else at)
+        if len(steps) == LONGEST:
+            return None
+        for call in ready:
+            at = where(state, call.taken)
+            if at is None or torch.equal(call.given.flatten(), state.flatten()):
+                continue
+            if at == EACH:
+                at = picked(call, state) if state.ndim == 3 and call.given.ndim == 2 else position
+            found = on(call.given, [*steps, (call.module, call.name)], at)
+            if found is not None:
+                return found
+        for act in ACTIVATIONS:  # some families call it as a function, which leaves no module behind
+            after = act(state)
+            for taken in (*(call.taken for call in ready), goal):
+                at = where(after, taken, same)
+                if at is not None:
+                    found = on(taken, [*steps, (act, type(act).__name__)], position if at == EACH else at)
+                    if found is not None:
+                        return found
+                    break
+        lost.append(steps[-1][1] if steps else last.name)
+        return None
+
+    found = on(last.given, [], EACH)
+    if found is None:
+        raise CheckpointError(f"{name}: the way from {lost[-1]} to {end} was not found: no module takes that state on")
+    return found
+
+
+def where(state: Tensor, part: Tensor, equal: Callable[[Tensor, Tensor], bool] = torch.equal) -> int | None:
+    """The position of `state` [1, tokens, hidden_size] that `part` holds, `EACH` where it holds all, else None."""
+    if part.shape == state.shape and equal(part, state):
+        return EACH
+    if state.ndim == 3 and part.shape[-1] == state.shape[-1] and part.numel() == state.shape[-1]:
+        row = part.reshape(-1)
+        return next((i for i in range(state.shape[1]) if equal(row, state[0, i])), None)
+    return None
+
+
+def picked(call: Call, state: Tensor) -> int:
+    """The position whose state alone gives what a pooler gave of them all; `EACH` where none does."""
+    for i in range(state.shape[1]):
+        try:
+            with their_code():
+                alone = first_tensor(call.module(state[:, i : i + 1]))
+        except NotTaken:
+            return EACH
+        if alone is not None and same(alone, call.given):
+            return i
+    return EACH
+
+
+def calls_after(call: Call, runs: Runs) -> list[Call]:
+    """The calls of a run that ended after one of them."""
+    return runs.calls[next(i for i, other in enumerate(runs.calls) if other is call) + 1 :]
+
+
+def without_holders(calls: list[Call], network: nn.Module, projection: nn.Module) -> list[Call]:
+    """Those calls whose modules do not hold the projection: they are steps on the way to it."""
+    holders = {n for n, m in network.named_modules() if any(child is projection for child in m.modules())}
+    return [call for call in calls if call.name not in holders]
+
+
+# Language models: logits at each position
+
+
+def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> Head:
+    """The modules between the last block and the logits, checked against the logits of the probe run.
+
+    Raises CheckpointError naming the module where the path is lost.
+    """
+    check_finite_logits(runs, name)
+    projection = network.get_output_embeddings()
+    if projection is None:
+        raise CheckpointError(f"{name}: the network names no output embeddings, so no layer can be read out")
+    after = calls_after(last, runs)
+    into = next((c for c in after if c.module is projection), None)
+    if into is None:
+        raise CheckpointError(f"{name}: the head {type(projection).__name__} was not called after block {last.name}")
+    path = find_head_path(last, into.taken, without_holders(after, network, projection), name, f"the head {into.name}")
+    scores, logits = into.given.float(), runs.logits.float()
+    if scores.shape != logits.shape:
+        raise CheckpointError(
+            f"{name}: the head {into.name} gives {tuple(scores.shape)}, the network's logits are {tuple(logits.shape)}"
+        )
+    bias = bias_of(network, logits - scores) if not same_direction(scores, logits) else None
+    within = tolerance(into.given, runs.logits).factor
+    scale, softcap = (1.0, 0.0) if bias is not None else scaling_of(network, scores, logits, within)
+    input_scale = factor_between(into.taken, path.state)
+    head = Head(path.steps, projection, last.given.shape[-1], logits.shape[-1], input_scale, scale, softcap, bias)
+    check_rebuilt(
+        head(last.given[0]),
+        runs.logits[0],
+        f"{name}: {' > '.join([*path.names, type(projection).__name__])} on the last state differs from the model's "
+        "own logits",
+    )
+    return head
+
+
+def check_finite_logits(runs: Runs, name: str) -> None:
+    """CheckpointError where the probe run's logits are not finite."""
+    if not bool(torch.isfinite(runs.logits).all()):
+        raise CheckpointError(f"{name}: the logits hold values that are not finite")
+
+
+def check_rebuilt(got: Tensor, logits: Tensor, message: str) -> None:
+    """CheckpointError with the message where a head's logits are not the network's own."""
+    if not close(got.to(logits.dtype), logits):
+        worst = float((got - logits.float()).abs().max()) if got.shape == logits.shape else float("nan")
+        raise CheckpointError(f"{message} by {worst:.3g}, so its layers can't be read out")
+
+
+def bias_of(network: PreTrainedModel, rest: Tensor) -> Tensor | None:
+    """The vector [vocab_size] that is added to the projection's scores, if it is the same at every position."""
+    held = [*network.named_parameters(), *network.named_buffers()]
+    vectors = [
+        v.flatten().float() for n, v in held if "bias" in n and v.numel() == rest.shape[-1] and v.is_floating_point()
+    ]
+    allowed = tolerance(next(network.parameters())).close * rest.abs().max().clamp(min=SMALLEST)
+    return next((v.detach() for v in vectors if bool(((rest - v.to(rest.device)).abs() <= allowed).all())), None)
+
+
+def scaling_of(network: PreTrainedModel, scores: Tensor, logits: Tensor, within: float) -> tuple[float, float]:
+    """(scale, c) of logits = c tanh(scale * scores / c), or (scale, 0) of logits = scale * scores.
+
+    c is one of the config's numbers that are called caps; whichever of these fits best. `within`: see `factor_between`.
+    """
+    config = network.config.get_text_config(decoder=True).to_dict()
+    caps = {
+        float(v)
+        for k, v in config.items()
+        if "cap" in k and not k.startswith("att") and isinstance(v, (int, float)) and v > 0
+    }
+    tried = [(factor_between(logits, scores, within), 0.0)]
+    for cap in sorted(caps):
+        clear = logits.abs() < 0.9 * cap
+        if bool(clear.any()):
+            tried.append((factor_between(torch.atanh(logits[clear] / cap) * cap, scores[clear], within), cap))
+
+    def miss(pair: tuple[float, float]) -> float:
+        scale, cap = pair
+        return float(((torch.tanh(scale * scores / cap) * cap if cap else scale * scores) - logits).abs().max())
+
+    return min(tried, key=miss)
+
+
+@torch.no_grad()
+def prove_head(
+    network: PreTrainedModel, head: Head, blocks: list[Call], runs: Runs, name: str, position: int | None
+) -> None:
+    """Let the last block give a middle layer's state: the network's own logits must be the head's of that state.
+
+    A head that fits the final state by luck does not pass. Raises CheckpointError.
+    """
+    state = blocks[(len(blocks) - 1) // 2].given
+    with output_replaced(blocks[-1].module, state, [c.module for c in blocks[:-1]].count(blocks[-1].module)):
+        logits = network(**runs.inputs).logits.to(state.device)
+    check_rebuilt(
+        head(state[0] if position is None else state[0, position : position + 1]),
+        logits[0] if position is None else logits,
+        f"{name}: with a middle layer's state in place of {blocks[-1].name}'s output the network's logits differ from "
+        "its head's",
+    )
+
+
+# Classifiers: label scores of one position
+
+
+@torch.no_grad()
+def find_classifier_head(
+    network: PreTrainedModel, last: Call, runs: Runs, name: str, eos: int | None
+) -> tuple[Head, int]:
+    """(head, position read in the probe run). CheckpointError where the pooled state is not that of one position."""
+    labels = runs.logits.shape[-1]
+    if labels < 2 or getattr(network.config, "problem_type", None) == "regression":
+        raise CheckpointError(
+            f"{name}: a regression head has no labels to choose from; allowed are classifiers of 2 or more"
+        )
+    check_finite_logits(runs, name)
+    after = calls_after(last, runs)
+    linear = [c for c in after if isinstance(c.module, nn.Linear) and c.input is not None and c.output is not None]
+    into = next((c for c in reversed(linear) if c.given.shape[-1] == labels and rows_with(c.given, runs.logits)), None)
+    if into is None:
+        raise CheckpointError(f"{name}: no linear head gives the network's label scores")
+    path = find_head_path(last, into.taken, without_holders(after, network, into.module), name, f"the head {into.name}")
+    position = path.position
+    if position == EACH:
+        rows = rows_with(into.given, runs.logits)
+        if len(rows) != 1 or into.given.ndim != 3:
+            raise CheckpointError(
+                f"{name}: the label scores are not those of one position's state, so no layer can be read out"
+            )
+        position = rows[0]
+    count, ids = last.given.shape[1], runs.inputs["input_ids"][0].tolist()
+    reads = {ids.index(eos) if eos in ids else None: "eos", 0: "first", count - 1: "last"}.get(position)
+    if reads is None:
+        raise CheckpointError(
+            f"{name}: the label scores are read at position {position} of {count}, which is neither the "
+            "first, the last nor the end token's"
+        )
+    head = Head(path.steps, into.module, last.given.shape[-1], labels, reads=reads)
+    check_rebuilt(
+        head(last.given[0, position : position + 1]),
+        runs.logits,
+        f"{name}: {' > '.join([*path.names, into.name])} on the last state differs from the label scores",
+    )
+    return head, position
+
+
+def rows_with(scores: Tensor, logits: Tensor) -> list[int]:
+    """Positions of [1, tokens, labels] or [1, labels] scores that hold the logits."""
+    rows = scores.reshape(-1, scores.shape[-1])
+    return [i for i, row in enumerate(rows) if torch.equal(row.float(), logits[0].float())]
+
+
+def classifier_probe(ids: Tensor, eos: int | None) -> Tensor:
+    """Probe ids with an end token before the last position, so that "eos" and "last" differ."""
+    if eos is None:
+        return ids
+    ids = ids.clone()
+    ids[:, -2] = eos
+    return ids
