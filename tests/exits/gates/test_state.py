@@ -117,7 +117,7 @@ def test_three_states_never_leave_before_layer_3(states):
 
 def test_states_after_the_norm_where_it_was_trained_on_them(states):
     unembed = identity_unembed(SIZE)
-    unembed.before = 2.0
+    unembed.input_scale = 2.0
     plain, normed = untrained("classifier"), untrained("classifier", normed=True)
     torch.testing.assert_close(asked(normed, states, unembed), asked(plain, 2 * states))
     torch.testing.assert_close(asked(plain, states, unembed), asked(plain, states))
