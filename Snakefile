@@ -91,7 +91,7 @@ rule book:
     message:
         "building the book"
     shell:
-        "( python -m eestudy.book --study {params.study:q}"
+        "( python -m eestudy.book.fragments --study {params.study:q}"
         " && rm -rf book/_build"  # a cached page would hide its warnings
         " && jupyter-book build book --config _config.yml --path-output book -n -W --keep-going ) 2>&1 | tee {log:q}"
 

@@ -1,8 +1,8 @@
-"""`make cluster` on a real Slurm: jobs are killed, cancelled and held up, and every byte has to be that of a plain run.
+"""A study on a real Slurm: jobs are killed, cancelled and held up, and every byte has to be that of a plain run.
 
 `python -m checks.cluster` runs two tiny random models through three notebooks, with two workers for the traces of each,
 on a Slurm of one node: this machine (`checks.one_node`). A worker is killed with -9, the node is drained and resumes, a
-notebook's job is cancelled, and `make cluster` called again. Then the same study runs by `make book`, without workers.
+notebook's job is cancelled, and the study is called again. Then the same study runs by `make book`, without workers.
 Jobs that no node can take are asked for last. It works in a temporary folder, ends its daemons, writes
 data/checks/cluster.json, and ends with status 1 where a byte differs. Where Slurm can't be had it says so in a line.
 """
@@ -62,7 +62,7 @@ def study(**settings: Any) -> str:
 
 
 def make_environment(folder: Path) -> None:
-    """An environment with all packages of this one; what `make cluster` installs goes into it, and with it."""
+    """An environment with all packages of this one; what is installed into it goes with it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -70,6 +70,12 @@ def make_environment(folder: Path) -> None:
         lines = Path(sysconfig.get_path("scripts"), name).read_text().splitlines()
         (folder / "bin" / name).write_text("\n".join([f"#!{folder}/bin/python", *lines[1:]]) + "\n")
         (folder / "bin" / name).chmod(0o755)
+
+
+def install_executor(folder: Path) -> None:
+    """What a user of a cluster installs beside the project."""
+    pins = ("--constraint", ROOT / "constraints.txt", "snakemake-executor-plugin-slurm")
+    subprocess.run([folder / "bin/python", "-m", "pip", "install", "-qq", *pins], check=True)
 
 
 def make_project(folder: Path, models: Path) -> None:
@@ -93,18 +99,18 @@ def save_models(folder: Path) -> None:
 
 
 class Made:
-    """A call of `make` in a project that runs on, its output in a file; it ends with its `with`."""
+    """A call of `python -m eestudy.book` in a project that runs on, its output in a file; it ends with its `with`."""
 
-    def __init__(self, project: Path, environment: dict[str, str], target: str, *settings: str) -> None:
-        venv, self.project = project.parent / "venv", project
-        (venv / ".installed").touch()  # newer than the project's copy of the pins
-        self.said = project / f"make-{time.time_ns()}.txt"
+    def __init__(self, project: Path, environment: dict[str, str], study: str, *settings: str) -> None:
+        bin_folder, self.project = project.parent / "venv/bin", project
+        self.said = project / f"book-{time.time_ns()}.txt"
         clean = {key: value for key, value in environment.items() if not key.startswith(("MAKE", "MFLAGS"))}
         with open(self.said, "w") as file:
             self.process = subprocess.Popen(
-                ["make", target, f"VENV={venv}", *settings],
+                [bin_folder / "python", "-m", "eestudy.book", study, *settings],
                 cwd=project,
-                env=clean | {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"},
+                env=clean
+                | {"PATH": f"{bin_folder}:{clean['PATH']}", "PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -124,7 +130,7 @@ class Made:
         end = time.monotonic() + PATIENCE
         while not (found := happened()):
             if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"waited for {what} in vain; make said:\n{self.text()[-3000:]}")
+                raise RuntimeError(f"waited for {what} in vain; it printed:\n{self.text()[-3000:]}")
             time.sleep(pause)
         return found
 
@@ -145,9 +151,10 @@ class Made:
             self.process.wait()
 
 
-def on_slurm(slurm: OneNode, project: Path, *settings: str, more: str = "") -> Made:
-    """`make cluster` in a project."""
-    return Made(project, slurm.environment, "cluster", f"SNAKEMAKE_ARGS={OFTEN} {more} results", *settings)
+def on_slurm(slurm: OneNode, project: Path, study: str = "study.yml", *more: str) -> Made:
+    """The study of a project on Slurm."""
+    profile = ("--profile", "workflow/profiles/slurm")
+    return Made(project, slurm.environment, study, *profile, OFTEN, *more, "results")
 
 
 def disturbed(slurm: OneNode, project: Path, told: Callable[[str], None]) -> dict[str, Any]:
@@ -190,7 +197,7 @@ def disturbed(slurm: OneNode, project: Path, told: Callable[[str], None]) -> dic
         found["status_when_called_again"] = again.status()
         told(f"called again: status {found['status_when_called_again']}")
         if found["status_when_called_again"]:
-            raise RuntimeError(f"the second call failed; make said:\n{again.text()[-3000:]}")
+            raise RuntimeError(f"the second call failed; it printed:\n{again.text()[-3000:]}")
     return found
 
 
@@ -198,7 +205,7 @@ def too_large(slurm: OneNode, project: Path) -> list[dict[str, Any]]:
     """What is said of jobs that the node can't take, for they ask for more memory, or more cores, than it has."""
     gigabytes, cores = slurm.memory // 1024 + 10, (os.cpu_count() or 1) * 4
     (project / "large.yml").write_text(study(workers=1, host_memory_gb=gigabytes))
-    with on_slurm(slurm, project, "STUDY=large.yml", more="--forceall") as call:
+    with on_slurm(slurm, project, "large.yml", "--forceall") as call:
         status, said = call.status(), call.text()
     named = [
         log for log in project.glob("logs/*/*.log") if log.stat().st_size and str(log.relative_to(project)) in said
@@ -206,7 +213,7 @@ def too_large(slurm: OneNode, project: Path) -> list[dict[str, Any]]:
     why = next((line.strip() for line in said.splitlines() if "can not be satisfied" in line), "")
     rows = [{"asked": f"{gigabytes} GB", "said": why, "ok": bool(status and why and not named)}]
     (project / "large.yml").write_text(study(workers=1, threads=cores))
-    with on_slurm(slurm, project, "STUDY=large.yml", more="--forceall") as call:
+    with on_slurm(slurm, project, "large.yml", "--forceall") as call:
 
         def waiting() -> list[str]:  # with the cores that it asks for, and why it waits
             lines = slurm.command("squeue", "--noheader", "--states=pending", "--format=%C %r").splitlines()
@@ -250,6 +257,7 @@ def report(folder: Path, memory: int) -> dict[str, Any]:
         version = slurm.command("squeue", "--version").split()[-1]
         save_models(folder / "models")
         make_environment(folder / "venv")
+        install_executor(folder / "venv")
         cluster, plain = folder / "cluster", folder / "plain"
         for project, settings in ((cluster, {"workers": WORKERS, "hours": 1}), (plain, {})):
             make_project(project, folder / "models")
@@ -258,9 +266,9 @@ def report(folder: Path, memory: int) -> dict[str, Any]:
         happened = disturbed(slurm, cluster, told)
         large = too_large(slurm, cluster)
         told(f"{sum(row['ok'] for row in large)} of {len(large)} jobs that are too large were explained")
-    with Made(plain, dict(os.environ), "book", "CORES=2", "SNAKEMAKE_ARGS=-- results") as call:
+    with Made(plain, dict(os.environ), "study.yml", "--cores", "2", "results") as call:
         if call.status():
-            raise RuntimeError(f"the plain run failed; make said:\n{call.text()[-3000:]}")
+            raise RuntimeError(f"the plain run failed; it printed:\n{call.text()[-3000:]}")
     told("the plain run is done")
     before, after = (results_in(project / "results", False) for project in (plain, cluster))
     different = [where for where, _, _ in differences(before, after)]

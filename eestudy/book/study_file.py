@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,10 +250,3 @@ def measured() -> list[Path]:
     """Files of code that kept results of checks are of: the book says whether these are still the same."""
     files = {file.relative_to(PACKAGE.parent) for check in MEASURED for file in code_files(check)}
     return [file for file in files if file.exists()]
-
-
-if __name__ == "__main__":  # before Snakemake, which takes ten times as long to start
-    try:
-        StudyFile.load((sys.argv[1:] or ["study.yml"])[0])
-    except InputError as wrong:
-        sys.exit(str(wrong))

@@ -181,7 +181,7 @@ def book(tmp_path_factory) -> Path:
         file.write_text(json.dumps(altered))
     for name in ("scripts", "generated/scripts"):
         (project / "book" / name).mkdir(parents=True)
-    run(project, sys.executable, "-m", "eestudy.book", "--study", "study.yml", EELIB_DATA=str(data))
+    run(project, sys.executable, "-m", "eestudy.book.fragments", "--study", "study.yml", EELIB_DATA=str(data))
     run(project, "jupyter-book", "build", "book", "--config", "_config.yml", "--path-output", "book", "-n", "-W")
     return project / "book/_build/html"
 

@@ -59,11 +59,10 @@ def test_a_wrong_study_is_refused_before_anything_large_is_imported(tmp_path):
     path = write_study(tmp_path, "threads: 0\n" + GOOD)
     code = (
         "import runpy, sys; sys.argv[1:] = ['study.yml']\n"
-        "try: runpy.run_module('eestudy.book.study_file', run_name='__main__')\n"
+        "try: runpy.run_module('eestudy.book', run_name='__main__')\n"
         "finally: print(sorted({'torch', 'pandas', 'snakemake', 'transformers'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == "[]\n"
     assert done.stderr == f"{path.name}: threads is 0; allowed is a whole number, at least 1, at most 100,000\n"
-    assert "@$(RUN) python -m eestudy.book.study_file" in (ROOT / "Makefile").read_text()

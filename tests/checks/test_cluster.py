@@ -42,8 +42,10 @@ def test_an_environment_has_the_packages_of_this_one_and_a_place_of_its_own(tmp_
 def test_a_call_is_ended_with_all_that_it_started_though_some_of_it_has_ended_already(tmp_path, monkeypatch):
     project = tmp_path / "project"
     project.mkdir()
-    (tmp_path / "venv").mkdir()
-    (project / "Makefile").write_text("cluster:\n\t@sleep 600 & sleep 600\n")
+    program = tmp_path / "venv/bin/python"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nsleep 600 & sleep 600\n")
+    program.chmod(0o755)
     found = psutil.Process.children
 
     def and_one_that_has_ended(process, recursive):
@@ -54,7 +56,7 @@ def test_a_call_is_ended_with_all_that_it_started_though_some_of_it_has_ended_al
         return below
 
     monkeypatch.setattr(psutil.Process, "children", and_one_that_has_ended)
-    with cluster.Made(project, dict(os.environ), "cluster") as call:
+    with cluster.Made(project, dict(os.environ), "study.yml") as call:
         make = psutil.Process(call.process.pid)
         call.until(lambda: len(found(make, recursive=True)) > 1, "two that sleep")
         below = found(make, recursive=True)

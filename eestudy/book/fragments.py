@@ -1,0 +1,48 @@
+"""Write everything in the book that is not prose or a notebook: python -m eestudy.book.fragments [--study FILE]."""
+
+import argparse
+
+import yaml
+
+from eelib.common.files import data_folder
+from eestudy.book.answered import ANSWERS
+from eestudy.book.engine import engine
+from eestudy.book.front import confidence, front, page_answer, questions
+from eestudy.book.models import clone, models
+from eestudy.book.pages import cards, findings, runs
+from eestudy.book.papers import papers
+from eestudy.book.scoreboard import scoreboard
+from eestudy.book.study_file import BOOK, GENERATED, StudyFile
+from eestudy.book.verdicts import load_results
+
+
+def main() -> None:
+    """Write the table of contents and the generated fragments."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--study", default="study.yml", help="which study (study.yml)")
+    study = StudyFile.load(parser.parse_args().study)
+    results = load_results(study)
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    (BOOK / "_toc.yml").write_text(yaml.safe_dump(study.contents(), sort_keys=False), encoding="utf-8")
+    fragments = {
+        "front": front(study, results),
+        "questions": questions(study, results),
+        "confidence": confidence(study, results),
+        "findings": findings(study, results),
+        "scoreboard": scoreboard(study, results),
+        "cards": cards(),
+        "papers": papers(),
+        "models": models(study, results),
+        "clone": clone(),
+        "runs": runs(results),
+    } | engine(data_folder("checks"))
+    for name, fragment in fragments.items():
+        (GENERATED / f"{name}.md").write_text(fragment + "\n", encoding="utf-8")
+    for model, notebook in study.runs:
+        path = GENERATED / ANSWERS / model / f"{notebook}.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page_answer(study, results, model, notebook), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
