@@ -14,7 +14,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
+EXTRAS = PROJECT["optional-dependencies"]
+LINES = PROJECT["dependencies"] + sum(EXTRAS.values(), [])
+DEPENDENCIES = [found for line in LINES if (found := Requirement(line)).name != PROJECT["name"]]
 
 
 def pins() -> dict[str, Requirement]:
@@ -38,6 +40,11 @@ def test_every_dependency_is_pinned_within_what_the_project_allows():
         pin = pins()[canonicalize_name(dependency.name)]
         (exact,) = pin.specifier
         assert exact.operator == "==" and dependency.specifier.contains(exact.version), pin
+
+
+def test_tests_install_everything():
+    own = next(found for line in EXTRAS["test"] if (found := Requirement(line)).name == PROJECT["name"])
+    assert own.extras == EXTRAS.keys() - {"test"}
 
 
 def test_jupyter_book_stays_below_2():

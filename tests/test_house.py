@@ -2,12 +2,18 @@
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
+import families
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import eelib
 
@@ -144,3 +150,50 @@ def test_links_inside_the_project_lead_somewhere(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
     assert not [target for target in targets if not (ROOT / target).exists()]
+
+
+def with_what_they_need(lines: list[str]) -> set[str]:
+    """Names of the installed packages that requirements ask for, and of those that these need."""
+    found, left = set(), [Requirement(line) for line in lines]
+    while left:
+        asked = left.pop()
+        name = canonicalize_name(asked.name)
+        if name in found or (asked.marker and not asked.marker.evaluate({"extra": ""})):
+            continue
+        try:
+            needed = requires(name) or []
+        except PackageNotFoundError:
+            continue
+        found.add(name)
+        left += [Requirement(line) for line in needed] if name != "eelib" else []
+    return found
+
+
+def test_the_core_alone_loads_traces_and_decodes(tmp_path):
+    """`pip install .` gives no more than the core: what only a study, a book or a training needs is not imported."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    core = with_what_they_need(project["dependencies"])
+    others = with_what_they_need(sum(project["optional-dependencies"].values(), [])) - core - {"eelib"}
+    blocked = {
+        module
+        for module, found in packages_distributions().items()
+        if {canonicalize_name(one) for one in found} <= others
+    }
+    assert {"sacrebleu", "datasets", "sklearn", "peft", "papermill"} <= blocked
+    code = f"""
+import sys
+
+for name in {sorted(blocked | {"eestudy", "recipes"})}:
+    sys.modules[name] = None  # as if it were not installed
+import eelib
+
+model = eelib.load_model({str(tmp_path / "llama")!r}, device="cpu")
+task = eelib.Task.from_prompts(["a dog", "the cat"])
+trace = eelib.trace(model, task, max_new_tokens=4, folder={str(tmp_path / "runs")!r}, progress=False)
+made = eelib.generate(model, task, gate="confidence", max_new_tokens=4)
+print(len(trace.tokens) == len(made.tokens) > 0)
+"""
+    families.save("llama", tmp_path / "llama")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip().endswith("True"), done.stderr
