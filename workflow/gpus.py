@@ -58,15 +58,15 @@ def claim(count: int, known: list[str], folder: Path) -> dict[str, int]:
     taken: dict[str, int] = {}
     for gpu in known:
         descriptor = open_lock(folder / gpu.replace("/", "_"))
-        if not lock_descriptor(descriptor, blocking=False):
+        if len(taken) < count and lock_descriptor(descriptor, blocking=False):
+            taken[gpu] = descriptor
+        else:
             os.close(descriptor)
-            continue
-        taken[gpu] = descriptor
-        if len(taken) == count:
-            return taken
-    for descriptor in taken.values():
-        os.close(descriptor)
-    return {}
+    if len(taken) < count:
+        for descriptor in taken.values():
+            os.close(descriptor)
+        return {}
+    return taken
 
 
 def wait_for(count: int, known: list[str], folder: Path, pause: float = 1.0) -> dict[str, int]:

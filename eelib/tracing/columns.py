@@ -1,6 +1,6 @@
 """The columns of a trace: readouts, and what describes tokens and sequences, with each token's text and place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,27 +16,19 @@ BROKEN = "\ufffd"  # what decoders write for bytes that are no whole character
 
 
 def describe_all(
-    model: Model,
-    task: Task,
-    sequences: list[int],
-    prompts: list[list[int]],
-    outputs: list[list[int]],
-    truncated: list[bool],
+    model: Model, task: Task, rows: Iterable[tuple[int, list[int], list[int], bool]]
 ) -> tuple[dict[str, list], dict[str, list]]:
     """Describe some sequences and their tokens.
 
     Args:
         model: that made the outputs.
         task: of the sequences.
-        sequences: their numbers in the task.
-        prompts: token ids of each.
-        outputs: token ids of each.
-        truncated: whether each output was cut.
+        rows: of each sequence its number in the task, the ids of its prompt and output, and whether that was cut.
 
     Returns:
         The columns of the tokens, and those of the sequences.
     """
-    described = [describe(model, task, *each) for each in zip(sequences, prompts, outputs, truncated)]
+    described = [describe(model, task, *row) for row in rows]
     tokens = {name: [value for columns, _ in described for value in columns[name]] for name in described[0][0]}
     return tokens, {name: [row[name] for _, row in described] for name in described[0][1]}
 

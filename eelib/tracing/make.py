@@ -152,7 +152,7 @@ def make_shard(job: Job, sequences: list[int], index: int) -> None:
     final = torch.tensor([token for ids in finals for token in ids])
     counts = {"rows": len(final), "mismatches": count_mismatches(readout, final, model)}
     record: dict = {"sequences": sequences, "files": {}, "counts": counts}
-    tokens, rows = describe_all(model, job.task, sequences, prompts, outputs, truncated)
+    tokens, rows = describe_all(model, job.task, zip(sequences, prompts, outputs, truncated))
     frames: dict[str, Mapping[str, np.ndarray | list]] = {
         "tokens": tokens | {name: readout[name].numpy() for name in STORED},
         "sequences": rows,
