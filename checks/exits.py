@@ -32,24 +32,23 @@ from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_dr
 from checks.report import Head, headed, write_part, write_report
 from eelib.common.files import data_folder
 from eelib.exits.calibration import by_agreement
+from eelib.exits.cost import Costs, Forecast, Planned, measure, seconds
 from eelib.exits.decoding.generate import DRAFT_LENGTH as DRAFT
 from eelib.exits.decoding.generate import batches, encoded
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.forecast import Forecast
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.step_costs import Costs, measure
-from eelib.exits.steps import crossover
 from eelib.exits.trace_scores import curve, rule_at, scores
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.trace import Trace
-from eestudy.analysis.speed import PLAIN, Way, by_library, few_exits, planned, run, timed
+from eestudy.analysis.speed import PLAIN, Way, by_library, few_exits, plans_of, run, timed
 
 RESULT = data_folder("checks", "exits.json")
 MODELS = ("pocket-llama-joint", "pocket-t5-weighted", "pocket-t5-skip", "pocket-llama-skip")  # of these, what is there
 TASK, KEPT = "translation/de-en", 0.98
 SIZES = (1, 8, 16)
+CROSSED = (1, 2, 4, 8, 16, 32, 64)  # rows of a batch that the forecast is made for
 TOP = 1  # drafts of a fixed length that are timed
 LEVELS = (KEPT, 0.985, 0.99, 0.995, 0.999)  # agreement by the trace, until what is decoded keeps enough, too
 LOOP, NETWORK = "loop without a gate", "network, token by token"
@@ -99,6 +98,20 @@ def measured(name: str, sequences: int, repeats: int, max_new_tokens: int = NEW_
     return Found(rows, crossing, patterns)
 
 
+def crossover(costs: Costs, plans: Sequence[Planned], keys: str, asked: Sequence[int]) -> Rows:
+    """What a batch makes of the gain: {rows, ruled, parted, together}, speed-ups over plain decoding of it.
+
+    `parted`: rows that exit stay behind; `together`: all go on to the deepest; `ruled`: what is quicker.
+    """
+    found = []
+    for size in CROSSED:
+        plain = seconds(costs, plans, "full", batch=size)
+        ways = {"ruled": None, "parted": True, "together": False}
+        times = {name: seconds(costs, plans, keys, asked, size, split=way) for name, way in ways.items()}
+        found.append({"rows": size} | {name: plain / value for name, value in times.items()})
+    return found
+
+
 def lossy(costs: Costs, model: Model, task: Task, made: Trace, own: Sequence[int], others: Sequence[int]) -> Known:
     """The exits that the forecast puts first at 98% agreement on the other texts, by the trace; then a threshold with
     which decoding them for real keeps as much of the tokens and of the score.
@@ -110,7 +123,7 @@ def lossy(costs: Costs, model: Model, task: Task, made: Trace, own: Sequence[int
         rule = replace(gate, exit_layers=exits)
         choice = by_agreement(curve(rule, said, made, rows), level)
         rule = rule_at(rule, rule.gate.default if choice.threshold is None else choice.threshold)
-        return Forecast(costs, planned(rule, made, own), rule, "deferred")
+        return Forecast(costs, plans_of(rule, made, own), rule, "deferred")
 
     some = {few_exits(model.layers, count) for count in (2, 3)} | {(layer,) for layer in range(1, model.layers)}
     exits = max(sorted(some - {()}), key=lambda one: kept(one, KEPT).speed_up)

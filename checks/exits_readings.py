@@ -12,9 +12,9 @@ from pathlib import Path
 
 import eelib
 from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, totals
+from eelib.exits.cost import measure
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.step_costs import measure
 from eelib.models.checkpoint import path_of
 from eelib.models.model import Model
 from eelib.models.readings import base_of, with_reading

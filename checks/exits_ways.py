@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from eelib.exits.cost import Costs, Forecast
 from eelib.exits.exit_rule import ExitRule, fixed_exit
-from eelib.exits.forecast import Forecast
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.step_costs import Costs
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
-from eestudy.analysis.speed import EXACT, Way, draft_table, planned
+from eestudy.analysis.speed import EXACT, Way, draft_table, plans_of
 
 NEW_TOKENS = 64  # of each output, at most
 DOUBTS, LONGEST = (0.1, 0.3, 0.5, 0.7), 8  # softmax differences below which drafting ends; its longest drafts
@@ -46,7 +45,7 @@ def fixed_drafts(costs: Costs, made: Trace, own: Sequence[int], layers: Sequence
     for row in options.head(top).to_dict("records"):
         layer, length = int(row["layer"]), int(row["draft"])
         way = Way(f"layer {layer}, drafts of {length}, verified", fixed_exit(layer), EXACT, length)
-        plans = planned(fixed_exit(layer), made, own)
+        plans = plans_of(fixed_exit(layer), made, own)
         expected = Forecast(costs, plans, fixed_exit(layer), EXACT, draft=length)
         found.append(Known(way, "lossless", row["ceiling"], expected))
     return found
@@ -58,7 +57,7 @@ def doubting_drafts(costs: Costs, made: Trace, own: Sequence[int], layers: Seque
     for layer in layers:
         for doubt in DOUBTS:
             rule = ExitRule(gate_named("softmax_difference"), doubt, exit_layers=(layer,))
-            expected = Forecast(costs, planned(rule, made, own), rule, EXACT, draft=LONGEST)
+            expected = Forecast(costs, plans_of(rule, made, own), rule, EXACT, draft=LONGEST)
             way = Way(f"layer {layer} above {doubt:g}, drafts to {LONGEST}, verified", rule, EXACT, LONGEST)
             options.append(Known(way, "lossless", expected.bound, expected))
     return max(options, key=lambda one: one.forecast.speed_up if one.forecast else 0.0)

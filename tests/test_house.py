@@ -183,7 +183,7 @@ def test_the_core_alone_loads_traces_and_decodes(tmp_path):
     code = f"""
 import sys
 
-for name in {sorted(blocked | {"eestudy", "recipes"} - {"sphinx"})}:
+for name in {sorted((blocked | {"eestudy", "recipes"}) - {"sphinx"})}:
     sys.modules[name] = None  # as if it were not installed; SciPy takes any entry for Sphinx for the package
 import eelib
 

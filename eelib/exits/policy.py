@@ -1,4 +1,4 @@
-"""A policy as a file: when to leave, what is done about keys and values, and on what evidence; tied to its model.
+"""A policy as a file: when tokens exit, what is done about keys and values, on what evidence; tied to its model.
 
 `python -m eelib.exits.policy --model NAME --tasks PATTERN --out FILE` calibrates one; `eelib.generate(model, task,
 policy=FILE)` decodes by it, and refuses it for another model, or after the model changed.
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from eelib.common.errors import InputError, StorageError
 from eelib.common.files import write_atomically
 from eelib.exits.calibration import learn_then_test, losses_of, split
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.gate import NO_EXIT, Gate, gate_named
+from eelib.exits.gates.gate import GROUP, NO_EXIT, Gate, gate_named
 from eelib.exits.gates.state import TrainedGate
 from eelib.exits.trace_scores import Curve, Scores, curve, make_scores, needs_states, scores
 from eelib.models.model import Model, load_model
@@ -31,19 +32,32 @@ from eelib.tasks.task import Task, load_task, task_names
 from eelib.tracing.make import trace
 from eelib.tracing.trace import Trace
 
-EXACT = ("deferred", "full", "verified")  # under these keys and values are true, so a trace tells who differs
+EXACT = ("deferred", "full", "verified")  # under these, keys and values are true, so a trace shows which tokens differ
 POINTS = 50  # thresholds that are tested
-FORM = 1  # of the file
+FORM = 2  # of the file
+OURS = "eelib"
+OLD = {"exits": "exit_layers", "keys": "kv_policy", "first_tokens": "full_depth_tokens"}  # words of form 1
 
 
 @dataclass(frozen=True)
 class Policy:
-    """When to leave, by kind of task, for one model.
+    """When tokens exit, by kind of task, for one model.
 
-    thresholds: {kind of task: threshold, or None where nothing could be certified and all layers run}. risks: {kind:
-    share of groups whose outputs differ from full depth's, on the other half: estimate, low, high, sequences}.
-    `temperature` above 0: tokens are sampled, with verified keys only. Under these the risks are of drafts, greedy ones
-    at any temperature; outputs are full depth's, greedy ones token for token, sampled ones in distribution.
+    Attributes:
+        model: its name, with `model_hash` of its weights and `head_hash` of its head.
+        gate: its name, with `gate_parameters`, `gate_hash` of a trained gate's weights ("" of others), and the package
+            that the gate is of, `gate_package`.
+        exit_layers: as in `ExitRule`; so are `minimum_layer` and `full_depth_tokens`.
+        kv_policy: what is done about keys and values. Under verified the risks are of drafts, and outputs are full
+            depth's, token for token.
+        thresholds: {kind of task: threshold, or None where nothing could be certified and all layers run}.
+        calibrated_on: {task: its hash, and how many groups}.
+        certified: {kind of task: what holds of its threshold, or why there is none}.
+        risks: {kind of task: share of groups whose outputs differ from full depth's, on the other half: estimate, low,
+            high, sequences}.
+        epsilon: the share of groups that may differ.
+        delta: the chance that more do.
+        date: of the calibration.
     """
 
     model: str
@@ -52,10 +66,11 @@ class Policy:
     gate: str
     gate_parameters: dict[str, Any]
     gate_hash: str
-    exits: tuple[int, ...] | None
+    gate_package: str
+    exit_layers: tuple[int, ...] | None
     minimum_layer: int
     full_depth_tokens: int
-    keys: str
+    kv_policy: str
     thresholds: dict[str, float | None]
     calibrated_on: dict[str, dict[str, Any]]
     certified: dict[str, str]
@@ -63,10 +78,6 @@ class Policy:
     epsilon: float
     delta: float
     date: str
-    temperature: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_pair(self.keys, self.temperature)
 
     def check(self, model: Model) -> None:
         """InputError where it was made for other weights or another head."""
@@ -89,13 +100,17 @@ class Policy:
                 f"the policy has no threshold for {kind.replace('_', ' ')}; it was calibrated for: "
                 f"{', '.join(self.thresholds)}"
             )
+        if self.gate_package != OURS and self.gate not in entry_points(group=GROUP).names:
+            raise InputError(
+                f"gate {self.gate} of the policy is of package {self.gate_package}, which is not installed"
+            )
         gate = gate_named(self.gate, model, **self.gate_parameters)
         if gate_hash(gate) != self.gate_hash:
             raise InputError(f"gate {self.gate} of {model.name} was trained anew since the policy was calibrated")
         value = self.thresholds[kind]
         if value is None:
             return None
-        return ExitRule(gate, value, self.exits, self.minimum_layer, self.full_depth_tokens)
+        return ExitRule(gate, value, self.exit_layers, self.minimum_layer, self.full_depth_tokens)
 
     def save(self, path: Path | str) -> None:
         """Write it, whole or not at all."""
@@ -104,25 +119,17 @@ class Policy:
 
     @classmethod
     def load(cls, path: Path | str) -> "Policy":
-        """Read one. InputError, one line, for a file that is none."""
+        """Read one. InputError, one line, for a file that is none, or that has words of before."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            known = {field.name for field in fields(cls)}
-            if content.pop("form") != FORM or not known - {"temperature"} <= set(content) <= known:
+            if old := [f"{word!r} is now {now!r}" for word, now in OLD.items() if word in content]:
+                raise ValueError("; ".join(old))
+            if content.pop("form") != FORM or {field.name for field in fields(cls)} != set(content):
                 raise ValueError("its fields are not those of this version")
-            exits = content["exits"]
-            return cls(**content | {"exits": None if exits is None else tuple(exits)})
+            layers = content["exit_layers"]
+            return cls(**content | {"exit_layers": None if layers is None else tuple(layers)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is no policy that can be read ({error})") from error
-
-
-def check_pair(keys: str, temperature: float) -> None:
-    """InputError for a temperature that is none, or that the policy of keys can't have."""
-    if temperature and keys != "verified":
-        raise InputError(
-            f"a policy with keys={keys!r} at temperature {temperature!r} is not allowed; keys='verified' alone may "
-            "have one above 0"
-        )
 
 
 def head_hash(model: Model) -> str:
@@ -146,29 +153,44 @@ def calibrate(
     tasks: Mapping[str, Task],
     traces: Mapping[str, Trace],
     gate: str = "softmax_difference",
-    keys: str = "deferred",
+    kv_policy: str = "deferred",
     epsilon: float = 0.05,
     delta: float = 0.1,
-    exits: tuple[int, ...] | None = None,
+    exit_layers: tuple[int, ...] | None = None,
     minimum_layer: int = 1,
     full_depth_tokens: int = 0,
     share: float = 0.5,
     seed: int = 0,
-    temperature: float = 0.0,
     **parameters: Any,
 ) -> Policy:
     """A policy whose outputs differ from full depth's for at most epsilon of the groups, but for a chance of delta.
 
     Learn-then-Test per kind of task, on half of the groups (sequences, or what shares a text); the risk is measured on
     the other half. A group of a task counts as lost if any of its tokens differs, an end token that does not come among
-    them. `keys`: deferred (or full), under
-    which a trace says where an output would part; or verified, where what is lost is a draft, not the output, and
-    `temperature` may be above 0. InputError for other policies and temperatures, and for an empty half.
+    them.
+
+    Args:
+        model: the model.
+        tasks: by name.
+        traces: of the same names.
+        gate: its name.
+        kv_policy: deferred (or full), under which a trace shows where an output would differ; or verified, where
+            what is lost is a draft, not the output.
+        epsilon: the share of groups that may differ.
+        delta: the chance that more do.
+        exit_layers: as in `ExitRule`.
+        minimum_layer: as there.
+        full_depth_tokens: as there.
+        share: of the groups, to calibrate on.
+        seed: of the halves.
+        parameters: of the gate.
+
+    Raises:
+        InputError: another kv_policy; an empty half.
     """
-    check_pair(keys, temperature)
-    if keys not in EXACT:
-        raise InputError(f"keys {keys!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
-    rule = ExitRule(gate_named(gate, model, **parameters), None, exits, minimum_layer, full_depth_tokens)
+    if kv_policy not in EXACT:
+        raise InputError(f"kv_policy {kv_policy!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
+    rule = ExitRule(gate_named(gate, model, **parameters), None, exit_layers, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
     halves = split({name: set(made.tokens["group"]) for name, made in traces.items()}, share, seed)
     kinds: dict[str, list[str]] = {}
@@ -192,24 +214,24 @@ def calibrate(
         if choice.at is not None:
             risks[kind] = risk_of(held_out[:, choice.at])
     return Policy(
-        model.name,
-        model.hash,
-        head_hash(model),
-        gate,
-        dict(parameters),
-        gate_hash(rule.gate),
-        exits,
-        minimum_layer,
-        full_depth_tokens,
-        keys,
-        thresholds,
-        based,
-        certified,
-        risks,
-        epsilon,
-        delta,
-        time.strftime("%Y-%m-%d"),
-        temperature,
+        model=model.name,
+        model_hash=model.hash,
+        head_hash=head_hash(model),
+        gate=gate,
+        gate_parameters=dict(parameters),
+        gate_hash=gate_hash(rule.gate),
+        gate_package=type(rule.gate).__module__.partition(".")[0],
+        exit_layers=exit_layers,
+        minimum_layer=minimum_layer,
+        full_depth_tokens=full_depth_tokens,
+        kv_policy=kv_policy,
+        thresholds=thresholds,
+        calibrated_on=based,
+        certified=certified,
+        risks=risks,
+        epsilon=epsilon,
+        delta=delta,
+        date=time.strftime("%Y-%m-%d"),
     )
 
 
@@ -256,8 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True, help="a shipped name, a local folder, or a hub id")
     parser.add_argument("--tasks", default="translation/*", help="what to calibrate on, as notebooks take it")
     parser.add_argument("--gate", default="softmax_difference")
-    parser.add_argument("--keys", choices=EXACT, default=EXACT[0])
-    parser.add_argument("--temperature", type=float, default=0.0, help="above 0 samples; with --keys verified only")
+    parser.add_argument("--kv-policy", choices=EXACT, default=EXACT[0])
     parser.add_argument("--epsilon", type=float, default=0.05, help="share of outputs that may differ")
     parser.add_argument("--delta", type=float, default=0.1, help="chance that more do")
     parser.add_argument("--limit", type=int, default=0, help="sequences per task; 0 takes all")
@@ -267,7 +288,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     try:
-        check_pair(given.keys, given.temperature)
         if not given.out.parent.is_dir():  # before minutes of work that would be lost
             raise InputError(f"--out {given.out}: there is no folder {given.out.parent}")
         model = load_model(given.model, device=given.device)
@@ -276,8 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name: trace(model, task, max_new_tokens=given.max_new_tokens, folder=given.runs_folder)
             for name, task in tasks.items()
         }
-        told = {name: getattr(given, name) for name in ("keys", "epsilon", "delta", "temperature")}
-        made = calibrate(model, tasks, traces, given.gate, **told)
+        made = calibrate(model, tasks, traces, given.gate, given.kv_policy, given.epsilon, given.delta)
         made.save(given.out)
     except (InputError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)

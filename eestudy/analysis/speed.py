@@ -5,7 +5,7 @@ the machine falls on all of them. Times are of decoding alone, prompts included,
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +15,10 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
 from eelib.common.errors import NotEstimable
+from eelib.exits.cost import Costs, Forecast, Planned, by_sequence, measure, planned
 from eelib.exits.decoding.generate import DRAFT_LENGTH, GenerateOutput, batches, encoded, generate
 from eelib.exits.exit_rule import ExitRule, fixed_exit
-from eelib.exits.forecast import Forecast
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.step_costs import Costs, measure
-from eelib.exits.steps import Planned
-from eelib.exits.trace_scores import decide
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
@@ -105,18 +102,18 @@ def race(own: Study, study: Study, rule: ExitRule) -> Race:
     numbers = trace.sequences["sequence"].tolist()[: p.sequences]
     asked = study.tasks[task].pick(numbers)
     costs = measure(model, asked, rule, min(p.batch, len(asked)))
-    plans = {"gate": planned(rule, trace, numbers), "best layer": best(trace, numbers)}
+    plans = {"gate": plans_of(rule, trace, numbers), "best layer": best(trace, numbers)}
     drafts = draft_table(costs, trace, numbers)
     ways = [Way(PLAIN, None, "full"), *(Way(f"gate, {keys}", rule, keys) for keys in RACED)]
     few = few_exits(model.layers, p.few_exits)
     if few:
         ways.append(Way(f"gate at {' and '.join(map(str, few))}, deferred", replace(rule, exit_layers=few), "deferred"))
-        plans[ways[-1].name] = planned(replace(rule, exit_layers=few), trace, numbers)
+        plans[ways[-1].name] = plans_of(replace(rule, exit_layers=few), trace, numbers)
     if len(drafts):
         top = drafts.loc[drafts["forecast"].idxmax()]
         layer, length = int(top["layer"]), int(top["draft"])
         ways.append(Way(f"layer {layer}, drafts of {length}", fixed_exit(layer), EXACT, length))
-        plans[ways[-1].name] = planned(fixed_exit(layer), trace, numbers)
+        plans[ways[-1].name] = plans_of(fixed_exit(layer), trace, numbers)
     rows: list[dict] = []
     outputs: dict[tuple[str, int], list[str]] = {}
     for size in sorted({1, min(p.batch, len(asked))}):
@@ -213,23 +210,20 @@ def by_library(model: Model, prompt: list[int], max_new_tokens: int, **options: 
 # ---- what a trace says beforehand
 
 
-def by_sequence(trace: Trace, numbers: Sequence[int], exits: np.ndarray, agrees: np.ndarray) -> list[Planned]:
-    """Plans of some sequences, of exit layers and agreement [tokens] of all."""
-    owners = trace.tokens["sequence"].to_numpy()
-    return [Planned(exits[owners == number], agrees[owners == number]) for number in numbers]
+def plans_of(rule: ExitRule, trace: Trace, numbers: Sequence[int]) -> list[Planned]:
+    """Where a rule's tokens exit in some sequences, teacher-forced. InputError for a gate that looks at states."""
+    return chosen(planned(rule, trace), numbers)
 
 
-def planned(rule: ExitRule, trace: Trace, numbers: Sequence[int]) -> list[Planned]:
-    """Where a rule leaves, teacher-forced. InputError for a gate that looks at states."""
-    exits, scores = decide(rule, trace)
-    agrees = scores.emitted(exits).numpy() == trace.tokens["token_id"].to_numpy()
-    return by_sequence(trace, numbers, exits.numpy(), agrees)
+def chosen(plans: Mapping[int, Planned], numbers: Sequence[int]) -> list[Planned]:
+    """The plans of some sequences."""
+    return [plans[number] for number in numbers]
 
 
 def best(trace: Trace, numbers: Sequence[int]) -> list[Planned]:
-    """The first layer that says what the last one says."""
+    """The first layer that gives what the last one gives."""
     exits = trace.exit_layer("first")
-    return by_sequence(trace, numbers, exits, np.ones(len(exits), dtype=bool))
+    return chosen(by_sequence(trace, exits, np.ones(len(exits), dtype=bool)), numbers)
 
 
 def draft_table(costs: Costs, trace: Trace, numbers: Sequence[int]) -> pd.DataFrame:
@@ -239,7 +233,7 @@ def draft_table(costs: Costs, trace: Trace, numbers: Sequence[int]) -> pd.DataFr
     rows = []
     for layer in range(1, trace.layers):
         agrees = trace["final_rank"][:, layer] == 1
-        plan = by_sequence(trace, numbers, np.full(len(agrees), layer), agrees)
+        plan = chosen(by_sequence(trace, np.full(len(agrees), layer), agrees), numbers)
         share = float(np.concatenate([one.agrees for one in plan]).mean())
         options = []
         for length in DRAFTS:

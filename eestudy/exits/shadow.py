@@ -90,9 +90,9 @@ class Service:
 
     A loss is an output that differs from full depth's. Early exit ends, and full depth is served, once the alarm is on,
     or while the file `kill` is there. `shadowed`: numbers of the outputs that were compared, counted from 0 over all
-    calls. InputError as of `Alarm` and `Policy.check`, for a share outside [0, 1], for a policy that samples, and for a
-    share above 0 of a model in less than float32: there an output depends on the rows decoded beside it, so one that
-    differs says nothing of the policy.
+    calls. InputError as of `Alarm` and `Policy.check`, for a share outside [0, 1], and for a share above 0 of a model
+    in less than float32: there an output depends on the rows decoded beside it, so one that differs says nothing of the
+    policy.
     """
 
     model: Model
@@ -108,8 +108,6 @@ class Service:
         check_whole("seed", self.seed, 0)
         if not 0 <= self.share <= 1:
             raise InputError(f"share {self.share!r} is not allowed; it must lie within 0 and 1")
-        if self.policy.temperature:
-            raise InputError("outputs that are sampled can't be held against each other; the policy has a temperature")
         if self.share and self.model.dtype not in FULL_PRECISION:
             raise InputError(
                 f"in {self.model.dtype} an output depends on its batch, so what differs from full depth says nothing "

@@ -8,10 +8,9 @@ import pytest
 import studies_made
 from study_made import made_study
 
+from eelib.exits.cost import Costs, Line, Planned
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.step_costs import Costs, Line
-from eelib.exits.steps import Planned
 from eestudy.analysis import speed, speed_tables
 from eestudy.figures import speed as figures
 from eestudy.study.parameters import Parameters
@@ -105,7 +104,7 @@ def test_a_real_race(tmp_path, folder_of, family):
     "given, message",
     [
         ({"gate": "no_such"}, "gate 'no_such' is not known"),
-        ({"gate": "state_saturation"}, "needs head, state"),
+        ({"gate": "state_saturation"}, "state_saturation looks at states"),
         ({"model": "bert_labels"}, "writes no text"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 import eelib
 from checks import exits
 from checks.exits_shapes import Pattern, Shape, replayed
-from eelib.exits.steps import Planned
+from eelib.exits.cost import Planned
 from eelib.models.adapter_block import AdapterBlock
 from eelib.models.readings import save_reading
 from eelib.models.translators import Translators

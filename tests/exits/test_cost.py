@@ -1,14 +1,35 @@
-"""Costs by hand, of public models from their configurations and of tiny ones from their modules."""
+"""Costs by hand, of public models from their configurations and of tiny ones from their modules; measured; forecast."""
+
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import eelib
+from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
-from eelib.exits.cost import Sizes, break_even, deferred, drafting, parameters, prices, sizes_of
-from eelib.exits.exit_rule import ExitRule
+from eelib.exits.cost import (
+    Costs,
+    Forecast,
+    Line,
+    Planned,
+    Sizes,
+    measure,
+    parameters,
+    prices,
+    seconds,
+    sizes_of,
+    step_seconds,
+)
+from eelib.exits.exit_rule import Constant, Estimated, ExitRule, fixed_exit
 from eelib.exits.gates.gate import gate_named
+from eelib.exits.policy import Policy, head_hash
+from eelib.exits.trace_scores import exits_of, make_scores
+from eelib.exits.trace_scores import scores as scored
+from eelib.tasks.task import Task
 
 # hidden size, feed-forward size, heads, heads of keys and values, vocabulary, layers: their published configurations.
 PUBLIC = {"Llama-2-7B": (4096, 11008, 32, 32, 32000, 32), "Llama-3-8B": (4096, 14336, 32, 8, 128256, 32)}
@@ -18,14 +39,6 @@ SMALL = Sizes(layers=4, block=100, head=300, rows=30)  # H = 3
 def sizes_by_hand(width, inner, heads, kv_heads, vocabulary, layers):
     narrow = width // heads * kv_heads
     return Sizes(layers, 2 * width * width + 2 * width * narrow + 3 * width * inner, vocabulary * width, vocabulary)
-
-
-@pytest.mark.parametrize("name, expected", [("Llama-2-7B", 19.8), ("Llama-3-8B", 10.1)])
-def test_where_reading_the_whole_head_at_every_layer_pays(name, expected):
-    sizes = sizes_by_hand(*PUBLIC[name])
-    assert round(break_even(sizes), 1) == expected
-    at_break_even = np.interp(break_even(sizes), range(1, 33), np.arange(1, 33) * (1 + sizes.read))
-    assert at_break_even == pytest.approx(sizes.full)  # what tokens pay that leave there by such a gate
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -69,7 +82,7 @@ def test_prices_by_hand():
     assert price("confidence") == [1 + 3, 2 + 6, 3 + 9, 4 + 9 + 3]
     assert price("confidence", exit_layers=(2,)) == [1, 5, 6, 4 + 3 + 3]
     assert price("confidence", minimum_layer=3) == [1, 2, 6, 4 + 3 + 3]
-    assert price("patience", minimum_layer=3) == [4, 8, 12, 16]  # it remembers, so it has to be asked before
+    assert price("patience", minimum_layer=3) == [4, 8, 12, 16]  # it is stateful, so it has to be asked before
     assert price("state_saturation", gate_parameters=50) == [1 + 0.5 + 3, 2 + 1 + 3, 3 + 1.5 + 3, 4 + 1.5 + 3]
 
     def shortlist(layer):
@@ -85,22 +98,282 @@ def test_prices_by_hand():
     assert all((np.diff(price(gate)) >= 0).all() for gate in ("confidence", "fixed", "entropy", "schedule"))
 
 
-def test_speed_ups_by_hand():
-    assert SMALL.full == 7 and break_even(SMALL) == 7 / 4
-    assert drafting(SMALL, 2, 0.5, 2) == pytest.approx((1 + 0.5 + 0.25) * 7 / (4 + 2 * 2 + 3 * 3))
-    assert drafting(SMALL, 1, 1.0, 3) == pytest.approx(4 * 7 / (4 + 3 + 4 * 3))
-    assert drafting(SMALL, 1, 1.0, 10**4) == pytest.approx(7 / 4, rel=1e-3)  # its limit, (L + H) / (E + H)
-    assert deferred(SMALL, 1, 1.0) == 7 / 4 and deferred(SMALL, 2, 0.5) == pytest.approx(7 / (5 + 0.5 * 5))
-
-
-def test_bad_input_is_one_line(one_line):
+def test_rows_and_layers_that_are_not_there(one_line):
     one_line(
         InputError,
         ["confidence", "rows must be 0 to 30"],
         lambda: prices(SMALL, ExitRule(gate_named("confidence")), 31),
     )
-    one_line(InputError, "layers 1 to 3", lambda: drafting(SMALL, 4, 0.5, 1))
-    one_line(InputError, "shares 0 to 1", lambda: deferred(SMALL, 2, 1.5))
     one_line(
         InputError, "allowed are layers 1 to 4", lambda: prices(SMALL, ExitRule(gate_named("fixed"), minimum_layer=5))
     )
+
+
+# ---- measured
+
+
+def test_a_line_never_falls():
+    assert Line.through(2.0, 5.0, 4) == Line(1.0, 1.0)
+    assert Line.through(2.0, 1.0, 4) == Line(2.0, 0.0)
+    assert Line.through(2.0, 2.0, 1) == Line(2.0, 0.0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_costs_are_measured(folder_of, family):
+    model = eelib.load_model(str(folder_of(family)), device="cpu")
+    rule = ExitRule(gate_named("softmax_difference"))
+    costs = measure(model, Task.from_prompts(PROMPTS), rule, batch=3, repeats=1)
+    assert costs.layers == model.layers and costs.block.of(1) > 0 and costs.head.of(1) > 0 and costs.step > 0
+    assert min(costs.call, costs.key, costs.ask.fixed, costs.ask.each, costs.block.each) >= 0 and costs.prompt > 0
+    assert costs.reads and not measure(model, Task.from_prompts(PROMPTS[:1]), fixed_exit(1), batch=2, repeats=1).reads
+
+
+def test_bare_costs_are_blocks_and_the_head():
+    costs = Costs(4, 1.0, Line(2.0), Line(3.0), Line(4.0), 5.0, 6.0, 7.0, reads=False)
+    assert costs.bare == Costs(4, 0.0, Line(2.0), Line(3.0), Line(0.0), 0.0, 0.0, 0.0, reads=False)
+    assert costs.head_in_blocks == 1.5
+
+
+# ---- in closed form
+
+STEP = Costs(
+    4, call=100.0, block=Line(10.0, 1.0), head=Line(1000.0, 7.0), ask=Line(3.0, 0.5), key=0.25, step=1e4, prompt=1e6
+)
+
+
+def one_step(costs, depths, keys, asked, split):
+    """Seconds of a step whose rows exit at `depths`: a loop over blocks."""
+    total, most = costs.step + costs.call * (len(set(depths)) if split else 1), max(depths)
+    for layer in range(1, most + 1):
+        inside = sum(depth >= layer for depth in depths)
+        total += costs.block.of(inside if split else len(depths))
+        total += costs.ask.of(inside) if layer in asked else 0
+    for depth in set(depths):
+        count = depths.count(depth)
+        total += costs.head.of(count) if depth == costs.layers or not costs.reads else 0
+        total += costs.call + costs.key * (costs.layers - depth) if depth < costs.layers and keys == "project" else 0
+    return total
+
+
+@pytest.mark.parametrize("keys", ["copy", "project"])
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("split", [True, False])
+def test_a_step_is_the_mean_over_all_ways_in_which_rows_exit(keys, reads, split):
+    costs, exits = replace(STEP, reads=reads), [1, 1, 2, 4, 4]
+    for batch in (1, 2, 3):
+        wanted = np.mean(
+            [one_step(costs, list(depths), keys, (1, 3), split) for depths in product(exits, repeat=batch)]
+        )
+        found = step_seconds(costs, np.array(exits), keys, (1, 3), batch, split)
+        assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_deferred_tokens_run_all_blocks_in_the_end():
+    """Two wait at depth 1; the third is alone for one block, then there are three."""
+    found = seconds(STEP, [plan([1, 1, 4])], "deferred")
+    assert found == pytest.approx(1e6 + 3 * 10_100 + 2 * 11 + 11 + 3 * (10 + 3) + 1007)
+    assert seconds(STEP, [plan([1, 1])], "deferred") == pytest.approx(1e6 + 2 * (10_100 + 11))
+
+
+@pytest.mark.parametrize("draft", [1, 3])
+def test_rounds_of_drafts_are_the_mean_over_all_ways_in_which_they_go(draft):
+    """A token drafts with a chance of 3 in 4 through layer 1 or 2, and is right with one of 2 in 3."""
+    exits, agrees = [1, 1, 2, 4], [True, False, True, True]
+    goes_on, right = 3 / 4, 2 / 3
+    tokens = spent = 0.0
+    for made in range(draft + 1):
+        chance = goes_on**made * (1.0 if made == draft else 1 - goes_on)
+        for outcome in product([True, False], repeat=made):
+            of_it = chance * np.prod([right if one else 1 - right for one in outcome])
+            tokens += of_it * (1 + next((i for i, one in enumerate(outcome) if not one), made))
+        drafting = made * (10_100 + (11 * 4 / 3) + 3.5)
+        verifying = 10_100 + 4 * 10 + 4 + made * (4 - 4 / 3) + 1000 + 7 * (1 + made)
+        spent += chance * (drafting + verifying + (3.5 if made < draft else 0.0))
+    found = seconds(STEP, [plan(exits, agrees)], "verified", asked=(1,), draft=draft)
+    assert found == pytest.approx(1e6 + 4 / tokens * spent)
+
+
+def test_right_drafts_cost_what_the_formula_gives():
+    """Rounds of two drafts at layer 1 and one deep step for three tokens (Leviathan et al. 2023)."""
+    free = Costs(L, 0, Line(1), Line(0.5), Line(0), 0, 0, 0)
+    plans = [plan([1] * 9)]
+    assert seconds(free, plans, "full") / seconds(free, plans, "verified", draft=2) == pytest.approx(
+        3 * (L + 0.5) / (L + 2 * 1 + 0.5)
+    )
+
+
+def test_rows_are_left_behind_where_that_is_quicker():
+    """Where calls cost nothing and tokens do, and not where a call is dear."""
+    mixed = [plan([1, 1, 1, 1]), plan([L, L, L, L])]
+    for costs, way in ((Costs(L, 0, Line(0, 1), Line(0), Line(0), 0, 0, 0), True), (STEP, False)):
+        by_way = {split: seconds(costs, mixed, "copy", batch=4, split=split) for split in (True, False)}
+        assert seconds(costs, mixed, "copy", batch=4) == by_way[way] < by_way[not way]
+
+
+# ---- the call
+
+L = 4
+COSTS = Costs(L, call=2.0, block=Line(1.0), head=Line(0.5), ask=Line(0.25), key=0.1, step=3.0, prompt=10.0)
+RULE = ExitRule(gate_named("confidence"), 0.9, exit_layers=(1, 2))
+
+
+def plan(exits, agrees=None):
+    return Planned(np.array([L, *exits]), np.array([True, *(agrees or [True] * len(exits))]))
+
+
+def test_one_row_by_hand():
+    """Four tokens: the prompt's, one at 1, one at 2, one that runs all blocks and is asked twice."""
+    found = Forecast(COSTS, [plan([1, 2, L], [True, False, True])], RULE, "copy", of="a on b")
+    plain = 10 + 3 * (3 + 2 + L + 0.5)
+    early = 10 + 3 * (3 + 2) + (1 + 2 + L) + (1 + 2 + 2) * 0.25 + 0.5
+    assert found.plain == pytest.approx(plain / 4) and found.early == pytest.approx(early / 4)
+    assert found.speed_up == pytest.approx(plain / early)
+    assert found.mean_layers == pytest.approx(7 / 3) and found.agreement == pytest.approx(2 / 3)
+    assert found.bound == pytest.approx(3 * (L + 0.5) / (1 + 2 + L + 3 * 0.5))
+    free = found.if_free
+    assert free["calls and Python"] == pytest.approx((plain - 15) / (early - 15))
+    assert free["the gate and the head"] == pytest.approx((plain - 1.5) / (early - 1.75))
+    assert free["prompts"] == pytest.approx((plain - 10) / (early - 10)) and len(free) == 3
+    assert next(iter(free)) == "calls and Python" and "calls and Python it would be" in found.limit
+    first, second = str(found).splitlines()
+    assert first.startswith("a on b: confidence, keys copy, batch 1: 1.") and "66.7% of tokens" in second
+
+
+def test_what_else_can_limit():
+    """Wrong drafts, keys that are made, rows that go deep: each is freed alone."""
+    wrong = Forecast(COSTS, [plan([1, 1], [False, False])], fixed_exit(1), "verified", draft=2)
+    right = Forecast(COSTS, [plan([1, 1])], fixed_exit(1), "verified", draft=2)
+    assert wrong.if_free["wrong drafts"] == right.speed_up == right.if_free["wrong drafts"] > wrong.speed_up
+    assert "100.0% of drafts" in str(right) and " 0.0% of drafts" in str(wrong)
+    made, copied = (Forecast(COSTS, [plan([1, 1])], RULE, keys) for keys in ("project", "copy"))
+    assert made.if_free["keys and values of skipped blocks"] == copied.speed_up > made.speed_up
+    mixed = [plan([1, 1]), plan([L, L])]
+    both = Forecast(COSTS, mixed, RULE, "copy", batch=2)
+    assert both.if_free["the other rows of a batch"] == Forecast(COSTS, mixed, RULE, "copy").speed_up
+    bare = Costs(L, 0.0, Line(1.0), Line(0.0), Line(0.0), 0.0, 0.0, 0.0)
+    assert (
+        Forecast(bare, [plan([3, 3])], RULE, "copy").limit
+        == "What limits it is that tokens exit after 3.0 of 4 layers."
+    )
+
+
+def test_no_exit_is_no_gain():
+    found = Forecast(COSTS, [plan([])], RULE, "deferred")
+    assert found.agreement == 1
+    assert found.speed_up == 1 and found.mean_layers == L
+    late = Forecast(COSTS, [plan([L, L])], RULE, "deferred")
+    assert late.speed_up < 1 and late.bound == 1
+
+
+@pytest.mark.parametrize("gate", ["softmax_difference", "state_saturation"])
+def test_exits_are_those_of_a_trace(folder_of, tmp_path, gate):
+    """Gates on states, which no trace holds, too."""
+    model, task = eelib.load_model(str(folder_of("gpt2")), device="cpu"), Task.from_prompts(PROMPTS)
+    rule = ExitRule(gate_named(gate), 0.02 if gate == "softmax_difference" else -0.5)
+    found = eelib.forecast(model, rule, "deferred", task=PROMPTS, max_new_tokens=8)
+    trace = eelib.trace(model, task, max_new_tokens=8, folder=tmp_path, progress=False)
+    make_scores(model, task, trace, [rule], progress=False)
+    scores = scored(rule, trace)
+    exits = exits_of(rule, scores, torch.tensor(trace.tokens["position"].to_numpy())).numpy()
+    agrees = scores.emitted(torch.tensor(exits)).numpy() == trace.tokens["token_id"].to_numpy()
+    assert set(exits) - {model.layers}
+    assert np.concatenate([one.exits for one in found.plans]).tolist() == exits.tolist()
+    assert np.concatenate([one.agrees for one in found.plans]).tolist() == agrees.tolist()
+    assert [len(one.exits) for one in found.plans] == trace.tokens.groupby("sequence").size().tolist()
+
+
+def test_a_threshold_that_is_fitted_stays_as_it_was(folder_of):
+    """What follows a forecast decodes as if there had been none."""
+    model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+    rule = ExitRule(gate_named("confidence"), Estimated(0.6), exit_layers=(1,))
+    eelib.forecast(model, rule, "deferred", task=PROMPTS, max_new_tokens=6)
+    assert rule.threshold == Estimated(0.6)
+
+
+@pytest.mark.parametrize(
+    "family, given",
+    [
+        ("gpt2", {"gate": "patience", "kv_policy": "project", "batch_size": 2}),
+        ("t5", {"gate": None, "exit_layers": (1,), "kv_policy": "verified", "draft_length": 2}),
+    ],
+)
+def test_the_call(folder_of, family, given):
+    model = eelib.load_model(str(folder_of(family)), device="cpu")
+    found = eelib.forecast(model, task=PROMPTS[:1], max_new_tokens=6, **given)
+    assert 0 < found.speed_up < model.layers + 1 and found.plain > 0 and 0 <= found.agreement <= 1
+    assert found.early == pytest.approx(found.plain / found.speed_up) and 1 <= found.mean_layers <= model.layers
+    assert found.batch == given.get("batch_size", 1) and len(found.plans) == 1 and found.rule.asked(model.layers)
+    lines = str(found).splitlines()
+    assert len(lines) == 2 and lines[0].startswith(f"{model.name} on prompts: ")
+
+
+def policy_of(model, thresholds, **other):
+    """A policy as calibration makes it, for a model as it is in memory."""
+    own = {"model": model.name, "model_hash": model.hash, "head_hash": head_hash(model)}
+    gate = {"gate": "confidence", "gate_parameters": {}, "gate_hash": "", "gate_package": "eelib", "exit_layers": (1,)}
+    shape = {
+        "kv_policy": "verified",
+        "minimum_layer": 1,
+        "full_depth_tokens": 2,
+        "thresholds": thresholds,
+        "date": "2026-01-01",
+    }
+    told = {"calibrated_on": {}, "certified": {}, "risks": {}, "epsilon": 0.1, "delta": 0.1}
+    return Policy(**own | gate | shape | told | other)
+
+
+def test_a_policy_in_place_of_a_gate(folder_of, tmp_path):
+    """The file's gate, threshold of the task's kind, exits, first tokens and keys."""
+    model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+    made = policy_of(model, {"prompts": 0.005, "translation": 2.0})
+    made.save(tmp_path / "policy.json")
+    rule = ExitRule(gate_named("confidence"), 0.005, (1,), 1, 2)
+    by_hand = eelib.forecast(model, rule, "verified", task=PROMPTS, max_new_tokens=5)
+    for policy in (made, tmp_path / "policy.json", str(tmp_path / "policy.json")):
+        found = eelib.forecast(model, policy=policy, task=PROMPTS, max_new_tokens=5)
+        assert (found.rule, found.keys, found.speed_up > 0) == (rule, "verified", True)
+        assert [one.exits.tolist() for one in found.plans] == [one.exits.tolist() for one in by_hand.plans]
+    assert 1 <= found.mean_layers < model.layers and found.draft == by_hand.draft
+    task = eelib.load_task("translation/de-en", limit=2)
+    late = eelib.forecast(model, policy=made, task=task, max_new_tokens=5)
+    assert late.rule.threshold == Constant(2.0) and late.mean_layers == model.layers
+
+
+def test_a_policy_is_refused_where_decoding_by_it_is(folder_of, tmp_path, one_line):
+    model, other = (eelib.load_model(str(folder_of(name)), device="cpu") for name in ("gpt2", "llama"))
+    made, given = policy_of(model, {"prompts": 0.5}), {"task": PROMPTS, "max_new_tokens": 3}
+    for refused in (eelib.forecast, eelib.generate):
+        one_line(InputError, "with other weights", lambda: refused(other, policy=made, **given))
+        for beside in ({"gate": "confidence"}, {"kv_policy": "copy"}, {"exit_layers": (1,)}):
+            one_line(InputError, "give it alone", lambda: refused(model, policy=made, **given | beside))
+        one_line(InputError, "no policy that can be read", lambda: refused(model, policy=tmp_path / "none", **given))
+        one_line(InputError, "needs a causal", lambda: refused("gpt2", policy=made, **given))
+    one_line(InputError, "no threshold for translation", lambda: eelib.forecast(model, policy=made))
+    never = policy_of(model, {"prompts": None})
+    one_line(InputError, "no token of prompts exit", lambda: eelib.forecast(model, policy=never, **given))
+
+
+@pytest.mark.parametrize(
+    "family, given, message",
+    [
+        ("gpt2", {"gate": "no_such"}, "gate 'no_such' is not known"),
+        ("gpt2", {"kv_policy": "cached"}, "kv_policy 'cached' is not known"),
+        ("gpt2", {"kv_policy": None}, "kv_policy None is not known"),
+        ("gpt2", {"batch_size": 0}, "batch_size 0 is not allowed"),
+        ("gpt2", {"max_new_tokens": 0}, "max_new_tokens 0 is not allowed"),
+        ("gpt2", {"gate": None, "kv_policy": "full"}, "needs a gate, or exit_layers"),
+        ("gpt2", {"gate": "oracle", "kv_policy": "full"}, "the oracle runs all blocks"),
+        ("gpt2", {"exit_layers": (99,)}, "allowed are layers 1 to"),
+        ("gpt2", {"task": []}, "prompts must be a list"),
+        ("gpt2", {"draft_length": 2}, "draft_length=2 is for kv_policy='verified'"),
+        ("bert", {}, "needs a causal or encoder-decoder model"),
+    ],
+)
+def test_bad_input_is_one_line(folder_of, family, given, message):
+    model = eelib.load_model(str(folder_of(family)), device="cpu")
+    asked = {"gate": "confidence", "kv_policy": "deferred", "batch_size": 1, "task": PROMPTS} | given
+    with pytest.raises(InputError, match=message) as error:
+        eelib.forecast(model, **asked)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="at least one sequence"):
+        Forecast(COSTS, [], RULE, "copy")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.metadata import EntryPoints
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, folder_of, tm
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"form": 1}', '{"form": 2}', json.dumps({"form": 1, "model": "x"})]
+    "content", ["", "[]", "{}", '{"form": 1}', '{"form": 2}', json.dumps({"form": 2, "model": "x"})]
 )
 def test_a_file_that_is_no_policy(setting, tmp_path, content):
     (tmp_path / "policy.json").write_text(content)
@@ -160,7 +161,7 @@ def test_the_same_texts_in_another_order_are_the_same_units(setting, tmp_path):
 def test_bad_input(setting):
     model, tasks, traces = setting
     with pytest.raises(InputError, match="can't be calibrated from traces; allowed: deferred, full, verified"):
-        calibrate(model, tasks, traces, keys="copy")
+        calibrate(model, tasks, traces, kv_policy="copy")
     with pytest.raises(InputError, match="says nothing"):
         grid_of(ExitRule(gate_named("confidence")), [np.full((3, 2), -np.inf)])
 
@@ -173,11 +174,7 @@ def test_the_command_writes_a_policy(folder_of, tmp_path, capsys, monkeypatch):
     given += ["--runs-folder", str(tmp_path / "runs"), "--out", str(out), "--epsilon", "0.5", "--delta", "0.5"]
     assert policies.main(given) == 0 and Policy.load(out).date
     assert "threshold" in capsys.readouterr().out
-    sampled = [*given[:-6], "--out", str(tmp_path / "sampled.json"), "--epsilon", "0.5", "--delta", "0.5"]
-    assert policies.main([*sampled, "--temperature", "0.7"]) == 1
-    assert "'deferred' at temperature 0.7" in capsys.readouterr().err
-    assert policies.main([*sampled, "--temperature", "0.7", "--keys", "verified"]) == 0
-    assert Policy.load(tmp_path / "sampled.json").temperature == 0.7
+    assert policies.main([*given, "--kv-policy", "verified"]) == 0 and Policy.load(out).kv_policy == "verified"
     capsys.readouterr()
     assert policies.main([*given[:-6], "--gate", "none", "--out", str(tmp_path / "other.json")]) == 1
     assert "gate 'none' is not known" in capsys.readouterr().err and not (tmp_path / "other.json").exists()
@@ -189,7 +186,7 @@ def test_the_command_writes_a_policy(folder_of, tmp_path, capsys, monkeypatch):
 def test_drafts_of_a_policy_that_lets_nothing_leave_are_none(setting):
     """Serving goes on where nothing is certified, whatever the length of drafts it asks for."""
     model, tasks, traces = setting
-    made = calibrate(model, tasks, traces, keys="verified", epsilon=0.5, delta=0.5)
+    made = calibrate(model, tasks, traces, kv_policy="verified", epsilon=0.5, delta=0.5)
     none = replace(made, thresholds=dict.fromkeys(made.thresholds))
     found = eelib.generate(model, PROMPTS, policy=none, draft_length=2, max_new_tokens=4)
     assert (
@@ -198,26 +195,22 @@ def test_drafts_of_a_policy_that_lets_nothing_leave_are_none(setting):
     )
 
 
-def test_a_policy_may_name_a_temperature(setting, tmp_path, one_line):
-    """With verified drafts alone; it is what `generate` takes, and no other."""
+@pytest.mark.parametrize(
+    "old, now", [("keys", "kv_policy"), ("exits", "exit_layers"), ("first_tokens", "full_depth_tokens")]
+)
+def test_an_old_word_names_the_new_one(setting, tmp_path, old, now, one_line):
     model, tasks, traces = setting
-    greedy = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
-    made = calibrate(model, tasks, traces, keys="verified", epsilon=0.5, delta=0.5, temperature=0.7)
-    assert made == replace(greedy, keys="verified", temperature=0.7)
-    made.save(tmp_path / "policy.json")
-    assert Policy.load(tmp_path / "policy.json") == made
-    by_policy = eelib.generate(model, PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6, seed=4)
-    rule = ExitRule(gate_named("softmax_difference"), made.thresholds["prompts"])
-    given = dict(keys="verified", temperature=0.7, seed=4, max_new_tokens=6)
-    assert by_policy.tokens.equals(eelib.generate(model, PROMPTS, gate=rule, **given).tokens)
-    one_line(
-        InputError, ["temperature 0.7", "not 0.2"], lambda: eelib.generate(model, PROMPTS, policy=made, temperature=0.2)
-    )
-    one_line(InputError, ["'deferred'", "temperature 0.7"], lambda: replace(made, keys="deferred"))
-    for wrong in (-1.0, float("nan"), "hot", True):
-        one_line(InputError, f"temperature {wrong!r}", lambda: replace(made, temperature=wrong))
-    one_line(InputError, ["'deferred'", "temperature 0.5"], lambda: calibrate(model, {}, {}, temperature=0.5))
+    calibrate(model, tasks, traces, epsilon=0.5, delta=0.5).save(tmp_path / "policy.json")
     content = json.loads((tmp_path / "policy.json").read_text())
-    del content["temperature"]  # written before there was one
-    (tmp_path / "old.json").write_text(json.dumps(content))
-    assert Policy.load(tmp_path / "old.json").temperature == 0
+    content[old] = content.pop(now)
+    (tmp_path / "policy.json").write_text(json.dumps(content | {"form": 1}))
+    one_line(InputError, f"{old!r} is now {now!r}", lambda: Policy.load(tmp_path / "policy.json"))
+
+
+def test_a_gate_of_a_package_that_is_not_there(setting, monkeypatch, one_line):
+    model, tasks, traces = setting
+    made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
+    assert made.gate_package == "eelib"
+    monkeypatch.setattr(policies, "entry_points", lambda group: EntryPoints())
+    other = replace(made, gate="by_class", gate_package="eestudy")
+    one_line(InputError, ["gate by_class", "of package eestudy"], lambda: eelib.generate(model, PROMPTS, policy=other))

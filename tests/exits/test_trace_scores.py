@@ -11,13 +11,13 @@ import traces
 from exits_made import LAYERS, Made, between
 from hypothesis import given
 from hypothesis import strategies as st
+from live import Watch
 
 from eelib.common.errors import InputError
 from eelib.common.files import exclusive
 from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, gate_named, own_gates
 from eelib.exits.gates.state import TRAINED
-from eelib.exits.live import Watch
 from eelib.exits.trace_scores import (
     Scores,
     Tokens,

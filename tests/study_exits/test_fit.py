@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 import traces
+from live import Watch
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.live import Watch
 from eelib.exits.trace_scores import Tokens, decide
 from eelib.tracing.decode import encode, greedy_decode
 from eestudy.exits.fit import fit, halves

@@ -64,7 +64,7 @@ def test_the_delay_is_about_what_is_foretold():
 def policy_of(model, threshold):
     """A policy that was never calibrated."""
     hashes = (model.name, model.hash, head_hash(model))
-    given = ("softmax_difference", {}, "", None, 1, 0, "deferred", {"prompts": threshold})
+    given = ("softmax_difference", {}, "", "eelib", None, 1, 0, "deferred", {"prompts": threshold})
     return Policy(*hashes, *given, {}, {}, {}, 0.05, 0.1, "2026-01-01")
 
 
@@ -126,8 +126,6 @@ def test_bad_input(model_of, folder_of, one_line):
     one_line(InputError, "loss 2", lambda: Alarm(0.1).see(2))
     one_line(InputError, "true 2", lambda: delay(0.1, 2))
     one_line(InputError, "share 2", lambda: Service(model, policy, Alarm(0.1), share=2))
-    sampled = replace(policy, kv_policy="verified", temperature=0.5)
-    one_line(InputError, "temperature", lambda: Service(model, sampled, Alarm(0.1)))
     one_line(InputError, ["bfloat16", "share=0"], lambda: Service(coarse, policy, Alarm(0.1)))
     assert Service(coarse, policy_of(coarse, 0.5), Alarm(0.1), share=0).early
     one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), policy, Alarm(0.1)))

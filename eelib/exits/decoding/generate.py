@@ -168,7 +168,7 @@ def by_policy(
         raise InputError("a policy has a gate, exit_layers and a kv_policy of its own; give it alone")
     policy = policy if isinstance(policy, Policy) else Policy.load(policy)
     rule = policy.rule(model, task.kind if isinstance(task, Task) else "prompts")
-    return rule, policy.keys if rule is not None else "full"
+    return rule, policy.kv_policy if rule is not None else "full"
 
 
 def kv_policy_named(name: str | None) -> KVPolicy:
