@@ -16,8 +16,8 @@ from eelib.exits.cost import measure
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.models.checkpoint import path_of
+from eelib.models.lens_adapters import base_of, with_lens_adapter
 from eelib.models.model import Model
-from eelib.models.readings import base_of, with_reading
 from eelib.tasks.task import Task
 from eestudy.analysis.speed import PLAIN, Way, timed
 
@@ -32,7 +32,7 @@ def read(names: Sequence[str], task: Task, sequences: int, repeats: int, max_new
     has it best; those of all layers, the head's own among them, through the layer that the forecast puts first, too.
     """
     base = eelib.load_model(base_of(path_of(names[0])), device="cpu")
-    models = [base, *(with_reading(base, Path(path_of(name))) for name in names)]
+    models = [base, *(with_lens_adapter(base, Path(path_of(name))) for name in names)]
     layer = next(model.adapter_block.layer for model in models if model.adapter_block)
     known = [Known(Way(PLAIN, None, "full"), "plain", 1.0)]
     for model in models:

@@ -19,9 +19,9 @@ from eelib.common.errors import InputError
 from eelib.common.files import PACKAGE
 from eelib.common.tolerances import apart, close, same, tolerance
 from eelib.models.adapters import Seq2Seq
+from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.probe import NotTaken, block_states, first_tensor, raised_in
-from eelib.models.sites import site_states
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 6

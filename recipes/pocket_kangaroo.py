@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from eelib.exits.decoding.generate import DRAFT_LENGTH, generate
-from eelib.models.adapter_block import AdapterBlock
+from eelib.models.lens_adapters import AdapterBlock, save_lens_adapter
 from eelib.models.model import Model, load_model
 from eelib.models.probe import block_states
-from eelib.models.readings import save_reading
 from eelib.tasks.task import load_task
 from recipes.batches import Text, from_step, packed
 from recipes.card import save_card
@@ -65,7 +64,7 @@ class Kangaroo:
             block = AdapterBlock(model.layers, self.layer, model.hidden_size, self.heads).to(model.device)
         train(block, partial(self.batches, training), partial(self.loss_of, model), self.schedule, work, save_every=20)
         block.requires_grad_(False)
-        save_reading(block, out, self.start, model.hash)
+        save_lens_adapter(block, out, self.start, model.hash)
         untrained = AdapterBlock(model.layers, self.layer, model.hidden_size, self.heads).to(model.device)
         quality = self.measure(corpora, out, device) | {
             "held-out tokens": sum(len(text[1]) for text in held),

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eelib.models.lens_adapters import Translators, save_lens_adapter
 from eelib.models.model import Model, load_model
-from eelib.models.readings import save_reading
-from eelib.models.translators import Translators
 from eelib.tracing.decode import greedy_decode
 from recipes.card import save_card
 from recipes.corpora import SEED
@@ -66,7 +65,7 @@ class Lens:
             torch.manual_seed(SEED)
             found, curve = self.fit(model, training)
         (work / "curve.json").write_text(json.dumps(curve))
-        save_reading(found, out, self.start, model.hash)
+        save_lens_adapter(found, out, self.start, model.hash)
         shape = f"affine translators of layers 1 to {model.layers - 1}, {model.hidden_size} wide, half precision"
         quality = self.measure(corpora, out, device) | {
             "held-out tokens": len(held),

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
+from eelib.models.lens_adapters import origin_of
 from eelib.models.model import Model, load_model
 from eelib.models.probe import block_states
-from eelib.models.readings import origin_of
 from eelib.tracing.decode import state_at
 from recipes.chat_outputs import OwnText, batches, packs, read_texts
 from recipes.corpora import SEED

@@ -33,8 +33,8 @@ from eelib.common.files import data_folder
 from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
 from eelib.models.gguf import find_gguf, read_header
+from eelib.models.lens_adapters import FILES
 from eelib.models.packaged import PACKAGED, describe, packaged_folder
-from eelib.models.readings import FILES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CLASSES = {

@@ -20,7 +20,6 @@ from transformers import Cache
 
 from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
-from eelib.models.adapter_block import visible
 from eelib.models.cache import GrowingLayer
 from eelib.models.probe import output_of
 
@@ -141,3 +140,10 @@ def rollouts(length: int, steps: int) -> tuple[Tensor, Tensor]:
     true = (step[None, :] == 0) & (back >= step[:, None])
     drafted = (step[None, :] > 0) & (step[None, :] == step[:, None] - back) & (step[None, :] <= step[:, None])
     return places, true | (drafted & (back >= 0))
+
+
+def visible(mask: Tensor, new: int) -> Tensor:
+    """Which of all tokens each of the last `new` may look at: bool [rows, 1, new, old + new]; itself always."""
+    at = torch.arange(mask.shape[1], device=mask.device)
+    own = at[-new:, None]
+    return ((at <= own) & mask.bool()[:, None, None, :]) | (at == own)

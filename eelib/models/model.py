@@ -15,7 +15,6 @@ from transformers import BatchEncoding, GenerationConfig, PreTrainedModel, PreTr
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import check_name, first_line
-from eelib.models.adapter_block import AdapterBlock
 from eelib.models.adapters import ADAPTERS, Adapter, Classifier, Writer
 from eelib.models.checkpoint import (
     DTYPES,
@@ -30,10 +29,9 @@ from eelib.models.components import BlockComponents, find_components
 from eelib.models.draft_block import DraftBlock
 from eelib.models.folder import weights_hash
 from eelib.models.head import Head, prove_head
+from eelib.models.lens_adapters import AdapterBlock, Translators, base_of, with_lens_adapter
 from eelib.models.probe import accepts, find_blocks, record
 from eelib.models.products import use_fast_products
-from eelib.models.readings import base_of, with_reading
-from eelib.models.translators import Translators
 
 TEMPLATE_TEXT = 2**20  # characters that a chat template may add to a prompt; a good one adds a few thousand
 TEMPLATE_SECONDS = 10.0  # for one prompt, which takes a good template less than a thousandth of it
@@ -270,7 +268,7 @@ def load_model(
     check_name(f"model {name!r}: the last part of its name,", own_name)  # names the folders of what is made
     if base := base_of(path):
         model = load_model(base, dtype, device, revision, trust_remote_code, fast_products)
-        return with_reading(model, Path(path))
+        return with_lens_adapter(model, Path(path))
     where = resolve_device(device)
     dtype = resolve_dtype(dtype, where)
     with nullcontext() if Path(path).exists() else hub_or_cache():

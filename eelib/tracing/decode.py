@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eelib.common.errors import InputError, SelfCheckError
 from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
+from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.probe import block_states, first_tensor, their_code
-from eelib.models.sites import site_states
 from eelib.tasks.task import Task
 
 

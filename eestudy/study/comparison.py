@@ -8,7 +8,7 @@ from transformers import AutoConfig, PretrainedConfig
 from eelib.common.errors import InputError
 from eelib.models.checkpoint import not_loaded, path_of
 from eelib.models.folder import check_files
-from eelib.models.readings import base_of
+from eelib.models.lens_adapters import base_of
 from eelib.tasks.task import task_names
 from eestudy.study.parameters import ParameterError, Parameters, told_of_parameters
 from eestudy.study.study import Study

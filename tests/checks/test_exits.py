@@ -11,9 +11,7 @@ import eelib
 from checks import exits
 from checks.exits_shapes import Pattern, Shape, replayed
 from eelib.exits.cost import Planned
-from eelib.models.adapter_block import AdapterBlock
-from eelib.models.readings import save_reading
-from eelib.models.translators import Translators
+from eelib.models.lens_adapters import AdapterBlock, Translators, save_lens_adapter
 
 TINY = Shape(4, 32, 64, 4, 2, 300, 25)
 
@@ -94,7 +92,7 @@ def test_readings_are_timed_and_put_into_the_report(folder_of, tmp_path, monkeyp
     ):
         for values in made.parameters():
             torch.nn.init.normal_(values, 0.0, 0.3)
-        save_reading(made, tmp_path / name, str(folder_of("llama")), base.hash)
+        save_lens_adapter(made, tmp_path / name, str(folder_of("llama")), base.hash)
     out = tmp_path / "exits.json"
     folders = [str(tmp_path / name) for name in ("block", "translators")]
     given = ["exits", "--only", "readings", "--sequences", "3", "--repeats", "1", "--output", str(out), "--readings"]

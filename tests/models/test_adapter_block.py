@@ -6,9 +6,8 @@ import torch
 import eelib
 from eelib.common.errors import CheckpointError, InputError
 from eelib.exits.decoding import loop
-from eelib.models.adapter_block import FILE, AdapterBlock
 from eelib.models.cache import growing_cache
-from eelib.models.readings import base_of, save_reading
+from eelib.models.lens_adapters import BLOCK_FILE, AdapterBlock, base_of, save_lens_adapter
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
 from eestudy.exits.replay import Replay, is_ideal, timed_step
@@ -31,7 +30,7 @@ def both(model_of, folder_of, tmp_path):
     """(a model, its block, the same model with it)."""
     model = model_of("llama")
     block = made(model.layers, model.hidden_size)
-    save_reading(block, tmp_path / "a-block", str(folder_of("llama")), model.hash)
+    save_lens_adapter(block, tmp_path / "a-block", str(folder_of("llama")), model.hash)
     return model, block, eelib.load_model(tmp_path / "a-block", device="cpu")
 
 
@@ -176,21 +175,21 @@ def test_timed_steps_find_the_block_s_keys(both):
 def test_what_can_t_be_is_refused_in_one_line(both, model_of, folder_of, tmp_path):
     model, block, found = both
     base = str(folder_of("llama"))
-    save_reading(block, tmp_path / "other", base, "0" * 64)
+    save_lens_adapter(block, tmp_path / "other", base, "0" * 64)
     with pytest.raises(CheckpointError, match="other was trained for other weights of .* than these"):
         eelib.load_model(tmp_path / "other", device="cpu")
-    save_reading(made(model.layers, model.hidden_size, layer=model.layers), tmp_path / "last", base, model.hash)
+    save_lens_adapter(made(model.layers, model.hidden_size, layer=model.layers), tmp_path / "last", base, model.hash)
     with pytest.raises(CheckpointError, match="adapter block after layer 3; .* has layers 1 to 3"):
         eelib.load_model(tmp_path / "last", device="cpu")
-    save_reading(made(model.layers, 8), tmp_path / "shape", base, model.hash)
+    save_lens_adapter(made(model.layers, 8), tmp_path / "shape", base, model.hash)
     with pytest.raises(CheckpointError, match="is damaged"):
         eelib.load_model(tmp_path / "shape", device="cpu")
-    (tmp_path / "shape" / FILE).write_bytes(b"nothing")
+    (tmp_path / "shape" / BLOCK_FILE).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="is damaged"):
         eelib.load_model(tmp_path / "shape", device="cpu")
     for family in ("t5", "bert_labels"):
         whole = model_of(family)
-        save_reading(made(whole.layers, whole.hidden_size), tmp_path / family, str(folder_of(family)), whole.hash)
+        save_lens_adapter(made(whole.layers, whole.hidden_size), tmp_path / family, str(folder_of(family)), whole.hash)
         with pytest.raises(CheckpointError, match="only decoder-only models with an ordinary cache"):
             eelib.load_model(tmp_path / family, device="cpu")
     assert base_of(tmp_path / "a-block") == base
@@ -199,7 +198,7 @@ def test_what_can_t_be_is_refused_in_one_line(both, model_of, folder_of, tmp_pat
 def test_keys_that_would_be_missing_are_refused(model_of, folder_of, tmp_path):
     model = model_of("llama")
     block = made(model.layers, model.hidden_size, layer=2)
-    save_reading(block, tmp_path / "second", str(folder_of("llama")), model.hash)
+    save_lens_adapter(block, tmp_path / "second", str(folder_of("llama")), model.hash)
     found = eelib.load_model(tmp_path / "second", device="cpu")
     for keys in ("copy", "project"):
         with pytest.raises(InputError, match="a token that exits before layer 2 .* has no keys"):

@@ -1,4 +1,4 @@
-"""The sub-layers that are found add up with the skip, and are named where they do not."""
+"""The sub-layers that are found are the family's own, add up with the skip, and are named where they do not."""
 
 import families
 import pytest
@@ -8,7 +8,9 @@ from transformers import AlbertConfig, AlbertForMaskedLM
 
 from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.common.tolerances import assert_as_near
+from eelib.models.components import site_states
 from eelib.models.model import prepare
+from eelib.models.probe import block_states
 from eelib.tracing.decode import states_of
 
 
@@ -85,3 +87,25 @@ def test_lower_precision_finds_the_same(dtype, model_of):
         for own, wanted in zip(half.components, model_of(name).components, strict=True):
             assert set(own.sums) == set(wanted.sums)
             assert (own.after is None, own.post_norm is None) == (wanted.after is None, wanted.post_norm is None)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sites(name, runs_of):
+    """Every sub-layer's output is the family's own module's; parallel blocks have no state after attention."""
+    states, sites, plain, exact = runs_of(name)
+    after = set() if FAMILIES[name].parallel else {"after_attention"}
+    assert set(sites) == {*FAMILIES[name].sites, "block"} | after
+    for site, values in sites.items():
+        assert_as_near(values, plain[site], exact[site], site)
+    assert torch.equal(sites["block"], states[:, 1:])
+
+
+def test_hooks_are_gone_afterwards(model_of):
+    model = model_of("llama")
+    ids = torch.tensor([[5, 6, 7]])
+    with block_states(model.blocks) as states, site_states(model.blocks, model.components) as sites:
+        model.network(input_ids=ids)
+    before = [s.clone() for s in states], {k: [v.clone() for v in vs] for k, vs in sites.items()}
+    model.network(input_ids=ids + 1)
+    assert all(torch.equal(a, b) for a, b in zip(before[0], states, strict=True))
+    assert all(torch.equal(a, b) for k in sites for a, b in zip(before[1][k], sites[k], strict=True))

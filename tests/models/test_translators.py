@@ -6,8 +6,7 @@ import torch
 import eelib
 from eelib.common.errors import CheckpointError, InputError
 from eelib.models.block_runner import BlockRunner
-from eelib.models.readings import base_of, save_reading
-from eelib.models.translators import FILE, Translators
+from eelib.models.lens_adapters import TRANSLATORS_FILE, Translators, base_of, save_lens_adapter
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
 from eestudy.study.comparison import check_pairs
@@ -29,7 +28,7 @@ def both(request, model_of, folder_of, tmp_path):
     """(a model, its translators, the same model read through them)."""
     model = model_of(request.param)
     found = made(model)
-    save_reading(found, tmp_path / "a-lens", str(folder_of(request.param)), model.hash)
+    save_lens_adapter(found, tmp_path / "a-lens", str(folder_of(request.param)), model.hash)
     return model, found, eelib.load_model(tmp_path / "a-lens", device="cpu")
 
 
@@ -92,27 +91,27 @@ def test_later_tokens_find_what_the_network_s_own_state_leaves(both, monkeypatch
 
 def test_other_weights_and_damaged_files_are_refused_in_one_line(model_of, folder_of, tmp_path):
     model, base = model_of("llama"), str(folder_of("llama"))
-    save_reading(made(model), tmp_path / "other", base, "0" * 64)
+    save_lens_adapter(made(model), tmp_path / "other", base, "0" * 64)
     with pytest.raises(CheckpointError, match="other was trained for other weights of .* than these"):
         eelib.load_model(tmp_path / "other", device="cpu")
-    save_reading(Translators(5, 8), tmp_path / "shape", base, model.hash)
+    save_lens_adapter(Translators(5, 8), tmp_path / "shape", base, model.hash)
     with pytest.raises(CheckpointError, match="is damaged"):
         eelib.load_model(tmp_path / "shape", device="cpu")
     broken = made(model)
     broken.bias[0, 0] = float("nan")
-    save_reading(broken, tmp_path / "nan", base, model.hash)
+    save_lens_adapter(broken, tmp_path / "nan", base, model.hash)
     with pytest.raises(CheckpointError, match="not finite"):
         eelib.load_model(tmp_path / "nan", device="cpu")
-    (tmp_path / "nan" / FILE).write_bytes(b"nothing")
+    (tmp_path / "nan" / TRANSLATORS_FILE).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="is damaged"):
         eelib.load_model(tmp_path / "nan", device="cpu")
-    save_reading(made(model), tmp_path / "right", base, model.hash)
+    save_lens_adapter(made(model), tmp_path / "right", base, model.hash)
     assert base_of(tmp_path / "right") == base and not base_of(base) and not base_of("a/hub-id")
 
 
 def test_a_lens_may_stand_beside_its_model_on_a_page(folder_of, model_of, tmp_path):
     base, model = str(folder_of("llama")), model_of("llama")
-    save_reading(made(model), tmp_path / "lens", base, model.hash)
+    save_lens_adapter(made(model), tmp_path / "lens", base, model.hash)
     check_pairs("others", [(base, str(tmp_path / "lens"))])
     with pytest.raises(InputError, match="parameter others"):
         check_pairs("others", [(str(folder_of("t5")), str(tmp_path / "lens"))])

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import eelib
-from eelib.models.adapter_block import AdapterBlock
-from eelib.models.readings import save_reading
+from eelib.models.lens_adapters import AdapterBlock, save_lens_adapter
 from eelib.tracing.decode import states_of
 from recipes import pocket_kangaroo, quality
 from recipes.batches import Text
@@ -77,7 +76,7 @@ def test_training_brings_the_layer_nearer_to_the_last(seen, tmp_path, folder_of,
         RECIPE.schedule, tmp_path / "work", save_every=10,
     )  # fmt: skip
     assert RECIPE.held_out(model, block, found) < before and curve[-1]["loss"] < curve[0]["loss"]
-    save_reading(block.requires_grad_(False), tmp_path / "block", str(folder_of("llama")), model.hash)
+    save_lens_adapter(block.requires_grad_(False), tmp_path / "block", str(folder_of("llama")), model.hash)
     with_block = eelib.load_model(tmp_path / "block", device="cpu")
     nearer = RECIPE.held_out(model, with_block.adapter_block, found)
     assert nearer == pytest.approx(RECIPE.held_out(model, block, found), abs=2e-2)
@@ -87,7 +86,7 @@ def test_the_block_is_measured_beside_other_readings_of_its_model(model_of, tmp_
     """Before it is trained the block changes nothing, so it agrees, and its drafts are accepted, as without it."""
     model = model_of("llama")
     block = AdapterBlock(model.layers, LAYER, model.hidden_size, 2).requires_grad_(False)
-    save_reading(block, tmp_path / "block", str(folder_of("llama")), model.hash)
+    save_lens_adapter(block, tmp_path / "block", str(folder_of("llama")), model.hash)
     task = eelib.Task.from_prompts(["the cat sat on", "a dog", "the mat"])
     for room in (pocket_kangaroo, quality):
         monkeypatch.setattr(room, "load_task", lambda *_, **__: task)

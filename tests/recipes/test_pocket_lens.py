@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import eelib
-from eelib.models.readings import save_reading
+from eelib.models.lens_adapters import save_lens_adapter
 from eelib.tracing.decode import states_of
 from recipes.pocket_lens import Lens, Taking, by_layer, divergence
 
@@ -36,6 +36,6 @@ def test_training_brings_layers_nearer_to_the_last(model_of, tmp_path):
     found, curve = Lens(epochs=20, batch=64, rate=1e-2).fit(model, states[:, 1:])
     assert curve[-1]["loss"] < curve[0]["loss"] and json.dumps(curve)
     before = by_layer(model, states[:, 1:])
-    save_reading(found.requires_grad_(False), tmp_path / "lens", model.network.config._name_or_path, model.hash)
+    save_lens_adapter(found.requires_grad_(False), tmp_path / "lens", model.network.config._name_or_path, model.hash)
     after = by_layer(eelib.load_model(tmp_path / "lens", device="cpu"), states[:, 1:])
     assert all(a < b for a, b in zip(after, before))
