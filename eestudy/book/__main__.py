@@ -68,11 +68,11 @@ def command(study: str, cores: str, profile: str | None, more: list[str]) -> lis
     """
     if profile is None:
         memory = psutil.virtual_memory().total // 2**20
-        own = ["--cores", cores, "--resources", f"mem_mb={memory}", "--rerun-incomplete", "--keep-going"]
-        return [NAME, *own, "--quiet", "rules", "host", "--config", f"study={study}", *more]
+        own = ["--config", f"study={study}", "--resources", f"mem_mb={memory}", "--quiet", "rules", "host"]
+        return [NAME, *own, "--cores", cores, "--rerun-incomplete", "--keep-going", *more]
     if importlib.util.find_spec("snakemake_executor_plugin_slurm") is None:
         raise InputError("--profile needs its executor: pip install -c constraints.txt snakemake-executor-plugin-slurm")
-    return [NAME, "--workflow-profile", profile, "--jobs", "100", "--config", f"study={study}", "cluster=slurm", *more]
+    return [NAME, "--config", f"study={study}", "cluster=slurm", "--workflow-profile", profile, "--jobs", "100", *more]
 
 
 def main() -> None:
