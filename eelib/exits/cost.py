@@ -10,7 +10,7 @@ that is off.
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -85,42 +85,32 @@ def parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.dim() > 1 and id(p) not in looked_up)
 
 
-def prices(
-    sizes: Sizes, rule: ExitRule, rows: int | Callable[[int], int] | None = None, gate_parameters: int | None = None
-) -> np.ndarray:
+def exit_costs(sizes: Sizes, rule: ExitRule) -> np.ndarray:
     """What a token costs that exits at layers 1..L by a rule, [L].
 
-    `rows`: of the head, which the gate reads wherever it is asked; a shortlist's depend on the layer. By default as in
-    `rows_read`. A gate that reads some emits what it read; after one that reads none, and at layer L, the whole head is
-    read once. `gate_parameters`: of the gate itself, at each layer; by default a trained network's.
+    A gate that reads some of the head emits what it read; after one that reads none, and at layer L, the whole head is
+    read once. A trained gate's own parameters count at each layer at which it is asked.
     """
     rule.check(sizes.layers)
-    if rows is None:
-        rows = rows_read(rule, sizes)
-    if gate_parameters is None:
-        gate_parameters = parameters(rule.gate.network) if isinstance(rule.gate, TrainedGate) else 0
-    told = [rows(layer) if callable(rows) else rows for layer in range(1, sizes.layers + 1)]
-    if min(told) < 0 or max(told) > sizes.rows or gate_parameters < 0:
-        raise InputError(f"{rule.gate.name}: rows must be 0 to {sizes.rows}, and parameters of a gate 0 or more")
-    found, asked = [], 0.0
-    for layer, read in enumerate(told, 1):
+    own = parameters(rule.gate.network) if isinstance(rule.gate, TrainedGate) else 0
+    costs, asked = [], 0.0
+    for layer in range(1, sizes.layers + 1):
+        read = rows_read(rule, sizes, layer)
         if rule.asks(layer, sizes.layers):
-            asked += (sizes.head * read / sizes.rows + gate_parameters) / sizes.block
-        emits = sizes.read if layer == sizes.layers or not read else 0.0
-        found.append(layer + asked + emits)
-    return np.array(found)
+            asked += (sizes.head * read / sizes.rows + own) / sizes.block
+        costs.append(layer + asked + (sizes.read if layer == sizes.layers or not read else 0.0))
+    return np.array(costs)
 
 
-def rows_read(rule: ExitRule, sizes: Sizes) -> int | Callable[[int], int]:
-    """Rows of the head that a rule's score reads: all, none, or a shortlist's few after the layer that lists, which is
-    the first from its own on at which it is asked.
+def rows_read(rule: ExitRule, sizes: Sizes, layer: int) -> int:
+    """Rows of the head that a rule's score reads at a layer: all or none; of a shortlist a few after the layer that
+    lists, which is the first from its own on at which it is asked.
     """
     gate = rule.gate
-    if isinstance(gate, Shortlist):
-        few = min(gate.k, sizes.rows)
-        lists = next((layer for layer in rule.asked(sizes.layers) if layer >= gate.layer), sizes.layers)
-        return lambda layer: 0 if layer < lists else sizes.rows if layer == lists else few
-    return sizes.rows if gate.reads_head else 0
+    if not isinstance(gate, Shortlist):
+        return sizes.rows if gate.reads_head else 0
+    lists = next((at for at in rule.asked(sizes.layers) if at >= gate.layer), sizes.layers)
+    return 0 if layer < lists else sizes.rows if layer == lists else min(gate.k, sizes.rows)
 
 
 # ---- in seconds, measured
@@ -270,9 +260,9 @@ def seconds(
     """Seconds to decode sequences, in closed form.
 
     The tokens of a batch's rows exit independently, and rows that exit before others are either left behind, and the
-    others go on in a call of their own, or taken along to the deepest. The first token of each output comes with its
-    prompt. Drafts are those of Leviathan et al. 2023: a round of drafts ends where the gate would run all blocks or
-    `draft` are made, and each is right with the same chance.
+    others go on in a call of their own, or taken along to the deepest. Outputs of one batch count as equally long. The
+    first token of each output comes with its prompt. Drafts are those of Leviathan et al. 2023: a round ends where the
+    gate would run all blocks or `draft` are made, and each draft is right with the same chance.
 
     Args:
         costs: of the parts.

@@ -265,7 +265,7 @@ class Curve:
     """A rule at K rising `values` of its threshold: sums over the tokens of G `groups`.
 
     `tokens` [G]; `left` [G, K, L]: how many exited at layers 1..L; `agreed` [G, K]: how many emitted full depth's
-    token. `price` [L]: what an exit at each layer costs; the layers that ran, unless `priced` gives another.
+    token. `cost` [L]: what an exit at each layer costs; the layers that ran, unless `with_cost` gives another.
     """
 
     name: str
@@ -274,7 +274,7 @@ class Curve:
     tokens: np.ndarray
     left: np.ndarray
     agreed: np.ndarray
-    price: np.ndarray
+    cost: np.ndarray
 
     @property
     def mean_layers(self) -> np.ndarray:
@@ -287,26 +287,21 @@ class Curve:
         return self.agreed.sum(axis=0) / self.tokens.sum()
 
     @property
-    def mean_price(self) -> np.ndarray:
-        """Mean of what the tokens cost [K], rising; the mean exit layer, unless the curve was priced."""
+    def mean_cost(self) -> np.ndarray:
+        """Mean of what the tokens cost [K], rising; the mean exit layer, unless `with_cost` gave another."""
         return self.spent.sum(axis=0) / self.tokens.sum()
 
     @cached_property
     def spent(self) -> np.ndarray:
         """What the tokens of each group cost, [G, K]."""
-        return self.left @ self.price
+        return self.left @ self.cost
 
-    def priced(self, price: ArrayLike) -> "Curve":
-        """The same curve over another price of leaving at layers 1..L, such as `eelib.exits.cost.prices`."""
-        price = np.asarray(price, dtype=float)
-        if price.shape != self.price.shape or (np.diff(price) < 0).any():
-            raise InputError(f"{self.name}: a price must be {len(self.price)} numbers that don't fall")
-        return replace(self, price=price)
-
-    def frame(self) -> pd.DataFrame:
-        """A row per threshold: value, mean_layers, mean_price, agreement."""
-        names = ("mean_layers", "mean_price", "agreement")
-        return pd.DataFrame({"value": self.values} | {name: getattr(self, name) for name in names})
+    def with_cost(self, cost: ArrayLike) -> "Curve":
+        """The same curve with another cost of an exit at layers 1..L, such as `eelib.exits.cost.exit_costs`."""
+        cost = np.asarray(cost, dtype=float)
+        if cost.shape != self.cost.shape or (np.diff(cost) < 0).any():
+            raise InputError(f"{self.name}: a cost must be {len(self.cost)} numbers that don't fall")
+        return replace(self, cost=cost)
 
 
 def rule_at(rule: ExitRule, value: float) -> ExitRule:
@@ -403,8 +398,8 @@ def counts(
     for layer in exits:
         left.append(np.bincount(codes * layers + layer - 1, minlength=size * layers).reshape(size, layers))
         agreed.append(np.bincount(codes, right[row, layer - 1], size))
-    price = np.arange(1.0, layers + 1)
+    cost = np.arange(1.0, layers + 1)
     tokens = np.bincount(codes, minlength=size)
     return Curve(
-        name, np.array(list(values), float), list(labels), tokens, np.stack(left, 1), np.stack(agreed, 1), price
+        name, np.array(list(values), float), list(labels), tokens, np.stack(left, 1), np.stack(agreed, 1), cost
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eelib.common.errors import NotEstimable
 from eelib.exits.calibration import by_quality
-from eelib.exits.cost import prices, sizes_of
+from eelib.exits.cost import exit_costs, sizes_of
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.trace_scores import Curve, counted_rows, curve, oracle
 from eelib.tracing.trace import Trace
@@ -125,7 +125,7 @@ def share_of_cost(study: Study, task: str, rule: ExitRule) -> np.ndarray:
     """What leaving at layers 1..L costs by FLOPs, as a share of full depth's [L]; a classifier's blocks run a text."""
     positions = 1.0 if study.model.adapter.writes else float(study.traces[task].sequences["prompt_tokens"].mean())
     sizes = sizes_of(study.model, positions)
-    return prices(sizes, rule) / sizes.full
+    return exit_costs(sizes, rule) / sizes.full
 
 
 def asked(pair: Pair, more: Sequence[ExitRule] = ()) -> dict[str, Asked]:
@@ -255,15 +255,15 @@ def span(along: Mapping[str, Mapping[str, Curve]], gates: Sequence[str]) -> tupl
     return low, high
 
 
-def priced(of: Asked, along: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
+def with_costs(of: Asked, along: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
     """The curves of gates over what they cost, as a share of full depth's cost, in place of layers; no oracle's."""
 
-    def price(gate: str, task: str) -> np.ndarray:
+    def cost(gate: str, task: str) -> np.ndarray:
         rule = of.rules[gate] if gate in of.rules else of.by(gate, task, 0).rule
         return share_of_cost(of.study, task, rule)
 
     return {
-        gate: {task: one.priced(price(gate, task)) for task, one in of_tasks.items()}
+        gate: {task: one.with_cost(cost(gate, task)) for task, one in of_tasks.items()}
         for gate, of_tasks in along.items()
         if gate != ORACLE
     }
@@ -280,7 +280,7 @@ def against_bounds(asked: Mapping[str, Asked], states: Mapping[str, Mapping[str,
     rows = []
     for state, along in states.items():
         gates = [gate for gate in along if gate not in (FIXED, ORACLE)]
-        seed, over_cost = asked[state].study.parameters.seed, priced(asked[state], along)
+        seed, over_cost = asked[state].study.parameters.seed, with_costs(asked[state], along)
         area = attempt(lambda: compare.Area(*span(along, (*gates, FIXED))), None)
         for gate in gates if area else ():
             gain = attempt(lambda: compare.difference(area, along[gate], along[FIXED], seed))

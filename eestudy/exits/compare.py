@@ -27,41 +27,41 @@ class Statistic(Protocol):
         """NotEstimable, one line, where the curve does not go there."""
         ...
 
-    def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
-        """[draws] of mean prices, rising, and agreements, both [draws, K]."""
+    def of(self, cost: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+        """[draws] of mean costs, rising, and agreements, both [draws, K]."""
         ...
 
 
 @dataclass(frozen=True)
 class AgreementAt:
-    """Agreement at a mean price (mean layers), linear between neighbouring thresholds.
+    """Agreement at a mean cost (mean layers), linear between neighbouring thresholds.
 
     What lies between two of them is what a coin between both would give. Above the last point it is the last one's.
     """
 
-    price: float
+    cost: float
 
     def check(self, curve: Curve) -> None:
-        """The curve has to begin at or below the price."""
-        if self.price < (least := curve.mean_price[0]):
-            raise NotEstimable(f"{curve.name} can't run less than {least:.3g}; asked is {self.price:.3g}")
+        """The curve has to begin at or below the cost."""
+        if self.cost < (least := curve.mean_cost[0]):
+            raise NotEstimable(f"{curve.name} can't run less than {least:.3g}; asked is {self.cost:.3g}")
 
-    def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
-        """[draws]; a draw that begins above the price gives its first point's."""
-        points = price.shape[1]
+    def of(self, cost: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+        """[draws]; a draw that begins above the cost gives its first point's."""
+        points = cost.shape[1]
         if points == 1:
             return agreement[:, 0]
-        right = (price <= self.price).sum(axis=1).clip(1, points - 1)
-        rows = np.arange(len(price))
-        (x, x2), (y, y2) = price[rows, [right - 1, right]], agreement[rows, [right - 1, right]]
-        with np.errstate(divide="ignore", invalid="ignore"):  # two points at one price
-            part = np.nan_to_num((self.price - x) / (x2 - x), nan=1.0).clip(0.0, 1.0)
+        right = (cost <= self.cost).sum(axis=1).clip(1, points - 1)
+        rows = np.arange(len(cost))
+        (x, x2), (y, y2) = cost[rows, [right - 1, right]], agreement[rows, [right - 1, right]]
+        with np.errstate(divide="ignore", invalid="ignore"):  # two points at one cost
+            part = np.nan_to_num((self.cost - x) / (x2 - x), nan=1.0).clip(0.0, 1.0)
         return y + part * (y2 - y)
 
 
 @dataclass(frozen=True)
 class Area:
-    """Mean agreement over the mean prices (mean layers) from `low` to `high`: the area under the curve by its width."""
+    """Mean agreement over the mean costs (mean layers) from `low` to `high`: the area under the curve by its width."""
 
     low: float
     high: float
@@ -72,18 +72,18 @@ class Area:
             raise InputError(f"an area from {self.low:.3g} to {self.high:.3g} is not allowed; it must have a width")
         AgreementAt(self.low).check(curve)
 
-    def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+    def of(self, cost: np.ndarray, agreement: np.ndarray) -> np.ndarray:
         """[draws]."""
-        first, last = (AgreementAt(end).of(price, agreement)[:, None] for end in (self.low, self.high))
-        inside = np.where(price < self.low, first, np.where(price > self.high, last, agreement))
-        ends = np.ones((len(price), 1))
-        knots = np.hstack([self.low * ends, price.clip(self.low, self.high), self.high * ends])
+        first, last = (AgreementAt(end).of(cost, agreement)[:, None] for end in (self.low, self.high))
+        inside = np.where(cost < self.low, first, np.where(cost > self.high, last, agreement))
+        ends = np.ones((len(cost), 1))
+        knots = np.hstack([self.low * ends, cost.clip(self.low, self.high), self.high * ends])
         return np.trapezoid(np.hstack([first, inside, last]), knots, axis=1) / (self.high - self.low)
 
 
 @dataclass(frozen=True)
 class PriceAt:
-    """The mean price (mean layers) from which on agreement is at least this, linear between neighbouring thresholds."""
+    """The mean cost (mean layers) from which on agreement is at least this, linear between neighbouring thresholds."""
 
     agreement: float
 
@@ -94,17 +94,17 @@ class PriceAt:
                 f"{curve.name} agrees with full depth at most in {most:.1%}; asked is {self.agreement:.1%}"
             )
 
-    def of(self, price: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+    def of(self, cost: np.ndarray, agreement: np.ndarray) -> np.ndarray:
         """[draws]; nan where a draw does not reach it."""
         below = agreement < self.agreement
         points = below.shape[1]
         last = points - 1 - below[:, ::-1].argmax(axis=1)  # the last point below
         pair = np.stack([last, np.minimum(last + 1, points - 1)])
-        rows = np.arange(len(price))
-        (x, x2), (y, y2) = price[rows, pair], agreement[rows, pair]
+        rows = np.arange(len(cost))
+        (x, x2), (y, y2) = cost[rows, pair], agreement[rows, pair]
         with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 where the last point of all is below
             found = x + (self.agreement - y) / (y2 - y) * (x2 - x)
-        return np.where(below.any(axis=1), np.where(last < points - 1, found, np.nan), price[:, 0])
+        return np.where(below.any(axis=1), np.where(last < points - 1, found, np.nan), cost[:, 0])
 
 
 Curves = Curve | Mapping[str, Curve]  # one, or one of each task, which then count the same
@@ -136,8 +136,8 @@ def intervals(statistics: Sequence[Statistic], curves: Curves, seed: int = 0) ->
         return [NOTHING] * len(statistics)
 
     def of(totals: np.ndarray) -> np.ndarray:
-        price, agreed = averages(totals)
-        return np.stack([statistic.of(price, agreed) for statistic in there], axis=1)
+        cost, agreed = averages(totals)
+        return np.stack([statistic.of(cost, agreed) for statistic in there], axis=1)
 
     each = iter(
         bootstrap_each_over_tasks({task: (of, sums_of(one, one.groups)) for task, one in found.items()}, seed=seed)
@@ -176,8 +176,8 @@ def contrast(statistic: Statistic, plus: Sequence[Curves], minus: Sequence[Curve
 
 
 def shared_range(*curves: Curve) -> tuple[float, float]:
-    """The mean prices (mean layers) that all of these curves go through, (least, most), for an `Area`."""
-    return max(float(c.mean_price[0]) for c in curves), min(float(c.mean_price[-1]) for c in curves)
+    """The mean costs (mean layers) that all of these curves go through, (least, most), for an `Area`."""
+    return max(float(c.mean_cost[0]) for c in curves), min(float(c.mean_cost[-1]) for c in curves)
 
 
 def by_task(curves: Curves) -> Mapping[str, Curve]:
@@ -197,9 +197,9 @@ def read(statistic: Statistic, totals: np.ndarray) -> np.ndarray:
 
 
 def averages(totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean prices and agreements, both [draws, K], of totals [draws, 2 K + 1]."""
-    price, agreed = np.split(totals[:, :-1] / totals[:, -1:], 2, axis=1)
-    return price, agreed
+    """Mean costs and agreements, both [draws, K], of totals [draws, 2 K + 1]."""
+    cost, agreed = np.split(totals[:, :-1] / totals[:, -1:], 2, axis=1)
+    return cost, agreed
 
 
 def over_tasks(parts: dict, seed: int) -> Interval:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import traces
 
-from eelib.exits.cost import prices, sizes_of
+from eelib.exits.cost import exit_costs, sizes_of
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.trace_scores import scores
 from eestudy.analysis import gate_rules
@@ -84,7 +84,7 @@ def test_too_few_groups_have_no_third_part(asked):
 
 def test_fitted_gates_read_the_head_only_where_they_look_at_it(asked):
     sizes = sizes_of(asked.study.model)
-    aware, margin = (prices(sizes, asked.by(name, "one", 0).rule) for name in ("position_aware", "position_margin"))
+    aware, margin = (exit_costs(sizes, asked.by(name, "one", 0).rule) for name in ("position_aware", "position_margin"))
     layers = np.arange(1, asked.depth + 1)
     np.testing.assert_allclose(aware, layers + sizes.read)
     np.testing.assert_allclose(margin, layers + sizes.read * layers)

@@ -17,9 +17,9 @@ from eelib.exits.cost import (
     Line,
     Planned,
     Sizes,
+    exit_costs,
     measure,
     parameters,
-    prices,
     seconds,
     sizes_of,
     step_seconds,
@@ -73,40 +73,25 @@ def test_a_loaded_models_sizes(model_of):
     assert parameters(t5.blocks[0]) == parameters(t5.blocks[1])  # the looked-up one does not count
 
 
-def test_prices_by_hand():
-    def price(gate, **more):
-        rule = {key: more.pop(key) for key in ("exit_layers", "minimum_layer") if key in more}
-        return prices(SMALL, ExitRule(gate_named(gate), **rule), **more).tolist()
+def test_exit_costs_by_hand():
+    def cost(gate, rule=(), **more):
+        return exit_costs(SMALL, ExitRule(gate_named(gate, **more), **dict(rule))).tolist()
 
-    assert price("fixed") == [4, 5, 6, 7]  # l + H
-    assert price("confidence") == [1 + 3, 2 + 6, 3 + 9, 4 + 9 + 3]
-    assert price("confidence", exit_layers=(2,)) == [1, 5, 6, 4 + 3 + 3]
-    assert price("confidence", minimum_layer=3) == [1, 2, 6, 4 + 3 + 3]
-    assert price("patience", minimum_layer=3) == [4, 8, 12, 16]  # it is stateful, so it has to be asked before
-    assert price("state_saturation", gate_parameters=50) == [1 + 0.5 + 3, 2 + 1 + 3, 3 + 1.5 + 3, 4 + 1.5 + 3]
-
-    def shortlist(layer):
-        return 30 if layer == 1 else 5
-
-    assert price("softmax_difference", rows=shortlist) == [1 + 3, 2 + 3.5, 3 + 4, 4 + 4 + 3]
-    listed = ExitRule(gate_named("shortlist", k=5))
-    assert prices(SMALL, listed).tolist() == price("softmax_difference", rows=shortlist)
-    late = ExitRule(gate_named("shortlist", layer=2, k=5))
-    assert prices(SMALL, late).tolist() == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
-    between = ExitRule(gate_named("shortlist", layer=1, k=5), exit_layers=(2, 3))  # lists where it is asked first
-    assert prices(SMALL, between).tolist() == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
-    assert all((np.diff(price(gate)) >= 0).all() for gate in ("confidence", "fixed", "entropy", "schedule"))
+    assert cost("fixed") == [4, 5, 6, 7]  # l + H
+    assert cost("confidence") == [1 + 3, 2 + 6, 3 + 9, 4 + 9 + 3]
+    assert cost("confidence", {"exit_layers": (2,)}) == [1, 5, 6, 4 + 3 + 3]
+    assert cost("confidence", {"minimum_layer": 3}) == [1, 2, 6, 4 + 3 + 3]
+    assert cost("patience", {"minimum_layer": 3}) == [4, 8, 12, 16]  # it is stateful, so it has to be asked before
+    assert cost("shortlist", k=5) == [1 + 3, 2 + 3.5, 3 + 4, 4 + 4 + 3]
+    assert cost("shortlist", layer=2, k=5) == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
+    listed = cost("shortlist", {"exit_layers": (2, 3)}, layer=1, k=5)  # lists where it is asked first
+    assert listed == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
+    assert all((np.diff(cost(gate)) >= 0).all() for gate in ("confidence", "fixed", "entropy", "schedule"))
 
 
-def test_rows_and_layers_that_are_not_there(one_line):
-    one_line(
-        InputError,
-        ["confidence", "rows must be 0 to 30"],
-        lambda: prices(SMALL, ExitRule(gate_named("confidence")), 31),
-    )
-    one_line(
-        InputError, "allowed are layers 1 to 4", lambda: prices(SMALL, ExitRule(gate_named("fixed"), minimum_layer=5))
-    )
+def test_layers_that_are_not_there(one_line):
+    rule = ExitRule(gate_named("fixed"), minimum_layer=5)
+    one_line(InputError, "allowed are layers 1 to 4", lambda: exit_costs(SMALL, rule))
 
 
 # ---- measured

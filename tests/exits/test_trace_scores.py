@@ -300,4 +300,4 @@ def test_what_has_no_curve_is_one_line(one_line, made_up):
     one_line(InputError, ["Estimated", "no curve"], lambda: curve(rule, found, made_up))
     one_line(InputError, "must rise", lambda: curve(CURVES[0], found, made_up, values=[0.5, 0.1]))
     one_line(InputError, "-inf", lambda: curve(CURVES[-1], found, made_up, values=[-np.inf]))
-    one_line(InputError, f"{LAYERS} numbers", lambda: curve(CURVES[0], found, made_up).priced([1, 2, 3]))
+    one_line(InputError, f"{LAYERS} numbers", lambda: curve(CURVES[0], found, made_up).with_cost([1, 2, 3]))

@@ -33,9 +33,9 @@ def test_what_is_read_off_a_curve_by_hand():
     assert interval(PriceAt(0.3), one).estimate == pytest.approx(1.0)
     assert interval(Area(1, 4), one).estimate == pytest.approx((0.6 * 1 + 0.85 * 2) / 3)
     assert interval(Area(1.5, 3), one).estimate == pytest.approx((0.65 * 0.5 + 0.775 * 1) / 1.5)
-    dear = one.priced([2, 4, 6, 8])
+    dear = one.with_cost([2, 4, 6, 8])
     assert interval(AgreementAt(6), dear).estimate == pytest.approx(0.85)
-    dips = by_hand([1, 2, 3, 4], [0.9, 0.6, 0.8, 1.0])  # the price from which on it holds, not the first
+    dips = by_hand([1, 2, 3, 4], [0.9, 0.6, 0.8, 1.0])  # the cost from which on it holds, not the first
     assert interval(PriceAt(0.7), dips).estimate == pytest.approx(2.5)
     other = by_hand([1, 4], [0.4, 1.0], groups=3)
     assert difference(AgreementAt(1), one, other).estimate == pytest.approx(0.1)
@@ -80,11 +80,11 @@ def test_several_statistics_are_each_by_itself_and_what_is_not_reached_is_nothin
 
 def test_an_area_is_that_of_the_polygon_line():
     random = np.random.default_rng(0)
-    price, agreement = np.sort(random.uniform(1, 5, (20, 9)), axis=1), random.random((20, 9))
-    for low, high in ((price[:, 0].max(), 4.0), (0.5, 6.0), (2.0, 2.1)):
+    cost, agreement = np.sort(random.uniform(1, 5, (20, 9)), axis=1), random.random((20, 9))
+    for low, high in ((cost[:, 0].max(), 4.0), (0.5, 6.0), (2.0, 2.1)):
         fine = np.linspace(low, high, 100_001)
-        expected = [np.trapezoid(np.interp(fine, x, y), fine) / (high - low) for x, y in zip(price, agreement)]
-        np.testing.assert_allclose(Area(low, high).of(price, agreement), expected, atol=1e-4)
+        expected = [np.trapezoid(np.interp(fine, x, y), fine) / (high - low) for x, y in zip(cost, agreement)]
+        np.testing.assert_allclose(Area(low, high).of(cost, agreement), expected, atol=1e-4)
 
 
 def test_tasks_count_the_same_whatever_their_tokens():

@@ -10,7 +10,7 @@ from exits_made import card_of
 from families import identity_unembed
 
 from eelib.common.files import data_folder
-from eelib.exits.cost import Sizes, prices
+from eelib.exits.cost import Sizes, exit_costs
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
 from eelib.exits.gates.state import PUBLISHED_WIDTH, TRAINED, Lstm, as_stored, save_gate, trained_gate
@@ -227,11 +227,12 @@ def test_by_name_they_need_their_model(saved, model_of, tmp_path, monkeypatch, o
     one_line(ValueError, ["gate lstm", "give the model"], lambda: gate_named("lstm"))
 
 
-def test_they_read_no_head_to_score(saved):
+def test_they_read_no_head_to_score():
     """One block a layer and the gate's own parameters where it is asked; the head once, to emit."""
-    sizes = Sizes(3, 100.0, 50.0, 10)
-    gate, _ = saved("classifier")
-    assert prices(sizes, ExitRule(gate), gate_parameters=10).tolist() == pytest.approx([1.6, 2.7, 3.7])
+    gate = untrained("classifier")
+    own = SIZE * SIZE + 2 * SIZE  # 48 weights
+    found = exit_costs(Sizes(3, 480.0, 240.0, 10), ExitRule(gate))
+    assert own == 48 and found.tolist() == pytest.approx([1.6, 2.7, 3.7])
 
 
 SHIPPED = ["pocket-llama", "pocket-llama-joint", "pocket-t5", "pocket-t5-free", "pocket-t5-weighted"]
