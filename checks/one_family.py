@@ -18,9 +18,9 @@ from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.common.errors import InputError
 from eelib.common.files import PACKAGE
 from eelib.common.tolerances import apart, close, same, tolerance
-from eelib.models.adapters import Seq2Seq
 from eelib.models.components import site_states
 from eelib.models.model import Model
+from eelib.models.model_kinds import Seq2Seq
 from eelib.models.probe import NotTaken, block_states, first_tensor, raised_in
 from eelib.tracing.decode import greedy_decode
 
@@ -359,7 +359,7 @@ def padding(model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
         return "equal lengths"
     adapter, target = model.adapter, [40, 9] if model.kind == "seq2seq" else []
     ids, mask = adapter.pad(prompts)
-    begun = torch.tensor([adapter.text([], [*target, 0])] * len(prompts))  # of a decoder with a source only
+    begun = torch.tensor([adapter.input_ids_for([], [*target, 0])] * len(prompts))  # of a decoder with a source only
     with block_states(model.blocks) as states:
         model.network(**adapter.padded_inputs(ids, mask, begun))
     together = torch.stack(list(states), 2)  # [rows, tokens, L+1, hidden_size]

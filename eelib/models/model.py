@@ -15,7 +15,6 @@ from transformers import BatchEncoding, GenerationConfig, PreTrainedModel, PreTr
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import check_name, first_line
-from eelib.models.adapters import ADAPTERS, Adapter, Classifier, Writer
 from eelib.models.checkpoint import (
     DTYPES,
     folder_of,
@@ -30,6 +29,7 @@ from eelib.models.draft_block import DraftBlock
 from eelib.models.folder import weights_hash
 from eelib.models.head import Head, prove_head
 from eelib.models.lens_adapters import AdapterBlock, Translators, base_of, with_lens_adapter
+from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
 from eelib.models.probe import accepts, find_blocks, record
 from eelib.models.products import use_fast_products
 
@@ -70,15 +70,15 @@ class Model:
     adapter_block: AdapterBlock | DraftBlock | None = None
 
     @property
-    def adapter(self) -> Adapter:
+    def adapter(self) -> ModelKind:
         """How a model of this kind is fed and read."""
-        return ADAPTERS[self.kind](self)
+        return MODEL_KINDS[self.kind](self)
 
     @property
-    def writer(self) -> Writer:
-        """The adapter of a model that writes. CheckpointError of one that reads in place."""
+    def writer(self) -> GenerativeKind:
+        """The same of a model that emits tokens. CheckpointError of one that reads in place."""
         adapter = self.adapter
-        if not isinstance(adapter, Writer):
+        if not isinstance(adapter, GenerativeKind):
             raise CheckpointError(f"{self.name}: a {self.kind} model writes no tokens")
         return adapter
 
@@ -302,7 +302,7 @@ def prepare(
     sub-layers and skip are each block's output; a causal network does not read to the right; states are finite;
     position ids, padding and cache change nothing, or are left out. Raises CheckpointError, one line naming the module.
     """
-    ids, adapter = probe_ids(network, tokenizer), ADAPTERS[kind]
+    ids, adapter = probe_ids(network, tokenizer), MODEL_KINDS[kind]
     try:
         runs = record(network, adapter.plain_inputs(network, adapter.probe_ids(network, ids)))
     except Exception as error:  # a network may need inputs that a text model does not have
@@ -319,7 +319,7 @@ def prepare(
         components, missing = [], str(error)
     modules = [call.module for call in blocks]
     model = Model(name, kind, network, tokenizer, modules, head, components, missing, weights, True)
-    model.adapter.settle(runs, ids)
+    model.adapter.probe_feeding(runs, ids)
     if float(runs.logits.max() - runs.logits.min()) == 0:  # weights of zeros, or so large that a norm gives zeros
         model.remark = "all logits are the same, whatever the text: these weights know nothing"
     return model

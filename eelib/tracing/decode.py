@@ -51,7 +51,7 @@ def greedy_decode(
     # Inference mode is quicker, but tensors made in it may not be changed outside it, and a reader may change them.
     grad: AbstractContextManager = torch.no_grad() if reader else torch.inference_mode()
     adapter, ends = model.writer, model.eos_ids
-    sizes = [len(adapter.text(prompt, [])) for prompt in prompts]
+    sizes = [len(adapter.input_ids_for(prompt, [])) for prompt in prompts]
     # Each row has a limit of its own, whatever it is batched with.
     limits = [max(1, min(max_new_tokens, model.context_length - size)) for size in sizes]
     with grad:
@@ -110,7 +110,7 @@ def states_of(
     layers: list[Tensor] = []
     found: dict[str, list[Tensor]] = {}
     for prompt, output in zip(prompts, outputs):
-        inputs, read = model.adapter.whole_inputs(prompt, output), model.adapter.positions(prompt)
+        inputs, read = model.adapter.whole_inputs(prompt, output), model.adapter.read_positions(prompt)
         capture: AbstractContextManager[dict[str, list[Tensor]]]
         capture = site_states(model.blocks, model.components) if sites else nullcontext({})
         with block_states(model.blocks) as states, capture as captured:
@@ -164,7 +164,7 @@ def read_given(model: Model, firsts: list[list[int]], rest: list[list[int]]) -> 
         The last layer's top-1 at each position of each text, and the readouts: "final" is of that token, "reference"
         of the text's own next one.
     """
-    texts = [model.adapter.text(first, following) for first, following in zip(firsts, rest)]
+    texts = [model.adapter.input_ids_for(first, following) for first, following in zip(firsts, rest)]
     padded = pad_sequence([torch.tensor(text) for text in texts], batch_first=True, padding_value=model.pad_id)
     inputs = model.adapter.plain_inputs(model.network, padded.to(model.device))
     with block_states(model.blocks) as states:

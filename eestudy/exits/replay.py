@@ -39,9 +39,9 @@ class Replay:
     @torch.no_grad()
     def __init__(self, model: Model, prompt: list[int], output: list[int], ideal: bool):
         self.model, self.ideal, self.prompt, self.output, adapter = model, ideal, prompt, output, model.adapter
-        start = adapter.positions(prompt).start
+        start = adapter.read_positions(prompt).start
         self.read = -1 if adapter.writes else start
-        self.ids = adapter.row(adapter.text(prompt, output))
+        self.ids = adapter.row(adapter.input_ids_for(prompt, output))
         self.first = start if adapter.writes else len(prompt) - 1  # the last position that output token 0 needs
         self.same = adapter.context([prompt])  # arguments of every step
         self.cache: Cache | None = None

@@ -13,7 +13,7 @@ from checks import families as sweep
 from checks import tiny
 from checks.one_family import check
 from checks.tiny import KINDS
-from eelib.models.adapters import Causal
+from eelib.models.model_kinds import Causal
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_tokenizer_without_pad_or_begin(folder_of, tmp_path):
     assert model.tokenizer.pad_token_id is None and model.pad_id == 1 and model.pads
 
 
-@pytest.mark.parametrize("where", ["model.find_components", "model.prove_unembed", "adapters.find_unembed"])
+@pytest.mark.parametrize("where", ["model.find_components", "model.prove_head", "model_kinds.find_head"])
 def test_bug_in_probing_is_the_cause_of_the_refusal(where, folder_of, monkeypatch):
     """The reader gets one line that names the error; who looks for the bug finds it with its traceback."""
 

@@ -110,7 +110,7 @@ class Batch:
         self.model, self.device, self.pad_id = model, model.device, model.pad_id  # asked for once: slow
         self.writer, self.sequences = model.writer, list[DecodedSequence]()
         for index, prompt in enumerate(prompts):
-            text = self.writer.text(prompt, [])
+            text = self.writer.input_ids_for(prompt, [])
             limit = max(1, min(max_new_tokens, model.context_length - len(text)))
             self.sequences.append(DecodedSequence(index, list(text), len(text), limit, index))
         self.padded = self.writer.left and model.pads

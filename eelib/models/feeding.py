@@ -47,11 +47,11 @@ def position_offset(model: "Model", runs: Runs) -> int | None:
 @torch.no_grad()
 def padding_is_inert(model: "Model", ids: Tensor) -> bool:
     """Whether a row that is padded in a batch gets what it gets alone; if not, only equal lengths share a batch."""
-    adapter, whole, short = model.adapter, ids[0].tolist(), ids[0, 2:].tolist()
+    kind, whole, short = model.adapter, ids[0].tolist(), ids[0, 2:].tolist()
     given = []
     for texts in ([short], [whole, short]):
-        rows, mask = adapter.pad(texts)
-        inputs = adapter.padded_inputs(rows, mask, ids.expand(len(rows), -1))
+        rows, mask = kind.pad(texts)
+        inputs = kind.padded_inputs(rows, mask, ids.expand(len(rows), -1))
         try:
             with their_code():
                 given.append(model.network(**inputs).logits[-1])
@@ -59,7 +59,7 @@ def padding_is_inert(model: "Model", ids: Tensor) -> bool:
             return False
     alone, padded = given
     if padded.shape != alone.shape:
-        padded = padded[2:] if adapter.left else padded[:-2]
+        padded = padded[2:] if kind.left else padded[:-2]
     return close(padded, alone)
 
 
@@ -119,24 +119,24 @@ def steps_agree(model: "Model", runs: Runs, pads: bool) -> bool:
 
     `NotTaken` where the network does not take them.
     """
-    adapter, ids = model.writer, runs.inputs["input_ids"]
+    kind, ids = model.writer, runs.inputs["input_ids"]
     count, texts, expected = ids.shape[1], [ids[0].tolist()], [runs.logits[0]]
     if pads:
         texts.append(texts[0][:-2])
         with their_code():
-            alone = model.network(**adapter.plain_inputs(model.network, ids[:, :-2], ids)).logits[0]
+            alone = model.network(**kind.plain_inputs(model.network, ids[:, :-2], ids)).logits[0]
         expected.append(alone)
-    rows, mask = adapter.pad(texts)
-    target = rows if adapter.left else ids.expand(len(rows), -1)
+    rows, mask = kind.pad(texts)
+    target = rows if kind.left else ids.expand(len(rows), -1)
     with their_code():
-        context = adapter.context(texts)
-    cache = adapter.new_cache(count)
+        context = kind.context(texts)
+    cache = kind.new_cache(count)
     for begin, end in ((0, count - 3), *((i, i + 1) for i in range(count - 3, count))):
-        inputs = adapter.step_inputs(target[:, begin:end], mask[:, :end], context) | adapter.cached(cache)
+        inputs = kind.step_inputs(target[:, begin:end], mask[:, :end], context) | kind.cached(cache)
         with their_code():
             output = model.network(**inputs)
         cache = getattr(output, "past_key_values", None)
-        at = [end - 1 - (2 if adapter.left else 0) * row for row in range(len(rows))]  # padding comes first
+        at = [end - 1 - (2 if kind.left else 0) * row for row in range(len(rows))]  # padding comes first
         wanted = torch.stack([logits[i] for logits, i in zip(expected, at)])
         if cache is None or not close(output.logits[:, -1], wanted):
             return False

@@ -6,14 +6,14 @@ import torch
 
 from checks.tiny_texts import PROMPTS
 from eelib.common.tolerances import close
-from eelib.models.adapters import ADAPTERS, TextIds
+from eelib.models.model_kinds import MODEL_KINDS, TextIds
 from eelib.models.probe import block_states
 
 OUTPUT = [40, 9, 77, 200]
 KINDS = {"causal": "llama", "seq2seq": "t5", "masked": "bert", "classifier": "bert_labels"}
 
 
-@pytest.fixture(params=ADAPTERS)
+@pytest.fixture(params=MODEL_KINDS)
 def model(request, model_of):
     """A model of each kind."""
     return model_of(KINDS[request.param])
@@ -21,17 +21,17 @@ def model(request, model_of):
 
 def test_what_each_kind_is(model):
     adapter = model.adapter
-    assert type(adapter) is ADAPTERS[model.kind]
+    assert type(adapter) is MODEL_KINDS[model.kind]
     assert adapter.writes == (model.kind in ("causal", "seq2seq")) and adapter.left == (model.kind == "causal")
     assert adapter.target == ("decoder_input_ids" if model.kind == "seq2seq" else "input_ids")
 
 
 def test_states_of_a_whole_run_stand_before_the_tokens(model):
-    """`text` is what the argument `target` holds; `positions` are as many as tokens, and predict them."""
+    """`input_ids_for` is what the argument `target` holds; `read_positions` are as many as tokens, and predict them."""
     adapter, prompt = model.adapter, [20, 30, 40, 50, 60]
-    text, inputs = adapter.text(prompt, OUTPUT), adapter.whole_inputs(prompt, OUTPUT)
+    text, inputs = adapter.input_ids_for(prompt, OUTPUT), adapter.whole_inputs(prompt, OUTPUT)
     assert inputs[adapter.target].tolist() == [text]
-    read = list(range(len(text)))[adapter.positions(prompt)]
+    read = list(range(len(text)))[adapter.read_positions(prompt)]
     if model.kind == "causal":
         assert text == prompt + OUTPUT[:-1] and read == [4, 5, 6, 7]
     elif model.kind == "seq2seq":
@@ -81,7 +81,7 @@ def test_steps_give_what_one_run_gives(name, model_of):
     for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         with block_states(model.blocks) as captured, torch.no_grad():
             whole = model.network(**model.adapter.whole_inputs(prompt, output)).logits[0]
-        read = model.adapter.positions(prompt)
+        read = model.adapter.read_positions(prompt)
         for step in range(4 if row else 2):
             mine = row if step < 2 else 0
             assert close(logits[step][mine], whole[read][step])

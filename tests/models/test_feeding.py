@@ -13,9 +13,9 @@ from transformers import (
 )
 
 from checks.tiny_texts import tokenizer_for
-from eelib.models import cache, forward
-from eelib.models.adapters import Causal, Seq2Seq
+from eelib.models import cache, feeding
 from eelib.models.model import prepare
+from eelib.models.model_kinds import Causal, Seq2Seq
 from eelib.tracing.decode import greedy_decode
 
 
@@ -109,15 +109,15 @@ def test_error_inside_our_cache_is_not_taken_for_a_networks_answer(monkeypatch):
 
 @pytest.mark.parametrize("function", ["position_offset", "padding_is_inert", "steps_agree", "refuse_right_reading"])
 def test_error_in_a_comparison_is_not_an_answer(function, monkeypatch):
-    plain = getattr(forward, function)
+    plain = getattr(feeding, function)
 
     def with_a_bug(*args):
         with monkeypatch.context() as inside:
-            inside.setattr(forward, "close", lambda *_: 1 / 0)
+            inside.setattr(feeding, "close", lambda *_: 1 / 0)
             return plain(*args)
 
-    monkeypatch.setattr(forward, function, with_a_bug)
-    monkeypatch.setattr("eelib.models.adapters." + function, with_a_bug, raising=False)
+    monkeypatch.setattr(feeding, function, with_a_bug)
+    monkeypatch.setattr("eelib.models.model_kinds." + function, with_a_bug, raising=False)
     with pytest.raises(ZeroDivisionError):
         made("llama")
 

@@ -1,11 +1,11 @@
-"""One adapter per kind of model: how it is fed, whole or step by step, and at which positions it is read.
+"""The kinds of models: how each is fed, whole or step by step, and at which positions it is read.
 
-A writing model takes one token after another. Each step is one call of the network with plain arguments, so whatever
-runs a network (a stop after some block, rows that leave the batch) works on every kind alike:
+A generative model takes one token after another. Each step is one call of the network with plain arguments, so whatever
+runs a network (a stop after some block, rows that are dropped from the batch) works on every kind alike:
 
-    inputs, cache = adapter.begin(prompts, limit)
-    output = network(**inputs, **adapter.cached(cache))
-    inputs = adapter.advance(adapter.keep_rows(inputs, cache, rows), emitted)
+    inputs, cache = kind.begin(prompts, limit)
+    output = network(**inputs, **kind.cached(cache))
+    inputs = kind.advance(kind.keep_rows(inputs, cache, rows), emitted)
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +16,7 @@ from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.models.cache import growing_cache
-from eelib.models.forward import (
+from eelib.models.feeding import (
     choose_cache,
     forgets_as_it_should,
     padding_is_inert,
@@ -38,7 +38,7 @@ class TextIds(list):
     types: list[int] | tuple = ()
 
 
-class Adapter:
+class ModelKind:
     """What all kinds share, as it is where a text is read in place; each kind says where it differs."""
 
     writes: ClassVar[bool] = False  # it emits tokens, each fed with those before; else it reads a text at once
@@ -77,7 +77,7 @@ class Adapter:
 
     # ---- one text, whole
 
-    def settle(self, runs: Runs, ids: Tensor) -> None:
+    def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
         """Find out by trying how the model may be fed: whether rows may be padded, and what a kind has besides."""
         self.model.pads = padding_is_inert(self.model, ids)
 
@@ -85,17 +85,17 @@ class Adapter:
         """Rows of a tokenizer's output, as the other methods take them for prompts."""
         return encoded["input_ids"]
 
-    def text(self, prompt: list[int], output: list[int]) -> list[int]:
+    def input_ids_for(self, prompt: list[int], output: list[int]) -> list[int]:
         """The ids whose states are read: the text itself, or what stands before each token of `output`."""
         return prompt
 
-    def positions(self, prompt: list[int]) -> slice:
-        """Where in `text` the states of the output's tokens are, in their order."""
+    def read_positions(self, prompt: list[int]) -> slice:
+        """Where in `input_ids_for` the states of the output's tokens are, in their order."""
         return slice(0, None)
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
         """Arguments of one run over all of a sequence, without a cache."""
-        return self.plain_inputs(self.model.network, self.row(self.text(prompt, output)))
+        return self.plain_inputs(self.model.network, self.row(self.input_ids_for(prompt, output)))
 
     def context(self, prompts: list[list[int]]) -> Inputs:
         """Arguments that are the same at every step."""
@@ -130,26 +130,23 @@ class Adapter:
         return self.plain_inputs(self.model.network, ids, target) | {"attention_mask": mask}
 
 
-class Masked(Adapter):
+class Masked(ModelKind):
     """A masked language model, or an encoder: each position of a text is read in place."""
 
 
-class Classifier(Adapter):
+class Classifier(ModelKind):
     """A sequence classifier: one position stands for the text."""
 
     @staticmethod
     def probe_ids(network: PreTrainedModel, ids: Tensor) -> Tensor:
-        """With an end token that is not the last, where the config names one (see `classifier_probe`)."""
         return classifier_probe(ids, getattr(network.config, "eos_token_id", None))
 
     @staticmethod
     def stack(network: PreTrainedModel) -> str:
-        """An encoder-decoder's decoder, else the whole network."""
         return decoder_name(network) if getattr(network.config, "is_encoder_decoder", False) else ""
 
     @staticmethod
     def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int | None]:
-        """With the pooler between state and head, and the position that is read."""
         return find_classifier_head(network, last, runs, name, getattr(network.config, "eos_token_id", None))
 
     def rows_of(self, encoded: dict) -> list[list[int]]:
@@ -168,13 +165,11 @@ class Classifier(Adapter):
             row.types = own
         return rows
 
-    def positions(self, prompt: list[int]) -> slice:
-        """The one position that stands for the text."""
+    def read_positions(self, prompt: list[int]) -> slice:
         position = self.model.read_at(prompt)
         return slice(position, position + 1)
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
-        """With the token types of the text."""
         return super().whole_inputs(prompt, output) | self.context([prompt])
 
     def context(self, prompts: list[list[int]]) -> Inputs:
@@ -183,22 +178,19 @@ class Classifier(Adapter):
         return {"token_type_ids": torch.tensor(types, device=self.model.device)} if any(types) else {}
 
     def are_special(self, prompt: list[int], output: list[int]) -> list[bool]:
-        """None is: the output is labels."""
         return [False] * len(output)  # labels
 
 
-class Writer(Adapter):
-    """A model that writes: what one step is given, and what the next."""
+class GenerativeKind(ModelKind):
+    """A kind that emits tokens, each fed with those before: what one step is given, and what the next."""
 
     writes = True
 
     @staticmethod
     def uncached(network: PreTrainedModel) -> Inputs:
-        """Also for a network that takes arguments by any name."""
         return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
 
     def shown(self, prompt: list[int], output: list[int]) -> list[int]:
-        """The tokens that were written."""
         return output
 
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
@@ -243,37 +235,34 @@ class Writer(Adapter):
         return {name: inputs[name][index] for name in ("attention_mask", "position_ids") if name in inputs}
 
 
-class Causal(Writer):
+class Causal(GenerativeKind):
     """A decoder: prompt and output are one text, padded on the left."""
 
     left = True
 
     @staticmethod
     def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
-        """Without a target: prompt and output are one text."""
-        return {"input_ids": ids} | Writer.uncached(network)
+        return {"input_ids": ids} | GenerativeKind.uncached(network)
 
-    def settle(self, runs: Runs, ids: Tensor) -> None:
+    def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
         """Also that it does not read to the right, where its positions start, and which cache it takes."""
         refuse_right_reading(self.model, runs)
         self.model.offset = position_offset(self.model, runs)
-        super().settle(runs, ids)
+        super().probe_feeding(runs, ids)
         choose_cache(self.model, runs)
 
-    def text(self, prompt: list[int], output: list[int]) -> list[int]:
+    def input_ids_for(self, prompt: list[int], output: list[int]) -> list[int]:
         """The prompt, then all of the output but its last token, which nothing follows."""
         return [*prompt, *output[:-1]]
 
-    def positions(self, prompt: list[int]) -> slice:
+    def read_positions(self, prompt: list[int]) -> slice:
         """From the prompt's last token on, which stands before the first of the output."""
         return slice(len(prompt) - 1, None)
 
     def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
-        """With the position ids that padding asks for."""
         return self.plain_inputs(self.model.network, ids) | self.step_inputs(ids, mask, {})
 
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
-        """The prompts, of which the last logits alone are wanted."""
         ids, mask = self.pad(prompts)
         return self.step_inputs(ids, mask, {}) | self.last_logits(), self.new_cache(limit)
 
@@ -309,7 +298,7 @@ class Causal(Writer):
         return growing_cache(self.model.network.config if self.model.cache == "growing" else None, limit)
 
 
-class Seq2Seq(Writer):
+class Seq2Seq(GenerativeKind):
     """An encoder-decoder: the source is encoded once, padded on the right; the output is a text of its own."""
 
     target = "decoder_input_ids"
@@ -318,16 +307,14 @@ class Seq2Seq(Writer):
     def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
         """A target that is not given is the source itself."""
         inputs = {"input_ids": ids, "decoder_input_ids": ids if target is None else target}
-        return inputs | Writer.uncached(network)
+        return inputs | GenerativeKind.uncached(network)
 
     @staticmethod
     def stack(network: PreTrainedModel) -> str:
-        """The decoder."""
         return decoder_name(network)
 
-    def settle(self, runs: Runs, ids: Tensor) -> None:
-        """Also which cache it takes."""
-        super().settle(runs, ids)
+    def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
+        super().probe_feeding(runs, ids)
         choose_cache(self.model, runs)
 
     @property
@@ -337,22 +324,19 @@ class Seq2Seq(Writer):
         chosen = [getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id")]
         return next(i for i in (*chosen, self.model.pad_id) if i is not None)
 
-    def text(self, prompt: list[int], output: list[int]) -> list[int]:
-        """The start token, then all of the output but its last token."""
+    def input_ids_for(self, prompt: list[int], output: list[int]) -> list[int]:
         return [self.start_id, *output[:-1]]
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
         """The source, and as target what stands before each token of the output."""
-        return self.plain_inputs(self.model.network, self.row(prompt), self.row(self.text(prompt, output)))
+        return self.plain_inputs(self.model.network, self.row(prompt), self.row(self.input_ids_for(prompt, output)))
 
     def context(self, prompts: list[list[int]]) -> Inputs:
-        """What the encoder makes of the sources."""
         ids, mask = self.pad(prompts)
         encoded = self.model.network.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
         return {"encoder_outputs": encoded, "attention_mask": mask}
 
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
-        """The encoded sources, and the start token of each output."""
         start = torch.full((len(prompts), 1), self.start_id, device=self.model.device)
         return {**self.context(prompts), "decoder_input_ids": start}, self.new_cache(limit)
 
@@ -361,7 +345,6 @@ class Seq2Seq(Writer):
         return {**context, "decoder_input_ids": ids}
 
     def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
-        """The encoded sources again, and the emitted tokens."""
         return {**inputs, "decoder_input_ids": self.next_ids(inputs, emitted)}
 
     def new_cache(self, limit: int = 0) -> Cache | None:
@@ -371,13 +354,12 @@ class Seq2Seq(Writer):
         return EncoderDecoderCache(growing_cache(limit=limit), growing_cache())
 
     def keep_rows(self, inputs: Inputs, cache: Cache, rows: list[int]) -> Inputs:
-        """The encoded sources lose the other rows too."""
         encoded = inputs["encoder_outputs"]
         encoded.last_hidden_state = encoded.last_hidden_state[torch.tensor(rows, device=self.model.device)]
         return super().keep_rows(inputs, cache, rows) | {"encoder_outputs": encoded}
 
 
-ADAPTERS: dict[str, type[Adapter]] = {
+MODEL_KINDS: dict[str, type[ModelKind]] = {
     "causal": Causal,
     "seq2seq": Seq2Seq,
     "masked": Masked,
