@@ -25,12 +25,16 @@ NOT_YET = torch.empty(0)  # in place of the state of a site that has not run
 class BlockComponents:
     """The sub-layers of one block. A site is read alone through norm and head.
 
-    `sums` maps a site to the modules whose outputs, each times its scale, are what the site adds to the block's output
-    (more than one where, say, a shared expert stands beside the routed ones). Pre-norm blocks: output = `skip` times
-    the input, plus the sites, plus a `constant` [hidden_size] where a block adds one. `post_norm` is None in those; in
-    post-norm blocks it names, for each sub-layer in order, the norm that follows its residual sum. `after` is a module
-    that takes the state after attention; None in post-norm blocks, and in parallel ones, whose attention and
-    feed-forward both read the block's input.
+    The output of a pre-norm block is `skip` times its input, plus the sites, plus the constant.
+
+    Attributes:
+        sums: from a site to the modules whose outputs, each times its scale, are what the site adds to the block's
+            output; more than one where, say, a shared expert stands beside the routed ones.
+        post_norm: in post-norm blocks, for each sub-layer in order, the norm that follows its residual sum; else None.
+        after: a module that takes the state after attention; None in post-norm blocks, and in parallel ones, whose
+            attention and feed-forward both read the block's input.
+        skip: factor on the block's input.
+        constant: what a block adds besides, [hidden_size].
     """
 
     sums: dict[str, list[tuple[nn.Module, Scale]]]
@@ -38,16 +42,6 @@ class BlockComponents:
     after: nn.Module | None
     skip: Scale = 1.0
     constant: Tensor | None = None
-
-    @property
-    def attention(self) -> nn.Module:
-        """The (first) module that mixes positions."""
-        return self.sums["attention"][0][0]
-
-    @property
-    def cross_attention(self) -> nn.Module | None:
-        """The module that reads the source, in decoders that have one."""
-        return self.sums["cross_attention"][0][0] if "cross_attention" in self.sums else None
 
 
 class Enough(Exception):

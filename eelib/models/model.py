@@ -41,15 +41,23 @@ TEMPLATE_SECONDS = 10.0  # for one prompt, which takes a good template less than
 class Model:
     """A checkpoint whose blocks, sub-layers, final norm and head are known and checked.
 
-    `kind`: causal, seq2seq, masked or classifier; what differs between them is the `adapter`'s. `layers` is L: layer 0
-    is the embeddings, layer l the output of block l. `unembed` maps states [n, hidden_size] to the logits
-    [n, vocab_size] that the model itself would give (a classifier's vocabulary is its labels). `components[l - 1]`
-    names the sub-layers of block l; where they could not be found, `components` is empty and `components_error` says
-    why. `pads`: rows of different lengths may share a batch. `cache`: "growing" (ours), "full" (ours, no layer
-    forgets), "own" (the network makes it) or "none" (each step runs the whole text). `offset`: the position id of a
-    text's first token; None where the network takes none. `remark`: what is odd about the weights. `title`: the name
-    for captions, with the quantization where there is one. `translators`: inner states are read through them;
-    `adapter_block`: those of its layer are; it may be a whole block that drafts.
+    Layer 0 is the embeddings, layer l the output of block l; L is the number of blocks.
+
+    Attributes:
+        kind: causal, seq2seq, masked or classifier; what differs between them is the `adapter`'s.
+        unembed: maps states [n, hidden_size] to the logits [n, vocab_size] that the model itself would give; a
+            classifier's vocabulary is its labels.
+        components: the sub-layers of blocks 1 to L; empty where they could not be found.
+        components_error: why they could not be found.
+        hash: of the weights and all other files that decide on outputs.
+        pads: rows of different lengths may share a batch.
+        cache: "growing" (ours), "full" (ours, no layer forgets), "own" (the network makes it) or "none" (each step runs
+            the whole text).
+        offset: the position id of a text's first token; None where the network takes none.
+        remark: what is odd about the weights.
+        title: the name for captions, with the quantization where there is one.
+        translators: inner states are read through them.
+        adapter_block: the states of its layer are read through it; it may be a whole block that drafts.
     """
 
     name: str

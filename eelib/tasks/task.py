@@ -11,23 +11,14 @@ from typing import Any
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.common.values import check_limit, check_text
+from eelib.tasks import text_kinds
 from eelib.tasks.classification import CLASSIFICATION
 from eelib.tasks.kind import FIELD, TaskKind, filled
 from eelib.tasks.sources import HUB, WMT22, Row, hub_rows, numbered, read_rows, wmt22_rows
 from eelib.tasks.structured import STRUCTURED
-from eelib.tasks.text_kinds import (
-    CONTINUATION,
-    INSTRUCTIONS,
-    PROMPTS,
-    QUESTION_ANSWERING,
-    SUMMARIZATION,
-    TEXTS,
-    TRANSLATION,
-)
 
-REFERENCED = (QUESTION_ANSWERING, SUMMARIZATION, TRANSLATION, STRUCTURED, CLASSIFICATION)
 # All kinds, in the order in which a row is held against them. A new kind is one more.
-KINDS = {kind.name: kind for kind in (*REFERENCED, PROMPTS, INSTRUCTIONS, CONTINUATION, TEXTS)}
+KINDS = {kind.name: kind for kind in (*text_kinds.SCORED_KINDS, STRUCTURED, CLASSIFICATION, *text_kinds.PLAIN_KINDS)}
 # On a task where a model's scores are not above these, no claim is judged.
 BASELINES = {kind.name: kind.baseline for kind in KINDS.values() if kind.baseline}
 
@@ -46,12 +37,20 @@ def kind_with(fields: Collection[str]) -> TaskKind | None:
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts with their references. `groups` names what is resampled together: the passage that questions share.
+    """Prompts with their references.
 
-    `kind` is a name of `KINDS`; `sources` are the bare inputs. `labels` are a classification task's, in the order of
-    their numbers; where it judges pairs, `seconds` are the second texts. `columns` are what else the rows held, by
-    field, None where one lacks it: for analyses only, no part of `hash`, and not kept in traces. `fields` are the texts
-    from which `worded` makes each prompt, by name; no part of `hash` either, since the prompts are.
+    Attributes:
+        kind: a name of `KINDS`.
+        references: of each prompt; empty where it has none.
+        sources: the bare inputs.
+        groups: what is resampled together, such as the passage that questions share.
+        baseline: scores that a model has to exceed.
+        chat: each prompt is a user's turn in the model's chat template.
+        labels: a classification task's, in the order of their numbers.
+        seconds: the second texts, where pairs are judged.
+        columns: what else the rows held, by field, None where one lacks it: for analyses only, no part of `hash`, and
+            not kept in traces.
+        fields: the texts from which `worded` makes each prompt, by name; no part of `hash`, since the prompts are.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Task:
     source_language: str = ""
     target_language: str = ""
     baseline: dict[str, float] = field(default_factory=dict)
-    chat: bool = False  # each prompt is a user's turn in the model's chat template
+    chat: bool = False
     labels: tuple[str, ...] = ()
     seconds: list[str] = field(default_factory=list)
     columns: dict[str, list[Any]] = field(default_factory=dict)
@@ -135,7 +134,8 @@ class Task:
         """Scores (0-100) of the outputs, one per prompt, that have references.
 
         BLEU and chrF (COMET-22 where installed) of translations, F1 and containment of answers, ROUGE-1, 2 and L of
-        summaries. Of labels accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as GLUE has it.
+        summaries. Of labels accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as GLUE has it. Of JSON
+        the shares of outputs that are exact and valid, and the F1 of fields.
         """
         if len(outputs) != len(self.references):
             raise InputError(f"{len(outputs)} outputs for {len(self.references)} prompts")

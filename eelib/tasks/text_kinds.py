@@ -217,3 +217,5 @@ TEXTS = TaskKind(
     fits=lambda fields: "text" in fields,
     reader=lambda _name, _first: plain_reader("text", reworded=False),
 )
+SCORED_KINDS = (QUESTION_ANSWERING, SUMMARIZATION, TRANSLATION)
+PLAIN_KINDS = (PROMPTS, INSTRUCTIONS, CONTINUATION, TEXTS)

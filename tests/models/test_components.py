@@ -75,7 +75,8 @@ def test_sub_layers_are_found_beside_massive_activations(dtype):
             layer.self_attn.o_proj.weight.mul_(0.05)
             layer.mlp.down_proj.weight.mul_(0.05)
     model = prepare(network.to(dtype), tokenizer_for("causal"), "massive", "causal")
-    assert not model.components_error and type(model.components[0].attention).__name__ == "LlamaAttention"
+    ((attention, _),) = model.components[0].sums["attention"]
+    assert not model.components_error and type(attention).__name__ == "LlamaAttention"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -169,7 +169,7 @@ def test_recipe_ends_in_a_folder_that_loads(folder, tmp_path, monkeypatch, tiny,
     config, end = model.network.config, model.tokenizer.eos_token_id
     assert (model.kind, model.layers, model.hidden_size, model.context_length) == ("seq2seq", 3, 32, 512)
     assert config.decoder_start_token_id == config.pad_token_id == model.tokenizer.pad_token_id
-    assert model.eos_ids == {end} and [part.cross_attention for part in model.components]
+    assert model.eos_ids == {end} and all("cross_attention" in part.sums for part in model.components)
     prompt = PARTS["captions"](folder, tmp_path, 0)[0].prompt
     assert all(isinstance(text, str) for text in greedy_texts(model, [prompt], 4))
     assert all(torch.equal(a.float(), b) for a, b in zip(trained.parameters(), model.network.parameters()))
