@@ -35,6 +35,7 @@ from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes
 from eelib.models.gguf import find_gguf, read_header
 from eelib.models.lens_adapters import FILES
 from eelib.models.packaged import PACKAGED, describe, packaged_folder
+from eelib.models.probe import embeddings_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CLASSES = {
@@ -250,7 +251,7 @@ def check_tokenizer(
     longest = tokenizer.model_max_length
     if not isinstance(longest, (int, float)) or isinstance(longest, bool):
         raise CheckpointError(f"model {name!r}: the tokenizer's model_max_length is {longest!r}; it must be a number")
-    embeddings = getattr(network.get_input_embeddings(), "num_embeddings", None)
+    embeddings = getattr(embeddings_of(network), "num_embeddings", None)
     ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)  # some name what others have
     if embeddings and max(ordinary, default=0) >= embeddings:
         raise CheckpointError(

@@ -30,7 +30,7 @@ from eelib.models.folder import weights_hash
 from eelib.models.head import Head, prove_head
 from eelib.models.lens_adapters import AdapterBlock, Translators, base_of, with_lens_adapter
 from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
-from eelib.models.probe import accepts, find_blocks, record
+from eelib.models.probe import accepts, embeddings_of, find_blocks, record
 from eelib.models.products import use_fast_products
 
 TEMPLATE_TEXT = 2**20  # characters that a chat template may add to a prompt; a good one adds a few thousand
@@ -116,7 +116,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where inputs go; of a network spread over devices, where its embeddings are."""
-        embeddings = self.network.get_input_embeddings()
+        embeddings = embeddings_of(self.network)
         return next((embeddings if embeddings is not None else self.network).parameters()).device
 
     @property
@@ -223,7 +223,7 @@ class Model:
 
     def known(self, encoded: BatchEncoding, numbers: Sequence[int] | None = None) -> dict[str, Any]:
         """What a tokenizer gave, unchanged; CheckpointError where it holds a token that the network does not have."""
-        size = getattr(self.network.get_input_embeddings(), "num_embeddings", None)
+        size = getattr(embeddings_of(self.network), "num_embeddings", None)
         for number, ids in enumerate(encoded["input_ids"]):
             if size and ids and max(ids) >= size:
                 number = numbers[number] if numbers is not None else number

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.common.files import PACKAGE
@@ -121,6 +122,14 @@ def with_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
     if isinstance(value, dict):
         return type(value)(**{k: with_tensor(v, old, new) for k, v in value.items()})
     return value
+
+
+def embeddings_of(network: PreTrainedModel) -> nn.Module | None:
+    """The module of a network's input embeddings; None where it names none."""
+    try:
+        return network.get_input_embeddings()
+    except NotImplementedError:
+        return None
 
 
 def accepts(network: nn.Module, argument: str) -> bool:

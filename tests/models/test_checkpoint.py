@@ -13,8 +13,10 @@ import torch
 from huggingface_hub import constants
 
 import eelib
+from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
 from eelib.models import checkpoint
+from eelib.models.model import prepare
 from eelib.tracing.decode import states_of
 
 
@@ -153,6 +155,17 @@ def test_code_of_its_own_runs_where_it_is_allowed_and_nobody_is_asked(folder_of,
     config_with(folder, vocab_size=2**33)
     with pytest.raises(CheckpointError, match="numbers, its weights hold"):
         eelib.load_model(str(folder), device="cpu", trust_remote_code=True)
+
+
+def test_a_network_that_names_no_embeddings_is_read_all_the_same(monkeypatch):
+    def unnamed():
+        raise NotImplementedError("get_input_embeddings")
+
+    network = families.build("llama")
+    monkeypatch.setattr(network, "get_input_embeddings", unnamed)
+    checkpoint.check_tokenizer(tokenizer_for("causal"), network, None, "odd")
+    model = prepare(network, tokenizer_for("causal"), "odd", "causal")
+    assert model.device.type == "cpu" and model.encode(["a dog"])
 
 
 @pytest.mark.parametrize("damage", [with_cut_weights, with_broken_config, without_tokenizer])
