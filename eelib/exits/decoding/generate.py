@@ -19,6 +19,7 @@ from eelib.exits.decoding.loop import Decoder
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
 from eelib.exits.exit_rule import Estimated, ExitRule, check_exit_layers, fixed_exit
 from eelib.exits.gates.gate import NEEDS, Gate, LayerOutput, gate_named
+from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.state import TrainedGate
 from eelib.exits.policy import Policy
 from eelib.models.block_runner import BlockRunner
@@ -43,11 +44,13 @@ class GenerateOutput:
         sequences: a row per prompt: output (as in a trace, without its end token), length in tokens, truncated (no end
             token), passes through all blocks, and of verified decoding the tokens drafted and accepted.
         times: seconds in blocks, head, gate, cache and Python.
+        kv_policy: the KV policy that was used.
     """
 
     tokens: pd.DataFrame
     sequences: pd.DataFrame
     times: dict[str, float]
+    kv_policy: str
 
 
 def generate(
@@ -73,7 +76,9 @@ def generate(
             exits. Without one and with `exit_layers=(E,)` each token exits at layer E.
         exit_layers: the layers at which the gate is asked, 1..L-1; None for all.
         kv_policy: what later tokens find at skipped layers: full, copy, project, deferred, verified, schedule (see
-            `eelib.exits.decoding.kv_policies`).
+            `eelib.exits.decoding.kv_policies`). None chooses: verified, whose output is plain decoding's; deferred for
+            a threshold that is learnt while decoding; schedule for SkipDecode's gate; full for the oracle, or where no
+            token exits.
         draft_length: of verified, most tokens that are drafted before they are verified.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
             its threshold is that of the task's kind.
@@ -95,8 +100,8 @@ def generate(
         check_whole("batch_split", batch_split, 0)
     if policy is not None:
         gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
-    kv = kv_policy_named("full" if kv_policy is None else kv_policy)
     rule = rule_of(model, gate, exit_layers)
+    kv = kv_policy_named(default_kv_policy(rule) if kv_policy is None else kv_policy)
     check_fit(model, kv, rule, max_new_tokens)
     drafts = draft_length_of(model, kv, draft_length if policy is None or rule is not None else None)
     prompts = encoded(model, task)
@@ -109,10 +114,12 @@ def generate(
         parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)
         sequences += [sequence for part in parts for sequence in part]
     timer.charge("python")
-    return output_of_sequences(model, sequences, timer.seconds)
+    return output_of_sequences(model, sequences, timer.seconds, kv.name)
 
 
-def output_of_sequences(model: Model, sequences: list[DecodedSequence], times: dict[str, float]) -> GenerateOutput:
+def output_of_sequences(
+    model: Model, sequences: list[DecodedSequence], times: dict[str, float], kv_policy: str
+) -> GenerateOutput:
     """The tables of sequences, which are numbered as their prompts."""
     token_rows, sequence_rows = [], []
     for sequence in sorted(sequences, key=lambda sequence: sequence.index):
@@ -133,7 +140,9 @@ def output_of_sequences(model: Model, sequences: list[DecodedSequence], times: d
                 "accepted": sequence.accepted,
             }
         )
-    return GenerateOutput(pd.DataFrame(token_rows, columns=list(COLUMNS)), pd.DataFrame(sequence_rows), times)
+    return GenerateOutput(
+        pd.DataFrame(token_rows, columns=list(COLUMNS)), pd.DataFrame(sequence_rows), times, kv_policy
+    )
 
 
 def check_writes(model: object) -> None:
@@ -169,6 +178,15 @@ def by_policy(
     policy = policy if isinstance(policy, Policy) else Policy.load(policy)
     rule = policy.rule(model, task.kind if isinstance(task, Task) else "prompts")
     return rule, policy.kv_policy if rule is not None else "full"
+
+
+def default_kv_policy(rule: ExitRule | None) -> str:
+    """The KV policy of a rule that is given without one."""
+    if rule is None or isinstance(rule.gate, FirstAgreeing):
+        return "full"
+    if isinstance(rule.threshold, Estimated):
+        return "deferred"
+    return "schedule" if isinstance(rule.gate, Schedule) else "verified"
 
 
 def kv_policy_named(name: str | None) -> KVPolicy:

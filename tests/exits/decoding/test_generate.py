@@ -9,7 +9,7 @@ from eelib.common.errors import InputError
 from eelib.common.machine import report_halving
 from eelib.common.timer import PARTS
 from eelib.exits.decoding.loop import Decoder
-from eelib.exits.exit_rule import ExitRule
+from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import Gate, gate_named
 from eelib.exits.gates.state import TRAINED, StateClassifier
 
@@ -170,3 +170,24 @@ def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
     most = 0
     with pytest.raises(torch.OutOfMemoryError):
         eelib.generate(model, PROMPTS[:2], max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "gate, chosen",
+    [
+        (None, "full"),
+        ("confidence", "verified"),
+        ("oracle", "full"),
+        ("schedule", "schedule"),
+        (ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,)), "deferred"),
+    ],
+    ids=str,
+)
+def test_a_kv_policy_is_chosen(gate, chosen, model_of):
+    """The one that keeps plain decoding's output, or that the gate is made for; the result says which."""
+    made = eelib.generate(model_of("llama"), PROMPTS, gate, max_new_tokens=6)
+    assert made.kv_policy == chosen
+    if chosen == "verified":
+        assert made.tokens["token_id"].equals(
+            eelib.generate(model_of("llama"), PROMPTS, max_new_tokens=6).tokens["token_id"]
+        )
