@@ -10,6 +10,8 @@ A step of a group of sequences is cut into several calls where some stop, or whe
 output does not depend on the sequences beside it, but for rounding. The prompt always runs all blocks.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,32 @@ from eelib.exits.gates.gate import NO_EXIT
 from eelib.models.block_runner import BlockRunner, Call
 from eelib.models.model import Model
 
+ENOUGH_DRAFTS = 64  # drafts before drafting is judged
 Counts = dict[DecodedSequence, int]  # sequences that run in one call, with how many of their last tokens
+
+
+@dataclass
+class DraftRecord:
+    """Drafts so far: how many, how many were accepted, and their cost in passes of one token."""
+
+    drafted: int = 0
+    accepted: int = 0
+    cost: float = 0.0
+
+    def add(self, drafted: int, accepted: int, cost: float) -> None:
+        """What one verifying pass has shown. Says so, once, where drafting can't pay."""
+        paid = self.pay
+        self.drafted, self.accepted, self.cost = self.drafted + drafted, self.accepted + accepted, self.cost + cost
+        if paid and not self.pay:
+            print(
+                f"{self.accepted} of {self.drafted} drafts were accepted, and a draft costs "
+                f"{self.cost / self.drafted:.2f} of a pass: drafting costs more than it saves, so it ends here"
+            )
+
+    @property
+    def pay(self) -> bool:
+        """Whether drafting may save time: an accepted draft saves a pass at most, and each costs its layers."""
+        return self.drafted < ENOUGH_DRAFTS or self.accepted > self.cost
 
 
 class Decoder:
@@ -42,6 +69,7 @@ class Decoder:
         self.eos_ids, self.tie = model.eos_ids, tie_of(model)
         block = model.adapter_block
         self.trained_block_layer = block.layer if block and block.layer in gate.layers else 0
+        self.drafts = DraftRecord()
         self.batch: Batch
         self.blocks: BlockRunner
         self.ties: TieBreaker
@@ -124,7 +152,7 @@ class Decoder:
 
     def may_exit(self, sequence: DecodedSequence, prefill: bool) -> bool:
         """Whether the gate is asked about the newest token, where there is one."""
-        if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length):
+        if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length or not self.drafts.pay):
             return False
         return not sequence.draining
 
@@ -181,7 +209,10 @@ class Decoder:
             head_reads = 1 + (reads if sequence in scores else 0)
             full = DecodedToken(UNDECIDED, layers, layers, head_reads, scores.get(sequence, NO_EXIT))
             if kv.verifies:
+                drafts = sequence.tokens[len(sequence.tokens) - sequence.drafts :]
+                depths, before = sum(draft.exit_layer for draft in drafts) / layers, sequence.accepted
                 accept(sequence, answers[sequence], beyond, full, self.eos_ids, self.ties)
+                self.drafts.add(len(drafts), sequence.accepted - before, depths)
             elif beyond:
                 full.token_id = answers[sequence][-1]
                 sequence.emit(full, self.eos_ids)

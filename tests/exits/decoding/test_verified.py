@@ -8,6 +8,7 @@ from families import CAUSAL, GENERATING
 
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.timer import Timer
+from eelib.exits.decoding import loop
 from eelib.exits.decoding import sequences as sequences_file
 from eelib.exits.decoding.gate_runner import GateRunner
 from eelib.exits.decoding.generate import generate
@@ -19,6 +20,12 @@ from eelib.exits.gates.gate import gate_named
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 14
+
+
+@pytest.fixture(autouse=True)
+def drafting(monkeypatch):
+    """Drafts go on, however few are accepted."""
+    monkeypatch.setattr(loop, "ENOUGH_DRAFTS", 10**9)
 
 
 def ids_of(made):
@@ -165,3 +172,17 @@ def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model
     )
     assert ids_of(made) == [cut(ids, {common}) for ids in alone]
     assert len(asked) > len(many)
+
+
+def test_drafting_ends_where_it_cannot_pay(model_of, plain, eos, many, monkeypatch, capsys):
+    """Said once; a draft of layer 2 of 3 costs 2 / 3 of a pass, and fewer of them are accepted."""
+    model = model_of("llama")
+    eos(model, {model.vocab_size + 1})
+    given = dict(kv_policy="verified", exit_layers=(2,), draft_length=4, max_new_tokens=STEPS)
+    whole = generate(model, many, **given).sequences
+    assert whole["accepted"].sum() < whole["drafted"].sum() * 2 / 3
+    monkeypatch.setattr(loop, "ENOUGH_DRAFTS", 16)
+    made = generate(model, many, **given)
+    assert ids_of(made) == plain("llama", many)
+    assert 16 <= made.sequences["drafted"].sum() <= 16 + 8 * 4 < whole["drafted"].sum()
+    assert capsys.readouterr().out.count("drafting costs more than it saves") == 1
