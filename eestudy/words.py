@@ -43,18 +43,25 @@ def piece_table(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> PieceTab
     """The classes of ids 0..vocab_size-1; ids that the tokenizer does not know are special."""
     known = list(range(min(vocab_size, len(tokenizer))))
     names, special = tokenizer.convert_ids_to_tokens(known), set(tokenizer.all_special_ids)
+    texts = tokenizer.batch_decode([[token] for token in known], clean_up_tokenization_spaces=False)
     pieces = any(name and name.startswith(STARTS) for name in names)
     found = torch.full((vocab_size,), CLASSES.index("special"), dtype=torch.uint8)
-    for token, name in enumerate(names):
+    for token, (name, text) in enumerate(zip(names, texts)):
         if token not in special and name:
-            found[token] = CLASSES.index(class_of(name, pieces))
+            found[token] = CLASSES.index(class_of(name, text, pieces))
     return PieceTable(found)
 
 
-def class_of(name: str, marks_starts: bool) -> str:
-    """The class of a vocabulary entry as it is written; `marks_starts`: words begin with a sign for the space."""
+def class_of(name: str, text: str, marks_starts: bool) -> str:
+    """The class of a vocabulary entry.
+
+    Args:
+        name: its spelling in the vocabulary, where a byte that is no letter may be spelled by one.
+        text: what it decodes to.
+        marks_starts: words begin with a sign for the space.
+    """
     starts = name.startswith(STARTS) if marks_starts else not name.startswith(INSIDE)
-    text = name.removeprefix(INSIDE).lstrip("".join(STARTS))
+    text = text.strip().removeprefix(INSIDE)
     if text and text.isdigit():
         return "digits"
     if not any(character.isalpha() for character in text):
