@@ -30,6 +30,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from eelib.common.errors import CheckpointError
 from eelib.common.files import data_folder
+from eelib.common.machine import cpu_slowdown
 from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
 from eelib.models.gguf import find_gguf, read_header
@@ -37,6 +38,7 @@ from eelib.models.lens_adapters import FILES
 from eelib.models.packaged import PACKAGED, describe, packaged_folder
 from eelib.models.probe import embeddings_of
 
+SLOW = 1.5  # times float32 from which a dtype on a CPU is called slow
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CLASSES = {
     "causal": AutoModelForCausalLM,
@@ -131,11 +133,16 @@ def resolve_device(device: str) -> torch.device | None:
 
 
 def resolve_dtype(dtype: str, device: torch.device | None) -> str:
-    """A name of DTYPES: "auto" is float32 on a CPU, where it is exact and often faster, and bfloat16 on a GPU."""
-    if dtype != "auto":
-        return dtype
+    """A name of DTYPES: "auto" is float32 on a CPU, where it is exact and often faster, and bfloat16 on a GPU.
+
+    Prints one line where another dtype is asked for that is slow on this processor.
+    """
     on_gpu = torch.cuda.is_available() if device is None else device.type != "cpu"
-    return "bfloat16" if on_gpu else "float32"
+    if dtype == "auto":
+        return "bfloat16" if on_gpu else "float32"
+    if not on_gpu and dtype != "float32" and (times := cpu_slowdown(DTYPES[dtype])) > SLOW:
+        print(f"dtype {dtype} is slow on this processor: a product takes {times:.1f} times as long as in float32")
+    return dtype
 
 
 def is_quantized(config: PretrainedConfig, name: str) -> bool:

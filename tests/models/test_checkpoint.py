@@ -15,6 +15,7 @@ from huggingface_hub import constants
 import eelib
 from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
+from eelib.common.machine import cpu_slowdown
 from eelib.models import checkpoint
 from eelib.models.model import prepare
 from eelib.tracing.decode import states_of
@@ -245,3 +246,15 @@ def test_where_no_network_is_wanted_nothing_is_asked(monkeypatch):
     monkeypatch.setattr(checkpoint, "hub_answers", lambda: pytest.fail("it was tried"))
     with checkpoint.hub_or_cache():
         assert constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize(("dtype", "times", "lines"), [("bfloat16", 6.0, 1), ("bfloat16", 0.6, 0), ("auto", 6.0, 0)])
+def test_a_dtype_that_is_slow_here_is_named(dtype, times, lines, folder_of, monkeypatch, capsys):
+    """In one line, where it is asked for; what "auto" takes is never slow."""
+    monkeypatch.setattr("eelib.models.checkpoint.cpu_slowdown", lambda _: times)
+    eelib.load_model(folder_of("llama"), dtype=dtype, device="cpu")
+    assert capsys.readouterr().out.count("6.0 times as long as in float32") == lines
+
+
+def test_what_a_dtype_costs_here_is_measured():
+    assert 0.02 < cpu_slowdown(torch.bfloat16) < 100 and 0.2 < cpu_slowdown(torch.float32) < 5
