@@ -165,9 +165,9 @@ def calibrate(
 ) -> Policy:
     """A policy whose outputs differ from full depth's for at most epsilon of the groups, but for a chance of delta.
 
-    Learn-then-Test per kind of task, on half of the groups (sequences, or what shares a text); the risk is measured on
-    the other half. A group of a task counts as lost if any of its tokens differs, an end token that does not come among
-    them.
+    Learn-then-Test per kind of task, on half of the units (texts, whichever tasks they are in). A third of the other
+    half gives the thresholds that are tested, and the risk is measured on what is left, so that no text serves twice. A
+    unit of a task counts as lost if any of its tokens differs, an end token that does not come among them.
 
     Args:
         model: the model.
@@ -176,37 +176,42 @@ def calibrate(
         gate: its name.
         kv_policy: deferred (or full), under which a trace shows where an output would differ; or verified, where
             what is lost is a draft, not the output.
-        epsilon: the share of groups that may differ.
+        epsilon: the share of units that may differ.
         delta: the chance that more do.
         exit_layers: as in `ExitRule`.
         minimum_layer: as there.
         full_depth_tokens: as there.
-        share: of the groups, to calibrate on.
-        seed: of the halves.
+        share: of the units, to calibrate on.
+        seed: of the parts.
         parameters: of the gate.
 
     Raises:
-        InputError: another kv_policy; an empty half.
+        InputError: another kv_policy; an empty part.
     """
     if kv_policy not in EXACT:
         raise InputError(f"kv_policy {kv_policy!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
     rule = ExitRule(gate_named(gate, model, **parameters), None, exit_layers, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
-    halves = split({name: set(made.tokens["group"]) for name, made in traces.items()}, share, seed)
+    units = {name: units_of(tasks[name]) for name in traces}
+    of_rows = {name: made.tokens["group"].map(units[name]) for name, made in traces.items()}
+    halves = split({name: set(of_rows[name]) for name in traces}, share, seed)
+    others = split({name: half.report for name, half in halves.items()}, 1 / 3, seed)
     kinds: dict[str, list[str]] = {}
     for name in traces:
         kinds.setdefault(tasks[name].kind, []).append(name)
     thresholds, certified, risks = {}, {}, {}
     based: dict[str, dict[str, Any]] = {}
     told = {name: scores_of(rule, model, tasks[name], made) for name, made in traces.items()}
-    rows_of = {name: halves[name].sides(made.tokens["group"]) for name, made in traces.items()}
+    calibrating = {name: halves[name].sides(of_rows[name])[0] for name in traces}
+    tested, reporting = ({name: others[name].sides(of_rows[name])[side] for name in traces} for side in (0, 1))
     for kind, names in kinds.items():
-        grid = grid_of(rule, [told[name].score.numpy()[rows_of[name][1]] for name in names])
+        grid = grid_of(rule, [told[name].score.numpy()[tested[name]] for name in names])
         losses, held_out = (
-            losses_by_group(
-                [curve(rule, told[name], traces[name], rows_of[name][side], grid, ends=True) for name in names]
+            losses_by_unit(
+                [curve(rule, told[name], traces[name], rows[name], grid, ends=True) for name in names],
+                [units[name] for name in names],
             )
-            for side in (0, 1)
+            for rows in (calibrating, reporting)
         )
         based |= {name: {"task_hash": tasks[name].hash, "groups": len(halves[name].calibration)} for name in names}
         choice = learn_then_test(losses, grid, epsilon, delta)
@@ -242,18 +247,30 @@ def scores_of(rule: ExitRule, model: Model, task: Task, made: Trace) -> Scores:
     return scores(rule, made)
 
 
-def losses_by_group(curves: Sequence[Curve], kind: str = "any") -> np.ndarray:
-    """Losses [groups, K] of several tasks: whether any token of a task's group differs, or the share of them that do
-    (`kind`, as in `losses_of`), mean over its tasks.
+def units_of(task: Task) -> dict[str, str]:
+    """{group of a task: the name of its text}."""
+    return dict(zip(task.groups, task.units or task.groups))
 
-    Tasks may share their texts, so a group of several tasks is one unit: the tests need units that are independent.
+
+def losses_by_unit(curves: Sequence[Curve], units: Sequence[Mapping[str, str]], kind: str = "any") -> np.ndarray:
+    """Losses [units, K] of several tasks: whether any token of a text differs, or the share of them that do.
+
+    Args:
+        curves: one for each task.
+        units: for each task, the name of each group's text, as in `units_of`.
+        kind: "any" or "share", as in `losses_of`.
+
+    Returns:
+        The mean over the tasks that have a text: the tests need units that are independent.
     """
-    parts = [pd.DataFrame(losses_of(one, kind), index=list(one.groups)) for one in curves]
+    parts = [
+        pd.DataFrame(losses_of(one, kind), index=[of[group] for group in one.groups]) for one, of in zip(curves, units)
+    ]
     return pd.concat(parts).groupby(level=0).mean().to_numpy()
 
 
 def risk_of(losses: np.ndarray) -> dict[str, float]:
-    """The share of groups [groups] that are lost, with exact 95% limits (Clopper and Pearson 1934)."""
+    """The share of units [units] that are lost, with exact 95% limits (Clopper and Pearson 1934)."""
     count, lost = len(losses), float(losses.sum())
     low = float(beta.ppf(0.025, lost, count - lost + 1)) if lost else 0.0
     high = float(beta.ppf(0.975, lost + 1, count - lost)) if lost < count else 1.0
@@ -261,7 +278,7 @@ def risk_of(losses: np.ndarray) -> dict[str, float]:
 
 
 def grid_of(rule: ExitRule, held_out: Sequence[np.ndarray]) -> list[float]:
-    """Thresholds to test, rising: quantiles of the scores of the half that does not calibrate.
+    """Thresholds to test, rising: quantiles of the scores of texts that neither calibrate nor report.
 
     The tests promise what they do for values that were listed without a look at the calibration units.
     """

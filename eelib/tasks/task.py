@@ -51,6 +51,8 @@ class Task:
         columns: what else the rows held, by field, None where one lacks it: for analyses only, no part of `hash`, and
             not kept in traces.
         fields: the texts from which `worded` makes each prompt, by name; no part of `hash`, since the prompts are.
+        units: a name of each item's text, the same in all tasks that have the text: what is independent, where tasks
+            are put together; no part of `hash`.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Task:
     seconds: list[str] = field(default_factory=list)
     columns: dict[str, list[Any]] = field(default_factory=dict)
     fields: list[dict[str, str]] = field(default_factory=list)
+    units: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -100,6 +103,7 @@ class Task:
             [str(i) for i in range(len(prompts))],
             chat=chat,
             fields=[{"text": prompt} for prompt in prompts],
+            units=[unit_of([prompt]) for prompt in prompts],
         )
 
     @property
@@ -166,12 +170,18 @@ class Task:
             references=[self.references[i] for i in rows],
             sources=[self.sources[i] for i in rows],
             groups=[self.groups[i] for i in rows],
+            units=[self.units[i] for i in rows if self.units],
             seconds=[self.seconds[i] for i in rows if self.seconds],
             fields=[self.fields[i] for i in rows if self.fields],
             columns={key: [values[i] for i in rows] for key, values in self.columns.items()},
         )
         depends = kind_named(self.kind).baseline_of and rows  # on the references: counted anew
         return replace(picked, baseline=kind_named(self.kind).baseline_for(picked)) if depends else picked
+
+
+def unit_of(texts: Iterable[str]) -> str:
+    """The name of an item with these texts, whatever their order."""
+    return hashlib.sha256("\0".join(sorted(set(texts))).encode()).hexdigest()[:12]
 
 
 def shipped_tasks() -> list[str]:
@@ -274,6 +284,10 @@ def task_of_rows(name: str, rows: list[Row]) -> Task:
         seconds=[item.second for item in items if item.second],
         columns={key: [row.get(key) for _, row in rows] for key in first if key not in kind.fields},
         fields=[item.fields for item in items if item.fields],
+        units=[
+            item.group if item.group != str(number) else unit_of([item.source, *item.references])
+            for number, item in enumerate(items, 1)
+        ],
         **kind.about(name, first),
     )
     return replace(task, baseline=kind.baseline_for(task))

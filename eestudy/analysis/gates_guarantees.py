@@ -21,8 +21,9 @@ from eelib.exits.calibration import (
     smallest_for_test,
 )
 from eelib.exits.gates.gate import NO_EXIT
-from eelib.exits.policy import losses_by_group
+from eelib.exits.policy import losses_by_unit, units_of
 from eelib.exits.trace_scores import turning_values
+from eelib.tasks.task import Task
 from eestudy.analysis.architectures import told
 from eestudy.analysis.gate_rules import CALIBRATION, EVERY, FIT, FITTED, FIXED, REPORT, Asked, label
 from eestudy.analysis.gates import as_layer, where_left
@@ -52,12 +53,15 @@ def thresholds(asked: Mapping[str, Asked], epsilon: float, delta: float) -> pd.D
         ]:
             ways, side = ways_apart(of, gate)
             grid = tested(ways, report)
-            calibration = losses(ways, side, grid or [np.inf])[:, : len(grid)]  # units are counted without any, too
+            tasks = of.study.tasks
+            calibration = losses(tasks, ways, side, grid or [np.inf])[
+                :, : len(grid)
+            ]  # units are counted without any, too
             for way, choice in choices(calibration, grid, epsilon, delta).items():
                 layers = risk = NOTHING
                 if choice.at is not None:
                     layers = mean_layers(of, ways, grid[choice.at])
-                    (lost,) = losses(ways, report, [grid[choice.at]]).T
+                    (lost,) = losses(tasks, ways, report, [grid[choice.at]]).T
                     risk = bootstrap_mean(lost, np.arange(len(lost)), seed=of.study.parameters.seed)
                 value = np.nan if choice.threshold is None else choice.threshold
                 rows.append((gate, state, way, value, layers, risk, len(calibration), choice.reason))
@@ -102,13 +106,16 @@ def tested(ways: Mapping[str, ThresholdSweep | SequentialSweep], rows: Mapping[s
 
 
 def losses(
-    ways: Mapping[str, ThresholdSweep | SequentialSweep], rows: Mapping[str, np.ndarray], grid: list[float]
+    tasks: Mapping[str, Task],
+    ways: Mapping[str, ThresholdSweep | SequentialSweep],
+    rows: Mapping[str, np.ndarray],
+    grid: list[float],
 ) -> np.ndarray:
     """Shares of the tokens, end tokens among them, that differ from full depth's [units, thresholds], of some rows
     (bool [tokens]) of tasks.
     """
     curves = [curve_at(way, way.trace, grid, rows[task], ends=True) for task, way in ways.items()]
-    return losses_by_group(curves, "share")
+    return losses_by_unit(curves, [units_of(tasks[task]) for task in ways], "share")
 
 
 def mean_layers(of: Asked, ways: Mapping[str, ThresholdSweep | SequentialSweep], threshold: float) -> Interval:

@@ -25,7 +25,13 @@ class Asked(SimpleNamespace):
         first = {name: np.isin(made.tokens["group"], [f"g{i:02d}" for i in range(6)]) for name, made in traces.items()}
         found = {(rule.gate.name, task): made.scores(rule) for task, made in traces.items() for rule in rules.values()}
         super().__init__(
-            study=SimpleNamespace(traces=traces, parameters=Parameters({"seed": 0})),
+            study=SimpleNamespace(
+                traces=traces,
+                tasks={
+                    task: SimpleNamespace(groups=list(made.tokens["group"]), units=[]) for task, made in traces.items()
+                },
+                parameters=Parameters({"seed": 0}),
+            ),
             rules=rules,
             tasks=list(traces),
             sides={name: (side, ~side) for name, side in first.items()},

@@ -47,11 +47,13 @@ def test_a_policy_leaves_as_its_rule_would(setting, tmp_path):
 
 
 def test_the_risk_is_of_outputs_that_differ(setting):
-    """Deferred decoding parts from full decoding in as many outputs of the other half as the policy says."""
+    """Deferred decoding differs from full decoding in as many of the outputs that serve for nothing else."""
     model, tasks, traces = setting
     made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
-    (half,) = (policies.split({"made": set(traces["made"].tokens["group"])}, 0.5, 0).values(),)
-    report = sorted(int(group) for group in next(iter(half)).report)
+    units = policies.units_of(tasks["made"])
+    half = policies.split({"made": set(units.values())}, 0.5, 0)["made"].report
+    rest = policies.split({"made": half}, 1 / 3, 0)["made"].report  # a third gave the thresholds
+    report = sorted(int(group) for group, unit in units.items() if unit in rest)
     full = eelib.generate(model, tasks["made"].pick(report), max_new_tokens=6).sequences["output"]
     early = eelib.generate(model, tasks["made"].pick(report), policy=made, max_new_tokens=6).tokens
     plain = eelib.generate(model, tasks["made"].pick(report), max_new_tokens=6).tokens
@@ -59,7 +61,7 @@ def test_the_risk_is_of_outputs_that_differ(setting):
         not np.array_equal(a["token_id"], b["token_id"])
         for (_, a), (_, b) in zip(early.groupby("sequence"), plain.groupby("sequence"))
     ]
-    assert len(full) == 45 and np.mean(differ) == pytest.approx(made.risks["prompts"]["estimate"])
+    assert len(full) == 30 and np.mean(differ) == pytest.approx(made.risks["prompts"]["estimate"])
 
 
 def test_an_output_that_misses_its_end_is_lost(setting, monkeypatch):
@@ -74,7 +76,7 @@ def test_an_output_that_misses_its_end_is_lost(setting, monkeypatch):
     found = Scores(values, torch.tensor(trace.top1[:, 1 : model.layers + 1]))
     found.tokens[:, -1] = torch.tensor(final)
     monkeypatch.setattr(policies, "scores_of", lambda *_: found)
-    tasks = {"made": Task.from_prompts(["a"])}
+    tasks = {"made": replace(Task.from_prompts(["a"]), groups=sorted(set(trace.tokens["group"])), units=[])}
     missed = calibrate(model, tasks, {"made": trace}, epsilon=0.5, delta=0.5)
     found.tokens[:] = torch.tensor(final)[:, None]
     right = calibrate(model, tasks, {"made": trace}, epsilon=0.5, delta=0.5)
@@ -126,13 +128,8 @@ def test_a_group_of_several_tasks_is_one_unit(setting):
     both = ({"a": of["made"], "b": of["made"]} for of in (tasks, traces))
     one, two = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5), calibrate(model, *both, epsilon=0.5, delta=0.5)
     assert two.thresholds == pytest.approx(one.thresholds, rel=0.01)  # quantiles of twice the scores
-    assert two.risks["prompts"]["sequences"] == one.risks["prompts"]["sequences"] == 45
+    assert two.risks["prompts"]["sequences"] == one.risks["prompts"]["sequences"] == 30
     assert two.calibrated_on["a"]["groups"] == two.calibrated_on["b"]["groups"] == 45
-
-
-BY_NUMBER = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="groups have the number of their row as name, whatever their texts are"
-)
 
 
 def calibrated_with(setting, folder, texts):
@@ -144,18 +141,16 @@ def calibrated_with(setting, folder, texts):
     return calibrate(model, *both, epsilon=0.5, delta=0.5)
 
 
-@BY_NUMBER
 def test_other_texts_are_other_units(setting, tmp_path):
     two = calibrated_with(setting, tmp_path, [f"{text}!" for text in TEXTS])
-    assert two.risks["prompts"]["sequences"] == 90
+    assert two.risks["prompts"]["sequences"] == 60
 
 
-@BY_NUMBER
 def test_the_same_texts_in_another_order_are_the_same_units(setting, tmp_path):
     one = calibrate(*setting, epsilon=0.5, delta=0.5)
     two = calibrated_with(setting, tmp_path, TEXTS[::-1])
     assert two.thresholds == pytest.approx(one.thresholds, rel=0.01)
-    assert two.risks["prompts"] == pytest.approx(one.risks["prompts"], abs=0.1)  # of 45 units, not of 90
+    assert two.risks["prompts"] == pytest.approx(one.risks["prompts"], abs=0.1)  # of 30 units, not of 60
 
 
 def test_bad_input(setting):
