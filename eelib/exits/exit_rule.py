@@ -1,8 +1,9 @@
 """When a token exits: a gate, a threshold that its score has to pass, and the layers at which the gate may be asked."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -165,7 +166,10 @@ class ExitRule:
         check_whole("full_depth_tokens", full_depth_tokens, 0)
         check_exit_layers(exit_layers)
         given = gate.default if threshold is None else threshold
-        limit = Constant(float(given)) if isinstance(given, (int, float)) else given
+        number = isinstance(given, Real) and not isinstance(given, bool)
+        if (number and math.isnan(given)) or not (number or hasattr(given, "at")):  # type: ignore[arg-type]
+            raise InputError(f"threshold {given!r} is not allowed; it must be a number, or a threshold that changes")
+        limit = Constant(float(given)) if number else given  # type: ignore[arg-type]
         if isinstance(limit, Estimated) and len(exit_layers or ()) != 1:
             raise InputError("an estimated threshold is fitted at one exit (FREE); give it as exit_layers=(layer,)")
         values = (gate, limit, exit_layers, minimum_layer, full_depth_tokens)

@@ -7,6 +7,7 @@ policy=FILE)` decodes by it, and refuses it for another model, or after the mode
 import argparse
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,9 @@ from scipy.stats import beta
 
 from eelib.common.errors import InputError, StorageError
 from eelib.common.files import write_atomically
+from eelib.common.values import check_whole
 from eelib.exits.calibration import learn_then_test, losses_of, split
-from eelib.exits.exit_rule import ExitRule
+from eelib.exits.exit_rule import ExitRule, check_exit_layers
 from eelib.exits.gates.gate import GROUP, NO_EXIT, Gate, gate_named
 from eelib.exits.gates.state import TrainedGate
 from eelib.exits.trace_scores import Curve, Scores, curve, make_scores, needs_states, scores
@@ -126,10 +128,34 @@ class Policy:
                 raise ValueError("; ".join(old))
             if content.pop("form") != FORM or {field.name for field in fields(cls)} != set(content):
                 raise ValueError("its fields are not those of this version")
+            check_fields(content)
             layers = content["exit_layers"]
             return cls(**content | {"exit_layers": None if layers is None else tuple(layers)})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
             raise InputError(f"{path} is no policy that can be read ({error})") from error
+
+
+def check_fields(content: dict[str, Any]) -> None:
+    """ValueError or InputError that names the first field of a policy's file that is not what it has to be."""
+    texts = ("model", "model_hash", "head_hash", "gate", "gate_hash", "gate_package", "kv_policy", "date")
+    mappings = ("gate_parameters", "thresholds", "calibrated_on", "certified", "risks")
+    for names, form, what in ((texts, str, "a text"), (mappings, dict, "names with values")):
+        for name in names:
+            if not isinstance(content[name], form):
+                raise ValueError(f"{name} {content[name]!r} is not allowed; it must be {what}")
+    if content["kv_policy"] not in EXACT:  # under another one, a trace does not show which outputs differ
+        raise ValueError(f"kv_policy {content['kv_policy']!r} has no certified risk; allowed: {', '.join(EXACT)}")
+    check_exit_layers(content["exit_layers"])
+    check_whole("minimum_layer", content["minimum_layer"], 1)
+    check_whole("full_depth_tokens", content["full_depth_tokens"], 0)
+    shares = {name: content[name] for name in ("epsilon", "delta")}
+    for name, value in (
+        {f"threshold of {kind}": value for kind, value in content["thresholds"].items()} | shares
+    ).items():
+        if value is None and name not in shares:
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            raise ValueError(f"{name} {value!r} is not allowed; it must be a number")
 
 
 def head_hash(model: Model) -> str:

@@ -114,6 +114,8 @@ def test_bad_input_is_one_line(one_line):
     one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, exit_layers=(0, 1)).check(4))
     for wrong in (("a",), (1.5,), (True,), 2, "2"):
         one_line(InputError, f"exit_layers {wrong!r}", lambda: ExitRule(gate, exit_layers=wrong))
+    for wrong in ("0.9", float("nan"), True, [0.5]):
+        one_line(InputError, f"threshold {wrong!r}", lambda: ExitRule(gate, wrong))
     one_line(InputError, "minimum_layer", lambda: ExitRule(gate, minimum_layer=0))
     one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, exit_layers=(2, 9)).check(4))
     one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, minimum_layer=5).check(4))

@@ -122,6 +122,31 @@ def test_a_file_that_is_no_policy(setting, tmp_path, content):
         Policy.load(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("thresholds", {"prompts": "0.9"}),
+        ("thresholds", {"prompts": float("nan")}),
+        ("thresholds", [0.9]),
+        ("kv_policy", "copy"),
+        ("kv_policy", 3),
+        ("exit_layers", "12"),
+        ("exit_layers", [2, 1]),
+        ("minimum_layer", "1"),
+        ("full_depth_tokens", -1),
+        ("gate_parameters", []),
+        ("epsilon", "0.1"),
+        ("gate", None),
+    ],
+)
+def test_a_malformed_field_is_named(setting, tmp_path, one_line, name, value):
+    """A policy whose risk is certified can't have keys and values under which nobody has measured it, either."""
+    path = tmp_path / "policy.json"
+    calibrate(*setting, epsilon=0.5, delta=0.5).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    one_line(InputError, ["is no policy that can be read", name.removesuffix("s")], lambda: Policy.load(path))
+
+
 def test_a_group_of_several_tasks_is_one_unit(setting):
     """Two tasks with the same groups certify no more than one of them."""
     model, tasks, traces = setting
