@@ -70,9 +70,9 @@ class Replayed(Fixed):
     said: tuple[int, ...] = ()
     right: tuple[bool, ...] = ()
 
-    def token(self, seen: LayerOutput, memory: GateState) -> Tensor:
+    def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
         """The head is read, as for any draft."""
-        read, positions = seen.readout["top1"], seen.positions.tolist()
+        read, positions = output.readout["top1"], output.positions.tolist()
         drafts = [self.said[at] if self.right[at] else int(self.said[at] == 0) for at in positions]
         return torch.tensor(drafts, device=read.device)
 

@@ -163,8 +163,8 @@ def learn_then_test(
         at = max(0, at - 1)
     if at == count:
         return Choice(None, "nothing", n, least, unable(table, epsilon, least, f" at delta {delta:g}"))
-    sure = f"risk at most {epsilon:g}, but for a chance of {delta:g}"
-    certified = f"nothing: {sure}, holds of the next higher threshold" if as_published else sure
+    bound = f"risk at most {epsilon:g}, but for a chance of {delta:g}"
+    certified = f"nothing: {bound}, holds of the next higher threshold" if as_published else bound
     return Choice(float(values[at]), certified, n, least, "", at)
 
 

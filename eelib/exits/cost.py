@@ -305,22 +305,22 @@ def seconds(
 def step_seconds(costs: Costs, exits: np.ndarray, keys: str, asked: Sequence[int], batch: int, split: bool) -> float:
     """Seconds of one step of `batch` rows, each of whose tokens exits at one of `exits` [n], all as probable."""
     layers, at = costs.layers, np.arange(1, costs.layers + 1)
-    leaves = (exits[:, None] == at).mean(axis=0)  # the chance that a token exits at each layer
+    ends = (exits[:, None] == at).mean(axis=0)  # the chance that a token exits at each layer
     runs = (exits[:, None] >= at).mean(axis=0)  # and that it runs each block
-    some, some_leave = (1 - (1 - chance) ** batch for chance in (runs, leaves))  # that any of the rows does
+    some, some_end = (1 - (1 - chance) ** batch for chance in (runs, ends))  # that any of the rows does
     each = batch * (runs if split else some)  # tokens in each block
     if keys == "deferred":  # every token runs all blocks in the end, with later ones, up to the deepest that are run
         each = batch * (at <= exits.max())
-    total = costs.step + costs.call * (some_leave.sum() if split else 1.0)
+    total = costs.step + costs.call * (some_end.sum() if split else 1.0)
     total += some.sum() * costs.block.fixed + each.sum() * costs.block.each
     early = at < layers
     for layer in asked:
         if layer < layers:
             total += some[layer - 1] * costs.ask.fixed + batch * runs[layer - 1] * costs.ask.each
     reads = np.ones(layers, dtype=bool) if not costs.reads else ~early
-    total += (some_leave * costs.head.fixed + batch * leaves * costs.head.each)[reads].sum()
+    total += (some_end * costs.head.fixed + batch * ends * costs.head.each)[reads].sum()
     if keys == "project":
-        total += (some_leave * (costs.call + costs.key * (layers - at)))[early].sum()
+        total += (some_end * (costs.call + costs.key * (layers - at)))[early].sum()
     return float(total)
 
 
@@ -427,11 +427,11 @@ class Forecast:
 
     def __str__(self) -> str:
         """Two lines for a person."""
-        kept = "of drafts are right" if kv_policy_named(self.keys).verifies else "of tokens are the last layer's"
+        right = "of drafts are right" if kv_policy_named(self.keys).verifies else "of tokens are the last layer's"
         return (
             f"{self.of}{': ' if self.of else ''}{self.rule.gate.name}, keys {self.keys}, batch {self.batch}: "
             f"{self.speed_up:.2f} times plain decoding expected ({1000 * self.early:.2f} ms a token beside "
-            f"{1000 * self.plain:.2f})\n{self.limit} {self.agreement:.1%} {kept}."
+            f"{1000 * self.plain:.2f})\n{self.limit} {self.agreement:.1%} {right}."
         )
 
 

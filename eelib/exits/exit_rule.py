@@ -73,17 +73,17 @@ class Decaying:
 
 GRID = np.linspace(0.3, 0.9, 10)  # FREE's candidates
 ENOUGH = 0.4  # FREE's share of those that agree, among tokens of one score
-KEPT = 0.8  # how much of a token's side is what the densities before said of its score; the rest is what was seen
-EDGE = 1e-4  # scores and shares are kept this far from 0 and 1
+BEFORE = 0.8  # weight of the earlier densities in which side a token belongs to; the rest is what was observed
+EDGE = 1e-4  # scores and shares stay this far from 0 and 1
 MOST_FITS = 300
 FIRST = ((1.0, 2.0), (2.0, 1.0))  # Beta distributions before any fit: of those that disagree, and of those that agree
 
 
 @dataclass
 class Estimated:
-    """FREE's threshold at its one shallow exit, learnt from tokens that went deep (Bae et al. 2023, section 3.3).
+    """FREE's threshold at its one shallow exit, fitted to tokens that went deep (Bae et al. 2023, section 3.3).
 
-    Of each token that ran all blocks its score at the shallow exit is kept with whether the shallow top-1 was the deep
+    Of each token that ran all blocks it stores the score at the shallow exit, and whether the top-1 there was the deep
     one. At the beginning of each sequence two Beta distributions are fitted to them by moments, f1 to those that agree
     and f0 to the others; the threshold is the first of ten points in [0.3, 0.9] with f1 / (f0 + f1) > 0.4, 0.9 where
     there is none, and `value` before the first fit. At most 300 fits. A token belongs to its side by 0.2, and by 0.8
@@ -104,7 +104,7 @@ class Estimated:
         return torch.tensor(float(self.value), device=positions.device)
 
     def learn(self, scores: Sequence[float], agreed: Sequence[bool]) -> None:
-        """Keep what tokens that ran all blocks have shown."""
+        """Store the scores and agreement of tokens that ran all blocks."""
         self.scores += list(map(float, scores))
         self.agreed += list(map(bool, agreed))
 
@@ -115,8 +115,8 @@ class Estimated:
         scores = np.clip(self.scores, EDGE, 1 - EDGE)
         shares = np.where(np.array(self.agreed), [[0.0], [1.0]], [[1.0], [0.0]])  # [sides, tokens]
         if not self.as_published:
-            told = np.stack([beta.pdf(scores, *shape) for shape in self.shapes]) / 2
-            shares = KEPT * told + (1 - KEPT) * shares
+            earlier = np.stack([beta.pdf(scores, *shape) for shape in self.shapes]) / 2
+            shares = BEFORE * earlier + (1 - BEFORE) * shares
         shares = np.maximum(shares, EDGE)
         shapes = [by_moments(scores, side) for side in shares / shares.sum(axis=0)]
         if any(shape is None for shape in shapes):

@@ -227,14 +227,14 @@ def calibrate(
         kinds.setdefault(tasks[name].kind, []).append(name)
     thresholds, certified, risks = {}, {}, {}
     based: dict[str, dict[str, Any]] = {}
-    told = {name: scores_of(rule, model, tasks[name], made) for name, made in traces.items()}
+    found = {name: scores_of(rule, model, tasks[name], made) for name, made in traces.items()}
     calibrating = {name: halves[name].sides(of_rows[name])[0] for name in traces}
     tested, reporting = ({name: others[name].sides(of_rows[name])[side] for name in traces} for side in (0, 1))
     for kind, names in kinds.items():
-        grid = grid_of(rule, [told[name].score.numpy()[tested[name]] for name in names])
+        grid = grid_of(rule, [found[name].score.numpy()[tested[name]] for name in names])
         losses, held_out = (
             losses_by_unit(
-                [curve(rule, told[name], traces[name], rows[name], grid, ends=True) for name in names],
+                [curve(rule, found[name], traces[name], rows[name], grid, ends=True) for name in names],
                 [units[name] for name in names],
             )
             for rows in (calibrating, reporting)
@@ -311,7 +311,7 @@ def grid_of(rule: ExitRule, held_out: Sequence[np.ndarray]) -> list[float]:
     values = np.concatenate([found.ravel() for found in held_out])
     values = values[values > NO_EXIT]
     if not len(values):
-        raise InputError(f"gate {rule.gate.name} says nothing of these traces")
+        raise InputError(f"gate {rule.gate.name} has no score in these traces")
     return np.unique(np.quantile(values, np.linspace(0.5, 1.0, POINTS))).tolist()
 
 

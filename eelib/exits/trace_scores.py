@@ -264,7 +264,7 @@ def estimated_exits(rule: ExitRule, found: Scores, tokens: Tokens, sequences: Te
 class Curve:
     """A rule at K rising `values` of its threshold: sums over the tokens of G `groups`.
 
-    `tokens` [G]; `left` [G, K, L]: how many exited at layers 1..L; `agreed` [G, K]: how many emitted full depth's
+    `tokens` [G]; `exited` [G, K, L]: how many exited at layers 1..L; `agreed` [G, K]: how many emitted full depth's
     token. `cost` [L]: what an exit at each layer costs; the layers that ran, unless `with_cost` gives another.
     """
 
@@ -272,14 +272,14 @@ class Curve:
     values: np.ndarray
     groups: Sequence[str]
     tokens: np.ndarray
-    left: np.ndarray
+    exited: np.ndarray
     agreed: np.ndarray
     cost: np.ndarray
 
     @property
     def mean_layers(self) -> np.ndarray:
         """Mean exit layer [K], rising."""
-        return self.left.sum(axis=0) @ np.arange(1, self.left.shape[2] + 1) / self.tokens.sum()
+        return self.exited.sum(axis=0) @ np.arange(1, self.exited.shape[2] + 1) / self.tokens.sum()
 
     @property
     def agreement(self) -> np.ndarray:
@@ -294,7 +294,7 @@ class Curve:
     @cached_property
     def spent(self) -> np.ndarray:
         """What the tokens of each group cost, [G, K]."""
-        return self.left @ self.cost
+        return self.exited @ self.cost
 
     def with_cost(self, cost: ArrayLike) -> "Curve":
         """The same curve with another cost of an exit at layers 1..L, such as `eelib.exits.cost.exit_costs`."""
@@ -322,7 +322,7 @@ def curve(
     points: int = POINTS,
     ends: bool = False,
 ) -> Curve:
-    """The curve of a rule by its scores over a trace; the rule's threshold, constant or decaying, says of which form.
+    """The curve of a rule by its scores over a trace; the rule's threshold, constant or decaying, gives its form.
 
     Counted are the statistic rows, of `rows` (bool [tokens]) where given; `ends`: end tokens, too. `values`: those of
     the threshold, rising; else all at which a counted token's exit layer changes (of a decaying one: one in each gap
@@ -343,7 +343,7 @@ def curve(
 
 
 def oracle(trace: Trace, rows: np.ndarray | None = None) -> Curve:
-    """The bound of all gates, at L points: tokens whose first exit layer is at most `value` leave there, others at 1.
+    """The bound of all gates, at L points: tokens whose first exit layer is at most `value` exit there, others at 1.
 
     So agreement is the highest that any rule can have at these mean layers; at the last point it is 1.
     """
@@ -361,7 +361,7 @@ def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> n
     counts = trace.statistic_rows() | (ends & trace.tokens["is_eos"].to_numpy())
     counted = np.flatnonzero(counts if rows is None else counts & rows)
     if not len(counted):
-        raise InputError(f"{trace.task_name}: no token is left to count")
+        raise InputError(f"{trace.task_name}: there is no token to count")
     return counted
 
 
@@ -374,32 +374,32 @@ def turning_values(rule: ExitRule, highest: Tensor, positions: Tensor, points: i
     after = torch.cat([layer[:, 1:], torch.full((count, 1), width + 1)], dim=1)
     gained = (after.flip(1).cummin(dim=1).values.flip(1) - layer)[risen].numpy()  # layers more once this one is closed
     at = positions[:, None].expand_as(risen)[risen]
-    turns = rule_at(rule, 0.0).threshold.value_for(highest[risen].double(), at).numpy()  # type: ignore[attr-defined]
+    changes = rule_at(rule, 0.0).threshold.value_for(highest[risen].double(), at).numpy()  # type: ignore[attr-defined]
     between = isinstance(rule.threshold, Decaying)
     if between:
-        gained, turns = gained[(turns >= 0) & (turns <= 1)], turns[(turns >= 0) & (turns <= 1)]
-    turns, which = np.unique(turns, return_inverse=True)
-    layers = np.concatenate([[0], np.bincount(which, gained, len(turns)).cumsum()])  # above the least, state by state
-    states = np.unique(np.searchsorted(layers, np.linspace(0, layers[-1], max(2, points))))
-    if between:  # a rounding away from any turn
-        return ((np.append(0.0, turns) + np.append(turns, 1.0)) / 2)[states].tolist()
-    if rule.gate.inclusive:  # in state j the turns from j on pass
-        return np.append(turns, np.inf)[states].tolist()
-    return np.concatenate([[-np.inf], turns[:-1], [np.inf]] if len(turns) else [[np.inf]])[states].tolist()
+        gained, changes = gained[(changes >= 0) & (changes <= 1)], changes[(changes >= 0) & (changes <= 1)]
+    changes, which = np.unique(changes, return_inverse=True)
+    layers = np.concatenate([[0], np.bincount(which, gained, len(changes)).cumsum()])  # above the least
+    chosen = np.unique(np.searchsorted(layers, np.linspace(0, layers[-1], max(2, points))))
+    if between:  # a rounding away from any change
+        return ((np.append(0.0, changes) + np.append(changes, 1.0)) / 2)[chosen].tolist()
+    if rule.gate.inclusive:  # at j the changes from j on pass
+        return np.append(changes, np.inf)[chosen].tolist()
+    return np.concatenate([[-np.inf], changes[:-1], [np.inf]] if len(changes) else [[np.inf]])[chosen].tolist()
 
 
 def counts(
     name: str, values: Iterable[float], exits: Iterable[np.ndarray], right: np.ndarray, groups: np.ndarray
 ) -> Curve:
-    """A curve of the exit layers [n] at each value, `right` [n, L]: where leaving emits full depth's token."""
+    """A curve of the exit layers [n] at each value, `right` [n, L]: where an exit emits full depth's token."""
     codes, labels = pd.factorize(pd.Series(groups), sort=True)
     layers, size, row = right.shape[1], len(labels), np.arange(len(right))
-    left, agreed = [], []
+    exited, agreed = [], []
     for layer in exits:
-        left.append(np.bincount(codes * layers + layer - 1, minlength=size * layers).reshape(size, layers))
+        exited.append(np.bincount(codes * layers + layer - 1, minlength=size * layers).reshape(size, layers))
         agreed.append(np.bincount(codes, right[row, layer - 1], size))
     cost = np.arange(1.0, layers + 1)
     tokens = np.bincount(codes, minlength=size)
     return Curve(
-        name, np.array(list(values), float), list(labels), tokens, np.stack(left, 1), np.stack(agreed, 1), cost
+        name, np.array(list(values), float), list(labels), tokens, np.stack(exited, 1), np.stack(agreed, 1), cost
     )

@@ -160,7 +160,7 @@ def of_groups(one: Curve, groups: Collection[str]) -> Curve:
     """The curve of some of its groups."""
     kept = [number for number, group in enumerate(one.groups) if group in groups]
     names = [one.groups[number] for number in kept]
-    return replace(one, groups=names, tokens=one.tokens[kept], left=one.left[kept], agreed=one.agreed[kept])
+    return replace(one, groups=names, tokens=one.tokens[kept], exited=one.exited[kept], agreed=one.agreed[kept])
 
 
 def mean_area(area: compare.Area, curves: Mapping[str, Curve]) -> float:

@@ -1,4 +1,4 @@
-"""Where a trace's tokens leave as one number rises: a rule's threshold, or the layer of FREE's one exit.
+"""Where a trace's tokens exit as one number rises: a rule's threshold, or the layer of FREE's one exit.
 
 So that rules whose tokens depend on each other can be drawn, calibrated and scored as all others are.
 """
@@ -34,7 +34,7 @@ from eelib.tracing.trace import Trace
 
 
 class Sweep(Protocol):
-    """`tokens`: what leaving at layers 1..L emits, int64 [n, L]."""
+    """`tokens`: what an exit at layers 1..L emits, int64 [n, L]."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Sweep(Protocol):
 
 @dataclass(frozen=True)
 class RuleSweep:
-    """A way whose number is a rule's threshold, over a trace."""
+    """A sweep whose number is a rule's threshold, over a trace."""
 
     rule: ExitRule
     trace: Trace
@@ -91,13 +91,13 @@ class RuleSweep:
 
 @dataclass(frozen=True)
 class ThresholdSweep(RuleSweep):
-    """A rule whose tokens leave each for itself, by its scores over a trace."""
+    """A rule whose tokens exit independently of each other, by its scores over a trace."""
 
     found: Scores
 
     @property
     def tokens(self) -> Tensor:
-        """What the scores say."""
+        """Those of the scores."""
         return self.found.tokens
 
     def maxima(self, rows: np.ndarray | None) -> tuple[Tensor, Tensor]:
@@ -107,16 +107,16 @@ class ThresholdSweep(RuleSweep):
         return running_maxima(self.rule, self.found.score[counted], positions), positions
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
-        """As in `eelib.exits.trace_scores.leave`."""
+        """As in `eelib.exits.trace_scores.exits_of`."""
         return (exits_of(self.rule_at(value), self.found, self.positions) for value in values)
 
 
 @dataclass(frozen=True)
 class SequentialSweep(RuleSweep):
-    """A rule whose gate looks at where the token before has left.
+    """A rule whose gate looks at where the token before exited.
 
-    There are L + 1 layers where it may have left, 0 for none: `scores` [L+1, n, L] holds what the gate says after each
-    of them, so that a look into a table takes a token's turn.
+    `scores` [L + 1, n, L] holds the gate's scores for each possible previous exit layer (0: no previous token), so that
+    decoding order becomes a table lookup.
     """
 
     scores: Tensor
@@ -128,14 +128,14 @@ class SequentialSweep(RuleSweep):
         return torch.stack([running_maxima(self.rule, part, self.positions) for part in self.scores])
 
     def maxima(self, rows: np.ndarray | None) -> tuple[Tensor, Tensor]:
-        """As they would be, had the tokens before left at their first layer that agrees."""
+        """As they would be, had the tokens before exited at their first layer that agrees."""
         counted = counted_rows(self.trace, rows)
         before = torch.tensor(self.trace.exit_layer("first")).roll(1).masked_fill(self.positions == 0, 0)
         return self.highest[before, torch.arange(len(before))][counted], self.positions[counted]
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
         """One position after the other, for all values at once: as `eelib.exits.trace_scores.decide` has them."""
-        told = torch.stack(
+        table = torch.stack(
             [torch.stack([exits_by(self.rule_at(v), part, self.positions) for part in self.highest]) for v in values]
         )
         exits = torch.zeros(len(values), len(self.positions), dtype=torch.long)
@@ -143,7 +143,7 @@ class SequentialSweep(RuleSweep):
         for position in self.positions.unique().tolist():
             rows = (self.positions == position).nonzero()[:, 0]
             before = exits[:, rows - 1] if position else exits[:, rows]
-            exits[:, rows] = told[each, before, rows]
+            exits[:, rows] = table[each, before, rows]
         return iter(exits)
 
 
@@ -160,9 +160,9 @@ def sequential_sweep(rule: ExitRule, trace: Trace) -> SequentialSweep:
 
 @dataclass(frozen=True)
 class FreeSweep:
-    """FREE: one shallow exit by confidence, with a threshold that is learnt from sequence to sequence.
+    """FREE: one shallow exit by confidence, with a threshold that is fitted from sequence to sequence.
 
-    The number is the layer of the exit, of `layers`; at L no token leaves early.
+    The number is the layer of the exit, of `layers`; at L no token exits early.
     """
 
     trace: Trace
@@ -201,7 +201,7 @@ class FreeSweep:
 def mixed(
     one: ThresholdSweep | SequentialSweep, other: ThresholdSweep | SequentialSweep, rows: np.ndarray
 ) -> ThresholdSweep | SequentialSweep:
-    """The way by which `rows` (bool [n]) leave as in `one` and the rest as in `other`; whole sequences to each.
+    """The sweep by which `rows` (bool [n]) exit as in `one` and the rest as in `other`; whole sequences to each.
 
     For gates that are fitted to one part of a trace and asked about the other.
     """
@@ -213,13 +213,13 @@ def mixed(
 
 
 def curve_of(way: Sweep, trace: Trace, rows: np.ndarray | None = None, points: int = POINTS) -> Curve:
-    """The curve of a way at its values; counted are the statistic rows, of `rows` where given.
+    """The curve of a sweep at its values; counted are the statistic rows, of `rows` where given.
 
     A value at which fewer layers run than at one below it is left out, so that mean layers rise.
     """
     found = curve_at(way, trace, way.values(rows, points), rows)
     kept = np.flatnonzero(found.mean_layers >= np.maximum.accumulate(found.mean_layers))
-    return replace(found, values=found.values[kept], left=found.left[:, kept], agreed=found.agreed[:, kept])
+    return replace(found, values=found.values[kept], exited=found.exited[:, kept], agreed=found.agreed[:, kept])
 
 
 def curve_at(

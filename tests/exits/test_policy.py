@@ -182,7 +182,7 @@ def test_bad_input(setting):
     model, tasks, traces = setting
     with pytest.raises(InputError, match="can't be calibrated from traces; allowed: deferred, full, verified"):
         calibrate(model, tasks, traces, kv_policy="copy")
-    with pytest.raises(InputError, match="says nothing"):
+    with pytest.raises(InputError, match="has no score in these traces"):
         grid_of(ExitRule(gate_named("confidence")), [np.full((3, 2), -np.inf)])
 
 

@@ -261,7 +261,7 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
     assert len(thin.values) <= 5 and set(thin.values) <= set(whole.values)
     assert thin.mean_layers[[0, -1]] == pytest.approx(whole.mean_layers[[0, -1]])
     again = curve(rule, found, made_up, values=thin.values.tolist())
-    np.testing.assert_array_equal(again.left, thin.left)
+    np.testing.assert_array_equal(again.exited, thin.exited)
 
 
 def test_a_real_trace_gives_what_single_thresholds_give(made):
@@ -290,7 +290,7 @@ def test_only_the_rows_asked_for_count(made_up):
     found = made_up.scores(rule)
     one = curve(rule, found, made_up, rows=half)
     assert one.groups == [f"g{i:02d}" for i in range(6)] and one.tokens.sum() == 54
-    with pytest.raises(InputError, match="no token is left to count"):
+    with pytest.raises(InputError, match="there is no token to count"):
         curve(rule, found, made_up, rows=half & ~half)
 
 

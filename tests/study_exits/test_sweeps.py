@@ -34,7 +34,7 @@ def test_a_plain_rule_leaves_and_is_drawn_as_ever(trace):
     positions = torch.tensor(trace.tokens["position"].to_numpy())
     (exits,) = way.exits([0.5])
     assert torch.equal(exits, exits_of(replace(rule, threshold=0.5), found, positions))
-    np.testing.assert_array_equal(curve_of(way, trace).left, plain.left)
+    np.testing.assert_array_equal(curve_of(way, trace).exited, plain.exited)
     np.testing.assert_array_equal(curve_of(way, trace).agreed, plain.agreed)
 
 
