@@ -158,15 +158,15 @@ def test_code_of_its_own_runs_where_it_is_allowed_and_nobody_is_asked(folder_of,
         eelib.load_model(str(folder), device="cpu", trust_remote_code=True)
 
 
-def test_a_network_that_names_no_embeddings_is_read_all_the_same(monkeypatch):
+def test_a_network_that_names_no_embeddings_is_refused_in_one_line(monkeypatch, one_line):
     def unnamed():
         raise NotImplementedError("get_input_embeddings")
 
     network = families.build("llama")
     monkeypatch.setattr(network, "get_input_embeddings", unnamed)
     checkpoint.check_tokenizer(tokenizer_for("causal"), network, None, "odd")
-    model = prepare(network, tokenizer_for("causal"), "odd", "causal")
-    assert model.device.type == "cpu" and model.encode(["a dog"])
+    part = ("odd", "names no output embeddings")
+    one_line(CheckpointError, part, lambda: prepare(network, tokenizer_for("causal"), "odd", "causal"))
 
 
 @pytest.mark.parametrize("damage", [with_cut_weights, with_broken_config, without_tokenizer])
