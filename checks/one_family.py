@@ -21,7 +21,7 @@ from eelib.common.tolerances import apart, close, same, tolerance
 from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.model_kinds import Seq2Seq
-from eelib.models.probe import NotTaken, block_states, first_tensor, raised_in
+from eelib.models.probe import Unsupported, block_states, first_tensor, raised_in
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 6
@@ -156,7 +156,7 @@ def as_double(row: dict, network: nn.Module, model: Model) -> nn.Module:
 def our_fault(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, was raised in a line of ours, and is none that we raise on purpose."""
     while error is not None:
-        if not isinstance(error, (InputError, NotTaken)) and any(raised_in(error, folder) for folder in OURS):
+        if not isinstance(error, (InputError, Unsupported)) and any(raised_in(error, folder) for folder in OURS):
             return True
         error = error.__cause__
     return False

@@ -25,7 +25,7 @@ class Fitting:
 
     `loss`: "balanced", cross-entropy with classes weighted to the same sum (CALM's; M's text says so, too), or
     "adjusted", on logits that have the logarithm of their class's frequency added (M's code). Of the `tokens` that are
-    decoded a fifth is held out, so 8,000 are learnt from: 7 to 10 thousand are published, as are epochs and rate. The
+    decoded a fifth is held out, so 8,000 are learned from: 7 to 10 thousand are published, as are epochs and rate. The
     size of a batch is ours. `normed`: on states after the final norm; published are the states themselves. On the
     pocket models normed states learn more, and with them a rate of 1e-3 again; the published ones are the defaults.
     """

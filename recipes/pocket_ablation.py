@@ -1,8 +1,8 @@
 """What each part of pocket-llama-skip's recipe is worth: four short trainings of pocket-llama at equal tokens.
 
-They differ in what is learnt (the texts, or the plain model's distribution on its own outputs) and in which layers have
-a loss at which step (equal weights, or LayerSkip's). P's joint optimization is the first. Weights are not shipped; what
-the models say to the shipped texts, and which layers knew it, is kept in data/ablation.
+They differ in what is learned (the texts, or the plain model's distribution on its own outputs) and in which layers
+have a loss at which step (equal weights, or LayerSkip's). P's joint optimization is the first. Weights are not shipped;
+what the models say to the shipped texts, and which layers knew it, is kept in data/ablation.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ NAME = "pocket-bert"
 KIND = "BertForMaskedLM, 12 layers of width 128, uncased WordPiece of 4,096 entries, bf16"
 VOCABULARY, WINDOW, ALPHABET = 4096, 256, 120
 SCHEDULE = Schedule(steps=5000, peak=2e-3, warmup=200, decay=1700)
-TOKENS_PER_BATCH, LENGTH = 2048, 128  # batches of twice the size learnt more slowly for the same number of tokens
+TOKENS_PER_BATCH, LENGTH = 2048, 128  # batches of twice the size learned more slowly for the same number of tokens
 FEW, FEW_STEPS = 32, 1600  # at first pieces are short: among few tokens a model soon finds that neighbours matter
 LONG_EVERY = 8  # later one batch in this many has pieces of WINDOW tokens, so that every position is trained
 ARTICLES = 3  # about one piece in this many is of articles, the others of novels
@@ -117,9 +117,9 @@ def batches(start: int, streams: tuple[Tensor, Tensor]) -> Iterator[Batch]:
 def build(device: str = "cpu", **sizes: int) -> BertForMaskedLM:
     """The untrained model, bf16; `sizes` replace those of BertConfig.
 
-    Begun at random as BERT is, this one stayed at uniform attention for millions of tokens, and learnt only which words
-    a text has. So positions begin as sinusoids, about as large as the words' embeddings become, and each sub-layer
-    begins by adding nothing, since what is read below fades on its way through twelve norms.
+    Begun at random as BERT is, this one stayed at uniform attention for millions of tokens, and learned only which
+    words a text has. So positions begin as sinusoids, about as large as the words' embeddings become, and each
+    sub-layer begins by adding nothing, since what is read below fades on its way through twelve norms.
     """
     torch.manual_seed(SEED)
     shape = {

@@ -36,7 +36,7 @@ DRAFTED = 20  # prompts of each shipped translation whose drafts are counted
 
 # Of one text of n tokens, m of them wanted: the layer's states [n, hidden_size], the last one's [m, hidden_size] where
 # the wanted tokens are predicted, and the positions [m] of those; states in bfloat16.
-Seen = tuple[Tensor, Tensor, Tensor]
+Example = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class Kangaroo:
             },
         }
 
-    def batches(self, texts: list[Seen], start: int) -> Iterator[list[Seen]]:
+    def batches(self, texts: list[Example], start: int) -> Iterator[list[Example]]:
         """Batches of texts from step `start` on."""
 
-        def plan(epoch: int) -> list[list[Seen]]:
+        def plan(epoch: int) -> list[list[Example]]:
             return packed(
                 list(texts),
                 bucket=lambda text: len(text[0]) // 8,
@@ -123,19 +123,19 @@ class Kangaroo:
 
         return from_step(start, plan)
 
-    def loss_of(self, model: Model, block: torch.nn.Module, batch: list[Seen]) -> Loss:
+    def loss_of(self, model: Model, block: torch.nn.Module, batch: list[Example]) -> Loss:
         """The loss of one step."""
         said, last = through(block, batch, model.device)
         return Loss(divergence(model, torch.stack([said, last], dim=1), last).mean(), len(last))
 
     @torch.no_grad()
-    def held_out(self, model: Model, block: AdapterBlock, texts: list[Seen]) -> float:
+    def held_out(self, model: Model, block: AdapterBlock, texts: list[Example]) -> float:
         """Mean KL from the last layer, in nats."""
         losses = [self.loss_of(model, block, batch) for batch in some_at_once(texts)]
         return round(sum(float(loss.value) * loss.tokens for loss in losses) / sum(loss.tokens for loss in losses), 3)
 
 
-def through(block: Callable[[Tensor], Tensor], batch: list[Seen], device: torch.device) -> tuple[Tensor, Tensor]:
+def through(block: Callable[[Tensor], Tensor], batch: list[Example], device: torch.device) -> tuple[Tensor, Tensor]:
     """(what the block makes of the layer's states, the last layer's) where wanted tokens come next [m, hidden_size].
 
     Texts are padded on the right, where no token looks.
@@ -151,17 +151,17 @@ def some_at_once(texts: list) -> list[list]:
     return [texts[start : start + AT_ONCE] for start in range(0, len(texts), AT_ONCE)]
 
 
-def split(texts: list[Seen]) -> tuple[list[Seen], list[Seen]]:
+def split(texts: list[Example]) -> tuple[list[Example], list[Example]]:
     """(training, held out); the texts come sorted by length, so both have all lengths."""
     held = [text for number, text in enumerate(texts) if number % HELD_OUT == 0]
     return [text for number, text in enumerate(texts) if number % HELD_OUT], held
 
 
 @torch.no_grad()
-def seen_texts(model: Model, layer: int, texts: list[Text], file: Path) -> list[Seen]:
+def seen_texts(model: Model, layer: int, texts: list[Text], file: Path) -> list[Example]:
     """The states of each text, made once and kept in `file`."""
     if not file.exists():
-        found: list[Seen] = []
+        found: list[Example] = []
         for batch in some_at_once(texts):
             ids, _, _ = inputs_of(batch, model.device)
             with block_states(model.blocks) as states:
@@ -172,7 +172,7 @@ def seen_texts(model: Model, layer: int, texts: list[Text], file: Path) -> list[
                 found.append((own.clone(), last[at], at))
         torch.save(found, file.with_suffix(".partial"))
         os.replace(file.with_suffix(".partial"), file)
-    kept: list[Seen] = torch.load(file, weights_only=True)
+    kept: list[Example] = torch.load(file, weights_only=True)
     return kept
 
 

@@ -20,7 +20,7 @@ from recipes.loop import Schedule, train
 from recipes.quality import TRANSLATIONS, exit_layers, translations
 
 FOLDER = "scale"  # in data/
-# One part is learnt, so that few tokens teach it; batches of a quarter, so that few tokens are many steps.
+# One part is learned, so that few tokens teach it; batches of a quarter, so that few tokens are many steps.
 PHASES = (Phase(680, {"translation": 1.0}), Phase(320, {"captions": 1.0}))
 TOKENS = TOKENS_PER_BATCH // 4
 SCHEDULE = Schedule(

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from eelib.models.probe import their_code
+from eelib.models.probe import foreign_code
 
 
 class GrowingLayer(DynamicLayer):
@@ -53,7 +53,7 @@ class GrowingLayer(DynamicLayer):
 
 def growing_cache(config: PretrainedConfig | None = None, limit: int = 0) -> DynamicCache:
     """transformers' own cache for `config`, with full-attention layers that grow by doubling, up to `limit` tokens."""
-    with their_code():  # a config may name no kinds of layers
+    with foreign_code():  # a config may name no kinds of layers
         cache = DynamicCache() if config is None else DynamicCache(config=config)
     cache.layers = [GrowingLayer(limit) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     if cache.layer_class_to_replicate is DynamicLayer:

@@ -8,7 +8,7 @@ from torch import Tensor
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
 from eelib.models.cache import growing_cache
-from eelib.models.probe import NotTaken, Runs, accepts, their_code
+from eelib.models.probe import Runs, Unsupported, accepts, foreign_code
 
 if TYPE_CHECKING:
     from eelib.models.model import Model
@@ -35,9 +35,9 @@ def position_offset(model: "Model", runs: Runs) -> int | None:
     for offset in dict.fromkeys((0, (pad if isinstance(pad, int) else 0) + 1, 1, 2)):
         positions = torch.arange(ids.shape[1], device=ids.device)[None] + offset
         try:
-            with their_code():
+            with foreign_code():
                 logits = model.network(**runs.inputs, position_ids=positions).logits
-        except NotTaken:  # positions of another shape
+        except Unsupported:  # positions of another shape
             return None
         if close(logits, runs.logits):
             return offset
@@ -53,9 +53,9 @@ def padding_is_inert(model: "Model", ids: Tensor) -> bool:
         rows, mask = kind.pad(texts)
         inputs = kind.padded_inputs(rows, mask, ids.expand(len(rows), -1))
         try:
-            with their_code():
+            with foreign_code():
                 given.append(model.network(**inputs).logits[-1])
-        except NotTaken:  # a network that takes no mask
+        except Unsupported:  # a network that takes no mask
             return False
     alone, padded = given
     if padded.shape != alone.shape:
@@ -76,7 +76,7 @@ def choose_cache(model: "Model", runs: Runs) -> None:
             model.cache = mode
             try:
                 agree = steps_agree(model, runs, pads)
-            except NotTaken:  # this cache is not for this network
+            except Unsupported:  # this cache is not for this network
                 continue
             if agree:
                 model.pads = pads
@@ -96,7 +96,7 @@ def forgets_as_it_should(model: "Model", runs: Runs) -> bool:
         return True
     try:
         layers = growing_cache(model.network.config).layers
-    except NotTaken:
+    except Unsupported:
         return True
     if not any(getattr(layer, "is_sliding", False) for layer in layers):
         return True
@@ -104,9 +104,9 @@ def forgets_as_it_should(model: "Model", runs: Runs) -> bool:
     try:
         for holder in holders:
             holder.sliding_window = 2
-        with their_code():
+        with foreign_code():
             logits = model.network(**runs.inputs).logits
-    except NotTaken:  # a network that can't do with so small a window looks to it
+    except Unsupported:  # a network that can't do with so small a window looks to it
         return True
     finally:
         for holder in holders:
@@ -117,23 +117,23 @@ def forgets_as_it_should(model: "Model", runs: Runs) -> bool:
 def steps_agree(model: "Model", runs: Runs, pads: bool) -> bool:
     """Whether cached steps give the logits of runs without a cache; a second row is padded by two where `pads`.
 
-    `NotTaken` where the network does not take them.
+    `Unsupported` where the network does not take them.
     """
     kind, ids = model.writer, runs.inputs["input_ids"]
     count, texts, expected = ids.shape[1], [ids[0].tolist()], [runs.logits[0]]
     if pads:
         texts.append(texts[0][:-2])
-        with their_code():
+        with foreign_code():
             alone = model.network(**kind.plain_inputs(model.network, ids[:, :-2], ids)).logits[0]
         expected.append(alone)
     rows, mask = kind.pad(texts)
     target = rows if kind.left else ids.expand(len(rows), -1)
-    with their_code():
+    with foreign_code():
         context = kind.context(texts)
     cache = kind.new_cache(count)
     for begin, end in ((0, count - 3), *((i, i + 1) for i in range(count - 3, count))):
         inputs = kind.step_inputs(target[:, begin:end], mask[:, :end], context) | kind.cached(cache)
-        with their_code():
+        with foreign_code():
             output = model.network(**inputs)
         cache = getattr(output, "past_key_values", None)
         at = [end - 1 - (2 if kind.left else 0) * row for row in range(len(rows))]  # padding comes first

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import SMALLEST, close, factor_between, same, same_direction, tolerance
-from eelib.models.probe import Call, NotTaken, Runs, first_tensor, output_of, output_replaced, their_code
+from eelib.models.probe import Call, Runs, Unsupported, first_tensor, foreign_code, output_of, output_replaced
 
 LONGEST = 8  # modules between the last block and the projection
 EACH = -1  # in place of a position: the states of all of them
@@ -156,9 +156,9 @@ def picked(call: Call, state: Tensor) -> int:
     """The position whose state alone gives what a pooler gave of them all; `EACH` where none does."""
     for i in range(state.shape[1]):
         try:
-            with their_code():
+            with foreign_code():
                 alone = first_tensor(call.module(state[:, i : i + 1]))
-        except NotTaken:
+        except Unsupported:
             return EACH
         if alone is not None and same(alone, call.given):
             return i

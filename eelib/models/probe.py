@@ -54,13 +54,13 @@ class Runs:
         return there(self.scores, "the network gives logits in")
 
 
-class NotTaken(Exception):
+class Unsupported(Exception):
     """A network raised this on an argument, a mask, a cache or a shape that was tried on it."""
 
 
 @contextmanager
-def their_code() -> Iterator[None]:
-    """Around one call of a network on trial: what it raises becomes `NotTaken`; out of memory says nothing about it.
+def foreign_code() -> Iterator[None]:
+    """Around one call of a network on trial: what it raises becomes `Unsupported`; out of memory says nothing about it.
 
     Nothing else belongs inside, and what is raised in a cache or hook of ours is no answer of the network either.
     """
@@ -69,7 +69,7 @@ def their_code() -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error) or raised_in(error, PACKAGE):
             raise
-        raise NotTaken(f"{type(error).__name__}: {first_line(error)}") from error
+        raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def raised_in(error: BaseException, folder: Path) -> bool:

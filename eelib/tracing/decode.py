@@ -14,7 +14,7 @@ from eelib.common.errors import InputError, SelfCheckError
 from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
 from eelib.models.components import site_states
 from eelib.models.model import Model
-from eelib.models.probe import block_states, first_tensor, their_code
+from eelib.models.probe import block_states, first_tensor, foreign_code
 from eelib.tasks.task import Task
 
 
@@ -217,7 +217,7 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
     if beside and beside.layer < layer:
         handles.append(model.blocks[beside.layer - 1].register_forward_hook(keep))
     try:
-        with their_code():
+        with foreign_code():
             model.network(**inputs)
     except EndOfRun as end:
         return end.state

@@ -19,7 +19,7 @@ from eelib.common.machine import machine, synchronize
 from eelib.common.tolerances import close, tolerance
 from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.model import Model
-from eelib.models.probe import NotTaken
+from eelib.models.probe import Unsupported
 from eelib.tasks.task import Task
 from eelib.tracing.decode import encode, state_at
 from eelib.tracing.store import load_sealed, save_sealed
@@ -100,7 +100,7 @@ def is_ideal(model: Model, prompt: list[int], output: list[int]) -> bool:
             close(*(state_at(model, model.layers, way.inputs(t))[:, -1] for way in (step, whole)))
             for t in sorted(tokens, reverse=True)
         )
-    except NotTaken:  # this cache is not for this network
+    except Unsupported:  # this cache is not for this network
         return False
 
 

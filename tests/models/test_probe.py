@@ -1,4 +1,4 @@
-"""What the probe run records: states of every layer, blocks, hooks that are gone afterwards, what is not finite."""
+"""What the probe run records: states of every layer, blocks, hooks that are removed afterwards, what is not finite."""
 
 import families
 import pytest
@@ -9,7 +9,7 @@ from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import assert_as_near
 from eelib.models.model import prepare
-from eelib.models.probe import Call, NotTaken, Runs, their_code
+from eelib.models.probe import Call, Runs, Unsupported, foreign_code
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -39,8 +39,8 @@ def test_what_takes_or_gives_no_tensor_is_named(one_line):
 
 
 def test_what_a_network_on_trial_raises_keeps_its_cause_and_memory_is_no_answer():
-    with pytest.raises(NotTaken, match="KeyError: 'mask'") as caught, their_code():
+    with pytest.raises(Unsupported, match="KeyError: 'mask'") as caught, foreign_code():
         raise KeyError("mask")
     assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(torch.OutOfMemoryError), their_code():
+    with pytest.raises(torch.OutOfMemoryError), foreign_code():
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -154,7 +154,7 @@ def test_recipe_ends_in_a_folder_that_loads(recipe, splits, corpora, start, tmp_
     assert list(card["quality"]) == [f"GLUE {recipe.task} {split}" for split in splits]
     for quality in card["quality"].values():
         scores = {name: quality[name] for name in quality["majority class"]}
-        assert quality["learnt"] is all(scores[name] > quality["majority class"][name] for name in scores)
+        assert quality["learned"] is all(scores[name] > quality["majority class"][name] for name in scores)
         assert set(scores) == ({"accuracy"} if recipe.task == "sst2" else {"F1", "accuracy"})
         assert quality["items"] == 39 and quality["beyond the window"] == 1
 

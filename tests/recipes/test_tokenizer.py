@@ -66,7 +66,7 @@ def test_no_piece_mixes_letters_and_punctuation(text):
 
 
 def test_vocabulary_holds_no_mixed_entry():
-    """Whatever was learnt: outside the prompt's fixed parts no entry has both letters and punctuation."""
+    """Whatever was learned: outside the prompt's fixed parts no entry has both letters and punctuation."""
     for token, i in TOKENIZER.get_vocab().items():
         text = TOKENIZER.decode([i])
         if token not in (PAD, END, *FIXED_PARTS):

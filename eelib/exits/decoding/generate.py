@@ -24,7 +24,7 @@ from eelib.exits.gates.state import TrainedGate
 from eelib.exits.policy import Policy
 from eelib.models.block_runner import BlockRunner
 from eelib.models.model import Model, probe_ids
-from eelib.models.probe import NotTaken, block_states, their_code
+from eelib.models.probe import Unsupported, block_states, foreign_code
 from eelib.tasks.task import Task
 from eelib.tracing.columns import token_texts
 from eelib.tracing.decode import encode
@@ -77,7 +77,7 @@ def generate(
         exit_layers: the layers at which the gate is asked, 1..L-1; None for all.
         kv_policy: what later tokens find at skipped layers: full, copy, project, deferred, verified, schedule (see
             `eelib.exits.decoding.kv_policies`). None chooses: verified, whose output is plain decoding's; deferred for
-            a threshold that is learnt while decoding; schedule for SkipDecode's gate; full for the oracle, or where no
+            a threshold that is learned while decoding; schedule for SkipDecode's gate; full for the oracle, or where no
             token exits.
         draft_length: of verified, most tokens that are drafted before they are verified.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
@@ -341,7 +341,7 @@ def tested(model: Model) -> tuple[str, bool]:
         return "it has one block", False
     try:
         return run_in_parts(model)
-    except NotTaken as error:
+    except Unsupported as error:
         return str(error), False
 
 
@@ -351,14 +351,14 @@ def run_in_parts(model: Model) -> tuple[str, bool]:
     """
     ids = probe_ids(model.network, model.tokenizer)[0].tolist()
     prompts = [ids, ids[2:] if model.pads else ids]
-    with their_code():
+    with foreign_code():
         batch = Batch(model, prompts, 2 * PARTS_TOKENS, Timer())
     blocks, middle = BlockRunner(model, batch.cache.view), (model.layers + 1) // 2
 
     def run(group: list[DecodedSequence], first: int, last: int) -> torch.Tensor:
         """Blocks `first` to `last` on what is due."""
         due = {sequence: sequence.due(first) for sequence in group}
-        with their_code():
+        with foreign_code():
             call = blocks.prepare(batch.inputs(due))
             states = batch.load(due, call, first)
             for layer in range(first, last + 1):
@@ -368,7 +368,7 @@ def run_in_parts(model: Model) -> tuple[str, bool]:
 
     wanted = []
     for prompt in prompts:
-        with their_code(), block_states(model.blocks) as captured:
+        with foreign_code(), block_states(model.blocks) as captured:
             model.network(**model.adapter.whole_inputs(prompt, [*ids[:PARTS_TOKENS], 0]))
         wanted.append(captured[-1][0, -PARTS_TOKENS:])
     with blocks.open():

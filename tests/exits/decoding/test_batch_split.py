@@ -119,10 +119,10 @@ def test_a_learnt_threshold_learns_the_same(model_of, many, middle_rule):
         made = generate(
             model, many, gate=rule, kv_policy="deferred", batch_size=16, max_new_tokens=STEPS, batch_split=way
         )
-        learnt = sorted(zip(rule.threshold.scores, rule.threshold.agreed))
-        seen.append((made.tokens["token_id"].tolist(), made.tokens["exit_layer"].tolist(), learnt))
+        learned = sorted(zip(rule.threshold.scores, rule.threshold.agreed))
+        seen.append((made.tokens["token_id"].tolist(), made.tokens["exit_layer"].tolist(), learned))
         early = (made.tokens["exit_layer"] == 2).mean()
-        assert 0.1 < early < 0.9 and len(learnt) == (made.tokens["exit_layer"] == model.layers).sum()
+        assert 0.1 < early < 0.9 and len(learned) == (made.tokens["exit_layer"] == model.layers).sum()
     (*outputs, first), (*others, second) = seen
     assert outputs == others and [agreed for _, agreed in first] == [agreed for _, agreed in second]
     assert [score for score, _ in first] == pytest.approx([score for score, _ in second], rel=1e-5)

@@ -1,4 +1,4 @@
-"""What a gate says while decoding is what it says of the finished output; the oracle and a learnt threshold too."""
+"""What a gate says while decoding is what it says of the finished output; the oracle and a learned threshold too."""
 
 from dataclasses import dataclass
 
