@@ -5,6 +5,7 @@ In float64 they are the tests' oracle; in float32 the same plain arithmetic says
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations, product
 from pathlib import Path
 
 import torch
@@ -324,6 +325,24 @@ CLASSIFIERS = {
 CAUSAL = [name for name, family in FAMILIES.items() if family.kind == "causal"]
 SEQ2SEQ = [name for name, family in FAMILIES.items() if family.kind == "seq2seq"]
 GENERATING = CAUSAL + SEQ2SEQ
+# Decoding is tested on these: grouped heads; a window, two caps and four norms a block; learned positions and biases;
+# a position bias that one block makes for all; sinusoids and cross-attention. `checks.families` has all architectures.
+CORE = ["llama", "gemma2", "gpt2", "t5", "marian"]
+
+
+def in_pairs(*factors: list) -> list[tuple]:
+    """Combinations of factors in which each value of one meets each value of every other at least once."""
+    left = {
+        ((i, a), (j, b))
+        for (i, first), (j, second) in combinations(enumerate(factors), 2)
+        for a, b in product(first, second)
+    }
+    chosen = []
+    while left:
+        best = max(product(*factors), key=lambda one: len(left & set(combinations(enumerate(one), 2))))
+        chosen.append(best)
+        left -= set(combinations(enumerate(best), 2))
+    return chosen
 
 
 def build(name: str, seed: int = 0) -> nn.Module:

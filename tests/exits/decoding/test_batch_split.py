@@ -1,7 +1,7 @@
 """Where some sequences of a batch exit, the others go on in a smaller call, or all go on together: the same output."""
 
 import pytest
-from families import GENERATING
+from families import CORE
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
@@ -16,7 +16,7 @@ WHAT = ["sequence", "position", "token_id", "exit_layer", "text"]
 
 
 @pytest.mark.parametrize("keys", ["copy", "project", "deferred", "verified"])
-@pytest.mark.parametrize("name", GENERATING)
+@pytest.mark.parametrize("name", CORE)
 def test_outputs_are_the_same_either_way(name, keys, model_of, many, middle_rule):
     """Of rows that leave at several layers, wait at several depths, and end at different lengths."""
     model = model_of(name)
@@ -43,7 +43,7 @@ def test_outputs_are_the_same_either_way(name, keys, model_of, many, middle_rule
 
 
 @pytest.mark.parametrize("batch_size", [2, 5, 16])
-@pytest.mark.parametrize("name", GENERATING)
+@pytest.mark.parametrize("name", CORE)
 def test_drafts_taken_along_are_verified_early(name, batch_size, model_of, eos, many, middle_rule):
     """And give plain decoding's output all the same."""
     model = model_of(name)

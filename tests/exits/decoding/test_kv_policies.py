@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import GENERATING
+from families import CORE, in_pairs
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
@@ -25,7 +25,7 @@ def exits_of(made):
     return made.tokens.groupby("sequence")["exit_layer"].agg(list).tolist()
 
 
-@pytest.mark.parametrize("name", GENERATING)
+@pytest.mark.parametrize("name", CORE)
 def test_without_leaving_all_policies_are_plain_decoding(name, model_of, many):
     model = model_of(name)
     expected = greedy_decode(model, model.tokenizer(many)["input_ids"], STEPS)
@@ -51,9 +51,7 @@ def from_scratch(model, hand, prompt, ends):
     return hand
 
 
-@pytest.mark.parametrize("gate", ["confidence", "patience"])
-@pytest.mark.parametrize("keys", ["full", "deferred"])
-@pytest.mark.parametrize("name", GENERATING)
+@pytest.mark.parametrize("gate, keys, name", in_pairs(["confidence", "patience"], ["full", "deferred"], CORE))
 def test_true_keys_are_those_of_whole_runs(name, keys, gate, model_of, by_hand, middle_rule):
     """Rows leave at different layers and wait at different depths."""
     model = model_of(name)
@@ -106,7 +104,7 @@ def changed_by_hand(model, hand, prompt, keys, ends):
 
 
 @pytest.mark.parametrize("keys", ["copy", "project"])
-@pytest.mark.parametrize("name", GENERATING)
+@pytest.mark.parametrize("name", CORE)
 def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, keys, model_of, by_hand, middle_rule):
     model = model_of(name)
     prompts = model.tokenizer(PROMPTS)["input_ids"]

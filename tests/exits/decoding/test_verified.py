@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from families import CAUSAL, GENERATING
+from families import CAUSAL, CORE
 
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.timer import Timer
@@ -56,7 +56,7 @@ def plain(model_of):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
-@pytest.mark.parametrize("name", GENERATING)
+@pytest.mark.parametrize("name", CORE)
 def test_the_output_is_that_of_plain_decoding(name, batch_size, model_of, plain, eos, many):
     """Rows accept different lengths; end tokens stand inside drafts, and the limit cuts drafts of five tokens."""
     model, outputs = model_of(name), plain(name, many)
@@ -98,15 +98,13 @@ def test_rows_accept_different_lengths_and_are_moved(name, model_of, plain, eos,
     assert (made.sequences["passes"] < STEPS).any()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "falcon", "t5", "bart"])
 @pytest.mark.parametrize("gate", ["confidence", "patience", "state_saturation"])
+@pytest.mark.parametrize("name", CORE)
 def test_drafts_of_a_gate_at_any_layer(gate, name, model_of, plain, eos, many, middle_rule):
     """Drafting goes on as long as the gate leaves; tokens wait at different depths."""
     model = model_of(name)
     eos(model, {model.vocab_size + 1})
-    agreeing = ExitRule(
-        gate_named("patience"), 0 if name == "bart" else 1
-    )  # the first two layers of this bart never agree
+    agreeing = ExitRule(gate_named("patience"), 0 if name == "marian" else 1)  # whose first two layers never agree
     rule = agreeing if gate == "patience" else middle_rule(model, PROMPTS, gate)
     for batch_size in (1, 5):
         made = generate(
@@ -151,9 +149,7 @@ def twins():
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
-@pytest.mark.parametrize(
-    "name", ["llama", "gemma2", "gpt2", "gpt_neox", "falcon", "olmo2", "gemma3", "granite", "opt", "t5"]
-)
+@pytest.mark.parametrize("name", CORE[:-1])
 def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model_of, eos, many, twins, monkeypatch):
     """Every token has a twin that the head tells from it by rounding alone."""
     model = model_of(name)
