@@ -24,10 +24,12 @@ def main(arguments: list[str] | None = None) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     ends, files = write_model(data_folder("models", given.model), given.folder)
     with tempfile.TemporaryDirectory() as runs:
-        stored = examples(load_model(given.model, device="cpu"), runs, ROOM)
+        model = load_model(given.model, device="cpu")
+        stored = examples(model, runs, ROOM)
     about = {
         "model": given.model,
         "room": ROOM,
+        "vocabulary": model.vocab_size,
         "ends": ends,
         "files": files,
         "directions": directions(),

@@ -254,6 +254,31 @@ def test_a_part_that_is_missing_is_named_and_loading_can_be_tried_again(site, wi
     assert not text_of(window, "complaint") and "a second" in text_of(window, "status")
 
 
+def test_after_a_crash_of_the_worker_the_model_is_loaded_anew(site, window):
+    """Who waits gets one line; the next sentence is read."""
+    window.open(f"{site}/lens.html")
+    submit(window, "Guten Tag.")
+    crash = """async () => {
+        const { before, after } = Lens.stored.directions[0];
+        const request = { before, after, room: Lens.stored.room, sentence: "Der Hund", rule: null };
+        const pending = Lens.model.write(request, () => null).then(() => "it went on", (error) => error.message);
+        Lens.model.worker.onerror(new ErrorEvent("error", { message: "out of memory" }));
+        return pending;
+    }"""
+    assert call(window, crash) == "out of memory" and not window.run("Lens.model.ready")
+    submit(window, "Der Hund schläft.")
+    assert not text_of(window, "complaint") and "a second" in text_of(window, "status")
+
+
+def test_thresholds_span_what_the_model_can_reach(loaded):
+    """Of the shipped model, and of one with 30 layers and 49,152 tokens."""
+    spans = (
+        """(layers, vocabulary) => Object.values(Lens.gates).map(({ range }) => range({ layers, vocabulary }).max)"""
+    )
+    assert call(loaded, spans, 30, 49152) == [1, 1, 10.8, 29]
+    assert call(loaded, spans, 12, loaded.run("Lens.stored.vocabulary")) == [1, 1, 9, 11]
+
+
 def test_stored_outputs_are_explored_without_a_model_and_are_never_markup(site, window):
     """What a result page holds: choose an output, look at a cell; names and texts of tokens stay text."""
     texts = ["</script><img src=x onerror='window.broken=1'>", "<b>&lt;", "é", "$x$"]

@@ -1,32 +1,32 @@
 // Gates, as eelib/exits/gates defines them: a score after each block, higher means leave.
 Lens.part(function (Lens) {
     // `reaches`: a score equal to the threshold leaves. `sign`: of the threshold that a reader sets. `initial`: the
-    // default of eelib.
+    // default of eelib. `range`: of a model with so many layers and so large a vocabulary.
     Lens.gates = {
         softmax_difference: {
             label: "the largest probability less the second is above",
-            range: { min: 0, max: 1, step: 0.01 },
+            range: () => ({ min: 0, max: 1, step: 0.01 }),
             initial: 0.9,
             sign: 1,
             score: ({ shares }) => shares[0] - shares[1],
         },
         confidence: {
             label: "the largest probability is above",
-            range: { min: 0, max: 1, step: 0.01 },
+            range: () => ({ min: 0, max: 1, step: 0.01 }),
             initial: 0.9,
             sign: 1,
             score: ({ shares }) => shares[0],
         },
         entropy: {
             label: "the entropy in nats is below",
-            range: { min: 0, max: 9, step: 0.05 },
+            range: ({ vocabulary }) => ({ min: 0, max: Math.floor(Math.log(vocabulary) * 20) / 20, step: 0.05 }),
             initial: 0.4,
             sign: -1,
             score: ({ entropy }) => -entropy,
         },
         patience: {
             label: "a layer says the same as the one before it, this many times in a row:",
-            range: { min: 1, max: 11, step: 1 },
+            range: ({ layers }) => ({ min: 1, max: layers - 1, step: 1 }),
             initial: 6,
             sign: 1,
             reaches: true,

@@ -12,11 +12,16 @@ Lens.Model = class {
     // Loads once; `progress(share)` in 0..1. Where it fails, the next call tries again.
     load(progress) {
         this.loading ??= this.loadAll(progress).catch((error) => {
-            this.loading = null;
-            this.worker?.terminate();
+            this.end();
             throw error;
         });
         return this.loading;
+    }
+
+    // The worker is given up; the next request loads the model anew.
+    end() {
+        this.worker?.terminate();
+        Object.assign(this, { worker: null, loading: null, ready: false });
     }
 
     async loadAll(progress) {
@@ -33,7 +38,10 @@ Lens.Model = class {
             progress(here / this.bytes);
         }
         this.worker.onmessage = ({ data }) => this.heard(data);
-        this.worker.onerror = (event) => this.heard({ kind: "failed", line: event.message });
+        this.worker.onerror = (event) => {
+            this.end();
+            this.heard({ kind: "failed", line: event.message || "The model's worker crashed." });
+        };
         this.ready = true;
     }
 
@@ -67,6 +75,7 @@ Lens.Model = class {
         this.number += 1;
         const number = this.number;
         return new Promise((resolve, reject) => {
+            if (!this.worker) throw new Error("The model is not loaded.");
             this.listeners.set(number, { tell, resolve, reject });
             this.worker.postMessage({ kind: "write", number, ...request });
         });

@@ -101,7 +101,7 @@ Lens.start = function (root, stored, base) {
         const gate = Lens.gates[part("gate").value];
         part("threshold-line").hidden = !gate;
         if (!gate) return;
-        Object.assign(part("threshold"), gate.range);
+        Object.assign(part("threshold"), gate.range({ layers, vocabulary: stored.vocabulary }));
         part("threshold").value = gate.initial;
         part("threshold-name").textContent = gate.label;
     }
