@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 import torch
+from near import allowed_error
 
 import eelib
 from checks.tiny_texts import PROMPTS
-from eelib.common.tolerances import allowed_error, close
+from eelib.common.tolerances import close
 from eelib.tracing.columns import READOUTS
 from eelib.tracing.trace import exit_layer
 

@@ -4,18 +4,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+from near import SLACK, allowed_error, assert_as_near
 
-from eelib.common.tolerances import (
-    TOLERANCES,
-    allowed_error,
-    apart,
-    assert_as_near,
-    close,
-    factor_between,
-    same,
-    same_direction,
-    tolerance,
-)
+from eelib.common.tolerances import TOLERANCES, apart, close, factor_between, same, same_direction, tolerance
 
 torch.manual_seed(0)
 EXACT = torch.randn(40, 30, dtype=torch.float64)
@@ -24,7 +15,7 @@ EXACT = torch.randn(40, 30, dtype=torch.float64)
 def test_finer_dtypes_are_held_to_less():
     order = [TOLERANCES[d] for d in (torch.float64, torch.float32, torch.float16, torch.bfloat16)]
     for finer, coarser in pairwise(order):
-        assert finer.same < coarser.same and finer.close < coarser.close and finer.slack < coarser.slack
+        assert finer.same < coarser.same and finer.close < coarser.close
         assert finer.factor <= coarser.factor and finer.tie < coarser.tie
     assert all(t.same < t.close for t in order)
 
@@ -33,7 +24,7 @@ def test_finer_dtypes_are_held_to_less():
 def test_one_rounding_is_the_same_and_more_than_allowed_is_not(dtype):
     a, one = EXACT.to(dtype), TOLERANCES[dtype]
     nudged = (a.double() * (1 + torch.finfo(dtype).eps / 4)).to(dtype)
-    assert same(nudged, a) and close(nudged, a) and one.slack >= torch.finfo(dtype).eps / 2
+    assert same(nudged, a) and close(nudged, a) and SLACK[dtype] >= torch.finfo(dtype).eps / 2
     top = float(a.double().abs().max())
     for compare, share in ((same, one.same), (close, one.close)):
         off = a.double().clone()
@@ -61,7 +52,7 @@ def test_factors():
 
 
 def test_what_is_ours_may_err_as_the_plain_way_does():
-    plain, slack = EXACT.float(), TOLERANCES[torch.float32].slack
+    plain, slack = EXACT.float(), SLACK[torch.float32]
     assert slack < allowed_error(plain, EXACT) / float(EXACT.abs().max()) < 2 * slack
     assert_as_near(plain, plain, EXACT)
     worse = plain.clone()

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from near import assert_as_near
 from torch import nn
 
-from eelib.common.tolerances import assert_as_near
 from eelib.lens import cpu_kernels
 from eelib.lens.cpu_kernels import spread_over_cores
 from eelib.lens.readout import jensen_shannon, kullback_leibler

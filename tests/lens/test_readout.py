@@ -8,9 +8,9 @@ import torch
 from families import FAMILIES, identity_unembed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from near import allowed_error, assert_as_near
 
 from checks.tiny_texts import PROMPTS
-from eelib.common.tolerances import allowed_error, assert_as_near
 from eelib.lens import readout
 from eelib.lens.readout import SCALARS, ReadoutBuffer, read
 from eelib.tracing.decode import states_of

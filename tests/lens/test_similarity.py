@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES
+from near import assert_as_near
 
-from eelib.common.tolerances import assert_as_near
 from eelib.lens.similarity import COLUMNS_AT_ONCE, PAIRS, divergence_pairs, layer_pairs
 from eelib.tracing.decode import states_of
 

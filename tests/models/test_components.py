@@ -4,10 +4,10 @@ import families
 import pytest
 import torch
 from families import CAUSAL, FAMILIES
+from near import assert_as_near
 from transformers import AlbertConfig, AlbertForMaskedLM
 
 from checks.tiny_texts import PROMPTS, tokenizer_for
-from eelib.common.tolerances import assert_as_near
 from eelib.models.components import site_states
 from eelib.models.model import prepare
 from eelib.models.probe import block_states

@@ -4,12 +4,13 @@ import families
 import pytest
 import torch
 from families import FAMILIES
+from near import assert_as_near
 from torch import nn
 from transformers import BartForSequenceClassification, BertForSequenceClassification
 
 import eelib
 from checks.tiny_texts import PROMPTS, tokenizer_for
-from eelib.common.tolerances import assert_as_near, close
+from eelib.common.tolerances import close
 from eelib.models.head import EACH, calls_after, find_head_path, without_holders
 from eelib.models.model import prepare, probe_ids
 from eelib.models.probe import Call, Runs

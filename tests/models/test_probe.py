@@ -4,10 +4,10 @@ import families
 import pytest
 import torch
 from families import FAMILIES
+from near import assert_as_near
 
 from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
-from eelib.common.tolerances import assert_as_near
 from eelib.models.model import prepare
 from eelib.models.probe import Call, Runs, Unsupported, foreign_code
 

@@ -7,11 +7,11 @@ import families
 import pytest
 import torch
 from families import FAMILIES
+from near import assert_as_near
 from torch import nn
 
 import eelib
 from eelib.common.errors import SelfCheckError
-from eelib.common.tolerances import assert_as_near
 from eelib.models import products
 
 SHAPES = [(1, 16), (7, 48), (577, 1536), (1, 1), (7, 13), (577, 1535)]  # outputs, inputs

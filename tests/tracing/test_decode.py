@@ -6,10 +6,10 @@ import plain_runs
 import pytest
 import torch
 from families import FAMILIES, GENERATING
+from near import assert_as_near
 
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import CheckpointError
-from eelib.common.tolerances import assert_as_near
 from eelib.tracing.decode import greedy_decode, states_of
 
 STEPS = 9

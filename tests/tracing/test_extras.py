@@ -5,9 +5,9 @@ import plain_runs
 import pytest
 import torch
 from families import FAMILIES
+from near import assert_as_near
 from traces import TASK, assert_close, assert_same, assert_top_ids, make
 
-from eelib.common.tolerances import assert_as_near
 from eelib.tracing.trace import Sites
 
 

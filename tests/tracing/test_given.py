@@ -5,12 +5,12 @@ import plain_runs
 import pytest
 import torch
 from families import CAUSAL, FAMILIES
+from near import allowed_error, assert_as_near
 from traces import assert_same, assert_top_ids, clear_tops, make
 
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.machine import report_halving
-from eelib.common.tolerances import allowed_error, assert_as_near
 from eelib.tracing import make as making
 from eelib.tracing.columns import READOUTS
 from eelib.tracing.trace import Sites, exit_layer

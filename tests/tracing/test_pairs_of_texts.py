@@ -8,12 +8,12 @@ import plain_runs
 import pytest
 import torch
 import transformers as hf
+from near import assert_as_near
 from tokenizers import processors
 from traces import assert_close, assert_top_ids
 
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
-from eelib.common.tolerances import assert_as_near
 from eelib.tasks.classification import LABELS
 from eelib.tasks.task import Task, load_task
 

@@ -6,13 +6,13 @@ import plain_runs
 import pytest
 import torch
 from families import FAMILIES
+from near import assert_as_near
 from traces import STEPS, TASK, assert_same, assert_top_ids, clear_tops, make
 
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import SelfCheckError
 from eelib.common.machine import report_halving
-from eelib.common.tolerances import assert_as_near
 from eelib.lens.readout import Readout, ReadoutBuffer
 from eelib.tracing import make as making
 from eelib.tracing.columns import READOUTS
