@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CHANGING = {"date", "seconds", "code", "versions", "task_hash", "weights"}  # keys, wherever they stand
+CHANGING = {"date", "seconds", "code", "version", "versions", "task_hash", "weights"}  # keys, wherever they stand
 ABSENT = "(nothing)"
 
 
