@@ -51,8 +51,8 @@ def tiny_qwen2() -> hf.Qwen2ForCausalLM:
     return network
 
 
-def write(path: Path, template: str = TEMPLATE, architecture: str = "qwen2") -> hf.Qwen2ForCausalLM:
-    """Write the file with matrices in Q8_0; returns the network with the weights that the file holds, dequantized."""
+def write(path: Path, template: str = TEMPLATE, architecture: str = "qwen2", kind: str = "Q8_0") -> hf.Qwen2ForCausalLM:
+    """Write the file with matrices in a type of gguf; returns the network with the weights that the file then holds."""
     network, tokenizer = tiny_qwen2(), tokenizer_for("causal")
     config, state = network.config, network.state_dict()
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -76,14 +76,14 @@ def write(path: Path, template: str = TEMPLATE, architecture: str = "qwen2") -> 
     writer.add_eos_token_id(tokens.index(END))
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(template)
-    add_tensor(writer, "token_embd.weight", state, "model.embed_tokens.weight")
-    add_tensor(writer, "output_norm.weight", state, "model.norm.weight")
-    add_tensor(writer, "output.weight", state, "lm_head.weight")
+    add_tensor(writer, "token_embd.weight", state, "model.embed_tokens.weight", kind)
+    add_tensor(writer, "output_norm.weight", state, "model.norm.weight", kind)
+    add_tensor(writer, "output.weight", state, "lm_head.weight", kind)
     for layer in range(config.num_hidden_layers):
         for ours, theirs in NAMES.items():
             for part in ("weight", "bias"):
                 if (key := f"model.layers.{layer}.{theirs}.{part}") in state:
-                    add_tensor(writer, f"blk.{layer}.{ours}.{part}", state, key)
+                    add_tensor(writer, f"blk.{layer}.{ours}.{part}", state, key, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -92,13 +92,13 @@ def write(path: Path, template: str = TEMPLATE, architecture: str = "qwen2") -> 
     return network
 
 
-def add_tensor(writer: gguf.GGUFWriter, name: str, state: dict, key: str) -> None:
-    """Add one tensor, a matrix in Q8_0; `state` gets the values that are then in the file."""
+def add_tensor(writer: gguf.GGUFWriter, name: str, state: dict, key: str, kind_name: str) -> None:
+    """Add one tensor, a matrix in a type of gguf; `state` gets the values that are then in the file."""
     values = state[key].numpy().astype(np.float32)
     if values.ndim == 1:
         writer.add_tensor(name, values)
         return
-    kind = gguf.GGMLQuantizationType.Q8_0
+    kind = gguf.GGMLQuantizationType[kind_name]
     packed = gguf.quants.quantize(values, kind)
     writer.add_tensor(name, packed, raw_dtype=kind)
     state[key] = torch.from_numpy(gguf.quants.dequantize(packed, kind))

@@ -6,6 +6,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from transformers import GgufConfig
 
 from eelib.common.errors import CheckpointError
@@ -64,6 +66,26 @@ def find_gguf(path: str | Path) -> Path | None:
     return files[0] if files else None
 
 
+def add_missing_types() -> None:
+    """Let transformers read Q5_0 and Q5_1, as the library gguf defines them.
+
+    Files in Q4_K and Q5_K hold them where a row is no multiple of 256 numbers; transformers 5.23 has no table of them.
+    """
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+    from transformers.integrations.gguf import dequant
+
+    for kind in (GGMLQuantizationType.Q5_0, GGMLQuantizationType.Q5_1):
+        if kind.value in dequant.GGML_BLOCK:
+            continue
+
+        def values(blocks: Tensor, dtype: torch.dtype, kind: GGMLQuantizationType = kind) -> Tensor:
+            return torch.from_numpy(quants.dequantize(blocks.cpu().numpy(), kind)).to(blocks.device, dtype)
+
+        dequant.GGML_BLOCK[kind.value] = GGML_QUANT_SIZES[kind]
+        dequant.GGML_NAME[kind.value] = kind.name
+        dequant._DEQUANT[kind.value] = values
+
+
 def read_header(file: Path, name: str) -> GgufFile:
     """Read and check the header of a GGUF file, without its weights.
 
@@ -77,6 +99,8 @@ def read_header(file: Path, name: str) -> GgufFile:
     try:
         from gguf import GGMLQuantizationType
         from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
+
+        add_missing_types()
     except ImportError as error:
         raise CheckpointError(f"model {name!r} is a GGUF file, which needs the library gguf ({error})") from error
     try:

@@ -31,6 +31,16 @@ def test_a_file_and_a_folder_with_it_compute_with_the_dequantized_weights(made):
     assert eelib.load_model(file, device="cpu").name == "tiny.Q8_0"
 
 
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q4_1"])
+def test_other_types_are_dequantized_as_the_library_gguf_has_them(kind, tmp_path):
+    """The first two are not in transformers' own table."""
+    network = gguf_made.write(tmp_path / "tiny.gguf", kind=kind)
+    model = eelib.load_model(tmp_path / "tiny.gguf", device="cpu")
+    expected = network.double()(torch.tensor(PROMPT)).logits
+    assert torch.allclose(model.network(torch.tensor(PROMPT)).logits.double(), expected, atol=1e-4)
+    assert kind in model.title
+
+
 def test_its_chat_template_and_its_tokens_are_used(made):
     model = eelib.load_model(made[0], device="cpu")
     (ids,) = model.encode(["The small dog"], chat=True)
