@@ -109,6 +109,14 @@ def test_a_batch_is_split_where_it_saves_enough(name, model_of, eos, monkeypatch
         assert len([one for one in found if one[1] == 1]) == len(later) + (name == "t5")  # whose prompt is one token
 
 
+def test_the_same_call_runs_the_same_blocks(model_of, many, middle_rule):
+    """The rule looks at no clock: three calls give the same tables, layers that ran included."""
+    model = model_of("gpt2")
+    given = dict(gate=middle_rule(model, PROMPTS), kv_policy="copy", batch_size=16, max_new_tokens=STEPS)
+    first, *others = (generate(model, many, **given) for _ in range(3))
+    assert all(first.tokens.equals(one.tokens) and first.sequences.equals(one.sequences) for one in others)
+
+
 def test_a_learnt_threshold_learns_the_same(model_of, many, middle_rule):
     """Rows that leave at the one shallow exit teach nothing, whether or not they are taken along."""
     model = model_of("llama")
