@@ -77,8 +77,9 @@ class BlockRunner:
             if layer == 1:
                 call.embeddings = states
                 if count_tensors(self.output) != 1:  # not known yet, or more than the states
-                    self.output = forward(*args, **kwargs)
-                    call.first = output_of(self.output)
+                    output = forward(*args, **kwargs)
+                    call.first = output_of(output)
+                    self.output = with_tensor(output, call.first, call.first[:0])  # the form alone: states are large
             if layer == self.model.layers:
                 raise Prepared
             return with_tensor(self.output, output_of(self.output), states)

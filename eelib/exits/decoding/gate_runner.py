@@ -235,9 +235,9 @@ class FirstAgreeing(Gate):
     name: ClassVar[str] = "oracle"
     default: ClassVar[float] = 0.0
 
-    def score(self, seen: LayerOutput, memory: GateState) -> Tensor:
+    def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
         """NO_EXIT."""
-        return torch.full((len(seen.positions),), NO_EXIT, device=seen.positions.device)
+        return torch.full((len(output.positions),), NO_EXIT, device=output.positions.device)
 
 
 def oracle_rule(exit_layers: tuple[int, ...] | None = None) -> ExitRule:
