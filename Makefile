@@ -20,7 +20,9 @@ help:  ## list the targets
 
 $(STAMP): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
-	@test -x $(VENV)/bin/python -a ! -e $(VENV).making || { touch $(VENV).making; $(PYTHON) -m venv --clear $(VENV) && rm $(VENV).making; }
+	@test -x $(VENV)/bin/python -a ! -e $(VENV).making || { \
+	    clear=$$(test ! -e $(VENV).making || echo --clear); touch $(VENV).making; \
+	    $(PYTHON) -m venv $$clear $(VENV) && rm $(VENV).making; }
 	@echo "Installing the pinned packages into $(VENV); the first time takes a few minutes."
 	$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[test]'
 	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores, as pip does not; some are no Python

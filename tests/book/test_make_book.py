@@ -133,7 +133,7 @@ def test_a_failing_notebook_stays_red_and_a_missing_page_is_made_again_once_it_i
     for _ in range(2):
         done = make_book(project)
         assert done.returncode and "Nothing has changed" not in done.stdout, done.stdout
-        assert "The reasons are in logs/" in done.stdout
+        assert "The reasons are above, or in logs/" in done.stdout
         assert "it broke" in (project / "logs/model/tiny.log").read_text()
         assert not page.exists()
     (project / "broken").unlink()
