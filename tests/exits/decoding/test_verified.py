@@ -78,6 +78,7 @@ def test_the_output_is_that_of_plain_decoding(name, batch_size, model_of, plain,
         sequences, tokens = made.sequences, made.tokens
         assert (sequences["truncated"].to_numpy() == [ids[-1] not in ends for ids in expected]).all()
         assert (tokens["accepted"] <= tokens["drafted"]).all() and sequences["accepted"].le(sequences["drafted"]).all()
+        assert (sequences["drafted"] <= draft * (sequences["passes"] - 1)).all()  # the first pass is the prompt's
         assert (tokens.groupby("sequence")["accepted"].sum() == sequences["accepted"]).all()
         assert (tokens.loc[~tokens["accepted"], "exit_layer"] == model.layers).all()
         assert (tokens.loc[tokens["accepted"], "exit_layer"] == exits[0]).all()
