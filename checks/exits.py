@@ -32,10 +32,10 @@ from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_dr
 from checks.report import Head, headed, write_part, write_report
 from eelib.common.files import data_folder
 from eelib.exits.calibration import by_agreement
-from eelib.exits.cost import Costs, Forecast, Planned, measure, seconds
 from eelib.exits.decoding.generate import DRAFT_LENGTH as DRAFT
 from eelib.exits.decoding.generate import batches, encoded
 from eelib.exits.exit_rule import ExitRule
+from eelib.exits.forecast import Costs, Forecast, Planned, measure, seconds
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.trace_scores import curve, rule_at, scores
 from eelib.models.model import Model

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import eelib
 from checks.exits_ways import NEW_TOKENS, Known, Rows, doubting_drafts, fixed_drafts, totals
-from eelib.exits.cost import measure
 from eelib.exits.exit_rule import ExitRule
+from eelib.exits.forecast import measure
 from eelib.exits.gates.gate import gate_named
 from eelib.models.checkpoint import path_of
 from eelib.models.lens_adapters import base_of, with_lens_adapter

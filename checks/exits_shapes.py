@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from checks.speed_shapes import number_tokenizer, random_llama
-from eelib.exits.cost import Planned
 from eelib.exits.decoding.generate import GenerateOutput, generate
 from eelib.exits.exit_rule import ExitRule
+from eelib.exits.forecast import Planned
 from eelib.exits.gates.gate import GateState, LayerOutput
 from eelib.exits.gates.schedule import Fixed
 from eelib.models.model import Model, prepare

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eelib.exits.cost import Costs, Forecast
 from eelib.exits.exit_rule import ExitRule, fixed_exit
+from eelib.exits.forecast import Costs, Forecast
 from eelib.exits.gates.gate import gate_named
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace

@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eelib.exits.cost import forecast
     from eelib.exits.decoding.generate import generate
+    from eelib.exits.forecast import forecast
     from eelib.models.checkpoint import shipped_models
     from eelib.models.model import load_model
     from eelib.tasks.task import Task, load_task, shipped_tasks, task_names
@@ -27,7 +27,7 @@ __all__ = [
 WHERE = {
     "Task": "eelib.tasks.task",
     "Trace": "eelib.tracing.trace",
-    "forecast": "eelib.exits.cost",
+    "forecast": "eelib.exits.forecast",
     "generate": "eelib.exits.decoding.generate",
     "load_model": "eelib.models.model",
     "load_task": "eelib.tasks.task",

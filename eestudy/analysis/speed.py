@@ -15,9 +15,9 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
 from eelib.common.errors import NotEstimable
-from eelib.exits.cost import Costs, Forecast, Planned, by_sequence, measure, planned
 from eelib.exits.decoding.generate import DRAFT_LENGTH, GenerateOutput, batches, encoded, generate
 from eelib.exits.exit_rule import ExitRule, fixed_exit
+from eelib.exits.forecast import Costs, Forecast, Planned, by_sequence, measure, planned
 from eelib.exits.gates.gate import gate_named
 from eelib.models.model import Model
 from eelib.tasks.task import Task

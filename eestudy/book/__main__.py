@@ -19,7 +19,6 @@ from eestudy.book.study_file import StudyFile
 
 FOLDER = Path(".snakemake")
 NAME = "snakemake"
-BOOK = Path("book/_build/html/index.html")
 
 
 def running_in(here: Path) -> list[int]:

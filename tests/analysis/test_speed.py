@@ -8,8 +8,8 @@ import pytest
 import studies_made
 from study_made import made_study
 
-from eelib.exits.cost import Costs, Line, Planned
 from eelib.exits.exit_rule import ExitRule
+from eelib.exits.forecast import Costs, Line, Planned
 from eelib.exits.gates.gate import gate_named
 from eestudy.analysis import speed, speed_tables
 from eestudy.figures import speed as figures

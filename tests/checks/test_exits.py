@@ -10,7 +10,7 @@ import torch
 import eelib
 from checks import exits
 from checks.exits_shapes import Pattern, Shape, replayed
-from eelib.exits.cost import Planned
+from eelib.exits.forecast import Planned
 from eelib.models.lens_adapters import AdapterBlock, Translators, save_lens_adapter
 
 TINY = Shape(4, 32, 64, 4, 2, 300, 25)

@@ -11,20 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
-from eelib.exits.cost import (
-    Costs,
-    Forecast,
-    Line,
-    Planned,
-    Sizes,
-    exit_costs,
-    measure,
-    parameters,
-    seconds,
-    sizes_of,
-    step_seconds,
-)
+from eelib.exits.cost import Sizes, exit_costs, parameters, sizes_of
 from eelib.exits.exit_rule import Constant, Estimated, ExitRule, fixed_exit
+from eelib.exits.forecast import Costs, Forecast, Line, Planned, measure, seconds, step_seconds
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.policy import Policy, head_hash
 from eelib.exits.trace_scores import exits_of, make_scores

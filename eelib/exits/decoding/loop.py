@@ -139,13 +139,14 @@ class Decoder:
                 read = states
                 if layer == self.trained_block_layer:  # of every token, once, on its way through
                     read = model.adapted(layer, states, call.inputs)
-                if layer not in self.gate.layers or not self.gate.sequences:
-                    continue
-                rows = rows_of(self.gate.sequences, running)
-                new = self.gate.decide(layer, states[rows, -1], read[rows, -1])
-                exits |= new
-                if stops and exits and self.splits(layer, group, running, exits, stopped, bool(new)):
-                    stopped |= exits.keys()
+                new: dict[DecodedSequence, ExitDecision] = {}
+                if layer in self.gate.layers and self.gate.sequences:
+                    rows = rows_of(self.gate.sequences, running)
+                    new = self.gate.decide(layer, states[rows, -1], read[rows, -1])
+                    exits |= new
+                along = stops and layer < model.layers and exits.keys() - stopped
+                if along and self.splits(layer, group, running, exits, stopped, bool(new)):
+                    stopped |= along
         if running:
             self.batch.store(running, model.layers, states)
         self.finish(group, running, states, exits, prefill)
