@@ -105,7 +105,7 @@ def replayed(shape: Shape, pattern: Pattern, repeats: int) -> dict[str, Any]:
 
     def run(tokens: int, rule: ExitRule | None = None) -> GenerateOutput:
         keys, draft = ("verified", pattern.draft) if rule else ("full", None)
-        return generate(model, [PROMPT], rule, None, keys, draft, 1, tokens)
+        return generate(model, [PROMPT], rule, None, keys, draft, 1, tokens, always_draft=True)
 
     prompt = min(sum(run(1).times.values()) for _ in range(repeats + 1))  # the first pays for what is made once
     plains, earlies = [run(shape.tokens)], list[GenerateOutput]()

@@ -179,7 +179,8 @@ def seen_texts(model: Model, layer: int, texts: list[Text], file: Path) -> list[
 def drafts(model: Model, layer: int) -> dict[str, float]:
     """Of the first prompts of each shipped translation: tokens drafted at a layer, and the share (0-100) accepted."""
     tasks = [load_task(name, limit=DRAFTED) for name in TRANSLATIONS]
-    found = [generate(model, task, exit_layers=(layer,), kv_policy="verified").sequences for task in tasks]
+    given = {"exit_layers": (layer,), "kv_policy": "verified", "always_draft": True}
+    found = [generate(model, task, **given).sequences for task in tasks]
     drafted, accepted = (sum(int(rows[column].sum()) for rows in found) for column in ("drafted", "accepted"))
     return {"drafted": drafted, "accepted": round(100 * accepted / drafted, 1)}
 

@@ -134,6 +134,7 @@ def open_side(p: Parameters, name: str) -> Side:
                 batch_size=p.batch_size or TOGETHER,
                 max_new_tokens=p.max_new_tokens,
                 batch_split=None,
+                always_draft=True,
             )
             frame = made.tokens.assign(sequence=made.tokens["sequence"].map(dict(enumerate(chosen))))
             tokens[way][task] = frame.assign(group=frame["sequence"].map(groups))

@@ -181,7 +181,8 @@ def timed(
 
 def run(model: Model, part: Task, way: Way, size: int, max_new_tokens: int) -> GenerateOutput:
     """One decoding."""
-    return generate(way.model or model, part, way.rule, None, way.keys, way.draft, size, max_new_tokens)
+    given = (way.rule, None, way.keys, way.draft, size, max_new_tokens)
+    return generate(way.model or model, part, *given, always_draft=True)  # drafts that cost more are measured, too
 
 
 @torch.no_grad()

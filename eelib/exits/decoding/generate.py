@@ -30,7 +30,9 @@ from eelib.tracing.columns import token_texts
 from eelib.tracing.decode import encode
 
 DRAFT_LENGTH = 4  # most tokens drafted in a row, unless another number is given
-BATCH_SPLIT = 24  # tokens times blocks that a smaller call has to save
+# Tokens times blocks that a smaller call has to save. One more call takes as long as 19 of them on pocket-llama, 7 on
+# SmolLM2-135M (`Costs.call / Costs.block.each` of `eelib.exits.forecast`, two cores of an AMD EPYC with AVX-512).
+BATCH_SPLIT = 24
 OLD_WORDS = {"exits": "exit_layers", "keys": "kv_policy", "draft": "draft_length", "parting": "batch_split"}
 COLUMNS = ("sequence", "position", "text", *(field.name for field in fields(DecodedToken)))
 
@@ -64,6 +66,7 @@ def generate(
     max_new_tokens: int = 64,
     policy: Policy | Path | str | None = None,
     batch_split: int | None = BATCH_SPLIT,
+    always_draft: bool = False,
     **old: object,
 ) -> GenerateOutput:
     """Decode a task's prompts, or a list of them, greedily; each token exits where the gate says so.
@@ -84,6 +87,8 @@ def generate(
             its threshold is that of the task's kind.
         batch_split: where some sequences of a batch exit, the others go on in a smaller call if that saves at least so
             many tokens times blocks; 0: always; None: never.
+        always_draft: of verified, draft on where it costs more than it saves, to measure that. Else drafting ends
+            there, with one printed line.
 
     Raises:
         InputError: a model that writes nothing or can't be stopped, an unknown gate or policy, exit layers out of
@@ -108,7 +113,7 @@ def generate(
     self_test(model, kv)
     timer = Timer()
     runner = OracleGate if rule is not None and isinstance(rule.gate, FirstAgreeing) else GateRunner
-    decoder = Decoder(model, kv, runner(model, rule, timer), drafts, timer, batch_split)
+    decoder = Decoder(model, kv, runner(model, rule, timer), drafts, timer, batch_split, always_draft)
     sequences: list[DecodedSequence] = []
     for chosen in batches(model, prompts, batch_size):
         parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)

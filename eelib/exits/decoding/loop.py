@@ -10,6 +10,7 @@ A step of a group of sequences is cut into several calls where some stop, or whe
 output does not depend on the sequences beside it, but for rounding. The prompt always runs all blocks.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +31,12 @@ Counts = dict[DecodedSequence, int]  # sequences that run in one call, with how 
 
 @dataclass
 class DraftRecord:
-    """Drafts so far: how many, how many were accepted, and their cost in passes of one token."""
+    """Drafts so far: how many, how many were accepted, and their cost in passes of one token.
 
+    `enough`: drafts from which on it is judged whether they pay.
+    """
+
+    enough: float
     drafted: int = 0
     accepted: int = 0
     cost: float = 0.0
@@ -49,7 +54,7 @@ class DraftRecord:
     @property
     def pay(self) -> bool:
         """Whether drafting may save time: an accepted draft saves a pass at most, and each costs its layers."""
-        return self.drafted < ENOUGH_DRAFTS or self.accepted > self.cost
+        return self.drafted < self.enough or self.accepted > self.cost
 
 
 class Decoder:
@@ -59,17 +64,25 @@ class Decoder:
         draft_length: most tokens that are drafted before they are verified.
         batch_split: where some sequences of a batch exit, the others go on in a smaller call (one more call) if that
             saves at least so many tokens times blocks; else all go on together. None: all always go on together.
+        always_draft: draft on where it costs more than it saves.
     """
 
     def __init__(
-        self, model: Model, kv: KVPolicy, gate: GateRunner, draft_length: int, timer: Timer, batch_split: int | None
+        self,
+        model: Model,
+        kv: KVPolicy,
+        gate: GateRunner,
+        draft_length: int,
+        timer: Timer,
+        batch_split: int | None,
+        always_draft: bool = False,
     ):
         self.model, self.kv, self.gate, self.timer = model, kv, gate, timer
         self.draft_length, self.batch_split = draft_length, batch_split
         self.eos_ids, self.tie = model.eos_ids, tie_of(model)
         block = model.adapter_block
         self.trained_block_layer = block.layer if block and block.layer in gate.layers else 0
-        self.drafts = DraftRecord()
+        self.drafts = DraftRecord(math.inf if always_draft else ENOUGH_DRAFTS)
         self.batch: Batch
         self.blocks: BlockRunner
         self.ties: TieBreaker

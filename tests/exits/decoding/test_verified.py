@@ -183,3 +183,4 @@ def test_drafting_ends_where_it_cannot_pay(model_of, plain, eos, many, monkeypat
     assert ids_of(made) == plain("llama", many)
     assert 16 <= made.sequences["drafted"].sum() <= 16 + 8 * 4 < whole["drafted"].sum()
     assert capsys.readouterr().out.count("drafting costs more than it saves") == 1
+    assert generate(model, many, always_draft=True, **given).sequences.equals(whole) and not capsys.readouterr().out
