@@ -42,7 +42,7 @@ from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 from eelib.tracing.trace import Trace
-from eestudy.analysis.speed import PLAIN, Way, by_library, few_exits, plans_of, run, timed
+from eestudy.old.analysis.speed import PLAIN, Way, by_library, few_exits, plans_of, run, timed
 
 RESULT = data_folder("checks", "exits.json")
 MODELS = ("pocket-llama-joint", "pocket-t5-weighted", "pocket-t5-skip", "pocket-llama-skip")  # of these, what is there

@@ -19,7 +19,7 @@ from eelib.models.checkpoint import path_of
 from eelib.models.lens_adapters import base_of, with_lens_adapter
 from eelib.models.model import Model
 from eelib.tasks.task import Task
-from eestudy.analysis.speed import PLAIN, Way, timed
+from eestudy.old.analysis.speed import PLAIN, Way, timed
 
 READINGS = ("pocket-llama-kangaroo", "pocket-llama-lens")  # the adapter block first: all are timed at its layer
 READ_SIZES = (1, 8)

@@ -9,7 +9,7 @@ from eelib.exits.forecast import Costs, Forecast
 from eelib.exits.gates.gate import gate_named
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
-from eestudy.analysis.speed import EXACT, Way, draft_table, plans_of
+from eestudy.old.analysis.speed import EXACT, Way, draft_table, plans_of
 
 NEW_TOKENS = 64  # of each output, at most
 DOUBTS, LONGEST = (0.1, 0.3, 0.5, 0.7), 8  # softmax differences below which drafting ends; its longest drafts
@@ -66,7 +66,7 @@ def doubting_drafts(costs: Costs, made: Trace, own: Sequence[int], layers: Seque
 def totals(
     task: Task, known: Sequence[Known], size: int, times: Rows, texts: Mapping[tuple[str, int], list[str]]
 ) -> dict[str, dict[str, Any]]:
-    """{way: its row} of what `eestudy.analysis.speed.timed` found in batches of `size`, summed over these."""
+    """{way: its row} of what `eestudy.old.analysis.speed.timed` found in batches of `size`, summed over these."""
     found: dict[str, dict[str, Any]] = {}
     for row in times:
         total = found.setdefault(row["way"], dict.fromkeys(SUMS, 0.0))

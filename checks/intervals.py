@@ -45,7 +45,7 @@ from checks.statistics import (
     tags,
 )
 from eelib.common.files import data_folder
-from eestudy.statistics import limits, resampling
+from eestudy.old.statistics import limits, resampling
 
 RESULT = data_folder("checks", "intervals.json")
 GROUPS, REPLICATIONS = (30, 60, 160), 1000

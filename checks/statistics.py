@@ -7,16 +7,16 @@ import numpy as np
 import pandas as pd
 
 from checks.populations import Random, Sample, curve, exits, raced, sequences, shares, tagged, times, tokens
-from eestudy.analysis.difficulty import compare, comparison
-from eestudy.analysis.difficulty import split as ends
-from eestudy.analysis.mee import OF_CALM, OF_M
-from eestudy.analysis.mee_speed import Timed, slower
-from eestudy.analysis.slopes import Estimator, halves, length_slope, mean_over_tasks, position_slope
-from eestudy.analysis.subwords import excess_epsilon_squared
 from eestudy.exits import compare as curves
-from eestudy.statistics import resampling, stats
-from eestudy.statistics.effects import epsilon_squared
-from eestudy.statistics.interval import Interval
+from eestudy.old.analysis.difficulty import compare, comparison
+from eestudy.old.analysis.difficulty import split as ends
+from eestudy.old.analysis.mee import OF_CALM, OF_M
+from eestudy.old.analysis.mee_speed import Timed, slower
+from eestudy.old.analysis.slopes import Estimator, halves, length_slope, mean_over_tasks, position_slope
+from eestudy.old.analysis.subwords import excess_epsilon_squared
+from eestudy.old.statistics import resampling, stats
+from eestudy.old.statistics.effects import epsilon_squared
+from eestudy.old.statistics.interval import Interval
 
 SHARE = 0.4  # of the units, called easy, and as many difficult: the notebook's
 RACED_AT = 6.0  # mean layers at which gates are raced

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from eestudy.study.study import Study
+from eestudy.old.study.study import Study
 
 
 class FakeTrace:

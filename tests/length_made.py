@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from eestudy.analysis.length import token_table
+from eestudy.old.analysis.length import token_table
 
 
 def make_trace(*layers, cut=(), groups=None, eos=1):

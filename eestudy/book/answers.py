@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from eestudy.book.verdicts import JUDGED, Written
-from eestudy.statistics.interval import Interval
+from eestudy.old.statistics.interval import Interval
 
 # By notebook. A claim's id stands for its estimate, "ID bound" for the claim's threshold, "ID on" for the model or
 # models that it was judged on. KEY% is 100 times the figure, KEY± the ends of its interval, KEY?A|B|C the word A where

@@ -8,11 +8,11 @@ from eestudy.book.html import raw
 from eestudy.book.notebooks import front_figure, heading
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import Written, chips, place, verdicts
-from eestudy.figures.front import agreement_figure
-from eestudy.figures.style import figure_html, files_of
-from eestudy.markup.markdown import text
-from eestudy.markup.text import PLAIN
-from eestudy.statistics.interval import Interval
+from eestudy.old.figures.front import agreement_figure
+from eestudy.old.figures.style import figure_html, files_of
+from eestudy.old.markup.markdown import text
+from eestudy.old.markup.text import PLAIN
+from eestudy.old.statistics.interval import Interval
 
 STATES = ("before", "after")
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from eestudy.book.speed import goal_table
-from eestudy.markup.markdown import table, text
-from eestudy.statistics.resampling import DRAWS
+from eestudy.old.markup.markdown import table, text
+from eestudy.old.statistics.resampling import DRAWS
 
 
 def intervals(content: dict[str, Any]) -> Iterator[str]:

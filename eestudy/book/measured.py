@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eestudy.book import sources
-from eestudy.markup.markdown import text
+from eestudy.old.markup.markdown import text
 
 TRACES = ("eelib/common", "eelib/models", "eelib/tasks", "eelib/lens", "eelib/tracing")
 TINY = ("checks/tiny.py", "checks/tiny_texts.py")
@@ -15,10 +15,16 @@ MEASURED = {
     "cluster": ("eelib", "notebooks", "workflow", "Snakefile", "Makefile", "checks/one_node.py", *TINY),
     "coverage": ("eelib/common", "eelib/exits/calibration.py"),
     "crashes": TRACES,
-    "exits": (*TRACES, "eelib/exits", "eestudy/analysis/speed.py", "checks/speed_shapes.py"),
+    "exits": (*TRACES, "eelib/exits", "eestudy/old/analysis/speed.py", "checks/speed_shapes.py"),
     "families": (*TRACES, "checks/one_family.py", *TINY),
     "given": TRACES,
-    "intervals": ("eelib/common", "eestudy/analysis", "eelib/exits", "checks/populations.py", "checks/statistics.py"),
+    "intervals": (
+        "eelib/common",
+        "eestudy/old/analysis",
+        "eelib/exits",
+        "checks/populations.py",
+        "checks/statistics.py",
+    ),
     "joint_memory": ("eelib/common", "eelib/models", "recipes/loop.py", "recipes/losses.py"),
     "kernel": ("eelib/lens",),
     "lens": ("eestudy/browser", "book/scripts/lens", "book/lens.md"),

@@ -6,9 +6,9 @@ from html import escape
 from typing import Any
 
 from eestudy.book.study_file import RESULTS, StudyFile
-from eestudy.markup.markdown import text
-from eestudy.statistics.effects import holm
-from eestudy.study.claims import FAILS, HOLDS, INFORMATIVE, UNDECIDED, UNTESTABLE, Claim, claims
+from eestudy.old.markup.markdown import text
+from eestudy.old.statistics.effects import holm
+from eestudy.old.study.claims import FAILS, HOLDS, INFORMATIVE, UNDECIDED, UNTESTABLE, Claim, claims
 
 Written = dict[tuple[str, str], dict[str, Any]]  # results by model and notebook
 Judged = tuple[Claim, dict[str, Any]]  # a claim and what a run says about it

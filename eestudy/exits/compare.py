@@ -12,8 +12,8 @@ import pandas as pd
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.trace_scores import Curve
-from eestudy.statistics.interval import NOTHING, Interval
-from eestudy.statistics.resampling import (
+from eestudy.old.statistics.interval import NOTHING, Interval
+from eestudy.old.statistics.resampling import (
     bootstrap_each_over_tasks,
     bootstrap_totals,
     bootstrap_unweighted_totals_over_tasks,

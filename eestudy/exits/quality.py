@@ -15,8 +15,8 @@ from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
 from eestudy.exits.sweeps import Sweep
 from eestudy.exits.task_quality import grouped, item_stats
-from eestudy.statistics.interval import Interval
-from eestudy.statistics.resampling import bootstrap_totals
+from eestudy.old.statistics.interval import Interval
+from eestudy.old.statistics.resampling import bootstrap_totals
 
 POINTS = 12  # thresholds whose texts are scored
 Text = Callable[[list[int]], str]

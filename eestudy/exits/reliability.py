@@ -11,8 +11,8 @@ from sklearn.isotonic import IsotonicRegression
 from eelib.common.errors import InputError
 from eelib.exits.trace_scores import Scores, counted_rows
 from eelib.tracing.trace import Trace
-from eestudy.statistics.interval import NOTHING, Interval
-from eestudy.statistics.resampling import bootstrap_totals
+from eestudy.old.statistics.interval import NOTHING, Interval
+from eestudy.old.statistics.resampling import bootstrap_totals
 
 BINS = 10
 

@@ -6,8 +6,8 @@ import pandas as pd
 from eelib.common.errors import InputError
 from eelib.tasks.metrics import FromTotals, ItemStats
 from eelib.tasks.task import Task, kind_named
-from eestudy.statistics.interval import Interval
-from eestudy.statistics.resampling import bootstrap_totals
+from eestudy.old.statistics.interval import Interval
+from eestudy.old.statistics.resampling import bootstrap_totals
 
 
 def grouped(values: np.ndarray, groups: list[str]) -> np.ndarray:

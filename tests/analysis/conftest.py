@@ -3,8 +3,8 @@
 import pytest
 from studies_made import values_in
 
-from eestudy.study.comparison import timed_studies
-from eestudy.study.parameters import Parameters
+from eestudy.old.study.comparison import timed_studies
+from eestudy.old.study.parameters import Parameters
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 
 from eelib.common.files import data_folder
 from eelib.tasks.task import load_task
-from eestudy.analysis import ablation, trainings
-from eestudy.figures.ablation import ablation_figure
+from eestudy.old.analysis import ablation, trainings
+from eestudy.old.figures.ablation import ablation_figure
 from recipes.quality import TRANSLATIONS
 
 LAYERS = 3

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from difficulty_made import FakeTrace, curves
 
-from eestudy.analysis import difficulty
-from eestudy.statistics import limits
+from eestudy.old.analysis import difficulty
+from eestudy.old.statistics import limits
 
 
 def units_of(count=30, groups=7, seed=1):

@@ -6,11 +6,11 @@ import families
 import numpy as np
 import pytest
 
-from eestudy.analysis import difficulty_known as levels
-from eestudy.analysis.earliness import token_layers
-from eestudy.figures import difficulty as plots
-from eestudy.study.parameters import ParameterError, Parameters
-from eestudy.study.study import Study
+from eestudy.old.analysis import difficulty_known as levels
+from eestudy.old.analysis.earliness import token_layers
+from eestudy.old.figures import difficulty as plots
+from eestudy.old.study.parameters import ParameterError, Parameters
+from eestudy.old.study.study import Study
 
 WORDS = ("dog", "cat", "barn", "red")
 
@@ -68,7 +68,7 @@ def test_limit_of_its_own(study):
 
 
 def test_model_is_not_loaded_again(study, monkeypatch):
-    monkeypatch.setattr("eestudy.study.study.load_model", lambda *_, **__: pytest.fail("loaded twice"))
+    monkeypatch.setattr("eestudy.old.study.study.load_model", lambda *_, **__: pytest.fail("loaded twice"))
     known, _ = levels.known_study(study, asked(study, "{} by facts: 2"))
     assert known.trace.layers == study.model.layers
 

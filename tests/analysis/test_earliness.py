@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eestudy.analysis import earliness
+from eestudy.old.analysis import earliness
 
 EXITS = {"first": np.array([1, 2, 4, 3]), "stable": np.array([2, 2, 4, 4])}
 TRACE = SimpleNamespace(

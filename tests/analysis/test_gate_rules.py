@@ -10,8 +10,9 @@ import traces
 from eelib.exits.cost import exit_costs, sizes_of
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.trace_scores import scores
-from eestudy.analysis import gate_rules
-from eestudy.analysis.gate_rules import (
+from eestudy.exits.fit import fit
+from eestudy.old.analysis import gate_rules
+from eestudy.old.analysis.gate_rules import (
     CALIBRATION,
     EVERY,
     FIT,
@@ -24,8 +25,7 @@ from eestudy.analysis.gate_rules import (
     learned_rules,
     rules,
 )
-from eestudy.exits.fit import fit
-from eestudy.study.parameters import Parameters
+from eestudy.old.study.parameters import Parameters
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from eelib.common.errors import NotEstimable
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.trace_scores import curve, oracle, scores
-from eestudy.analysis import gates, gates_tables
 from eestudy.exits.quality import Scorer, text_of
 from eestudy.exits.sweeps import ThresholdSweep
-from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.old.analysis import gates, gates_tables
+from eestudy.old.statistics.interval import NOTHING, Interval
 
 LAYERS = 4
 GROUPS = np.array([f"s{i:02d}" for i in range(40)])

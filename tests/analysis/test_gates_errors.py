@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eestudy.analysis import gates_errors as errors
-from eestudy.statistics.interval import Interval
+from eestudy.old.analysis import gates_errors as errors
+from eestudy.old.statistics.interval import Interval
 
 GROUPS = 40
 

@@ -11,10 +11,10 @@ from scipy.stats import binom
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.trace_scores import exits_of
-from eestudy.analysis import gates_guarantees as guarantees
-from eestudy.analysis.gate_rules import FIT, FITTED, FIXED
 from eestudy.exits.sweeps import ThresholdSweep
-from eestudy.study.parameters import Parameters
+from eestudy.old.analysis import gates_guarantees as guarantees
+from eestudy.old.analysis.gate_rules import FIT, FITTED, FIXED
+from eestudy.old.study.parameters import Parameters
 
 
 class Asked(SimpleNamespace):

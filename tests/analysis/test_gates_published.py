@@ -6,8 +6,8 @@ import torch
 
 from eelib.common.errors import NotEstimable
 from eelib.exits.trace_scores import needs_states
-from eestudy.analysis import gates_published as published
 from eestudy.exits.quality import Quality
+from eestudy.old.analysis import gates_published as published
 
 
 def at(score, full=80):

@@ -10,11 +10,11 @@ from exits_made import Made, made_quality
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.tasks.task import Task
-from eestudy.analysis import gates_quality as page
-from eestudy.analysis.gate_rules import FIXED, FREE
 from eestudy.exits.quality import Scorer
 from eestudy.exits.sweeps import ThresholdSweep
-from eestudy.statistics.interval import Interval
+from eestudy.old.analysis import gates_quality as page
+from eestudy.old.analysis.gate_rules import FIXED, FREE
+from eestudy.old.statistics.interval import Interval
 
 
 def test_curves_are_of_the_crossed_ways_and_of_tasks_that_are_scored():

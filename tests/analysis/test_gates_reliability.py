@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from eestudy.analysis import gates_reliability as reliability
 from eestudy.exits.reliability import Judged
+from eestudy.old.analysis import gates_reliability as reliability
 
 
 def judged(layer, score, share, groups=20):

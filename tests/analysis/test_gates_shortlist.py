@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import traces
 
-from eestudy.analysis import gates_shortlist as shortlist
-from eestudy.study.parameters import Parameters
+from eestudy.old.analysis import gates_shortlist as shortlist
+from eestudy.old.study.parameters import Parameters
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from study_made import made_study
 
-from eestudy.analysis import keys_values as kv
-from eestudy.analysis import keys_values_tables as tables
+from eestudy.old.analysis import keys_values as kv
+from eestudy.old.analysis import keys_values_tables as tables
 
 TASK = "translation/de-en"
 HOLDS, FAILS, UNTESTABLE = "holds", "does not hold", "not testable here"

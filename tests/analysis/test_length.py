@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from length_made import made, make_trace, noisy
 
-from eestudy.analysis import length as le
-from eestudy.analysis.slopes import NAMES
-from eestudy.statistics import effects
+from eestudy.old.analysis import length as le
+from eestudy.old.analysis.slopes import NAMES
+from eestudy.old.statistics import effects
 
 
 @pytest.fixture(name="noisy")

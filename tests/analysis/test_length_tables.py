@@ -5,10 +5,10 @@ import pytest
 from length_made import make_trace
 from study_made import Kept, made_study
 
-from eestudy.analysis import length
-from eestudy.analysis import length_tables as lt
-from eestudy.analysis.slopes import NAMES
-from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.old.analysis import length
+from eestudy.old.analysis import length_tables as lt
+from eestudy.old.analysis.slopes import NAMES
+from eestudy.old.statistics.interval import NOTHING, Interval
 
 TASKS = ("translation/de-en", "question_answering/passages")
 

@@ -10,8 +10,8 @@ from eelib.common.errors import NotEstimable
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.tasks.task import Task
-from eestudy.analysis import gates, mee_speed
-from eestudy.statistics.interval import NOTHING
+from eestudy.old.analysis import gates, mee_speed
+from eestudy.old.statistics.interval import NOTHING
 
 LAYERS = 6.0
 

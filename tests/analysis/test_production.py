@@ -16,12 +16,12 @@ from eelib.exits.exit_rule import Constant, ExitRule
 from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.gates.readout import Margin
 from eelib.exits.trace_scores import Scores
-from eestudy.analysis import production as pr
-from eestudy.analysis import production_budgets as budgeted
-from eestudy.analysis import production_service as service
-from eestudy.analysis import production_tables as tables
-from eestudy.figures import production as figures
-from eestudy.study.parameters import Parameters
+from eestudy.old.analysis import production as pr
+from eestudy.old.analysis import production_budgets as budgeted
+from eestudy.old.analysis import production_service as service
+from eestudy.old.analysis import production_tables as tables
+from eestudy.old.figures import production as figures
+from eestudy.old.study.parameters import Parameters
 from eestudy.words import PieceTable
 
 KINDS = ("punctuation", "word start")

@@ -5,7 +5,7 @@ import pytest
 from exits_made import made_quality
 
 from eelib.common.errors import NotEstimable
-from eestudy.analysis.quality_curves import (
+from eestudy.old.analysis.quality_curves import (
     at_layers,
     kept,
     over_layers,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from study_made import Kept, made_study
 
 from eelib.tracing.trace import DEFINITIONS, exit_layer
-from eestudy.analysis import saturation as s
+from eestudy.old.analysis import saturation as s
 
 LAYERS = st.integers(1, 7)
 

@@ -7,8 +7,8 @@ import pytest
 
 from eelib.common.files import data_folder
 from eelib.tasks.task import load_task
-from eestudy.analysis import scale, trainings
-from eestudy.figures.scale import scale_figure
+from eestudy.old.analysis import scale, trainings
+from eestudy.old.figures.scale import scale_figure
 from recipes.quality import TRANSLATIONS
 
 

@@ -6,9 +6,9 @@ import pytest
 from length_made import made, make_trace, noisy
 
 from eelib.common.errors import InputError
-from eestudy.analysis import slopes as sl
-from eestudy.analysis.length import position_only, sequence_table, slopes_of, token_table
-from eestudy.statistics import resampling
+from eestudy.old.analysis import slopes as sl
+from eestudy.old.analysis.length import position_only, sequence_table, slopes_of, token_table
+from eestudy.old.statistics import resampling
 
 
 @pytest.fixture(name="noisy")

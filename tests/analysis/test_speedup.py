@@ -6,12 +6,12 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from eestudy.analysis import speedup
-from eestudy.figures import architectures as plots
-from eestudy.study.comparison import timed_studies
-from eestudy.study.parameters import Parameters
-from eestudy.study.results import Results
-from eestudy.study.study import Study
+from eestudy.old.analysis import speedup
+from eestudy.old.figures import architectures as plots
+from eestudy.old.study.comparison import timed_studies
+from eestudy.old.study.parameters import Parameters
+from eestudy.old.study.results import Results
+from eestudy.old.study.study import Study
 
 matplotlib.use("Agg")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from words_made import make_trace
 
-from eestudy.analysis import subwords as exits
-from eestudy.analysis.words import ROLES, words_of
+from eestudy.old.analysis import subwords as exits
+from eestudy.old.analysis.words import ROLES, words_of
 
 
 @pytest.fixture(scope="module")

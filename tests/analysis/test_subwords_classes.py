@@ -5,8 +5,8 @@ import pytest
 from study_made import Kept, made_study
 from words_made import make_trace
 
-from eestudy.analysis import subwords_classes as classes
-from eestudy.analysis import words
+from eestudy.old.analysis import subwords_classes as classes
+from eestudy.old.analysis import words
 
 TASK = "translation/de-en"
 OUTPUT = [" The", " cat", " saw", " the", " old", " dog", " near", " a", " ri", "ver", "."]

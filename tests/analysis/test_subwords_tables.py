@@ -5,9 +5,9 @@ import pytest
 from study_made import Kept, made_study
 from words_made import make_trace
 
-from eestudy.analysis import subwords, words
-from eestudy.analysis import subwords_tables as tables
-from eestudy.statistics.interval import NOTHING
+from eestudy.old.analysis import subwords, words
+from eestudy.old.analysis import subwords_tables as tables
+from eestudy.old.statistics.interval import NOTHING
 
 ENGLISH, GERMAN = "translation/de-en", "translation/en-de"
 OUTPUTS = [[" the", " un", "do", "ing", " cat", " sat", " re", "do", "."]] * 40

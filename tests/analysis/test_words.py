@@ -9,8 +9,8 @@ from study_made import made_study
 from words_made import make_trace
 
 from eelib.common.errors import NotEstimable
-from eestudy.analysis import words as w
-from eestudy.study.parameters import ParameterError, Parameters
+from eestudy.old.analysis import words as w
+from eestudy.old.study.parameters import ParameterError, Parameters
 
 ALPHABET = list("ab1é 'é-.,\u0301😀") + ["’", "\n"]
 

@@ -8,8 +8,8 @@ import pytest
 from bs4 import BeautifulSoup
 
 from eestudy.book.layout import RANGE, data_of, dressed
-from eestudy.figures import style as figures
-from eestudy.statistics.interval import Interval
+from eestudy.old.figures import style as figures
+from eestudy.old.statistics.interval import Interval
 
 MARKDOWN = """<section><h2>Versions<a class="headerlink" href="#versions">#</a></h2>
 <div class="pst-scrollable-table-container"><table class="table"><thead><tr><th class="head"><p>Package</p></th>

@@ -7,7 +7,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 
-from eestudy.figures import style
+from eestudy.old.figures import style
 
 
 @pytest.fixture(autouse=True)

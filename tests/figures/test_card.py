@@ -7,7 +7,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from eestudy.book.layout import data_of
-from eestudy.figures.card import COUNTED, curve
+from eestudy.old.figures.card import COUNTED, curve
 
 
 @pytest.mark.parametrize(

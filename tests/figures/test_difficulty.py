@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from difficulty_made import curves
 
-from eestudy.figures import difficulty as figures_difficulty
-from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.old.figures import difficulty as figures_difficulty
+from eestudy.old.statistics.interval import NOTHING, Interval
 
 
 def test_plots_draw_with_and_without_units():

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from matplotlib.ticker import PercentFormatter
 
-from eestudy.figures.drawn import drawn
-from eestudy.figures.marks import name_points
+from eestudy.old.figures.drawn import drawn
+from eestudy.old.figures.marks import name_points
 
 BLUE, RED = "#0072B2", "#D55E00"
 

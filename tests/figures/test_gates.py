@@ -5,12 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eestudy.analysis.gate_rules import EVERY, FIXED, FREE, label
-from eestudy.analysis.gates import ORACLE
-from eestudy.analysis.gates_guarantees import CONTROL, PLAIN, TEST
-from eestudy.figures import gates
-from eestudy.figures.drawn import drawn
-from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.old.analysis.gate_rules import EVERY, FIXED, FREE, label
+from eestudy.old.analysis.gates import ORACLE
+from eestudy.old.analysis.gates_guarantees import CONTROL, PLAIN, TEST
+from eestudy.old.figures import gates
+from eestudy.old.figures.drawn import drawn
+from eestudy.old.statistics.interval import NOTHING, Interval
 
 
 @pytest.fixture(autouse=True)

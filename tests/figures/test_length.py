@@ -5,8 +5,8 @@ import pytest
 from length_made import make_trace, noisy
 
 from eelib.tracing.trace import DEFINITIONS
-from eestudy.analysis import length as le
-from eestudy.figures import length as plots
+from eestudy.old.analysis import length as le
+from eestudy.old.figures import length as plots
 
 
 @pytest.fixture(name="noisy")

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from eestudy.analysis.gates import FIXED, ORACLE
-from eestudy.analysis.mee import GATES
-from eestudy.figures import mee as plots
+from eestudy.old.analysis.gates import FIXED, ORACLE
+from eestudy.old.analysis.mee import GATES
+from eestudy.old.figures import mee as plots
 
 
 def frame(gates):

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from eestudy.figures import monotonicity as plots
+from eestudy.old.figures import monotonicity as plots
 
 
 def grid(token, stable):

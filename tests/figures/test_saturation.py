@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 from bs4 import BeautifulSoup
 
-from eestudy.figures import saturation as plots
-from eestudy.figures import style as figures
+from eestudy.old.figures import saturation as plots
+from eestudy.old.figures import style as figures
 
 
 def test_the_lens_grid_marks_where_a_token_is_known():

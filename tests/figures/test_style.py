@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from eestudy.figures import saturation as figures_saturation
-from eestudy.figures import style as figures
-from eestudy.figures import sublayers as figures_sublayers
-from eestudy.figures import subwords as figures_subwords
-from eestudy.markup.text import visible
-from eestudy.statistics.interval import NOTHING, Interval
+from eestudy.old.figures import saturation as figures_saturation
+from eestudy.old.figures import style as figures
+from eestudy.old.figures import sublayers as figures_sublayers
+from eestudy.old.figures import subwords as figures_subwords
+from eestudy.old.markup.text import visible
+from eestudy.old.statistics.interval import NOTHING, Interval
 
 NASTY = [
     "<script>alert(1)</script>",

@@ -2,7 +2,7 @@
 
 import matplotlib
 
-from eestudy.statistics.interval import Interval
+from eestudy.old.statistics.interval import Interval
 
 matplotlib.use("Agg")
 
@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from eestudy.figures import subwords as plots
+from eestudy.old.figures import subwords as plots
 
 
 @pytest.fixture(autouse=True)

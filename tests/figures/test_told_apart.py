@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from eelib.tracing.trace import DEFINITIONS
-from eestudy.analysis.gate_rules import FIXED, FREE
-from eestudy.analysis.gates import ORACLE
-from eestudy.figures import (
+from eestudy.old.analysis.gate_rules import FIXED, FREE
+from eestudy.old.analysis.gates import ORACLE
+from eestudy.old.figures import (
     architectures,
     difficulty,
     engine,
@@ -23,9 +23,9 @@ from eestudy.figures import (
     sublayers,
     subwords,
 )
-from eestudy.figures.drawn import drawn, look
-from eestudy.figures.marks import marks_of
-from eestudy.statistics.interval import Interval
+from eestudy.old.figures.drawn import drawn, look
+from eestudy.old.figures.marks import marks_of
+from eestudy.old.statistics.interval import Interval
 
 NONE = Interval(np.nan, np.nan, np.nan, 0)
 

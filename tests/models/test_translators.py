@@ -9,7 +9,7 @@ from eelib.models.block_runner import BlockRunner
 from eelib.models.lens_adapters import TRANSLATORS_FILE, Translators, base_of, save_lens_adapter
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
-from eestudy.study.comparison import check_pairs
+from eestudy.old.study.comparison import check_pairs
 
 FAMILIES = ("llama", "t5")
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from eelib.common.files import data_folder
-from eestudy.analysis.words import load_tagger
+from eestudy.old.analysis.words import load_tagger
 
 pocket_tagger = pytest.importorskip("recipes.pocket_tagger")
 FOLDER = data_folder("models", "pocket-tagger")

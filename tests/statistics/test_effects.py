@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import kruskal
 
 from eelib.common.errors import InputError, NotEstimable
-from eestudy.statistics import effects
+from eestudy.old.statistics import effects
 
 quick = settings(max_examples=30, deadline=None)
 

@@ -1,6 +1,6 @@
 """An interval scaled, compared with a bound, and written."""
 
-from eestudy.statistics.interval import NOTHING, Interval, in_step
+from eestudy.old.statistics.interval import NOTHING, Interval, in_step
 
 SHARE = Interval(0.6125, 0.5801, 0.6449, 40)
 

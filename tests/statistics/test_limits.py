@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
-from eestudy.statistics import limits
+from eestudy.old.statistics import limits
 
 
 def test_pulls_of_a_mean_are_the_deviations_by_n():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eelib.common.errors import NotEstimable
-from eestudy.statistics import resampling, stats
+from eestudy.old.statistics import resampling, stats
 
 FEW = 60  # draws
 

@@ -3,7 +3,7 @@
 import pytest
 
 from eelib.common.errors import InputError, NotEstimable
-from eestudy.statistics import rows
+from eestudy.old.statistics import rows
 
 
 def test_labels_become_codes_in_their_order():

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eelib.common.errors import InputError, NotEstimable
-from eestudy.statistics import limits, stats
-from eestudy.statistics.interval import NOTHING
+from eestudy.old.statistics import limits, stats
+from eestudy.old.statistics.interval import NOTHING
 
 FEW = 60  # draws in comparisons with loops
 LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=30)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from eelib.common.files import data_folder
-from eestudy.statistics.interval import Interval
-from eestudy.statistics.stats import bootstrap_mean
-from eestudy.study import claims as papers
+from eestudy.old.statistics.interval import Interval
+from eestudy.old.statistics.stats import bootstrap_mean
+from eestudy.old.study import claims as papers
 
 FOLDER = data_folder("papers")
 BUILT = {

@@ -7,7 +7,7 @@ import pytest
 from studies_made import values_in
 from transformers import AutoConfig
 
-from eestudy.study.comparison import (
+from eestudy.old.study.comparison import (
     check_pairs,
     check_there,
     config_of,
@@ -17,8 +17,8 @@ from eestudy.study.comparison import (
     pairs_on_tasks,
     timed_studies,
 )
-from eestudy.study.parameters import ParameterError, Parameters
-from eestudy.study.study import Study
+from eestudy.old.study.parameters import ParameterError, Parameters
+from eestudy.old.study.study import Study
 
 
 def test_a_configuration_that_never_ends_is_not_waited_for(tmp_path, one_line):

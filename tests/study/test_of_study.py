@@ -2,7 +2,7 @@
 
 from study_made import made_study
 
-from eestudy.study.of_study import OfStudy
+from eestudy.old.study.of_study import OfStudy
 
 
 def test_names_are_those_of_the_study():

@@ -12,12 +12,12 @@ from traitlets.config import Config
 
 from eelib.common.errors import InputError
 from eelib.tasks.task import Task, load_task
-from eestudy.statistics.interval import NOTHING, Interval
-from eestudy.statistics.stats import bootstrap_mean
-from eestudy.study.claims import UNTESTABLE
-from eestudy.study.parameters import ParameterError, Parameters, check_parameters
-from eestudy.study.results import Results, clean, open_page
-from eestudy.study.study import Study, asked
+from eestudy.old.statistics.interval import NOTHING, Interval
+from eestudy.old.statistics.stats import bootstrap_mean
+from eestudy.old.study.claims import UNTESTABLE
+from eestudy.old.study.parameters import ParameterError, Parameters, check_parameters
+from eestudy.old.study.results import Results, clean, open_page
+from eestudy.old.study.study import Study, asked
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name
 tasks: str = "translation/de-en"  # tasks
@@ -96,7 +96,7 @@ def shell():
 
 def test_in_a_kernel(shell, capsys):
     """Cells are found by themselves, and the failure shows as one line without a traceback."""
-    for cell in ("from eestudy.study.parameters import check_parameters", DECLARED, "# Parameters\nlimt = 3"):
+    for cell in ("from eestudy.old.study.parameters import check_parameters", DECLARED, "# Parameters\nlimt = 3"):
         assert shell.run_cell(cell, store_history=True).success
     capsys.readouterr()
     result = shell.run_cell("parameters = check_parameters()", store_history=True)
@@ -250,7 +250,7 @@ def test_what_is_behind_a_refusal_is_shown_before_its_line(shell, capsys):
     """An error of another library, whole; where only errors of our own are behind it, the line alone."""
     shell.run_cell("""
 from eelib.common.errors import CheckpointError, InputError
-from eestudy.study.parameters import ParameterError
+from eestudy.old.study.parameters import ParameterError
 def refuse(cause):
     try:
         raise CheckpointError("it can't be read") from cause

@@ -11,7 +11,7 @@ from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.trace_scores import Curve, Scores, curve
 from eestudy.exits.compare import AgreementAt, Area, PriceAt, contrast, difference, interval, intervals, shared_range
-from eestudy.statistics.resampling import bootstrap_totals
+from eestudy.old.statistics.resampling import bootstrap_totals
 
 
 def by_hand(mean_layers, agreement, groups=1, name="hand"):

@@ -1,0 +1,90 @@
+"""Pieces of Markdown for the book's generated parts: text that is inert, tables, nested values."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from eestudy.old.markup.text import harmless
+from eestudy.old.statistics.interval import in_step, short_number
+
+
+def text(value: Any) -> str:
+    """A value as one line of Markdown: nothing in it is markup, addresses are links, floats are short."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return short_number(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(text, value))
+    line = " ".join(harmless(str(value)).split())
+    parts = re.split(r"(https?://[^\s<>()|]+[^\s<>()|.,;])", line)  # odd parts are addresses
+    parts[::2] = [re.sub(r"([\\`*_{}\[\]<>$|#~]|(?<=-)-|:(?=:))", r"\\\1", part) for part in parts[::2]]
+    parts[1::2] = [f"<{part}>" for part in parts[1::2]]
+    return "".join(parts)
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], caption: str = "") -> str:
+    """A Markdown table; cells that are already Markdown are wrapped in `Markdown`.
+
+    The book calls one without a caption, a text, after the heading that it stands under.
+    """
+    headings = list(headings)
+    lines = [headings, ["---"] * len(headings)]
+    lines += [[cell if isinstance(cell, Markdown) else text(cell) for cell in row] for row in rows]
+    written = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return fenced(f"{{table}} {text(caption)}", written) if caption else written
+
+
+def fenced(directive: str, content: str) -> str:
+    """A directive around Markdown, in a fence that no fence inside it ends."""
+    fence = ":" * max([3, *(len(run) + 1 for run in re.findall("^:{3,}", content, re.MULTILINE))])
+    return f"{fence}{directive}\n{content}\n{fence}\n"
+
+
+class Markdown(str):
+    """Text that is Markdown already."""
+
+
+def interval(result: dict[str, Any]) -> str:
+    """An estimate with its interval; a dash where there is none."""
+    values = [result.get(key) for key in ("estimate", "low", "high")]
+    if None in values:
+        return text(values[0])
+    estimate, low, high = in_step(*(float(value) for value in values if value is not None))
+    return f"{estimate} ({low} to {high})"
+
+
+def card_parts(card: dict[str, Any], draw: Callable[[list, str], str], title: str = "") -> Iterator[str]:
+    """A card's values as a table, its curves as `draw` makes them of values and name, its inner parts below, each under
+    its name.
+    """
+    rows, curves, inner = [], {}, {}
+    for key, value in card.items():
+        name = key if "." in key else key.replace("_", " ")  # a file keeps its name
+        if isinstance(value, dict):
+            inner[name] = value
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            inner |= {f"{name} {i}": part for i, part in enumerate(value, 1)}
+        elif isinstance(value, list) and len(value) > 8 and isinstance(value[0], (int, float, list)):
+            curves[name] = value
+        else:
+            rows.append([name, value])
+    together = len(inner) > 1 and _one_table(list(inner.values()))
+    if title and (rows or curves or together):
+        yield f"**{text(title.replace('_', ' '))}**\n"
+    if rows:
+        yield table(["", ""], rows)
+    yield from (draw(values, f"{title}, {name}" if title else name) for name, values in curves.items())
+    if together:
+        keys = list(dict.fromkeys(key for part in inner.values() for key in part))
+        yield table(["", *keys], ([name, *map(part.get, keys)] for name, part in inner.items()))
+    else:
+        for name, part in inner.items():
+            yield from card_parts(part, draw, f"{title}, {name}" if title else name)
+
+
+def _one_table(parts: list[dict[str, Any]]) -> bool:
+    """Whether parts are rows of one table: bare values, and each shares a heading with the first."""
+    return all(set(part) & set(parts[0]) and not any(isinstance(v, dict) for v in part.values()) for part in parts)
