@@ -1,0 +1,351 @@
+"""The study's intervals against plain loops, Student's t and exact binomial limits; and how often they cover."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest, kruskal, t
+
+from eelib.common.errors import InputError
+from eestudy import statistics
+from eestudy.statistics import NOTHING, Interval, difference, holm, interval, interval_of, largest_gap, slope
+
+FEW = 60  # draws in comparisons with loops
+LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=30)
+quick = settings(max_examples=30, deadline=None)
+
+
+def framed(values, groups, **columns):
+    return pd.DataFrame({"value": values, "group": groups, **columns})
+
+
+def sample(rows=80, groups=9, seed=1):
+    """Uneven groups named by strings, x, and a value that leans on x."""
+    random = np.random.default_rng(seed)
+    labels = [f"s{g:02}" for g in np.sort(random.integers(groups, size=rows))]
+    x = random.normal(size=rows)
+    return framed(2 * x + random.normal(size=rows), labels, x=x, side=random.random(rows) < 0.4)
+
+
+def by_loops(frame, statistic, seed=(0, 0), draws=FEW):
+    """Estimate, standard error and skewness of a statistic of rows, group by group and draw by draw."""
+    names = sorted(set(frame["group"]))
+    rows = {name: frame[frame["group"] == name] for name in names}
+    without = [statistic(pd.concat([rows[other] for other in names if other != name])) for name in names]
+    moved = [(np.mean(without) - one) * (len(names) - 1) / len(names) for one in without]
+    random = np.random.default_rng(seed)
+    picks = random.integers(len(names), size=(draws, len(names)))
+    drawn = [statistic(pd.concat([rows[names[pick]] for pick in picked])) for picked in picks]
+    square, fair = math.fsum(m * m for m in moved), len(names) / (len(names) - 1)
+    error = math.sqrt(max(np.var(drawn), square) * fair)
+    return statistic(frame), error, math.fsum(m**3 for m in moved) / square**1.5
+
+
+@pytest.mark.parametrize("by", [None, "side"])
+def test_a_mean_and_a_paired_difference_are_those_of_loops(by):
+    frame = sample()
+
+    def statistic(rows):
+        value, side = rows["value"], rows["side"]
+        return value.mean() if by is None else value[side].mean() - value[~side].mean()
+
+    found = interval(frame, "value", "mean", by=by, draws=FEW)
+    estimate, error, skewness = by_loops(frame, statistic)
+    assert found.estimate == pytest.approx(estimate) and found.groups == (9 if by is None else 8)
+    middle, half = (found.low + found.high) / 2, (found.high - found.low) / 2
+    reach = half / error
+    assert t.ppf(0.975, 8) <= reach <= t.ppf(0.975, 1)  # never more degrees of freedom than groups less one
+    assert (middle - estimate) / error == pytest.approx((1 + 2 * 1.959964**2) * skewness / 6, rel=1e-5)
+
+
+def test_groups_of_one_row_have_students_interval():
+    values = np.array([-3.0, -1.0, 1.0, 3.0] * 10) + 10
+    reach = t.ppf(0.975, 39) * values.std(ddof=1) / math.sqrt(40)
+    found = interval(framed(values, range(40)), "value", "mean", draws=1)  # one draw: the jackknife's error alone
+    assert found == pytest.approx((10, 10 - reach, 10 + reach, 40, 1))
+
+
+def test_tasks_count_the_same_and_small_ones_not_at_all():
+    parts = [framed(np.arange(n) % 7 + at, range(n), task=f"t{at}") for at, n in ((0, 40), (1, 70), (2, 8))]
+    both = interval(pd.concat(parts[:2]), "value", "mean")
+    assert both.estimate == pytest.approx((parts[0]["value"].mean() + parts[1]["value"].mean()) / 2)
+    assert interval(pd.concat(parts), "value", "mean") == both and (both.groups, both.tasks) == (40, 2)
+    few = [part[:8] for part in parts]
+    assert interval(pd.concat(few), "value", "mean").tasks == 3
+    half = [interval(part, "value", "mean", draws=1) for part in parts[:2]]
+    assert both.high - both.low == pytest.approx(math.hypot(*(one.high - one.low for one in half)) / 2, rel=0.05)
+
+
+def test_per_gives_each_combination_in_order_of_appearance():
+    frame = pd.concat([sample(seed=seed).assign(task=task, layer=layer) for seed, task, layer in
+                       ((1, "b", 2), (2, "a", 2), (3, "b", 1), (4, "a", 1))])  # fmt: skip
+    found = interval(frame, "value", "mean", per=["task", "layer"])
+    assert list(found.columns) == ["task", "layer", "estimate", "low", "high", "groups"]
+    assert found[["task", "layer"]].values.tolist() == [["b", 2], ["a", 2], ["b", 1], ["a", 1]]
+    assert found.loc[3, "low"] == interval(sample(seed=4), "value", "mean").low
+    layers = interval(frame, "value", "mean", per="layer").set_index("layer")
+    assert layers.loc[1, "high"] == interval(frame[frame["layer"] == 1], "value", "mean").high
+    assert interval(frame, "value", "mean", by="side", per="task")["task"].tolist() == ["b", "a"]
+    assert interval(frame[:0], "value", "mean", per="task").empty
+
+
+@pytest.mark.parametrize("hits, rows", [(0, 30), (30, 30), (29, 30), (7, 40)])
+def test_a_share_has_clopper_and_pearsons_limits(hits, rows):
+    exact = binomtest(hits, rows).proportion_ci(method="exact")
+    found = interval(framed(np.arange(rows) < hits, range(rows)), "value", "share")
+    assert found[:3] == pytest.approx((hits / rows, exact.low, exact.high), abs=1e-9)
+
+
+def test_rows_alike_count_for_less_and_groups_that_never_vary_for_one_each():
+    hits = np.repeat(np.random.default_rng(0).random(40) < 0.8, 5)
+    alike, apart = interval(framed(hits, np.arange(200) // 5), "value", "share"), binomtest(int(hits.sum()), 200)
+    assert alike.low < apart.proportion_ci().low < alike.estimate < apart.proportion_ci().high < alike.high
+    all_of_them = interval(framed([1] * 800, np.arange(800) // 5), "value", "share")
+    assert all_of_them[:4] == pytest.approx((1, 0.025 ** (1 / 160), 1, 160))
+
+
+def test_shares_of_tasks_and_of_sides_join_their_limits():
+    ones = framed([True] * 160, range(160))
+    low = 0.025 ** (1 / 160)
+    two = interval(pd.concat([ones.assign(task=task) for task in "ab"]), "value", "share")
+    assert two == pytest.approx((1, 1 - (1 - low) / math.sqrt(2), 1, 160, 2))
+    none = pd.concat([ones.assign(side=True), ones.assign(value=False, side=False)])
+    assert interval(none, "value", "share", by="side")[:3] == pytest.approx((1, 1 - (1 - low) * math.sqrt(2), 1))
+    same = pd.concat([framed(np.arange(160) % 4 == 0, range(160), side=side) for side in (True, False)])
+    one = binomtest(40, 160).proportion_ci()
+    apart = abs((0.25 - one.low) - (one.high - 0.25))  # what is left of two limits whose correlation is 1
+    assert interval(same, "value", "share", by="side")[:3] == pytest.approx((0, -apart, apart))
+
+
+LOSSES = np.r_[[0.0] * 52, np.linspace(0.001, 0.019, 44), 0.02, 0.05, 0.07, 0.15]
+
+
+def test_a_loss_keeps_its_scale_and_stays_inside_its_bounds():
+    losses = LOSSES * 0.73 / LOSSES.sum()
+    found = interval(framed(losses, range(100)), "value", "loss")
+    assert found[:3] == pytest.approx((0.0073, 0.0035, 0.0133), rel=0.12)
+    moved = losses + np.r_[[1e-6] * 2, [0.0] * 98]
+    assert interval(framed(moved, range(100)), "value", "loss")[:3] == pytest.approx(found[:3], rel=1e-3)
+    zeros = interval(framed(np.zeros(100), range(100)), "value", "loss")
+    assert zeros[:3] == pytest.approx((0, 0, 1 - 0.025**0.01))
+    almost = interval(framed(np.r_[[1e-6] * 2, [0.0] * 98], range(100)), "value", "loss")
+    assert almost[:3] == pytest.approx(zeros[:3], abs=1e-4)
+    assert interval(framed(1 - losses, range(100)), "value", "loss").high < 1
+
+
+def of_groups(random, sizes):
+    """Values that lean on their group, around 0, with so many rows a group; and the labels."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    return random.normal(size=len(sizes))[labels] + random.normal(size=len(labels)), labels
+
+
+def alike(random):
+    return of_groups(random, [25] * 40)
+
+
+def uneven(random):
+    return of_groups(random, 1 + random.geometric(1 / 12, size=40))
+
+
+def three_large(random):
+    return of_groups(random, [200] * 3 + [5] * 37)
+
+
+def uneven_shares(random):
+    """0.6 of the rows, whose correlation in a group is 0.61; sizes differ by a factor of 50."""
+    labels = np.repeat(np.arange(40), 1 + random.geometric(1 / 12, size=40))
+    return random.random(len(labels)) < random.beta(0.384, 0.256, size=40)[labels], labels
+
+
+def shares(random):
+    """0.6 of the rows, more in some groups."""
+    labels = np.repeat(np.arange(40), 12)
+    return random.random(480) < random.beta(6, 4, size=40)[labels], labels
+
+
+def small_losses(random):
+    """Three of ten groups lose a tenth, about."""
+    return np.where(random.random(40) < 0.3, random.beta(1, 9, size=40), 0.0), np.arange(40)
+
+
+@pytest.mark.parametrize(
+    "draw, kind, mean",
+    [
+        (alike, "mean", 0.0),
+        (uneven, "mean", 0.0),
+        (three_large, "mean", 0.0),
+        (shares, "share", 0.6),
+        (uneven_shares, "share", 0.6),
+        (small_losses, "loss", 0.03),
+    ],
+)
+def test_95_percent_of_intervals_cover(draw, kind, mean):
+    """Of 40 groups: the interval covers the true mean in 19 of 20 samples, but for the chance of 400 samples."""
+    random, covered = np.random.default_rng(4), 0
+    for _ in range(400):
+        found = interval(framed(*draw(random)), "value", kind, draws=200)
+        covered += found.low <= mean <= found.high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def test_pairing_removes_what_groups_share():
+    labels = np.tile(np.repeat(np.arange(40), 5), 2)
+    shared = np.random.default_rng(0).normal(size=40)[labels] * 10
+    noise = np.random.default_rng(1).normal(size=400) * 0.1
+    frame = framed(shared + noise + (np.arange(400) < 200), labels, side=np.arange(400) < 200)
+    found = interval(frame, "value", "mean", by="side")
+    assert found.estimate == pytest.approx(1, abs=0.03) and found.high - found.low < 0.06
+    exactly = interval(frame.assign(value=shared + 0.1 * frame["side"]), "value", "mean", by="side")
+    assert exactly.known and not exactly.bounded  # all groups say the same
+
+
+@pytest.mark.parametrize("kind", statistics.KINDS)
+@pytest.mark.parametrize("by", [None, "side"])
+def test_one_group_is_not_enough(kind, by):
+    found = interval(framed([1, 0, 1], ["a", "a", "a"], side=[True, False, True]), "value", kind, by=by)
+    assert found.known and not found.bounded and "(not enough groups)" in str(found)
+    one_sided = interval(framed([1, 0, 1], ["a", "b", "c"], side=[True, False, False]), "value", kind, by="side")
+    assert one_sided.groups == 1 and not one_sided.bounded
+
+
+def test_groups_that_are_all_the_same_and_no_rows_at_all():
+    tenths = framed([0.1] * 30, np.arange(30) % 7)
+    assert interval(tenths, "value", "mean").known and not interval(tenths, "value", "mean").bounded
+    nothing = (
+        interval(tenths[:0], "value", "mean"), interval(tenths[:0], "value", "share"),
+        interval(tenths.assign(side=True), "value", "mean", by="side"), difference(NOTHING, NOTHING),
+        slope(tenths.assign(x=1), "value", "x"), interval_of(tenths[:0], lambda totals: totals.value),
+        largest_gap(tenths.assign(kind="a"), "value", "kind"),
+    )  # fmt: skip
+    assert [one.known for one in nothing] == [False] * 7 and str(NOTHING) == "–"
+
+
+def test_any_statistic_of_sums():
+    frame = sample()
+    sums = frame.assign(rows=1.0, task="t").groupby(["task", "group"])[["value", "x", "rows"]].sum()
+    mean = interval(frame, "value", "mean", draws=FEW)
+    found = interval_of(sums, lambda totals: totals.value / totals.rows, draws=FEW)
+    assert found.estimate == pytest.approx(mean.estimate) and found.low == pytest.approx(mean.low, rel=0.2)
+    pair = interval_of(
+        sums.reset_index(), lambda totals: np.stack([totals.value / totals.rows, totals.x], 1), draws=FEW
+    )
+    assert pair[0] == pytest.approx(found) and pair[1].estimate == pytest.approx(frame["x"].sum())
+    ratio = interval_of(sums, lambda totals: totals.value / totals.x, draws=FEW)
+    estimate, error, _ = by_loops(frame, lambda rows: rows["value"].sum() / rows["x"].sum())
+    assert ratio.estimate == pytest.approx(estimate) and ratio.high - ratio.low > 2 * t.ppf(0.975, 8) * error * 0.999
+
+
+def test_slopes_are_those_of_least_squares():
+    frame = sample(300, 40).assign(task="t")
+    assert slope(frame, "value", "x").estimate == pytest.approx(np.polyfit(frame["x"], frame["value"], 1)[0])
+    parts = frame["group"].map({name: 5.0 * at for at, name in enumerate(frame["group"].unique())})
+    inside = slope(frame.assign(value=frame["value"] + parts * 3, x=frame["x"] + parts), "value", "x", "group")
+    assert inside == pytest.approx(slope(frame, "value", "x", "group"))
+    assert inside.low < 2 < inside.high and inside.high - inside.low < 0.6
+    halves = [np.polyfit(part["x"], part["value"], 1)[0] for _, part in frame.groupby("side")]
+    found = statistics.slope_difference(frame, "value", "x", "side")
+    assert found.estimate == pytest.approx(halves[1] - halves[0]) and found.low < found.estimate < found.high
+
+
+def test_a_split_is_made_anew_for_each_task_and_knows_its_shares():
+    frame = pd.concat([sample(200, 40, seed).assign(task=seed) for seed in (1, 2)]).rename(columns={"x": "score"})
+    found = statistics.resplit(frame, "score", ["value", "side"], share=0.3).set_index("name")
+    gaps = []
+    for _, part in frame.groupby("task"):
+        ordered = part.sort_values("score", ascending=False)
+        gaps.append([ordered[name][:60].mean() - ordered[name][-60:].mean() for name in ("value", "side")])
+    assert found["estimate"].tolist() == pytest.approx(np.mean(gaps, axis=0))
+    assert found.loc["side", "low"] < 0 < found.loc["side", "high"] and found.loc["value", "low"] > 3
+    once = frame.assign(value=frame["score"] > 9)
+    same = statistics.resplit(once, "score", ["value"]).loc[0]  # no unit of either side: still a limit
+    assert same["estimate"] == 0 and -0.2 < same["low"] < 0 < same["high"] < 0.2
+
+
+def test_rank_variance_is_kruskals_less_chance():
+    random = np.random.default_rng(2)
+    kind = random.choice(["NOUN", "VERB", "DET"], size=1200)
+    frame = framed(random.integers(1, 7, size=1200) + 2 * (kind == "DET"), np.arange(1200) // 20, kind=kind)
+    parts = [frame["value"][kind == name] for name in ("NOUN", "VERB", "DET")]
+    found = statistics.rank_variance(frame, "value", "kind", "group")
+    assert found.estimate == pytest.approx(kruskal(*parts).statistic / 1199 - 2 / 1199, abs=0.002)
+    assert 0 < found.low < found.estimate < found.high
+    blocks = frame.assign(kind=frame["group"] % 2)  # one class in each group: to permute it changes nothing
+    assert statistics.rank_variance(blocks, "value", "kind", "group").estimate == pytest.approx(0, abs=1e-12)
+
+
+def test_the_largest_gap_takes_the_widest_pair():
+    far = np.r_[np.zeros(100), np.ones(100), np.full(100, 5.0)] + np.tile([-0.5, 0.5], 150)
+    frame = framed(far, np.arange(300), kind=np.repeat(["a", "b", "c"], 100))
+    found, half = largest_gap(frame, "value", "kind"), t.ppf(0.975, 99) * 0.5 / math.sqrt(99) * math.sqrt(2)
+    assert found.estimate == pytest.approx(5) and found.high == pytest.approx(5 + half, rel=0.01)
+    assert found.low < 5 - half < 5
+    equal = largest_gap(frame.assign(value=np.tile([-0.5, 0.5], 150)), "value", "kind")
+    assert equal.low == 0 < equal.high < 0.3
+
+
+def test_a_difference_of_independent_intervals_adds_in_squares():
+    assert difference(Interval(4, 1, 7, 40), Interval(1, -3, 5, 30))[:4] == pytest.approx((3, -2, 8, 30))
+
+
+@quick
+@given(LABELS, st.floats(-100, 100), st.floats(0.1, 10), st.randoms(use_true_random=False))
+def test_a_mean_shifts_and_scales_and_the_order_of_rows_does_not_matter(labels, shift, scale, random):
+    frame = framed(2 + np.cos(np.arange(len(labels))), labels)
+    plain = interval(frame, "value", "mean", draws=FEW)
+    order = random.sample(range(len(labels)), len(labels))
+    moved = frame.iloc[order].assign(value=lambda rows: rows["value"] * scale + shift)
+    expected = pytest.approx([value * scale + shift for value in plain[:3]], abs=1e-6, nan_ok=True)
+    assert list(interval(moved, "value", "mean", draws=FEW)[:3]) == expected and plain.groups == len(set(labels))
+
+
+@quick
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_steps_down(p_values):
+    adjusted, highest = holm(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = min(1, max(highest, p_values[index] * (len(p_values) - rank)))
+        assert adjusted[index] == pytest.approx(highest)
+
+
+def test_how_an_interval_is_written_and_where_it_lies():
+    share = Interval(0.6125, 0.5801, 0.6449, 40)
+    assert str(share) == "0.613\u00a0[0.580,\u00a00.645]" and str(share.scaled(1e4)) == "6,125\u00a0[5,801,\u00a06,449]"
+    assert str(Interval(12.0, math.nan, math.nan, 1)) == "12.0 (not enough groups)"
+    assert share.scaled(-1)[:3] == (-0.6125, -0.6449, -0.5801) and share.mapped(lambda x: 1 - x).low == 1 - 0.6449
+    assert [share.side("above", "below", "neither", of=bound) for bound in (0.5, 0.6, 0.7)] == [
+        "above",
+        "neither",
+        "below",
+    ]
+    assert NOTHING.side("above", "below", "neither") == "neither" and not NOTHING.scaled(100).known
+    assert [statistics.short_number(value) for value in (1234.5, 0.12345, -0.0)] == ["1,234", "0.123", "0"]
+
+
+ROW = framed([0.5, 1.0], ["a", "b"], side=[True, False])
+BAD = [
+    (lambda: interval(ROW, "depth", "mean"), "there is no column depth; there are value, group, side"),
+    (lambda: interval(ROW, "value", "rate"), "kind 'rate' is not allowed; it must be one of share, loss, mean"),
+    (lambda: interval(ROW, "value", "share"), "value is not a share: each value must be 0 or 1"),
+    (
+        lambda: interval(ROW.assign(value=2), "value", "loss"),
+        "value is not a loss: each value must lie between 0 and 1",
+    ),
+    (lambda: interval(ROW.assign(value=[1, math.nan]), "value", "mean"), "value has 1 values that are not finite"),
+    (lambda: interval(ROW.assign(value="x"), "value", "mean"), "value must be numbers"),
+    (lambda: interval(ROW.assign(group=["a", None]), "value", "mean"), "each row must name its task and its group"),
+    (lambda: interval(ROW, "value", "mean", by="value"), "value must be True or False in each row"),
+    (lambda: interval(ROW, "value", "mean", per="layer"), "there is no column layer; there are value, group, side"),
+    (lambda: interval_of(ROW[["value", "group"]].replace(0.5, math.inf), len), "the sums have 1 values that are not"),
+    (lambda: statistics.resplit(ROW, "value", ["value"], 0.6), "share 0.6 is not allowed; it must be above 0 and at"),
+    (lambda: holm([0.5, 1.5]), "p-values must lie between 0 and 1"),
+]
+
+
+@pytest.mark.parametrize("call, message", BAD)
+def test_what_is_no_data_is_told_in_one_line(call, message):
+    with pytest.raises(InputError, match=f"^{message}") as caught:
+        call()
+    assert "\n" not in str(caught.value)
