@@ -21,7 +21,7 @@ from eelib.tasks.task import Task
 from eelib.tracing.columns import token_texts
 from eelib.tracing.store import add_file, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
-from eestudy.old.study.claims import UNTESTABLE
+from eestudy.claims import UNTESTABLE
 
 Columns = dict[str, np.ndarray]
 STEPS = 48  # max_new_tokens of the planted traces; no reference of `pairs` is as long

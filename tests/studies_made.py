@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eestudy.old.study.parameters import ParameterError, Parameters
+from eestudy.parameters import ParameterError, Parameters
 
 PAIRS = [{"source": f"Satz {i}.", "references": [f"Sentence {i}."]} for i in range(6)]
 LABELLED = [

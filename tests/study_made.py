@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from eelib.tasks.task import load_task
-from eestudy.old.study.parameters import Parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import Parameters
 
 
 def made_study(traces: dict, learnt: bool = True, layers: int = 12, **parameters) -> Study:

@@ -33,8 +33,8 @@ BELOW["eestudy.study"] = {"eestudy.parameters", "eestudy.exits", "eestudy.statis
 BELOW["eestudy.results"] = {"eestudy.study", "eestudy.claims", "eestudy.figures", *BELOW["eestudy.study"]}
 NEW = {"eestudy.results", *BELOW["eestudy.results"]}
 BELOW["eestudy.old.statistics"] = {"eelib.common"}
-BELOW["eestudy.old.markup"] = {"eestudy.old.statistics", "eelib.common"}
-BELOW["eestudy.old.study"] = {"eestudy.old.statistics", "eestudy.old.markup", "eestudy.words", *NEW}
+BELOW["eestudy.markup"] = {"eestudy.old.statistics", "eelib.common"}
+BELOW["eestudy.old.study"] = {"eestudy.old.statistics", "eestudy.markup", "eestudy.words", *NEW}
 BELOW["eestudy.old.analysis"] = {"eestudy.old.study", *BELOW["eestudy.old.study"]}
 BELOW["eestudy.old.figures"] = BELOW["eestudy.browser"] = {"eestudy.old.analysis", *BELOW["eestudy.old.analysis"]}
 OLD = {f"eestudy.old.{room}" for room in ("figures", "study", "statistics", "markup")}

@@ -17,7 +17,7 @@ import gguf_made
 import nbformat
 import pytest
 
-from eestudy.old.study.claims import UNTESTABLE, claims
+from eestudy.claims import UNTESTABLE, claims
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

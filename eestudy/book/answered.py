@@ -1,13 +1,15 @@
-"""A Sphinx extension: a page of results begins with its answer, and the cells that set it up are folded.
+"""A Sphinx extension: a page of results begins with its answer; its parameters and its details are folded.
 
-The answer is known when a run ends, so it stands in no notebook: `python -m eestudy.book` writes it from the results,
-and it is put under the title here, as the page is read.
+A notebook computes its answer, in a cell tagged `answer`, before it can show it; the book moves this cell under the
+title. The verdicts' chips, which `python -m eestudy.book` writes from the results, stand below it.
 """
 
 import json
 import re
 from collections.abc import Collection
 from typing import Any
+
+from docutils import nodes
 
 from eestudy.book.html import raw
 from eestudy.book.study_file import GENERATED
@@ -29,8 +31,15 @@ def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()
     """
     first = notebook["cells"][0]
     title, _, rest = "".join(first["source"]).partition("\n")
-    if answer and first["cell_type"] == "markdown" and title.startswith("# "):
-        first["source"] = f"{title}\n\n{raw(answer)}\n{rest}"
+    if first["cell_type"] == "markdown" and title.startswith("# "):
+        moved = [cell for cell in notebook["cells"] if "answer" in cell["metadata"].get("tags", [])]
+        others = [cell for cell in notebook["cells"][1:] if cell not in moved]
+        below = f"{raw(answer)}\n{rest}" if answer else rest
+        if moved:
+            head = {"cell_type": "markdown", "metadata": {}, "source": title}
+            notebook["cells"] = [head, *moved, first | {"source": below}, *others]
+        elif answer:
+            first["source"] = f"{title}\n\n{below}"
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             source = "".join(cell["source"])
@@ -53,7 +62,19 @@ def read(app: Any, name: str, content: list[str]) -> None:
     content[0] = json.dumps(answered(json.loads(content[0]), answer, beside))
 
 
+def fold_details(app: Any, document: nodes.document) -> None:
+    """Sphinx's `doctree-read`: folds what stands below the heading Details of a page of results."""
+    if not app.env.docname.startswith("results/"):
+        return
+    for section in list(document.findall(nodes.section)):
+        if section.children and section[0].astext() == "Details":
+            opened = '<details class="ee-details"><summary>Show the details</summary>'
+            section.insert(1, nodes.raw("", opened, format="html"))
+            section.append(nodes.raw("", "</details>", format="html"))
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("source-read", read)
+    app.connect("doctree-read", fold_details)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

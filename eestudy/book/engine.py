@@ -16,9 +16,9 @@ from eestudy.book.lens import lens
 from eestudy.book.measured import since
 from eestudy.book.pages import curves_of
 from eestudy.book.speed import MOST_OF_FLOOR, folded, goal_table, parts
+from eestudy.markup.markdown import Markdown, card_parts, table, text
 from eestudy.old.figures.engine import speed_figure
 from eestudy.old.figures.style import figure_html, files_of
-from eestudy.old.markup.markdown import Markdown, card_parts, table, text
 
 KILLS = 300
 UNITS = {"cpu": "{}", "cores": "{} cores", "threads": "{} threads", "memory_gib": "{} GiB of memory"}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eestudy.book.speed import Goal, goal_table
-from eestudy.old.markup.markdown import table, text
+from eestudy.markup.markdown import table, text
 
 GOALS = (  # kind, batch, times the fastest plain decoding of the same model
     ("lossless", 1, 1.6),

@@ -9,7 +9,7 @@ from typing import Any
 from eestudy.book import references
 from eestudy.book.citation import bibtex, commit_of, read_citation
 from eestudy.book.layout import dressed
-from eestudy.old.markup.text import harmless
+from eestudy.markup.text import harmless
 
 FILES = "files"  # folder of the book for what can be taken away
 

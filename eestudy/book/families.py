@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eestudy.book.speed import folded, goal_table
-from eestudy.old.markup.markdown import table, text
+from eestudy.markup.markdown import table, text
 
 PROPERTIES = {"readout": "Readout", "sublayers": "Sub-layers", "padding": "Padding", "decoding": "Decoding"}
 KINDS = {"causal": "Causal", "seq2seq": "Encoder-decoder", "masked": "Masked", "classifier": "Classification"}

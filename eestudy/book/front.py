@@ -1,5 +1,6 @@
 """The first page: what was found, in sentences, a figure and a card for each page."""
 
+import re
 from html import escape
 from typing import Any
 
@@ -8,10 +9,10 @@ from eestudy.book.html import raw
 from eestudy.book.notebooks import front_figure, heading
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import Written, chips, place, verdicts
+from eestudy.markup.markdown import text
+from eestudy.markup.text import PLAIN
 from eestudy.old.figures.front import agreement_figure
 from eestudy.old.figures.style import figure_html, files_of
-from eestudy.old.markup.markdown import text
-from eestudy.old.markup.text import PLAIN
 from eestudy.old.statistics.interval import Interval
 
 STATES = ("before", "after")
@@ -64,7 +65,8 @@ def questions(study: StudyFile, results: Written) -> str:
         cards = []
         for notebook in study.notebooks_of(model):
             subject, _, question = heading(notebook).partition(": ")
-            said = answer(notebook, results.get((model, notebook), {}))
+            result = results.get((model, notebook), {})
+            said = in_plain_text(result["answer"]) if result.get("answer") else answer(notebook, result)
             judged = verdicts(results, model, notebook)
             cards.append(
                 f'<li><p class="ee-title"><a href="results/{escape(model, quote=True)}/{notebook}.html">'
@@ -76,9 +78,15 @@ def questions(study: StudyFile, results: Written) -> str:
     return "\n".join(pieces)
 
 
+def in_plain_text(markdown: str) -> str:
+    """A page's answer without its markup: bold, and backslashes before what is none."""
+    return re.sub(r"\\(?=[\\`*_{}\[\]<>$|#~:-])", "", markdown.replace("**", ""))
+
+
 def page_answer(study: StudyFile, results: Written, model: str, notebook: str) -> str:
     """What stands under a page's title: its answer and its claims' verdicts, as HTML."""
-    said = answer(notebook, results.get((model, notebook), {}))
+    result = results.get((model, notebook), {})
+    said = "" if result.get("answer") else answer(notebook, result)  # the page itself shows its own answer
     shown = chips(verdicts(results, model, notebook), f"../../{place(study, model)}")
     words = f"<p>{escape(said)}</p>" if said else ""
     return f'<div class="ee-answer {PLAIN}">{words}{shown}</div>' if words or shown else ""

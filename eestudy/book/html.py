@@ -2,7 +2,7 @@
 
 import re
 
-from eestudy.old.markup.text import harmless
+from eestudy.markup.text import harmless
 
 
 def raw(html: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eestudy.book.speed import goal_table
-from eestudy.old.markup.markdown import table, text
+from eestudy.markup.markdown import table, text
 
 
 def lens(content: dict[str, Any]) -> Iterator[str]:

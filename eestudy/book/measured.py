@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eestudy.book import sources
-from eestudy.old.markup.markdown import text
+from eestudy.markup.markdown import text
 
 TRACES = ("eelib/common", "eelib/models", "eelib/tasks", "eelib/lens", "eelib/tracing")
 TINY = ("checks/tiny.py", "checks/tiny_texts.py")

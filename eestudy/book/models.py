@@ -11,7 +11,7 @@ from eestudy.book.notebooks import executed
 from eestudy.book.study_file import StudyFile
 from eestudy.book.study_schema import read_study
 from eestudy.book.verdicts import Written
-from eestudy.old.markup.markdown import table, text
+from eestudy.markup.markdown import table, text
 
 GB_PER_SECOND = 2000  # of a GPU's memory: an A100 with 80 GB, by its data sheet
 RESERVED_GB = 4  # of memory_gb, for what no step reads whole

@@ -7,7 +7,7 @@ from typing import Any
 
 from eestudy.book.html import raw
 from eestudy.book.study_file import BOOK, GENERATED, notebook_file
-from eestudy.old.markup.markdown import text
+from eestudy.markup.markdown import text
 
 
 def heading(notebook: str) -> str:

@@ -10,8 +10,8 @@ from eestudy.book.html import raw
 from eestudy.book.notebooks import executed
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import Written, tally, verdicts
+from eestudy.markup.markdown import Markdown, card_parts, table, text
 from eestudy.old.figures.card import curve
-from eestudy.old.markup.markdown import Markdown, card_parts, table, text
 
 # Headings of the table of findings, by key in the results of the saturation notebook.
 HEADLINES = {

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from eelib.common.files import data_folder
-from eestudy.old.markup.markdown import text
-from eestudy.old.study.claims import published, tables
+from eestudy.claims import published, tables
+from eestudy.markup.markdown import text
 
 BASES = {0: "from 0", 1: "from 1", "unknown": "in some places it is not said from where"}
 

@@ -26,11 +26,11 @@ from eestudy.book.verdicts import (
     weighed,
     weight,
 )
-from eestudy.old.markup.markdown import interval, table, text
-from eestudy.old.markup.offers import as_csv, offered
-from eestudy.old.markup.text import PLAIN
+from eestudy.claims import Claim, amended, claims, judging, wanted
+from eestudy.markup.markdown import interval, table, text
+from eestudy.markup.offers import as_csv, offered
+from eestudy.markup.text import PLAIN
 from eestudy.old.statistics.interval import short_p
-from eestudy.old.study.claims import Claim, amended, claims, judging, wanted
 
 NO_RUN = "Its notebook was not run."
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from eestudy.old.markup.markdown import Markdown, fenced, table, text
+from eestudy.markup.markdown import Markdown, fenced, table, text
 
 Row = dict[str, Any]
 PLAIN = ("plain, step by step", "plain, stacked")

@@ -12,11 +12,11 @@ import pandas as pd
 
 from eestudy.book.html import raw
 from eestudy.book.verdicts import JUDGED, LOOKS, Judged, less, weight
+from eestudy.claims import INFORMATIVE, Claim
+from eestudy.markup.offers import as_csv, offered
+from eestudy.markup.text import PLAIN
 from eestudy.old.figures.standing import Standing, standing_figure
 from eestudy.old.figures.style import files_of
-from eestudy.old.markup.offers import as_csv, offered
-from eestudy.old.markup.text import PLAIN
-from eestudy.old.study.claims import INFORMATIVE, Claim
 
 TICKS = (1, 3, 10, 30)
 LIMIT = TICKS[-1]  # half-widths; what lies beyond is clear enough, and stands at the edge

@@ -6,23 +6,24 @@ from html import escape
 from typing import Any
 
 from eestudy.book.study_file import RESULTS, StudyFile
-from eestudy.old.markup.markdown import text
+from eestudy.claims import FAILS, HOLDS, INFORMATIVE, NOT_APPLICABLE, UNDECIDED, UNTESTABLE, Claim, claims
+from eestudy.markup.markdown import text
 from eestudy.old.statistics.effects import holm
-from eestudy.old.study.claims import FAILS, HOLDS, INFORMATIVE, UNDECIDED, UNTESTABLE, Claim, claims
 
 Written = dict[tuple[str, str], dict[str, Any]]  # results by model and notebook
 Judged = tuple[Claim, dict[str, Any]]  # a claim and what a run says about it
-VERDICTS = (HOLDS, FAILS, UNDECIDED, UNTESTABLE)
+VERDICTS = (HOLDS, FAILS, UNDECIDED, UNTESTABLE, NOT_APPLICABLE)
 JUDGED, DECIDED = VERDICTS[:3], VERDICTS[:2]
 NOT_RUN = "not run"
 LEVEL = 0.05  # of verdicts after Holm's correction
-COUNTED = dict(zip(VERDICTS, ("hold", "do not hold", "undecided", "not testable here")))
+COUNTED = dict(zip(VERDICTS, ("hold", "do not hold", "undecided", "not testable here", "not applicable")))
 # Icon and class of each verdict.
 LOOKS = {
     HOLDS: ("✓", "holds"),
     FAILS: ("✗", "fails"),
     UNDECIDED: ("?", "undecided"),
     UNTESTABLE: ("–", "untestable"),
+    NOT_APPLICABLE: ("–", "untestable"),
     NOT_RUN: ("–", "untestable"),
 }
 
@@ -53,6 +54,7 @@ def tally(model: str, judged: list[Judged]) -> str:
     able, corrected = sum(count[verdict] for verdict in JUDGED), after_holm(judged)
     said = f"{able} of the {len(judged)} claims on record were judged, on {text(model)} or the models named beside them"
     left = [f"{count[UNTESTABLE]} {COUNTED[UNTESTABLE]}"] if count[UNTESTABLE] else []
+    left += [f"{count[NOT_APPLICABLE]} {COUNTED[NOT_APPLICABLE]}"] if count[NOT_APPLICABLE] else []
     left += [f"{count[NOT_RUN]} not run"] if count[NOT_RUN] else []
     said += f": {listed}." if listed else "."
     said += f" The others: {', '.join(left)}." if left else ""

@@ -8,7 +8,7 @@ from eelib.tasks.task import Task, load_task
 from eelib.tasks.text_kinds import LANGUAGES, translation_prompt
 from eelib.tracing.make import trace
 from eelib.tracing.trace import Trace
-from eestudy.old.analysis.grid import grid_of, ids_in
+from eestudy.figures.grids import grid_of, ids_in
 
 DIRECTIONS = ("de-en", "en-de", "fr-en", "en-fr")
 HERE = "\0"  # where the sentence stands in a template

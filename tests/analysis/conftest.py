@@ -4,7 +4,7 @@ import pytest
 from studies_made import values_in
 
 from eestudy.old.study.comparison import timed_studies
-from eestudy.old.study.parameters import Parameters
+from eestudy.parameters import Parameters
 
 
 @pytest.fixture(scope="module")

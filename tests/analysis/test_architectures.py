@@ -10,11 +10,11 @@ import pytest
 import traces
 from studies_made import LABELLED
 
+from eestudy import claims as papers
 from eestudy.old.analysis import architectures as side_by_side
 from eestudy.old.analysis.architectures import BOTH, DECODER, ENCODER
 from eestudy.old.figures import architectures as plots
 from eestudy.old.statistics.interval import Interval
-from eestudy.old.study import claims as papers
 from eestudy.old.study.results import Results
 
 matplotlib.use("Agg")

@@ -9,8 +9,8 @@ import pytest
 from eestudy.old.analysis import difficulty_known as levels
 from eestudy.old.analysis.earliness import token_layers
 from eestudy.old.figures import difficulty as plots
-from eestudy.old.study.parameters import ParameterError, Parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import ParameterError, Parameters
 
 WORDS = ("dog", "cat", "barn", "red")
 

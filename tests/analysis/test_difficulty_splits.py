@@ -3,12 +3,12 @@
 import pytest
 from difficulty_made import planted
 
+from eestudy import claims
 from eestudy.old.analysis import difficulty_splits
 from eestudy.old.analysis import difficulty_tables as tables
 from eestudy.old.analysis.difficulty_splits import word
 from eestudy.old.statistics.interval import NOTHING, Interval
-from eestudy.old.study import claims
-from eestudy.old.study.parameters import ParameterError
+from eestudy.parameters import ParameterError
 
 
 def test_words_follow_the_interval():

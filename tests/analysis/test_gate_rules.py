@@ -25,7 +25,7 @@ from eestudy.old.analysis.gate_rules import (
     learned_rules,
     rules,
 )
-from eestudy.old.study.parameters import Parameters
+from eestudy.parameters import Parameters
 
 
 @pytest.fixture

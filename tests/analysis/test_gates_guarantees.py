@@ -14,7 +14,7 @@ from eelib.exits.trace_scores import exits_of
 from eestudy.exits.sweeps import ThresholdSweep
 from eestudy.old.analysis import gates_guarantees as guarantees
 from eestudy.old.analysis.gate_rules import FIT, FITTED, FIXED
-from eestudy.old.study.parameters import Parameters
+from eestudy.parameters import Parameters
 
 
 class Asked(SimpleNamespace):

@@ -7,7 +7,7 @@ import pytest
 import traces
 
 from eestudy.old.analysis import gates_shortlist as shortlist
-from eestudy.old.study.parameters import Parameters
+from eestudy.parameters import Parameters
 
 
 @pytest.fixture

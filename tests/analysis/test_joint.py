@@ -9,11 +9,11 @@ import pytest
 import traces
 
 from eelib.tasks.task import Task
+from eestudy import claims as papers
 from eestudy.old.analysis.joint import Pair, by_layer, change, change_table, likeness, likenesses, mean_pairs, verdicts
 from eestudy.old.analysis.joint_tables import keep, likeness_in_words, pair_in_words, shown, trade
 from eestudy.old.statistics import limits, stats
 from eestudy.old.statistics.interval import Interval
-from eestudy.old.study import claims as papers
 from eestudy.old.study.study import Study
 
 LAYERS = 3

@@ -12,8 +12,9 @@ from eelib.common.errors import NotEstimable
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.trace_scores import Curve, Scores
+from eestudy.claims import published
 from eestudy.old.analysis import mee, mee_tables
-from eestudy.old.study.claims import published, untestable
+from eestudy.old.study.claims import untestable
 
 GROUPS = [f"g{i:02d}" for i in range(40)]
 TOKENS = 30

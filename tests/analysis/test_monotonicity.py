@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from eestudy import claims as papers
 from eestudy.old.analysis import monotonicity as mono
 from eestudy.old.analysis import monotonicity_tables as tables
 from eestudy.old.statistics.interval import Interval
-from eestudy.old.study import claims as papers
-from eestudy.old.study.parameters import Parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import Parameters
 
 LAYERS = 6
 LOW, HIGH = 0.91, 0.95  # both above M's 0.9

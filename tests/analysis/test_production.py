@@ -21,7 +21,7 @@ from eestudy.old.analysis import production_budgets as budgeted
 from eestudy.old.analysis import production_service as service
 from eestudy.old.analysis import production_tables as tables
 from eestudy.old.figures import production as figures
-from eestudy.old.study.parameters import Parameters
+from eestudy.parameters import Parameters
 from eestudy.words import PieceTable
 
 KINDS = ("punctuation", "word start")

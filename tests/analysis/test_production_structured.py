@@ -11,7 +11,7 @@ from eelib.common.errors import NotEstimable
 from eelib.tasks.task import Task, load_task
 from eestudy.old.analysis import production_structured as structured
 from eestudy.old.analysis import production_tables as tables
-from eestudy.old.study.parameters import Parameters
+from eestudy.parameters import Parameters
 
 ORDERS = "structured/orders"
 

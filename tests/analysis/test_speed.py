@@ -13,7 +13,7 @@ from eelib.exits.forecast import Costs, Line, Planned
 from eelib.exits.gates.gate import gate_named
 from eestudy.old.analysis import speed, speed_tables
 from eestudy.old.figures import speed as figures
-from eestudy.old.study.parameters import Parameters
+from eestudy.parameters import Parameters
 
 L, TASK = 4, "translation/de-en"
 COSTS = Costs(L, 0.0, Line(1.0), Line(0.5), Line(0.25), 0.1, 0.2, 1.0)

@@ -9,9 +9,9 @@ import pytest
 from eestudy.old.analysis import speedup
 from eestudy.old.figures import architectures as plots
 from eestudy.old.study.comparison import timed_studies
-from eestudy.old.study.parameters import Parameters
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import Study
+from eestudy.parameters import Parameters
 
 matplotlib.use("Agg")
 

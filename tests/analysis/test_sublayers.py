@@ -14,12 +14,12 @@ import eelib
 from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.models.model import prepare
 from eelib.tracing.decode import states_of
+from eestudy import claims as papers
 from eestudy.old.analysis import sublayers
 from eestudy.old.analysis import sublayers_tables as tables
 from eestudy.old.figures import sublayers as plots
-from eestudy.old.study import claims as papers
 from eestudy.old.study import study as notebook
-from eestudy.old.study.parameters import ParameterError, Parameters
+from eestudy.parameters import ParameterError, Parameters
 
 NAMES = ("attention", "after_attention", "feed_forward", "block")
 TOKENS, LAYERS, K = 14, 5, 10

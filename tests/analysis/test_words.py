@@ -10,7 +10,7 @@ from words_made import make_trace
 
 from eelib.common.errors import NotEstimable
 from eestudy.old.analysis import words as w
-from eestudy.old.study.parameters import ParameterError, Parameters
+from eestudy.parameters import ParameterError, Parameters
 
 ALPHABET = list("ab1é 'é-.,\u0301😀") + ["’", "\n"]
 

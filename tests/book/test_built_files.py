@@ -9,7 +9,7 @@ from book_checks import CHECKS, answers, of_results
 
 from eestudy.book.answers import ANSWERS, CONFIDENCE, FRONT, figures, sentences, together
 from eestudy.book.study_file import StudyFile
-from eestudy.old.study.claims import claims
+from eestudy.claims import claims
 
 
 @slow

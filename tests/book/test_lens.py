@@ -18,7 +18,7 @@ from eelib.exits.trace_scores import Tokens, exits_of, scores
 from eelib.tasks.task import Task
 from eestudy.browser.__main__ import main
 from eestudy.browser.example import DIRECTIONS
-from eestudy.old.figures.explorer import explorer
+from eestudy.figures.grids import explorer
 
 ROOT = Path(__file__).parents[2]
 NAME, FIRST, EACH, ROOM = "pocket-llama", 2, 5, 128

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from eestudy.book import pages as book
 from eestudy.book.scoreboard import scoreboard
 from eestudy.book.study_file import StudyFile
-from eestudy.old.study.claims import claims
+from eestudy.claims import claims
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) {glue}`x` $x$ | ```"

@@ -5,8 +5,8 @@ import re
 
 from eelib.common.files import data_folder
 from eestudy.book.papers import papers
-from eestudy.old.markup.markdown import text
-from eestudy.old.study.claims import tables
+from eestudy.claims import tables
+from eestudy.markup.markdown import text
 
 
 def test_every_note_of_every_table_is_there_once():

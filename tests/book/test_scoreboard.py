@@ -8,7 +8,7 @@ from bs4 import BeautifulSoup
 
 from eestudy.book.layout import dressed
 from eestudy.book.scoreboard import scoreboard
-from eestudy.old.study.claims import HOLDS, UNTESTABLE, claim, claims, judging
+from eestudy.claims import HOLDS, UNTESTABLE, claim, claims, judging
 
 SURE = {"verdict": HOLDS, "estimate": 0.7, "low": 0.6, "high": 0.8, "sequences": 1234, "p": 0.02, "weights": ["ours"]}
 

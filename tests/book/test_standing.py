@@ -9,7 +9,7 @@ from bs4 import BeautifulSoup
 
 from eestudy.book.layout import data_of
 from eestudy.book.standing import LIMIT, across, distance, picture
-from eestudy.old.study.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim
+from eestudy.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim
 
 ABOVE = replace(claim("P-S1"), direction="above", threshold=0.5, tolerance=None)
 BELOW = replace(ABOVE, direction="below")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eestudy.book.study_file import StudyFile
-from eestudy.old.study.claims import claims
+from eestudy.claims import claims
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,7 +3,7 @@
 from bs4 import BeautifulSoup
 
 from eestudy.book.verdicts import LOOKS, NOT_RUN, after_holm, chip, chips, tally, tiles, verdicts
-from eestudy.old.study.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims
+from eestudy.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims
 
 
 def judged(**rows):

@@ -3,7 +3,7 @@
 import eelib
 from eelib.tasks.task import Task
 from eestudy.browser.example import described, directions
-from eestudy.old.analysis.grid import grid_of, ids_in
+from eestudy.figures.grids import grid_of, ids_in
 
 
 def test_before_and_after_a_sentence_make_the_task_s_prompt():

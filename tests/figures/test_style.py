@@ -1,16 +1,19 @@
 """Text that comes from models, tasks and tokens stays text wherever it is shown."""
 
+from types import SimpleNamespace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from eestudy.old.figures import saturation as figures_saturation
+from eestudy.figures import grids
+from eestudy.figures import style as shown_by
+from eestudy.markup.text import visible
 from eestudy.old.figures import style as figures
 from eestudy.old.figures import sublayers as figures_sublayers
 from eestudy.old.figures import subwords as figures_subwords
-from eestudy.old.markup.text import visible
 from eestudy.old.statistics.interval import NOTHING, Interval
 
 NASTY = [
@@ -31,21 +34,18 @@ ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td", "p", "b", "br", "
 
 
 def lens():
-    grid = pd.DataFrame(
-        [
-            {
-                "layer": layer,
-                "position": 0,
-                "token_id": 0,
-                "topk_ids": list(range(len(NASTY))),
-                "first": 1,
-                "stable": 1,
-                "topk_probability": np.ones(len(NASTY)),
-            }
-            for layer in (1, 2)
-        ]
+    """One output whose best token is another nasty text at each of the layers."""
+    layers = len(NASTY)
+    trace = SimpleNamespace(
+        layers=layers,
+        tokens=pd.DataFrame({"sequence": [0], "token_id": [0]}),
+        final_ids=np.array([layers - 1]),
+        exit_layer=lambda definition: np.array([layers]),
     )
-    return figures_saturation.lens_table(grid, lambda i: visible(NASTY[int(i)]), " ".join(NASTY))
+    readouts = {"top1": np.array([[0, *range(layers)]]), "probability": np.ones((1, layers + 1))}
+    trace = type("Made", (), vars(trace) | {"__getitem__": lambda self, name: readouts[name]})()
+    trace.exit_layer = lambda definition: np.array([layers])
+    return grids.lens(trace, 0, lambda i: visible(NASTY[int(i)]), " ".join(NASTY), range(1, layers + 1))
 
 
 def hypotheses():
@@ -63,7 +63,7 @@ def pieces():
 
 def plain(monkeypatch):
     shown = []
-    monkeypatch.setattr(figures, "display", shown.append)
+    monkeypatch.setattr(shown_by, "display", shown.append)
     figures.table(pd.DataFrame({NASTY[0]: NASTY}), " ".join(NASTY))
     return shown[0].data
 
@@ -98,7 +98,7 @@ def test_names_in_plots_are_no_formulas():
 def test_a_table_writes_intervals_and_formats_numbers(monkeypatch):
     """A column of Intervals needs no format; what is not finite is a dash; other columns stay as they are."""
     shown = []
-    monkeypatch.setattr(figures, "display", shown.append)
+    monkeypatch.setattr(shown_by, "display", shown.append)
     frame = pd.DataFrame(
         {
             "interval": [Interval(0.5, 0.25, 0.75, 9), NOTHING],
@@ -122,7 +122,7 @@ def test_labelled():
 
 def test_what_a_figure_says_is_no_formula(monkeypatch):
     shown = []
-    monkeypatch.setattr(figures, "display", shown.append)
+    monkeypatch.setattr(shown_by, "display", shown.append)
     figures.show(plt.figure(), NASTY[1], "$\\href{javascript:alert(1)}{x}$ " + NASTY[0])
     (figure,) = BeautifulSoup(shown[0].data, "html.parser").find_all("figure")
     assert {"tex2jax_ignore", "mathjax_ignore"} <= set(figure["class"])
@@ -131,7 +131,7 @@ def test_what_a_figure_says_is_no_formula(monkeypatch):
 
 def test_a_column_that_never_varies_is_said_once(monkeypatch):
     shown = []
-    monkeypatch.setattr(figures, "display", shown.append)
+    monkeypatch.setattr(shown_by, "display", shown.append)
     frame = pd.DataFrame({"task": ["a", "a"], "cut": [0, 0]} | {name: [1, 2] for name in "bcdefgh"})
     figures.table(frame, "All.")
     page = BeautifulSoup(shown[0].data, "html.parser")

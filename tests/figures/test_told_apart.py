@@ -18,7 +18,6 @@ from eestudy.old.figures import (
     length,
     mee,
     monotonicity,
-    saturation,
     speed,
     sublayers,
     subwords,
@@ -189,9 +188,6 @@ FIGURES = {
             for name in ("probability", "final_probability")
         }
     ),
-    "saturation, early": lambda: saturation.early_figure(by_task(lambda shift: curve("m", shift)), 12),
-    "saturation, distribution": lambda: saturation.distribution_figure(dict.fromkeys(DEFINITIONS, curve("layer"))),
-    "saturation, rank": lambda: saturation.rank_figure({"a": np.array([[1, 2], [3, 4], [5, 6]])}, 100),
     "speed, race": lambda: speed.race_figure(
         pd.DataFrame(
             [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eestudy.old.markup.markdown import card_parts, fenced, table, text
+from eestudy.markup.markdown import card_parts, fenced, table, text
 
 
 @pytest.mark.parametrize(

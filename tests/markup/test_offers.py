@@ -4,7 +4,7 @@ import pandas as pd
 from bs4 import BeautifulSoup
 
 from eestudy.book.layout import data_of
-from eestudy.old.markup.offers import as_csv, offered
+from eestudy.markup.offers import as_csv, offered
 
 
 def test_links_hold_their_files_and_names_stay_text():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eestudy.old.markup.text import harmless, visible
+from eestudy.markup.text import harmless, visible
 
 
 @pytest.mark.parametrize(

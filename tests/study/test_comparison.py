@@ -17,8 +17,8 @@ from eestudy.old.study.comparison import (
     pairs_on_tasks,
     timed_studies,
 )
-from eestudy.old.study.parameters import ParameterError, Parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import ParameterError, Parameters
 
 
 def test_a_configuration_that_never_ends_is_not_waited_for(tmp_path, one_line):

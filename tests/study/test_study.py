@@ -12,12 +12,13 @@ from traitlets.config import Config
 
 from eelib.common.errors import InputError
 from eelib.tasks.task import Task, load_task
+from eestudy.claims import UNTESTABLE
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import bootstrap_mean
-from eestudy.old.study.claims import UNTESTABLE
-from eestudy.old.study.parameters import ParameterError, Parameters, check_parameters
 from eestudy.old.study.results import Results, clean, open_page
-from eestudy.old.study.study import Study, asked
+from eestudy.old.study.study import Study
+from eestudy.parameters import ParameterError, Parameters, check_parameters
+from eestudy.study import prompted
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name
 tasks: str = "translation/de-en"  # tasks
@@ -96,7 +97,7 @@ def shell():
 
 def test_in_a_kernel(shell, capsys):
     """Cells are found by themselves, and the failure shows as one line without a traceback."""
-    for cell in ("from eestudy.old.study.parameters import check_parameters", DECLARED, "# Parameters\nlimt = 3"):
+    for cell in ("from eestudy.parameters import check_parameters", DECLARED, "# Parameters\nlimt = 3"):
         assert shell.run_cell(cell, store_history=True).success
     capsys.readouterr()
     result = shell.run_cell("parameters = check_parameters()", store_history=True)
@@ -250,7 +251,7 @@ def test_what_is_behind_a_refusal_is_shown_before_its_line(shell, capsys):
     """An error of another library, whole; where only errors of our own are behind it, the line alone."""
     shell.run_cell("""
 from eelib.common.errors import CheckpointError, InputError
-from eestudy.old.study.parameters import ParameterError
+from eestudy.parameters import ParameterError
 def refuse(cause):
     try:
         raise CheckpointError("it can't be read") from cause
@@ -311,7 +312,7 @@ def test_a_task_is_asked_as_the_parameters_say(chat, wording, template, kind, ex
     (tmp_path / "t.jsonl").write_text(json.dumps(rows[kind]))
     task = load_task(str(tmp_path / "t.jsonl"))
     model = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="{{ messages }}" if template else None))
-    found = asked(task, model, chat, wording)
+    found = prompted(task, model, chat, wording)
     assert (found.chat, found.prompts) == (expected[0], task.worded(expected[1]).prompts)
 
 

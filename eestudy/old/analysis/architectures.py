@@ -11,6 +11,7 @@ import pandas as pd
 from eelib.models.model import Model
 from eelib.tasks.task import BASELINES
 from eelib.tracing.trace import DEFINITIONS, Trace
+from eestudy.claims import CHANCE, FEW_TASKS, FEWEST_TASKS, Verdict, claim, published
 from eestudy.old.analysis.earliness import Values, early, relative, token_layers
 from eestudy.old.analysis.saturation import (
     above_chance,
@@ -25,7 +26,7 @@ from eestudy.old.statistics.stats import (
     bootstrap_unweighted_difference_over_tasks,
     bootstrap_unweighted_mean_over_tasks,
 )
-from eestudy.old.study.claims import CHANCE, FEW_TASKS, FEWEST_TASKS, Verdict, claim, judge, published, untestable
+from eestudy.old.study.claims import judge, untestable
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import MINIMUM_GROUPS, Study, large_enough
 

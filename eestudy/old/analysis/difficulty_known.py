@@ -18,8 +18,8 @@ from eestudy.old.analysis.difficulty import prefixes
 from eestudy.old.analysis.earliness import token_layers
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import attempt, bootstrap_difference, bootstrap_mean
-from eestudy.old.study.parameters import ParameterError
 from eestudy.old.study.study import Study
+from eestudy.parameters import ParameterError
 
 LOOKS = {  # what of an answer is compared, each the mean over its tokens
     "exit_layer": "exit layer",

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from eelib.common.errors import NotEstimable
+from eestudy.claims import FAILS, HOLDS, REVERSED, UNTESTABLE, Verdict, claim, published
 from eestudy.old.analysis.difficulty import (
     BAND,
     KINDS,
@@ -25,10 +26,10 @@ from eestudy.old.analysis.difficulty import (
 )
 from eestudy.old.statistics.interval import Interval
 from eestudy.old.statistics.stats import attempt
-from eestudy.old.study.claims import FAILS, HOLDS, REVERSED, UNTESTABLE, Verdict, claim, judge, published
-from eestudy.old.study.parameters import ParameterError, Parameters
+from eestudy.old.study.claims import judge
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import MINIMUM_GROUPS, Study
+from eestudy.parameters import ParameterError, Parameters
 
 PROPERTIES = ("first_similar", "similar_states", "length", "mean_similarity")  # of prefixes and of whole outputs
 NARROWER = (0.01, 0.1, 0.25)  # other shares of each end: M's own is not known, and narrower ends are more extreme

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from eestudy.claims import as_depth, published
 from eestudy.old.analysis.difficulty import DEPTH_OF_M, KINDS, STARTS, Comparison, examples, same_share
 from eestudy.old.analysis.difficulty_splits import Split, Splits, share_gaps
 from eestudy.old.statistics.interval import Interval
-from eestudy.old.study.claims import as_depth, published
 
 ROOM = 160  # characters of an example's text that a cell shows
 OUTPUT_COLUMNS = {"mean_similarity": "mean similarity", "first_similar": "first similar state", "length": "length"}

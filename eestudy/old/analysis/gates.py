@@ -14,6 +14,7 @@ from eelib.exits.cost import exit_costs, sizes_of
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.trace_scores import Curve, counted_rows, curve, oracle
 from eelib.tracing.trace import Trace
+from eestudy.claims import FAILS, HOLDS, Verdict
 from eestudy.exits import compare
 from eestudy.exits.quality import Scorer, scored
 from eestudy.exits.sweeps import Sweep, curve_of
@@ -26,7 +27,6 @@ from eestudy.old.statistics.stats import (
     bootstrap_unweighted_difference_over_tasks,
     bootstrap_unweighted_mean_over_tasks,
 )
-from eestudy.old.study.claims import FAILS, HOLDS, Verdict
 from eestudy.old.study.study import Study, large_enough
 
 ORACLE = "oracle"

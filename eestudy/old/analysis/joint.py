@@ -10,6 +10,7 @@ import pandas as pd
 from eelib.exits.exit_rule import ExitRule
 from eelib.tasks.task import Task
 from eelib.tracing.trace import DEFINITIONS, Trace
+from eestudy.claims import Verdict
 from eestudy.exits.task_quality import quality_difference
 from eestudy.old.analysis.earliness import Values, early, relative, token_layers
 from eestudy.old.statistics.interval import NOTHING, Interval
@@ -17,9 +18,9 @@ from eestudy.old.statistics.stats import (
     bootstrap_unweighted_difference_over_tasks,
     bootstrap_unweighted_mean_over_tasks,
 )
-from eestudy.old.study.claims import Verdict, untestable
-from eestudy.old.study.parameters import Parameters
+from eestudy.old.study.claims import untestable
 from eestudy.old.study.study import MINIMUM_GROUPS, Study
+from eestudy.parameters import Parameters
 
 SIMILARITIES = {
     "cosine": "cosine of states",

@@ -3,9 +3,9 @@
 import pandas as pd
 
 from eelib.tracing.trace import DEFINITIONS
+from eestudy.claims import claim, published
 from eestudy.old.analysis.joint import SIMILARITIES, Pair, at_layer
 from eestudy.old.statistics.interval import Interval
-from eestudy.old.study.claims import claim, published
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import MINIMUM_GROUPS
 

@@ -19,6 +19,7 @@ from eelib.exits.decoding.generate import generate
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.models.model import Model, load_model
+from eestudy.claims import Verdict
 from eestudy.exits.task_quality import grouped, item_stats
 from eestudy.old.analysis.length import position_bins
 from eestudy.old.analysis.slopes import equal_count_bins, mean_over_tasks, slope_inside
@@ -28,11 +29,10 @@ from eestudy.old.statistics.stats import (
     bootstrap_unweighted_difference_over_tasks,
     bootstrap_unweighted_mean_over_tasks,
 )
-from eestudy.old.study.claims import Verdict
 from eestudy.old.study.comparison import check_pairs
 from eestudy.old.study.of_study import OfStudy
-from eestudy.old.study.parameters import Parameters, told_of_parameters
 from eestudy.old.study.study import MINIMUM_GROUPS, Study, Values, large_enough
+from eestudy.parameters import Parameters, as_parameter_error
 
 ORACLE, GATE = "best layer", "gate"
 LONGEST_PIECE, TIMES = 10, 3  # a loop: a piece of at most so many tokens, said at least so often on end
@@ -107,7 +107,7 @@ def open_sides(p: Parameters) -> list[Side]:
     """
     if p.after.strip():
         check_pairs("after", [(p.model, p.after)])
-    with told_of_parameters():
+    with as_parameter_error():
         return [open_side(p, name) for name in (p.model, p.after) if name.strip()]
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from eelib.tracing.trace import DEFINITIONS
+from eestudy.claims import Verdict, claim
 from eestudy.old.analysis.length import LEAST, counts, sequence_table, token_table
 from eestudy.old.analysis.slopes import NAMES, Estimator, mean_over_tasks, minus, position_slope
 from eestudy.old.statistics.interval import Interval
 from eestudy.old.statistics.stats import attempt
-from eestudy.old.study.claims import Verdict, carried, claim
+from eestudy.old.study.claims import carried
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import Study
 

@@ -13,6 +13,7 @@ from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.trace_scores import Curve, exits_of, rule_at
+from eestudy.claims import UNTESTABLE, Verdict
 from eestudy.exits import compare
 from eestudy.exits.quality import Quality, Scorer, quality, text_of
 from eestudy.exits.sweeps import ThresholdSweep
@@ -21,10 +22,10 @@ from eestudy.old.analysis.gate_rules import FIXED, label, learned_rules
 from eestudy.old.analysis.gates import curves, span
 from eestudy.old.statistics.interval import Interval
 from eestudy.old.statistics.stats import attempt, bootstrap_unweighted_mean_over_tasks
-from eestudy.old.study.claims import UNTESTABLE, Verdict, untestable
+from eestudy.old.study.claims import untestable
 from eestudy.old.study.of_study import OfStudy
-from eestudy.old.study.parameters import Parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import Parameters
 
 OF_M = ("monotone", "three_states", "lstm")  # M, section 5
 OF_CALM = ("softmax_difference", "state_saturation", "classifier")

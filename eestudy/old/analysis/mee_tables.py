@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from eestudy.claims import published
 from eestudy.old.analysis.architectures import told
 from eestudy.old.analysis.gate_rules import FIXED, label
 from eestudy.old.analysis.gates import span
@@ -24,7 +25,6 @@ from eestudy.old.analysis.mee import (
 from eestudy.old.analysis.quality_curves import kept
 from eestudy.old.statistics.interval import NOTHING
 from eestudy.old.statistics.stats import attempt
-from eestudy.old.study.claims import published
 from eestudy.old.study.results import Results
 
 M_BLOCKS = 24  # of the decoder of M's T5-large

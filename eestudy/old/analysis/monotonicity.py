@@ -8,15 +8,16 @@ import numpy as np
 import pandas as pd
 
 from eelib.tracing.trace import Trace
+from eestudy.claims import HOLDS, Verdict, as_depth, claim, published
 from eestudy.old.analysis.earliness import Values, token_layers
 from eestudy.old.analysis.joint import Pair, change
 from eestudy.old.analysis.saturation import example_sequence, lens_grid
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import bootstrap_unweighted_deviation_over_tasks, bootstrap_unweighted_mean_over_tasks
-from eestudy.old.study.claims import HOLDS, Verdict, as_depth, claim, published, untestable
+from eestudy.old.study.claims import untestable
 from eestudy.old.study.comparison import check_there, location, model_at_layer
-from eestudy.old.study.parameters import Parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import Parameters
 
 M_LAYERS = 12  # of M's T5, whose layers we read as shares of the depth
 SHARES = {"sixth": 2 / M_LAYERS, "third": 4 / M_LAYERS}  # of the depth: M, Figure 1

@@ -16,16 +16,16 @@ from eelib.exits.calibration import Choice, by_agreement, split
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.trace_scores import curve, exits_of, needs_states, rule_at
+from eestudy.claims import Verdict
 from eestudy.exits.task_quality import grouped
 from eestudy.old.analysis.keys_values import writing_model
 from eestudy.old.statistics.interval import Interval
 from eestudy.old.statistics.resampling import bootstrap_unweighted_totals_over_tasks
 from eestudy.old.statistics.stats import attempt, bootstrap_mean, bootstrap_unweighted_mean_over_tasks
-from eestudy.old.study.claims import Verdict
 from eestudy.old.study.comparison import check_pairs
 from eestudy.old.study.of_study import OfStudy
-from eestudy.old.study.parameters import Parameters, told_of_parameters
 from eestudy.old.study.study import Study, Values, large_enough
+from eestudy.parameters import Parameters, as_parameter_error
 from eestudy.words import CLASSES, PieceTable, piece_table
 
 KINDS = {
@@ -77,7 +77,7 @@ def open_served(p: Parameters) -> tuple[Study, Served]:
     """
     if p.after.strip():
         check_pairs("after", [(p.model, p.after)])
-    with told_of_parameters():
+    with as_parameter_error():
         rule = ExitRule(gate_named(p.gate))
         if needs_states(rule):
             raise InputError(f"gate {p.gate} looks at states; this page needs one that looks at readouts alone")

@@ -16,14 +16,15 @@ from eelib.exits.exit_rule import ExitRule
 from eelib.exits.trace_scores import rule_at
 from eelib.tasks.structured import failures
 from eelib.tasks.task import load_task, task_names
+from eestudy.claims import Verdict
 from eestudy.exits.task_quality import grouped
 from eestudy.old.analysis.keys_values import writing_model
 from eestudy.old.analysis.production import CALIBRATION, REPORT, Served, leaving, mean_of, served_by
 from eestudy.old.statistics.interval import Interval
 from eestudy.old.statistics.resampling import bootstrap_totals
-from eestudy.old.study.claims import Verdict, untestable
-from eestudy.old.study.parameters import Parameters, told_of_parameters
+from eestudy.old.study.claims import untestable
 from eestudy.old.study.study import Study
+from eestudy.parameters import Parameters, as_parameter_error
 
 TOGETHER = 32  # outputs decoded in a batch
 TRIED = 3  # thresholds that the validator is asked about
@@ -58,7 +59,7 @@ def open_structured(p: Parameters, rule: ExitRule, other: str) -> Structured:
     """
     if not p.structured.strip():
         raise NotEstimable("no model that writes structured output is named")
-    with told_of_parameters():
+    with as_parameter_error():
         task = task_names(p.structured_task)[0]
         if load_task(task, limit=1).kind != "structured" or task == other:
             raise InputError(

@@ -9,6 +9,7 @@ import pandas as pd
 
 from eelib.common.errors import NotEstimable
 from eelib.exits.policy import Policy
+from eestudy.claims import Verdict
 from eestudy.old.analysis import production as pr
 from eestudy.old.analysis import production_budgets as budgeted
 from eestudy.old.analysis import production_service as service
@@ -17,10 +18,10 @@ from eestudy.old.analysis.gate_rules import label
 from eestudy.old.analysis.production import KINDS, Served
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import attempt
-from eestudy.old.study.claims import Verdict, untestable
-from eestudy.old.study.parameters import Parameters, told_of_parameters
+from eestudy.old.study.claims import untestable
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import Study
+from eestudy.parameters import Parameters, as_parameter_error
 
 NONE = "all layers"
 
@@ -54,7 +55,7 @@ class Page:
 def open_page(p: Parameters) -> Page:
     """Trace, calibrate, decode, time and simulate what the parameters ask for. ParameterError as of the parts."""
     before, served = pr.open_served(p)
-    with told_of_parameters():
+    with as_parameter_error():
         policy = service.policy_of(served, p.epsilon, p.delta)
     why: dict[str, str] = {}
 

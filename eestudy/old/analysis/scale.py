@@ -13,12 +13,12 @@ import pandas as pd
 from eelib.tasks.metrics import bleu_of_totals
 from eelib.tasks.task import load_task
 from eelib.tracing.trace import DEFINITIONS
+from eestudy.claims import as_depth, published
 from eestudy.exits.task_quality import grouped
 from eestudy.old.analysis import trainings
 from eestudy.old.analysis.trainings import Totals, change, over_tasks
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.resampling import bootstrap_each_over_tasks
-from eestudy.old.study.claims import as_depth, published
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,15 @@ from eelib.exits.gates.gate import gate_named
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
+from eestudy.claims import Verdict
 from eestudy.old.analysis.keys_values import writing_model
 from eestudy.old.statistics.interval import Interval
 from eestudy.old.statistics.resampling import bootstrap_totals
-from eestudy.old.study.claims import Verdict, untestable
+from eestudy.old.study.claims import untestable
 from eestudy.old.study.comparison import check_pairs
 from eestudy.old.study.of_study import OfStudy
-from eestudy.old.study.parameters import Parameters, told_of_parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import Parameters, as_parameter_error
 
 PLAIN, LIBRARY = "plain", "transformers"
 LOSSY, EXACT = ("copy", "project", "deferred"), "verified"
@@ -86,7 +87,7 @@ def open_race(p: Parameters) -> Race:
     """
     if p.after.strip():
         check_pairs("after", [(p.model, p.after)])
-    with told_of_parameters():
+    with as_parameter_error():
         rule = ExitRule(gate_named(p.gate), p.threshold)
         name = p.after if p.after.strip() else p.model
         model = writing_model(p, name)

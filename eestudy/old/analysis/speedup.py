@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 
+from eestudy.claims import as_depth, published
 from eestudy.exits.replay import load_replay
 from eestudy.old.analysis.architectures import architecture, told
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.resampling import bootstrap_totals
-from eestudy.old.study.claims import as_depth, published
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import Study
 

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from eelib.tracing.trace import Trace
+from eestudy.claims import Verdict, claim
 from eestudy.old.analysis.earliness import Values
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import bootstrap_unweighted_mean_over_tasks
-from eestudy.old.study.claims import Verdict, claim
 from eestudy.old.study.study import Study
 
 MODULES = ("attention", "feed_forward")

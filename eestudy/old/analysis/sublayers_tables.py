@@ -18,9 +18,9 @@ from eestudy.old.analysis.sublayers import (
     site_rows,
 )
 from eestudy.old.statistics.interval import NOTHING, Interval
-from eestudy.old.study.parameters import ParameterError
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import Study
+from eestudy.parameters import ParameterError
 
 SITE_LABELS = {
     "block": "block output",

@@ -10,6 +10,7 @@ import pandas as pd
 
 from eelib.common.errors import NotEstimable
 from eelib.tracing.trace import DEFINITIONS
+from eestudy.claims import claim
 from eestudy.old.analysis.subwords import (
     Tagged,
     TagTests,
@@ -22,7 +23,6 @@ from eestudy.old.analysis.subwords import (
 from eestudy.old.analysis.words import ROLES, english_tasks, judged_tasks
 from eestudy.old.statistics.interval import Interval, short_p
 from eestudy.old.statistics.stats import attempt
-from eestudy.old.study.claims import claim
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import Study
 

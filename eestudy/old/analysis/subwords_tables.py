@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eelib.common.errors import NotEstimable
 from eelib.tracing.trace import DEFINITIONS, Trace
+from eestudy.claims import Verdict, published
 from eestudy.old.analysis.earliness import Values
 from eestudy.old.analysis.subwords import (
     BIN_WIDTH,
@@ -26,7 +27,6 @@ from eestudy.old.analysis.subwords_classes import LEVEL, tellable_rank_variance
 from eestudy.old.analysis.words import judged_tasks, outside_joined_words
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import attempt, bootstrap_unweighted_mean_over_tasks
-from eestudy.old.study.claims import Verdict, published
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import Study
 

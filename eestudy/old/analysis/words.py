@@ -22,8 +22,8 @@ from eelib.common.errors import InputError, NotEstimable
 from eelib.common.files import data_folder
 from eelib.tracing.trace import DEFINITIONS, Trace
 from eestudy.old.analysis.saturation import example_sequence
-from eestudy.old.study.parameters import ParameterError, Parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import ParameterError, Parameters
 
 SHIPPED_TAGGER = "pocket-tagger"
 LONGEST = 40  # tokens of the example that are shown

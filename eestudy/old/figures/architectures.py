@@ -6,11 +6,11 @@ import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
 from eelib.tracing.trace import DEFINITIONS
+from eestudy.claims import as_depth, published
 from eestudy.old.analysis.architectures import ARCHITECTURES, BOTH, DECODER, ENCODER, of, where
 from eestudy.old.figures.marks import name_points
 from eestudy.old.figures.style import BLUE, GREEN, MARKERS, NOT_LEARNT, VERMILION, WIDTH, table
 from eestudy.old.statistics.interval import Interval
-from eestudy.old.study.claims import as_depth, published
 from eestudy.old.study.study import Study
 
 COLOURS = {DECODER: BLUE, BOTH: VERMILION, ENCODER: GREEN}

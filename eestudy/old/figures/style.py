@@ -1,181 +1,53 @@
-"""How a notebook shows a figure or a table: one style, colour-blind-safe, with alt text and a caption."""
+"""How pages that are not rewritten yet show a figure: its data are read back from the plot."""
 
-import html
-import io
 from collections.abc import Mapping
-from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
-import seaborn as sns
-from IPython.display import HTML, display
-from matplotlib.ticker import NullFormatter
 
+from eestudy.figures import style as new
+from eestudy.figures.style import (  # noqa: F401
+    BLACK,
+    BLUE,
+    DARK,
+    DEFINITION_COLOURS,
+    GREEN,
+    GREY,
+    JUDGED,
+    MANY,
+    MARKERS,
+    ORANGE,
+    P_VALUE,
+    PINK,
+    SAVE_TO,
+    SITE_COLOURS,
+    SKY,
+    TASK_COLOURS,
+    VERMILION,
+    WIDTH,
+    YELLOW,
+    figure_html,
+    log_scale,
+    scrolling,
+    shade,
+    spread,
+    style,
+    table,
+)  # fmt: skip
 from eestudy.old.figures.drawn import drawn
-from eestudy.old.markup.offers import Files, as_address, as_csv, offered
-from eestudy.old.markup.text import PLAIN
-from eestudy.old.statistics.interval import Interval, short_p
 
-# Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
-BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
-GREY = "#dddddd"  # of grids and dividing lines
-NOT_LEARNT = ("#999999", "xXP")  # colour and markers of what comes of a task that the model has not learnt
-DEFINITION_COLOURS = {"first": BLUE, "stable": VERMILION}
-SITE_COLOURS = {
-    "attention": ORANGE,
-    "after_attention": BLUE,
-    "cross_attention": PINK,
-    "feed_forward": GREEN,
-    "block": BLACK,
-}
-TASK_COLOURS = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK, YELLOW)
-MARKERS = "osD^vPX*"  # as many, so that a task has both
-WIDTH = 7.2  # inches: a figure fills the book's column, and its letters are not scaled
-DARK = 0.714  # from this strength on, white text on a shaded cell has a contrast of 4.5; below, black text has more
-MANY = 7  # columns from which on a table leaves out those that say the same in every row
-P_VALUE = "p"  # in place of a pattern: the column holds p-values
-JUDGED = ("Verdict", "Weight")  # but for these
-SAVE_TO: list[Path] = []  # a notebook sets one folder; figures are saved there too, for other pages
-
-
-def style(folder: str | Path | None = None) -> None:
-    """Set the style of plots; figures shown from now on are also saved as PNG under `folder`."""
-    sns.set_theme(
-        style="whitegrid",
-        context="notebook",
-        palette=list(TASK_COLOURS),
-        rc={
-            "figure.dpi": 100,
-            "savefig.dpi": 160,
-            "figure.figsize": (WIDTH, 4.0),
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.titlesize": 11,
-            "axes.labelsize": 10.5,
-            "legend.frameon": False,
-            "legend.fontsize": 9.5,
-            "xtick.labelsize": 9.5,
-            "ytick.labelsize": 9.5,
-            "lines.linewidth": 1.8,
-            "grid.color": GREY,
-            "font.family": "DejaVu Sans",
-            "svg.hashsalt": "eelib",  # the same figure is the same file
-            "text.parse_math": False,  # names of tasks and models may hold dollar signs
-        },
-    )
-    SAVE_TO[:] = [] if folder is None else [Path(folder)]
+NOT_LEARNT = ("#999999", "xXP")  # colour and markers of a task on which the model is below its baseline
 
 
 def show(fig: plt.Figure, alt: str, caption: str, name: str = "") -> None:
-    """Show a figure with alt text, caption (model and task belong in it) and links to itself as SVG and to its data as
-    CSV; save it as `name`.png.
-    """
-    files = files_of(fig)
-    if name and SAVE_TO:
-        SAVE_TO[0].mkdir(parents=True, exist_ok=True)
-        (SAVE_TO[0] / f"{name}.png").write_bytes(files["PNG"][1])
-    display(HTML(figure_html(files, alt, caption, name or "figure")))
+    """Show a figure with the data that its plot holds."""
+    new.show(fig, drawn(fig), caption, alt, name)
 
 
 def files_of(fig: plt.Figure) -> dict[str, tuple[str, bytes]]:
-    """A figure, which is closed, as a picture, as a drawing and as its data: {PNG, SVG, CSV: (media type, content)}."""
-    picture, drawing = io.BytesIO(), io.BytesIO()
-    fig.savefig(picture, format="png", bbox_inches="tight", facecolor="white")
-    fig.savefig(drawing, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
-    data = as_csv(drawn(fig))
-    plt.close(fig)
-    return {
-        "PNG": ("image/png", picture.getvalue()),
-        "SVG": ("image/svg+xml", drawing.getvalue()),
-        "CSV": data,
-    }
-
-
-def figure_html(files: Files, alt: str, caption: str, name: str, more: str = "") -> str:
-    """`files_of` a figure as HTML: its picture, and what can be taken away; `more` classes."""
-    return (
-        f'<figure class="ee-figure {PLAIN} {more}"><img alt="{html.escape(alt, quote=True)}" '
-        f'src="{as_address(*files["PNG"])}" style="max-width:100%;height:auto">'
-        f"<figcaption>{html.escape(caption)}</figcaption>"
-        f"{offered({kind: file for kind, file in files.items() if kind != 'PNG'}, name)}</figure>"
-    )
-
-
-def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = None) -> None:
-    """Show a data frame as a scrolling HTML table with a caption and its CSV; every text in it is inert.
-
-    `formats`: a pattern for a column's numbers, such as "{:.1f}", or P_VALUE. Intervals are written as `str` writes
-    them; in the CSV their bounds have columns of their own. Of a table of many columns, those that say the same in all
-    rows are said once, in the caption.
-    """
-    shown = frame.copy()
-    for column, pattern in (dict.fromkeys(intervals(frame), "") | (formats or {})).items():
-        shown[column] = [written(value, pattern) for value in shown[column]]
-    shown, caption = without_constants(shown, caption)
-    body = shown.to_html(index=False, escape=True, border=0, classes="ee-table", na_rep="–")
-    display(HTML(scrolling(body, caption) + offered({"CSV": as_csv(spread(frame))}, "table")))
-
-
-def without_constants(shown: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
-    """A table of MANY columns or more without those, from the second on, that are the same in all of several rows; the
-    caption names them.
-    """
-    if len(shown) < 2 or len(shown.columns) < MANY:
-        return shown, caption
-    same = [c for c in shown.columns[1:] if c not in JUDGED and shown[c].map(str).nunique() == 1]
-    said = "; ".join(f"{column}: {'–' if pd.isna(shown[column].iloc[0]) else shown[column].iloc[0]}" for column in same)
-    return shown.drop(columns=same), f"{caption} In every row: {said}." if same else caption
-
-
-def spread(frame: pd.DataFrame) -> pd.DataFrame:
-    """A frame with three columns for each of Intervals: the estimate, and its bounds as NAME (low) and NAME (high)."""
-    columns = {}
-    for column in frame:
-        if column not in intervals(frame):
-            columns[column] = frame[column]
-            continue
-        for number, end in enumerate(("", " (low)", " (high)")):
-            columns[f"{column}{end}"] = [v[number] if isinstance(v, Interval) else v for v in frame[column]]
-    return pd.DataFrame(columns)
-
-
-def intervals(frame: pd.DataFrame) -> list[str]:
-    """The columns that hold Intervals."""
-    return [column for column in frame if any(isinstance(value, Interval) for value in frame[column])]
-
-
-def written(value: object, pattern: str = "") -> object:
-    """A table's value as text, where it is an Interval or its column has a pattern; a dash for what is not finite."""
-    if isinstance(value, Interval):
-        return str(value)
-    if not pattern or not isinstance(value, (int, float, np.number)):
-        return value
-    if not np.isfinite(value):
-        return "–"
-    return short_p(float(value)) if pattern == P_VALUE else pattern.format(value)
-
-
-def scrolling(table_html: str, caption: str) -> str:
-    """A table's HTML in a box that scrolls where it is wider than the page, with its caption, a text, below."""
-    return f'<div class="ee-scroll {PLAIN}">{table_html}</div><p class="ee-caption {PLAIN}">{html.escape(caption)}</p>'
+    """A figure and its data as files."""
+    return new.files_of(fig, drawn(fig))
 
 
 def labelled(found: Mapping[str, Mapping], labels: Mapping[str, str]) -> dict[str, dict]:
     """{definition: {task: anything}} with each task under its label."""
     return {d: {labels[task]: value for task, value in by_task.items()} for d, by_task in found.items()}
-
-
-def log_scale(axis: plt.Axes) -> None:
-    """A logarithmic y axis with plain numbers: matplotlib's own are formulas, which `style` switches off."""
-    axis.set_yscale("log")
-    axis.yaxis.set_major_formatter("{x:,.0f}")
-    axis.yaxis.set_minor_formatter(NullFormatter())
-
-
-def shade(value: float) -> str:
-    """CSS colours for a cell of strength `value` in 0..1: light to dark blue, text always readable."""
-    light, dark = np.array([255, 255, 255]), np.array([0, 70, 140])
-    red, green, blue = (light + value * (dark - light)).astype(int)
-    return f"background:rgb({red},{green},{blue});color:{'#fff' if value >= DARK else '#000'}"

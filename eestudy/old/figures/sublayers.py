@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from eelib.lens.readout import TOP
+from eestudy.markup.text import PLAIN
 from eestudy.old.analysis.sublayers_tables import SITE_LABELS, Example, regrouped
 from eestudy.old.figures.style import SITE_COLOURS, VERMILION, WIDTH, log_scale
-from eestudy.old.markup.text import PLAIN
 from eestudy.old.study.study import Study
 
 MARKERS = {"block": "D", "after_attention": "o", "feed_forward": "s", "cross_attention": "v", "attention": "^"}

@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from eelib.tracing.trace import DEFINITIONS
+from eestudy.markup.text import visible
 from eestudy.old.figures.style import DEFINITION_COLOURS, GREY, MARKERS, TASK_COLOURS, WIDTH, scrolling, shade
-from eestudy.old.markup.text import visible
 from eestudy.old.statistics.interval import Interval
 
 DEFINITION_MARKERS = {"first": "o", "stable": "s"}

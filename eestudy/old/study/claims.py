@@ -1,191 +1,33 @@
-"""What the papers published, what they claim, and whether a run agrees.
+"""Verdicts of pages that are not rewritten yet, from their intervals."""
 
-data/papers holds one JSON file per published table (facts only, each with its source, units and layer base) and
-claims.json, where every claim has its statistic, direction and threshold before anything is run. A verdict is computed
-here, never typed.
-"""
-
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import pandas as pd
-from scipy.stats import t
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from eelib.common.errors import InputError
-from eelib.common.files import data_folder
-from eestudy.old.statistics.interval import NOTHING, Interval, short_number
-
-HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable here"
-NOT_IN_PAPER = "none stated"
-# How much a verdict says: as the record has it, and as the run finds.
-INFORMATIVE, CONSTRUCTED, OURS = "informative", "close to true by construction", "ours"
-FEW_TASKS, REVERSED, CHANCE = "few tasks", "reversed by the control", "chance passes too"
-WEIGHTS = (INFORMATIVE, CONSTRUCTED, OURS, FEW_TASKS, REVERSED, CHANCE)
-FEWEST_TASKS = 3  # a verdict over fewer rests on few
-CHANGED = "changed, by less than the tolerance, which is ours"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim as it was fixed before the run.
-
-    direction: the statistic lies "above" or "below" threshold, or "within" tolerance of it.
-    published: the paper's own value of the statistic, where it prints one.
-    minimum_sequences: of the smallest task; minimum_in_all: of all its tasks together, where that is asked, too.
-    requires: a condition that most runs do not meet; the claim is judged only for a caller who says that it is met.
-    ours: prompted by the paper, but not stated in it.
-    weight: of WEIGHTS, how much a verdict on it says, before any run; weight_why: a sentence, where it needs one.
-    fixed: {date, commit} from which on the claim stands in the repository. amended: what was changed after that, oldest
-    first: {date, commit, why, was: {field: earlier value}}.
-    """
-
-    id: str
-    paper: str
-    section: str
-    notebook: str
-    claim: str
-    statistic: str
-    direction: str
-    threshold: float
-    minimum_sequences: int
-    published: float | None
-    reference: str
-    tolerance: float | None = None
-    minimum_in_all: int | None = None
-    requires: str | None = None
-    ours: bool = False
-    note: str | None = None
-    weight: str = INFORMATIVE
-    weight_why: str = ""
-    fixed: dict[str, str] | None = None
-    amended: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a run says about a claim: one of HOLDS, FAILS, UNDECIDED, UNTESTABLE, and why.
-
-    models: names of the models that it is about, where they are not the one whose run this is. found: what of WEIGHTS
-    the run adds to the claim's own. note: what the verdict's word alone would hide.
-    """
-
-    claim: Claim
-    interval: Interval | None
-    verdict: str
-    reason: str
-    models: str = ""
-    found: tuple[str, ...] = ()
-    note: str = ""
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """What it weighs: of WEIGHTS, in that order; informative only where nothing else is said."""
-        every = {self.claim.weight, *self.found, OURS if self.claim.ours else INFORMATIVE} - {INFORMATIVE}
-        return tuple(weight for weight in WEIGHTS if weight in every) or (INFORMATIVE,)
-
-    @property
-    def p(self) -> float | None:
-        """`p_value` of what was judged, before any correction; None of what was not."""
-        return None if self.interval is None or self.verdict == UNTESTABLE else p_value(self.claim, self.interval)
-
-    def weighing(self, weight: str, found: bool = True) -> "Verdict":
-        """The same, where `found` with this weight besides; what is not testable weighs nothing more."""
-        return replace(self, found=(*self.found, weight)) if found and self.verdict != UNTESTABLE else self
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the interval's fields are null where there is none."""
-        interval = self.interval._asdict() if self.interval else dict.fromkeys(Interval._fields)
-        return {
-            "id": self.claim.id,
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "models": self.models,
-            "note": self.note,
-            "weights": list(self.weights),
-            "p": self.p,
-            **interval,
-            "direction": self.claim.direction,
-            "threshold": self.claim.threshold,
-        }
-
-
-def claims(notebook: str | None = None) -> list[Claim]:
-    """All claims, or those of one notebook, in the order of the record."""
-    rows = [Claim(**row | {"amended": tuple(row.get("amended", ()))}) for row in _read("claims")["claims"]]
-    chosen = [row for row in rows if notebook in (None, row.notebook)]
-    if not chosen:
-        names = ", ".join(dict.fromkeys(row.notebook for row in rows))
-        raise InputError(f"no claims for notebook {notebook!r}; there are: {names}")
-    return chosen
-
-
-def judging() -> list[dict[str, str]]:
-    """What was changed in how all claims are judged, oldest first: {date, commit, why, was}."""
-    return list(_read("claims")["judging"])
-
-
-def claim(claim_id: str) -> Claim:
-    """The claim with this id."""
-    found = {row.id: row for row in claims()}
-    if claim_id not in found:
-        raise InputError(f"no claim {claim_id!r}; there are: {', '.join(found)}")
-    return found[claim_id]
+from eestudy import claims
+from eestudy.claims import (
+    FAILS,
+    FEW_TASKS,
+    FEWEST_TASKS,
+    HOLDS,
+    UNDECIDED,
+    UNTESTABLE,
+    Verdict,
+    claim,
+)
+from eestudy.old.statistics.interval import Interval
+from eestudy.statistics import NOTHING
+from eestudy.statistics import Interval as NewInterval
 
 
 def judge(claim_id: str, interval: Interval, requirement_met: bool = False) -> Verdict:
-    """Verdict on a claim from the whole interval: on the claimed side, on the other, or across the threshold.
-
-    requirement_met: whether the run meets claim.requires.
-    """
-    row = claim(claim_id)
-    interval = Interval(float(interval[0]), float(interval[1]), float(interval[2]), int(interval[3]))
-    if not all(map(math.isfinite, interval)) or interval.low > interval.high:
+    """Verdict on a claim from the whole interval: on the claimed side, on the other, or across the threshold."""
+    if not all(map(math.isfinite, interval[:3])) or interval[1] > interval[2]:
         raise InputError(f"not an interval for {claim_id}: {interval}")
-    if row.requires and not requirement_met:
-        return Verdict(row, interval, UNTESTABLE, f"needs {row.requires}")
-    if interval.sequences < row.minimum_sequences:
-        reason = f"{interval.sequences} sequences, fewer than {row.minimum_sequences}"
-        return Verdict(row, interval, UNTESTABLE, reason)
-    inside, outside = _sides(row, interval)
-    where = wanted(row)
-    if inside:
-        note = CHANGED if row.direction == "within" and not interval.low <= row.threshold <= interval.high else ""
-        return Verdict(row, interval, HOLDS, f"the whole interval is {where}", note=note)
-    if outside:
-        return Verdict(row, interval, FAILS, f"none of the interval is {where}")
-    return Verdict(row, interval, UNDECIDED, f"only part of the interval is {where}")
-
-
-def p_value(row: Claim, interval: Interval) -> float:
-    """The two-sided p-value at which the interval would just reach the claim's bound: below 0.05 where it does not.
-
-    The interval inverted: its side towards the bound is as many standard errors as Student's t has at 95%, with the
-    sequences less one as degrees of freedom (after Altman and Bland 2011, who take the normal). "within" has two
-    bounds: both have to be cleared from inside, one from outside.
-    """
-    reach = row.tolerance or 0.0
-    bounds = [row.threshold - reach, row.threshold + reach] if row.direction == "within" else [row.threshold]
-    degrees = max(interval.sequences - 1, 1)
-
-    def of(bound: float) -> float:
-        away = abs(interval.estimate - bound)
-        side = interval.estimate - interval.low if interval.estimate > bound else interval.high - interval.estimate
-        if side <= 0:
-            return 0.0 if away else 1.0
-        return float(2 * t.sf(t.ppf(0.975, degrees) * away / side, degrees))
-
-    if abs(interval.estimate - row.threshold) > reach and reach:
-        bounds = [min(bounds, key=lambda bound: abs(interval.estimate - bound))]
-    return max(map(of, bounds))
-
-
-def wanted(row: Claim) -> str:
-    """Where a claim's whole interval has to lie, in words."""
-    around = f" ± {short_number(row.tolerance)}" if row.tolerance else ""
-    return f"{row.direction} {short_number(row.threshold)}{around}"
+    estimate, low, high = map(float, interval[:3])
+    new = NewInterval(estimate, low, high, int(interval[3]), FEWEST_TASKS)
+    return claims.judge(claim_id, new, requirement_met=requirement_met)
 
 
 def judge_between(claim_id: str, interval: Interval, roundings: Sequence[Interval]) -> Verdict:
@@ -205,7 +47,7 @@ def carried(verdict: Verdict, without: Mapping[str, Verdict]) -> Verdict:
     other = {task: found for task, found in without.items() if found.verdict != verdict.verdict}
     if verdict.verdict not in (HOLDS, FAILS) or not other:
         return verdict
-    told = (f"without {task} {found.verdict}, {found.interval or NOTHING}" for task, found in other.items())
+    told = (f"without {task} {found.verdict}, {found.interval}" for task, found in other.items())
     return replace(verdict.weighing(FEW_TASKS), note="; ".join(filter(None, (verdict.note, *told))))
 
 
@@ -213,73 +55,4 @@ def untestable(claim_id: str, reason: str) -> Verdict:
     """Verdict for a claim that a run cannot speak to, with the reason."""
     if not reason.strip():
         raise InputError(f"untestable({claim_id!r}) needs a reason")
-    return Verdict(claim(claim_id), None, UNTESTABLE, reason)
-
-
-def amended(claim: Claim) -> str:
-    """When a claim was changed last after it had been fixed; nothing of one that was not."""
-    return f"amended {claim.amended[-1]['date']}" if claim.amended else ""
-
-
-def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
-    """One row per verdict; what is not testable has its reason beside it, other models than the page's their names."""
-    rows = [
-        {
-            "Claim": f"{v.claim.id}: {v.claim.claim}" + (f" ({amended(v.claim)})" if v.claim.amended else ""),
-            "Verdict": v.verdict
-            + (f" on {v.models}" if v.models else "")
-            + (f" ({v.reason})" if v.verdict == UNTESTABLE else "")
-            + (f" ({v.note})" if v.note else ""),
-            "Weight": "–" if v.verdict == UNTESTABLE else ", ".join(v.weights),
-            "This run": str(v.interval or NOTHING),
-            "Holds if": wanted(v.claim),
-            "Paper": NOT_IN_PAPER if v.claim.published is None else short_number(v.claim.published),
-            "Statistic": v.claim.statistic,
-            "Sequences": str(v.interval.sequences) if v.interval else "–",
-            "Source": f"this study, after {v.claim.reference}" if v.claim.ours else v.claim.reference,
-        }
-        for v in verdicts
-    ]
-    columns = ["Claim", "Verdict", "Weight", "This run", "Holds if", "Paper", "Statistic", "Sequences", "Source"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def tables() -> list[str]:
-    """Ids of the published tables: P-table-1, M-figure-1, ..., and P-text, M-text for what stands in running text."""
-    parts = (path.stem.rpartition("-") for path in data_folder("papers").glob("[PM]-*.json"))
-    numbered = sorted((kind, int(end) if end.isdigit() else 0, end) for kind, _, end in parts)
-    return [f"{kind}-{end}" for kind, _, end in numbered]
-
-
-def published(table: str) -> pd.DataFrame:
-    """A published table, its rows as printed. attrs: source, title, columns (units and layer base of each), notes."""
-    if table not in tables():
-        raise InputError(f"no published table {table!r}; there are: {', '.join(tables())}")
-    record = _read(table)
-    frame = pd.DataFrame(record["rows"], columns=["row", *record["columns"]])
-    frame.attrs.update({key: record[key] for key in ("source", "title", "columns", "notes")})
-    return frame
-
-
-def as_depth(layer: float, base: int | str) -> tuple[float, ...]:
-    """A published layer as a number of blocks run: one reading, or both where the paper's base is unknown."""
-    readings = {0: (layer + 1,), 1: (layer,), "unknown": (layer, layer + 1)}
-    if base not in readings:
-        raise InputError(f"a layer base is 0, 1 or 'unknown', not {base!r}")
-    return readings[base]
-
-
-def _sides(row: Claim, interval: Interval) -> tuple[bool, bool]:
-    """Whether all of the interval is where the claim puts it, and whether none of it is."""
-    _, low, high, _ = interval
-    if row.direction == "above":
-        return low > row.threshold, high <= row.threshold
-    if row.direction == "below":
-        return high < row.threshold, low >= row.threshold
-    reach = row.tolerance or 0.0
-    bottom, top = row.threshold - reach, row.threshold + reach
-    return bottom < low and high < top, high <= bottom or low >= top
-
-
-def _read(name: str) -> dict[str, Any]:
-    return json.loads((data_folder("papers") / f"{name}.json").read_text(encoding="utf-8"))
+    return Verdict(claim(claim_id), NOTHING, UNTESTABLE, reason)

@@ -10,8 +10,8 @@ from eelib.models.checkpoint import not_loaded, path_of
 from eelib.models.folder import check_files
 from eelib.models.lens_adapters import base_of
 from eelib.tasks.task import task_names
-from eestudy.old.study.parameters import ParameterError, Parameters, told_of_parameters
 from eestudy.old.study.study import Study
+from eestudy.parameters import ParameterError, Parameters, as_parameter_error
 
 
 def models_on_tasks(parameter: str, text: str, example: str) -> list[tuple[str, str]]:
@@ -60,7 +60,7 @@ def timed_studies(p: Parameters) -> list[Study]:
 
     Checkpoints that are not there are refused before anything is decoded.
     """
-    with told_of_parameters():
+    with as_parameter_error():
         main, pairs = location(p.model), models_beside(p.beside)
         pairs = [(name, tasks) for name, tasks in pairs if location(name) != main]
     for name, _ in pairs:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from eelib.common.files import write_atomically
-from eestudy.old.markup.markdown import text
+from eestudy.claims import Verdict
+from eestudy.markup.markdown import text
 from eestudy.old.statistics.interval import Interval
-from eestudy.old.study.claims import Verdict
-from eestudy.old.study.parameters import Parameters
 from eestudy.old.study.study import QUALITY, Study
+from eestudy.parameters import Parameters
 
 OF_A_TRACE = (  # what results say of each trace that they rest on
     "weights",

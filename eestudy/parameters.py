@@ -30,7 +30,7 @@ class ParameterError(InputError):
 
 
 @contextmanager
-def told_of_parameters() -> Iterator[None]:
+def as_parameter_error() -> Iterator[None]:
     """What is refused inside is refused as a parameter, in the same line."""
     try:
         yield
@@ -121,6 +121,6 @@ def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int])
             raise ParameterError(f"parameter {name} is {values[name]}; it must be {smallest} or more")
     if not values.get("model", "x").strip():
         raise ParameterError("parameter model is empty; give a name, a local folder, a .gguf file or a hub id")
-    with told_of_parameters():
+    with as_parameter_error():
         task_names(values.get("tasks", "*"))
         resolve_device(values.get("device", "auto"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from eestudy.old.analysis.grid import grid_of, ids_in
+from eestudy.figures.grids import grid_of, ids_in
 
 
 def test_a_grid_is_its_trace(made):

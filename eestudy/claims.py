@@ -1,0 +1,308 @@
+"""What the papers published, what they claim, and whether a run agrees.
+
+data/papers holds one JSON file per published table (facts only, each with its source, units and layer base) and
+claims.json, where every claim has its statistic, direction and threshold before anything is run. A verdict is computed
+here, never typed.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+from scipy.stats import t
+
+from eelib.common.errors import InputError
+from eelib.common.files import data_folder
+from eestudy.statistics import Interval, short_number
+
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+UNTESTABLE, NOT_APPLICABLE = "not testable here", "not applicable"
+NOT_IN_PAPER = "none stated"
+# How much a verdict says: as the record has it, and as the run finds.
+INFORMATIVE, CONSTRUCTED, OURS = "informative", "close to true by construction", "ours"
+FEW_TASKS, REVERSED, CHANCE = "few tasks", "reversed by the control", "chance passes too"
+WEIGHTS = (INFORMATIVE, CONSTRUCTED, OURS, FEW_TASKS, REVERSED, CHANCE)
+FEWEST_TASKS = 3  # a verdict over fewer rests on few
+CHANGED = "changed, by less than the tolerance, which is ours"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim as it was fixed before the run.
+
+    direction: the statistic lies "above" or "below" threshold, or "within" tolerance of it.
+    published: the paper's own value of the statistic, where it prints one.
+    minimum_sequences: of the smallest task; minimum_in_all: of all its tasks together, where that is asked, too.
+    requires: a condition that most runs do not meet; the claim is judged only for a caller who says that it is met.
+    ours: prompted by the paper, but not stated in it.
+    weight: of WEIGHTS, how much a verdict on it says, before any run; weight_why: a sentence, where it needs one.
+    fixed: {date, commit} from which on the claim stands in the repository. amended: what was changed after that, oldest
+    first: {date, commit, why, was: {field: earlier value}}.
+    """
+
+    id: str
+    paper: str
+    section: str
+    notebook: str
+    claim: str
+    statistic: str
+    direction: str
+    threshold: float
+    minimum_sequences: int
+    published: float | None
+    reference: str
+    tolerance: float | None = None
+    minimum_in_all: int | None = None
+    requires: str | None = None
+    ours: bool = False
+    note: str | None = None
+    weight: str = INFORMATIVE
+    weight_why: str = ""
+    fixed: dict[str, str] | None = None
+    amended: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run shows about a claim: HOLDS, FAILS, UNDECIDED, UNTESTABLE or NOT_APPLICABLE, and why.
+
+    models: names of the models that it is about, where they are not the one whose run this is. found: what of WEIGHTS
+    the run adds to the claim's own. note: what the verdict's word alone would hide.
+    """
+
+    claim: Claim
+    interval: Interval
+    verdict: str
+    reason: str
+    models: str = ""
+    found: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def judged(self) -> bool:
+        """Whether the run decided something."""
+        return self.verdict not in (UNTESTABLE, NOT_APPLICABLE)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """How much it shows: of WEIGHTS, in that order; informative only where nothing else applies."""
+        every = {self.claim.weight, *self.found, OURS if self.claim.ours else INFORMATIVE} - {INFORMATIVE}
+        return tuple(weight for weight in WEIGHTS if weight in every) or (INFORMATIVE,)
+
+    @property
+    def p(self) -> float | None:
+        """`p_value` of what was judged, before any correction; None of what was not."""
+        return p_value(self.claim, self.interval) if self.judged else None
+
+    def weighing(self, weight: str, found: bool = True) -> "Verdict":
+        """The same, where `found` with this weight besides; what was not judged has none."""
+        return replace(self, found=(*self.found, weight)) if found and self.judged else self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the interval's fields are null where there is none."""
+        interval = dict(zip(("estimate", "low", "high", "sequences"), self.interval))
+        return {
+            "id": self.claim.id,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "models": self.models,
+            "note": self.note,
+            "weights": list(self.weights),
+            "p": self.p,
+            **(interval if self.interval.known else dict.fromkeys(interval)),
+            "direction": self.claim.direction,
+            "threshold": self.claim.threshold,
+        }
+
+
+def claims(notebook: str | None = None) -> list[Claim]:
+    """All claims, or those of one notebook, in the order of the record."""
+    rows = [Claim(**row | {"amended": tuple(row.get("amended", ()))}) for row in _read("claims")["claims"]]
+    chosen = [row for row in rows if notebook in (None, row.notebook)]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(row.notebook for row in rows))
+        raise InputError(f"no claims for notebook {notebook!r}; there are: {names}")
+    return chosen
+
+
+def judging() -> list[dict[str, str]]:
+    """What was changed in how all claims are judged, oldest first: {date, commit, why, was}."""
+    return list(_read("claims")["judging"])
+
+
+def claim(claim_id: str) -> Claim:
+    """The claim with this id."""
+    found = {row.id: row for row in claims()}
+    if claim_id not in found:
+        raise InputError(f"no claim {claim_id!r}; there are: {', '.join(found)}")
+    return found[claim_id]
+
+
+def judge(
+    claim_id: str,
+    interval: Interval,
+    premise: str = "",
+    requirement_met: bool = False,
+    models: str = "",
+    without: dict[str, Interval] | None = None,
+    roundings: Sequence[Interval] = (),
+    earlier: Interval | None = None,
+) -> Verdict:
+    """Verdict on a claim from the whole interval: on the claimed side, on the other, or across the threshold.
+
+    Args:
+        claim_id: as in data/papers/claims.json.
+        interval: of the claim's statistic.
+        premise: why the claim does not apply to this run; empty where it does.
+        requirement_met: whether the run meets `Claim.requires`, for claims that have one.
+        models: names of the models that the interval is about, where they are not the run's one.
+        without: {task: the statistic without it}; where one changes the verdict, its weight is few tasks.
+        roundings: of a statistic between two layers, that of either layer; undecided where their verdicts differ.
+        earlier: the statistic of the claim's first wording; its verdict stands in the note.
+    """
+    row = claim(claim_id)
+    if interval.low > interval.high:
+        raise InputError(f"not an interval for {claim_id}: {interval}")
+    if premise:
+        return Verdict(row, interval, NOT_APPLICABLE, premise, models)
+    if row.requires and not requirement_met:
+        return Verdict(row, interval, UNTESTABLE, f"needs {row.requires}", models)
+    if not interval.known:
+        return Verdict(row, interval, UNTESTABLE, "no tokens of a task that can be judged", models)
+    if interval.groups < row.minimum_sequences or not interval.bounded:
+        few = f"{interval.groups} sequences, fewer than {row.minimum_sequences}"
+        reason = few if interval.groups < row.minimum_sequences else "not enough groups that differ"
+        return Verdict(row, interval, UNTESTABLE, reason, models)
+    verdict, reason, note = side_of(row, interval)
+    if verdict != UNDECIDED and len({side_of(row, rounded)[0] for rounded in roundings}) > 1:
+        verdict, reason = UNDECIDED, "the two layers around the share of the depth disagree"
+    others = {task: side_of(row, other) for task, other in (without or {}).items() if other.bounded}
+    changed = [f"without {task} {o[0]}" for task, o in others.items() if o[0] != verdict and verdict != UNDECIDED]
+    few_tasks = changed or interval.tasks < FEWEST_TASKS
+    notes = [note, "; ".join(changed), first_wording(row, earlier)]
+    found = (FEW_TASKS,) if few_tasks else ()
+    return Verdict(row, interval, verdict, reason, models, found, "; ".join(filter(None, notes)))
+
+
+def side_of(row: Claim, interval: Interval) -> tuple[str, str, str]:
+    """(verdict, reason, note) of an interval with bounds."""
+    inside, outside = _sides(row, interval)
+    where = wanted(row)
+    if inside:
+        note = CHANGED if row.direction == "within" and not interval.low <= row.threshold <= interval.high else ""
+        return HOLDS, f"the whole interval is {where}", note
+    if outside:
+        return FAILS, f"none of the interval is {where}", ""
+    return UNDECIDED, f"only part of the interval is {where}", ""
+
+
+def first_wording(row: Claim, interval: Interval | None) -> str:
+    """What the claim's first wording gives, for a note; empty where there is no other wording."""
+    if interval is None:
+        return ""
+    return (
+        f"first wording: {side_of(row, interval)[0]}, {interval}" if interval.bounded else "first wording: no verdict"
+    )
+
+
+def p_value(row: Claim, interval: Interval) -> float:
+    """The two-sided p-value at which the interval would just reach the claim's bound: below 0.05 where it does not.
+
+    The interval inverted: its side towards the bound is as many standard errors as Student's t has at 95%, with the
+    sequences less one as degrees of freedom (after Altman and Bland 2011, who take the normal). "within" has two
+    bounds: both have to be cleared from inside, one from outside.
+    """
+    reach = row.tolerance or 0.0
+    bounds = [row.threshold - reach, row.threshold + reach] if row.direction == "within" else [row.threshold]
+    degrees = max(interval.groups - 1, 1)
+    if not interval.bounded:
+        return math.nan
+
+    def of(bound: float) -> float:
+        away = abs(interval.estimate - bound)
+        side = interval.estimate - interval.low if interval.estimate > bound else interval.high - interval.estimate
+        if side <= 0:
+            return 0.0 if away else 1.0
+        return float(2 * t.sf(t.ppf(0.975, degrees) * away / side, degrees))
+
+    if abs(interval.estimate - row.threshold) > reach and reach:
+        bounds = [min(bounds, key=lambda bound: abs(interval.estimate - bound))]
+    return max(map(of, bounds))
+
+
+def wanted(row: Claim) -> str:
+    """Where a claim's whole interval has to lie, in words."""
+    around = f" ± {short_number(row.tolerance)}" if row.tolerance else ""
+    return f"{row.direction} {short_number(row.threshold)}{around}"
+
+
+def amended(claim: Claim) -> str:
+    """When a claim was changed last after it had been fixed; nothing of one that was not."""
+    return f"amended {claim.amended[-1]['date']}" if claim.amended else ""
+
+
+def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
+    """One row per verdict; what is not testable has its reason beside it, other models than the page's their names."""
+    rows = [
+        {
+            "Claim": f"{v.claim.id}: {v.claim.claim}" + (f" ({amended(v.claim)})" if v.claim.amended else ""),
+            "Verdict": v.verdict
+            + (f" on {v.models}" if v.models else "")
+            + ("" if v.judged else f" ({v.reason})")
+            + (f" ({v.note})" if v.note else ""),
+            "Weight": ", ".join(v.weights) if v.judged else "–",
+            "This run": str(v.interval),
+            "Holds if": wanted(v.claim),
+            "Paper": NOT_IN_PAPER if v.claim.published is None else short_number(v.claim.published),
+            "Statistic": v.claim.statistic,
+            "Sequences": str(v.interval.groups) if v.interval.known else "–",
+            "Source": f"this study, after {v.claim.reference}" if v.claim.ours else v.claim.reference,
+        }
+        for v in verdicts
+    ]
+    columns = ["Claim", "Verdict", "Weight", "This run", "Holds if", "Paper", "Statistic", "Sequences", "Source"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def tables() -> list[str]:
+    """Ids of the published tables: P-table-1, M-figure-1, ..., and P-text, M-text for what stands in running text."""
+    parts = (path.stem.rpartition("-") for path in data_folder("papers").glob("[PM]-*.json"))
+    numbered = sorted((kind, int(end) if end.isdigit() else 0, end) for kind, _, end in parts)
+    return [f"{kind}-{end}" for kind, _, end in numbered]
+
+
+def published(table: str) -> pd.DataFrame:
+    """A published table, its rows as printed. attrs: source, title, columns (units and layer base of each), notes."""
+    if table not in tables():
+        raise InputError(f"no published table {table!r}; there are: {', '.join(tables())}")
+    record = _read(table)
+    frame = pd.DataFrame(record["rows"], columns=["row", *record["columns"]])
+    frame.attrs.update({key: record[key] for key in ("source", "title", "columns", "notes")})
+    return frame
+
+
+def as_depth(layer: float, base: int | str) -> tuple[float, ...]:
+    """A published layer as a number of blocks run: one reading, or both where the paper's base is unknown."""
+    readings = {0: (layer + 1,), 1: (layer,), "unknown": (layer, layer + 1)}
+    if base not in readings:
+        raise InputError(f"a layer base is 0, 1 or 'unknown', not {base!r}")
+    return readings[base]
+
+
+def _sides(row: Claim, interval: Interval) -> tuple[bool, bool]:
+    """Whether all of the interval is where the claim puts it, and whether none of it is."""
+    low, high = interval.low, interval.high
+    if row.direction == "above":
+        return low > row.threshold, high <= row.threshold
+    if row.direction == "below":
+        return high < row.threshold, low >= row.threshold
+    reach = row.tolerance or 0.0
+    bottom, top = row.threshold - reach, row.threshold + reach
+    return bottom < low and high < top, high <= bottom or low >= top
+
+
+def _read(name: str) -> dict[str, Any]:
+    return json.loads((data_folder("papers") / f"{name}.json").read_text(encoding="utf-8"))

@@ -1,0 +1,186 @@
+"""What a notebook found: its sentences, the numbers in them, its verdicts, all kept in one JSON file."""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from IPython.display import HTML, Markdown, display
+
+from eelib.common.errors import InputError
+from eelib.common.files import write_atomically
+from eestudy.claims import Verdict, claims, verdict_table
+from eestudy.figures import style
+from eestudy.markup.markdown import text
+from eestudy.statistics import Interval
+from eestudy.study import Study
+
+OF_A_TRACE = (  # what results keep of each trace that they rest on
+    "weights",
+    "task_hash",
+    "settings",
+    "version",
+    "versions",
+    "seconds",
+    "rows",
+    "mismatches",
+    "skipped",
+    "layers",
+)
+Value = Interval | float | int | str
+
+
+class Results:
+    """The sentences, numbers and verdicts of one notebook on one model.
+
+    A sentence is a Jinja text whose numbers are its arguments: `say("{{ early|pct }} of tokens ...", early=interval)`.
+    Filters: `pct` (a share as a percentage, `pct(1)` with one decimal), `num(2)`, `ci` and `pct_ci` (with the 95%
+    interval), `side("later", "earlier", "neither")` (where the whole interval lies). What is not a filter's is shown
+    as text: nothing in it is markup.
+    """
+
+    def __init__(self, notebook: str, study: Study, beside: Sequence[Study] = ()) -> None:
+        self.notebook, self.study, self.beside = notebook, study, beside
+        self.headline = ""
+        self.numbers: dict[str, Any] = {}
+        self.by_task: dict[str, dict[str, Any]] = {}
+        self.verdicts: list[Verdict] = []
+        style.style(self.folder / "figures")
+
+    @property
+    def folder(self) -> Path:
+        """Where this page's results lie: results_folder/<model>."""
+        return Path(self.study.parameters.results_folder) / self.study.model.name
+
+    def add(self, name: str, value: Value, task: str = "") -> None:
+        """Keep a number, of one task or of all, that no sentence states."""
+        (self.by_task.setdefault(task, {}) if task else self.numbers)[name] = as_dict(value)
+
+    def say(self, template: str, **values: Value) -> None:
+        """Show a paragraph of Markdown and keep its numbers; nothing is shown for an empty one."""
+        if words := self._fill(template, values):
+            display(Markdown(words))
+
+    def answer(self, template: str, **values: Value) -> None:
+        """The page's answer: shown, and kept for the first page. The book moves its cell under the page's title."""
+        self.headline = self._fill(template, values)
+        display(Markdown(self.headline))
+
+    def judge(self, *verdicts: Verdict) -> None:
+        """Keep the verdicts on this notebook's claims, and show them in a table."""
+        wanted, found = [c.id for c in claims() if c.notebook == self.notebook], [v.claim.id for v in verdicts]
+        if missing := sorted(set(wanted) - set(found)):
+            raise InputError(
+                f"no verdict on {', '.join(missing)}; data/papers/claims.json has {self.notebook}'s claims"
+            )
+        self.verdicts = list(verdicts)
+        style.table(verdict_table(verdicts), f"The claims of this page. {self.study.where}")
+
+    def save(self) -> Path:
+        """Write results/<model>/<notebook>.json, whole or not at all."""
+        study = self.study
+        path = self.folder / f"{self.notebook}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "notebook": self.notebook,
+            "model": study.model.name,
+            "date": time.strftime("%Y-%m-%d"),
+            "parameters": dict(study.parameters),
+            "manifest": {
+                "device": study.model.device.type,
+                "dtype": study.model.dtype,
+                "versions": next(iter(study.traces.values())).manifest["versions"],
+            },
+            **described(study),
+            "answer": self.headline,
+            "tasks": self.by_task,
+            "overall": self.numbers,
+            "claims": [verdict.to_dict() for verdict in self.verdicts],
+        }
+        if self.beside:
+            content["beside"] = {other.model.name: described(other) for other in self.beside}
+        write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
+        display(HTML(f"<p class='ee-written'>{text(path.name)} is written.</p>"))
+        return path
+
+    def _fill(self, template: str, values: Mapping[str, Value]) -> str:
+        for name, value in values.items():
+            self.add(name, value)
+        return " ".join(TEMPLATES.from_string(template).render(values).split())
+
+
+# ---- filters of sentences
+
+
+class Shown(str):
+    """Text that a filter made: shown as it is."""
+
+
+def pct(value: Value, digits: int = 0) -> Shown:
+    """A share as a percentage, without its interval."""
+    return Shown("–" if math.isnan(number(value)) else f"{100 * number(value):.{digits}f}%")
+
+
+def num(value: Value, digits: int = 1) -> Shown:
+    """A number, without its interval."""
+    return Shown("–" if math.isnan(number(value)) else f"{number(value):,.{digits}f}")
+
+
+def ci(value: Interval) -> Shown:
+    """An estimate with its interval."""
+    return Shown(str(value).replace("[", "\\["))
+
+
+def pct_ci(value: Interval) -> Shown:
+    """The same of a share, in percent."""
+    return Shown(str(value.scaled(100)).replace("[", "\\[") + ("%" if value.known else ""))
+
+
+def side(value: Interval, above: str, below: str, neither: str, of: float = 0.0) -> Shown:
+    """`above`, `below` or `neither`, by where the whole interval lies."""
+    return Shown(value.side(above, below, neither, of))
+
+
+def number(value: Value) -> float:
+    """The number itself, of an interval its estimate."""
+    return float(value.estimate if isinstance(value, Interval) else value)
+
+
+def shown(value: Any) -> str:
+    """What an expression gives, as it is shown: text that no filter made is no markup."""
+    return value if isinstance(value, Shown) else text(str(value) if isinstance(value, Interval) else value)
+
+
+TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, finalize=shown)
+TEMPLATES.filters |= {f.__name__: f for f in (pct, num, ci, pct_ci, side)}
+
+# ---- JSON
+
+
+def described(study: Study) -> dict[str, Any]:
+    """Quality, what can be judged, and the traces of a study."""
+    traces = {name: {key: made.manifest.get(key) for key in OF_A_TRACE} for name, made in study.traces.items()}
+    return {"quality": study.quality, "sensible": study.sensible, "learnt": study.above_baseline, "traces": traces}
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """An interval, or a bare number or text, as JSON keeps it."""
+    if isinstance(value, Interval):
+        estimate, low, high, groups = value[:4]
+        return {"estimate": float(estimate), "low": float(low), "high": float(high), "sequences": int(groups)}
+    return {"estimate": value if isinstance(value, str) else float(value)}
+
+
+def clean(value: Any) -> Any:
+    """JSON has no NaN: such figures become null."""
+    if isinstance(value, dict):
+        return {str(k): clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,289 @@
+"""What every notebook starts from: a model, its tasks, one trace per task, and one frame of all their tokens."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from transformers.utils import logging as transformers_logging
+
+from eelib.common.errors import InputError
+from eelib.common.files import data_folder
+from eelib.common.values import check_name
+from eelib.models.model import Model, load_model
+from eelib.tasks.metrics import repeated
+from eelib.tasks.task import Task, kind_named, load_task, task_names
+from eelib.tracing.make import make_free_shards, trace
+from eelib.tracing.trace import Trace
+from eestudy.exits.task_quality import quality_interval
+from eestudy.markup.text import visible
+from eestudy.parameters import ParameterError, Parameters, as_parameter_error
+from eestudy.statistics import MINIMUM_GROUPS
+
+MOST_REPEATED = 0.2  # of the tokens of a task with sensible text, in an 8-gram that occurs twice in its output
+SHORTEST = 5  # tokens; MINIMUM_GROUPS outputs of a task with sensible text have so many
+WHY_NOT = {
+    "sensible": "No task of this run has sensible text, so nothing can be concluded about exit layers.",
+    "above_baseline": "The model is above the baseline of no task of this run, so nothing can be concluded.",
+}
+
+
+class Study:
+    """The model and traces that a notebook's parameters ask for.
+
+    Args:
+        parameters: as `check_parameters` returns them.
+        sites, pairs, given: what `eelib.trace` takes.
+        model, tasks, template, limit, max_new_tokens: in place of the parameters', for a page about several models:
+            Study(p, model=p.after).
+        loaded: the model, where another study has loaded it already.
+
+    Raises:
+        ParameterError: one line, for what can't be had.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        sites: int = 0,
+        pairs: int = 0,
+        given: bool = False,
+        model: str | None = None,
+        tasks: str | None = None,
+        template: str | None = None,
+        limit: int | None = None,
+        max_new_tokens: int | None = None,
+        loaded: Model | None = None,
+    ) -> None:
+        other = {"model": model, "tasks": tasks, "template": template, "limit": limit, "max_new_tokens": max_new_tokens}
+        # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
+        root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
+        self.parameters = p = Parameters(
+            {
+                **parameters,
+                **{name: value for name, value in other.items() if value is not None},
+                **{name: str(root / parameters[name]) for name in ("runs_folder", "results_folder")},
+            }
+        )
+        with as_parameter_error():
+            self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
+            check_beforehand(p, self.tasks)
+            check_name("the last part of parameter model,", Path(p.model).name)  # names the folder of results
+            transformers_logging.disable_progress_bar()  # bars litter a page
+            self.model: Model = loaded or load_model(p.model, dtype=p.dtype, device=p.device)
+            wording = p.get("template") or p.get("wording", "auto")
+            self.tasks = {n: prompted(t, self.model, p.get("chat", "auto"), wording) for n, t in self.tasks.items()}
+            if sites and not self.model.components:  # before hours of decoding, not after
+                raise InputError(self.model.components_error)
+            for task in self.tasks.values() if len(self.tasks) > 1 else ():  # while others make one, go to the next
+                make_free_shards(self.model, task, p.max_new_tokens, p.runs_folder, p.batch_size or None)
+            self.traces: dict[str, Trace] = {
+                name: trace(
+                    self.model,
+                    task,
+                    max_new_tokens=p.max_new_tokens,
+                    folder=p.runs_folder,
+                    batch_size=p.batch_size or None,
+                    sites=sites,
+                    pairs=pairs,
+                    given=given,
+                    progress=False,
+                )
+                for name, task in self.tasks.items()
+            }
+
+    @property
+    def layers(self) -> int:
+        """L, the number of blocks."""
+        return self.model.layers
+
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """All tokens of all tasks, a row each; `study["entropy"]` has the same rows.
+
+        Columns: model, task, kind, group, sequence, position (from 0), length (of the output, in tokens), token_id,
+        text, truncated; exit layers `first` and `stable` (1..L); `counted`: not an end token, nor a special one of a
+        masked model's text; `repeated`: in an 8-gram that occurs twice in its output; of the task, `sensible` (text
+        that is long enough and repeats little) and `above_baseline` (quality).
+        """
+        parts = []
+        for name, made in self.traces.items():
+            length = made.sequences.set_index("sequence")["length"]
+            parts.append(
+                made.tokens.assign(
+                    model=self.model.name,
+                    task=name,
+                    kind=self.tasks[name].kind,
+                    length=made.tokens["sequence"].map(length),
+                    first=made.exit_layer("first"),
+                    stable=made.exit_layer("stable"),
+                    counted=made.statistic_rows(),
+                    repeated=repeated_tokens(made),
+                    sensible=self.sensible[name],
+                    above_baseline=self.above_baseline[name],
+                )
+            )
+        return pd.concat(parts, ignore_index=True)
+
+    def __getitem__(self, readout: str) -> np.ndarray:
+        """A readout of all tasks, in the rows of `tokens`: [tokens, L+1]; column 0 is of the embeddings."""
+        return np.concatenate([made[readout] for made in self.traces.values()])
+
+    @cached_property
+    def outputs(self) -> pd.DataFrame:
+        """All outputs, a row each: as `Trace.sequences`, with model, task, kind, sensible and above_baseline."""
+        about = {
+            n: {"model": self.model.name, "task": n, "kind": self.tasks[n].kind, "sensible": self.sensible[n]}
+            | {"above_baseline": self.above_baseline[n]}
+            for n in self.traces
+        }
+        return pd.concat([t.sequences.assign(**about[n]) for n, t in self.traces.items()], ignore_index=True)
+
+    @cached_property
+    def quality(self) -> dict[str, dict[str, float]]:
+        """Scores of the outputs, by task."""
+        return {
+            n: self.tasks[n].pick(t.sequences["sequence"].tolist()).quality(list(t.sequences["output"]))
+            for n, t in self.traces.items()
+        }
+
+    @cached_property
+    def sensible(self) -> dict[str, bool]:
+        """Whether a task's outputs are long enough, and repeat themselves little enough, to say something of layers.
+
+        A classifier writes no text: its tasks count if they are above their baseline.
+        """
+        if not self.model.adapter.writes:
+            return self.above_baseline
+        return {
+            name: self.repetition[name] <= MOST_REPEATED
+            and int((made.sequences["length"] >= SHORTEST).sum()) >= MINIMUM_GROUPS
+            for name, made in self.traces.items()
+        }
+
+    @cached_property
+    def repetition(self) -> dict[str, float]:
+        """Share of each task's tokens that stand in an 8-gram which occurs twice in their output."""
+        return {
+            name: float(repeated_tokens(made)[rows].mean()) if (rows := made.statistic_rows()).any() else 0.0
+            for name, made in self.traces.items()
+        }
+
+    @cached_property
+    def above_baseline(self) -> dict[str, bool]:
+        """Whether each task's baseline, stated beforehand, lies below the whole 95% interval of every score it names.
+
+        By guessing, a model is above the majority class of two balanced labels half the time; hence the interval.
+        """
+        found = {}
+        for name, made in self.traces.items():
+            task = self.tasks[name].pick(made.sequences["sequence"].tolist())
+            scores = quality_interval(task, list(made.sequences["output"])) if task.baseline else {}
+            found[name] = task.above_baseline({metric: interval.low for metric, interval in scores.items()})
+        return found
+
+    def why_not(self, premise: str = "sensible") -> str:
+        """Why no claim can be judged that needs tasks which are `premise`; empty where there is one."""
+        return "" if any(getattr(self, premise).values()) else WHY_NOT[premise]
+
+    @property
+    def where(self) -> str:
+        """Model and tasks, for captions."""
+        return f"{self.model.title or self.model.name}; {', '.join(self.tasks)}."
+
+    @property
+    def ran(self) -> str:
+        """When and how the traces were made, once per page."""
+        date = max(t.manifest["date"] for t in self.traces.values())
+        rows = sum(t.manifest["rows"] for t in self.traces.values())
+        wrong = sum(t.manifest["mismatches"] for t in self.traces.values())
+        return (
+            f"{self.model.title or self.model.name}, {self.layers} layers, {self.model.dtype} on "
+            f"{self.model.device.type}, {date}. The last layer's best token is the emitted one for "
+            f"{rows - wrong:,} of {rows:,} tokens."
+        )
+
+    def about_tasks(self) -> pd.DataFrame:
+        """A row per task: texts, tokens, outputs that were cut, repetition, quality, and what it can be judged on."""
+        rows = []
+        for name, made in self.traces.items():
+            scores = ", ".join(f"{metric} {value:.1f}" for metric, value in self.quality[name].items())
+            rows.append(
+                {
+                    "task": name,
+                    "outputs": len(made.sequences),
+                    "tokens": int(made.statistic_rows().sum()),
+                    "cut": int(made.sequences["truncated"].sum()),
+                    "repeated (%)": round(100 * self.repetition[name], 1),
+                    "quality": scores or "–",
+                    "sensible text": "yes" if self.sensible[name] else "no",
+                    "above baseline": "yes" if self.above_baseline[name] else "no",
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one vocabulary entry, spaces and control characters shown; of a classifier, the label."""
+        if self.model.kind == "classifier":
+            return visible(self.model.labels[int(token_id)])
+        return visible(str(self.model.tokenizer.decode([int(token_id)])))
+
+
+def studies_beside(p: Parameters) -> list[Study]:
+    """A study of each model that the parameter `beside` names, as in "pocket-llama on translation/*; A on B,C".
+
+    `beside_limit` and `beside_new_tokens` are their texts per task and longest output.
+
+    Raises:
+        ParameterError: one line, for an entry of another form.
+    """
+    found = []
+    for entry in filter(None, (part.strip() for part in p.beside.split(";"))):
+        model, _, tasks = (part.strip() for part in entry.rpartition(" on "))
+        if not model:
+            raise ParameterError(
+                f"parameter beside holds {entry!r}; allowed are entries such as 'pocket-llama on translation/*', "
+                "several with semicolons, or nothing"
+            )
+        asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens, "template": ""}
+        found.append(Study(p, model=model, tasks=tasks, **asked))
+    return found
+
+
+def repeated_tokens(made: Trace) -> np.ndarray:
+    """bool [tokens]: which tokens of a trace stand in an 8-gram that occurs twice in their output."""
+    outputs = made.tokens.groupby("sequence", sort=False)["token_id"]
+    return np.concatenate([repeated(ids.tolist()) for _, ids in outputs])
+
+
+def prompted(task: Task, model: Model, chat: str, wording: str) -> Task:
+    """The task with the prompts that the parameters `chat` and `wording` ask for.
+
+    Args:
+        task: as it was loaded, in the paper's wording.
+        model: whose tokenizer may have a chat template.
+        chat: "yes", "no", or "auto": where there is a template, and the kind of task has a wording for it.
+        wording: see `Task.worded`; "auto" is "short" in a chat template, where the kind of task has it, else "paper".
+    """
+    kind = kind_named(task.kind)
+    for_chat = kind.instructs or "short" in kind.wordings
+    in_chat = chat == "yes" or (chat == "auto" and for_chat and bool(model.tokenizer.chat_template))
+    if wording == "auto":
+        wording = "short" if in_chat and "short" in kind.wordings else "paper"
+    return replace(task.worded(wording) if kind.wordings else task, chat=in_chat)
+
+
+def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
+    """InputError for what would otherwise be noticed once everything has been decoded."""
+    if not data_folder("papers").is_dir():
+        raise InputError(f"there is no folder {data_folder('papers')}; EELIB_DATA is {os.environ.get('EELIB_DATA')!r}")
+    folder = Path(parameters.results_folder)
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise InputError(f"results_folder {str(folder)!r} can't be written: {there} is no folder that allows it")
+    wanted, most = parameters.get("example_sequence", -1), max(map(len, tasks.values()))
+    if wanted >= most:
+        raise InputError(f"example_sequence {wanted} is in no task; allowed: -1, or 0 to {most - 1}")

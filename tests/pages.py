@@ -1,0 +1,61 @@
+"""Notebooks run cell by cell in this process, without a kernel: quick enough to try every claim both ways."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import matplotlib.pyplot as plt
+import nbformat
+from IPython import display as ipython
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+
+def run_page(name: str, **parameters: Any) -> tuple[dict[str, Any], list[Any]]:
+    """The namespace after all cells of a notebook, and what it displayed, in order."""
+    cells = [c for c in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells if c.cell_type == "code"]
+    sources = [cell.source for cell in cells]
+    namespace: dict[str, Any] = {}
+    at = next(n for n, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", []))
+    given = "# Parameters\n" + "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
+    sources.insert(at + 1, given)
+    namespace["In"] = sources
+    with displayed(namespace) as shown:
+        for source in sources:
+            exec(compile(source, f"{name}.ipynb", "exec"), namespace)
+    return namespace, shown
+
+
+@contextmanager
+def displayed(namespace: dict[str, Any]) -> Iterator[list[Any]]:
+    """Inside, what is displayed is collected, and `check_parameters` reads this namespace."""
+    shown: list[Any] = []
+    plt.switch_backend("Agg")
+    shell = SimpleNamespace(user_ns=namespace)
+    import eestudy.figures.style
+    import eestudy.results
+
+    with (
+        mock.patch.object(ipython, "display", shown.append),
+        mock.patch.object(eestudy.figures.style, "display", shown.append),
+        mock.patch.object(eestudy.results, "display", shown.append),
+        mock.patch("IPython.get_ipython", return_value=shell),
+    ):
+        yield shown
+
+
+def texts(shown: list[Any]) -> str:
+    """What was displayed, as text, without the pictures and files in it."""
+    whole = "\n".join(str(getattr(item, "data", item)) for item in shown)
+    return re.sub(r"base64,[\w+/=]+", "", whole)
+
+
+def result(namespace: dict[str, Any]) -> dict[str, Any]:
+    """The results file that a notebook wrote."""
+    found = namespace["results"]
+    return json.loads((found.folder / f"{found.notebook}.json").read_text(encoding="utf-8"))
