@@ -16,7 +16,8 @@ from scipy.stats import t
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eestudy.statistics import Interval, short_number
+from eestudy.markup.text import short_number
+from eestudy.statistics import Interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 UNTESTABLE, NOT_APPLICABLE = "not testable here", "not applicable"

@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.stats import beta, norm, t
 
 from eelib.common.errors import InputError
+from eestudy.markup.text import in_step
 
 MINIMUM_GROUPS = 30  # tasks with fewer are left out of an average over tasks, unless all have fewer
 KINDS = ("share", "loss", "mean")
@@ -265,11 +266,6 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     return adjusted
 
 
-def short_number(value: float) -> str:
-    """Three significant digits; thousands as whole numbers."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value + 0.0:.3g}"
-
-
 # ---- inside: rows and groups
 
 
@@ -513,7 +509,7 @@ def _combined(intervals: Sequence[Interval], weights: Sequence[float], alike: fl
     return Interval(estimate, float(estimate - low), float(estimate + high), groups, tasks)
 
 
-# ---- inside: slopes, ranks, and how an interval is written
+# ---- inside: slopes and ranks
 
 
 def _products(frame: pd.DataFrame, y: str, x: str, within: str | None = None) -> pd.DataFrame:
@@ -538,21 +534,3 @@ def _epsilon_squared(counts: np.ndarray) -> np.ndarray:
     rows = counts.sum(axis=3)
     between = np.einsum("dscl,dl->dsc", counts, ranks) ** 2 / np.where(rows > 0, rows, 1)
     return between.sum(axis=2) / (level * ranks**2).sum(axis=1, keepdims=True)
-
-
-def in_step(estimate: float, low: float, high: float) -> tuple[str, str, str]:
-    """An estimate and its bounds with as many decimals as the interval is precise to: two digits of half its width.
-
-    The estimate has three digits at most. An end of an interval that leaves out zero is not written as zero.
-    """
-    half = (high - low) / 2
-    if half <= 0:
-        return short_number(estimate), short_number(low), short_number(high)
-    precise = 1 - math.floor(math.log10(half))
-    decimals = max(0, min(precise, 2 - math.floor(math.log10(abs(estimate)))) if estimate else precise)
-
-    def fitted(value: float) -> str:
-        rounded = round(value, decimals) + 0.0  # no minus zero
-        return f"{value:.1g}" if low * high > 0 and not rounded else f"{rounded:,.{decimals}f}"
-
-    return fitted(estimate), fitted(low), fitted(high)

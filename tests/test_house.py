@@ -25,20 +25,22 @@ BELOW["eelib.lens"] = {"eelib.models", "eelib.common"}
 BELOW["eelib.tracing"] = {"eelib.lens", "eelib.tasks", *BELOW["eelib.lens"]}
 BELOW["eelib.exits"] = {"eelib.tracing", *BELOW["eelib.tracing"]}
 ENGINE = {"eelib.exits", *BELOW["eelib.exits"]}
-BELOW["eestudy.statistics"] = BELOW["eestudy.words"] = {"eelib.common"}
-BELOW["eestudy.claims"] = BELOW["eestudy.figures"] = {"eestudy.statistics", "eelib.common"}
+BELOW["eestudy.markup"] = BELOW["eestudy.words"] = {"eelib.common"}
+BELOW["eestudy.statistics"] = {"eestudy.markup", "eelib.common"}
+BELOW["eestudy.claims"] = {"eestudy.statistics", *BELOW["eestudy.statistics"]}
+BELOW["eestudy.figures"] = {"eelib.tracing", *BELOW["eestudy.claims"], *BELOW["eelib.tracing"]}
 BELOW["eestudy.exits"] = {"eestudy.words", "eestudy.old.statistics", *ENGINE}
 BELOW["eestudy.parameters"] = ENGINE
-BELOW["eestudy.study"] = {"eestudy.parameters", "eestudy.exits", "eestudy.statistics", *ENGINE}
+BELOW["eestudy.study"] = {"eestudy.parameters", "eestudy.exits", *BELOW["eestudy.claims"], *ENGINE}
 BELOW["eestudy.results"] = {"eestudy.study", "eestudy.claims", "eestudy.figures", *BELOW["eestudy.study"]}
 NEW = {"eestudy.results", *BELOW["eestudy.results"]}
 BELOW["eestudy.old.statistics"] = {"eelib.common"}
-BELOW["eestudy.markup"] = {"eestudy.old.statistics", "eelib.common"}
 BELOW["eestudy.old.study"] = {"eestudy.old.statistics", "eestudy.markup", "eestudy.words", *NEW}
 BELOW["eestudy.old.analysis"] = {"eestudy.old.study", *BELOW["eestudy.old.study"]}
 BELOW["eestudy.old.figures"] = BELOW["eestudy.browser"] = {"eestudy.old.analysis", *BELOW["eestudy.old.analysis"]}
-OLD = {f"eestudy.old.{room}" for room in ("figures", "study", "statistics", "markup")}
-BELOW["eestudy.book"] = {*OLD, "eestudy.claims", "eestudy.figures", "eestudy.statistics", "eelib.common"}
+OLD = {f"eestudy.old.{room}" for room in ("figures", "study", "statistics")}
+FOR_BOOK = ("markup", "claims", "figures", "statistics", "parameters")
+BELOW["eestudy.book"] = {*OLD, *(f"eestudy.{room}" for room in FOR_BOOK), "eelib.common"}
 BELOW["recipes"] = {"eelib.exits", *BELOW["eelib.exits"]}
 OURS = {"eelib", "eestudy", "recipes", "checks", "tests"}
 

@@ -16,12 +16,14 @@ from eestudy.old.figures.style import figure_html, files_of
 from eestudy.old.statistics.interval import Interval
 
 STATES = ("before", "after")
+LEAD = ("saturation", "speed")  # notebooks whose answers open the first page
 
 
 def front(study: StudyFile, results: Written) -> str:
     """The answer: sentences and a figure of the study's first model."""
     model = next(iter(study.models))
-    said = sentences(FRONT, together(results, model))
+    answers = [results.get((model, notebook), {}).get("answer", "") for notebook in LEAD]
+    said = in_plain_text(" ".join(filter(None, answers))) or sentences(FRONT, together(results, model))
     pieces = [raw(f'<p class="ee-lead {PLAIN}">{escape(said)}</p>')] if said else []
     return "\n".join([*pieces, figure(study, results, model)])
 

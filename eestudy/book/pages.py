@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from eelib.common.files import data_folder
 from eestudy.book.html import raw
@@ -13,18 +12,6 @@ from eestudy.book.verdicts import Written, tally, verdicts
 from eestudy.markup.markdown import Markdown, card_parts, table, text
 from eestudy.old.figures.card import curve
 
-# Headings of the table of findings, by key in the results of the saturation notebook.
-HEADLINES = {
-    "BLEU": "BLEU",
-    "chrF": "chrF",
-    "F1": "F1",
-    "ROUGE-L": "ROUGE-L",
-    "perc_first": "perc, first (%)",
-    "perc_chance": "perc, chance (%)",
-    "perc_stable": "perc, stable (%)",
-    "avg_first": "avg, first",
-    "avg_stable": "avg, stable",
-}
 PACKAGES = (
     "torch",
     "transformers",
@@ -44,27 +31,11 @@ PACKAGES = (
 
 
 def findings(study: StudyFile, results: Written) -> str:
-    """What was found, per model: verdicts counted, and the main table."""
+    """The verdicts on each model, counted."""
     pieces = []
     for model in study.models:
         pieces += [f"### On {text(model)}\n", tally(model, verdicts(results, model))]
-        tasks = results.get((model, "saturation"), {}).get("tasks", {})
-        keys = [key for key in HEADLINES if any(key in values for values in tasks.values())]
-        if keys:
-            learnt = results[model, "saturation"].get("learnt", {})
-            rows = (
-                [task if learnt.get(task, True) else f"{task} (not learnt)", *(headline(values, key) for key in keys)]
-                for task, values in tasks.items()
-            )
-            caption = f"Quality and exit layers of {model}, by task."
-            pieces.append(table(["Task", *(HEADLINES[key] for key in keys)], rows, caption))
     return "\n".join(pieces)
-
-
-def headline(values: dict[str, Any], key: str) -> str:
-    """One figure of the table of findings, one decimal, shares as percent; a dash where there is none."""
-    estimate = values.get(key, {}).get("estimate")
-    return "–" if estimate is None else f"{estimate * (100 if key.startswith('perc') else 1):.1f}"
 
 
 def cards() -> str:

@@ -4,8 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from eestudy.markup.text import harmless
-from eestudy.statistics import in_step, short_number
+from eestudy.markup.text import harmless, in_step, short_number
 
 
 def text(value: Any) -> str:

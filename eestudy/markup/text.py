@@ -1,5 +1,6 @@
-"""Text made fit to be looked at."""
+"""Text and numbers made fit to be looked at."""
 
+import math
 import unicodedata
 
 PLAIN = "tex2jax_ignore mathjax_ignore"  # classes of what may hold any text: dollar signs in it are no formulas
@@ -18,6 +19,29 @@ def visible(text: str) -> str:
     """
     shown = {" ": "␣", "\n": "↵"}
     return "".join(shown.get(c) or (f"U+{ord(c):04X}" if _controls(c) else c) for c in text) or "∅"
+
+
+def short_number(value: float) -> str:
+    """Three significant digits; thousands as whole numbers."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value + 0.0:.3g}"
+
+
+def in_step(estimate: float, low: float, high: float) -> tuple[str, str, str]:
+    """An estimate and its bounds with as many decimals as the interval is precise to: two digits of half its width.
+
+    The estimate has three digits at most. An end of an interval that leaves out zero is not written as zero.
+    """
+    half = (high - low) / 2
+    if half <= 0:
+        return short_number(estimate), short_number(low), short_number(high)
+    precise = 1 - math.floor(math.log10(half))
+    decimals = max(0, min(precise, 2 - math.floor(math.log10(abs(estimate)))) if estimate else precise)
+
+    def fitted(value: float) -> str:
+        rounded = round(value, decimals) + 0.0  # no minus zero
+        return f"{value:.1g}" if low * high > 0 and not rounded else f"{rounded:,.{decimals}f}"
+
+    return fitted(estimate), fitted(low), fitted(high)
 
 
 def _controls(character: str) -> bool:

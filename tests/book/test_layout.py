@@ -8,6 +8,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from eestudy.book.layout import RANGE, data_of, dressed
+from eestudy.figures import style as shown_by
 from eestudy.old.figures import style as figures
 from eestudy.old.statistics.interval import Interval
 
@@ -33,7 +34,7 @@ def laid_out(body: str) -> tuple[BeautifulSoup, Files]:
 @pytest.fixture
 def shown(monkeypatch) -> list:
     found: list = []
-    monkeypatch.setattr(figures, "display", lambda output: found.append(output.data))
+    monkeypatch.setattr(shown_by, "display", lambda output: found.append(output.data))
     return found
 
 

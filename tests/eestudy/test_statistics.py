@@ -11,6 +11,7 @@ from scipy.stats import binomtest, kruskal, t
 
 from eelib.common.errors import InputError
 from eestudy import statistics
+from eestudy.markup.text import short_number
 from eestudy.statistics import NOTHING, Interval, difference, holm, interval, interval_of, largest_gap, slope
 
 FEW = 60  # draws in comparisons with loops
@@ -321,7 +322,7 @@ def test_how_an_interval_is_written_and_where_it_lies():
         "below",
     ]
     assert NOTHING.side("above", "below", "neither") == "neither" and not NOTHING.scaled(100).known
-    assert [statistics.short_number(value) for value in (1234.5, 0.12345, -0.0)] == ["1,234", "0.123", "0"]
+    assert [short_number(value) for value in (1234.5, 0.12345, -0.0)] == ["1,234", "0.123", "0"]
 
 
 ROW = framed([0.5, 1.0], ["a", "b"], side=[True, False])

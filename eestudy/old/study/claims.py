@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import eestudy.claims as claims
 from eelib.common.errors import InputError
-from eestudy import claims
 from eestudy.claims import (
     FAILS,
     FEW_TASKS,

@@ -6,12 +6,12 @@ from functools import cached_property
 
 import numpy as np
 
+import eestudy.study as new
 from eelib.common.errors import NotEstimable
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.trace_scores import Scores, make_scores, scores
 from eelib.models.model import Model
 from eelib.tracing.trace import Trace
-from eestudy import study as new
 from eestudy.claims import FEW_TASKS, FEWEST_TASKS, Verdict
 from eestudy.exits.replay import make_replay
 from eestudy.old.statistics.interval import NOTHING, Interval
