@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 BENCH = ("speed", "exits", "lens")
-MEASURE = ("families", "crashes", "many_prompts", "bad_input", "reproducible", "joint_memory", "coverage", "intervals")
+MEASURE = ("families", "crashes", "many_prompts", "bad_input", "reproducible", "joint_memory", "coverage", "statistics")
 
 
 def main() -> None:

@@ -502,8 +502,8 @@ def _binomial(sample: _Sample, kind: str) -> Interval:
 def _combined(intervals: Sequence[Interval], weights: Sequence[float], alike: float = 0.0) -> Interval:
     """The weighted sum of independent intervals, or the difference of two alike (MOVER: Zou and Donner 2008)."""
     estimate = float(sum(weight * one.estimate for weight, one in zip(weights, intervals)))
-    moved = [[weight * (end - one.estimate) for end in one[1:3]] for weight, one in zip(weights, intervals)]
-    ends = np.sort(moved, axis=1)  # below and above
+    reach = [[weight * (end - one.estimate) for end in one[1:3]] for weight, one in zip(weights, intervals)]
+    ends = np.sort(reach, axis=1)  # below and above
     low, high = np.sqrt(np.maximum((ends**2).sum(axis=0) - 2 * alike * ends.prod(axis=0), 0.0))
     groups, tasks = min(one.groups for one in intervals), sum(one.tasks for one in intervals)
     return Interval(estimate, float(estimate - low), float(estimate + high), groups, tasks)

@@ -41,7 +41,7 @@ def engine(folder: Path) -> dict[str, str]:
         "lens": lens,
         "coverage": coverage,
         "exits": exits,
-        "intervals": intervals,
+        "statistics": intervals,
         "speed": lambda content: parts(content, speed_plot(content)),
     }
     return {f"engine_{check}": section(folder / f"{check}.json", render) for check, render in sections.items()}

@@ -18,13 +18,6 @@ MEASURED = {
     "exits": (*TRACES, "eelib/exits", "eestudy/old/analysis/speed.py", "checks/speed_shapes.py"),
     "families": (*TRACES, "checks/one_family.py", *TINY),
     "given": TRACES,
-    "intervals": (
-        "eelib/common",
-        "eestudy/old/analysis",
-        "eelib/exits",
-        "checks/populations.py",
-        "checks/statistics.py",
-    ),
     "joint_memory": ("eelib/common", "eelib/models", "recipes/loop.py", "recipes/losses.py"),
     "kernel": ("eelib/lens",),
     "lens": ("eestudy/browser", "book/scripts/lens", "book/lens.md"),
@@ -33,6 +26,7 @@ MEASURED = {
     "prompts": ("eelib/common", "eelib/models", "eelib/tasks", "data/prompts/development"),
     "reproducible": (*TRACES, "checks/crashes.py"),
     "speed": (*TRACES, "checks/peers"),
+    "statistics": ("eelib/common", "eestudy/statistics.py"),
 }
 
 

@@ -17,7 +17,7 @@ def test_no_check_has_run(tmp_path):
         f"engine_{name}"
         for name in (
             *("families", "crashes", "many_prompts", "bad_input", "reproducible"),
-            *("joint_memory", "lens", "coverage", "exits", "intervals", "speed", "kernel", "cluster"),
+            *("joint_memory", "lens", "coverage", "exits", "statistics", "speed", "kernel", "cluster"),
         )
     }
     assert all(f"`python -m checks.{name[7:]}` runs it" in page for name, page in found.items())
