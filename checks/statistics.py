@@ -214,7 +214,8 @@ class Kind:
     """A kind of statistic.
 
     make: its interval of a sample. truth: a number, or what it is of a sample of very many groups. tasks: samples that
-    are averaged. wide: why the interval may cover more often than 97%. least: the claims' least number of groups.
+    are averaged. wide: why the interval may cover more often than 97%. least: the number of groups from
+    which it has to cover: the claims' least, or more where the statistic says so.
     unseen: how much of the exact interval of a share of 0 it has to span, where no row of a sample may differ.
     most_width: how many times the needed width it may have.
     """
@@ -232,7 +233,6 @@ class Kind:
 
 
 EXACT = "its limits are exact, of rows in groups conservative; a share of few rows, or near 0 or 1, takes few values"
-FEW_LARGE = "the few groups that hold most rows are as good as the whole sample"
 TOGETHER = "its limits hold for all gaps at once"
 AT_ZERO = (
     "the effect size has its least value at 0, where the jackknife counts chance twice; so its variance is doubled "
@@ -263,10 +263,10 @@ def share(p: float, alike: float = 0.0, mean: float = 1, tasks: int = 1) -> Kind
     return Kind(name, SHARES, drawn, share_of, p, tasks, EXACT, unseen=tasks**-0.5)
 
 
-def few(p: float) -> Kind:
-    """A share of rows, most of which are in few groups."""
+def few(p: float, least: int) -> Kind:
+    """A share of rows, most of which are in few groups; `interval` says where it does not cover."""
     drawn = partial(few_large, share=p, alike=0.61)
-    return Kind(f"share {p:g}, few groups hold most rows", SHARES, drawn, share_of, p, 1, f"{EXACT}; {FEW_LARGE}")
+    return Kind(f"share {p:g}, few groups hold most rows", SHARES, drawn, share_of, p, 1, EXACT, least)
 
 
 def contrast(frame: pd.DataFrame) -> Interval:
@@ -311,8 +311,8 @@ KINDS = [
     *(share(p, a, m) for p, a, m in ((0.5, 0.1, 12), (0.9, 0.05, 12), (0.97, 0.02, 6), (0.97, 0.05, 12))),
     *(share(p, a, m) for p, a, m in ((0.99, 0.05, 12), (0.995, 0.02, 30))),
     *(share(p, a, m, 3) for p, a, m in ((0.75, 0.05, 12), (0.97, 0.05, 12), (0.99, 0.02, 6))),
-    few(0.6),
-    few(0.9),
+    few(0.6, least=30),
+    few(0.9, least=400),
     *(
         Kind(f"share {a:g} less share {b:g}, same rows", "M-M3, P-S5, P-A2, P-K2, P-K3",
              partial(paired_shares, a=a, b=b), partial(share_of, by="side"), a - b, 1, EXACT, unseen=1)

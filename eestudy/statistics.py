@@ -83,6 +83,9 @@ def interval(
 ) -> Any:
     """The mean of a column over the rows of a task, averaged over tasks, each of which counts the same.
 
+    A share near 0 or 1 is covered too seldom (78 to 89% instead of 95%) where fewer than about 20 groups of rows that
+    are much alike (correlation 0.6) hold most rows.
+
     Args:
         frame: a row for each token, for example, with columns `task` (without it there is one task) and `group`.
         value: the column.
@@ -492,7 +495,8 @@ def _binomial(sample: _Sample, kind: str) -> Interval:
         count = (mean * (1 - mean) + unseen) / whole
         freedom = sample.freedom * (whole / variance) ** 2 if variance > 0 else math.inf
         count = count if kind == "loss" else min(count, sample.rows)
-        count = max(count * float(norm.ppf(LEVEL) / t.ppf(LEVEL, freedom)) ** 2, 1.0)
+        least = groups if sample.rows == groups else 1  # no loss varies more than one of 0 or 1 does
+        count = max(count * float(norm.ppf(LEVEL) / t.ppf(LEVEL, freedom)) ** 2, least)
     hits = mean * count
     low = beta.ppf(1 - LEVEL, hits, count - hits + 1) if hits > 1e-9 else 0.0
     high = beta.ppf(LEVEL, hits + 1, count - hits) if count - hits > 1e-9 else 1.0
