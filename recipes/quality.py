@@ -13,7 +13,7 @@ from eelib.tasks.metrics import answer_stats, bleu, chrf, normalised, rouge, sco
 from eelib.tasks.task import load_task
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from eelib.tracing.decode import greedy_decode, states_of
-from recipes.corpora import SEED, first_words, multi30k, read_jsonl, shifts, tatoeba
+from recipes.corpora import first_words, multi30k, read_jsonl, shifts, tatoeba
 from recipes.texts import ARTICLE_WORDS, WHOLE
 
 TATOEBA, CAPTIONS, QUESTIONS = 500, 250, 1000  # how many at most
@@ -146,47 +146,8 @@ def shipped(model: Model, parts: Collection[str]) -> dict[str, dict]:
 
 def agreement(model: Model, names: Sequence[str]) -> dict:
     """Share (0-100) of the model's own output tokens that each layer 1..L has as its top-1, end tokens left out."""
-    agreed = torch.cat([sequence for name in names for sequence in agreeing(tops(model, name))], dim=1)
+    agreed = torch.cat([top == output for name in names for top, output in tops(model, name)], dim=1)
     return {"by layer": [round(100 * n, 1) for n in agreed.double().mean(1).tolist()], "items": agreed.shape[1]}
-
-
-def exit_layers(model: Model, name: str) -> dict[str, list]:
-    """By text of a task the greedy output, and how many of its tokens have each of layers 1..L as their exit layer.
-
-    "first": the first layer whose top-1 is the token; "stable": the first from which on every layer's is (P §3.1);
-    "swapped": as "first", where each token stands for another one of the task: what comes by chance, at L where no
-    layer below matches. End tokens are left out.
-    """
-    found = tops(model, name)
-    targets = torch.cat([said for _, said in found])
-    swapped = targets[torch.randperm(len(targets), generator=torch.Generator().manual_seed(SEED))]
-    others = swapped.split([len(said) for _, said in found])
-
-    def counts(layers: list[Tensor]) -> list[list[int]]:
-        return [torch.bincount(text, minlength=model.layers + 1)[1:].tolist() for text in layers]
-
-    return {
-        "outputs": texts_of(model, found),
-        "first": counts([first_of(top == said) for top, said in found]),
-        "stable": counts([first_of_lasting(top == said) for top, said in found]),
-        "swapped": counts([first_of(top == other) for (top, _), other in zip(found, others)]),
-    }
-
-
-def first_of(agreed: Tensor) -> Tensor:
-    """The first of layers 1..L that agrees [tokens], L where none does: of bool [L, tokens]."""
-    return torch.cat([agreed[:-1], torch.ones_like(agreed[-1:])]).int().argmax(0) + 1
-
-
-def first_of_lasting(agreed: Tensor) -> Tensor:
-    """The first of layers 1..L from which on all agree [tokens], L where none does: of bool [L, tokens]."""
-    lasting = agreed.flip(0).int().cumprod(0).sum(0)
-    return len(agreed) + 1 - lasting.clamp(min=1)
-
-
-def agreeing(found: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Of each text of `tops`, whether layers 1..L have the output's tokens as their top-1: bool [L, tokens]."""
-    return [top == said for top, said in found]
 
 
 @torch.no_grad()
@@ -203,8 +164,3 @@ def tops(model: Model, name: str, at_once: int = 64) -> list[tuple[Tensor, Tenso
             kept = [token not in model.eos_ids for token in output]
             found.append((columns[:, kept], torch.tensor(output, dtype=torch.long)[kept]))
     return found
-
-
-def texts_of(model: Model, found: list[tuple[Tensor, Tensor]]) -> list[str]:
-    """The outputs of `tops`, in words."""
-    return [str(model.tokenizer.decode(said.tolist(), skip_special_tokens=True)) for _, said in found]

@@ -134,10 +134,9 @@ def test_curve_has_the_loss_of_each_part(tmp_path):
     assert set(curve[0]["parts"]) <= {"odd", "even"} and curve[0]["parts"]
 
 
-ONLY_FIGURES = {file.stem for kept in ("scale", "ablation") for file in data_folder(kept).glob("*.json")}
 # Outputs are never kept; the others are trained in legs and come into data/models with their last one.
 NOT_YET = {f"smollm2-135m-instruct-{part}" for part in ("outputs", "block", "features", "joint")}
-SHIPPED = sorted({*RECIPES} - ONLY_FIGURES - NOT_YET | {"pocket-llama"})  # whose figures the ablation keeps, too
+SHIPPED = sorted({*RECIPES} - NOT_YET)
 
 
 def planned_steps(recipe, tokens):
@@ -149,7 +148,7 @@ def planned_steps(recipe, tokens):
     return (getattr(recipe, "SCHEDULE", None) or recipe.schedule).steps
 
 
-def test_every_recipe_has_its_model_or_its_figures():
+def test_every_recipe_has_its_model():
     assert {folder.name for folder in data_folder("models").iterdir()} == set(SHIPPED)
     assert set(RECIPES) >= NOT_YET
 

@@ -1,7 +1,6 @@
 """Quality: every figure that a card of a model of P's tasks needs, and scores by hand."""
 
 import families
-import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -12,16 +11,7 @@ from eelib.models.probe import block_states
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode
 from recipes import quality
-from recipes.quality import (
-    agreement,
-    answered,
-    answers,
-    exit_layers,
-    first_of,
-    first_of_lasting,
-    measure,
-    summarized,
-)
+from recipes.quality import agreement, answered, answers, measure, summarized
 
 
 @pytest.fixture(scope="module")
@@ -80,31 +70,6 @@ def test_agreement_by_hand(model, monkeypatch):
     found = agreement(model, ["translation/de-en"])
     assert found == {"by layer": [round(100 * n / tokens, 1) for n in agreed], "items": tokens}
     assert found["by layer"][-1] == 100.0
-    exits = exit_layers(model, "translation/de-en")
-    for count in ("first", "stable", "swapped"):
-        assert len(exits[count]) == 5 and all(len(row) == model.layers for row in exits[count])
-        assert sum(map(sum, exits[count])) == tokens
-    assert len(exits["outputs"]) == 5 and all(isinstance(text, str) for text in exits["outputs"])
-    first, stable = (np.cumsum(np.sum(exits[count], axis=0)) for count in ("first", "stable"))
-    assert (first >= stable).all() and first[0] == agreed[0]  # whoever stays with an answer has given it
-
-
-def test_swapped_targets_are_other_tokens_of_the_task(model, monkeypatch):
-    """Where all layers say the token itself, a target from elsewhere matches at once if it is the same, else never."""
-    said = torch.tensor([7, 7, 8, 9, 8, 7])
-    monkeypatch.setattr(quality, "tops", lambda *_: [(part.expand(model.layers, -1), part) for part in said.split(3)])
-    exits = exit_layers(model, "translation/de-en")
-    assert exits["first"] == exits["stable"] == [[3, *[0] * (model.layers - 1)]] * 2
-    order = torch.randperm(6, generator=torch.Generator().manual_seed(quality.SEED))
-    alike = (said[order] == said).split(3)
-    assert exits["swapped"] == [[int(a.sum()), *[0] * (model.layers - 2), 3 - int(a.sum())] for a in alike]
-
-
-def test_exit_layer_is_where_agreement_begins_or_begins_to_last():
-    agreed = torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1], [1, 0, 1, 1], [1, 1, 1, 0]]).bool()  # [layers, tokens]
-    assert first_of(agreed).tolist() == [1, 4, 1, 2]
-    assert first_of(torch.zeros(4, 2).bool()).tolist() == [4, 4]
-    assert first_of_lasting(agreed).tolist() == [3, 4, 1, 4]  # the last: batches may round the last layer apart
 
 
 def test_measure_has_every_figure(folder, model, monkeypatch, oracle):

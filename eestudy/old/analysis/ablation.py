@@ -1,7 +1,7 @@
 """What each part of training a model to leave early is worth: pocket-llama trained on in four ways at equal tokens.
 
-`python -m recipes pocket-llama-uniform` (and -dropout, -own, -all) trains them and keeps what this reads, in
-data/ablation: of each shipped translation the output, its tokens and how many of them each layer agrees with.
+Their recipes were never part of a release; each file in data/ablation names the last commit that holds its recipe. It
+has of each shipped translation the output, its tokens and how many of them each layer agrees with.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Exit layers as models grow deeper: pocket-llama's recipe at several depths, on the same batches of translations.
 
-`python -m recipes pocket-llama-4-blocks` (and -6, -12, -24) trains them and keeps what this reads, in data/scale:
+Their recipes were never part of a release; each file in data/scale names the last commit that holds its recipe. It has
 of each shipped translation the output, and how many of its tokens have each layer as their exit layer.
 """
 
