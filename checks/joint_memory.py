@@ -29,8 +29,8 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
 
     from eelib.models.head import Head
     from eelib.models.model import Model
-    from recipes.loop import MasterOptimizer
     from recipes.losses import layers_loss, states_at, uniform_weights
+    from recipes.training import Optimizer
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -46,7 +46,7 @@ def steps(vocabulary: int, way: str, count: int) -> dict:
     unembed = Head([network.model.norm], network.lm_head, 256, vocabulary)
     no_tokenizer: Any = None  # no text is read
     model = Model("random", "causal", network, no_tokenizer, list(network.model.layers), unembed, [], "", "", True)
-    optimizer, depth = MasterOptimizer(network), model.layers
+    optimizer, depth = Optimizer(network), model.layers
     ids = torch.randint(vocabulary, (TEXTS, TOKENS))
     rows = (torch.arange(TEXTS)[:, None] * TOKENS + torch.arange(TOKENS - TARGETS, TOKENS)).flatten()
     labels = torch.randint(vocabulary, (len(rows),))

@@ -1,20 +1,31 @@
-"""Batches of training texts: each of one part, of like lengths, and any step's found again without the ones before."""
+"""Training texts in tokens and in batches, each of one part and of like lengths; any step can be begun with."""
 
-import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from eelib.common.errors import InputError
-from recipes.corpora import SEED, Example
+from recipes.texts import SEED, Example
 
 TOKENS_PER_BATCH = 16384
+END, PAD = "<|end|>", "<|pad|>"
+# Words, runs of up to three digits, runs of punctuation, white space: no piece ever mixes two of these.
+PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Parts of the paper's prompts that are one piece each, so that they cost little.
+FIXED_PARTS = (
+    "### Instruction:\n",
+    "\n### Input:\n",
+    "\n### Response:\n",
+    "\n### Context:\n",
+    "\n### Question:\n",
+    "\n### Answer:\n",
+    "I will provide a context and a question to you. You need to answer me the question based on the context.",
+)
 
 
 class Text(NamedTuple):
@@ -29,6 +40,37 @@ class Phase(NamedTuple):
 
     steps: int
     shares: dict[str, float]
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, window: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with `vocabulary` entries in all, trained on `texts`; `window` is the model's, in tokens.
+
+    All 256 bytes are in the initial alphabet, so nothing is unknown and decode(encode(x)) == x.
+    The fixed parts of the paper's prompts are one entry each (`FIXED_PARTS`).
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    added = 2 + len(FIXED_PARTS)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - added, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    bpe.train_from_iterator(texts, trainer)
+    bpe.add_special_tokens([AddedToken(PAD, special=True), AddedToken(END, special=True)])
+    bpe.add_tokens([AddedToken(part, normalized=False) for part in FIXED_PARTS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=END,
+        pad_token=PAD,
+        model_max_length=window,
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+    )
 
 
 def encoded(texts: list[Example], tokenizer: PreTrainedTokenizerFast, longest: int) -> list[Text]:
@@ -107,47 +149,6 @@ def mixed(start: int, order: list[str], plan_of: Callable[[str, int], list]) -> 
     streams = {name: from_step(order[:start].count(name), partial(plan_of, name)) for name in set(order)}
     for name in order[start:]:
         yield name, next(streams[name])
-
-
-def kept(
-    file: Path, batches: Callable[[int], Iterator[tuple[str, list[Text]]]], steps: int
-) -> Callable[[int], Iterator[tuple[str, list[Text]]]]:
-    """The first `steps` of the batches, made once and kept in `file` (.npz): making them takes minutes, reading none.
-
-    The file can be made on one machine and used on another. InputError for one of another number of steps.
-    """
-    if not file.exists():
-        write_batches(file, list(islice(batches(0), steps)))
-    with np.load(file) as saved:
-        if len(saved["parts"]) != steps:
-            raise InputError(f"{file} has {len(saved['parts'])} batches, not {steps}; remove it to have them made anew")
-    return partial(read_batches, file)
-
-
-def write_batches(file: Path, batches: list[tuple[str, list[Text]]]) -> None:
-    """Keep (part, texts) batches in a file: the tokens of all texts in one row, and how many each text has."""
-    texts = [text for _, batch in batches for text in batch]
-    partial_file = file.with_suffix(".partial.npz")
-    np.savez(
-        partial_file,
-        parts=np.array([part for part, _ in batches]),
-        sizes=np.array([len(batch) for _, batch in batches]),
-        lengths=np.array([len(text.ids) for text in texts]),
-        ids=np.concatenate([text.ids for text in texts]),
-        wanted=np.packbits(np.concatenate([text.wanted for text in texts])),
-    )
-    os.replace(partial_file, file)
-
-
-def read_batches(file: Path, start: int) -> Iterator[tuple[str, list[Text]]]:
-    """The batches of a file from a step on."""
-    with np.load(file) as saved:
-        parts, sizes, lengths, ids, wanted = (saved[name] for name in ("parts", "sizes", "lengths", "ids", "wanted"))
-    wanted = np.unpackbits(wanted, count=len(ids)).astype(bool)
-    texts, tokens = (np.concatenate([[0], np.cumsum(counts)]) for counts in (sizes, lengths))
-    for step in range(start, len(parts)):
-        spans = pairwise(tokens[texts[step] : texts[step + 1] + 1])
-        yield str(parts[step]), [Text(ids[a:b], wanted[a:b]) for a, b in spans]
 
 
 def from_step(start: int, plan_of: Callable[[int], list]) -> Iterator:

@@ -12,9 +12,8 @@ import torch
 
 from eelib.common.files import data_folder
 from eelib.common.machine import machine
-from recipes.corpora import HELD_OUT_PASSAGES, HELD_OUT_SHARE, SEED
 from recipes.quality import measure
-from recipes.texts import ARTICLE_WORDS, PASSAGE_WORDS, WHOLE, corpora_of
+from recipes.texts import ARTICLE_WORDS, HELD_OUT_PASSAGES, HELD_OUT_SHARE, PASSAGE_WORDS, SEED, WHOLE, corpora_of
 
 CORPORA = {
     "captions": "Multi30k train (research and education)",
@@ -101,14 +100,23 @@ def save_card(out: Path, work: Path, device: str, origin: dict[str, str], qualit
         "loss_by_step": [[row["step"], row["loss"]] for row in curve],
         **losses_by_part(curve),
         **notes,
-        "sha256": {
-            f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(out.iterdir()) if f.name != "card.json"
-        },
+        "sha256": hashes(out),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "machine": machine(torch.device(device)),
         "date": time.strftime("%Y-%m-%d"),
     }
-    (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    return written(card, out)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a folder, by relative path; the card itself is left out."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "card.json")
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def written(card: dict, folder: Path) -> dict:
+    """The card, which the folder has then."""
+    (folder / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
     return card
 
 

@@ -4,9 +4,9 @@ P §3.2 and §3.3 (the sum of all layers' losses, after BranchyNet, without addi
 objectives as M §2.1 writes them. Any model that `load_model` takes can be trained with them.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -45,18 +45,6 @@ def turning_weights(layers: int, step: int, every: int) -> list[float]:
 def calm_weights(layers: int) -> list[float]:
     """CALM's alpha_i = i / sum_j j for layers i = 1..L (M §2.1)."""
     return [i / (layers * (layers + 1) / 2) for i in range(1, layers + 1)]
-
-
-def last_share_weights(layers: int, share: float = 0.7) -> list[float]:
-    """CALM's weights on the last ceil(share * L) layers, scaled to sum to 1; 0 on the layers before.
-
-    InputError unless 0 < share <= 1.
-    """
-    if not 0 < share <= 1:
-        raise InputError(f"share must be above 0 and at most 1, not {share}")
-    first = layers - math.ceil(share * layers - 1e-9) + 1
-    total = sum(range(first, layers + 1))
-    return [i / total if i >= first else 0.0 for i in range(1, layers + 1)]
 
 
 def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
@@ -120,86 +108,79 @@ def layers_loss(unembed: Head, states: Sequence[Tensor], labels: Tensor, weights
     layer at a time, and on them again in the backward pass, so the logits of no layer are ever held whole.
     InputError if the weights do not fit the states.
     """
-    if len(weights) != len(states):
-        raise InputError(f"{len(weights)} weights for {len(states)} layers")
-    rows = max(1, LOGITS_AT_ONCE[labels.device.type != "cpu"] // unembed.vocab_size)
-
-    def summed(state: Tensor, wanted: Tensor) -> Tensor:
-        return F.cross_entropy(unembed(state), wanted, reduction="sum")
-
-    total = torch.zeros((), device=labels.device)
-    for state, weight in zip(states, weights):
-        if weight:
-            for piece, wanted in zip(state.split(rows), labels.split(rows)):
-                loss = checkpoint(summed, piece, wanted, use_reentrant=False, preserve_rng_state=False)
-                total = total + weight / len(labels) * loss
-    return total
+    return by_rows(unembed, states, labels, weights, partial(F.cross_entropy, reduction="sum"))
 
 
 def imitation_loss(
     unembed: Head, states: Sequence[Tensor], teacher: Head, last: Tensor, weights: Sequence[float]
 ) -> Tensor:
-    """Sum over layers of weight times mean KL(what the teacher says || the layer's readout), in nats, float32.
+    """Sum over layers of weight times mean KL(the teacher's distribution || the layer's readout), in nats, float32.
 
     `states` are those of layers 1..L, each [n, hidden_size]; `last` [n, the teacher's hidden_size] is the teacher's
     last state at the same positions; no gradient reaches it. The heads run on some rows at a time, as in `layers_loss`.
     InputError if the weights do not fit the states.
     """
+
+    def targets(part: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.log_softmax(teacher(part), -1)
+
+    def summed(logits: Tensor, wanted: Tensor) -> Tensor:
+        return F.kl_div(torch.log_softmax(logits, -1), wanted, reduction="sum", log_target=True)
+
+    return by_rows(unembed, states, last, weights, summed, targets)
+
+
+def by_rows(
+    unembed: Head,
+    states: Sequence[Tensor],
+    given: Tensor,
+    weights: Sequence[float],
+    summed: Callable[[Tensor, Tensor], Tensor],
+    target: Callable[[Tensor], Tensor] = lambda part: part,
+) -> Tensor:
+    """Sum over layers of weight times mean `summed(logits, target(given))`, some rows at a time."""
     if len(weights) != len(states):
         raise InputError(f"{len(weights)} weights for {len(states)} layers")
-    rows = max(1, LOGITS_AT_ONCE[last.device.type != "cpu"] // unembed.vocab_size)
+    rows = max(1, LOGITS_AT_ONCE[given.device.type != "cpu"] // unembed.vocab_size)
 
-    def summed(state: Tensor, wanted: Tensor) -> Tensor:
-        return F.kl_div(torch.log_softmax(unembed(state), -1), wanted, reduction="sum", log_target=True)
+    def piece_loss(state: Tensor, wanted: Tensor) -> Tensor:
+        return summed(unembed(state), wanted)
 
-    total = torch.zeros((), device=last.device)
-    for start in range(0, len(last), rows):
-        with torch.no_grad():
-            wanted = torch.log_softmax(teacher(last[start : start + rows]), -1)
+    total = torch.zeros((), device=given.device)
+    for start in range(0, len(given), rows):
+        wanted = target(given[start : start + rows])
         for state, weight in zip(states, weights):
             if weight:
                 piece = state[start : start + rows]
-                loss = checkpoint(summed, piece, wanted, use_reentrant=False, preserve_rng_state=False)
-                total = total + weight / len(last) * loss
+                loss = checkpoint(piece_loss, piece, wanted, use_reentrant=False, preserve_rng_state=False)
+                total = total + weight / len(given) * loss
     return total
 
 
-def to_last(_shallow: Tensor, deep: Sequence[Tensor], _index: int, _count: int) -> int:
-    """The last layer."""
-    return len(deep) - 1
-
-
-def to_uniform(_shallow: Tensor, deep: Sequence[Tensor], index: int, count: int) -> int:
-    """Shallow layer i of `count` to deep layer ceil(i / count * deep layers): evenly spread, the last to the last."""
-    return -(-(index + 1) * len(deep) // count) - 1
-
-
-def to_closest(shallow: Tensor, deep: Sequence[Tensor], _index: int, _count: int) -> int:
-    """The deep layer with the smallest mean squared error."""
-    return int(torch.stack([F.mse_loss(shallow.detach().float(), state.float()) for state in deep]).argmin())
-
-
-MAPPINGS: dict[str, Callable] = {"last": to_last, "uniform": to_uniform, "closest": to_closest}
-
-
-def distillation_loss(states: Sequence[Tensor], exit_layer: int, mapping: str = "closest") -> Tensor:
-    """FREE's layer-wise distillation (M §2.1): mean over shallow layers i of MSE(H_i, H_m(i)), float32.
+def distillation_loss(states: Sequence[Tensor], exit_layer: int) -> Tensor:
+    """FREE's layer-wise distillation (M §2.1): mean over shallow layers of the MSE to the closest deep layer, float32.
 
     `states` are those of layers 1..L, each [n, hidden_size], in FREE's own code after the final norm
     (`Head.normed`); layers 1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient
-    reaches them. `mapping` is M's m(i): last, uniform or closest. InputError for another mapping, or an exit layer that
-    leaves no deep layer.
+    reaches them. InputError for an exit layer that leaves no deep layer.
     """
-    if mapping not in MAPPINGS:
-        raise InputError(f"mapping {mapping!r} is not known; allowed: {', '.join(MAPPINGS)}")
     if not 1 <= exit_layer < len(states):
         raise InputError(f"the exit layer must lie in 1..{len(states) - 1}, not {exit_layer}")
-    shallow, deep = states[:exit_layer], [state.detach() for state in states[exit_layer:]]
-    losses = [
-        F.mse_loss(state.float(), deep[MAPPINGS[mapping](state, deep, index, len(shallow))].float())
-        for index, state in enumerate(shallow)
-    ]
-    return torch.stack(losses).mean()
+    deep = torch.stack([state.detach().float() for state in states[exit_layer:]])
+    errors = [(state.float() - deep).square().mean(dim=(1, 2)).min() for state in states[:exit_layer]]
+    return torch.stack(errors).mean()
+
+
+def divergence(logits: Tensor, top: Tensor, likely: Tensor) -> Tensor:
+    """The KL divergence [n], in nats, of logits [n, vocabulary] from a distribution of which the likeliest tokens
+    `top` [n, k] and the logarithms of their probabilities are known; all others count as one.
+    """
+    own = logits.float()
+    own = own.gather(1, top) - own.logsumexp(-1, keepdim=True)
+    shares, others = likely.exp(), (1 - likely.exp().sum(1)).clamp(min=1e-6)
+    rest = torch.log((1 - own.exp().sum(1)).clamp(min=1e-6))
+    return (shares * (likely - own)).sum(1) + others * (others.log() - rest)
 
 
 def states_at(model: Model, inputs: dict, rows: Tensor) -> list[Tensor]:

@@ -1,43 +1,69 @@
-"""A model's own greedy outputs on training prompts: what another reading of it has to learn to say."""
+"""A model's own greedy outputs on training prompts: what another reading of it has to learn.
+
+Those of the pocket models are on prompts of their training texts. Those of a model that chats are on prompts in a fixed
+order: prompt n is the same in every run, so a range of numbers says what a training has seen; of each token of an
+output, what else was likely is kept, too.
+"""
 
 import json
 import os
 import random
+import re
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor
 
+from eelib.common.files import write_atomically
 from eelib.models.model import Model
+from eelib.tasks.metrics import repeated
 from eelib.tracing.decode import greedy_decode
 from recipes.batches import Text, encoded
-from recipes.corpora import SEED, read_jsonl
-from recipes.texts import PARTS, alone
+from recipes.texts import PARTS, SEED, SHIFTS, alone, first_words, novels, read_jsonl, spelled_out
 
-OUTPUTS = {"translation": 6000, "captions": 8000, "rooms": 3000, "reading": 2000, "headlines": 2000}
-LONGEST, AT_ONCE = 160, 512  # tokens of an output, of which longer ones are dropped; prompts that are decoded together
+OWN_LONGEST, OWN_AT_ONCE = 160, 512  # tokens of an output, of which longer ones are dropped; prompts decoded together
+HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its text
+PASSAGE_WORDS, ARTICLE_WORDS, OPENING_WORDS = 120, 90, (12, 50)  # most; most; least and most
+NOUN = re.compile(r"\b(?:an?|the|this|his|her|their) ([a-z]{4,12})(?=[.,;:!?]| of )")
+NOUN_COUNT = 20  # times that a word stands in a noun's place in the novels
+CHUNK, AT_ONCE, LONGEST, TOP = 128, 64, 96, 8  # prompts of a file, of a batch; tokens of an output; kept of each place
+CHAT = json.loads((Path(__file__).parent / "chat_wordings.json").read_text(encoding="utf-8"))
+TURNS: list[str] = CHAT["turns"].split()  # the tasks of the prompts, in turn
+# Of each task its wordings, in which {} is filled in; "" is text that is continued. Prompts from number FIRST on have
+# the study's own wordings, too, which were chosen after the others had been drawn.
+WORDINGS, LATER, FIRST = CHAT["wordings"], CHAT["later"], 256
+for some in (WORDINGS, LATER):
+    some["shift"] = some["answer"]
+Place = tuple[int, int, int]  # epoch, chunk, batch of the chunk
 
 
-def own_outputs(
-    model: Model, corpora: Path, work: Path, epoch: int, counts: dict[str, int] | None = None
-) -> list[Text]:
-    """Prompts of the parts' epoch with what the model says to each; both kept in `work`, where a stopped run goes on.
+def own_outputs(model: Model, corpora: Path, work: Path, epoch: int, counts: dict[str, int]) -> list[Text]:
+    """Prompts of the parts' epoch with the model's output to each; both kept in `work`, where a stopped run goes on.
 
-    The tokens are those that the model gave, the end token included.
+    `counts`: how many prompts of each part. An output that does not end is left out.
     """
     asked = work / "prompts.json"
     if not asked.exists():
         partial = asked.with_suffix(".partial")
-        partial.write_text(json.dumps(prompts_of(model, corpora, work, epoch, counts or OUTPUTS)))
+        partial.write_text(json.dumps(prompts_of(model, corpora, work, epoch, counts)))
         os.replace(partial, asked)
     prompts = json.loads(asked.read_text())
     file = work / "own.jsonl"
     whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []  # a torn line is made again
-    batches = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]
+    batches = [prompts[start : start + OWN_AT_ONCE] for start in range(0, len(prompts), OWN_AT_ONCE)]
     if len(whole) < len(batches):
         file.write_text("".join(f"{line}\n" for line in whole))
         with open(file, "a") as lines:
             for batch in batches[len(whole) :]:
-                lines.write(json.dumps(greedy_decode(model, batch, LONGEST)) + "\n")
+                lines.write(json.dumps(greedy_decode(model, batch, OWN_LONGEST)) + "\n")
                 lines.flush()
     outputs = [output for batch in read_jsonl(file) for output in batch]
     return [
@@ -52,6 +78,233 @@ def prompts_of(model: Model, corpora: Path, work: Path, epoch: int, counts: dict
     rng, prompts = random.Random(SEED * 1000 + epoch), []
     for part, count in counts.items():
         texts = alone(PARTS[part](corpora, work, epoch), 1, rng)
-        chosen = encoded(rng.sample(texts, min(count, len(texts))), model.tokenizer, model.context_length - LONGEST)
+        chosen = encoded(rng.sample(texts, min(count, len(texts))), model.tokenizer, model.context_length - OWN_LONGEST)
         prompts += [text.ids[~text.wanted].tolist() for text in chosen]
     return sorted(prompts, key=len)
+
+
+# Of a model that chats
+
+
+@dataclass(frozen=True)
+class OwnText:
+    """A prompt and the model's greedy output.
+
+    ids: int64 [prompt + output]. start: tokens of the prompt. top, likely [output, TOP]: at each token of the output
+    the tokens that were likeliest, the best first, and the natural logarithms of their probabilities.
+    """
+
+    number: int
+    task: str
+    ids: Tensor
+    start: int
+    top: Tensor
+    likely: Tensor
+
+    @property
+    def output(self) -> Tensor:
+        """The ids of the output [output]."""
+        return self.ids[self.start :]
+
+    @property
+    def repeated(self) -> float:
+        """The share of the output's tokens that stand in an 8-gram which the output has twice."""
+        return float(repeated(self.output.tolist()).mean())
+
+
+def is_held_out(source: str) -> bool:
+    """True for one source in `HELD_OUT`, by hash."""
+    return zlib.crc32(source.encode()) % HELD_OUT == 0
+
+
+class Prompts:
+    """The prompts of the corpora, by number: those to train on, or those that are held out."""
+
+    def __init__(self, corpora: Path, held_out: bool = False):
+        self.held_out = held_out
+        self.sources = {task: self.chosen(found) for task, found in sources(corpora).items()}
+
+    def chosen(self, found: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """The sources of this side, in a fixed random order; the first field of each says on which side it is."""
+        some = sorted({source for source in found if is_held_out(source[0]) == self.held_out})
+        random.Random(SEED).shuffle(some)
+        return some
+
+    def task_of(self, number: int) -> str:
+        """The task of a prompt."""
+        return TURNS[number % len(TURNS)]
+
+    def text(self, number: int) -> str:
+        """A prompt as the user writes it, before any chat template."""
+        task, rng = self.task_of(number), random.Random(f"{SEED} {self.held_out} {number}")
+        before = number // len(TURNS) * TURNS.count(task) + TURNS[: number % len(TURNS)].count(task)
+        some = self.sources[task]
+        text, *more = some[before % len(some)]
+        wording = rng.choice(WORDINGS[task] + (LATER.get(task, []) * 2 if number >= FIRST else []))
+        if task in ("story", "prose"):
+            text = first_words(text, rng.randint(*OPENING_WORDS))
+        if task == "topic":
+            filled = wording.format(noun=text, other=rng.choice(some)[0])
+            return re.sub(r"\ba (?=[aeiou])", "an ", filled)
+        return wording.format(text=text, question=more[0] if more else "") or text
+
+    def encoded(self, model: Model, number: int) -> list[int]:
+        """The token ids of a prompt: a user's turn in the chat template, or plain text that is to be continued."""
+        return model.encode([self.text(number)], chat=self.task_of(number) != "prose")[0]
+
+
+def sources(corpora: Path) -> dict[str, list[tuple[str, ...]]]:
+    """What the prompts of each task are made of: (text, and a question where there is one)."""
+
+    def asked(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+        rows = [row for name in names for row in read_jsonl(corpora / f"question_answering/{name}.jsonl.gz")]
+        return [(r["context"], r["question"]) for r in rows if len(r["context"].split()) <= PASSAGE_WORDS]
+
+    rows = read_jsonl(corpora / "summarization/reuters21578.train.jsonl.gz")
+    articles = [row["article"] for row in rows if is_prose(row["article"])]
+    questions = read_jsonl(corpora / "classification/trec.train.jsonl.gz")
+    lines = [line for line in novels(corpora)[0] if len(line.split()) >= OPENING_WORDS[0] and line[:1].isupper()]
+    nouns = Counter(noun for line in lines for noun in NOUN.findall(line))
+    return {
+        "answer": asked(("fairytaleqa.train",)),
+        "shift": asked(SHIFTS),
+        "summary": [(first_words(spelled_out(article), ARTICLE_WORDS),) for article in articles],
+        "instruction": [(re.sub(r" (?=[?.,]|'s)", "", row["text"]),) for row in questions],
+        "story": [(line,) for line in lines[::2]],
+        "prose": [(line,) for line in lines[1::2]],
+        "topic": [(noun,) for noun, count in nouns.items() if count >= NOUN_COUNT],
+    }
+
+
+def is_prose(article: str) -> bool:
+    """False for the short articles of the wire and for its tables of figures."""
+    words = article.split()
+    return len(words) >= 40 and sum(any(c.isdigit() for c in word) for word in words) < len(words) / 6
+
+
+def make_outputs(model: Model, prompts: Prompts, work: Path, chunks: int, until: float) -> int:
+    """Decode chunk after chunk of prompts into files of `work`, going on after those that are there.
+
+    Ends with `chunks` of them or at the time `until` (of time.monotonic). Returns how many there are.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    for chunk in range(chunks):
+        file = file_of(work, chunk, prompts.held_out)
+        if file.exists():
+            continue
+        if time.monotonic() > until:
+            return chunk
+        began = time.monotonic()
+        texts = outputs_of(model, prompts, range(chunk * CHUNK, (chunk + 1) * CHUNK))
+        write_texts(texts, file)
+        tokens, seconds = sum(len(text.output) for text in texts), time.monotonic() - began
+        print(f"{file.name}: {tokens} tokens, {tokens / seconds:.0f} a second", flush=True)
+    return chunks
+
+
+def file_of(work: Path, chunk: int, held_out: bool = False) -> Path:
+    """Where the outputs to a chunk of prompts are."""
+    return work / f"{'held-out' if held_out else 'training'}-{chunk:05d}.safetensors"
+
+
+def outputs_of(model: Model, prompts: Prompts, numbers: range) -> list[OwnText]:
+    """The greedy outputs to some prompts, those of one task decoded together; in the order of their numbers."""
+    encoded = {number: prompts.encoded(model, number) for number in numbers}
+    order = sorted(numbers, key=lambda number: (prompts.task_of(number), len(encoded[number])))
+    texts = []
+    for start in range(0, len(order), AT_ONCE):
+        some = order[start : start + AT_ONCE]
+        for number, found in zip(some, likeliest(model, [encoded[number] for number in some])):
+            top, likely = found
+            ids = torch.cat([torch.tensor(encoded[number]), top[:, 0]])
+            texts.append(OwnText(number, prompts.task_of(number), ids, len(encoded[number]), top, likely))
+    return sorted(texts, key=lambda text: text.number)
+
+
+@torch.inference_mode()
+def likeliest(model: Model, prompts: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
+    """Greedy outputs until an end token or `LONGEST`: of each row the TOP likeliest tokens at each of its tokens, the
+    first of which is the output's, and the logarithms of their probabilities.
+    """
+    adapter = model.writer
+    inputs, cache = adapter.begin(prompts, max(map(len, prompts)) + LONGEST)
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in prompts]
+    rows: list[int | None] = list(range(len(prompts)))
+    for _ in range(LONGEST):
+        output = model.network(**inputs, **adapter.cached(cache))
+        cache = output.past_key_values
+        logits = output.logits[:, -1].float()
+        best = logits.topk(TOP)
+        likely, top = (best.values - logits.logsumexp(-1, keepdim=True)).cpu(), best.indices.cpu()
+        emitted = top[:, 0].tolist()
+        for index, row in enumerate(rows):
+            if row is not None:
+                found[row].append((top[index], likely[index]))
+                if emitted[index] in model.eos_ids:
+                    rows[index] = None
+        going = [index for index, row in enumerate(rows) if row is not None]
+        if not going:
+            break
+        if len(going) <= 0.8 * len(rows):
+            inputs = adapter.keep_rows(inputs, cache, going)
+            rows, emitted = [rows[index] for index in going], [emitted[index] for index in going]
+        inputs = adapter.advance(inputs, emitted)
+    return [(torch.stack([top for top, _ in one]), torch.stack([likely for _, likely in one])) for one in found]
+
+
+def write_texts(texts: list[OwnText], file: Path) -> None:
+    """Keep own outputs, token ids alone."""
+    tasks = sorted(set(TURNS))
+    tensors = {
+        "numbers": torch.tensor([[t.number, tasks.index(t.task), len(t.ids), t.start] for t in texts]),
+        "ids": torch.cat([t.ids for t in texts]).int(),
+        "top": torch.cat([t.top for t in texts]).int(),
+        "likely": torch.cat([t.likely for t in texts]).half(),
+    }
+    write_atomically(file, safetensors.torch.save(tensors, {"tasks": " ".join(tasks)}))
+
+
+def read_texts(file: Path) -> list[OwnText]:
+    """What `write_texts` kept."""
+    with safe_open(file, "pt") as content:
+        tasks = content.metadata()["tasks"].split()
+        numbers, ids, top, likely = (content.get_tensor(name) for name in ("numbers", "ids", "top", "likely"))
+    texts, at, out = [], 0, 0
+    for number, task, length, start in numbers.tolist():
+        size = length - start
+        own = ids[at : at + length].long(), start, top[out : out + size].long(), likely[out : out + size].float()
+        texts.append(OwnText(number, tasks[task], *own))
+        at, out = at + length, out + size
+    return texts
+
+
+def batches(work: Path, tokens: int, place: Place | None) -> Iterator[tuple[Place, list[OwnText]]]:
+    """(place after it, batch) without end, from a place on or from the beginning; one epoch after the other.
+
+    A batch has at most `tokens` tokens, padded ones included, or is one text. A chunk's batches depend on the chunk and
+    the epoch alone, so those that are made between two legs change nothing that was trained on.
+    """
+    epoch, chunk, batch = place or (0, 0, 0)
+    if not file_of(work, 0).exists():
+        raise FileNotFoundError(file_of(work, 0))
+    while True:
+        if not (file := file_of(work, chunk)).exists():
+            epoch, chunk, batch = epoch + 1, 0, 0
+            continue
+        packed = packs(read_texts(file), tokens, random.Random(f"{SEED} {epoch} {chunk}"))
+        for number in range(batch, len(packed)):
+            after = (epoch, chunk, number + 1) if number + 1 < len(packed) else (epoch, chunk + 1, 0)
+            yield after, packed[number]
+        chunk, batch = chunk + 1, 0
+
+
+def packs(texts: list[OwnText], tokens: int, rng: random.Random) -> list[list[OwnText]]:
+    """The texts in batches of like lengths, of at most `tokens` padded tokens each, in random order."""
+    order = sorted(texts, key=lambda text: (len(text.ids) + rng.randint(0, 16), text.number))
+    found: list[list[OwnText]] = []
+    for text in order:
+        if not found or max(len(t.ids) for t in [*found[-1], text]) * (len(found[-1]) + 1) > tokens:
+            found.append([])
+        found[-1].append(text)
+    rng.shuffle(found)
+    return found

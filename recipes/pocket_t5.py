@@ -9,13 +9,14 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from eelib.common.errors import InputError
-from recipes.batches import TOKENS_PER_BATCH, Phase, Text, by_phases, encoded, kept, packed
+from eelib.models.model import Model
+from recipes.batches import TOKENS_PER_BATCH, Phase, Text, by_phases, encoded, packed
 from recipes.card import write_card
-from recipes.corpora import SEED
-from recipes.loop import Loss, Schedule, train
-from recipes.pocket_llama import WINDOW, Batch
+from recipes.losses import states_at
+from recipes.pocket_llama import WINDOW, Batch, States
 from recipes.quality import measure as measure
-from recipes.texts import PARTS, asked_apart_or_together, generator
+from recipes.texts import PARTS, SEED, asked_apart_or_together, generator
+from recipes.training import Loss, Schedule, by_step, train
 
 NAME = "pocket-t5"
 KIND = "T5ForConditionalGeneration, 8 encoder and 8 decoder blocks of width 192, bf16"
@@ -37,6 +38,11 @@ REMARKS = {
 }
 
 
+def attention(_device: str) -> str:
+    """The name of the fastest kind with a position bias."""
+    return "eager"
+
+
 def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int) -> T5ForConditionalGeneration:
     """The untrained model, bf16; `sizes` replace those of T5Config.
 
@@ -54,7 +60,7 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
-        attn_implementation="eager",  # the fastest on a CPU, with a position bias
+        attn_implementation=attention(device),
     )
     model = T5ForConditionalGeneration(config)
     nn.init.normal_(model.shared.weight, std=0.05)
@@ -146,6 +152,13 @@ def label_loss(model: T5ForConditionalGeneration, batch: Batch) -> Loss:
     return Loss(F.cross_entropy(logits[real].float(), labels[real]), size, part)
 
 
+def states(model: Model, texts: list[Text]) -> States:
+    """States of the decoder's layers 1..L where a target is predicted; padded tokens of both sides."""
+    inputs, labels = inputs_of(model.network, texts)
+    rows = (labels != IGNORED).flatten().nonzero().squeeze(1)
+    return states_at(model, inputs, rows), labels.flatten()[rows], inputs["input_ids"].numel() + labels.numel()
+
+
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
     start = first_edition(work / "first_edition")
@@ -153,8 +166,7 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     model = build(tokenizer, device)
     grow(model, T5ForConditionalGeneration.from_pretrained(start))
     plans = partial(part_batches, corpora, work, tokenizer, most=TOKENS)
-    batches = kept(work / "batches.npz", by_phases(PHASES, plans), SCHEDULE.steps)
-    train(model, batches, label_loss, SCHEDULE, work)
+    train(model, by_step(by_phases(PHASES, plans)), lambda batch, _step: label_loss(model, batch), SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return write_card(corpora, out, work, device, NAME, KIND, **REMARKS)

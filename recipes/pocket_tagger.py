@@ -1,7 +1,6 @@
 """The recipe of pocket-tagger: a small spaCy pipeline for English, without pretrained vectors, that sets token.pos_."""
 
 import gzip
-import hashlib
 import json
 import random
 import time
@@ -20,70 +19,18 @@ from spacy.util import fix_random_seed
 from thinc.api import Adam, warmup_linear
 from tqdm import tqdm
 
+from recipes.card import hashes, written
+from recipes.texts import SEED
+
 NAME = "pocket-tagger"
-SEED = 20
 EPOCHS, WORDS_PER_BATCH, DROPOUT = 15, 800, 0.35
 WORD_DROPOUT = 1.0  # a word seen n times in training is made unknown with probability WORD_DROPOUT / (WORD_DROPOUT + n)
 PEAK_RATE, WARMUP_STEPS = 2.5e-3, 200
 DECAY_EPOCHS = 20  # the rate would reach zero here; training stops earlier, to save time
 LONGEST_RUN = 3  # sentences of one training text: the tagger will meet outputs of several sentences
-HASHED, CHARACTERS, DEPTH = 96, 32, 4
-UPOS = (
-    "ADJ",
-    "ADP",
-    "ADV",
-    "AUX",
-    "CCONJ",
-    "DET",
-    "INTJ",
-    "NOUN",
-    "NUM",
-    "PART",
-    "PRON",
-    "PROPN",
-    "PUNCT",
-    "SCONJ",
-    "SYM",
-    "VERB",
-    "X",
-)
 # Whole words, affixes and shapes are hashed; the first and last four characters are also read one by one,
 # which tells unseen words apart. Four windows of three tokens see four neighbours on each side.
-ARCHITECTURE = {
-    "@architectures": "spacy.Tagger.v2",
-    "nO": None,
-    "tok2vec": {
-        "@architectures": "spacy.Tok2Vec.v2",
-        "embed": {
-            "@layers": "concatenate.v1",
-            "*": {
-                "hashed": {
-                    "@architectures": "spacy.MultiHashEmbed.v2",
-                    "width": HASHED,
-                    "include_static_vectors": False,
-                    "attrs": ["NORM", "PREFIX", "SUFFIX", "SHAPE", "SPACY"],
-                    "rows": [6000, 500, 4000, 1000, 10],
-                },
-                "characters": {
-                    "@architectures": "spacy.CharacterEmbed.v2",
-                    "width": CHARACTERS,
-                    "rows": 1000,
-                    "nM": 16,
-                    "nC": 8,
-                    "include_static_vectors": False,
-                    "feature": "NORM",
-                },
-            },
-        },
-        "encode": {
-            "@architectures": "spacy.MaxoutWindowEncoder.v2",
-            "width": HASHED + CHARACTERS,
-            "depth": DEPTH,
-            "window_size": 1,
-            "maxout_pieces": 2,
-        },
-    },
-}
+UPOS, ARCHITECTURE = json.loads(Path(__file__).with_suffix(".json").read_text()).values()
 
 
 class Sentence(NamedTuple):
@@ -230,12 +177,6 @@ def save_without_corpus(weights: bytes, out: Path) -> None:
     clean.to_disk(out)
 
 
-def file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of the pipeline in `folder`, by relative path; the card itself is left out."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "card.json")
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     """Train, keep the epoch that is best on dev, write pipeline and card.json to `out`; returns the card.
 
@@ -246,11 +187,9 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
         spacy.require_gpu()
     work.mkdir(parents=True, exist_ok=True)
     train, dev = (read_conllu(corpora / f"tagging/ud_english_ewt.{split}.conllu.gz") for split in ("train", "dev"))
-    nlp, rng = untrained(), random.Random(SEED)
+    nlp, rng, best, curve = untrained(), random.Random(SEED), b"", list[dict]()
     steps = DECAY_EPOCHS * sum(len(s.words) for s in train) // WORDS_PER_BATCH
     optimizer = Adam(warmup_linear(PEAK_RATE, WARMUP_STEPS, steps), L2=0.01, grad_clip=1.0, use_averages=True)
-    best = b""
-    curve: list[dict] = []
     progress = tqdm(total=EPOCHS * sum(len(s.words) for s in train), unit="word", mininterval=10)
     for epoch in range(1, EPOCHS + 1):
         losses: dict[str, float] = {}
@@ -263,20 +202,13 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
             if accuracy > max((row["dev"] for row in curve), default=0.0):
                 best = nlp.get_pipe("morphologizer").model.to_bytes()
                 (work / "best.bin").write_bytes(best)
-        curve.append(
-            {
-                "epoch": epoch,
-                "loss": round(losses["morphologizer"], 1),
-                "dev": round(accuracy, 5),
-                "seconds": round(time.monotonic() - began),
-            }
-        )
+        row = {"epoch": epoch, "loss": round(losses["morphologizer"], 1), "dev": round(accuracy, 5)}
+        curve.append(row | {"seconds": round(time.monotonic() - began)})
         (work / "curve.json").write_text(json.dumps(curve))
         progress.set_postfix(epoch=epoch, dev=f"{accuracy:.4f}")
     progress.close()
     save_without_corpus(best, out)
-    minutes = (time.monotonic() - began) / 60
-    return write_card(out, corpora, curve, minutes)
+    return write_card(out, corpora, curve, (time.monotonic() - began) / 60)
 
 
 def measure(corpora: Path, out: Path, device: str) -> dict[str, float]:
@@ -298,9 +230,8 @@ def write_card(out: Path, corpora: Path, curve: list[dict], minutes: float) -> d
         "training_minutes": round(minutes, 1),
         "quality": evaluate(spacy.load(out), corpora),
         "dev_accuracy_by_epoch": [[row["epoch"], row["dev"]] for row in curve],
-        "sha256": file_hashes(out),
+        "sha256": hashes(out),
         "versions": {package: version(package) for package in ("spacy", "thinc", "numpy")},
         "date": date.today().isoformat(),
     }
-    (out / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-    return card
+    return written(card, out)

@@ -13,8 +13,7 @@ from eelib.tasks.metrics import answer_stats, bleu, chrf, normalised, rouge, sco
 from eelib.tasks.task import load_task
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from eelib.tracing.decode import greedy_decode, states_of
-from recipes.corpora import first_words, multi30k, read_jsonl, shifts, tatoeba
-from recipes.texts import ARTICLE_WORDS, WHOLE
+from recipes.texts import ARTICLE_WORDS, WHOLE, first_words, multi30k, read_jsonl, shifts, tatoeba
 
 TATOEBA, CAPTIONS, QUESTIONS = 500, 250, 1000  # how many at most
 EVERY_ARTICLE = 5  # one article of Reuters' test set in so many

@@ -10,34 +10,12 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 Event = tuple[str, ...]
 Query = tuple[str, str, str]  # (form, the word it starts from, a place or a time of day or nothing)
-# An event is (kind, word, ...); here are the slots of its words, for the rules and the templates alike:
-# a and b people, t a thing, c a thing that holds others, p a place, v a value, w a time of day.
-SLOTS = {
-    "go": "ap",
-    "timed": "apw",
-    "take": "at",
-    "drop": "at",
-    "carry": "atp",
-    "stow": "atc",
-    "give": "atb",
-    "lie": "tp",
-    "stand": "tp",
-    "inside": "tc",
-    "meet": "ab",
-    "colour": "tv",
-    "size": "tv",
-    "owner": "ta",
-    "job": "av",
-    "pet": "av",
-    "likes": "av",
-    "hum": "a",
-    "noise": "",
-    "opening": "",
-}
 SAID = ("colour", "size", "owner", "job", "pet", "likes")
 
-# A question starts from a word of one kind and follows steps through the world; ~ follows a step backwards.
-FORMS, KINDS = json.loads(data_folder("rooms", "forms.json").read_text()).values()
+# A question starts from a word of one kind and follows steps through the world (its form); ~ follows a step backwards.
+# An event is (kind, word, ...). The slots of its words are for the rules and the templates alike: a and b people, t a
+# thing, c a thing that holds others, p a place, v a value, w a time of day. Weights say how often events happen.
+FORMS, KINDS, SLOTS, WEIGHTS = json.loads(data_folder("rooms", "forms.json").read_text()).values()
 
 
 class World:

@@ -1,15 +1,16 @@
-"""The recipes of SmolLM2-135M-Instruct's own outputs and of its joint version; `smollm2_drafts` has its draft blocks.
+"""The recipes of SmolLM2-135M-Instruct: its own outputs, its joint version, and the blocks that draft for it.
 
 All are trained in legs: each goes on where the one before stopped, for as many minutes as it is given. The model's
 own weights stay as they are.
 """
 
-import contextlib
 import json
 import random
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +22,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eelib.common.files import write_atomically
+from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
+from eelib.models.lens_adapters import origin_of
 from eelib.models.model import Model, load_model
 from eelib.models.probe import block_states
+from eelib.tracing.decode import state_at
 from recipes.card import save_card
-from recipes.chat_outputs import (
-    CHUNK,
-    HELD_OUT,
-    OwnText,
-    Prompts,
-    batches,
-    file_of,
-    make_outputs,
-    packs,
-    read_texts,
-)
-from recipes.corpora import SEED
-from recipes.legs import train
-from recipes.loop import Loss
+from recipes.losses import divergence
+from recipes.own_outputs import CHUNK, HELD_OUT, OwnText, Prompts, batches, file_of, make_outputs, packs, read_texts
+from recipes.texts import SEED
+from recipes.training import Loss, Optimizer, Schedule, quicker, train
 
 START = "smollm2-135m-instruct"
 FEW = 60  # held-out outputs that are reported in the course of a training
+IN_A_ROW = 4  # drafts that are reported
 CORPUS = (
     "prompts from FairytaleQA train (Apache-2.0), SQuADShifts (CC BY 4.0), Reuters-21578 train and TREC train "
     "(research), ELTeC English novels (public domain), read at training time, not shipped"
@@ -54,32 +49,6 @@ class Legs:
     name: str
     minutes: float = 90.0
     start: str = START
-    tokens: int = 2048  # padded ones of a batch
-
-    def outputs(self, work: Path) -> Path:
-        """Where the model's own outputs are: beside the folder of this recipe."""
-        return work.parent / f"{START}-outputs"
-
-    def card(self, out: Path, work: Path, device: str, kind: str, objective: str, leg: dict, quality: dict) -> dict:
-        """Write and return the card of what a leg ended with."""
-        curve = [row for row in leg["curve"] if "loss" in row]
-        write_atomically(work / "curve.json", json.dumps(curve).encode())
-        epoch, chunk, _ = leg["place"]
-        seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + 1
-        origin = {"name": self.name, "kind": kind, "start": START, "objective": objective}
-        notes = {
-            "what it is": f"{START} itself, whose weights are not touched",
-            "prompts": f"the first {seen * CHUNK} for training, in recipes.chat_outputs; whole epochs: {epoch}",
-            "held_out": f"one source of prompts in {HELD_OUT} by hash",
-            "curve": [row for row in leg["curve"] if "loss" not in row],
-        }
-        return save_card(
-            out, work, device, origin | {"corpus": f"{START}'s own greedy outputs; {CORPUS}"}, quality, notes
-        )
-
-    def held_out(self, work: Path, most: int | None = None) -> list[OwnText]:
-        """The first outputs to prompts that are held out."""
-        return read_texts(file_of(self.outputs(work), 0, held_out=True))[:most]
 
 
 @dataclass(frozen=True)
@@ -103,6 +72,109 @@ class Outputs(Legs):
         return {"outputs": len(texts), "tokens": sum(len(text.output) for text in texts)}
 
 
+@dataclass(frozen=True)
+class Training(Legs, ABC):
+    """A training on the model's own outputs, of which a recipe says what is trained, with which loss, how good it is.
+
+    tokens: padded ones of a batch. peak: the learning rate, which warms up and then stays, since the weights end as the
+    mean of the last steps. watch_every: steps between two figures of the curve.
+    """
+
+    tokens: int = 2048
+    peak: float = 6e-4
+    steps: int = 20_000
+    watch_every: int = 200
+
+    def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
+        """Train for one leg, and write what is trained as it is then to `out`, with its card; returns the leg's end."""
+        del corpora
+        until = time.monotonic() + 60 * self.minutes
+        model = load_model(self.start, device=device)
+        model.network.requires_grad_(False)
+        trained, begun = self.begin(model, work, out)
+        stream, held = partial(batches, self.outputs(work), self.tokens), self.held_out(work)
+        _, first = next(stream(None))
+
+        def attempt() -> None:
+            self.loss_of(model, trained, first, 0).value.backward()
+            trained.zero_grad()
+
+        way = quicker(attempt, model.device)
+
+        def loss_of(batch: list[OwnText], step: int) -> Loss:
+            with way():
+                return self.loss_of(model, trained, batch, step)
+
+        leg = train(
+            trained,
+            stream,
+            loss_of,
+            Schedule(self.steps, self.peak, warmup=20, decay=1),
+            work,
+            optimizer=Optimizer(trained, muon=False),
+            save_every=10,
+            averaged=True,
+            until=until,
+            begun=begun,
+            watch=lambda: self.watched(model, trained, held[:FEW]),
+            watch_every=self.watch_every,
+        )
+        quality = self.quality(model, trained, held)
+        print(json.dumps(quality, indent=1), flush=True)
+        kind, objective = self.write(model, trained, out, leg)
+        self.card(out, work, device, {"kind": kind, "start": START, "objective": objective}, leg, quality)
+        return leg
+
+    def card(self, out: Path, work: Path, device: str, origin: dict, leg: dict, quality: dict) -> None:
+        """Write the card of what a leg ended with."""
+        curve = [row for row in leg["curve"] if "loss" in row]
+        write_atomically(work / "curve.json", json.dumps(curve).encode())
+        epoch, chunk, _ = leg["place"]
+        seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + 1
+        notes = {
+            "what it is": f"{START} itself, whose weights are not touched",
+            "prompts": f"the first {seen * CHUNK} for training, in recipes.own_outputs; whole epochs: {epoch}",
+            "held_out": f"one source of prompts in {HELD_OUT} by hash",
+            "curve": [row for row in leg["curve"] if "loss" not in row],
+        }
+        corpus = {"corpus": f"{START}'s own greedy outputs; {CORPUS}"}
+        save_card(out, work, device, {"name": self.name} | origin | corpus, quality, notes)
+
+    def outputs(self, work: Path) -> Path:
+        """Where the model's own outputs are: beside the folder of this recipe."""
+        return work.parent / f"{START}-outputs"
+
+    def held_out(self, work: Path) -> list[OwnText]:
+        """The outputs to prompts that are held out."""
+        return read_texts(file_of(self.outputs(work), 0, held_out=True))
+
+    def measure(self, corpora: Path, folder: Path, device: str) -> dict:
+        """The quality of what a folder has, on outputs to prompts that are held out."""
+        del corpora
+        work, model = Path("checkpoints") / self.name, load_model(self.start, device=device)
+        return self.quality(model, self.begin(model, work, folder)[0], self.held_out(work))
+
+    @abstractmethod
+    def begin(self, model: Model, work: Path, out: Path) -> tuple[nn.Module, dict]:
+        """What is trained, as `out` has it, and the leg that ended there; else a new one and {}."""
+
+    @abstractmethod
+    def loss_of(self, model: Model, trained: Any, batch: list[OwnText], step: int) -> Loss:
+        """The loss of one step."""
+
+    @abstractmethod
+    def quality(self, model: Model, trained: Any, texts: list[OwnText]) -> dict[str, Any]:
+        """How good what is trained is, on given outputs."""
+
+    def watched(self, model: Model, trained: Any, texts: list[OwnText]) -> dict[str, Any]:
+        """The figures of the curve."""
+        return self.quality(model, trained, texts)
+
+    @abstractmethod
+    def write(self, model: Model, trained: Any, out: Path, leg: dict) -> tuple[str, str]:
+        """Keep what is trained and the leg in `out`; returns what it is and what it was trained for, in words."""
+
+
 def padded(texts: list[OwnText], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """(ids [rows, tokens], padded on the right; row and position of what predicts each token of the outputs)."""
     ids = nn.utils.rnn.pad_sequence([text.ids for text in texts], batch_first=True)
@@ -111,98 +183,34 @@ def padded(texts: list[OwnText], device: torch.device) -> tuple[Tensor, Tensor, 
     return ids.to(device), rows.to(device), at.to(device)
 
 
-def divergence(logits: Tensor, top: Tensor, likely: Tensor) -> Tensor:
-    """The KL divergence [n], in nats, of logits [n, vocabulary] from a distribution of which the likeliest tokens
-    `top` [n, k] and the logarithms of their probabilities are known; all others count as one.
-    """
-    own = logits.float()
-    own = own.gather(1, top) - own.logsumexp(-1, keepdim=True)
-    shares, others = likely.exp(), (1 - likely.exp().sum(1)).clamp(min=1e-6)
-    rest = torch.log((1 - own.exp().sum(1)).clamp(min=1e-6))
-    return (shares * (likely - own)).sum(1) + others * (others.log() - rest)
+def likeliest_of(texts: list[OwnText], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(top, likely) of all texts, [n, k] each."""
+    return torch.cat([text.top for text in texts]).to(device), torch.cat([text.likely for text in texts]).to(device)
 
 
-def quicker(attempt: Callable[[], Any], device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:
-    """The context in which `attempt` takes less time on this machine: float32, or matrix products in bfloat16."""
-
-    def products_in_bfloat16() -> contextlib.AbstractContextManager:
-        return torch.autocast(device.type, torch.bfloat16)
-
-    if device.type != "cpu":
-        return products_in_bfloat16
-    seconds: list[float] = []
-    for way in (contextlib.nullcontext, products_in_bfloat16):
-        with way():
-            attempt()
-            began = time.process_time()  # whatever else the machine does
-            attempt()
-            seconds.append(time.process_time() - began)
-    print(f"a step takes {seconds[0]:.1f} s in float32, {seconds[1]:.1f} s with products in bfloat16", flush=True)
-    return products_in_bfloat16 if seconds[1] < seconds[0] else contextlib.nullcontext
+def share(hits: Tensor) -> float:
+    """The mean of booleans, to four places."""
+    return round(float(hits.float().mean()), 4)
 
 
 @dataclass(frozen=True)
-class Joint(Legs):
-    """Low-rank updates with which inner layers, too, say what the model says in the end (LayerSkip's exit losses).
+class Joint(Training):
+    """Low-rank updates with which inner layers, too, predict what the model gives in the end (LayerSkip's exit losses).
 
     At every step the last layer is held to the original's distribution, with the weight `protect`, and one layer of
     each of the last three fifths of the depth learns the original's tokens: cross-entropy and KL, half each.
     """
 
     tokens: int = 1024
-    rank: int = 32
-    peak: float = 6e-4
-    protect: float = 5.0
     steps: int = 3000
+    watch_every: int = 100
+    rank: int = 32
+    protect: float = 5.0
     shown: tuple[int, ...] = (10, 15, 20, 25, 29)
-    show_every: int = 100
 
-    def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
-        """Train for one leg, and write the adapters as they are then to `out`; returns the leg's end."""
-        del corpora
-        until = time.monotonic() + 60 * self.minutes
-        model = load_model(self.start, device=device)
+    def begin(self, model: Model, work: Path, out: Path) -> tuple[nn.Module, dict]:
+        """The model's network with low-rank updates in it."""
         torch.manual_seed(SEED)
-        tuned, leg = self.tuned(model, out)
-        weights = {name: weight for name, weight in tuned.named_parameters() if weight.requires_grad}
-        held, at_first = self.held_out(work, FEW), next(batches(self.outputs(work), self.tokens, (0, 0, 0)))[1]
-
-        def attempt() -> None:
-            self.loss_of(model, at_first, 0).value.backward()
-            tuned.zero_grad()
-
-        way = quicker(attempt, model.device)
-
-        def loss_of(batch: list[OwnText], step: int) -> Loss:
-            with way():
-                return self.loss_of(model, batch, step)
-
-        leg = train(
-            weights,
-            loss_of,
-            self.outputs(work),
-            self.tokens,
-            self.peak,
-            work,
-            until,
-            self.steps,
-            leg,
-            lambda: self.agreement(model, held),
-            self.show_every,
-        )
-        quality = self.agreement(model, held if leg["step"] < self.steps else self.held_out(work))
-        leg["curve"].append({"step": leg["step"], "tokens": leg["tokens"], **quality})
-        print(json.dumps(leg["curve"][-1]), flush=True)
-        self.write(tuned, out, leg)
-        kind = f"low-rank updates of all linear layers inside the blocks, rank {self.rank}, bfloat16 (LoRA, PEFT)"
-        aim = (
-            f"inner layers say what the original does; the last is held to its distribution with weight {self.protect}"
-        )
-        self.card(out, work, device, kind, aim, leg, quality)
-        return leg
-
-    def tuned(self, model: Model, out: Path) -> tuple[nn.Module, dict]:
-        """The model's network with low-rank updates in it, those that `out` has, and the leg that ended there."""
         options = LoraConfig(r=self.rank, lora_alpha=self.rank, target_modules="all-linear", task_type="CAUSAL_LM")
         tuned, leg = get_peft_model(model.network, options), {}
         file = out / "adapter_model.safetensors"
@@ -212,15 +220,19 @@ class Joint(Legs):
             set_peft_model_state_dict(tuned, {key: value.float() for key, value in load_file(file).items()})
         return tuned, leg
 
-    def write(self, tuned: Any, out: Path, leg: dict) -> None:
-        """Keep the updates in bfloat16, in PEFT's own form, with what the leg says of itself."""
+    def write(self, model: Model, trained: Any, out: Path, leg: dict) -> tuple[str, str]:
+        """The updates in bfloat16, in PEFT's own form."""
         out.mkdir(parents=True, exist_ok=True)
-        kept = {k: v.detach().bfloat16().cpu().contiguous() for k, v in get_peft_model_state_dict(tuned).items()}
-        metadata = {"format": "pt", "leg": json.dumps(leg)}
-        write_atomically(out / "adapter_model.safetensors", save(kept, metadata))
-        options = tuned.peft_config["default"]
+        kept = {k: v.detach().bfloat16().cpu().contiguous() for k, v in get_peft_model_state_dict(trained).items()}
+        write_atomically(out / "adapter_model.safetensors", save(kept, {"format": "pt", "leg": json.dumps(leg)}))
+        options = trained.peft_config["default"]
         options.base_model_name_or_path, options.inference_mode = START, True
         options.save_pretrained(str(out))
+        return (
+            f"low-rank updates of all linear layers inside the blocks, rank {self.rank}, bfloat16 (LoRA, PEFT)",
+            "inner layers predict what the original does; the last is held to its distribution with weight "
+            f"{self.protect}",
+        )
 
     def exits(self, layers: int, step: int) -> list[int]:
         """The inner layers that have a loss at a step: one of each of the last three fifths of the depth."""
@@ -228,46 +240,36 @@ class Joint(Legs):
         fifths = [[layer for layer in range(1, layers) if layer * 5 // layers == fifth] for fifth in range(2, 5)]
         return [rng.choice(some) for some in fifths if some]
 
-    def loss_of(self, model: Model, batch: list[OwnText], step: int) -> Loss:
-        """The loss of one step."""
-        top = torch.cat([text.top for text in batch]).to(model.device)
-        likely = torch.cat([text.likely for text in batch]).to(model.device)
-        exits = self.exits(model.layers, step)
-        *inner, last = states_at(model, batch, [*exits, model.layers])
+    def loss_of(self, model: Model, trained: Any, batch: list[OwnText], step: int) -> Loss:
+        """The loss of the inner layers, which the curve shows, and that of the last."""
+        top, likely = likeliest_of(batch, model.device)
+        *inner, last = states_at(model, batch, [*self.exits(model.layers, step), model.layers])
         lost = divergence(model.unembed(last), top, likely).mean()
-        learned = []
+        losses = []
         for states in inner:
             logits = model.unembed(states)
-            learned.append((F.cross_entropy(logits, top[:, 0]) + divergence(logits, top, likely).mean()) / 2)
-        inside = torch.stack(learned).mean()
+            losses.append((F.cross_entropy(logits, top[:, 0]) + divergence(logits, top, likely).mean()) / 2)
+        inside = torch.stack(losses).mean()
         return Loss(self.protect * lost + inside, len(top), shown=inside.detach())
 
     @torch.no_grad()
-    def agreement(self, model: Model, texts: list[OwnText]) -> dict[str, Any]:
-        """On given outputs: which share of the original's tokens the last layer keeps, and which share of the tokens
-        at inner layers agree with the last layer, and with the original's.
+    def quality(self, model: Model, trained: Any, texts: list[OwnText]) -> dict[str, Any]:
+        """Share of the original's tokens that the last layer keeps; shares of tokens at which inner layers agree with
+        it, and with the original.
         """
         layers = [layer for layer in self.shown if layer < model.layers]
-        said: list[Tensor] = []
+        found: list[Tensor] = []
         for batch in packs(texts, self.tokens, random.Random(SEED)):
             states = states_at(model, batch, [*layers, model.layers])
             tokens = torch.cat([text.output for text in batch]).to(model.device)
-            said.append(torch.stack([tokens, *(model.unembed(one).argmax(-1) for one in states)]).cpu())
-        original, *inner, last = torch.cat(said, dim=1)
+            found.append(torch.stack([tokens, *(model.unembed(one).argmax(-1) for one in states)]).cpu())
+        original, *inner, last = torch.cat(found, dim=1)
         return {
             "protect": self.protect,
             "last layer keeps": share(last == original),
             "agrees with the last layer": {layer: share(one == last) for layer, one in zip(layers, inner)},
             "agrees with the original": {layer: share(one == original) for layer, one in zip(layers, inner)},
         }
-
-    def measure(self, corpora: Path, folder: Path, device: str) -> dict:
-        """The agreement of a folder's version on all held-out outputs."""
-        del corpora
-        work = Path("checkpoints") / self.name
-        model = load_model(self.start, device=device)
-        self.tuned(model, folder)
-        return self.agreement(model, self.held_out(work))
 
 
 def states_at(model: Model, texts: list[OwnText], layers: list[int]) -> list[Tensor]:
@@ -278,10 +280,132 @@ def states_at(model: Model, texts: list[OwnText], layers: list[int]) -> list[Ten
     return [states[layer][rows, at] for layer in layers]
 
 
-def share(hits: Tensor) -> float:
-    """The mean of booleans, to four places."""
-    return round(float(hits.float().mean()), 4)
+@dataclass(frozen=True)
+class Draft(Training):
+    """A draft block: of the kind "block" after one layer, or "features", which drafts from the last layer's states.
+
+    It learns the model's own next tokens: cross-entropy, and cross-entropy from the probabilities that the model gave
+    to its likeliest tokens, half each. `head`: how many of the tokens that the model writes most it can draft;
+    `drafts`: how many in a row are trained, from what the block itself made, where it needs that.
+    """
+
+    kind: str = "block"
+    layer: int = 4  # drafts of layer 8 are right a little more often, and cost so much more that they win less
+    head: int = 5900
+    drafts: int = 1
+
+    def begin(self, model: Model, work: Path, out: Path) -> tuple[DraftBlock, dict]:
+        """A new block is a copy of one of the model's own."""
+        counts: Counter[int] = Counter()
+        for file in sorted(self.outputs(work).glob("training-*.safetensors")):
+            counts.update(token for text in read_texts(file) for token in text.output.tolist())
+        tokens = torch.tensor(sorted(token for token, _ in counts.most_common(self.head)))
+        layer = self.layer if self.kind == "block" else model.layers
+        found = DraftBlock(model, self.kind, layer, tokens).to(model.device)
+        if not (out / FILE).exists():
+            return found, {}
+        kept = load_draft(model, out / FILE)
+        kept.tokens = found.tokens  # the outputs may be more than when it was kept
+        return kept, origin_of(out / FILE)["leg"]
+
+    def write(self, model: Model, trained: DraftBlock, out: Path, leg: dict) -> tuple[str, str]:
+        """The block in bfloat16."""
+        save_draft(trained, out, START, {"leg": leg})
+        where = (
+            f"after layer {self.layer} of {model.layers}" if self.kind == "block" else "of the last features (EAGLE)"
+        )
+        return (
+            f"a draft block {where}, of the model's own shape, bfloat16; its head has {len(trained.ids)} tokens",
+            "the block drafts what the model gives next",
+        )
+
+    def drafted(self, model: Model, found: DraftBlock, batch: list[OwnText], drafts: int) -> list[Tensor]:
+        """The logits [n, head] that the block gives to each token of the outputs: as the first of a row of drafts, as
+        the second after a right one, and so on. A block after a layer drafts each like the first.
+        """
+        ids, rows, at = padded(batch, model.device)
+        inputs = {"input_ids": ids, "use_cache": False}
+        if self.kind == "block":
+            with torch.no_grad():
+                states = state_at(model, self.layer, inputs)
+            return [found.logits(found.features(found(states)[rows, at]))] * drafts
+        with torch.no_grad(), block_states(model.blocks) as all_states:
+            model.network.base_model(**inputs)
+            features, following = found.features(all_states[-1])[:, :-1], ids[:, 1:]
+        places, seen = (one.to(model.device) for one in rollouts(following.shape[1], drafts))
+        taken, length, logits = [found.joined(features, following)], following.shape[1], []
+        for step in range(1, drafts + 1):
+            part = step * length
+            made = found.at(torch.cat(taken, dim=1), places[None, :part], seen[None, None, :part, :part])[:, -length:]
+            made = found.features(made)
+            logits.append(found.logits(made[rows, at - 1]))
+            taken.append(found.joined(F.pad(made, (0, 0, 1, 0))[:, :-1], following))
+        return logits
+
+    def loss_of(self, model: Model, trained: DraftBlock, batch: list[OwnText], step: int) -> Loss:
+        """The loss on the tokens that the block can draft; the curve shows the cross-entropy of the first drafts."""
+        top, likely = likeliest_of(batch, model.device)
+        numbers = torch.full((model.vocab_size,), -1, device=model.device)  # of the tokens among those it can draft
+        numbers[trained.ids] = torch.arange(len(trained.ids), device=model.device)
+        numbers = numbers[top]
+        shares, able = likely.exp() * (numbers >= 0), numbers[:, 0] >= 0
+        losses, shown = [], []
+        for logits in self.drafted(model, trained, batch, self.drafts):
+            each = logits[able].float().log_softmax(-1).gather(1, numbers[able].clamp(min=0))
+            hard = -each[:, 0].mean()
+            soft = -((each * shares[able]).sum(1) / shares[able].sum(1)).mean()
+            losses.append((hard + soft) / 2)
+            shown.append(hard.detach())
+        return Loss(torch.stack(losses).mean(), len(top), shown=shown[0])
+
+    @torch.no_grad()
+    def hits(self, model: Model, found: DraftBlock, texts: list[OwnText]) -> list[tuple[OwnText, Tensor]]:
+        """Of each text, whether each token of its output is drafted right, as number 1 to 4 in a row: bool [4, n]."""
+        hits = []
+        for batch in packs(texts, self.tokens, random.Random(SEED)):
+            drafts = torch.stack([found.ids[one.argmax(-1)] for one in self.drafted(model, found, batch, IN_A_ROW)])
+            sizes = [len(text.output) for text in batch]
+            for text, own in zip(batch, drafts.cpu().split(sizes, dim=1)):
+                hits.append((text, own == text.output))
+        return hits
+
+    def watched(self, model: Model, trained: DraftBlock, texts: list[OwnText]) -> dict[str, Any]:
+        """Acceptance by position."""
+        return {"accepted by position": accepted(self.hits(model, trained, texts))}
+
+    def quality(self, model: Model, trained: DraftBlock, texts: list[OwnText]) -> dict[str, Any]:
+        """Acceptance by position, with and without texts that repeat themselves, and of the first draft by task."""
+        hits = self.hits(model, trained, texts)
+        tokens = torch.cat([text.output for text in texts])
+        found: dict[str, Any] = {
+            "tokens": len(tokens),
+            "of which it can draft": share(torch.isin(tokens, trained.ids.cpu())),
+            "texts that repeat themselves": share(torch.tensor([text.repeated > 0 for text in texts])),
+        }
+        plain = [(text, own) for text, own in hits if not text.repeated]
+        for some, which in ((hits, ""), (plain, ", texts that repeat themselves left out")):
+            tasks = sorted({text.task for text, _ in some})
+            found[f"accepted by position{which}"] = accepted(some)
+            found[f"first draft by task{which}"] = {
+                task: accepted([one for one in some if one[0].task == task])[0] for task in tasks
+            }
+        return found
+
+
+def accepted(hits: list[tuple[OwnText, Tensor]]) -> list[float]:
+    """The share of drafts that are right at each position of a row of drafts, where all before were right."""
+    shares, rows = [], [torch.ones(own.shape[1], dtype=torch.bool) for _, own in hits]
+    for position in range(IN_A_ROW):
+        # rows: whether the drafts before this one, which is of the token `position` further, were right
+        rows = [row[: own.shape[1] - position] for row, (_, own) in zip(rows, hits)]
+        right = [own[position, position:] for _, own in hits]
+        tried, good = sum(int(row.sum()) for row in rows), sum(int((row & r).sum()) for row, r in zip(rows, right))
+        shares.append(round(good / max(tried, 1), 4))
+        rows = [row & r for row, r in zip(rows, right)]
+    return shares
 
 
 OUTPUTS = Outputs(f"{START}-outputs")
 JOINT = Joint(f"{START}-joint")
+BLOCK = Draft(f"{START}-block")
+FEATURES = Draft(f"{START}-features", kind="features", drafts=2)

@@ -101,7 +101,7 @@ def test_imports_go_down_only():
         ("eelib.tasks", "def f():\n    import eelib.models.model", {"eelib.models.model"}),
         ("eelib.lens", "from eelib import load_model", {"eelib", "eelib.load_model"}),
         ("eelib.exits", "from eestudy.old.study.study import Study", {"eestudy.old.study.study"}),
-        ("eestudy.old.study", "from recipes.loop import train", {"recipes.loop"}),
+        ("eestudy.old.study", "from recipes.training import train", {"recipes.training"}),
         ("eestudy.old.analysis", "from eestudy.book.pages import runs", {"eestudy.book.pages"}),
         ("eestudy.book", "from eelib.tracing.trace import Trace", {"eelib.tracing.trace"}),
         ("eelib.common", "from .values import check_name", {".values"}),

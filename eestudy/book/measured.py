@@ -18,7 +18,7 @@ MEASURED = {
     "exits": (*TRACES, "eelib/exits", "eestudy/old/analysis/speed.py", "checks/speed_shapes.py"),
     "families": (*TRACES, "checks/one_family.py", *TINY),
     "given": TRACES,
-    "joint_memory": ("eelib/common", "eelib/models", "recipes/loop.py", "recipes/losses.py"),
+    "joint_memory": ("eelib/common", "eelib/models", "recipes/training.py", "recipes/losses.py"),
     "kernel": ("eelib/lens",),
     "lens": ("eestudy/browser", "book/scripts/lens", "book/lens.md"),
     "many_prompts": (*TRACES, *TINY),

@@ -290,3 +290,12 @@ def test_the_example_of_a_page(one_line):
 def test_a_tagger_that_is_not_there(one_line):
     parameters = Parameters({"tagger": "no_such_pipeline"})
     one_line(ParameterError, ("parameter tagger", "'no_such_pipeline'"), lambda: w.tagger_of(parameters))
+
+
+def test_taggers_that_do_not_load_are_one_line(tmp_path):
+    with pytest.raises(ValueError, match="spaCy model 'xx_none' is not installed; allowed: pocket-tagger or any"):
+        w.load_tagger("xx_none")
+    spacy = pytest.importorskip("spacy")
+    spacy.blank("en").to_disk(tmp_path / "blank")
+    with pytest.raises(ValueError, match="does not set token.pos_"):
+        w.load_tagger(str(tmp_path / "blank"))

@@ -1,4 +1,4 @@
-"""Tests of the rooms stories against a plain oracle that reads the events backwards."""
+"""Made texts: stories of rooms against a plain oracle that reads the events backwards, and notes of orders."""
 
 import json
 import re
@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from eelib.common.files import data_folder
-from recipes import rooms
-from recipes.rooms_telling import TEMPLATES
+from eelib.tasks.structured import validator
+from recipes import orders, rooms
+from recipes.rooms import TEMPLATES
 from recipes.rooms_world import FORMS, WORDS
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -18,7 +19,7 @@ NEEDED = {"one": 1, "two": 2, "three": 3, "unknown": 0}
 
 @pytest.fixture(scope="module")
 def told():
-    return {split: list(rooms._told(split, 400, 0)) for split in rooms.SPLITS}
+    return {split: list(rooms._told(split, 200, 0)) for split in rooms.SPLITS}
 
 
 def holder(events, thing):
@@ -270,7 +271,6 @@ def test_interviews_ask_more_about_the_same_stories():
 def test_write_gives_the_test_items(tmp_path):
     rooms.write(tmp_path)
     items = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
-    assert items == list(rooms.stories("test", 300))
     shipped = data_folder("texts", "question_answering", "rooms.jsonl")
     assert (tmp_path / "test.jsonl").read_bytes() == shipped.read_bytes()
     assert Counter(item["kind"] for item in items) == {"one": 75, "two": 75, "three": 75, "count": 45, "unknown": 30}
@@ -284,3 +284,67 @@ def test_errors_are_one_line():
     with pytest.raises(ValueError, match=r"^count must be 0 or more, not -1$"):
         rooms.stories("train", -1)
     assert list(rooms.stories("train", 0)) == []
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Notes of orders by split."""
+    return {split: list(orders.orders(split, 400, 3)) for split in orders.SPLITS}
+
+
+def test_the_seed_decides_the_notes(rows):
+    for split in orders.SPLITS:
+        assert rows[split] == list(orders.orders(split, 400, 3)) and rows[split][:9] == list(orders.orders(split, 9, 3))
+        notes = [{row["note"] for row in orders.orders(split, 400, seed)} for seed in (3, 4)]
+        assert len(notes[0]) == 400 and not notes[0] & notes[1]
+
+
+@pytest.mark.parametrize("split", orders.SPLITS)
+def test_a_note_says_what_its_record_does(split, rows):
+    """Read again from the note alone: the words of each list that stand in it, its counts, and its hurry."""
+    for row in rows[split]:
+        note, record = row["note"], row["record"]
+        assert json.loads(json.dumps(record)) == record == validator()(record)
+        assert "{" not in note and re.findall(r"[A-Z]{2}-\d{4}-[a-h]", note) == [record["id"]]
+        assert record["name"] in note and record["city"] in note
+        counts = dict(zip(orders.NUMBERS, range(2, 13))) | {str(n): n for n in range(2, 13)}
+        said = re.findall(rf"\b({'|'.join(counts)}) ({'|'.join(orders.WORDS['things'][split])})\b", note)
+        assert [{"what": thing, "count": counts[count]} for count, thing in said] == record["items"]
+        assert any(hurry in note for hurry in orders.WORDS["urgent" if record["urgent"] else "calm"][split])
+
+
+def test_splits_of_notes_share_nothing(rows):
+    """Neither words nor templates nor sentences of hurry, in the lists and in what is made of them."""
+    for kind, lists in orders.WORDS.items():
+        assert not set(lists["train"]) & set(lists["test"]), kind
+        assert all(len(set(words)) == len(words) for words in lists.values())
+    for field in ("id", "name", "city"):
+        assert not {row["record"][field] for row in rows["train"]} & {row["record"][field] for row in rows["test"]}
+    assert all(len({row["record"]["urgent"] for row in rows[split]}) == 2 for split in orders.SPLITS)
+
+
+def test_every_template_is_used_as_often(rows):
+    """Once before any is used again."""
+    templates = orders.WORDS["templates"]["test"]
+    patterns = [re.sub(r"\\{\w+\\}", ".+", re.escape(template)) for template in templates]
+    round_ = [row["note"] for row in rows["test"][: len(templates)]]
+    assert all(any(re.fullmatch(pattern, note) for note in round_) for pattern in patterns)
+
+
+def test_shipped_notes_are_written_by_the_command(tmp_path):
+    orders.write(tmp_path)
+    shipped = data_folder("texts", "structured", "orders.jsonl").read_text()
+    assert (tmp_path / "orders.jsonl").read_text() == shipped and len(shipped.splitlines()) == orders.TESTED
+
+
+def test_words_can_be_copied_piece_by_piece(tokenizer):
+    """After a space as after a quotation mark, but for the space: the reason why these words were chosen."""
+    for kind in ("first", "things", "cities", "letters"):
+        for word in (word for words in orders.WORDS[kind].values() for word in words):
+            alone, spaced = (tokenizer.tokenize(text) for text in (word, f" {word}"))
+            assert spaced == [f"Ġ{alone[0]}", *alone[1:]], word
+
+
+def test_wrong_arguments_of_orders(one_line):
+    one_line(ValueError, "'validation'", lambda: orders.orders("validation", 1))
+    one_line(ValueError, "-1", lambda: orders.orders("test", -1))

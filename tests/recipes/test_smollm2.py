@@ -1,9 +1,7 @@
 """The recipes in legs: numbered prompts, own outputs, draft blocks and a joint version, on a tiny model end to end."""
 
 import copy
-import gzip
 import json
-import random
 import shutil
 from dataclasses import replace
 from itertools import islice
@@ -19,40 +17,11 @@ from eelib.exits.decoding.generate import generate
 from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
-from recipes import chat_outputs, legs
-from recipes.chat_outputs import FIRST, OwnText, Prompts, batches, file_of, outputs_of, read_texts
-from recipes.legs import train
-from recipes.loop import Loss
-from recipes.smollm2 import JOINT, OUTPUTS, divergence
-from recipes.smollm2_drafts import BLOCK, FEATURES, accepted
-
-
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-
+from recipes import own_outputs
+from recipes.own_outputs import FIRST, OwnText, Prompts, batches, file_of, outputs_of, read_texts
+from recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted
 
 TEMPLATE = "{% for m in messages %}user {{ m['content'] }} {% endfor %}assistant"
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory):
-    """Made-up corpora: some of the sources of every task are held out."""
-    folder, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
-    words = ["dog", "house", "river", "king", "apple", "stone", "ring", "tree", "boat", "door", "bird", "cloud"]
-
-    def line(number):
-        return " ".join([f"On day {number}", *(f"she saw the {rng.choice(words)}, then" for _ in range(12))]) + "."
-
-    for name in ("fairytaleqa.train", "squadshifts.new_wiki", "squadshifts.amazon_reviews", "squadshifts.reddit"):
-        rows = [{"context": f"Passage {i} of {name}.", "question": f"Who is {i}?"} for i in range(60)]
-        write(folder / f"question_answering/{name}.jsonl.gz", rows)
-    write(folder / "summarization/reuters21578.train.jsonl.gz", [{"article": line(i)} for i in range(60)])
-    write(folder / "classification/trec.train.jsonl.gz", [{"text": f"What is number {i} ?"} for i in range(60)])
-    (folder / "text").mkdir()
-    lines = "\n".join(line(i) for i in range(150)).encode()
-    (folder / "text/eltec_english_novels.txt.gz").write_bytes(gzip.compress(lines))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +41,9 @@ def made(corpora, start, tmp_path_factory):
     """(the tiny model, the folder of works with its outputs)."""
     work = tmp_path_factory.mktemp("works")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_outputs, "CHUNK", 20)
-        patch.setattr(chat_outputs, "AT_ONCE", 8)
-        patch.setattr(chat_outputs, "LONGEST", 12)
+        patch.setattr(own_outputs, "CHUNK", 20)
+        patch.setattr(own_outputs, "AT_ONCE", 8)
+        patch.setattr(own_outputs, "LONGEST", 12)
         replace(OUTPUTS, start=str(start), chunks=2).run(corpora, work, work / OUTPUTS.name, "cpu")
     return eelib.load_model(str(start), device="cpu"), work
 
@@ -104,8 +73,8 @@ def test_outputs_are_greedy_and_say_what_else_was_likely(made, corpora, monkeypa
         with torch.no_grad():
             likely = exact(text.ids[None]).logits[0, text.start - 1 : -1].log_softmax(-1)
         torch.testing.assert_close(text.likely.double(), likely.gather(1, text.top), atol=5e-3, rtol=2e-3)
-    monkeypatch.setattr(chat_outputs, "AT_ONCE", 3)
-    monkeypatch.setattr(chat_outputs, "LONGEST", 12)
+    monkeypatch.setattr(own_outputs, "AT_ONCE", 3)
+    monkeypatch.setattr(own_outputs, "LONGEST", 12)
     for one, other in zip(outputs_of(model, prompts, range(20, 40)), texts):  # whatever they are decoded with
         assert torch.equal(one.ids, other.ids)
 
@@ -126,7 +95,7 @@ def test_a_text_that_repeats_itself_is_flagged():
 def test_batches_go_on_from_a_place_and_new_outputs_come_before_the_next_epoch(made, tmp_path):
     _, work = made
     outputs = work / OUTPUTS.name
-    whole = list(islice(batches(outputs, 300, (0, 0, 0)), 100))
+    whole = list(islice(batches(outputs, 300, None), 100))
     seen = [text.number for (epoch, chunk, _), batch in whole for text in batch]
     assert sorted(seen[:40]) == list(range(40)) == sorted(seen[40:80])  # each once an epoch
     for at in (3, 11):
@@ -135,53 +104,9 @@ def test_batches_go_on_from_a_place_and_new_outputs_come_before_the_next_epoch(m
         assert [[t.number for t in b] for _, b in later] == [[t.number for t in b] for _, b in whole[at + 1 : at + 6]]
     assert all(max(len(t.ids) for t in batch) * len(batch) <= 300 or len(batch) == 1 for _, batch in whole)
     shutil.copy(file_of(outputs, 0), file_of(tmp_path, 0))
-    ended = next(place for place, _ in batches(tmp_path, 300, (0, 0, 0)) if place[1] == 1)
+    ended = next(place for place, _ in batches(tmp_path, 300, None) if place[1] == 1)
     shutil.copy(file_of(outputs, 1), file_of(tmp_path, 1))
     assert {t.number for t in next(batches(tmp_path, 300, ended))[1]} <= set(range(20, 40))
-
-
-def test_divergence_is_that_of_the_known_tokens_and_the_rest():
-    torch.manual_seed(0)
-    logits, other = torch.randn(5, 30), torch.randn(5, 30)
-    best = other.log_softmax(-1).topk(4)
-    got = divergence(logits, best.indices, best.values)
-    p, q = other.double().softmax(-1), logits.double().softmax(-1)
-    for row in range(5):
-        at = best.indices[row]
-        shares = [torch.cat([one[row, at], (1 - one[row, at].sum())[None]]) for one in (p, q)]
-        wanted = (shares[0] * (shares[0] / shares[1]).log()).sum()
-        assert got[row].item() == pytest.approx(wanted.item(), abs=1e-4)
-    assert divergence(other, best.indices, best.values).abs().max() < 1e-5
-
-
-def test_a_killed_leg_and_one_more_are_one_leg(made, tmp_path, monkeypatch):
-    """Also where it ended between two checkpoints; without one it goes on from the weights, slowly at first."""
-    _, work = made
-    monkeypatch.setattr(legs, "SAVE_EVERY", 4)
-    monkeypatch.setattr(legs, "WARMUP", 3)
-
-    def trained(folder, steps, leg=None, killed_at=None):
-        torch.manual_seed(0)
-        weight, seen = torch.nn.Parameter(torch.randn(50)), []
-
-        def loss_of(batch, step):
-            if step == killed_at:
-                raise KeyboardInterrupt
-            seen.append(step)
-            return Loss(((weight - torch.cat([t.ids for t in batch]).float().mean() / 100) ** 4).sum(), len(batch))
-
-        leg = train({"w": weight}, loss_of, work / OUTPUTS.name, 300, 0.01, folder, float("inf"), steps, leg or {})
-        return weight.detach().clone(), leg, seen
-
-    whole, end, _ = trained(tmp_path / "whole", 14)
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "parts", 14, killed_at=10)
-    trained(tmp_path / "parts", 11)
-    weight, leg, seen = trained(tmp_path / "parts", 14)
-    assert torch.equal(weight, whole) and seen == [11, 12, 13]
-    assert {k: leg[k] for k in ("step", "place", "tokens")} == {k: end[k] for k in ("step", "place", "tokens")}
-    _, later, seen = trained(tmp_path / "later", 16, leg=end)
-    assert seen == [14, 15] and later["warm"] == 14 and later["tokens"] > end["tokens"]
 
 
 def sharpened(model, kind, layer, tokens):
@@ -201,7 +126,7 @@ def test_drafts_in_a_row_at_once_are_those_one_after_the_other(made):
     text = own_text(9)
     ids = torch.arange(20, 30)
     text = OwnText(0, "story", ids, 4, torch.zeros(6, 1), torch.zeros(6, 1))
-    at_once = FEATURES.said(model, found, [text], 3)
+    at_once = FEATURES.drafted(model, found, [text], 3)
     with torch.no_grad(), eelib.models.probe.block_states(model.blocks) as states:
         model.network(ids[None])
     features = found.features(states[-1])
@@ -229,7 +154,7 @@ def test_acceptance_by_position_counts_what_follows_right_drafts():
 @pytest.mark.parametrize("recipe", [BLOCK, FEATURES], ids=lambda recipe: recipe.kind)
 def test_a_draft_block_learns_and_is_read(recipe, made, start, tmp_path):
     model, work = made
-    recipe = replace(recipe, start=str(start), layer=1, head=40, tokens=400, peak=3e-3, steps=12, show_every=10)
+    recipe = replace(recipe, start=str(start), layer=1, head=40, tokens=400, peak=3e-3, steps=12, watch_every=10)
     out = tmp_path / "drafts"
     first = recipe.run(tmp_path, out, work / recipe.name, "cpu")
     leg = replace(recipe, steps=60).run(tmp_path, out, work / recipe.name, "cpu")
@@ -263,7 +188,7 @@ def test_a_block_after_a_layer_drafts_for_its_model(made, start, tmp_path, one_l
 
 def test_the_joint_version_is_an_adapter_of_peft(made, start, tmp_path):
     model, work = made
-    recipe = replace(JOINT, start=str(start), rank=4, tokens=400, peak=3e-3, steps=4, shown=(1, 2), show_every=3)
+    recipe = replace(JOINT, start=str(start), rank=4, tokens=400, peak=3e-3, steps=4, shown=(1, 2), watch_every=3)
     out, before = tmp_path / "joint", {k: v.clone() for k, v in model.network.state_dict().items()}
     recipe.run(tmp_path, out, work / recipe.name, "cpu")
     leg = replace(recipe, steps=40).run(tmp_path, out, work / recipe.name, "cpu")
@@ -276,4 +201,4 @@ def test_the_joint_version_is_an_adapter_of_peft(made, start, tmp_path):
     with torch.no_grad():
         changed = (tuned(ids).logits - model.network(ids).logits).abs().max()
     assert changed > 1e-3
-    assert recipe.agreement(model, recipe.held_out(work / recipe.name))["last layer keeps"] == 1.0
+    assert recipe.quality(model, None, recipe.held_out(work / recipe.name))["last layer keeps"] == 1.0

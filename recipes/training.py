@@ -1,0 +1,244 @@
+"""The training loop of all recipes: it goes on where it stopped, bit for bit, in legs if wanted, on any device."""
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from eelib.common.files import write_atomically
+
+AVERAGED = 100  # steps that averaged weights are the mean of, roughly; at first a quarter of all
+
+
+class Loss(NamedTuple):
+    """What a step minimizes, its padded tokens, the part of the texts it is of, and what the curve shows instead."""
+
+    value: Tensor
+    tokens: int
+    part: str = ""
+    shown: Tensor | None = None
+
+
+class Schedule(NamedTuple):
+    """Learning rate by step: linear warm-up, a plateau, linear decay to zero over the last `decay` steps (1: none)."""
+
+    steps: int
+    peak: float
+    warmup: int = 200
+    decay: int = 1000
+
+    def rate(self, step: int, first: int = 0) -> float:
+        """Learning rate of 0-based `step` in a training that began with step `first`."""
+        return self.peak * min((step - first + 1) / self.warmup, 1.0, (self.steps - step) / self.decay)
+
+
+class Optimizer:
+    """Muon on the matrices between states and AdamW on the rest, or AdamW on all; float32 copies of lower precision."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        muon: bool = True,
+        clip: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.98),
+        weight_decay: float = 0.0,
+    ):
+        named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+        self.clip, self.live = clip, [p for _, p in named]
+        self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_(True) for p in self.live]
+        tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+        # Heads are AdamW's: the gradient of two labels' scores has rank 1, and evening out its singular values, as Muon
+        # does, would blow up rounding noise. A pooler is one more matrix between states, so it is Muon's.
+        inside = [
+            muon and p.ndim == 2 and id(p) not in tables and not any(word in name for word in ("head", "classifier"))
+            for name, p in named
+        ]
+        matrices = [master for master, i in zip(self.masters, inside) if i]
+        rest = [master for master, i in zip(self.masters, inside) if not i]
+        self.parts: dict[str, torch.optim.Optimizer] = {}
+        if rest:
+            self.parts["optimizer"] = torch.optim.AdamW(rest, betas=betas, weight_decay=weight_decay, fused=True)
+        if matrices:
+            self.parts["muon"] = torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+
+    def step(self, rate: float) -> None:
+        """One update at learning rate `rate`, with the norm of all gradients clipped."""
+        for master, live in zip(self.masters, self.live):
+            if master is not live:
+                master.grad, live.grad = live.grad if live.grad is None else live.grad.float(), None
+        nn.utils.clip_grad_norm_(self.masters, self.clip)
+        for part in self.parts.values():
+            for group in part.param_groups:
+                group["lr"] = rate
+            part.step()
+            part.zero_grad()
+        with torch.no_grad():
+            torch._foreach_copy_(self.live, self.masters)
+
+    @torch.no_grad()
+    def set(self, values: list[Tensor]) -> None:
+        """Give the weights other values."""
+        torch._foreach_copy_(self.masters, values)
+        torch._foreach_copy_(self.live, self.masters)
+
+    @contextlib.contextmanager
+    def holding(self, values: list[Tensor]) -> Iterator[None]:
+        """While open, the weights have other values."""
+        own = [master.detach().clone() for master in self.masters]
+        self.set(values)
+        try:
+            yield
+        finally:
+            self.set(own)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs."""
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        return {"live": [master.detach() for master in self.masters], **parts}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.set(state["live"])
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+def by_step(batches: Callable[[int], Iterator]) -> Callable[[int | None], Iterator[tuple[int, Any]]]:
+    """A stream for `train` of batches whose place is the number of the steps before them."""
+    return lambda place: zip(count((place or 0) + 1), batches(place or 0))
+
+
+def train(
+    network: nn.Module,
+    batches: Callable[[Any], Iterator[tuple[Any, Any]]],
+    loss_of: Callable[[Any, int], Loss],
+    schedule: Schedule,
+    work: Path,
+    *,
+    optimizer: Optimizer | None = None,
+    save_every: int = 50,
+    averaged: bool = False,
+    until: float = math.inf,
+    begun: dict[str, Any] | None = None,
+    watch: Callable[[], dict[str, Any]] = dict,
+    watch_every: int = 0,
+) -> dict[str, Any]:
+    """Train a network in place to the end of the schedule, or until a time; a checkpoint in `work` is continued.
+
+    Args:
+        network: its weights that require gradients are trained.
+        batches: from a place on, or from the beginning (None), pairs of the place after a batch and the batch.
+        loss_of: the loss of a batch at a 0-based step.
+        schedule: of the learning rate; it warms up again where a training goes on without a checkpoint.
+        work: folder of the checkpoint and of the curve.
+        optimizer: of the network; made if None.
+        save_every: steps between two checkpoints, each with a row of the curve.
+        averaged: the weights end as the mean of about the last AVERAGED steps, in place of a decay.
+        until: a time of time.monotonic() at which to stop.
+        begun: what was returned with the weights that the network has, where these were trained before.
+        watch: gives further figures for the curve, of the averaged weights.
+        watch_every: steps between two calls of `watch`; 0: none.
+
+    Returns:
+        step, place, tokens, seconds, the curve, and the step with which the warm-up began. A row of the curve has the
+        mean loss since the row before, and that of each part which the losses name.
+
+    Raises:
+        FloatingPointError: for a loss that is not finite; the last checkpoint stays.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    checkpoint, optimizer = work / "checkpoint.pt", optimizer or Optimizer(network)
+    mean = [master.detach().clone() for master in optimizer.masters] if averaged else []
+    leg: dict[str, Any] = {"step": 0, "place": None, "tokens": 0, "seconds": 0.0, "curve": []} | (begun or {})
+    leg["warm"] = leg["step"]
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        leg = {key: saved["leg"][key] for key in leg}
+        optimizer.load(saved)
+        mean = saved["mean"]
+    began, recent = time.monotonic() - leg["seconds"], list[tuple[str, Tensor]]()
+
+    def ended() -> bool:
+        return leg["step"] >= schedule.steps or time.monotonic() >= until
+
+    def add_row(row: dict[str, Any]) -> None:
+        leg["curve"].append({"step": leg["step"], "tokens": leg["tokens"], **row})
+        print(json.dumps(leg["curve"][-1]), flush=True)
+
+    if watch_every and not leg["curve"]:
+        add_row(watch())
+    network.train()
+    stream, stop = batches(leg["place"]), ended()
+    while not stop:
+        place, batch = next(stream)
+        loss = loss_of(batch, leg["step"])
+        loss.value.backward()
+        optimizer.step(schedule.rate(leg["step"], leg["warm"]))
+        recent.append((loss.part, (loss.value if loss.shown is None else loss.shown).detach()))
+        seconds = time.monotonic() - began
+        leg |= {"step": leg["step"] + 1, "place": place, "tokens": leg["tokens"] + loss.tokens, "seconds": seconds}
+        if averaged:
+            with torch.no_grad():
+                torch._foreach_lerp_(mean, optimizer.masters, max(1 / AVERAGED, 4 / (leg["step"] + 4)))
+        stop = ended()
+        save = stop or leg["step"] % save_every == 0
+        if save:
+            add_row({"seconds": round(seconds), **losses_of(recent, leg["step"])})
+            recent = []
+        if watch_every and leg["step"] % watch_every == 0:
+            with optimizer.holding(mean or optimizer.masters):
+                add_row(watch())
+        if save:
+            rows = [row for row in leg["curve"] if "loss" in row]
+            write_atomically(work / "curve.json", json.dumps(rows).encode())
+            save_atomically({**optimizer.state(), "mean": mean, "leg": leg}, checkpoint)
+    if averaged:
+        optimizer.set(mean)
+    network.eval()
+    return leg
+
+
+def losses_of(recent: list[tuple[str, Tensor]], step: int) -> dict[str, Any]:
+    """The mean of (part, loss) pairs, and of those of each part that has a name."""
+    parts: dict[str, list[Tensor]] = {}
+    for part, loss in recent:
+        parts.setdefault(part, []).append(loss)
+    mean = torch.stack([loss for _, loss in recent]).mean().item()
+    if not math.isfinite(mean):
+        raise FloatingPointError(f"loss is {mean} at step {step}; the last good checkpoint is kept")
+    named = {name: round(torch.stack(parts[name]).mean().item(), 4) for name in sorted(parts) if name}
+    return {"loss": round(mean, 4)} | ({"parts": named} if named else {})
+
+
+def save_atomically(state: dict[str, Any], path: Path) -> None:
+    """torch.save that leaves either the old file or the new one."""
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+def quicker(attempt: Callable[[], Any], device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:
+    """The context in which `attempt` takes less time on this machine: float32, or matrix products in bfloat16."""
+
+    def products_in_bfloat16() -> contextlib.AbstractContextManager:
+        return torch.autocast(device.type, torch.bfloat16)
+
+    if device.type != "cpu":
+        return products_in_bfloat16
+    seconds: list[float] = []
+    for way in (contextlib.nullcontext, products_in_bfloat16):
+        with way():
+            attempt()
+            began = time.process_time()  # whatever else the machine does
+            attempt()
+            seconds.append(time.process_time() - began)
+    print(f"a step takes {seconds[0]:.1f} s in float32, {seconds[1]:.1f} s with products in bfloat16", flush=True)
+    return products_in_bfloat16 if seconds[1] < seconds[0] else contextlib.nullcontext

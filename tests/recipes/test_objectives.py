@@ -1,0 +1,249 @@
+"""What each recipe minimizes, by hand in float64, one text at a time: no padding reaches a loss."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import eelib
+from recipes import fine_tuning, pocket_bert, pocket_llama, pocket_t5
+from recipes.batches import Text
+from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, LLAMA_SKIP, T5_FREE, T5_SKIP, T5_WEIGHTED
+from recipes.losses import dropout_rates, rotating_weights, turning_weights, uniform_weights
+from recipes.pocket_bert import FEW_STEPS, LENGTH, MASK, SEPARATOR, WINDOW, WORDS, Row, batch_at, label_loss, masked
+from recipes.pocket_llama import CONTEXT
+from recipes.texts import SEED
+
+LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
+BERT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
+
+
+def pairs(seed=1):
+    """(prompt, target) ids of four texts of several lengths."""
+    rng = random.Random(seed)
+    return [tuple([rng.randrange(5, 300) for _ in range(rng.randint(1, 6))] for _ in range(2)) for _ in range(4)]
+
+
+def some_texts(seed=1):
+    return [Text(np.array(p + t, dtype=np.uint16), np.arange(len(p + t)) >= len(p)) for p, t in pairs(seed)]
+
+
+@pytest.mark.parametrize("part", ["translation", "rooms"])
+def test_pocket_llama(part):
+    """Cross-entropy of the targets, and its share of the other tokens but the first, with two kinds of attention."""
+    losses, found = {True: [], False: []}, []
+    model = pocket_llama.build(**LLAMA).float()
+    for text in some_texts():
+        logits = model(torch.tensor(text.ids.astype(int))[None]).logits[0].double()
+        for index in range(1, len(text.ids)):
+            wanted = torch.tensor(int(text.ids[index]))
+            losses[bool(text.wanted[index])].append(F.cross_entropy(logits[index - 1], wanted).item())
+    target, others = (sum(values) / len(values) for values in (losses[True], losses[False]))
+    for attention in ("plain_causal", "sdpa"):
+        model.set_attn_implementation(attention)
+        loss = pocket_llama.target_loss(model, (part, some_texts()))
+        assert loss.shown.item() == pytest.approx(target, rel=1e-5)
+        assert loss.value.item() == pytest.approx(target + CONTEXT.get(part, 0.0) * others, rel=1e-5)
+        assert (loss.part, loss.tokens) == (part, 4 * max(len(text.ids) for text in some_texts()))
+        found.append(torch.autograd.grad(loss.value, list(model.parameters())))
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(*found))
+
+
+def test_pocket_t5(tokenizer):
+    """Cross-entropy of the target tokens only; an untrained model guesses evenly."""
+    model, losses = pocket_t5.build(tokenizer, **T5).float(), []
+    for prompt, target in pairs():
+        begun = torch.tensor([[model.config.pad_token_id, *target[:-1]]])
+        logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits[0].double()
+        losses += list(F.cross_entropy(logits, torch.tensor(target), reduction="none"))
+    loss, size, *_ = pocket_t5.label_loss(model, ("part", some_texts()))
+    assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
+    assert loss.item() == pytest.approx(math.log(8192), abs=1.0)
+    assert size == 4 * sum(max(map(len, side)) for side in zip(*pairs()))
+
+
+def test_a_grown_encoder_is_the_same_function(tokenizer):
+    """With three blocks for each one; the last matrices of the copies are not 0 for ever; other numbers are refused."""
+    shallow, deep, other = (pocket_t5.build(tokenizer, **T5 | {"num_layers": n}).float() for n in (2, 6, 3))
+    nn.init.normal_(shallow.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight)
+    pocket_t5.grow(deep, shallow)
+    ids, begun = torch.randint(9, 300, (2, 7)), torch.randint(9, 300, (2, 4))
+    one, two = (model(input_ids=ids, decoder_input_ids=begun).logits for model in (shallow, deep))
+    torch.testing.assert_close(two, one, atol=1e-5, rtol=1e-4)
+    two.square().mean().backward()
+    assert all(block.layer[0].SelfAttention.o.weight.grad.any() for block in deep.encoder.block)
+    with pytest.raises(eelib.common.errors.InputError, match="of 2 blocks cannot grow to 3; allowed: multiples"):
+        pocket_t5.grow(other, shallow)
+
+
+def layer_losses(model, name):
+    """(mean cross-entropy of each layer over all targets, states [targets, width] of each layer), text by text."""
+    logs, states = [[] for _ in range(model.layers)], [[] for _ in range(model.layers)]
+    for prompt, target in pairs():
+        if name.startswith("pocket-llama"):
+            inputs, first = {"input_ids": torch.tensor([prompt + target])}, len(prompt) - 1
+        else:
+            begun = [model.network.config.pad_token_id, *target[:-1]]
+            inputs, first = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([begun])}, 0
+        with eelib.models.probe.block_states(model.blocks) as found, torch.no_grad():
+            model.network(**inputs)
+        for layer, state in enumerate(found[1:]):
+            rows = state[0, first : first + len(target)]
+            states[layer].append(rows)
+            scores = torch.log_softmax(model.unembed(rows).double(), -1)
+            logs[layer] += [-scores[i, wanted].item() for i, wanted in enumerate(target)]
+    return [sum(values) / len(values) for values in logs], [torch.cat(rows).double() for rows in states]
+
+
+@pytest.mark.parametrize("recipe", [LLAMA_JOINT, T5_WEIGHTED, T5_FREE], ids=lambda r: r.name)
+def test_joint_optimization(recipe, made):
+    """Weights and distillation are those of the papers."""
+    model = made(recipe.start)
+    depth, (losses, hidden) = model.layers, layer_losses(model, recipe.start)
+    got = recipe.loss_of(model, None, recipe.stages[0], ("part", some_texts()), 5)
+    if recipe is LLAMA_JOINT:
+        wanted = sum(losses) / depth
+    elif recipe is T5_WEIGHTED:
+        wanted = sum(i * loss for i, loss in enumerate(losses, 1)) / (depth * (depth + 1) / 2)
+    else:
+        norm = model.network.decoder.final_layer_norm
+        scale = norm.weight.double() / model.hidden_size**0.5
+        hidden = [h * (h.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * scale for h in hidden]
+        errors = [[(hidden[i] - h).square().mean().item() for h in hidden[FREE_EXIT:]] for i in range(FREE_EXIT)]
+        exits = (FREE_EXIT * losses[FREE_EXIT - 1] + depth * losses[-1]) / (FREE_EXIT + depth)
+        wanted = exits + DISTILLED * sum(map(min, errors)) / FREE_EXIT
+    assert got.value.item() == pytest.approx(wanted, rel=1e-4) and got.part == "part" and got.tokens > 0
+
+
+@pytest.mark.parametrize("recipe", [LLAMA_SKIP, T5_SKIP], ids=lambda r: r.name)
+def test_layer_dropout_and_imitation(recipe, made, monkeypatch):
+    """Weights and rates are those of the step, and what is dropped, too; a model that is the plain one has nothing to
+    learn at its last layer, and its inner layers have.
+    """
+    model, plain, seen = made(recipe.start), made(recipe.start), []
+    skips, own = recipe.stages
+
+    def loss(_unembed, states, _labels, weights):
+        seen.append((weights, states[-1].detach()))
+        return states[-1].sum()
+
+    monkeypatch.setattr(fine_tuning, "layers_loss", loss)
+    steps = (50, 50, 51, skips.schedule.steps - 1)
+    for step in steps:
+        recipe.loss_of(model, plain, skips, ("part", some_texts()), step)
+    assert [weights for weights, _ in seen] == [rotating_weights(model.layers, step, 4, 0.2) for step in steps]
+    assert torch.equal(seen[0][1], seen[1][1])
+    assert max(dropout_rates(model.layers, skips.dropped, 0.98)) > 0.09
+    every = 3 if recipe is LLAMA_SKIP else 2
+    assert own.weights(model.layers, 7) == turning_weights(model.layers, 7, every) and own.own
+    last, inner = (
+        fine_tuning.Stage(
+            own.schedule, lambda _layers, _step, at=at: [float(i == at) for i in range(model.layers)], own=True
+        )
+        for at in (model.layers - 1, 0)
+    )
+    said = [recipe.loss_of(model, plain, stage, ("part", some_texts()), 0).value.item() for stage in (last, inner)]
+    assert said[0] == pytest.approx(0, abs=1e-5) and said[1] > 0.01
+
+
+def restored(batch):
+    """The pieces without holes."""
+    ids = batch.ids.flatten().clone()
+    ids[batch.rows] = batch.labels
+    return ids.reshape(batch.ids.shape)
+
+
+@pytest.mark.parametrize("step, length", [(7, 32), (FEW_STEPS - 1, 32), (FEW_STEPS, LENGTH), (FEW_STEPS + 7, WINDOW)])
+def test_pieces_are_packed(step, length):
+    """Each is a run of one text in a frame, full; a third is of articles; short at first, every eighth batch long."""
+    streams = torch.arange(WORDS, 2000).short(), torch.arange(2000, 4096).short()
+    ids = restored(batch_at(streams, step))
+    assert ids.shape == (pocket_bert.TOKENS_PER_BATCH // length, length)
+    assert set(ids[:, 0].tolist()) == {pocket_bert.FIRST} and set(ids[:, -1].tolist()) == {SEPARATOR}
+    assert bool((ids[:, 1:-1].diff() == 1).all())
+    kept = int((ids[:, 1] < 2000).sum())
+    assert kept == len(ids) // 3 and bool(((ids[:, 1] < 2000) == (ids[:, -2] < 2000)).all())
+    assert torch.equal(restored(next(pocket_bert.batches(step, streams))), ids)
+    short = torch.arange(WORDS, WORDS + 31).short()  # room for two places
+    first = {int(row[1]) for at in range(6) for row in restored(batch_at((short, short), at))}
+    assert first == {WORDS, WORDS + 1}
+
+
+def test_shares_of_masks():
+    """15% of the words; of these 80% hidden, 10% replaced, 10% left; nothing else is touched."""
+    ids = torch.arange(2000).repeat(500, 1) % 1000 + 1  # one id in 250 is no word
+    batch = masked(ids, torch.Generator().manual_seed(1))
+    assert torch.equal(restored(batch), ids) and bool((batch.labels >= WORDS).all())
+    shown = batch.ids.flatten()[batch.rows]
+    hidden, left = (shown == MASK), (shown == batch.labels)
+    assert len(batch.rows) / int((ids >= WORDS).sum()) == pytest.approx(0.15, abs=0.003)
+    assert float(hidden.float().mean()) == pytest.approx(0.8, abs=0.005)
+    assert float(left.float().mean()) == pytest.approx(0.1, abs=0.005)
+    other = shown[~hidden & ~left]
+    assert other.min() >= WORDS and other.max() > 4000 and len(other.unique()) > 3500
+
+
+def test_pocket_bert():
+    """Log-probabilities from the network's own logits of all positions, one piece at a time; even at first."""
+    model = pocket_bert.build(**BERT).float()
+    batch = masked(torch.randint(WORDS, 4096, (5, 12)), torch.Generator().manual_seed(3))
+    scores = torch.cat([model(input_ids=row[None]).logits[0] for row in batch.ids]).double()
+    wanted = -torch.log_softmax(scores, -1)[batch.rows, batch.labels].mean()
+    loss, size, *_ = pocket_bert.masked_loss(model, batch)
+    assert len(batch.rows) > 3 and loss.dtype == torch.float32 and size == 60
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5) == pytest.approx(math.log(4096), abs=0.5)
+
+
+def test_pocket_bert_begins_with_sinusoids_and_silent_layers():
+    """Positions are sinusoids; no sub-layer adds anything yet, so every layer gives what the embeddings do."""
+    model = pocket_bert.build(**BERT).float()
+    table = model.bert.embeddings.position_embeddings.weight / 0.15
+    for position, pair in ((0, 0), (3, 0), (200, 5), (255, 15)):
+        angle = position / 10000 ** (2 * pair / 32)
+        wanted = [math.sin(angle), math.cos(angle)]
+        assert table[position, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(wanted, abs=0.01)
+    states = model.bert(input_ids=torch.randint(WORDS, 4096, (2, 9)), output_hidden_states=True).hidden_states
+    assert all(torch.allclose(state, states[0], atol=1e-4) for state in states)
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+
+
+def some_rows(pair=False):
+    rng, rows = random.Random(1), []
+    for i in range(5):
+        size = rng.randint(3, 9)
+        types = [0] * 2 + [1] * (size - 2) if pair else [0] * size
+        rows.append(Row([2, *(rng.randrange(5, 60) for _ in range(size - 1))], types, i % 2))
+    return rows
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_classifiers(tiny_bert, pair):
+    """Each layer's state at position 0 through pooler and classifier; in training the network's own loss, with the same
+    dropout, which depends on the step alone.
+    """
+    model, other = (pocket_bert.begin(str(tiny_bert), "sst2") for _ in range(2))
+    state, begun = model.network.state_dict(), other.network.state_dict()
+    assert all(torch.equal(state[name], begun[name]) for name in state) and model.unembed.reads == "first"
+    model.network.double()
+    rows, losses = some_rows(pair), [[] for _ in range(3)]
+    for row in rows:
+        inputs = {"input_ids": torch.tensor([row.ids]), "token_type_ids": torch.tensor([row.types])}
+        states = model.network.bert(**inputs, output_hidden_states=True).hidden_states
+        for layer in range(3):
+            pooled = torch.tanh(model.network.bert.pooler.dense(states[layer + 1][0, 0]))
+            losses[layer].append(-torch.log_softmax(model.network.classifier(pooled), -1)[row.label].item())
+    means = [sum(one) / len(one) for one in losses]
+    for weights, wanted in ((uniform_weights(3), sum(means) / 3), (pocket_bert.last_alone(3), means[-1])):
+        loss, size, *_ = label_loss(model, weights, rows, 0)
+        assert loss.item() == pytest.approx(wanted, rel=1e-5)
+    assert size == 5 * max(len(row.ids) for row in rows)
+    model.network.float().train()
+    here, there = (label_loss(model, pocket_bert.last_alone(3), rows, step).value.item() for step in (4, 5))
+    torch.manual_seed(SEED * 10**6 + 4)
+    own = model.network(**pocket_bert.inputs_of(model, rows), labels=torch.tensor([row.label for row in rows])).loss
+    assert here == pytest.approx(own.item(), rel=1e-6) != there

@@ -1,0 +1,572 @@
+"""The recipes: their names and cards, a tiny end-to-end run of each kind, and how good a model is."""
+
+import gzip
+import json
+import math
+import pkgutil
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoTokenizer, GenerationConfig
+
+import eelib
+from eelib.common.errors import InputError
+from eelib.common.files import data_folder
+from eelib.models.lens_adapters import AdapterBlock, save_lens_adapter
+from eelib.models.probe import block_states
+from eelib.tasks.classification import LABELS
+from eelib.tasks.structured import structured_prompt
+from eelib.tasks.task import load_task
+from eelib.tracing.decode import greedy_decode, states_of
+from recipes import card as cards
+from recipes import fine_tuning, own_outputs, pocket_bert, pocket_llama, pocket_readings, pocket_t5, quality
+from recipes.__main__ import RECIPES, main
+from recipes.batches import Phase, Text
+from recipes.card import hashes
+from recipes.fine_tuning import LLAMA_JOINT, LLAMA_JSON, LLAMA_SKIP, T5_FREE, T5_SKIP, one_after_another
+from recipes.orders import orders
+from recipes.pocket_bert import LENGTH, MRPC, SST2, SST2_JOINT, WINDOW, masked
+from recipes.pocket_readings import Kangaroo, Lens, Taking
+from recipes.texts import PARTS, SEED, SEEN, WHOLE
+from recipes.training import Schedule
+
+SHORT = Schedule(steps=3, peak=1e-2, warmup=1, decay=1)
+# Outputs are never kept; the others are trained in legs and come into data/models with their last one.
+NOT_YET = {f"smollm2-135m-instruct-{part}" for part in ("outputs", "block", "features", "joint")}
+SHIPPED = sorted({*RECIPES} - NOT_YET)
+
+
+def named(name):
+    return pkgutil.resolve_name(f"recipes.{RECIPES[name]}")
+
+
+# Names and cards
+
+
+def test_every_recipe_has_its_name_and_its_model():
+    for name in RECIPES:
+        recipe = named(name)
+        assert callable(recipe.run) and callable(recipe.measure)
+        assert getattr(recipe, "name", getattr(recipe, "NAME", None)) == name
+    assert {folder.name for folder in data_folder("models").iterdir()} == set(SHIPPED)
+    assert set(RECIPES) >= NOT_YET
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    """What a recipe lacks, in place of a traceback; and what is given reaches the recipe."""
+    folders = ["--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    for more, line in (
+        (["pocket-t5"], "no weights of the first edition"),
+        (["pocket-t5", "--minutes", "3"], "pocket-t5 is not trained in legs, so it takes no --minutes"),
+        (["pocket-bert", "--measure"], "there is no model in"),
+        (
+            ["smollm2-135m-instruct-joint", "--minutes", "3", "--start", "no-such-model"],
+            "model 'no-such-model' could not be loaded",
+        ),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([*more, "--corpora", str(tmp_path), *folders])
+        assert "error: " in (said := capsys.readouterr().err.splitlines()[-1]) and line in said
+    assert not (tmp_path / "out").exists()
+
+
+def planned_steps(recipe, tokens):
+    """Steps of a recipe: those of its schedule, of all its stages, or of epochs over so many tokens in all."""
+    if hasattr(recipe, "stages"):
+        return sum(stage.schedule.steps for stage in recipe.stages)
+    if hasattr(recipe, "epochs"):
+        return recipe.epochs * math.ceil(tokens / recipe.epochs / recipe.batch)
+    return (getattr(recipe, "SCHEDULE", None) or recipe.schedule).steps
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_are_those_of_the_card_and_the_card_says_what_its_recipe_says(name):
+    """The weights are what the card measured; none is larger than what the repository may hold."""
+    folder, recipe = data_folder("models", name), named(name)
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert len(files) > 1 and hashes(folder) == card["sha256"] and all(file.stat().st_size < 40e6 for file in files)
+    assert card["seed"] == SEED and card["recipe"] == f"python -m recipes {name} --corpora DIR" and card["quality"]
+    if name == "pocket-tagger":
+        assert card["epochs"] == recipe.EPOCHS == len(card["dev_accuracy_by_epoch"])
+    else:
+        assert card["steps"] == planned_steps(recipe, card["tokens"])
+        origin = {key: getattr(recipe, key) for key in ("start", "objective") if hasattr(recipe, key)}
+        origin |= getattr(recipe, "remarks", {}) | getattr(recipe, "REMARKS", {})
+        assert {key: card.get(key) for key in origin} == origin
+    if isinstance(recipe, fine_tuning.FineTuning):
+        assert card["tokens"] <= sum(stage.schedule.steps * stage.tokens for stage in recipe.stages)
+
+
+def test_the_classifiers_of_a_task_differ_in_their_weights_alone():
+    for name in [name for name in RECIPES if f"{name}-joint" in RECIPES and name != "pocket-llama"]:
+        plain, joint = named(name), named(f"{name}-joint")
+        assert plain == replace(joint, name=name, objective=plain.objective, weights=plain.weights)
+        assert plain.start == "pocket-bert" and plain.weights(4) == [0, 0, 0, 1] and joint.weights(4) == [0.25] * 4
+
+
+@pytest.mark.parametrize("name, layer", [("pocket-llama-kangaroo", 4), ("pocket-llama-lens", 4)])
+def test_a_shipped_reading_reads_its_model(name, layer, tmp_path):
+    """More of its tokens are final at the layer than the model's own head says there, as the card has it."""
+    task = load_task("translation/de-en", limit=4)
+    given = dict(max_new_tokens=24, folder=tmp_path, progress=False)
+    read, plain = (eelib.trace(eelib.load_model(of, device="cpu"), task, **given) for of in (name, "pocket-llama"))
+    assert read.tokens["token_id"].tolist() == plain.tokens["token_id"].tolist()
+    early = [(trace["top1"][:, layer] == trace.tokens["token_id"]).mean() for trace in (read, plain)]
+    assert early[0] > early[1] + 0.03, early
+
+
+# Runs
+
+
+def test_pocket_llama(corpora, tmp_path, monkeypatch, few_stories):
+    """From nothing to a folder that loads; a finished run is not begun again; the end token is saved."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    monkeypatch.setattr(pocket_llama, "build", partial(pocket_llama.build, **sizes))
+    monkeypatch.setattr(pocket_llama, "SCHEDULE", Schedule(steps=6, peak=1e-2, warmup=1, decay=3))
+    monkeypatch.setattr(pocket_llama, "PHASES", [Phase(6, dict.fromkeys(WHOLE, 1.0))])
+    monkeypatch.setattr(pocket_llama, "VOCABULARY", 600)
+    monkeypatch.setattr(pocket_llama, "part_batches", partial(pocket_llama.part_batches, most=2048))
+    monkeypatch.setattr(cards, "measure", lambda *_: {"made up": {"BLEU": 1.0}})
+    out, work = tmp_path / "out", tmp_path / "work"
+    card = pocket_llama.run(corpora, out, work, "cpu")
+    assert card["steps"] == 6 and set(card["loss_by_part"]) == set(WHOLE) and "Reuters" in card["corpus"]
+    weights = (out / "model.safetensors").read_bytes()
+    monkeypatch.setattr(pocket_llama, "target_loss", None)
+    pocket_llama.run(corpora, out, work, "cpu")
+    assert (out / "model.safetensors").read_bytes() == weights
+    model = eelib.load_model(str(out), device="cpu")
+    tokenizer, generation = AutoTokenizer.from_pretrained(out), GenerationConfig.from_pretrained(out)
+    assert (model.kind, model.layers, model.context_length) == ("causal", 2, 512)
+    assert generation.eos_token_id == tokenizer.eos_token_id and model.eos_ids == {tokenizer.eos_token_id}
+    assert "plain_causal" not in (out / "config.json").read_text()
+    assert isinstance(quality.greedy_texts(model, ["Hello"], 3)[0], str)
+
+
+def test_pocket_t5(corpora, tmp_path, monkeypatch, tokenizer, few_stories):
+    """An encoder-decoder that starts from padding and can end; grown from a first edition, or told where that is."""
+    tiny = partial(pocket_t5.build, tokenizer, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_decoder_layers=3)
+    with pytest.raises(InputError, match="git archive 574ee76 data/models/pocket-t5 "):
+        pocket_t5.run(corpora, tmp_path / "out", tmp_path / "work", "cpu")
+    tiny().save_pretrained(tmp_path / "work/first_edition")
+    tokenizer.save_pretrained(tmp_path / "work/first_edition")
+    monkeypatch.setattr(pocket_t5, "SCHEDULE", Schedule(steps=6, peak=1e-3, warmup=1, decay=1))
+    monkeypatch.setattr(pocket_t5, "PHASES", [Phase(6, dict.fromkeys(WHOLE, 1.0))])
+    monkeypatch.setattr(pocket_t5, "TOKENS", 1024)
+    monkeypatch.setattr(pocket_t5, "build", lambda *_: tiny())
+    monkeypatch.setattr(cards, "measure", lambda *_: {"made up": {"BLEU": 1.0}})
+    card = pocket_t5.run(corpora, tmp_path / "out", tmp_path / "work", "cpu")
+    assert card["steps"] == 6 and "574ee76" in card["start"]
+    model = eelib.load_model(str(tmp_path / "out"), device="cpu")
+    config, end = model.network.config, model.tokenizer.eos_token_id
+    assert (model.kind, model.layers, model.hidden_size, model.context_length) == ("seq2seq", 3, 32, 512)
+    assert config.decoder_start_token_id == config.pad_token_id == model.tokenizer.pad_token_id
+    assert model.eos_ids == {end} and all("cross_attention" in part.sums for part in model.components)
+
+
+def test_sizes_of_the_shipped_networks(tokenizer):
+    for network, least, most in (
+        (pocket_t5.build(tokenizer), 9.0e6, 9.5e6),
+        (pocket_llama.build(), 12e6, 14.5e6),
+        (pocket_bert.build(), 2.5e6, 2.6e6),
+    ):
+        assert least < sum(p.numel() for p in network.parameters()) < most
+
+
+def test_pocket_bert(tiny_bert, corpora):
+    """A masked model whose unembed was proven; accuracy and perplexity by hand; BERT's own tokenizer."""
+    model = eelib.load_model(str(tiny_bert), device="cpu")
+    assert (model.kind, model.layers, model.hidden_size, model.context_length) == ("masked", 3, 32, WINDOW)
+    card = json.loads((tiny_bert / "card.json").read_text())
+    assert list(card)[:4] == ["name", "kind", "objective", "corpus"] and card["steps"] == 3
+    assert card["quality"] == pocket_bert.measure(corpora, tiny_bert, "cpu")
+    found = card["quality"]["novels held out"]
+    stream = pocket_bert.stream_of(model.tokenizer, pocket_bert.novels(corpora)[1])
+    places = torch.arange(0, len(stream) - LENGTH + 3, LENGTH - 2)
+    batch = masked(pocket_bert.pieces(stream, places, LENGTH), torch.Generator().manual_seed(SEED))
+    with torch.no_grad():
+        scores = model.network(input_ids=batch.ids).logits.double().flatten(0, 1)[batch.rows]
+    assert 1 < len(places) < 16
+    assert found["masked-token accuracy"] == pytest.approx(100 * (scores.argmax(-1) == batch.labels).double().mean())
+    assert found["perplexity"] == pytest.approx(F.cross_entropy(scores, batch.labels).exp().item(), rel=1e-4)
+    most = Counter(batch.labels.tolist()).most_common(1)[0][1]
+    assert found["accuracy of the most frequent token"] == pytest.approx(100 * most / len(batch.labels))
+    encoded = model.tokenizer("The [UNK] DÔG", "a cat")
+    pieces = ["[CLS]", "the", "[UNK]", "dog", "[SEP]", "a", "cat", "[SEP]"]
+    assert model.tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == pieces
+    assert encoded["token_type_ids"] == [0] * 5 + [1] * 3 and model.tokenizer.model_max_length == WINDOW
+    ids = [getattr(model.tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
+    assert ids == [0, pocket_bert.UNKNOWN, pocket_bert.FIRST, pocket_bert.SEPARATOR, pocket_bert.MASK]
+
+
+def test_berts_tokenizer_is_the_same_in_every_run():
+    """In a process of its own: hash tables are ordered anew in each. Characters beyond the alphabet are unknown."""
+    code = (
+        "from recipes.pocket_bert import train_tokenizer\n"
+        "lines = [''.join(chr(97 + i * k % 26) for k in range(i % 9 + 1)) + chr(913 + i % 300) + '!€'\n"
+        "         for i in range(2000)]\n"
+        "found = train_tokenizer(lines)\n"
+        "text = repr(sorted(found.get_vocab().items(), key=lambda item: item[1]))"
+    )
+    here: dict = {}
+    exec(code, here)
+    there = subprocess.run([sys.executable, "-c", f"{code}\nprint(text)"], capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == here["text"] and "('[PAD]', 0), ('[UNK]', 1), ('[CLS]', 2)" in here["text"]
+    assert sorted(here["found"].all_special_ids) == list(range(5)) and "##!" not in here["found"].get_vocab()
+
+
+@pytest.mark.parametrize("recipe, splits", [(SST2_JOINT, ["validation"]), (MRPC, ["validation", "test"])])
+def test_classifiers(recipe, splits, corpora, tiny_bert, tmp_path):
+    """The task's labels in GLUE's order; the card's scores are recomputed from the folder, one row at a time."""
+    card = replace(recipe, start=str(tiny_bert), schedule=SHORT).run(
+        corpora, tmp_path / "out", tmp_path / "work", "cpu"
+    )
+    assert card == json.loads((tmp_path / "out/card.json").read_text())
+    assert card["name"] == recipe.name and card["quality"] == recipe.measure(corpora, tmp_path / "out", "cpu")
+    model = eelib.load_model(str(tmp_path / "out"), device="cpu")
+    assert (model.kind, model.layers, tuple(model.labels)) == ("classifier", 3, LABELS[recipe.task])
+    assert model.network.config.label2id == {label: i for i, label in enumerate(LABELS[recipe.task])}
+    assert list(card["quality"]) == [f"GLUE {recipe.task} {split}" for split in splits]
+    rows, beyond = pocket_bert.rows_of(model, corpora, recipe.task, "validation")
+    inputs = [{"input_ids": torch.tensor([r.ids]), "token_type_ids": torch.tensor([r.types])} for r in rows]
+    with torch.no_grad():
+        model.network.classifier.weight.mul_(100)  # labels that differ
+        labels = [model.network(**one).logits[0].argmax().item() for one in inputs]
+    assert pocket_bert.classified(model, rows, batch_size=7) == labels
+    found = pocket_bert.scored(model, corpora, recipe.task, "validation")
+    right = sum(label == row.label for label, row in zip(labels, rows))
+    assert found["accuracy"] == pytest.approx(100 * right / len(rows)) and (found["items"], beyond) == (39, 1)
+    ones = sum(row.label for row in rows)
+    base = found["majority class"]
+    assert base["accuracy"] == pytest.approx(100 * max(ones, len(rows) - ones) / len(rows))
+    assert found["learned"] is all(found[name] > base[name] for name in base)
+    many = rows * 8
+    plan, other = (pocket_bert.epoch_batches(many, epoch) for epoch in (0, 1))
+    assert plan == pocket_bert.epoch_batches(many, 0) != other
+    assert sorted(row for batch in plan for row in batch) == sorted(many)
+    assert all(len(batch) * max(len(row.ids) for row in batch) <= pocket_bert.TOKENS_PER_BATCH for batch in plan)
+
+
+def test_joint_of_one_layer_is_plain(corpora, tiny_bert, tmp_path):
+    """With a single layer both recipes of a task end in the same weights; with three they do not."""
+    shallow = pocket_bert.build(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    shallow.save_pretrained(tmp_path / "shallow")
+    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path / "shallow")
+    for base, alike in ((tmp_path / "shallow", True), (tiny_bert, False)):
+        ended = []
+        for recipe in (SST2, SST2_JOINT):
+            out = tmp_path / base.name / recipe.name
+            replace(recipe, start=str(base), schedule=SHORT).run(corpora, out, out.with_suffix(".work"), "cpu")
+            ended.append((out / "model.safetensors").read_bytes())
+        assert (ended[0] == ended[1]) is alike
+
+
+def test_questions_are_read_from_trec(corpora):
+    """Text and the name of the kind, as the project's labelled set `questions` has them."""
+    found = pocket_bert.labelled(corpora, "questions", "test")[:6]
+    assert [row["sentence"] for row in found] == [f"What is number {n} ?" for n in range(6)]
+    assert [row["label"] for row in found] == ["abbreviation", "description", "entity", "person", "place", "number"]
+    assert pocket_bert.source("questions") == "TREC" and pocket_bert.source("rte") == "GLUE rte"
+
+
+def some_texts():
+    rng = random.Random(1)
+    sizes = [(rng.randint(2, 6), rng.randint(1, 4)) for _ in range(4)]
+    return [
+        Text(np.array([rng.randrange(5, 300) for _ in range(p + t)], dtype=np.uint16), np.arange(p + t) >= p)
+        for p, t in sizes
+    ]
+
+
+@pytest.mark.parametrize("recipe", [LLAMA_JOINT, T5_FREE, LLAMA_SKIP, T5_SKIP, LLAMA_JSON], ids=lambda r: r.name)
+def test_fine_tuning(recipe, made, corpora, tmp_path, monkeypatch, few_stories):
+    """All stages, on an epoch that the start has not seen: every block learns, and the card says what was done."""
+    parts = {"orders": 2, "captions": 1} if recipe is LLAMA_JSON else {"captions": 2, "rooms": 1}
+    epochs, measured, plans = set(), [], recipe.family.part_batches
+    monkeypatch.setattr(fine_tuning, "load_model", lambda name, **_: made(recipe.start))
+    monkeypatch.setattr(fine_tuning, "own_outputs", lambda *_: some_texts())
+    monkeypatch.setattr(cards, "measure", lambda *given: measured.append(given[3]) or {"made up": {"BLEU": 1.0}})
+    monkeypatch.setattr(
+        recipe.family, "part_batches", lambda *given, **how: epochs.add((given[4], how["most"])) or plans(*given, **how)
+    )
+    stages = tuple(replace(stage, schedule=SHORT) for stage in recipe.stages)
+    short, out, work = (
+        replace(recipe, stages=stages, tasks=parts, knows=tuple(parts)),
+        tmp_path / "out",
+        tmp_path / "work",
+    )
+    card = short.run(corpora, out, work, "cpu")
+    assert card == json.loads((out / "card.json").read_text()) and measured == [tuple(parts)]
+    assert (card["start"], card["steps"], card["objective"]) == (recipe.start, 3 * len(stages), short.objective)
+    assert epochs == {(recipe.seen, stages[0].tokens)} and recipe.seen == SEEN + (recipe is LLAMA_JSON)
+    if not recipe.aim:
+        own = f"3 steps on {recipe.start}'s distribution on its own outputs with equal weights on the last layer"
+        assert "3 steps on the texts with" in card["objective"] and (own in card["objective"]) is (len(stages) == 2)
+    assert "Tatoeba" in card["corpus"] and "Reuters" not in card["corpus"] and "headlines" not in card
+    assert ("recipes.orders" in card["corpus"]) is (recipe is LLAMA_JSON)
+    assert set(card["loss_by_part"]) == {*parts, *(["own"] if len(stages) == 2 else [])}
+    model, begun = eelib.load_model(str(out), device="cpu"), dict(made(recipe.start).network.named_parameters())
+    changed = {name for name, p in model.network.named_parameters() if not p.equal(begun[name].to(p.dtype))}
+    stack = "layers" if recipe.family is pocket_llama else "block"
+    assert all(any(f".{stack}.{i}." in name for name in changed) for i in range(model.layers))
+    weights = (out / "model.safetensors").read_bytes()
+    short.run(corpora, out, work, "cpu")
+    assert (out / "model.safetensors").read_bytes() == weights
+
+
+def test_curves_go_on():
+    one = [{"step": 5, "tokens": 50, "seconds": 2, "loss": 1.0}]
+    two = [{"step": 3, "tokens": 30, "seconds": 4, "loss": 0.5}, {"step": 6, "tokens": 60, "seconds": 8, "loss": 0.4}]
+    whole = one_after_another([one, two])
+    assert [(r["step"], r["tokens"], r["seconds"]) for r in whole] == [(5, 50, 2), (8, 80, 6), (11, 110, 10)]
+
+
+def test_own_outputs_are_what_the_model_says(corpora, made, tmp_path, few_stories, monkeypatch):
+    """Prompt and greedy output, token by token; made once; a stopped run goes on; unended ones are left out."""
+    model, few = made("pocket-t5"), {"captions": 3, "rooms": 2}
+    monkeypatch.setattr(own_outputs, "OWN_LONGEST", 4)
+    monkeypatch.setattr(own_outputs, "OWN_AT_ONCE", 2)
+    make = partial(own_outputs.own_outputs, model, corpora, tmp_path, 2, few)
+    prompts = own_outputs.prompts_of(model, corpora, tmp_path, 2, few)
+    assert len(prompts) == 5 and [len(p) for p in prompts] == sorted(len(p) for p in prompts)
+    model.network.generation_config.eos_token_id = greedy_decode(model, [prompts[0]], 4)[0][-1]
+    outputs = [greedy_decode(model, [prompt], 4)[0] for prompt in prompts]
+    ended = [(p, o) for p, o in zip(prompts, outputs) if o[-1] in model.eos_ids]
+    found = make()
+    assert ended and [(t.ids[~t.wanted].tolist(), t.ids[t.wanted].tolist()) for t in found] == ended
+    lines = (tmp_path / "own.jsonl").read_text().splitlines()
+    assert [output for line in lines for output in json.loads(line)] == outputs and len(lines) == 3
+    (tmp_path / "own.jsonl").write_text(f"{lines[0]}\n[[1, ")
+    assert [t.ids.tolist() for t in make()] == [t.ids.tolist() for t in found]
+    monkeypatch.setattr(own_outputs, "greedy_decode", None)
+    assert len(make()) == len(found)
+
+
+@pytest.fixture
+def readings(model_of, folder_of, monkeypatch):
+    """(a tiny model, the folder of it), of whose few texts agreement is measured."""
+    task = eelib.Task.from_prompts(["the cat sat on", "a dog", "the mat"])
+    for room in (pocket_readings, quality):
+        monkeypatch.setattr(room, "load_task", lambda *_, **__: task)
+    monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 6)
+    return model_of("llama"), str(folder_of("llama"))
+
+
+def test_translators(readings, tmp_path, monkeypatch):
+    """Every layer comes nearer to the last; one batch in five is held out; the card says so of what loads."""
+    taking, (model, start) = Taking(), readings
+    for _ in range(10):
+        taking.add(torch.zeros(3, 4, 2), [0, 1, 2], [5, 6, 7])
+        taking.batches += 1
+    assert len(taking.held) == 2 and len(taking.training) == 8 and taking.held[0].shape == (3, 3, 2)
+    outputs = [torch.randint(10, 60, (30,)).tolist() for _ in range(10)]
+    states = states_of(model, [[5]] * 10, outputs)[0][:, 1:]
+    monkeypatch.setattr(Lens, "examples", lambda *_: (states, states))
+    lens, out = Lens(start=start, epochs=20, batch=64, rate=1e-2), tmp_path / "out"
+    card = lens.run(tmp_path, out, tmp_path / "work", "cpu")
+    before, after = (card["quality"][f"KL from the last layer{how}"] for how in (", untranslated", ""))
+    assert all(a < b for a, b in zip(after, before)) and card["steps"] == planned_steps(lens, card["tokens"])
+    logs = torch.stack([model.unembed(states[:, layer]).double().log_softmax(-1) for layer in range(model.layers)])
+    wanted = [(logs[-1].exp() * (logs[-1] - logs[layer])).sum(-1).mean() for layer in range(model.layers - 1)]
+    assert before == pytest.approx([value.item() for value in wanted], abs=1e-3)
+    read = eelib.load_model(out, device="cpu").read_through(torch.cat([states[:, :1], states], dim=1))[:, 1:]
+    logs = torch.stack([model.unembed(read[:, layer]).double().log_softmax(-1) for layer in range(model.layers)])
+    wanted = [(logs[-1].exp() * (logs[-1] - logs[layer])).sum(-1).mean() for layer in range(model.layers - 1)]
+    assert after == pytest.approx([value.item() for value in wanted], abs=2e-2)
+
+
+def test_an_adapter_block(readings, tmp_path, monkeypatch):
+    """Its texts' states, batches that go on, padding that changes nothing; trained, it brings its layer nearer."""
+    model, start = readings
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(10, 60, 7 + number % 6).astype(np.uint16) for number in range(30)]
+    some = [Text(own, np.arange(len(own)) >= 3) for own in ids]
+    schedule = Schedule(40, peak=1e-2, warmup=2, decay=20)
+    recipe = Kangaroo(start=start, beside=start, layer=1, heads=2, tokens=64, schedule=schedule, outputs={})
+    monkeypatch.setattr(pocket_readings, "own_outputs", lambda *_: some)
+    card = recipe.run(tmp_path, tmp_path / "out", tmp_path / "work", "cpu")
+    before, after = (card["quality"][f"KL from the last layer{how}"] for how in (", without the block", ""))
+    assert after < before and card["steps"] == 40
+    training, held = recipe.examples(None, tmp_path, tmp_path / "work")  # kept: nothing runs
+    assert (len(training), len(held)) == (28, 2)
+    for text, (states, last, at) in zip(some, [held[0], *training[:19], held[1], *training[19:]]):
+        wanted = states_of(model, [text.ids[:3].tolist()], [text.ids[3:].tolist()])[0]
+        torch.testing.assert_close(states[2:-1].float(), wanted[:, 1], atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(last.float(), wanted[:, -1], atol=2e-2, rtol=2e-2)
+        assert states.shape[0] == len(text.ids) and at.tolist() == list(range(2, len(text.ids) - 1))
+    whole, later = ([list(map(id, b)) for _, b in zip(range(9), recipe.batches(training, at))] for at in (0, 5))
+    assert whole[5:] == later[:4] and len({text for batch in whole for text in batch}) == 28
+    block = eelib.load_model(tmp_path / "out", device="cpu").adapter_block
+    together, last = pocket_readings.through(block, training[:6], model.device)
+    alone = [pocket_readings.through(block, [text], model.device) for text in training[:6]]
+    torch.testing.assert_close(together, torch.cat([made for made, _ in alone]))
+    assert torch.equal(last, torch.cat([last for _, last in alone]))
+    untrained = AdapterBlock(model.layers, 1, model.hidden_size, 2).requires_grad_(False)
+    save_lens_adapter(untrained, tmp_path / "untrained", start, model.hash)
+    agreed, drafted = recipe.measure(None, tmp_path / "untrained", "cpu").values()
+    ways = {"through the block", f"through {start}", "untranslated"}  # it changes nothing
+    assert set(agreed) == ways | {"items"} and len({agreed[way] for way in ways}) == 1 and agreed["items"] > 0
+    assert all(drafted[way] == drafted["untranslated"] and drafted[way]["drafted"] > 0 for way in ways)
+
+
+CONLLU = """# sent_id = 1
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVB\t_\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
+3\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\tSpaceAfter=No
+3.1\tgone\tgo\tVERB\tVB\t_\t_\t_\t_\t_
+4\t!\t!\tPUNCT\t.\t_\t3\tpunct\t_\t_
+
+# sent_id = 2
+1-2\tcan't\t_\t_\t_\t_\t_\t_\t_\tSpaceAfter=No
+1\tca\tcan\tAUX\tMD\t_\t0\troot\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t1\tadvmod\t_\t_
+3\t.\t.\tPUNCT\t.\t_\t1\tpunct\t_\t_
+
+"""
+
+
+def test_pocket_tagger(tmp_path, monkeypatch):
+    """Multi-word tokens are read with their spaces; a run ends in a pipeline that loads, with no corpus word."""
+    tagger = pytest.importorskip("recipes.pocket_tagger")
+    (tmp_path / "tagging").mkdir()
+    for split, times in (("train", 40), ("dev", 1), ("test", 1)):
+        file = tmp_path / f"tagging/ud_english_ewt.{split}.conllu.gz"
+        file.write_bytes(gzip.compress((CONLLU * times).encode()))
+    sentences = tagger.read_conllu(file)
+    assert [s.words for s in sentences] == [["Do", "n't", "go", "!"], ["ca", "n't", "."]]
+    assert [s.tags for s in sentences] == [["AUX", "PART", "VERB", "PUNCT"], ["AUX", "PART", "PUNCT"]]
+    nlp = tagger.untrained()
+    assert [tagger.gold_doc(nlp, [s]).text for s in sentences] == ["Don't go!", "can't."]
+    assert tagger.gold_doc(nlp, sentences).text == "Don't go! can't."
+    runs = tagger.training_texts(sentences * 5, random.Random(0))
+    assert sum(len(run) for run in runs) == 10 and max(map(len, runs)) <= tagger.LONGEST_RUN
+    monkeypatch.setattr(tagger, "EPOCHS", 3)
+    monkeypatch.setattr(tagger, "WORDS_PER_BATCH", 20)
+    monkeypatch.setattr(tagger, "WARMUP_STEPS", 5)
+    card = tagger.run(tmp_path, tmp_path / "out", tmp_path / "work", "cpu")
+    assert card["quality"] == tagger.measure(tmp_path, tmp_path / "out", "cpu") and card["sha256"] == hashes(
+        tmp_path / "out"
+    )
+    assert card["dev_accuracy_by_epoch"][-1][1] > 0.8
+    for folder in (tmp_path / "out", data_folder("models", "pocket-tagger")):
+        assert set(json.loads((folder / "vocab/strings.json").read_text(encoding="utf-8"))) <= set(nlp.vocab.strings)
+
+
+def test_the_shipped_tagger():
+    """Sensible tags; it is small, and about as good as its card says it is."""
+    spacy, folder = pytest.importorskip("spacy"), data_folder("models", "pocket-tagger")
+    nlp, card = spacy.load(folder), json.loads((folder / "card.json").read_text())
+    tags = [token.pos_ for token in nlp("I don't think that the small dog can swim in London .")]
+    wanted = "PRON AUX PART VERB SCONJ DET ADJ NOUN AUX VERB ADP PROPN PUNCT"
+    assert tags == wanted.split() and len(nlp("")) == 0
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 10_000_000
+    assert card["licence"] == "CC BY-SA 4.0" and card["quality"]["UPOS accuracy, gold tokens"] > 0.945
+
+
+def test_the_tagger_is_judged_by_the_first_character_of_a_token(tmp_path):
+    spacy, tagger = pytest.importorskip("spacy"), pytest.importorskip("recipes.pocket_tagger")
+    (tmp_path / "tagging").mkdir()
+    text = "\n".join(["1\tice-cream\tx\tNOUN\t_\t_\t0\troot\t_\t_", "2\tmelts\tx\tVERB\t_\t_\t1\tdep\t_\t_", "", ""])
+    (tmp_path / "tagging/ud_english_ewt.test.conllu.gz").write_bytes(gzip.compress(text.encode()))
+
+    @spacy.Language.component("by_rule")
+    def by_rule(doc):
+        for token in doc:
+            token.pos_ = "VERB" if token.text == "melts" else "NOUN"
+        return doc
+
+    nlp = spacy.blank("en")
+    nlp.add_pipe("by_rule")
+    assert [token.text for token in nlp("ice-cream melts")] == ["ice", "-", "cream", "melts"]
+    assert tagger.evaluate(nlp, tmp_path) == {
+        "UPOS accuracy, gold tokens": 1.0,
+        "UPOS accuracy, spaCy tokens": 1.0,
+        "UPOS F1, spaCy tokens, same span": round(2 * 1 / (2 + 4), 4),
+    }
+
+
+# Quality
+
+
+def test_scores_by_hand(made, monkeypatch):
+    """SQuAD's normalisation, the best reference; what is beyond the window is counted; headlines beside first words."""
+    found = quality.answers(["The hotel.", "in a red barn", "no"], [["hotel"], ["barn", "red barn"], ["yes"]])
+    assert found == {"F1": pytest.approx(100 * (1 + 0.8 + 0) / 3), "EM": pytest.approx(100 / 3), "items": 3}
+    model = made("pocket-llama")
+    monkeypatch.setattr(quality, "greedy_texts", lambda _model, prompts, _most, **_: ["a cat lost"] * len(prompts))
+    rows = [{"context": "A cat. " * n, "question": "Who?", "answers": ["cat lost"]} for n in (1, 2, 900)]
+    assert quality.answered(model, rows) == {"F1": 100.0, "EM": 100.0, "items": 2, "beyond the window": 1}
+    article = "A dog said it lost a cat in the park on Monday and so on. " * 30
+    found = quality.summarized(model, [article], [["A CAT LOST"]])
+    assert found["ROUGE-1"] == 100.0 and found["items"] == 1
+    assert found["first words"]["ROUGE-1"] == pytest.approx(100 * 2 * 3 / (3 + 8))
+
+
+def test_agreement_by_hand(made, monkeypatch):
+    """Each layer's top-1 against the tokens that the model gave; end tokens do not count; the last agrees always."""
+    model, task = made("pocket-llama"), load_task("translation/de-en").take(5)
+    monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 3)
+    monkeypatch.setattr(quality, "load_task", lambda _name: task)
+    agreed, tokens = [0] * model.layers, 0
+    for prompt in model.encode(task.prompts):
+        for token in greedy_decode(model, [prompt], 3)[0]:
+            with torch.no_grad(), block_states(model.blocks) as states:
+                model.network(torch.tensor([prompt]))
+            prompt = [*prompt, token]
+            if token not in model.eos_ids:
+                tokens += 1
+                for layer in range(model.layers):
+                    agreed[layer] += model.unembed(states[layer + 1][0, -1:]).argmax().item() == token
+    found = quality.agreement(model, ["translation/de-en"])
+    assert found == {"by layer": [round(100 * n / tokens, 1) for n in agreed], "items": tokens}
+    assert found["by layer"][-1] == 100.0
+
+
+def test_a_model_is_measured_on_what_it_knows(corpora, made, monkeypatch):
+    """Translation, reading, headlines, orders and the shipped texts of each, with how many items each is of."""
+    model = made("pocket-llama")
+    monkeypatch.setattr(quality, "load_model", lambda *_, **__: model)
+    monkeypatch.setattr(quality, "agreement", lambda *_: {"items": 1})
+    known = {structured_prompt(row["note"]): json.dumps(row["record"]) for row in orders("test", 150)}
+    longest = {}
+
+    def texts(_model, prompts, most, **_):
+        longest.update(dict.fromkeys(prompts, most))
+        return [known.get(prompt, "Ein Mann. nobody knows") for prompt in prompts]
+
+    monkeypatch.setattr(quality, "greedy_texts", texts)
+    found = quality.measure(corpora, corpora, "cpu")
+    directions = ("de-en", "en-de", "fr-en", "en-fr")
+    assert {f"{name} {pair}" for name in ("Multi30k test2016", "Tatoeba held out") for pair in directions} < set(found)
+    rooms = {kind: found[f"rooms {kind}"]["items"] for kind in ("one", "two", "three", "count", "unknown")}
+    assert rooms == {"one": 75, "two": 75, "three": 75, "count": 45, "unknown": 30}
+    assert {"FairytaleQA test", "SQuADShifts held out", "Reuters test", *quality.TEXTS} - {quality.ORDERS} < set(found)
+    assert found["FairytaleQA test"]["beyond the window"] == 1 and found["Reuters test"]["items"] == 12
+    assert found["translation/de-en"]["items"] == 156 and found["summarization/news"]["items"] == 60
+    assert all(scores["items"] for scores in found.values())
+    few = LLAMA_JSON.measure(corpora, corpora, "cpu")
+    assert set(few) == {
+        *(f"Multi30k test2016 {p}" for p in directions),
+        quality.ORDERS,
+        "agreement with the last layer",
+    }
+    assert few[quality.ORDERS] == {"exact": 100.0, "valid": 100.0, "field F1": 100.0, "items": 150}
+    assert {longest[prompt] for prompt in known} == {128}
+    monkeypatch.setattr(fine_tuning, "measure", lambda *given: set(given[3]))
+    assert LLAMA_SKIP.measure(None, None, "cpu") == T5_SKIP.measure(None, None, "cpu") == set(WHOLE)
+
+
+def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stories):
+    """Each ends in the record of its own note, as JSON."""
+    found = [e for epoch in range(3) for e in PARTS["orders"](corpora, tmp_path, epoch)]
+    assert found and not {e.prompt for e in found} & set(load_task(quality.ORDERS).prompts)
+    assert all(e.prompt.split("### Input:")[1].count(json.loads(e.target)["id"]) == 1 for e in found)
