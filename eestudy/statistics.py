@@ -156,7 +156,7 @@ def slope_difference(frame: pd.DataFrame, y: str, x: str, by: str, seed: int = 0
     both = pd.concat([products.mul(side, axis=0) for side in _sides(frame, by)], axis=1, keys=["true", "false"])
     found = interval_of(both, lambda totals: _slope_of(totals["true"]) - _slope_of(totals["false"]), seed)
     of_sides = frame.groupby([name for name in ("task", by) if name in frame])["group"].nunique()
-    return found._replace(groups=int(min(found.groups, *of_sides)))
+    return found._replace(groups=int(min([found.groups, *of_sides])))
 
 
 def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0.4, seed: int = 0) -> pd.DataFrame:
@@ -237,19 +237,23 @@ def largest_gap(frame: pd.DataFrame, value: str, of: str, seed: int = 0) -> Inte
     The upper limit is the highest of all pairs' upper limits; the lower one the highest of their lower limits, at a
     level that the pairs share (Bonferroni), and at least 0. So the interval errs on the wide side.
     """
-    kinds = [part for _, part in _columns(frame, of).groupby(of, sort=False, observed=True)]
-    samples = [[of_task[-1] for of_task in _means(part, value, "mean", None, seed, 2000)] for part in kinds]
-
-    def gaps(pairs: int) -> list[Interval]:
-        means = sorted(_average(of_kind, 1 - (1 - LEVEL) / pairs) for of_kind in samples)
-        return [difference(b, a) for at, a in enumerate(means) for b in means[at + 1 :]]
-
-    if len(kinds) < 2:
+    parts = [part for _, part in _columns(frame, of).groupby(of, sort=False, observed=True)]
+    if len(parts) < 2:
         return NOTHING
-    apart = max(gaps(1))._replace(tasks=sum(map(len, samples)))
-    low = max([0.0, *(gap.low for gap in gaps(len(kinds) * (len(kinds) - 1) // 2))])
-    groups = min(one.groups for of_kind in samples for one in of_kind)
-    return apart._replace(low=low, high=max(gap.high for gap in gaps(1)), groups=groups)
+    samples = [[of_task[-1] for of_task in _means(part, value, "mean", None, seed, 2000)] for part in parts]
+
+    def gaps(level: float) -> list[Interval]:
+        means = [_average(of_part, level) for of_part in samples]
+        apart = [difference(a, b) for at, a in enumerate(means) for b in means[:at]]
+        return [gap if gap.estimate >= 0 else gap.mapped(lambda value: -value) for gap in apart]
+
+    each = gaps(LEVEL)
+    largest = max(each)._replace(tasks=sum(map(len, samples)))
+    if not all(gap.bounded for gap in each):
+        return largest._replace(low=math.nan, high=math.nan)
+    low = max(gap.low for gap in gaps(1 - (1 - LEVEL) / len(each)))
+    high, groups = max(gap.high for gap in each), min(gap.groups for gap in each)
+    return largest._replace(low=max(low, 0.0), high=high, groups=groups)
 
 
 def difference(a: Interval, b: Interval) -> Interval:

@@ -222,6 +222,13 @@ def test_groups_that_are_all_the_same_and_no_rows_at_all():
         largest_gap(tenths.assign(kind="a"), "value", "kind"),
     )  # fmt: skip
     assert [one.known for one in nothing] == [False] * 7 and str(NOTHING) == "–"
+    empty = tenths.assign(x=1.0, kind="a", side=True)[:0]
+    assert not slope(empty, "value", "x", "kind").known and not largest_gap(empty, "value", "kind").known
+    assert not statistics.slope_difference(empty, "value", "x", "side").known
+    assert not statistics.rank_variance(empty, "value", "kind", "group").known
+    assert statistics.resplit(empty, "x", ["value"])["estimate"].isna().all()
+    one = largest_gap(framed([1.0, 2.0, 4.0], ["a", "b", "c"], kind=[1, 1, 2]), "value", "kind")
+    assert one.estimate == 2.5 and not one.bounded  # the second kind has one group
 
 
 def test_any_statistic_of_sums():
