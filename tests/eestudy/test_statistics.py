@@ -74,6 +74,8 @@ def test_tasks_count_the_same_and_small_ones_not_at_all():
     both = interval(pd.concat(parts[:2]), "value", "mean")
     assert both.estimate == pytest.approx((parts[0]["value"].mean() + parts[1]["value"].mean()) / 2)
     assert interval(pd.concat(parts), "value", "mean") == both and (both.groups, both.tasks) == (40, 2)
+    tasks = pd.concat(parts).assign(value=lambda rows: rows["value"] == 3)
+    assert interval(tasks, "value", "share") == interval(tasks[tasks["task"] != "t2"], "value", "share")
     few = [part[:8] for part in parts]
     assert interval(pd.concat(few), "value", "mean").tasks == 3
     half = [interval(part, "value", "mean", draws=1) for part in parts[:2]]
@@ -135,6 +137,8 @@ def test_a_loss_keeps_its_scale_and_stays_inside_its_bounds():
     almost = interval(framed(np.r_[[1e-6] * 2, [0.0] * 98], range(100)), "value", "loss")
     assert almost[:3] == pytest.approx(zeros[:3], abs=1e-4)
     assert interval(framed(1 - losses, range(100)), "value", "loss").high < 1
+    outright = framed(np.arange(60) < 3, range(60))  # a loss of 1 or none is a share
+    assert interval(outright, "value", "loss")[:3] == pytest.approx(interval(outright, "value", "share")[:3], rel=0.02)
 
 
 def of_groups(random, sizes):
