@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -231,10 +231,8 @@ def accuracy(network: Network, held: States) -> dict[str, Any]:
 
 def balanced(scores: Tensor, agrees: Tensor) -> float | None:
     """Mean of the shares of either class that lie on their side of 0.5, 0-100."""
-    if agrees.all() or not agrees.any():
-        return None
-    right = (scores > 0.5) == agrees
-    return round(50 * float(right[agrees].float().mean() + right[~agrees].float().mean()), 1)
+    one_class = agrees.all() or not agrees.any()
+    return None if one_class else round(100 * float(balanced_accuracy_score(agrees, scores > 0.5)), 1)
 
 
 def area(scores: Tensor, agrees: Tensor) -> float | None:

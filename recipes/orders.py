@@ -27,14 +27,19 @@ def orders(split: str, count: int, seed: int = 0) -> Iterator[dict]:
     A record has, in this order, `id` such as KX-4817-b, `name`, `items` of 1 to 3 things as the note writes them, each
     with its count of 2 to 12, `city`, and whether it is `urgent`. InputError for another split or a count below 0.
     """
-    if split not in SPLITS:
-        raise InputError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
+    check_asked(split, count, SPLITS)
+    return _made(random.Random(f"orders {split} {seed}"), split, count)
+
+
+def check_asked(split: str, count: int, splits: tuple[str, ...]) -> None:
+    """InputError for a split that is not one of these, or a count below 0."""
+    if split not in splits:
+        raise InputError(f"split must be one of {', '.join(splits)}, not {split!r}")
     if count < 0:
         raise InputError(f"count must be 0 or more, not {count}")
-    return _told(random.Random(f"orders {split} {seed}"), split, count)
 
 
-def _told(rng: random.Random, split: str, count: int) -> Iterator[dict]:
+def _made(rng: random.Random, split: str, count: int) -> Iterator[dict]:
     templates: list[str] = []
     for _ in range(count):
         # Each template is used once before any is used again.

@@ -6,7 +6,6 @@ output, what else was likely is kept, too.
 """
 
 import json
-import os
 import random
 import re
 import time
@@ -52,9 +51,7 @@ def own_outputs(model: Model, corpora: Path, work: Path, epoch: int, counts: dic
     """
     asked = work / "prompts.json"
     if not asked.exists():
-        partial = asked.with_suffix(".partial")
-        partial.write_text(json.dumps(prompts_of(model, corpora, work, epoch, counts)))
-        os.replace(partial, asked)
+        write_atomically(asked, json.dumps(prompts_of(model, corpora, work, epoch, counts)).encode())
     prompts = json.loads(asked.read_text())
     file = work / "own.jsonl"
     whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []  # a torn line is made again

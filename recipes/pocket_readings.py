@@ -5,7 +5,6 @@ without touching the model. `pocket-llama-kangaroo` has an adapter block after o
 2024, section 3): drafts come from that layer through the block, and the model itself verifies them.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +28,7 @@ from recipes.own_outputs import own_outputs
 from recipes.pocket_llama import inputs_of
 from recipes.quality import TRANSLATIONS, agreement
 from recipes.texts import SEED, SEEN, generator
-from recipes.training import Loss, Optimizer, Schedule, by_step, train
+from recipes.training import Loss, Optimizer, Schedule, by_step, save_whole, train
 
 ASKED = "translation,captions,rooms,reading,headlines"  # parts of the corpora, for translators
 OUTPUTS = {"translation": 4000, "captions": 4000, "rooms": 1000}  # how many of each part, for the block
@@ -273,8 +272,7 @@ def states_of_texts(model: Model, layer: int, texts: list[Text], file: Path) -> 
                 at = torch.from_numpy(text.wanted.nonzero()[0] - 1)
                 own, last = (states[of][row, : len(text.ids)].to("cpu", torch.bfloat16) for of in (layer, -1))
                 found.append((own.clone(), last[at], at))
-        torch.save(found, file.with_suffix(".partial"))
-        os.replace(file.with_suffix(".partial"), file)
+        save_whole(found, file)
     kept: list[Example] = torch.load(file, weights_only=True)
     return kept
 

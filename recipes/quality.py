@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import torch
-from torch import Tensor
+import numpy as np
 from tqdm import tqdm
 
 from eelib.common.files import data_folder
@@ -12,7 +12,8 @@ from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import answer_stats, bleu, chrf, normalised, rouge, scores_of
 from eelib.tasks.task import load_task
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
-from eelib.tracing.decode import greedy_decode, states_of
+from eelib.tracing.decode import greedy_decode
+from eelib.tracing.make import trace as make_trace
 from recipes.texts import ARTICLE_WORDS, WHOLE, first_words, multi30k, read_jsonl, shifts, tatoeba
 
 TATOEBA, CAPTIONS, QUESTIONS = 500, 250, 1000  # how many at most
@@ -64,7 +65,7 @@ def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: 
         references.setdefault(pair[at], []).append(pair[1 - at])
     texts = list(references)[: most or None] if most else [pair[at] for pair in pairs]
     wanted = [references[text] for text in texts] if most else [[pair[1 - at]] for pair in pairs]
-    outputs = said(model, [translation_prompt(text, source, target) for text in texts], LONGEST_TRANSLATION)
+    outputs = greedy_texts(model, [translation_prompt(text, source, target) for text in texts], LONGEST_TRANSLATION)
     return scores_of({"BLEU": bleu(outputs, wanted)}) | chrf(outputs, wanted) | {"items": len(texts)}
 
 
@@ -74,28 +75,23 @@ def readings(model: Model, corpora: Path) -> dict[str, dict]:
     spans = [row for rows in shifts(corpora)[1].values() for row in rows][:QUESTIONS]
     rooms = read_jsonl(data_folder("texts", "question_answering", "rooms.jsonl"))
     found = {"FairytaleQA test": answered(model, tales), "SQuADShifts held out": answered(model, spans)}
-    outputs = said(model, [question_prompt(row["context"], row["question"]) for row in rooms], LONGEST_ANSWER)
+    outputs = greedy_texts(model, [question_prompt(row["context"], row["question"]) for row in rooms], LONGEST_ANSWER)
     for kind in ("one", "two", "three", "count", "unknown"):
         chosen = [number for number, row in enumerate(rooms) if row["kind"] == kind]
         found[f"rooms {kind}"] = answers([outputs[i] for i in chosen], [rooms[i]["answers"] for i in chosen])
     return found
 
 
-def greedy_texts(model: Model, prompts: list[str], max_new_tokens: int, batch_size: int = 64) -> list[str]:
-    """Output texts of prompts, in their order, special tokens dropped; no readout."""
-    encoded = model.tokenizer(prompts)["input_ids"]
+def greedy_texts(model: Model, prompts: Sequence[str], longest: int) -> list[str]:
+    """Output texts of prompts, in their order, special tokens dropped; as many at once as the device likes."""
+    encoded, size = model.tokenizer(list(prompts))["input_ids"], 64 if model.device.type == "cpu" else 256
     order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
     texts = [""] * len(prompts)
-    for start in tqdm(range(0, len(order), batch_size), unit="batch", mininterval=5):
-        some = order[start : start + batch_size]
-        for i, ids in zip(some, greedy_decode(model, [encoded[i] for i in some], max_new_tokens)):
+    for start in tqdm(range(0, len(order), size), unit="batch", mininterval=5):
+        some = order[start : start + size]
+        for i, ids in zip(some, greedy_decode(model, [encoded[i] for i in some], longest)):
             texts[i] = str(model.tokenizer.decode(ids, skip_special_tokens=True))
     return texts
-
-
-def said(model: Model, prompts: Sequence[str], longest: int) -> list[str]:
-    """Greedy output texts of the prompts, as many at once as the device likes."""
-    return greedy_texts(model, list(prompts), longest, batch_size=64 if model.device.type == "cpu" else 256)
 
 
 def answered(model: Model, rows: Sequence[dict]) -> dict:
@@ -103,7 +99,7 @@ def answered(model: Model, rows: Sequence[dict]) -> dict:
     prompts = [question_prompt(row["context"], row["question"]) for row in rows]
     room = model.context_length - LONGEST_ANSWER
     fits = [i for i, ids in enumerate(model.tokenizer(prompts, verbose=False)["input_ids"]) if len(ids) < room]
-    outputs = said(model, [prompts[i] for i in fits], LONGEST_ANSWER)
+    outputs = greedy_texts(model, [prompts[i] for i in fits], LONGEST_ANSWER)
     return answers(outputs, [rows[i]["answers"] for i in fits]) | {"beyond the window": len(rows) - len(fits)}
 
 
@@ -124,7 +120,7 @@ def summarized(model: Model, articles: list[str], known: list[list[str]]) -> dic
     """ROUGE-1, 2 and L of the model's headlines, and of the first words of each article."""
     prompts = [summarization_prompt(first_words(article, ARTICLE_WORDS)) for article in articles]
     begun = scores_of(rouge([first_words(article, HEADLINE_WORDS) for article in articles], known))
-    return scores_of(rouge(said(model, prompts, LONGEST_ANSWER), known)) | {
+    return scores_of(rouge(greedy_texts(model, prompts, LONGEST_ANSWER), known)) | {
         "first words": begun,
         "items": len(articles),
     }
@@ -139,27 +135,18 @@ def shipped(model: Model, parts: Collection[str]) -> dict[str, dict]:
             found[name] = summarized(model, task.sources, task.references)
         else:
             longest = LONGEST_ANSWER if task.kind == "question_answering" else LONGEST_TRANSLATION
-            found[name] = task.quality(said(model, task.prompts, longest)) | {"items": len(task)}
+            found[name] = task.quality(greedy_texts(model, task.prompts, longest)) | {"items": len(task)}
     return found
 
 
 def agreement(model: Model, names: Sequence[str]) -> dict:
     """Share (0-100) of the model's own output tokens that each layer 1..L has as its top-1, end tokens left out."""
-    agreed = torch.cat([top == output for name in names for top, output in tops(model, name)], dim=1)
-    return {"by layer": [round(100 * n, 1) for n in agreed.double().mean(1).tolist()], "items": agreed.shape[1]}
-
-
-@torch.no_grad()
-def tops(model: Model, name: str, at_once: int = 64) -> list[tuple[Tensor, Tensor]]:
-    """Of each text of a task: the top-1 of layers 1..L [L, tokens] at the model's own output tokens [tokens]."""
-    prompts, found = model.encode(load_task(name).prompts), []
-    for start in range(0, len(prompts), at_once):
-        part = prompts[start : start + at_once]
-        outputs = greedy_decode(model, part, LONGEST_TRANSLATION)
-        states, _ = states_of(model, part, outputs)
-        layers = range(1, model.layers + 1)
-        top = torch.stack([model.unembed(states[:, layer]).argmax(-1).cpu() for layer in layers])
-        for columns, output in zip(top.split([len(output) for output in outputs], dim=1), outputs):
-            kept = [token not in model.eos_ids for token in output]
-            found.append((columns[:, kept], torch.tensor(output, dtype=torch.long)[kept]))
-    return found
+    found = []
+    for name in names:
+        with TemporaryDirectory() as folder:
+            trace = make_trace(
+                model, load_task(name), max_new_tokens=LONGEST_TRANSLATION, folder=folder, progress=False
+            )
+            found.append((trace["top1"][:, 1:].T == trace.tokens["token_id"].to_numpy())[:, ~trace.tokens["is_eos"]])
+    agreed = np.concatenate(found, axis=1)
+    return {"by layer": [round(100 * share, 1) for share in agreed.mean(1).tolist()], "items": agreed.shape[1]}

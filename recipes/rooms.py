@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from eelib.common.errors import InputError
 from eelib.common.files import data_folder
+from recipes.orders import check_asked
 from recipes.rooms_world import FORMS, KINDS, NUMBERS, SLOTS, WEIGHTS, WORDS, Event, Query, World, follow, support
 
 TEMPLATES = json.loads(data_folder("rooms", "templates.json").read_text())
@@ -102,17 +102,8 @@ def _cast(rng: random.Random, split: str, form: str) -> dict[str, list[str]]:
     """The words one story may use, by kind; a counting story has nothing to put things in."""
     words = WORDS | {kind: WORDS[kind][split] for kind in ("small", "big", "box", "places", "job", "pet", "likes")}
     boxes = 0 if form.startswith("count") else rng.randint(0, 2)
-    sizes = {
-        "small": rng.randint(2, 4),
-        "big": rng.randint(0, 2),
-        "box": boxes,
-        "places": rng.randint(3, 5),
-        "job": 4,
-        "pet": 4,
-        "likes": 4,
-        "colour": 4,
-        "size": 3,
-    }
+    sizes = {"small": rng.randint(2, 4), "big": rng.randint(0, 2), "box": boxes, "places": rng.randint(3, 5)}
+    sizes |= dict.fromkeys(("job", "pet", "likes", "colour"), 4) | {"size": 3}
     cast = {kind: rng.sample(words[kind], size) for kind, size in sizes.items()}
     names = [name for gender in PRONOUNS for name in WORDS["names"][split][gender]]
     cast["people"] = rng.sample(names, rng.randint(3, 6) if form == "count_people" else rng.randint(2, 4))
@@ -126,47 +117,26 @@ def _options(kind: str, world: World, cast: dict[str, list[str]]) -> list[Event]
     new = [thing for thing in things if thing not in at and thing not in held]
     near = {(a, thing) for a in people for thing in at if at[thing] and at.get(a) == at[thing]}
     free = [a for a in people if list(held.values()).count(a) < 5]
+    moves = [(a, p) for a in people for p in cast["places"] if at.get(a) != p]
     match kind:
         case "go":
-            return [(kind, a, p) for a in people for p in cast["places"] if at.get(a) != p]
+            return [(kind, a, p) for a, p in moves]
         case "timed":
-            return [
-                (kind, a, p, w)
-                for a in people
-                for p in cast["places"]
-                if at.get(a) != p
-                for w in list(WORDS["times"])[world.hour : world.hour + 2]
-                if ("at_time", w, a) not in world.said
-            ]
+            times = list(WORDS["times"])[world.hour : world.hour + 2]
+            return [(kind, a, p, w) for a, p in moves for w in times if ("at_time", w, a) not in world.said]
         case "take":
             return [(kind, a, t) for a in free for t in things if t in new or (a, t) in near]
         case "drop":
             return [(kind, held[t], t) for t in held if at.get(held[t]) and held[t] in people]
         case "carry":
-            return [
-                (kind, a, t, p)
-                for a in people
-                for t in things
-                if t in new or held.get(t) == a
-                for p in cast["places"]
-                if at.get(a) != p
-            ]
+            brought = [(a, t) for a in people for t in things if t in new or held.get(t) == a]
+            return [(kind, a, t, p) for a, t in brought for mover, p in moves if mover == a]
         case "stow":
-            return [
-                (kind, a, t, c)
-                for t in cast["small"]
-                if (a := held.get(t)) in people
-                for c in cast["box"]
-                if held.get(c) == a or (a, c) in near
-            ]
+            packed = [(held[t], t, c) for t in cast["small"] if held.get(t) in people for c in cast["box"]]
+            return [(kind, a, t, c) for a, t, c in packed if held.get(c) == a or (a, c) in near]
         case "give":
-            return [
-                (kind, held[t], t, b)
-                for t in held
-                if held[t] in people
-                for b in free
-                if (held[t], b) in near and b != held[t]
-            ]
+            given = [(a, t, b) for t, a in held.items() if a in people for b in free]
+            return [(kind, a, t, b) for a, t, b in given if (a, b) in near and a != b]
         case "lie" | "stand":
             return [(kind, t, p) for t in new if (t in cast["box"]) == (kind == "stand") for p in cast["places"]]
         case "inside":
@@ -272,10 +242,7 @@ def stories(split: str, count: int, seed: int = 0) -> Iterator[dict]:
     ``facts`` (how many sentences the question needs; 0 for unknown) and ``distance`` (sentences from the earliest
     needed one to the end, itself included; 0 for unknown). Raises InputError for another split or a count below 0.
     """
-    if split not in SPLITS:
-        raise InputError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
-    if count < 0:
-        raise InputError(f"count must be 0 or more, not {count}")
+    check_asked(split, count, SPLITS)
     return (item for item, *_ in _told(split, count, seed))
 
 

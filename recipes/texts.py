@@ -5,7 +5,6 @@ A part of the texts is another list of them in each epoch. Nothing that is held 
 
 import gzip
 import json
-import os
 import random
 import re
 import zlib
@@ -14,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from eelib.common.files import data_folder
+from eelib.common.files import data_folder, write_atomically
 from eelib.tasks.structured import structured_prompt
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from recipes.orders import orders
@@ -253,10 +252,8 @@ def rooms(_corpora: Path, work: Path, _epoch: int) -> list[Example]:
     """Stories with several questions each; made once and kept in `work`, since it takes minutes."""
     file = work / "rooms.jsonl"
     if not file.exists():
-        partial = file.with_suffix(".partial")
-        with open(partial, "w") as lines:
-            lines.writelines(json.dumps(row) + "\n" for row in interviews("train", STORIES, QUESTIONS, SEED))
-        os.replace(partial, file)
+        lines = (json.dumps(row) + "\n" for row in interviews("train", STORIES, QUESTIONS, SEED))
+        write_atomically(file, "".join(lines).encode())
     return [asked(row["context"], row["pairs"]) for row in read_jsonl(file)]
 
 

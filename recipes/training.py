@@ -1,9 +1,9 @@
 """The training loop of all recipes: it goes on where it stopped, bit for bit, in legs if wanted, on any device."""
 
 import contextlib
+import io
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -199,7 +199,7 @@ def train(
         if save:
             rows = [row for row in leg["curve"] if "loss" in row]
             write_atomically(work / "curve.json", json.dumps(rows).encode())
-            save_atomically({**optimizer.state(), "mean": mean, "leg": leg}, checkpoint)
+            save_whole({**optimizer.state(), "mean": mean, "leg": leg}, checkpoint)
     if averaged:
         optimizer.set(mean)
     network.eval()
@@ -218,11 +218,11 @@ def losses_of(recent: list[tuple[str, Tensor]], step: int) -> dict[str, Any]:
     return {"loss": round(mean, 4)} | ({"parts": named} if named else {})
 
 
-def save_atomically(state: dict[str, Any], path: Path) -> None:
+def save_whole(state: Any, path: Path) -> None:
     """torch.save that leaves either the old file or the new one."""
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    content = io.BytesIO()
+    torch.save(state, content)
+    write_atomically(path, content.getvalue())
 
 
 def quicker(attempt: Callable[[], Any], device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:

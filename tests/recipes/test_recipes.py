@@ -356,6 +356,7 @@ def readings(model_of, folder_of, monkeypatch):
     task = eelib.Task.from_prompts(["the cat sat on", "a dog", "the mat"])
     for room in (pocket_readings, quality):
         monkeypatch.setattr(room, "load_task", lambda *_, **__: task)
+    monkeypatch.setattr(pocket_readings, "TRANSLATIONS", ["the task"])
     monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 6)
     return model_of("llama"), str(folder_of("llama"))
 
