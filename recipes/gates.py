@@ -210,7 +210,7 @@ def fit(network: Network, taken: States, how: Fitting) -> list[float]:
 
 @torch.no_grad()
 def accuracy(network: Network, held: States) -> dict[str, Any]:
-    """On held-out tokens, end tokens left out: mean share (0-100) of both classes that is told right at 0.5, area
+    """On held-out tokens, end tokens left out: mean share (0-100) of both classes that is classified right at 0.5, area
     under the ROC curve (0-100), of all layers and of each; None where there is one class only, or no answer.
     """
     real, device = ~held.ends, next(network.parameters()).device

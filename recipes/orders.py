@@ -64,10 +64,10 @@ def _record(rng: random.Random, split: str) -> dict:
 
 def _listed(rng: random.Random, items: list[dict]) -> str:
     """The items in words: a count in figures or letters, commas, and an "and"."""
-    said = [
+    words = [
         f"{NUMBERS[item['count'] - 2] if rng.random() < _IN_WORDS else item['count']} {item['what']}" for item in items
     ]
-    return " and ".join([", ".join(said[:-1]), said[-1]] if said[:-1] else said)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)
 
 
 def write(folder: Path) -> None:

@@ -268,7 +268,7 @@ def notes(_corpora: Path, _work: Path, epoch: int) -> list[Example]:
 def alone(texts: list[Example], most: int, rng: random.Random) -> list[Example]:
     """At most `most` questions of each passage, each with the passage as P's Table 8 has it.
 
-    Of text without a prompt the first HALVED letters are halved: the second half is to be told from the first.
+    Of text without a prompt the first HALVED letters are halved: the second half is predicted from the first.
     """
     found = []
     for text in texts:
