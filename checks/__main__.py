@@ -1,25 +1,46 @@
-"""Run several checks, one after the other: `python -m checks bench` or `measure`; one: `python -m checks.NAME`."""
+"""Run a check, or several one after the other: `python -m checks NAME [options]`, `bench` or `measure`.
 
-import argparse
+`python -m checks NAME --help` lists a check's options. `bench` is for a quiet machine; `measure` takes hours.
+"""
+
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
-BENCH = ("speed", "exits", "lens")
-MEASURE = ("families", "crashes", "many_prompts", "bad_input", "reproducible", "joint_memory", "coverage", "statistics")
+GROUPS = {
+    "bench": ["trace_speed", "race", "products", "given", "lens"],
+    "measure": ["architectures", "store crashes", "store many_prompts", "store reproducible", "coverage", "statistics"],
+}
+ENTRIES = [
+    file.stem
+    for file in sorted(Path(__file__).parent.glob("*.py"))
+    if not file.stem.startswith("__") and "\ndef main(" in file.read_text(encoding="utf-8")
+]
 
 
-def main() -> None:
+def run_group(name: str) -> None:
     """Go on after a check that fails; end with status 1 where one did, and list what changed in data/checks."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", choices=["bench", "measure"])
     failed = []
-    for name in {"bench": BENCH, "measure": MEASURE}[parser.parse_args().which]:
-        print(f"== {name}", flush=True)
-        if subprocess.run([sys.executable, "-m", f"checks.{name}"], check=False).returncode:
-            failed.append(name)
+    for command in GROUPS[name]:
+        print(f"== {command}", flush=True)
+        if subprocess.run([sys.executable, "-m", "checks", *command.split()], check=False).returncode:
+            failed.append(command)
     subprocess.run(["git", "status", "--short", "--", "data/checks"], check=False)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+
+
+def main() -> None:
+    """Run what the first word names."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in GROUPS:
+        run_group(name)
+    elif name in ENTRIES:
+        sys.argv[:2] = [f"python -m checks {name}"]
+        importlib.import_module(f"checks.{name}").main()
+    else:
+        sys.exit(f"{name or 'no name'}: allowed are {', '.join([*GROUPS, *ENTRIES])}")
 
 
 if __name__ == "__main__":

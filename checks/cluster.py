@@ -1,17 +1,16 @@
-"""A study on a real Slurm: jobs are killed, cancelled and held up, and every byte has to be that of a plain run.
+"""A study on a real Slurm whose jobs are killed: every byte has to be that of a plain run.
 
-`python -m checks.cluster` runs two tiny random models through three notebooks, with two workers for the traces of each,
-on a Slurm of one node: this machine (`checks.one_node`). A worker is killed with -9, the node is drained and resumes, a
-notebook's job is cancelled, and the study is called again. Then the same study runs by `make book`, without workers.
-Jobs that no node can take are asked for last. It works in a temporary folder, ends its daemons, writes
-data/checks/cluster.json, and ends with status 1 where a byte differs. Where Slurm can't be had it says so in a line.
+Two tiny random models go through three notebooks, with two workers for the traces of each, on a Slurm of one node: this
+machine, for as long as the check lasts. A worker is killed with -9, a notebook's job is cancelled, and the study is
+called again. Then the same study runs without Slurm. It installs Slurm where apt is at hand, works in a temporary
+folder, and ends its daemons; only the link to its configuration stands elsewhere, where jobs look for it.
 """
 
-import argparse
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -26,123 +25,207 @@ import psutil
 import yaml
 
 from checks.compare_results import differences, results_in
-from checks.crashes import content
-from checks.one_node import NoSlurm, OneNode
-from checks.report import headed, write_report
+from checks.report import TINY, Goal, all_of, finish, goal, headed, options
+from checks.store import content
+from checks.tiny import build
+from checks.tiny_texts import tokenizer_for
 from eelib.common.files import data_folder
-from eelib.common.machine import versions
 
 ROOT = Path(__file__).parents[1]
-RESULT = data_folder("checks", "cluster.json")
 CODE = (
-    "Makefile",
-    "Snakefile",
-    "_config.yml",
-    "constraints.txt",
-    "pyproject.toml",
-    "eelib",
-    "eestudy",
-    "notebooks",
-    "workflow",
+    *("Makefile", "Snakefile", "_config.yml", "constraints.txt", "pyproject.toml"),
+    *("eelib", "eestudy", "notebooks", "workflow"),
 )
 FAMILIES, NOTEBOOKS, WORKERS = ("llama", "gpt2"), ("saturation", "length", "subwords"), 2
 ASKED = {"tasks": "translation/de-en", "limit": 96, "max_new_tokens": 48, "batch_size": 2, "device": "cpu"}
 PATIENCE = 1800  # seconds until what has to happen has happened
 WORKER = "eestudy.book.worker"
-SCRIPTS = ("snakemake", "papermill")
-OFTEN = "--slurm-init-seconds-before-status-checks=10"
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
+KNOWN = Path("/etc/slurm/slurm.conf")  # jobs of Snakemake's executor do not inherit SLURM_CONF
+MARK = "EELIB_ONE_NODE"  # what they do inherit
+CONFIGURATION = """\
+ClusterName=eelib
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser=root
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory={memory} State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class NoSlurm(Exception):
+    """Slurm can't be installed or started here; why, in one line."""
+
+
+# ---- a Slurm of one node
+
+
+def install() -> None:
+    """Have the programs of Slurm on the path; NoSlurm where they are not and can't be got."""
+    if not (lacking := [name for name in PROGRAMS if not shutil.which(name)]):
+        return
+    if os.getuid() or not shutil.which("apt-get"):
+        raise NoSlurm(f"{', '.join(lacking)} not found, and installing slurm-wlm and munge takes root and apt")
+    print("installing slurm-wlm and munge", flush=True)
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}  # no service is to be started
+    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "slurm-wlm", "munge"]):
+        done = subprocess.run(["apt-get", *command], env=quiet, capture_output=True, text=True, timeout=1800)
+        if done.returncode:
+            raise NoSlurm(f"apt-get {command[0]}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+
+
+def free_ports() -> tuple[int, int]:
+    """Two that nobody listens on now."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+class OneNode:
+    """`with OneNode(folder) as slurm`: the daemons run, and `slurm.environment` leads to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.host = folder, socket.gethostname().split(".")[0]
+        self.environment = os.environ | {MARK: str(folder)}
+
+    def __enter__(self) -> "OneNode":
+        if os.getuid():
+            raise NoSlurm("the daemons of Slurm take root")
+        install()
+        if os.path.lexists(KNOWN):
+            raise NoSlurm(f"{KNOWN} is there: this machine belongs to a Slurm already")
+        for name in ("state", "spool"):
+            (self.folder / name).mkdir(parents=True)
+        self.folder.chmod(0o700)
+        (self.folder / "munge.key").touch(0o400)
+        (self.folder / "munge.key").write_bytes(os.urandom(1024))
+        given = {"folder": self.folder, "host": self.host, "ports": free_ports(), "cores": os.cpu_count() or 1}
+        given["memory"] = psutil.virtual_memory().total >> 20
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(**given))
+        files = [f"--{option}={self.folder}/munge.{end}" for option, end in (("key-file", "key"), ("socket", "socket"))]
+        files += [f"--{name}-file={self.folder}/munged.{name}" for name in ("pid", "log", "seed")]
+        try:
+            KNOWN.symlink_to(self.folder / "slurm.conf")
+            for command in (["munged", "--force", *files], ["slurmctld"], ["slurmd"]):
+                self.command(*command)
+            end = time.monotonic() + 60
+            while "idle" not in self.command("sinfo", "--noheader", "--format=%T"):
+                if time.monotonic() > end:
+                    raise NoSlurm(f"the node takes no jobs: {(self.folder / 'slurmd.log').read_text()[-200:]}")
+                time.sleep(0.5)
+        except BaseException:  # asked to end while it starts: nothing is left behind
+            self.__exit__()
+            raise
+        return self
+
+    def command(self, *command: str) -> str:
+        """What a program of Slurm prints; NoSlurm with its last line where it fails."""
+        # Into a file, not a pipe: a daemon keeps what it was started with, and a pipe would never end.
+        with open(self.folder / "output", "w+") as file:
+            done = subprocess.run(command, env=self.environment, stdout=file, stderr=file, timeout=60)
+            file.seek(0)
+            text = file.read()
+        if done.returncode:
+            raise NoSlurm(f"{command[0]}: {(text.strip().splitlines() or ['it failed'])[-1]}")
+        return text
+
+    def jobs(self) -> dict[str, str]:
+        """{number: what Snakemake says of it} of the running jobs."""
+        lines = self.command("squeue", "--noheader", "--states=running", "--format=%i|%k").splitlines()
+        return dict(line.split("|", 1) for line in lines)
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes in jobs of this Slurm that make traces."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it ended meanwhile
+                known = process.environ()
+                mine = known.get(MARK) == str(self.folder) and "SLURM_JOB_ID" in known
+                found += [process] * (mine and any(part.endswith(WORKER) for part in process.cmdline()))
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        if shutil.which("scancel"):
+            subprocess.run(["scancel", "--full", "--user=root"], env=self.environment, capture_output=True, timeout=60)
+        files = [self.folder / name for name in ("slurmd.pid", "slurmctld.pid", "munged.pid")]
+        numbers = [int(file.read_text()) for file in files if file.exists()]
+        daemons = [psutil.Process(number) for number in numbers if psutil.pid_exists(number)]
+        for process in daemons:
+            process.terminate()
+        for process in psutil.wait_procs(daemons, timeout=30)[1]:
+            process.kill()
+        if KNOWN.is_symlink() and KNOWN.readlink() == self.folder / "slurm.conf":
+            KNOWN.unlink()
+
+
+# ---- the study
 
 
 def study(**settings: Any) -> str:
     """A study file of all models and notebooks; `settings` are those of each model."""
     models = {f"tiny/{family}": {"memory_gb": 2} | settings for family in FAMILIES}
-    return yaml.safe_dump(
-        {"threads": 1, "parameters": ASKED, "notebooks": {n: {} for n in NOTEBOOKS}, "models": models}
-    )
+    notebooks: dict[str, dict] = {name: {} for name in NOTEBOOKS}
+    return yaml.safe_dump({"threads": 1, "parameters": ASKED, "notebooks": notebooks, "models": models})
 
 
 def make_environment(folder: Path) -> None:
-    """An environment with all packages of this one; what is installed into it goes with it."""
+    """An environment with all packages of this one, and with Snakemake's executor for Slurm."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    for name in SCRIPTS:
+    for name in ("snakemake", "papermill"):
         lines = Path(sysconfig.get_path("scripts"), name).read_text().splitlines()
         (folder / "bin" / name).write_text("\n".join([f"#!{folder}/bin/python", *lines[1:]]) + "\n")
         (folder / "bin" / name).chmod(0o755)
-
-
-def install_executor(folder: Path) -> None:
-    """What a user of a cluster installs beside the project."""
     pins = ("--constraint", ROOT / "constraints.txt", "snakemake-executor-plugin-slurm")
     subprocess.run([folder / "bin/python", "-m", "pip", "install", "-qq", *pins], check=True)
 
 
-def make_project(folder: Path, models: Path) -> None:
-    """A copy of this checkout's code, with the tiny models beside it; data are linked, results are its own."""
+def make_project(folder: Path, **settings: Any) -> None:
+    """A copy of this checkout's code with tiny models and a study; data are linked, results are its own."""
     folder.mkdir()
     for name in CODE:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         copy(ROOT / name, folder / name)
-    shutil.copytree(models, folder / "tiny")
     (folder / "data").symlink_to(data_folder())
-
-
-def save_models(folder: Path) -> None:
-    """The tiny models."""
-    from checks.tiny import build
-    from checks.tiny_texts import tokenizer_for
-
+    (folder / "study.yml").write_text(study(**settings))
     for family in FAMILIES:
-        build("causal", family).save_pretrained(folder / family)
-        tokenizer_for("causal").save_pretrained(folder / family)
+        build("causal", family).save_pretrained(folder / "tiny" / family)
+        tokenizer_for("causal").save_pretrained(folder / "tiny" / family)
 
 
-class Made:
-    """A call of `python -m eestudy.book` in a project that runs on, its output in a file; it ends with its `with`."""
+class Call:
+    """`python -m eestudy.book` in a project, its output in a file; it ends with its `with`, and all that it started."""
 
-    def __init__(self, project: Path, environment: dict[str, str], study: str, *settings: str) -> None:
-        bin_folder, self.project = project.parent / "venv/bin", project
-        self.said = project / f"book-{time.time_ns()}.txt"
+    def __init__(self, project: Path, environment: dict[str, str], *settings: str) -> None:
+        programs, self.output = project.parent / "venv/bin", project / f"book-{time.time_ns()}.txt"
         clean = {key: value for key, value in environment.items() if not key.startswith(("MAKE", "MFLAGS"))}
-        with open(self.said, "w") as file:
-            self.process = subprocess.Popen(
-                [bin_folder / "python", "-m", "eestudy.book", study, *settings],
-                cwd=project,
-                env=clean
-                | {"PATH": f"{bin_folder}:{clean['PATH']}", "PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        clean |= {"PATH": f"{programs}:{clean['PATH']}", "PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
+        command = [str(programs / "python"), "-m", "eestudy.book", "study.yml", *settings, "results"]
+        with open(self.output, "w") as file:
+            self.process = subprocess.Popen(command, cwd=project, env=clean, stdout=file, stderr=subprocess.STDOUT)
 
-    def __enter__(self) -> "Made":
+    def __enter__(self) -> "Call":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def text(self) -> str:
-        """What it has said so far."""
-        return self.said.read_text(errors="replace")
-
-    def until(self, happened: Callable[[], Any], what: str, pause: float = 0.2) -> Any:
-        """What `happened` gives once it is true; RuntimeError where `make` ends before, or all takes too long."""
-        end = time.monotonic() + PATIENCE
-        while not (found := happened()):
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"waited for {what} in vain; it printed:\n{self.text()[-3000:]}")
-            time.sleep(pause)
-        return found
-
-    def status(self) -> int:
-        """Wait for its end; its exit status."""
-        try:
-            return self.process.wait(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"make did not end; it said:\n{self.text()[-3000:]}") from None
-
-    def stop(self) -> None:
-        """End it with all that it started."""
         if self.process.poll() is None:
             below = psutil.Process(self.process.pid).children(recursive=True)
             for process in [psutil.Process(self.process.pid), *below]:
@@ -150,78 +233,44 @@ class Made:
                     process.kill()
             self.process.wait()
 
+    def until(self, happened: Callable[[], Any], what: str) -> Any:
+        """What `happened` gives once it is true; RuntimeError where the call ends before, or all takes too long."""
+        end = time.monotonic() + PATIENCE
+        while not (found := happened()):
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"waited for {what} in vain; it printed:\n{self.output.read_text()[-3000:]}")
+            time.sleep(0.05)
+        print(what, flush=True)
+        return found
 
-def on_slurm(slurm: OneNode, project: Path, study: str = "study.yml", *more: str) -> Made:
-    """The study of a project on Slurm."""
-    profile = ("--profile", "workflow/profiles/slurm")
-    return Made(project, slurm.environment, study, *profile, OFTEN, *more, "results")
+    def status(self) -> int:
+        """Wait for its end; its exit status."""
+        return self.process.wait(timeout=PATIENCE)
 
 
-def disturbed(slurm: OneNode, project: Path, told: Callable[[str], None]) -> dict[str, Any]:
-    """The study on Slurm: a worker is killed, the node drained, a notebook cancelled; then it is called again."""
-    found: dict[str, Any] = {}
-    with on_slurm(slurm, project) as call:
+def disturbed(slurm: OneNode, project: Path) -> dict[str, Any]:
+    """The study on Slurm: a worker is killed, a notebook cancelled; then it is called again."""
+    settings = ("--profile", "workflow/profiles/slurm", "--slurm-init-seconds-before-status-checks=10")
+    with Call(project, slurm.environment, *settings) as call:
 
         def at_work() -> bool:
-            return len([*project.glob("runs/*/*/tokens-*.parquet")]) > 2 and len(slurm.processes(WORKER)) > 1
-
-        call.until(at_work, "two workers at work", 0.05)
-        slurm.processes(WORKER)[0].kill()
-        told("a worker was killed")
+            return len([*project.glob("runs/*/*/tokens-*.parquet")]) > 2 and len(slurm.workers()) > 1
 
         def restarts() -> int:  # the job's own Snakemake does it
             return sum("Trying to restart" in log.read_text() for log in project.glob(".snakemake/slurm_logs/**/*.log"))
 
-        call.until(restarts, "the killed worker to be started again")
-        found["workers_started_again"] = restarts()
-        slurm.set_node("drain")
-        call.until(lambda: not slurm.jobs() and slurm.jobs("pending"), "the drained node to be empty")
-        found["held_by_the_drained_node"] = len(slurm.jobs("pending"))
-        time.sleep(15)
-        found["started_while_drained"] = len(slurm.jobs())
-        slurm.set_node("resume")
-        told(f"the drained node held {found['held_by_the_drained_node']} jobs, and resumes")
-
         def notebook() -> str | None:
             return next((number for number, what in slurm.jobs().items() if "notebook" in what), None)
 
-        number = call.until(notebook, "a notebook's job")
+        call.until(at_work, "two workers are at work")
+        slurm.workers()[0].kill()
+        found = {"workers_started_again": call.until(restarts, "the killed worker is started again")}
+        number = call.until(notebook, "a notebook's job runs")
         slurm.command("scancel", number)
-        began = time.monotonic()
-        call.until(lambda: f"SLURM-job '{number}' failed" in call.text(), "the cancelled job to be noticed")
-        found["seconds_until_it_was_noticed"] = round(time.monotonic() - began, 1)
-        told(f"a cancelled job was noticed after {found['seconds_until_it_was_noticed']} s")
+        call.until(lambda: f"SLURM-job '{number}' failed" in call.output.read_text(), "the cancelled job is noticed")
         found["status_with_a_cancelled_job"] = call.status()
-        found["finished_beside_it"] = len([*project.glob("results/*/*.json")])
-    with on_slurm(slurm, project) as again:
-        found["status_when_called_again"] = again.status()
-        told(f"called again: status {found['status_when_called_again']}")
-        if found["status_when_called_again"]:
-            raise RuntimeError(f"the second call failed; it printed:\n{again.text()[-3000:]}")
-    return found
-
-
-def too_large(slurm: OneNode, project: Path) -> list[dict[str, Any]]:
-    """What is said of jobs that the node can't take, for they ask for more memory, or more cores, than it has."""
-    gigabytes, cores = slurm.memory // 1024 + 10, (os.cpu_count() or 1) * 4
-    (project / "large.yml").write_text(study(workers=1, host_memory_gb=gigabytes))
-    with on_slurm(slurm, project, "large.yml", "--forceall") as call:
-        status, said = call.status(), call.text()
-    named = [
-        log for log in project.glob("logs/*/*.log") if log.stat().st_size and str(log.relative_to(project)) in said
-    ]
-    why = next((line.strip() for line in said.splitlines() if "can not be satisfied" in line), "")
-    rows = [{"asked": f"{gigabytes} GB", "said": why, "ok": bool(status and why and not named)}]
-    (project / "large.yml").write_text(study(workers=1, threads=cores))
-    with on_slurm(slurm, project, "large.yml", "--forceall") as call:
-
-        def waiting() -> list[str]:  # with the cores that it asks for, and why it waits
-            lines = slurm.command("squeue", "--noheader", "--states=pending", "--format=%C %r").splitlines()
-            return [line for line in lines if line.endswith("PartitionConfig")]
-
-        lines = call.until(waiting, "jobs that no node can take")
-    asked = {int(line.split()[0]) for line in lines}
-    return [*rows, {"asked": f"{cores} cores", "said": f"squeue: {lines[0].split()[1]}", "ok": asked == {cores}}]
+    with Call(project, slurm.environment, *settings) as again:
+        return found | {"status_when_called_again": again.status()}
 
 
 def traces(project: Path) -> Iterator[tuple[str, bytes]]:
@@ -246,63 +295,34 @@ def compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {"compared": len(names), "identical": len(names) - len(differ), "differ": differ}
 
 
-def report(folder: Path, memory: int) -> dict[str, Any]:
-    """Run everything in a folder; what came of it."""
-    began = time.monotonic()
-
-    def told(line: str) -> None:
-        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
-
-    with OneNode(folder / "slurm", memory) as slurm:
-        version = slurm.command("squeue", "--version").split()[-1]
-        save_models(folder / "models")
+def run(folder: Path) -> dict[str, Any]:
+    """Everything in a folder; what came of it."""
+    cluster, plain = folder / "cluster", folder / "plain"
+    with OneNode(folder / "slurm") as slurm:
         make_environment(folder / "venv")
-        install_executor(folder / "venv")
-        cluster, plain = folder / "cluster", folder / "plain"
-        for project, settings in ((cluster, {"workers": WORKERS, "hours": 1}), (plain, {})):
-            make_project(project, folder / "models")
-            (project / "study.yml").write_text(study(**settings))
-        told(f"Slurm {version} runs")
-        happened = disturbed(slurm, cluster, told)
-        large = too_large(slurm, cluster)
-        told(f"{sum(row['ok'] for row in large)} of {len(large)} jobs that are too large were explained")
-    with Made(plain, dict(os.environ), "study.yml", "--cores", "2", "results") as call:
+        make_project(cluster, workers=WORKERS, hours=1)
+        make_project(plain)
+        found = {"slurm": slurm.command("squeue", "--version").split()[-1]} | disturbed(slurm, cluster)
+    with Call(plain, dict(os.environ), "--cores", "2") as call:
         if call.status():
-            raise RuntimeError(f"the plain run failed; it printed:\n{call.text()[-3000:]}")
-    told("the plain run is done")
+            raise RuntimeError(f"the plain run failed; it printed:\n{call.output.read_text()[-3000:]}")
     before, after = (results_in(project / "results", False) for project in (plain, cluster))
-    different = [where for where, _, _ in differences(before, after)]
-    found = {
-        "files": compared(dict(traces(cluster)), dict(traces(plain))),
-        "figures": {
-            "compared": len(before.keys() | after.keys()),
-            "identical": len(before.keys() | after.keys()) - len(different),
-            "differ": different,
-        },
-        "cells": compared(dict(outputs(cluster)), dict(outputs(plain))),
-    }
-    return {
-        "versions": versions("snakemake", "papermill") | {"slurm": version},
-        "models": len(FAMILIES),
-        "notebooks": len(NOTEBOOKS),
-        "workers": WORKERS,
-        "seconds": round(time.monotonic() - began),
-        "killed_workers": 1,
-        **happened,
-        "too_large": large,
-        **found,
-    }
+    number, different = len(before.keys() | after.keys()), [where for where, _, _ in differences(before, after)]
+    figures = {"compared": number, "identical": number - len(different), "differ": different}
+    files, cells = (compared(dict(part(cluster)), dict(part(plain))) for part in (traces, outputs))
+    return found | {"files": files, "figures": figures, "cells": cells}
 
 
-def good(found: dict[str, Any]) -> bool:
-    """Whether all happened as it should, and nothing differs."""
-    return (
-        found["started_while_drained"] == 0 < found["held_by_the_drained_node"]
-        and found["status_with_a_cancelled_job"] != 0
-        and found["status_when_called_again"] == 0
-        and all(row["ok"] for row in found["too_large"])
-        and all(found[key]["compared"] == found[key]["identical"] > 0 for key in ("files", "figures", "cells"))
-    )
+def goals(found: dict[str, Any]) -> list[Goal]:
+    """What happened to jobs was noticed, and the bytes are those of a plain run."""
+    rows = [
+        goal("killed workers that were started again", found["workers_started_again"], at_least=1),
+        goal("exit status of the call with a cancelled job", found["status_with_a_cancelled_job"], at_least=1),
+        goal("exit status of the call after that", found["status_when_called_again"], at_most=0),
+    ]
+    for key, what in (("files", "files of traces"), ("figures", "figures"), ("cells", "cells of notebooks")):
+        rows.append(all_of(f"{what} as in a plain run", found[key]["identical"], found[key]["compared"]))
+    return rows
 
 
 def end(*_: object) -> None:
@@ -313,26 +333,13 @@ def end(*_: object) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
-    parser.add_argument("--keep", type=Path, help="work in this new folder and leave it")
-    asked = parser.parse_args()
-    head, memory = headed("cluster"), psutil.virtual_memory().total >> 20
+    asked = options(__doc__, "cluster").parse_args()
+    depends = ("eelib", "eestudy", "notebooks", "workflow", "Snakefile", *TINY)
+    head = headed("cluster", "snakemake", "papermill", depends=depends)
     signal.signal(signal.SIGTERM, end)
-    try:
-        if asked.keep:
-            asked.keep.mkdir()
-            found = report(asked.keep.resolve(), memory)
-        else:
-            with tempfile.TemporaryDirectory(prefix="eelib-cluster-") as name:
-                found = report(Path(name), memory)
-    except NoSlurm as error:
-        sys.exit(f"There is no Slurm here, and none can be had: {error}")
-    found["ok"] = good(found)
-    write_report(asked.output, head, **found)
-    print(json.dumps(found))
-    sys.exit(0 if found["ok"] else 1)
-
-
-if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory(prefix="eelib-cluster-") as folder:
+        try:
+            found = run(Path(folder))
+        except NoSlurm as error:
+            sys.exit(f"There is no Slurm here, and none can be had: {error}")
+    finish(asked.output, head, goals(found), models=len(FAMILIES), notebooks=len(NOTEBOOKS), **found)

@@ -1,4 +1,4 @@
-"""What differs between two folders of results: `python -m checks.compare_results BEFORE AFTER`.
+"""What differs between two folders of results: `python -m checks compare_results BEFORE AFTER`.
 
 Prints every figure, text or verdict that differs, key by key, and ends with status 1 where there is one. Dates, seconds
 and hashes differ from run to run and are left out; `--all` compares them, too.
@@ -16,7 +16,7 @@ CHANGING = {"date", "seconds", "code", "version", "versions", "task_hash", "weig
 ABSENT = "(nothing)"
 
 
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every bare value of nested JSON with its path; rows go by their `id` or `name`, or by their place."""
     if isinstance(value, dict):
         for key, part in value.items():
@@ -32,23 +32,19 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 def results_in(folder: Path, everything: bool) -> dict[tuple[str, ...], Any]:
     """{(file, key, ...): value} of all JSON files in a folder; exits with one line where there are none."""
-    files = sorted(folder.rglob("*.json"))
-    if not files:
-        sys.exit(f"{folder} holds no results")
     found: dict[tuple[str, ...], Any] = {}
-    for file in files:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        found[(str(file.relative_to(folder)),)] = "a file"
-        for path, value in leaves(content, (str(file.relative_to(folder)),)):
+    for file in sorted(folder.rglob("*.json")):
+        name = str(file.relative_to(folder))
+        found[(name,)] = "a file"
+        for path, value in leaves(json.loads(file.read_text(encoding="utf-8")), (name,)):
             if everything or not CHANGING & set(path[1:]):
                 found[path] = value
-    return found
+    return found or sys.exit(f"{folder} holds no results")
 
 
 def same(before: Any, after: Any, tolerance: float) -> bool:
     """Equal, or two numbers within a relative tolerance; True is not 1."""
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (before, after))
-    if numbers:
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (before, after)):
         return math.isclose(before, after, rel_tol=tolerance)
     return type(before) is type(after) and before == after
 
@@ -56,24 +52,20 @@ def same(before: Any, after: Any, tolerance: float) -> bool:
 def differences(
     before: dict[tuple[str, ...], Any], after: dict[tuple[str, ...], Any], tolerance: float = 0.0
 ) -> Iterator[tuple[str, Any, Any]]:
-    """("FILE: KEY, KEY", before, after) of what differs; what is on one side only included; a file that is, once."""
+    """("FILE: KEY, KEY", before, after) of what differs; a file that is on one side only, once."""
     files = {path[0] for path in before.keys() ^ after.keys() if len(path) == 1}
     for path in dict.fromkeys([*before, *after]):
-        if len(path) > 1 and path[0] in files:
-            continue
         old, new = before.get(path, ABSENT), after.get(path, ABSENT)
-        if not same(old, new, tolerance):
-            yield f"{path[0]}: {', '.join(path[1:])}" if len(path) > 1 else path[0], old, new
+        if (len(path) == 1 or path[0] not in files) and not same(old, new, tolerance):
+            yield ": ".join([path[0], *([", ".join(path[1:])] if len(path) > 1 else [])]), old, new
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m checks.compare_results", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(": `")[0])
     parser.add_argument("before", type=Path, help="a folder of results")
     parser.add_argument("after", type=Path, help="another")
-    parser.add_argument(
-        "--tolerance", type=float, default=0.0, help="relative difference of numbers that counts as none"
-    )
+    parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference of numbers that is none (0)")
     parser.add_argument("--all", action="store_true", help=f"compare {', '.join(sorted(CHANGING))}, too")
     asked = parser.parse_args()
     before, after = (results_in(folder, asked.all) for folder in (asked.before, asked.after))
@@ -82,7 +74,3 @@ def main() -> None:
         print(f"{where}\n    {old!r}\n    {new!r}")
     print(f"{len(found)} of {len(before.keys() | after.keys())} values differ")
     sys.exit(bool(found))
-
-
-if __name__ == "__main__":
-    main()

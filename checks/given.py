@@ -1,22 +1,16 @@
-"""Are texts that are read as they are read right, and how fast? `python -m checks.given [--positions 100000]`.
+"""Whether texts that are read as they are (`given=True`) are read right, and how fast.
 
-The English texts of data/texts are traced with `given=True`, and read once more by transformers alone: one text after
-another, the hidden states of all layers, the final norm and the head written out here. At every position and layer both
-must have the same best token, but where the two best of the independent run are within a thousandth of a nat, which
-rounding explains; those are counted. Then positions a second are measured beside plain loops of the same readouts. It
-writes data/checks/given.json and ends with status 1 where a goal is missed.
+English texts of data/texts are traced, and read once more by transformers alone: one text after another, the hidden
+states of all layers, the final norm and the head written out here. At every position and layer both must have the same
+best token, but where the two best of the independent run are within a thousandth of a nat, which rounding explains.
+Then positions a second are measured beside plain loops of the same readouts.
 """
 
-import argparse
-import json
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import eelib
-from checks.report import headed, write_report
+from checks.report import TRACES, Goal, finish, goal, headed, options
 from eelib.common.files import data_folder
 from eelib.models.checkpoint import path_of
 from eelib.models.model import Model
@@ -33,7 +27,6 @@ from eelib.tasks.sources import read_rows
 from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
 
-RESULT = data_folder("checks", "given.json")
 FIELDS = {  # of the English texts, by file; those that are texts in themselves come first
     "prose/english": ("text",),
     "summarization/articles": ("article",),
@@ -179,50 +172,40 @@ def rates(model: Model, plain: Plain, texts: list[str], repeats: int) -> dict[st
     return best
 
 
-def goals(found: dict[str, Any], rate: dict[str, float], positions: int) -> list[dict[str, Any]]:
-    """Each goal with what was measured, its bound, and whether it was met."""
-    own, *others = rate.values()
-    at_least: list[tuple[str, float, float]] = [("positions that were read", found["positions"], positions)]
-    at_least += [
-        (f"positions a second, as a multiple of the loop of {name}", own / other, 1.0)
-        for name, other in zip([*rate][1:], others)
+def goals(found: dict[str, Any], rate: dict[str, float], positions: int) -> list[Goal]:
+    """What is read is right and enough, and read faster than by plain loops."""
+    own, *others = rate.items()
+    differ = f"best tokens that differ, where the two best are over {MARGIN:g} nats apart"
+    shown = (
+        f"{found['differ']:,} of {found['top1']:,}; of {found['near_ties']:,} near ties {found['near_ties_differ']:,}"
+    )
+    share = "largest difference of the next token's probability"
+    return [
+        goal("positions that were read", found["positions"], at_least=positions),
+        goal("next tokens that are not the tokenizer's", found["other_tokens"], at_most=0),
+        goal(differ, found["differ"], at_most=0, shown=shown),
+        goal(share, found["largest_difference_of_probability"], at_most=NEAR),
+        *(
+            goal(f"positions a second, as a multiple of the loop of {name}", own[1] / other, at_least=1)
+            for name, other in others
+        ),
     ]
-    at_most = [
-        ("next tokens that are not the tokenizer's", found["other_tokens"], 0),
-        (f"best tokens that differ, above {MARGIN} nats", found["differ"], 0),
-        ("largest difference of the next token's probability", found["largest_difference_of_probability"], NEAR),
-    ]
-    rows = [(*row, row[1] >= row[2]) for row in at_least] + [(*row, row[1] <= row[2]) for row in at_most]
-    return [dict(zip(("goal", "measured", "bound", "met"), row)) for row in rows]
 
 
 def main() -> None:
-    """Read, compare, time, write, and say whether every goal was met."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """The command line."""
+    parser = options(__doc__, "given")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a llama-like checkpoint: a name or a folder")
     parser.add_argument("--positions", type=int, default=100_000, help="positions that are read (100,000)")
     parser.add_argument("--repeats", type=int, default=2, help="timings of each way (2)")
     parser.add_argument("--runs", default="runs", help="where the trace lies, which is finished if it is half made")
-    parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
     asked = parser.parse_args()
-    head = headed("given", command=" ".join(["python -m checks.given", *sys.argv[1:]]))
-    head["machine"] |= {"threads": torch.get_num_threads()}
+    head = headed("given", depends=TRACES)
     model, plain = eelib.load_model(asked.model, device="cpu"), Plain.load(path_of(asked.model))
     texts = enough(english(), plain.tokenizer, asked.positions)
-    task, load = Task.from_prompts(texts, name="english"), os.getloadavg()[0]  # of other work, which all ways share
-    began = time.perf_counter()
+    task = Task.from_prompts(texts, name="english")
     trace = eelib.trace(model, task, folder=asked.runs, given=True)
-    print(f"{len(trace)} positions of {len(texts)} texts are read: {time.perf_counter() - began:.0f} s", flush=True)
     found = compared(plain, trace, task)
-    print(f"compared: {time.perf_counter() - began:.0f} s; {found}", flush=True)
     rate = rates(model, plain, enough(texts, plain.tokenizer, TIMED), asked.repeats)
-    rows = goals(found, rate, asked.positions)
-    write_report(asked.output, head, model=model.name, weights=model.hash, load=load, found=found, rate=rate, rows=rows)
-    for row in rows:
-        print(json.dumps(row))
-    if missed := [row["goal"] for row in rows if not row["met"]]:
-        sys.exit(f"missed: {'; '.join(missed)}")
-
-
-if __name__ == "__main__":
-    main()
+    head |= {"model": model.name, "weights": model.hash}
+    finish(asked.output, head, goals(found, rate, asked.positions), found=found, rate=rate)

@@ -1,35 +1,28 @@
 """Products of few rows: how much faster a model decodes on this CPU, and which tokens change with them.
 
-`python -m checks.products [MODEL] [--threads 1,2] [--repeats 5] [--new-tokens 64] [--prompts 64]` decodes all prompts
-with and without our products, then some with transformers' generate in float32 and in bfloat16 and with ours, in turns,
-one prompt at a time and 16 together. Without a name the model is smollm2-135m-instruct. It prints a row for each goal,
-writes them to data/checks/products.json (--output), and ends with status 1 where one is missed.
+All prompts are decoded with and without our products, then some with transformers' generate in float32 and in bfloat16
+and with ours, in turns, one prompt at a time and 16 together.
 """
 
 import argparse
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import eelib
-from checks.report import headed, write_report
-from eelib.common.files import data_folder
+from checks.report import Goal, finish, goal, headed, options
 from eelib.common.tolerances import TOLERANCES
 from eelib.models.model import Model
 from eelib.tracing.decode import greedy_decode
 
-RESULT = data_folder("checks", "products.json")
 TIE = TOLERANCES[torch.float32].tie
 BATCH = 16
-GOALS = {  # (batch, what ours is compared with): how many times as fast ours has to be
+LEAST = {  # (batch, what ours is compared with): how many times as fast ours has to be
     (1, "float32"): 2.5,
     (1, "bfloat16"): 2.0,
     (BATCH, "float32"): 1.5,
@@ -82,8 +75,8 @@ def timed(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list
     return seconds
 
 
-def speed_rows(models: dict[str, Model], prompts: list[list[int]], asked: argparse.Namespace) -> list[dict]:
-    """Ours against transformers' generate, for each number of threads and batch."""
+def speeds(models: dict[str, Model], prompts: list[list[int]], asked: argparse.Namespace) -> list[dict]:
+    """Seconds of ours and of transformers' generate, for each number of threads and batch."""
     rows = []
     for threads, batch in product(asked.threads, (1, BATCH)):
         torch.set_num_threads(threads)
@@ -91,20 +84,13 @@ def speed_rows(models: dict[str, Model], prompts: list[list[int]], asked: argpar
         ways: dict[str, Callable[[], object]] = {
             dtype: partial(generated, models[dtype], some, new) for dtype in ("float32", "bfloat16")
         }
-        seconds = timed(ways | {"ours": partial(greedy_decode, models["ours"], some, new)}, asked.repeats)
-        for (size, dtype), bound in GOALS.items():
-            if size == batch:
-                ratio = round(statistics.median(seconds[dtype]) / statistics.median(seconds["ours"]), 2)
-                best = round(min(seconds[dtype]) / min(seconds["ours"]), 2)
-                goal = f"times as fast as generate in {dtype}, batch {batch}, {threads} threads"
-                row = {"goal": goal, "measured": ratio, "bound": bound, "met": ratio >= bound}
-                rows.append(row | {"of_the_best_runs": best, "ours_took": seconds["ours"]})
-                rows[-1]["generate_took"] = seconds[dtype]
-                print({key: rows[-1][key] for key in (*row, "of_the_best_runs")}, flush=True)
+        ways["ours"] = partial(greedy_decode, models["ours"], some, new)
+        rows.append({"threads": threads, "batch": batch, "seconds": timed(ways, asked.repeats)})
+        print(rows[-1], flush=True)
     return rows
 
 
-def token_rows(ours: Model, plain: Model, prompts: list[list[int]], new_tokens: int) -> list[dict]:
+def differences(ours: Model, plain: Model, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
     """Where greedy decoding with and without our products first differs, and how near the two logits were there."""
     compared, margins = 0, []
     for start in range(0, len(prompts), BATCH):
@@ -115,11 +101,7 @@ def token_rows(ours: Model, plain: Model, prompts: list[list[int]], new_tokens: 
             compared += len(mine) if same is None else same + 1
             if same is not None:
                 margins.append(margin(plain, prompt, theirs[:same], mine[same], theirs[same]))
-    goal = f"first differences in tokens whose logits are over {TIE} apart, of {compared:,} tokens compared"
-    far = sum(abs(value) > TIE for value in margins)
-    row = {"goal": goal, "measured": far, "bound": 0, "met": not far, "differences": len(margins)}
-    print(row, "margins:", [f"{value:.2g}" for value in margins], flush=True)
-    return [row | {"compared": compared, "margins": margins}]
+    return {"compared": compared, "margins": margins}
 
 
 @torch.no_grad()
@@ -129,46 +111,43 @@ def margin(plain: Model, prompt: list[int], before: list[int], mine: int, theirs
     return float(logits[theirs] - logits[mine])
 
 
-def main(command: list[str] | None = None) -> None:
+def goals(tokens: dict[str, Any], rows: list[dict]) -> list[Goal]:
+    """No token may differ but in a tie; how many times as fast ours has to be, by the medians."""
+    far, compared = sum(abs(value) > TIE for value in tokens["margins"]), tokens["compared"]
+    name = f"first differences in tokens whose logits are over {TIE:g} apart"
+    shown = f"{far} of {len(tokens['margins'])} differences in {compared:,} tokens"
+    found = [goal(name, far if compared else 1, at_most=0, shown=shown)]
+    for row in rows:
+        for (batch, dtype), least in LEAST.items():
+            if batch == row["batch"]:
+                ratio = statistics.median(row["seconds"][dtype]) / statistics.median(row["seconds"]["ours"])
+                name = f"times as fast as generate in {dtype}, batch {batch}, {row['threads']} threads"
+                found.append(goal(name, ratio, at_least=least))
+    return found
+
+
+def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, "products")
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct", help="name, folder or hub id of a decoder")
-    parser.add_argument("--threads", default="1,2", help="numbers of threads, with commas (1,2)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads (1 2)")
     parser.add_argument("--repeats", type=int, default=5, help="counted runs of each way (5); 0: tokens alone")
     parser.add_argument("--new-tokens", type=int, default=64, help="length of each output (64)")
     parser.add_argument("--prompts", type=int, default=64, help="prompts that are decoded with and without (64)")
-    parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
-    asked = parser.parse_args(command)
-    try:
-        asked.threads = [int(count) for count in asked.threads.split(",")]
-    except ValueError:
-        parser.error(f"threads {asked.threads!r} is not a list of numbers such as 1,2")
+    asked = parser.parse_args()
     if min(*asked.threads, asked.new_tokens, asked.prompts) < 1 or asked.repeats < 0:
         parser.error("threads, new tokens and prompts must be at least 1, repeats at least 0")
-
-    head = headed("products", "numba")
+    head = headed("products", "numba", depends=("eelib/common", "eelib/models", "eelib/tracing"))
     models = {
         "ours": endless(eelib.load_model(asked.model, device="cpu")),
         "float32": endless(eelib.load_model(asked.model, device="cpu", fast_products=False)),
     }
     prompts = prompts_of(models["ours"], max(BATCH, asked.prompts))
-    rows = token_rows(models["ours"], models["float32"], prompts[: asked.prompts], asked.new_tokens)
+    tokens = differences(models["ours"], models["float32"], prompts[: asked.prompts], asked.new_tokens)
+    rows = []
     if asked.repeats:
         models["bfloat16"] = endless(eelib.load_model(asked.model, dtype="bfloat16", device="cpu"))
-        rows += speed_rows(models, prompts, asked)
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    write_report(
-        asked.output,
-        head,
-        model=models["ours"].name,
-        model_hash=models["ours"].hash,
-        instructions=torch.backends.cpu.get_cpu_capability(),
-        load_of_the_machine=os.getloadavg()[0],
-        rows=rows,
-    )
-    print(f"{asked.output}: on {torch.backends.cpu.get_cpu_capability()}")
-    sys.exit(0 if all(row["met"] for row in rows) else 1)
-
-
-if __name__ == "__main__":
-    main()
+        rows = speeds(models, prompts, asked)
+    head |= {"model": models["ours"].name, "weights": models["ours"].hash}
+    head["machine"] |= {"instructions": torch.backends.cpu.get_cpu_capability()}
+    finish(asked.output, head, goals(tokens, rows), tokens=tokens, rows=rows)

@@ -1,50 +1,114 @@
-"""What a check writes: when, where, on which code and with what it was run, then what it found."""
+"""What every check does with what it measured: a head, goals, a file written whole or not at all, an exit status.
 
+A check takes its head before it begins (`headed`), makes rows of goals of what it measured (`goal`, `all_of`), and ends
+with `finish`, which writes data/checks/NAME.json and ends the process with status 1 where a goal is missed.
+"""
+
+import argparse
 import json
+import os
 import subprocess
+import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from eelib.common.files import PACKAGE, write_atomically
+import torch
+
+from eelib.common.files import PACKAGE, data_folder, write_atomically
 from eelib.common.machine import host, versions
-from eestudy.book.measured import code_of, places
+from eestudy.book.sources import code_hash
 
 Head = dict[str, Any]
+Goal = dict[str, Any]
+TRACES = ("eelib/common", "eelib/models", "eelib/tasks", "eelib/lens", "eelib/tracing")  # the code that makes a trace
+TINY = ("checks/tiny.py", "checks/tiny_texts.py")
+
+
+def options(about: str | None, kept: str) -> argparse.ArgumentParser:
+    """The command line of a check with the docstring `about`; --output is data/checks/KEPT.json unless it is given."""
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n\n")[0])
+    result = data_folder("checks", f"{kept}.json")
+    parser.add_argument("--output", type=Path, default=result, help=f"where the JSON goes ({result})")
+    return parser
+
+
+def headed(
+    check: str,
+    *packages: str,
+    depends: Iterable[str] = ("eelib", "eestudy", "checks"),
+    seed: int | None = None,
+    command: str = "",
+) -> Head:
+    """Describe a run before it begins.
+
+    Args:
+        check: the check's name.
+        packages: whose versions the result depends on, beside PyTorch's and transformers'.
+        depends: folders and files of the project that are measured, or that measure.
+        seed: of the random draws, where there are any.
+        command: where it is not the one that started this process.
+
+    Returns:
+        command, date, commit, depends, code (the hash of what it depends on), machine, versions and seed.
+    """
+    places = sorted({*depends, "checks/report.py"} | ({f"checks/{check}.py"} if "checks" not in depends else set()))
+    busy = {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}  # load: of other work
+    return {
+        "command": command or " ".join(["python -m checks", check, *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(places),
+        "depends": places,
+        "code": code_hash(places),
+        "machine": host() | busy,
+        "versions": versions(*packages),
+        "seed": seed,
+    }
+
+
+def commit(places: Iterable[str]) -> str:
+    """The current commit, with "+changes" where these places differ from it; "unknown" without a repository."""
+    commands = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", *places])
+    try:
+        name, changed = (
+            subprocess.run(["git", *words], cwd=PACKAGE.parent, check=True, capture_output=True, text=True).stdout
+            for words in commands
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.strip() + ("+changes" if changed.strip() else "")
+
+
+def goal(
+    name: str, measured: float, *, at_least: float | None = None, at_most: float | None = None, shown: str = ""
+) -> Goal:
+    """One row: what was to be reached, what was measured (`shown` says it in more words), the bound, whether it holds.
+
+    A number that is not finite meets no bound.
+    """
+    low, high = (at_least is None or measured >= at_least), (at_most is None or measured <= at_most)
+    bounds = (("at least", at_least), ("at most", at_most))
+    bound = " and ".join(f"{side} {value:,g}" for side, value in bounds if value is not None)
+    return {"goal": name, "measured": shown or measured, "bound": bound, "met": bool(low and high)}
+
+
+def all_of(name: str, met: int, number: int) -> Goal:
+    """A row that asks for all of a number of cases, of which there has to be one at least."""
+    return {"goal": name, "measured": f"{met:,} of {number:,}", "bound": "all", "met": met == number > 0}
 
 
 def write_report(path: Path, head: Head, **found: Any) -> None:
-    """Write `found` as JSON below a head."""
+    """Write a head, and what was found below it, as JSON; the file is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(head | found, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def write_part(path: Path, name: str, head: Head, **found: Any) -> None:
-    """Put `found` into the report that is there, as its part `name`, below a head of its own; all else stays."""
-    write_report(path, json.loads(path.read_text(encoding="utf-8")), **{name: head | found})
-
-
-def headed(check: str, *packages: str, command: str = "") -> Head:
-    """When, where, on which code and with what a check is run; to be called before it runs."""
-    return {
-        "command": command or f"python -m checks.{check}",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": host(),
-        "versions": versions(*packages),
-        "commit": commit(check),
-        "code": code_of(check),
-    }
-
-
-def commit(check: str) -> str:
-    """The commit at which a check is run, with "+changes" where its code is another; "unknown" without a repository."""
-    root = PACKAGE.parent
-    asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", *places(check)])
-    try:
-        head, changed = (
-            subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
-            for words in asked
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{head}+changes" if changed else head
+def finish(path: Path, head: Head, goals: list[Goal], **found: Any) -> NoReturn:
+    """Write the report, print its goals, and end with status 1 where one is missed or none was judged."""
+    write_report(path, head, goals=goals, **found)
+    for row in goals:
+        verdict = "met   " if row["met"] else "MISSED"
+        print(f"{verdict} {row['goal']}: {row['measured']} ({row['bound']})")
+    print(path)
+    sys.exit(0 if goals and all(row["met"] for row in goals) else 1)

@@ -1,7 +1,7 @@
 """What exits cost and save in seconds on this machine, before anything is decoded with them.
 
 `measure` times a few decodings, and `seconds` puts the costs of their parts together with where the tokens of a trace
-would exit, in closed form. `checks.exits` and the notebook `speed` measure how far that is off.
+would exit, in closed form. `checks.race` and the notebook `speed` measure how far that is off.
 """
 
 import tempfile

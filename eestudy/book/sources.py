@@ -3,12 +3,15 @@
 import ast
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from eelib.common.files import PACKAGE
+
+HIDDEN = r"/\.|/__pycache__/"
 
 
 def hash_of(files: Iterable[Path]) -> str:
@@ -17,6 +20,20 @@ def hash_of(files: Iterable[Path]) -> str:
     for file in sorted(files):
         digest.update(str(file.relative_to(PACKAGE.parent)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def files_in(places: Iterable[str]) -> list[Path]:
+    """Files in folders of the project, and single files, by their paths in it; hidden and compiled ones aside."""
+    root, found = PACKAGE.parent, set[Path]()
+    for place in (os.path.join(root, place) for place in places):  # os.path: any text may be a place
+        below = Path(place).rglob("*") if os.path.isdir(place) else [Path(place)] if os.path.isfile(place) else []
+        found |= {file for file in below if file.is_file() and not re.search(HIDDEN, f"/{file.relative_to(root)}")}
+    return sorted(found)
+
+
+def code_hash(places: Iterable[str]) -> str:
+    """Hash of `files_in` the places as they are now."""
+    return hash_of(files_in(places))
 
 
 def modules_behind(source: Path) -> list[Path]:

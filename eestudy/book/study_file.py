@@ -11,8 +11,7 @@ from typing import Any
 from eelib.common.errors import InputError
 from eelib.common.files import PACKAGE, data_folder
 from eelib.common.values import check_name
-from eestudy.book.measured import MEASURED, code_files
-from eestudy.book.sources import modules_behind
+from eestudy.book.sources import files_in, modules_behind
 from eestudy.book.study_schema import WHOLE, read_study
 
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
@@ -248,5 +247,6 @@ def modules(source: Path) -> list[str]:
 
 def measured() -> list[Path]:
     """Files of code that kept results of checks are of: the book says whether these are still the same."""
-    files = {file.relative_to(PACKAGE.parent) for check in MEASURED for file in code_files(check)}
-    return [file for file in files if file.exists()]
+    reports = (json.loads(file.read_text(encoding="utf-8")) for file in data_folder("checks").glob("*.json"))
+    places = {str(place) for report in reports for place in report.get("depends", ())}
+    return [file.relative_to(PACKAGE.parent) for file in files_in(places)]

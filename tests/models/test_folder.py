@@ -159,6 +159,63 @@ def test_configurations_that_can_not_be_are_refused_before_they_take_memory(valu
     assert time.process_time() - began < 10
 
 
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("model_type", 7),
+        ("model_type", "unheard-of"),
+        ("architectures", ["NoSuchModel"]),
+        ("architectures", {"a": 1}),
+        ("num_hidden_layers", "many"),
+        ("num_hidden_layers", 16),
+        ("hidden_size", "wide"),
+        ("hidden_size", 0),
+        ("num_attention_heads", 7),
+        ("num_attention_heads", 0),
+        ("vocab_size", -1),
+        ("hidden_act", "no_such_function"),
+        ("rms_norm_eps", "small"),
+        ("quantization_config", {"quant_method": "no-such-method"}),
+        ("rope_parameters", {"rope_type": "no-such-type"}),
+        ("rope_parameters", "linear"),
+        ("transformers_weights", "a"),
+    ],
+)
+def test_a_value_that_no_network_has_is_refused_in_one_line(key, value, copy_of, one_line):
+    folder = copy_of()
+    change(folder / "config.json", **{key: value})
+    one_line(CheckpointError, folder.name, lambda: eelib.load_model(str(folder), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "name, content, part",
+    [
+        ("model.safetensors", (2**60).to_bytes(8, "little") + b"{}", "a header of"),
+        ("model.safetensors", (3).to_bytes(8, "little") + b"{{{", "model.safetensors"),
+        ("model.safetensors", (2).to_bytes(8, "little") + b"[]", "model.safetensors"),
+        ("model.safetensors", (8).to_bytes(8, "little") + b'{"a": 7}', "model.safetensors"),
+        ("model.safetensors", b"", "model.safetensors"),
+        ("model.safetensors", b"<html></html>", "model.safetensors"),
+        ("tokenizer.json", b"[]", "has no tokenizer"),
+        ("tokenizer.json", b"{}", "has no tokenizer"),
+        ("tokenizer_config.json", b"[]", "has no tokenizer"),
+        ("config.json", b'{"a": "\xff\xfe"}', "config.json"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says(name, content, part, copy_of, one_line):
+    folder = copy_of()
+    (folder / name).write_bytes(content)
+    one_line(CheckpointError, part, lambda: eelib.load_model(str(folder), device="cpu"))
+
+
+def test_a_folder_or_a_link_to_nowhere_in_place_of_weights(copy_of, one_line):
+    file = copy_of() / "model.safetensors"
+    for make in (file.mkdir, lambda: file.symlink_to("no")):
+        file.unlink() if file.is_file() else file.rmdir() if file.is_dir() else None
+        make()
+        one_line(CheckpointError, file.parent.name, lambda: eelib.load_model(str(file.parent), device="cpu"))
+
+
 def test_a_window_of_nothing_in_other_words(copy_of, one_line):
     folder = copy_of("gpt2")
     change(folder / "config.json", n_positions=0)
@@ -244,6 +301,7 @@ TEMPLATES = [
     ("{% for %}", "fails (TemplateSyntaxError"),
     ("{{ messages[9]['content'] }}", "fails (UndefinedError"),
     ("{{ 1 / 0 }}", "fails (ZeroDivisionError"),
+    ("{{ cycler.__init__.__globals__ }}", "fails (SecurityError"),
     ("{{ 'word ' * 1000000 }}", "makes 5,000,000 characters of 1"),
 ]
 

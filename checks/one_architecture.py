@@ -1,4 +1,10 @@
-"""All checks of one architecture: eelib's numbers against a float64 copy of the network with its last block patched."""
+"""All checks of one architecture: eelib's numbers against a float64 copy of the network with its last block patched.
+
+A row: architecture, model_type, kind; built; attention_based (every layer of one of its stacks holds attention, softmax
+or linear); readout, sublayers and decoding: pass, refused, fail, or none where its kind has none; padding: batched,
+equal lengths or fail; dtype: what it was last compared in, float32 where the network has no float64, and no_float64:
+what it then raised; reason; seconds.
+"""
 
 import copy
 import inspect
@@ -25,7 +31,10 @@ from eelib.models.probe import Unsupported, block_states, first_tensor, raised_i
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 6
+VERDICTS = ("readout", "sublayers", "padding", "decoding")
+TEXTS = ("architecture", "model_type", "kind", *VERDICTS, "dtype", "no_float64", "reason")
 OURS = (PACKAGE, Path(__file__).resolve().parent)
+OUTPUT = [40, 9, 77, 200, 41]  # what a network is given as its own output so far
 
 
 class Differs(Exception):
@@ -36,28 +45,21 @@ class NotFinite(Differs):
     """A number that is not finite."""
 
 
-def begun(kind: str, model_type: str) -> dict:
-    """The row of an architecture of which nothing is known yet (see `checks.families`)."""
-    return {
-        "architecture": KINDS[kind][model_type],
-        "model_type": model_type,
-        "kind": kind,
-        "built": False,
-        "attention_based": True,
-        "readout": "",
-        "sublayers": "",
-        "padding": "",
-        "decoding": "",
-        "dtype": "",
-        "no_float64": "",
-        "reason": "",
-    }
+def new_row(kind: str, model_type: str) -> dict:
+    """The row of an architecture of which nothing is known yet."""
+    known = {"architecture": KINDS[kind][model_type], "model_type": model_type, "kind": kind}
+    return dict.fromkeys(TEXTS, "") | known | {"built": False, "attention_based": True}
+
+
+def passes(row: dict) -> bool:
+    """Whether an architecture passes everything that its kind has."""
+    good = row["readout"] == row["sublayers"] == "pass" and row["decoding"] in ("pass", "none")
+    return good and row["padding"] in ("batched", "equal lengths")
 
 
 def check(kind: str, model_type: str) -> dict:
     """The row of one architecture."""
-    row = begun(kind, model_type)
-    began = time.monotonic()
+    row, began = new_row(kind, model_type), time.monotonic()
     try:
         fill(row, kind, model_type)
     finally:
@@ -67,51 +69,41 @@ def check(kind: str, model_type: str) -> dict:
 
 def fill(row: dict, kind: str, model_type: str) -> None:
     """Build, save, load, compare; each step's verdict goes into the row."""
-    try:
-        network = build(kind, model_type)
-    except Exception as error:
-        row["reason"] = "not built: " + short(error)
-        if our_fault(error):
-            row["readout"] = "fail"
-        return
-    row.update(built=True, attention_based=attends(network))
     with tempfile.TemporaryDirectory() as folder:
         try:
+            network = build(kind, model_type)
+            row["attention_based"] = attends(network)
             network.save_pretrained(folder)
             tokenizer_for("masked" if kind == "classifier" else kind).save_pretrained(folder)
         except Exception as error:
-            row.update(built=False, reason="not saved: " + short(error))
+            row.update(reason="not built: " + short(error), readout="fail" if our_fault(error) else "")
             return
+        row["built"] = True
         try:
             model = eelib.load_model(folder, device="cpu")
         except Exception as error:
-            if isinstance(error, ValueError) and not our_fault(error):
-                row.update(readout="refused", sublayers="refused", decoding="refused", reason=short(error, folder))
-                return
-            row.update(readout="fail", reason=f"load crashed: {type(error).__name__} {short(error)}")
+            refused = isinstance(error, ValueError) and not our_fault(error)
+            row.update(
+                dict.fromkeys(("readout", "sublayers", "decoding"), "refused") if refused else {"readout": "fail"}
+            )
+            row["reason"] = short(error, folder) if refused else f"load: {type(error).__name__} {short(error)}"
             return
         network = type(network).from_pretrained(folder).eval().requires_grad_(False)
     oracle = as_double(row, network, model)
     prompts = [ids[:40] for ids in model.tokenizer(PROMPTS)["input_ids"]]
     row["dtype"] = model.dtype
-    for name, step in {"readout": readouts, "sublayers": sublayers, "padding": padding, "decoding": decoding}.items():
+    for name, step in zip(VERDICTS, (readouts, sublayers, padding, decoding)):
         try:
             row[name] = verdict(row, step, model, oracle, prompts)
-        except Differs as error:
-            row[name] = "fail"
-            row["reason"] = row["reason"] or f"{name}: {error}"
         except Exception as error:
-            row[name] = "fail"
-            row["reason"] = row["reason"] or f"{name} crashed: {type(error).__name__} {short(error)}"
+            said = str(error) if isinstance(error, Differs) else f"{type(error).__name__} {short(error)}"
+            row.update({name: "fail", "reason": row["reason"] or f"{name}: {said}"})
     if row["sublayers"] == "refused":
         row["reason"] = row["reason"] or short(model.components_error, model.name)
 
 
 def verdict(row: dict, step: Callable, model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
-    """What a step says. In float64 some attention kernels give NaN for padding: then all goes on in float32.
-
-    The row says so: `dtype` is what its last comparison was done in.
-    """
+    """A step's verdict. In float64 some attention kernels give NaN for padding: then all goes on in float32."""
     try:
         return step(model, oracle, prompts)
     except NotFinite:
@@ -130,10 +122,8 @@ def attends(network: nn.Module) -> bool:
     """
 
     def holds(name: str, layer: nn.Module) -> bool:
-        return any(
-            "attn" in f"{name}.{inner}".lower() or "attention" in f"{name}.{inner} {type(m).__name__}".lower()
-            for inner, m in layer.named_modules()
-        )
+        named = [(f"{name}.{inner}".lower(), type(module).__name__.lower()) for inner, module in layer.named_modules()]
+        return any("attn" in path or "attention" in path + kind for path, kind in named)
 
     lists = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.ModuleList)]
     stacks = [(name, module) for name, module in lists if len(module) > 1] or lists  # ALBERT: one block for all layers
@@ -171,23 +161,31 @@ def short(error: object, folder: str = "") -> str:
     return text[:240]
 
 
+# ---- runs of a network, not by eelib
+
+
 def arguments(model: Model, network: nn.Module, prompt: list[int], output: list[int]) -> dict:
     """What the plain forward takes: for a causal network prompt plus output, as one row. Not left to the adapter."""
-    accepted = inspect.signature(network.forward).parameters
     given: dict[str, Any] = {"input_ids": torch.tensor([prompt + output if model.kind == "causal" else prompt])}
     adapter = model.adapter
     if isinstance(adapter, Seq2Seq):
         given["decoder_input_ids"] = torch.tensor([[adapter.start_id, *output]])
-    if "use_cache" in accepted and adapter.writes:
+    if "use_cache" in inspect.signature(network.forward).parameters and adapter.writes:
         given["use_cache"] = False
     return given
 
 
-@torch.no_grad()
 def logits_of(model: Model, network: nn.Module, prompt: list[int], output: list[int]) -> Tensor:
     """The network's own logits, [tokens, vocab_size], or [1, labels] of a classifier."""
     given = network(**arguments(model, network, prompt, output)).logits
     return given if given.ndim == 2 else given[0]
+
+
+def captured(model: Model, network: nn.Module, prompt: list[int], output: list[int]) -> list[Tensor]:
+    """States [1, tokens, hidden_size] at layers 0..L of the network's own run."""
+    with block_states(model.blocks) as states:
+        network(**arguments(model, network, prompt, output))
+    return list(states)
 
 
 def state_in(value: Any) -> Tensor:
@@ -205,19 +203,18 @@ def swap(value: Any, new: Tensor) -> Any:
         index = next(i for i, v in enumerate(value) if isinstance(v, Tensor) and v.is_floating_point())
         return type(value)([*value[:index], new, *value[index + 1 :]])
     value = copy.copy(value)
-    key = next(k for k, v in value.items() if isinstance(v, Tensor))
-    value[key] = new
+    value[next(k for k, v in value.items() if isinstance(v, Tensor))] = new
     return value
 
 
 @contextmanager
-def output_is(module: nn.Module, new: Tensor, turn: int = 1) -> Iterator[None]:
-    """While open, what the module gives at call number `turn` of a forward is `new`."""
+def output_is(module: nn.Module, new: Tensor, call: int = 1) -> Iterator[None]:
+    """While open, what the module gives at call number `call` of a forward is `new`."""
     calls = []
 
     def hook(_module: nn.Module, _args: tuple, output: Any) -> Any:
         calls.append(1)
-        return swap(output, new.reshape(state_in(output).shape)) if len(calls) == turn else None
+        return swap(output, new.reshape(state_in(output).shape)) if len(calls) == call else None
 
     handle = module.register_forward_hook(hook)
     try:
@@ -239,39 +236,26 @@ def agree(got: Tensor, expected: Tensor, what: str) -> None:
         raise Differs(f"{what} differs by {apart(got, expected):.2g} of the largest value")
 
 
-def twin(model: Model, oracle: nn.Module, module: nn.Module) -> nn.Module:
-    """The oracle's module of the same name."""
-    name = next(n for n, m in model.network.named_modules() if m is module)
-    return oracle.get_submodule(name)
-
-
-@torch.no_grad()
-def captured(model: Model, network: nn.Module, prompt: list[int], output: list[int]) -> list[Tensor]:
-    """States [1, tokens, hidden_size] at layers 0..L of the network's own run."""
-    with block_states(model.blocks) as states:
-        network(**arguments(model, network, prompt, output))
-    return list(states)
+# ---- what is checked
 
 
 @torch.no_grad()
 def readouts(model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
     """Every layer's readout is what the oracle's own logits are when that state leaves its last block."""
-    prompt, output = prompts[1], [40, 9, 77, 200, 41]
-    states = captured(model, model.network, prompt, output)
-    last, turns = twin(model, oracle, model.blocks[-1]), model.blocks.count(model.blocks[-1])
+    prompt = prompts[1]
+    states = captured(model, model.network, prompt, OUTPUT)
+    block = model.blocks[-1]
+    last = oracle.get_submodule(next(name for name, module in model.network.named_modules() if module is block))
     position = [model.read_at(prompt)] if model.labels else slice(None)
     for layer, state in enumerate(states):
-        with output_is(last, state, turns):
-            expected = logits_of(model, oracle, prompt, output)
-        agree(model.unembed(state.reshape(-1, state.shape[-1])[position]), expected, f"readout of layer {layer}")
-    agree(
-        model.unembed(states[-1].reshape(-1, state.shape[-1])[position]),
-        logits_of(model, oracle, prompt, output),
-        "readout of the last layer",
-    )
+        with output_is(last, state, model.blocks.count(block)):
+            expected = logits_of(model, oracle, prompt, OUTPUT)
+        got = model.unembed(state.reshape(-1, state.shape[-1])[position])
+        agree(got, expected, f"readout of layer {layer}")
+    agree(got, logits_of(model, oracle, prompt, OUTPUT), "readout of the last layer")
     accepted = inspect.signature(oracle.forward).parameters
     if "output_hidden_states" in accepted or "kwargs" in accepted:
-        given = oracle(**arguments(model, oracle, prompt, output), output_hidden_states=True)
+        given = oracle(**arguments(model, oracle, prompt, OUTPUT), output_hidden_states=True)
         hidden = getattr(given, "decoder_hidden_states", None) or getattr(given, "hidden_states", None)
         if hidden is not None and len(hidden) == len(states) and hidden[0].shape == states[0].shape:
             first_is_input = close(hidden[0], states[0])  # some lists leave the embeddings out
@@ -285,47 +269,43 @@ def sublayers(model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
     """Outputs plus the skip are the block's output on another text; attention is what mixes positions."""
     if not model.components:
         return "refused"
-    prompt, output = prompts[1], [40, 9, 77, 200, 41]
-    given = arguments(model, model.network, prompt, output)
+    given = arguments(model, model.network, prompts[1], OUTPUT)
     with block_states(model.blocks) as states, site_states(model.blocks, model.components) as sites:
         model.network(**given)
         states, sites = list(states), {k: list(v) for k, v in sites.items()}
     for index, own in enumerate(model.components):
         added = [sites[s][index] for s in ("attention", "cross_attention", "feed_forward") if s in own.sums]
         if own.post_norm is None:
-            constant = 0.0 if own.constant is None else own.constant
-            total = states[index] * own.skip + sum(added) + constant
-            agree(total, states[index + 1], f"skip plus sub-layers of block {index + 1}")
+            total = states[index] * own.skip + sum(added) + (0.0 if own.constant is None else own.constant)
         else:
-            state = states[index]
+            total = states[index]
             for norm, more in zip(own.post_norm, added):
-                state = state_in(norm(state + more))
-            agree(state, states[index + 1], f"normed skip plus sub-layers of block {index + 1}")
+                total = state_in(norm(total + more))
+        agree(total, states[index + 1], f"skip plus sub-layers of block {index + 1}")
     if len(set(model.blocks)) == len(model.blocks):
         mixing(model, given, states)
     return "pass"
 
 
-@torch.no_grad()
 def mixing(model: Model, given: dict, states: list[Tensor]) -> None:
     """In a middle block: another last state but one reaches attention's last position, the feed-forward's only so."""
     index = len(model.blocks) // 2
     block, own = model.blocks[index], model.components[index]
-    position = -2
 
-    def bend(_module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        state = (args[0] if args else kwargs["hidden_states"]).clone()
-        state[:, position] = state[:, position] * -0.5 + 1.0
-        return (state, *args[1:]) if args else (), kwargs if args else {**kwargs, "hidden_states": state}
-
-    def run(bent: bool, frozen: dict | None = None, inputs: dict = given) -> dict[nn.Module, Tensor]:
+    def run(bent_at: int | None, frozen: dict | None = None, inputs: dict = given) -> dict[nn.Module, Tensor]:
+        """Outputs of the block's modules; its input is bent at a position, some outputs are `frozen`."""
         seen: dict[nn.Module, Tensor] = {}
+
+        def bend(_module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            state = (args[0] if args else kwargs["hidden_states"]).clone()
+            state[:, bent_at] = state[:, bent_at] * -0.5 + 1.0
+            return (state, *args[1:]) if args else (), kwargs if args else {**kwargs, "hidden_states": state}
 
         def leave(module: nn.Module, _args: tuple, output: Any) -> Any:
             seen[module] = state_in(output).reshape(states[index].shape).clone()
             return swap(output, frozen[module].reshape(state_in(output).shape)) if frozen and module in frozen else None
 
-        handles = [block.register_forward_pre_hook(bend, with_kwargs=True)] if bent else []
+        handles = [block.register_forward_pre_hook(bend, with_kwargs=True)] if bent_at is not None else []
         handles += [module.register_forward_hook(leave) for modules in own.sums.values() for module, _ in modules]
         try:
             model.network(**inputs)
@@ -334,19 +314,18 @@ def mixing(model: Model, given: dict, states: list[Tensor]) -> None:
                 handle.remove()
         return seen
 
-    plain, bent = run(False), run(True)
+    plain, bent = run(None), run(-2)
     attention = {module: plain[module] for module, _ in own.sums["attention"]}
-    held = run(True, attention)
-    position = 0  # a short convolution on the feed-forward's output reaches its neighbours, not this far
-    far = run(True, attention)
+    # A short convolution on the feed-forward's output reaches its neighbours, but not the first position.
+    held = [run(-2, attention), run(0, attention)]
     for module in attention:
         if same(plain[module][:, -1], bent[module][:, -1]):
             raise Differs(f"the attention site of block {index + 1} does not mix positions")
     for module, _ in own.sums["feed_forward"]:
-        if not any(same(plain[module][:, -1], other[module][:, -1]) for other in (held, far)):
+        if not any(same(plain[module][:, -1], other[module][:, -1]) for other in held):
             raise Differs(f"the feed-forward site of block {index + 1} mixes positions")
     if "cross_attention" in own.sums:
-        other = run(False, attention, {**given, "input_ids": given["input_ids"].flip(1)})
+        other = run(None, attention, {**given, "input_ids": given["input_ids"].flip(1)})
         module = own.sums["cross_attention"][0][0]
         if same(plain[module], other[module]):
             raise Differs(f"the cross-attention site of block {index + 1} does not read the source")
@@ -366,8 +345,7 @@ def padding(model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
     for row, prompt in enumerate(prompts):
         alone = torch.stack(captured(model, model.network, prompt, target), 2)
         size = alone.shape[1]
-        mine = together[row, -size:] if adapter.left else together[row, :size]
-        agree(mine, alone[0], f"state of padded row {row}")
+        agree(together[row, -size:] if adapter.left else together[row, :size], alone[0], f"state of padded row {row}")
     return "batched"
 
 

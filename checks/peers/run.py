@@ -1,0 +1,346 @@
+"""One way to get the readouts of a model, in a process of its own: `python run.py WAY CHECKPOINT`.
+
+It loads a checkpoint once, then answers one request per line on stdin with one line of JSON. The peers run it in
+environments of their own, so it needs torch, numpy and transformers only, and imports what a way needs inside of it.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # rows per product with the head that the floor tries
+LOGITS = 4 << 20  # logits that are held at once, in elements; about 16 MB in float32, a good size for a CPU's caches
+Request = dict[str, Any]
+
+
+def batches(request: Request) -> list[Tensor]:
+    """Prompt token ids, [batch, prompt] each."""
+    size, ids = request["batch"], request["ids"]
+    return [torch.tensor(ids[start : start + size]) for start in range(0, len(ids), size)]
+
+
+def load_network(folder: str) -> Any:
+    """The checkpoint as transformers loads it, float32."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def generate(network: Any, ids: Tensor, new_tokens: int) -> Any:
+    """transformers' greedy `generate` of a fixed length, with hidden states."""
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": new_tokens}
+    options |= {"output_hidden_states": True, "return_dict_in_generate": True}
+    return network.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+
+# ---- the trace
+
+
+def load_trace(folder: str) -> Any:
+    """The checkpoint as eelib loads it, its check at load included (not timed)."""
+    import eelib
+
+    return eelib.load_model(folder, dtype="float32", device="cpu")
+
+
+def run_trace(model: Any, request: Request) -> Callable[[], dict]:
+    """`eelib.trace`, whole: encoding, decoding, all readouts, writing into a new folder."""
+    import eelib
+
+    runs = tempfile.TemporaryDirectory()
+    task, new = eelib.Task.from_prompts(request["texts"]), request["new_tokens"]
+    made = eelib.trace(model, task, new, runs.name, request["batch"], progress=False)
+
+    def fetch() -> dict:
+        order = made.tokens.reset_index(drop=True).sort_values(["sequence", "position"]).index.to_numpy()
+        tokens, top1 = made.tokens["token_id"].to_numpy()[order], np.asarray(made["top1"])[order]
+        runs.cleanup()
+        return {"tokens": tokens.reshape(-1, new), "top1": top1.reshape(*tokens.reshape(-1, new).shape, -1)}
+
+    return fetch
+
+
+# ---- the floor
+
+
+def run_decode(network: Any, request: Request) -> dict:
+    """Plain greedy decoding and nothing else."""
+    from transformers import DynamicCache
+
+    made = []
+    for ids in batches(request):
+        cache, steps = DynamicCache(config=network.config), []
+        for _ in range(request["new_tokens"]):
+            logits = network(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            ids = logits[:, -1].argmax(-1, keepdim=True)
+            steps.append(ids)
+        made.append(torch.cat(steps, dim=1))
+    return {"tokens": torch.cat(made)}
+
+
+RATES: dict[int, float] = {}  # seconds per row by rows per product, found once per process
+
+
+def run_head(network: Any, request: Request) -> dict:
+    """The bare products of all tokens' L+1 states with the head, in the row count that is fastest here."""
+    weight = network.get_output_embeddings().weight.detach().t()
+    rows = request["sequences"] * request["new_tokens"] * (network.config.num_hidden_layers + 1)
+    sizes = [size for size in CHUNKS if size <= rows] or [rows]
+    for size in sizes:
+        if size not in RATES:
+            RATES[size] = min(product_seconds(weight, size, size) for _ in range(2)) / size
+    return {"seconds": np.array(product_seconds(weight, rows, min(sizes, key=RATES.__getitem__)))}
+
+
+def product_seconds(weight: Tensor, rows: int, chunk: int) -> float:
+    """Seconds for [rows, width] x [width, vocabulary] in chunks, buffers made and touched beforehand."""
+    state = torch.ones(chunk, weight.shape[0])
+    out = torch.zeros(chunk, weight.shape[1])
+    began = time.perf_counter()
+    for start in range(0, rows, chunk):
+        size = min(chunk, rows - start)
+        torch.mm(state[:size], weight, out=out[:size])
+    return time.perf_counter() - began
+
+
+# ---- the plain way: generate with hidden states, then the head layer by layer, all readouts of a trace
+
+
+def run_plain(network: Any, request: Request) -> dict:
+    """All steps stacked, in chunks that fit into memory; transformers norms the last of its hidden states."""
+    rows = max(1, LOGITS // network.config.vocab_size)
+    tokens, top1, gap = [], [], []
+    for ids in batches(request):
+        last: list[Tensor] = []
+        hook = network.model.norm.register_forward_pre_hook(lambda _module, inputs: last.append(inputs[0][:, -1]))
+        made = generate(network, ids, request["new_tokens"])
+        hook.remove()
+        new = made.sequences[:, ids.shape[1] :]
+        layers = [[*(h[:, -1] for h in step[:-1]), final] for step, final in zip(made.hidden_states, last)]
+        states = torch.stack([torch.stack(step) for step in layers]).permute(2, 0, 1, 3)  # [batch, steps, L+1, width]
+        parts = zip(states.flatten(0, 1).split(rows), new.flatten().split(rows))
+        found = [readouts_of_layers(network, part, chosen) for part, chosen in parts]
+        tokens.append(new)
+        for kept, name in ((top1, "top1"), (gap, "gap")):
+            kept.append(torch.cat([part[name] for part in found]).unflatten(0, new.shape))
+    return {"tokens": torch.cat(tokens), "top1": torch.cat(top1), "gap": torch.cat(gap)}
+
+
+def readouts_of_layers(network: Any, states: Tensor, chosen: Tensor) -> dict[str, Tensor]:
+    """{readout: [tokens, L+1, ...]} of states [tokens, L+1, width]."""
+    head = torch.nn.Sequential(network.model.norm, network.lm_head)
+    last = states[:, -1]
+    target = head(last).log_softmax(-1)
+    layers = [readouts(head(state), chosen, target, state, last) for state in states.unbind(1)]
+    return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
+
+
+def readouts(logits: Tensor, chosen: Tensor, target: Tensor, state: Tensor, last: Tensor) -> dict[str, Tensor]:
+    """What a trace keeps of a state, written out plainly; `target` are log-probabilities of the last layer."""
+    logs = logits.log_softmax(-1)
+    probabilities, goal = logs.exp(), target.exp()
+    top, ids = logs.topk(10)
+    own = logs.gather(1, chosen[:, None])
+    middle = ((probabilities + goal) / 2).log()
+    divergence = (probabilities * (logs - middle)).sum(-1) / 2 + (goal * (target - middle)).sum(-1) / 2
+    return {
+        "top1": ids[:, 0],
+        "topk_ids": ids,
+        "topk_probability": top.exp(),
+        "margin": top[:, 0].exp() - top[:, 1].exp(),
+        "entropy": -(probabilities * logs).sum(-1),
+        "final_rank": (logs > own).sum(-1) + 1,
+        "final_probability": own[:, 0].exp(),
+        "cosine": F.cosine_similarity(state, last, dim=-1),
+        "js_final": divergence,
+        "gap": top[:, 0] - top[:, 1],
+    }
+
+
+# ---- the peers: less than a trace gives, so that none does needless work
+
+
+def top_readout(logits_of: Callable[[Tensor], Tensor], states: Tensor, vocabulary: int) -> Tensor:
+    """Top-1 of states [n, width], with top-10 probabilities and entropy computed as well; [n]."""
+    kept = []
+    for part in states.split(max(1, LOGITS // vocabulary)):
+        logs = logits_of(part).log_softmax(-1)
+        top, ids = logs.topk(min(10, vocabulary))
+        kept.append((ids, top.exp(), -(logs.exp() * logs).sum(-1)))
+    return torch.cat([ids[:, 0] for ids, _, _ in kept])
+
+
+def top1_of(kept: list[Tensor], steps: int, head: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
+    """Top-1s [batch, steps, L+1] of states [batch, width], step after step and in each layer after layer."""
+    states = torch.stack(kept).unflatten(0, (steps, -1)).permute(2, 0, 1, 3)  # [batch, steps, L+1, width]
+    return top_readout(head, states.flatten(0, 2), vocabulary).view(states.shape[:3])
+
+
+def load_nnsight(folder: str) -> Any:
+    """The checkpoint behind nnsight, weights loaded at once."""
+    from nnsight import TransformersModel
+
+    return TransformersModel(folder, task="text-generation", dispatch=True, dtype=torch.float32)
+
+
+def run_nnsight(model: Any, request: Request) -> dict:
+    """Generate inside a tracing context, save each block's state at each step, then its head over all of them."""
+    import nnsight
+
+    steps, tokens, top1, module = request["new_tokens"], [], [], model._module
+    for ids in batches(request):
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        with model.generate(inputs, max_new_tokens=steps, do_sample=False) as tracer:
+            kept = nnsight.save([])
+            for _ in tracer.iter[:steps]:
+                kept.append(model.model.layers[0].input[:, -1])
+                for layer in model.model.layers:
+                    kept.append(layer.output[:, -1])
+            made = tracer.result.save()
+        vocabulary = module.lm_head.weight.shape[0]
+        top1.append(top1_of(list(kept), steps, lambda h: module.lm_head(module.model.norm(h)), vocabulary))
+        tokens.append(made[:, ids.shape[1] :])
+    return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
+
+
+def load_transformer_lens(folder: str) -> Any:
+    """The checkpoint behind TransformerLens's bridge, with its own weights (nothing folded)."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    return TransformerBridge.boot_transformers(folder, device="cpu", dtype=torch.float32)
+
+
+def run_transformer_lens(model: Any, request: Request) -> dict:
+    """Generate with hooks on the residual stream, then ln_final and unembed, which take [batch, position, width]."""
+    steps, tokens, top1 = request["new_tokens"], [], []
+    names = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(model.cfg.n_layers))]
+    options = {"max_new_tokens": steps, "do_sample": False, "stop_at_eos": False, "verbose": False}
+    for ids in batches(request):
+        kept: list[Tensor] = []
+        keep = [(name, lambda state, hook: kept.append(state[:, -1].clone())) for name in names]
+        with model.hooks(fwd_hooks=keep):
+            made = model.generate(ids, return_type="tokens", **options)
+        top1.append(top1_of(kept, steps, lambda h: model.unembed(model.ln_final(h[None]))[0], model.cfg.d_vocab))
+        tokens.append(made[:, ids.shape[1] :])
+    return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
+
+
+def load_tuned_lens(folder: str) -> Any:
+    """The network with tuned-lens's logit lens (a copy of its norm and head) beside it."""
+    from tuned_lens.nn.lenses import LogitLens
+
+    network = load_network(folder)
+    network.logit_lens = [LogitLens.from_model(network)]  # in a list: its weights are not the network's
+    return network
+
+
+def run_tuned_lens(network: Any, request: Request) -> dict:
+    """transformers' generate with hidden states, then the logit lens over all of them."""
+    steps, tokens, top1 = request["new_tokens"], [], []
+    (lens,), head, vocabulary = network.logit_lens, network.get_output_embeddings(), network.config.vocab_size
+    for ids in batches(request):
+        made, layers = generate(network, ids, steps), []
+        depth = len(made.hidden_states[0])
+        for layer in range(depth):
+            states = torch.stack([step[layer][:, -1] for step in made.hidden_states], dim=1).flatten(0, 1)
+            # The last hidden state of transformers is normed already; the lens would norm it again.
+            read = head if layer + 1 == depth else lambda h, at=layer: lens(h, at)
+            layers.append(top_readout(read, states, vocabulary).view(len(ids), steps))
+        top1.append(torch.stack(layers, dim=-1))
+        tokens.append(made.sequences[:, ids.shape[1] :])
+    return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
+
+
+WAYS: dict[str, tuple[Callable[[str], Any], Callable[[Any, Request], Any]]] = {
+    "trace": (load_trace, run_trace),
+    "decode": (load_network, run_decode),
+    "head": (load_network, run_head),
+    "plain": (load_network, run_plain),
+    "nnsight": (load_nnsight, run_nnsight),
+    "transformer-lens": (load_transformer_lens, run_transformer_lens),
+    "tuned-lens": (load_tuned_lens, run_tuned_lens),
+}
+
+
+# ---- the process
+
+
+def serve(load: Callable[[str], Any], run: Callable[[Any, Request], Any], folder: str) -> None:
+    """Load the checkpoint, say so, and answer requests until stdin ends.
+
+    A request is {prompts: file, sequences, batch, new_tokens, out: file or null}. `run` does the timed work, and
+    returns arrays or a function that fetches them after the clock has stopped; they are saved under `out`. An array
+    `seconds` replaces the clock's figure, where part of the work is not to be counted.
+    The answer is {seconds, peak_mb} or {error}. What libraries print goes to stderr.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    torch.set_grad_enabled(False)
+    try:
+        model = load(folder)
+        for weight in (getattr(model, "network", None) or getattr(model, "_module", None) or model).parameters():
+            weight.detach().sum()  # read once, so that weights mapped from the file count as the model's own memory
+    except Exception as error:
+        answers.write(json.dumps({"error": one_line(error)}) + "\n")
+        return
+    settle()
+    loaded = memory("VmRSS")
+    answers.write(json.dumps({"loaded_mb": round(loaded, 1)}) + "\n")
+    for line in sys.stdin:
+        try:
+            answer = measured(model, run, json.loads(line), loaded)
+        except Exception as error:  # a peer that cannot do a cell is a result
+            answer = {"error": one_line(error)}
+        answers.write(json.dumps(answer) + "\n")
+
+
+def measured(model: Any, run: Callable[[Any, Request], Any], request: Request, loaded: float) -> dict:
+    """One timed run and the peak of its memory above that of the loaded model."""
+    known = json.loads(Path(request["prompts"]).read_text())
+    request |= {name: known[name][: request["sequences"]] for name in ("ids", "texts")}
+    settle()
+    Path("/proc/self/clear_refs").write_text("5")  # Linux counts the peak of resident memory from here
+    began = time.perf_counter()
+    result = run(model, request)
+    seconds = time.perf_counter() - began
+    peak = memory("VmHWM") - loaded
+    arrays = result() if callable(result) else result
+    seconds = float(arrays.pop("seconds", seconds))
+    if request["out"]:
+        np.savez_compressed(request["out"], **{name: np.asarray(values) for name, values in arrays.items()})
+    return {"seconds": seconds, "peak_mb": round(peak, 1)}
+
+
+def settle() -> None:
+    """Give freed memory back, so that a peak is this run's own."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def memory(field: str) -> float:
+    """A memory figure of this process in MB: VmRSS is now, VmHWM the peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field + ":")).split()[1]) / 1024
+
+
+def one_line(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in WAYS:
+        sys.exit(f"usage: run.py WAY CHECKPOINT; WAY is one of {', '.join(WAYS)}")
+    serve(*WAYS[sys.argv[1]], sys.argv[2])
