@@ -13,13 +13,16 @@ from eestudy.book.study_file import BOOK
 
 TEMPLATE = """
 <div class="tex2jax_ignore mathjax_ignore">
-<p><strong>{{ goals | selectattr("met") | list | length }} of {{ goals | length }} goals are met.</strong>
-Measured {% if date %}on {{ date }} {% endif %}at commit {{ commit or "unknown" }} on {{ machine.cpu or "a machine" }}
+<p>{% if goals %}<strong>{{ goals | selectattr("met") | list | length }} of {{ goals | length }} goals are met.</strong>
+{% else %}The kept result is older than its goals. {% endif %}
+ Measured {% if date %}on {{ date }} {% endif %}at commit {{ commit or recorded_in or "unknown" }}
+on {{ machine.cpu or "a machine" }}
 {%- if machine.cores %}, {{ machine.cores }} cores{% endif %}
 {%- if machine.memory_gib %}, {{ machine.memory_gib }} GiB of memory{% endif %}
 {%- if machine.gpu %}, {{ machine.gpu }}{% endif %}, by <code>{{ command }}</code>.
 {% if unchanged %}The code that it depends on is still the same.
 {%- else %}The code that it depends on has changed since.{% endif %}</p>
+{% if goals %}
 <table>
 <caption>What <code>{{ check }}</code> was to reach, and what was measured.</caption>
 <thead><tr><th>Goal</th><th>Measured</th><th>Bound</th><th>Verdict</th></tr></thead>
@@ -30,6 +33,7 @@ Measured {% if date %}on {{ date }} {% endif %}at commit {{ commit or "unknown" 
 {% endfor %}
 </tbody>
 </table>
+{% endif %}
 </div>"""
 PAGE = BOOK / "engine.md"
 
