@@ -422,7 +422,7 @@ def goals(rows: list[dict]) -> list[Goal]:
             len(exact),
         ),
         all_of(
-            f"intervals at most {MOST_WIDTH} times as wide as they have to be, but for stated kinds",
+            f"intervals at most {MOST_WIDTH} times as wide as needed, but for stated kinds",
             sum(wide),
             len(wide),
         ),

@@ -37,6 +37,8 @@ def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()
         below = f"{raw(answer)}\n{rest}" if answer else rest
         if moved:
             head = {"cell_type": "markdown", "metadata": {}, "source": title}
+            for cell in moved:  # its template stays in the notebook
+                cell["metadata"]["tags"] = ["answer", "remove-input"]
             notebook["cells"] = [head, *moved, first | {"source": below}, *others]
         elif answer:
             first["source"] = f"{title}\n\n{below}"

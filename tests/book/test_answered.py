@@ -3,7 +3,10 @@
 import json
 from types import SimpleNamespace
 
-from eestudy.book.answered import answered, read
+from docutils import nodes
+from docutils.core import publish_doctree
+
+from eestudy.book.answered import answered, fold_details, read
 
 
 def made(first="# Title: what?\n\n**Question.** Why?", kind="markdown"):
@@ -53,3 +56,21 @@ def test_a_link_to_a_page_that_is_not_there_is_its_words():
     page = answered(notebook, "", {"other"})["cells"][0]["source"]
     assert page == "See [the other](other.ipynb) and [it](https://a.org/b.ipynb)."
     assert answered(notebook, "")["cells"][0]["source"] == "See the other and [it](https://a.org/b.ipynb)."
+
+
+def test_the_cell_that_answers_stands_under_the_title_and_its_template_is_hidden():
+    notebook = made()
+    notebook["cells"].append({"cell_type": "code", "metadata": {"tags": ["hide-input", "answer"]}, "source": ["say()"]})
+    title, moved, rest, *others = answered(notebook, "<p>chips</p>")["cells"]
+    assert title["source"] == "# Title: what?" and moved["source"] == ["say()"]
+    assert "remove-input" in moved["metadata"]["tags"] and "<p>chips</p>" in rest["source"]
+    assert "**Question.** Why?" in rest["source"] and len(others) == 3
+
+
+def test_details_are_folded():
+    document = publish_doctree("Title\n=====\n\nText.\n\nDetails\n-------\n\nMore.\n\nOther\n-----\n\nEnd.\n")
+    fold_details(SimpleNamespace(env=SimpleNamespace(docname="results/m/n")), document)
+    raw = [node.astext() for node in document.findall(nodes.raw)]
+    assert raw == ['<details class="ee-details"><summary>Show the details</summary>', "</details>"]
+    fold_details(SimpleNamespace(env=SimpleNamespace(docname="intro")), document)
+    assert len(list(document.findall(nodes.raw))) == 2

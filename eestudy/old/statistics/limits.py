@@ -1,7 +1,7 @@
 """Limits of 95% intervals that hold with few groups, with uneven groups and near a bound.
 
 Groups are what is independent, rows of one group are not. A group's pull is how far it moves a statistic; the squares
-of the pulls add up to the statistic's variance. `checks.intervals` measures how often these limits cover.
+of the pulls add up to the statistic's variance. `checks.statistics` measures how often these limits cover.
 """
 
 import math
