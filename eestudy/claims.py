@@ -168,7 +168,7 @@ def judge(
     if interval.low > interval.high:
         raise InputError(f"not an interval for {claim_id}: {interval}")
     if premise:
-        return Verdict(row, interval, NOT_APPLICABLE, premise, models)
+        return Verdict(row, interval, NOT_APPLICABLE, premise, models, note=first_wording(row, earlier))
     if row.requires and not requirement_met:
         return Verdict(row, interval, UNTESTABLE, f"needs {row.requires}", models)
     if not interval.known:

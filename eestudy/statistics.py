@@ -151,12 +151,21 @@ def slope(frame: pd.DataFrame, y: str, x: str, within: str | None = None, seed: 
 
 
 def slope_difference(frame: pd.DataFrame, y: str, x: str, by: str, seed: int = 0) -> Interval:
-    """The slope among the rows where `by` is True less that among the others, paired by group."""
+    """The slope among the rows where `by` is True less that among the others, paired by group.
+
+    A task with fewer than MINIMUM_GROUPS on a side is left out of the average, unless all have fewer.
+    """
+    keys = [name for name in ("task",) if name in frame]
+    if keys:
+        of_sides = frame.groupby(["task", by])["group"].nunique().unstack(fill_value=0).min(axis=1)
+        for size in (of_sides, frame.groupby("task")["group"].nunique()):
+            if (size >= MINIMUM_GROUPS).any():
+                frame = frame[frame["task"].map(size) >= MINIMUM_GROUPS]
+                break
     products = _products(frame, y, x)
     both = pd.concat([products.mul(side, axis=0) for side in _sides(frame, by)], axis=1, keys=["true", "false"])
     found = interval_of(both, lambda totals: _slope_of(totals["true"]) - _slope_of(totals["false"]), seed)
-    of_sides = frame.groupby([name for name in ("task", by) if name in frame])["group"].nunique()
-    return found._replace(groups=int(min([found.groups, *of_sides])))
+    return found._replace(groups=int(min([found.groups, *frame.groupby([*keys, by])["group"].nunique()])))
 
 
 def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0.4, seed: int = 0) -> pd.DataFrame:

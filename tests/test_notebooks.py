@@ -115,8 +115,10 @@ def test_runs_alone_and_writes_its_results(runs, name):
 
 
 def test_each_notebook_is_judged_on_planted_data():
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_planted_*.py"))
-    assert set(re.findall(r'verdicts\(\s*"(\w+)"', code)) == {notebook.stem for notebook in NOTEBOOKS}
+    files = [*(ROOT / "tests").glob("test_planted_*.py"), ROOT / "tests/eestudy/test_pages.py"]
+    code = "".join(path.read_text(encoding="utf-8") for path in files)
+    judged = set(re.findall(r'(?:verdicts|run_page)\(\s*"(\w+)"', code))
+    assert judged == {notebook.stem for notebook in NOTEBOOKS}
 
 
 @pytest.mark.slow

@@ -21,13 +21,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "About a third of the depth before the end {P-S2%:.0f}% have held it ({P-S2%±:.0f}); P prints "
         "{P-S2 bound%:.0f}% or more.",
     ),
-    "length": (
-        "Longer outputs leave {length_first?later|earlier|neither surely earlier nor surely later}: the mean exit "
-        "layer changes by {length_first:+.3f} for each further token ({length_first±:+.3f}).",
-        "Inside an output, later tokens leave {position_first?later|earlier|neither surely earlier nor surely later}: "
-        "{position_first:+.3f} for each further position ({position_first±:+.3f}).",
-        "The model has {depth:.0f} layers; {used:.0f} outputs were read.",
-    ),
     "subwords": (
         "A word's first piece leaves {inside_first?later|earlier|neither surely later nor surely earlier} than its "
         "other pieces: the difference is {inside_first:+.1f} layers ({inside_first±:+.1f}).",

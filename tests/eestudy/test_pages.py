@@ -7,12 +7,12 @@ import nbformat
 import numpy as np
 import pytest
 from pages import NOTEBOOKS, result, run_page, texts
-from planted import STEPS, exits, plant
+from planted import NOUNS, STEPS, exits, plant
 from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
 
-NEW = ("saturation",)  # notebooks that show their computation
+NEW = ("saturation", "length")  # notebooks that show their computation
 
 
 @pytest.mark.parametrize("verdict", SATURATION)
@@ -27,6 +27,51 @@ def test_saturation(verdict, planted_tasks, tmp_path):
     assert {row["id"]: row["verdict"] for row in found["claims"]} == dict.fromkeys(
         ("P-S1", "P-S2", "P-S3", "P-S4", "P-S5"), verdict
     )
+
+
+MIDDLE = 18  # tokens of a planted output: no output of the shorter half is longer
+
+# Exit layer by position p (from 0) and length n, of three; verdicts on P-L1, P-L2, P-L3. With one late token at the
+# start, the mean of n tokens is 1 + 2 / n: it falls with n, ever less. Any slope is a weighted mean of the slopes
+# between neighbouring lengths, so no draw can change these signs.
+LENGTH = {
+    "the first token late": (lambda p, n: np.where(p == 0, 3, 1), ("holds", "holds", "holds")),
+    "the first token early": (
+        lambda p, n: np.where(p == 0, 1, 3),
+        ("does not hold", "not applicable", "does not hold"),
+    ),
+    # The shorter half stays at 3, the longer falls as 1 + 2 * MIDDLE / n, and inside those the end is late.
+    "the last tokens late": (
+        lambda p, n: np.where(p >= n - MIDDLE, 3, 1),
+        ("holds", "does not hold", "does not hold"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LENGTH)
+def test_length(name, planted_model, tmp_path):
+    """References have one to eight words; each half of the outputs has groups enough for a verdict."""
+    words = [[NOUNS[(i + j) % 10] for j in range(1 + i % 8)] for i in range(80)]
+    rows = [{"source": f"Satz {i}.", "references": [" ".join(of_row)]} for i, of_row in enumerate(words)]
+    file = tmp_path / "tiny.de-en.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    layer, wanted = LENGTH[name]
+
+    def agrees(tokens):
+        length = tokens.groupby("sequence")["position"].transform("max")  # the end token's place
+        return exits(layer(tokens["position"].to_numpy(), length.to_numpy()), 3)
+
+    made = plant(planted_model, eelib.load_task(str(file)), tmp_path / "runs", agrees, STEPS)
+    assert 40 <= (made.sequences["length"] <= MIDDLE).sum() <= 50
+    space = run_page("length", **asked(tmp_path, planted_model.name, str(file)) | {"model": str(tmp_path / "gpt2")})[0]
+    found = result(space)
+    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict(zip(("P-L1", "P-L2", "P-L3"), wanted))
+    own, levels = space["own"], np.eye(48)
+    at_position = np.column_stack([own["length"], levels[own["position"]]]).astype(float)
+    of_output = np.column_stack([own["position"], np.eye(80)[own["sequence"]]]).astype(float)
+    for name, design in (("at_same", at_position), ("inside", of_output)):
+        slope = np.linalg.lstsq(design, own["first"].astype(float), rcond=None)[0][0]
+        assert found["overall"][name]["estimate"] == pytest.approx(slope)
 
 
 @pytest.mark.parametrize("notebook", NEW)

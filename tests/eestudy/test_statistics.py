@@ -260,6 +260,9 @@ def test_slopes_are_those_of_least_squares():
     halves = [np.polyfit(part["x"], part["value"], 1)[0] for _, part in frame.groupby("side")]
     found = statistics.slope_difference(frame, "value", "x", "side")
     assert found.estimate == pytest.approx(halves[1] - halves[0]) and found.low < found.estimate < found.high
+    small = sample(40, 20, 5).assign(task="small")
+    both = statistics.slope_difference(pd.concat([frame.assign(task="large"), small]), "value", "x", "side")
+    assert both.estimate == pytest.approx(found.estimate) and both.groups == found.groups >= 30 and both.tasks == 1
 
 
 def test_a_split_is_made_anew_for_each_task_and_knows_its_shares():

@@ -15,7 +15,6 @@ from eestudy.old.figures import (
     gates,
     joint,
     keys_values,
-    length,
     mee,
     monotonicity,
     speed,
@@ -151,19 +150,6 @@ FIGURES = {
     ),
     "keys and values": lambda: keys_values.position_figure(
         {"m": tuple(pd.concat(curve("bin", way=way) for way in keys_values.LOOKS) for _ in range(2))}
-    ),
-    "length, by length": lambda: length.length_figure(
-        by_task(lambda shift: curve("length", shift, position_only=[0.3, 0.4]))
-    ),
-    "length, by position": lambda: length.position_figure(by_task(lambda shift: curve("position", shift))),
-    "length, both": lambda: length.both_figure(
-        by_task(
-            lambda shift: pd.DataFrame([[1.0, 2], [3, np.nan]], index=["0", "1–3"], columns=["1–4", "5–8"]) + shift
-        ),
-        12,
-    ),
-    "length, slopes": lambda: length.slope_figure(
-        by_task(lambda shift: {name: NONE if name == "position" else interval(shift) for name in length.SLOPES})
     ),
     "mee": lambda: mee.trade_figure(
         {

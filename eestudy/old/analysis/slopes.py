@@ -1,12 +1,4 @@
-"""Slopes of exit layer on output length and on position, in layers per token, ready to be resampled by group.
-
-A later position exists only in a longer output, so the two look alike. An output of n tokens has mean position
-(n - 1) / 2: a slope of b layers per position, with no effect of length at all, still makes sequence means move by b / 2
-per token of length. Three slopes tell them apart: of sequence means on length (what P plots), of tokens on position
-inside their sequence, and of tokens on length at the same position.
-
-`tokens` is a frame from `length.token_table` throughout, `sequences` one from `length.sequence_table`.
-"""
+"""Least-squares slopes inside cells, ready to be resampled by group, and bins of about equal count."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,13 +12,6 @@ from eestudy.old.statistics.interval import Interval
 from eestudy.old.statistics.resampling import bootstrap_totals
 from eestudy.old.statistics.stats import attempt
 
-NAMES = {  # in the order of the page
-    "length": "length, sequence means",
-    "length_matched": "length, same position",
-    "length_joint": "length, joint regression",
-    "position": "position, inside outputs",
-    "halves": "length, shorter minus longer half",
-}
 FLAT = 1e-9  # x that varies by less than this share of its squares does so by rounding only: no slope
 
 
@@ -72,72 +57,7 @@ def mean_over_tasks(tasks: Mapping[str, Estimator], seed: int = 0, minimum: int 
     return interval._replace(sequences=min(t.sequences for t in chosen))
 
 
-def minus(a: Estimator, b: Estimator) -> Estimator:
-    """a - b, paired: a group drawn for one is drawn for the other."""
-    sums = pd.concat([a.sums, b.sums], axis=1, ignore_index=True).fillna(0.0).sort_index()
-    split = a.sums.shape[1]
-    return Estimator(
-        sums,
-        lambda totals: a.statistic(totals[:, :split]) - b.statistic(totals[:, split:]),
-        min(a.sequences, b.sequences),
-    )
-
-
 # ---- the slopes
-
-
-def slopes(tokens: pd.DataFrame, sequences: pd.DataFrame, definition: str) -> dict[str, Estimator]:
-    """All slopes of one task, by name as in NAMES."""
-    return {
-        "length": length_slope(sequences, definition),
-        "length_matched": matched_length_slope(tokens, definition),
-        "length_joint": joint_length_slope(tokens, definition),
-        "position": position_slope(tokens, definition),
-        "halves": halves(sequences, definition),
-    }
-
-
-def length_slope(sequences: pd.DataFrame, definition: str) -> Estimator:
-    """Slope of a sequence's mean exit layer on its length; every sequence counts once (claim P-L1)."""
-    return slope_inside(sequences["length"], sequences[definition], sequences["group"], cells=0)
-
-
-def halves(sequences: pd.DataFrame, definition: str) -> Estimator:
-    """length_slope in the shorter half of the lengths minus that in the longer half (claim P-L2).
-
-    The cut is made once, between two lengths, where it comes nearest to halving the sequences.
-    """
-    half = equal_count_bins(sequences["length"], 2)
-    shorter, longer = (length_slope(sequences[half == side], definition) for side in (0, 1))
-    return minus(shorter, longer)
-
-
-def position_slope(tokens: pd.DataFrame, definition: str) -> Estimator:
-    """Slope of exit layer on position inside a sequence: both are centred on their sequence's mean (claim P-L3).
-
-    In complete outputs it equals the coefficient of position in the regression on position and length, because mean
-    position is linear in length.
-    """
-    tokens = tokens[tokens.groupby("sequence")["position"].transform("size") > 1]
-    values = tokens[["position", definition]]
-    inside = values - values.groupby(tokens["sequence"]).transform("mean")
-    return slope_inside(inside["position"], inside[definition], tokens["group"])
-
-
-def matched_length_slope(tokens: pd.DataFrame, definition: str) -> Estimator:
-    """Slope of exit layer on length among tokens at the same position: every position has a level of its own.
-
-    Unlike joint_length_slope it does not suppose that position acts in a straight line.
-    """
-    return slope_inside(tokens["length"], tokens[definition], tokens["group"], tokens["position"])
-
-
-def joint_length_slope(tokens: pd.DataFrame, definition: str) -> Estimator:
-    """Coefficient of length in the least-squares regression of a token's exit layer on its position and its length."""
-    p, x, y = (centred(tokens[column]) for column in ("position", "length", definition))
-    columns = {"n": 1.0, "p": p, "x": x, "y": y, "pp": p * p, "px": p * x, "xx": x * x, "py": p * y, "xy": x * y}
-    sums = pd.DataFrame(columns, index=tokens.index).groupby(tokens["group"]).sum()
-    return Estimator(sums, joint_slope, len(sums))
 
 
 def slope_inside(x: pd.Series, y: pd.Series, groups: pd.Series, cells: pd.Series | int | None = None) -> Estimator:
@@ -168,13 +88,6 @@ def cell_slope(totals: np.ndarray) -> np.ndarray:
     n, x, y = np.split(totals[:, 2:], 3, axis=1)
     n = np.where(n > 0, n, 1)
     return ratio(xy - (x * y / n).sum(axis=1), xx - (x * x / n).sum(axis=1), xx)
-
-
-def joint_slope(totals: np.ndarray) -> np.ndarray:
-    """Coefficient of x beside p from totals [draws, columns], columns as in joint_length_slope."""
-    n, p, x, y, pp, px, xx, py, xy = totals.T
-    pp, px, xx, py, xy = pp - p * p / n, px - p * x / n, xx - x * x / n, py - p * y / n, xy - x * y / n
-    return ratio(xy * pp - py * px, xx * pp - px * px, xx * pp)
 
 
 def ratio(top: np.ndarray, bottom: np.ndarray, scale: np.ndarray) -> np.ndarray:
