@@ -96,6 +96,11 @@ class Study:
             }
 
     @property
+    def name(self) -> str:
+        """The model's name in sentences; captions add how its weights are stored."""
+        return (self.model.title or self.model.name).partition(",")[0]
+
+    @property
     def layers(self) -> int:
         """L, the number of blocks."""
         return self.model.layers

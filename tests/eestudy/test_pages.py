@@ -98,6 +98,7 @@ def test_a_page_shows_its_computation(notebook):
     cells = [c for c in nbformat.read(NOTEBOOKS / f"{notebook}.ipynb", 4).cells if c.cell_type == "code"]
     open_cells = [c.source for c in cells if not {"hide-input", "parameters"} & set(c.metadata.get("tags", []))]
     assert any(line.startswith("assert ") for source in open_cells for line in source.splitlines())
+    assert max(len([line for line in source.splitlines() if line.strip()]) for source in open_cells) <= 16
     assert sum("answer" in cell.metadata.get("tags", []) for cell in cells) == 1
 
 
