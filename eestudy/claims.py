@@ -36,7 +36,7 @@ class Claim:
 
     direction: the statistic lies "above" or "below" threshold, or "within" tolerance of it.
     published: the paper's own value of the statistic, where it prints one.
-    minimum_sequences: of the smallest task; minimum_in_all: of all its tasks together, where that is asked, too.
+    minimum_sequences: of the smallest task; minimum_in_all: that times the number of tasks, where that is asked, too.
     requires: a condition that most runs do not meet; the claim is judged only for a caller who says that it is met.
     ours: prompted by the paper, but not stated in it.
     weight: of WEIGHTS, how much a verdict on it says, before any run; weight_why: a sentence, where it needs one.
@@ -177,6 +177,8 @@ def judge(
         few = f"{interval.groups} sequences, fewer than {row.minimum_sequences}"
         reason = few if interval.groups < row.minimum_sequences else "not enough groups that differ"
         return Verdict(row, interval, UNTESTABLE, reason, models)
+    if (in_all := interval.groups * interval.tasks) < (row.minimum_in_all or 0):
+        return Verdict(row, interval, UNTESTABLE, f"{in_all} sequences, fewer than {row.minimum_in_all}", models)
     verdict, reason, note = side_of(row, interval)
     if verdict != UNDECIDED and len({side_of(row, rounded)[0] for rounded in roundings}) > 1:
         verdict, reason = UNDECIDED, "the two layers around the share of the depth disagree"

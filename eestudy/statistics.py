@@ -179,7 +179,7 @@ def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0
         seed: of the draws of groups.
 
     Returns:
-        A frame with a row for each of `values`: name, estimate, low, high, groups (of the side that has fewer).
+        A frame with a row for each of `values`: name, estimate, low, high, groups (of the side that has fewer), tasks.
     """
     if not 0 < share <= 0.5:
         raise InputError(f"share {share} is not allowed; it must be above 0 and at most 0.5")
@@ -207,8 +207,8 @@ def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0
     for name, tasks in found.items():
         is_share = units[name].dtype == bool
         one = _average_of_bounded(tasks, "share") if is_share else _average([of_task[-1] for of_task in tasks])
-        made.append((name, *one[:4]))
-    return pd.DataFrame(made, columns=["name", "estimate", "low", "high", "groups"])
+        made.append((name, *one))
+    return pd.DataFrame(made, columns=["name", *Interval._fields])
 
 
 def rank_variance(frame: pd.DataFrame, value: str, classes: str, within: str, seed: int = 0) -> Interval:

@@ -33,14 +33,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "module {final_overlap_feed_forward:.0f}%.",
         "Once a token is settled, a module still has it among its ten best at {past_modules:.0f}% of the layers.",
     ),
-    "difficulty": (
-        "M calls a prefix easy if its states are much like the last one.",
-        "Easy prefixes reach a state like it at layer {first_similar_easy:.1f} of {depth:.0f}, difficult ones at layer "
-        "{first_similar_difficult:.1f}.",
-        "Easy prefixes are {length_easy:.0f} tokens long, difficult ones {length_difficult:.0f}.",
-        "As a control, prefixes are split by how sure the model's prediction is instead: then easy ones are "
-        "{control_length_easy:.0f} tokens long, difficult ones {control_length_difficult:.0f}.",
-    ),
     "architectures": (
         "The share of tokens that settle before the last layer is {decoder_only_perc_stable%:.0f}% in the decoder-only "
         "model, {encoder_decoder_perc_stable%:.0f}% in the encoder-decoder and {encoder_only_perc_stable%:.0f}% in "

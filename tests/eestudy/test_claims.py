@@ -340,3 +340,11 @@ def git(*arguments: str) -> bool:
 def test_commits_that_claims_name_are_in_the_history():
     named = set(re.findall(r'"commit": "([0-9a-f]+)"', (FOLDER / "claims.json").read_text(encoding="utf-8")))
     assert len(named) > 3 and {name for name in named if not git("merge-base", "--is-ancestor", name, "HEAD")} == set()
+
+
+@pytest.mark.parametrize(
+    "groups, tasks, verdict", [(99, 9, papers.UNTESTABLE), (133, 3, papers.UNTESTABLE), (134, 3, papers.HOLDS)]
+)
+def test_lengths_need_texts_in_each_task_and_in_all(groups, tasks, verdict):
+    made = papers.judge("M-D3", Interval(3.0, 2.0, 4.0, groups, tasks))
+    assert made.verdict == verdict and (made.judged or "fewer than" in made.reason)

@@ -6,13 +6,16 @@ import re
 import nbformat
 import numpy as np
 import pytest
+import torch
+import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts
-from planted import NOUNS, STEPS, exits, plant
+from planted import NOUNS, STEPS, exits, pairs, plant
 from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
+from checks.tiny_texts import WINDOW, tokenizer_for
 
-NEW = ("saturation", "length")  # notebooks that show their computation
+NEW = ("saturation", "length", "difficulty")  # notebooks that show their computation
 
 
 @pytest.mark.parametrize("verdict", SATURATION)
@@ -72,6 +75,97 @@ def test_length(name, planted_model, tmp_path):
     for name, design in (("at_same", at_position), ("inside", of_output)):
         slope = np.linalg.lstsq(design, own["first"].astype(float), rcond=None)[0][0]
         assert found["overall"][name]["estimate"] == pytest.approx(slope)
+
+
+LAYERS = 10  # M-D7 starts at layer 8, and the step into the last layer may not be the only one
+CUT = 8  # prefixes of fewer tokens are of one kind, longer ones of the other: half of all, more of longer outputs
+
+
+def deep_model(folder):
+    """A checkpoint as tiny as may be, of LAYERS blocks."""
+    tokenizer = tokenizer_for("causal")
+    torch.manual_seed(0)
+    size = {"n_embd": 16, "n_layer": LAYERS, "n_head": 2, "n_positions": WINDOW, "vocab_size": len(tokenizer)}
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    hf.GPT2LMHeadModel(hf.GPT2Config(**size, **ids)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return eelib.load_model(str(folder), device="cpu")
+
+
+def curve(embeddings, level, shape):
+    """Cosines of layers 0..L: those of layers 1..L-1 have the mean `level`, so that no shape is easier than another."""
+    return np.array([embeddings, *(level + shape - np.mean(shape)), 1.0])
+
+
+RISES = np.linspace(-0.08, 0.08, LAYERS - 1)
+FALLS_LATE = RISES[[*range(LAYERS - 3), LAYERS - 2, LAYERS - 3]]  # from layer 8 to layer 9
+SPIKE = np.array([1.0, *np.linspace(0.08, -0.08, LAYERS - 2)])  # similar at layer 1, and never again
+# Curves of prefixes shorter than CUT and of longer ones, of even and of odd length; the kind at the higher level is
+# easy. "holds": easy ones are similar from the middle on and rise from layer 0 on in half of the cases, the others
+# only before the last layer and never from 0, but always from 1. "does not hold": easy ones are similar at the last
+# layer alone and rise from 1, never from 0; of the others half are similar at layer 1, and half rise from 0.
+CURVES = {
+    "holds": ([curve(0.9, 0.3, RISES)] * 2, [curve(0.7, 0.89, RISES), curve(0.7, 0.89, FALLS_LATE)]),
+    "does not hold": ([curve(0.9, 0.78, RISES)] * 2, [curve(-0.2, 0.1, RISES), curve(-0.2, 0.1, SPIKE)]),
+}
+
+
+def cosines(verdict, positions):
+    """Cosines [tokens, L+1]; inside a kind, easier or harder by a little with every position, so that none are tied."""
+    found = np.stack([CURVES[verdict][int(at >= CUT)][at % 2] for at in positions])
+    found[:, 1:-1] += {"holds": 0.001, "does not hold": -0.001}[verdict] * positions[:, None]
+    return found
+
+
+@pytest.fixture(scope="module")
+def planted_difficulty(tmp_path_factory):
+    """planted_difficulty(verdict, entropy): folder, model and task of a finished run with these curves."""
+    folder = tmp_path_factory.mktemp("difficulty")
+    rows = [row if i % 6 else row | {"references": [f"A dog ran {i}."]} for i, row in enumerate(pairs(500))]
+    (folder / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model, task = deep_model(folder / "deep"), eelib.load_task(str(folder / "tiny.de-en.jsonl"))
+
+    def plant_curves(verdict, entropy):
+        def readouts(tokens):
+            positions = tokens["position"].to_numpy()
+            final = np.repeat(entropy(positions)[:, None], LAYERS + 1, axis=1).astype(float)
+            return {"cosine": cosines(verdict, positions), "entropy": final}
+
+        plant(model, task, folder / "runs", lambda t: exits(np.full(len(t), LAYERS), LAYERS), STEPS, readouts)
+        return folder, folder / "deep", str(folder / "tiny.de-en.jsonl")
+
+    return plant_curves
+
+
+@pytest.mark.parametrize("verdict, reversed_by", [("holds", True), ("does not hold", False)])
+def test_difficulty(verdict, reversed_by, planted_difficulty):
+    """Easy prefixes late, similar sooner, seldom steady from layer 4 on; or early, similar later, then steady.
+
+    Where certainty grows with the position, the control splits as M does or the other way round.
+    """
+    late = {"holds": reversed_by, "does not hold": not reversed_by}[verdict]  # late prefixes are the uncertain ones
+    space = run_page("difficulty", **asked(*planted_difficulty(verdict, lambda at: at if late else -at)))[0]
+    found = {row["id"]: row for row in result(space)["claims"]}
+    assert {name: row["verdict"] for name, row in found.items()} == {f"M-D{i}": verdict for i in (1, 3, 4, 5, 6, 7)}
+    reversed_ = {name for name, row in found.items() if "reversed by the control" in row["weights"]}
+    assert reversed_ == ({f"M-D{i}" for i in (1, 3, 5, 6, 7)} if reversed_by else set())
+
+
+def test_known_difficulty(planted_tasks, tmp_path):
+    """Answers to hard questions whose states are similar two layers later, or earlier, than those to easy ones."""
+    model, levels = wide_model(tmp_path / "wide"), ["one", "two", "three"]
+    rows = [row | {"kind": levels[i % 3]} for i, row in enumerate(pairs(90))]
+    (tmp_path / "known.de-en.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = eelib.load_task(str(tmp_path / "known.de-en.jsonl"))
+
+    def similar(tokens):
+        first = 1 + tokens["sequence"].to_numpy() % 3  # the first similar state
+        return {"cosine": np.where(np.arange(4) >= first[:, None], 0.95, 0.1)}
+
+    plant(model, task, tmp_path / "runs", lambda t: exits(np.full(len(t), 3), 3), STEPS, similar)
+    values = asked(tmp_path, tmp_path / "wide", str(tmp_path / "known.de-en.jsonl"))
+    for levels, gap in (("one,two,three", 2), ("three,one", -2)):
+        assert run_page("difficulty", **values, levels=levels)[0]["gap"]["first_similar"].estimate == pytest.approx(gap)
 
 
 @pytest.mark.parametrize("notebook", NEW)

@@ -274,6 +274,7 @@ def test_a_split_is_made_anew_for_each_task_and_knows_its_shares():
         gaps.append([ordered[name][:60].mean() - ordered[name][-60:].mean() for name in ("value", "side")])
     assert found["estimate"].tolist() == pytest.approx(np.mean(gaps, axis=0))
     assert found.loc["side", "low"] < 0 < found.loc["side", "high"] and found.loc["value", "low"] > 3
+    assert found["tasks"].tolist() == [2, 2]
     once = frame.assign(value=frame["score"] > 9)
     same = statistics.resplit(once, "score", ["value"]).loc[0]  # no unit of either side: still a limit
     assert same["estimate"] == 0 and -0.2 < same["low"] < 0 < same["high"] < 0.2

@@ -9,7 +9,6 @@ from eestudy.old.analysis.gate_rules import FIXED, FREE
 from eestudy.old.analysis.gates import ORACLE
 from eestudy.old.figures import (
     architectures,
-    difficulty,
     engine,
     front,
     gates,
@@ -98,20 +97,6 @@ def bench():
 FIGURES = {
     "architectures, depth": lambda: architectures.depth_figure(depth_curves()),
     "architectures, time": lambda: architectures.speed_figure(*times()),
-    "difficulty, curves": lambda: difficulty.curves_figure(
-        {"one": {kind: np.eye(3) + shift for kind, shift in (("easy", 0), ("difficult", 1))}}, 0.9
-    ),
-    "difficulty, rising": lambda: difficulty.increasing_figure(
-        dict.fromkeys(("easy", "difficult"), curve("start")),
-        12,
-        pd.DataFrame({"share": [0.25, 0.5], "easy": [0.1, 0.2], "difficult": [0.3, 0.4]}),
-    ),
-    "difficulty, length": lambda: difficulty.length_figure(
-        {task: {unit: interval() for unit in difficulty.UNITS} for task in ("a", "b")}
-    ),
-    "difficulty, known": lambda: difficulty.known_figure(
-        {"cosine": {"2": interval(), "3": interval(2)}, "layers": {"2": interval(), "3": NONE}}, "parts"
-    ),
     "engine": lambda: engine.speed_figure(bench(), 1.5)[0],
     "front": lambda: front.agreement_figure(
         {name: [interval(20), interval(60)] for name in ("before", "after")},

@@ -1,8 +1,4 @@
-"""Easy and difficult units, told apart by how similar their states are to the last one (M §4 and its table).
-
-A unit is a decoded prefix: the state that predicts one output token, with everything decoded so far behind it. Whole
-outputs are the other unit. `cosine` is [units, L+1] everywhere: column l compares the state of layer l with layer L.
-"""
+"""Easy and difficult units as `checks.statistics` measures their intervals; the page itself takes `resplit`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,101 +8,11 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from eelib.common.errors import InputError
-from eelib.tracing.trace import Trace
 from eestudy.old.statistics import limits
 from eestudy.old.statistics.interval import NOTHING, Interval
 
-STARTS = (0, 4, 8)  # layers from which M asks for a strict increase
-DEPTH_OF_M = 24  # blocks of T5-large
-KINDS = ("easy", "difficult")
-PARTS = (*KINDS, "difference")
-BAND = (0.1, 0.9)  # quantiles between which a figure's band holds units
 LABELS = ("row", "sequence", "group", "truncated")  # columns of a table of units that are no properties
 Seed = int | Sequence[int]
-
-
-# ---- properties of one unit
-
-
-def mean_similarity(cosine: np.ndarray) -> np.ndarray:
-    """Mean cosine to layer L over layers 1..L-1, float [units]; embeddings and the last layer itself are left out."""
-    return checked(cosine)[:, 1:-1].mean(axis=1)
-
-
-def first_similar(cosine: np.ndarray, threshold: float) -> np.ndarray:
-    """Smallest l in 1..L with cosine >= threshold, int [units]; layer L is always similar to itself."""
-    similar = checked(cosine)[:, 1:] >= threshold
-    similar[:, -1] = True
-    return similar.argmax(axis=1) + 1
-
-
-def similar_states(cosine: np.ndarray, threshold: float) -> np.ndarray:
-    """Number of layers 1..L-1 with cosine >= threshold, int [units]; with `first_similar` at most L (M: L-1)."""
-    return (checked(cosine)[:, 1:-1] >= threshold).sum(axis=1)
-
-
-def increasing(cosine: np.ndarray, start: int) -> np.ndarray:
-    """Whether the cosine rises strictly at every step from layer `start` to layer L, boolean [units]."""
-    depth = checked(cosine).shape[1] - 1
-    if not 0 <= start < depth:
-        raise InputError(f"start layer {start} is not allowed; it must be 0 to {depth - 1}")
-    return np.asarray((np.diff(cosine[:, start:], axis=1) > 0).all(axis=1))
-
-
-def same_share(layer: int, depth: int) -> int:
-    """The layer at the same share of `depth` as `layer` of M's 24, to the nearest whole layer, halves up."""
-    return int(np.floor(layer * depth / DEPTH_OF_M + 0.5))
-
-
-def checked(cosine: np.ndarray) -> np.ndarray:
-    """`cosine` as float64; InputError unless it is [units, L+1] with L >= 2, so that a layer stands between."""
-    cosine = np.asarray(cosine, dtype=float)
-    if cosine.ndim != 2 or cosine.shape[1] < 3:
-        raise InputError(f"cosine must be [units, L+1] with at least 2 layers, not {list(cosine.shape)}")
-    return cosine
-
-
-# ---- tables of units
-
-
-def prefixes(trace: Trace, threshold: float) -> pd.DataFrame:
-    """One row per decoded prefix, end tokens left out.
-
-    row, sequence, group; truncated: the output was cut at max_new_tokens; length: output tokens decoded before the
-    state was formed (0 for the first); mean_similarity; entropy: of the last layer, nats; first_similar;
-    similar_states; stays: no state after the first similar one is dissimilar; increasing_k: the cosine rises strictly
-    from layer k on, k = 0..L-1. What is true or false of each prefix is a bool: its mean is a share of prefixes.
-    """
-    rows = np.flatnonzero(trace.statistic_rows())
-    tokens, cosine = trace.tokens.iloc[rows], trace["cosine"][rows]
-    first, number = first_similar(cosine, threshold), similar_states(cosine, threshold)
-    columns = {
-        "row": rows,
-        "sequence": tokens["sequence"].to_numpy(),
-        "group": tokens["group"].to_numpy(),
-        "truncated": tokens["truncated"].to_numpy(bool),
-        "length": tokens["position"].to_numpy(),
-        "mean_similarity": mean_similarity(cosine),
-        "entropy": trace["entropy"][rows, -1],
-        "first_similar": first,
-        "similar_states": number,
-        "stays": first + number == trace.layers,
-    }
-    rises = {f"increasing_{k}": increasing(cosine, k) for k in range(trace.layers)}
-    return pd.DataFrame(columns | rises)
-
-
-def outputs(trace: Trace, threshold: float) -> pd.DataFrame:
-    """One row per whole output: length in tokens, other properties as means over its tokens.
-
-    Outputs cut at max_new_tokens are left out, their length is unknown; so are empty ones.
-    """
-    whole = trace.sequences[~trace.sequences["truncated"].astype(bool)].set_index("sequence")
-    made = prefixes(trace, threshold).drop(columns=["row", "length", "group", "truncated"]).groupby("sequence").mean()
-    made = made[made.index.isin(whole.index)]
-    made.insert(0, "group", whole["group"].loc[made.index])
-    made.insert(1, "length", whole["length"].loc[made.index])
-    return made.reset_index()
 
 
 # ---- easy against difficult
@@ -243,22 +149,6 @@ def share_limits(side: Sides, k: int, easy: float, difficult: float) -> tuple[fl
     if easy and difficult:
         return a - b, limits.of_difference(a, of_side[0], b, of_side[1], correlation)
     return (a, of_side[0]) if easy else (b, of_side[1])
-
-
-def without_contrast(found: Comparison) -> bool:
-    """Whether every unit of both kinds has one and the same value: an interval of no width, which says nothing."""
-    return found.easy_deviation == found.difficult_deviation == found.difference.estimate == 0
-
-
-def examples(units: pd.DataFrame, side: np.ndarray, count: int) -> list[int]:
-    """`count` indices into `units`, evenly spaced over `side` (extreme first), of different sequences if there are."""
-    chosen: list[int] = []
-    for wanted in range(min(count, len(side))):
-        rank = int((wanted + 0.5) / count * len(side))
-        free = [i for i in np.concatenate([side[rank:], side[:rank][::-1]]).tolist() if i not in chosen]
-        used = set(units["sequence"].iloc[chosen])
-        chosen.append(next((i for i in free if units["sequence"].iloc[i] not in used), free[0]))
-    return chosen
 
 
 def ranking(scores: ArrayLike, seed: Seed) -> np.ndarray:
