@@ -66,3 +66,26 @@ class Made:
 
     def exit_layer(self, definition):
         return exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)
+
+
+class Random(Made):
+    """A trace of a random output for each prompt of a task; the last layers more often give the emitted token."""
+
+    def __init__(self, task, seed, layers, end):
+        random = np.random.default_rng(seed)
+        self.layers, self.task_name, self.folder = layers, task.name, ""
+        self.manifest = {"weights": "w", "task_hash": task.hash, "files": {}}
+        lengths = random.integers(3, 9, len(task))
+        sequence = np.repeat(np.arange(len(task)), lengths)
+        position = np.concatenate([np.arange(length) for length in lengths])
+        ends = (position == lengths[sequence] - 1) & (sequence % 5 > 0)  # the others were cut
+        ids = np.where(ends, end, random.integers(40, 44, len(sequence)))
+        names = {"sequence": sequence, "position": position, "token_id": ids, "is_eos": ends}
+        self.tokens = pd.DataFrame({**names, "group": np.array(task.groups)[sequence]})
+        shape = (len(ids), layers + 1)
+        right = random.random(shape) < np.linspace(0.2, 0.9, layers + 1)
+        top1 = np.where(right, ids[:, None], random.integers(40, 44, shape))
+        top1[:, -1] = ids
+        chance = random.random((3, *shape)).round(2).astype(np.float32)  # rounded: there are ties
+        self.readouts = {"top1": top1, **dict(zip(("probability", "margin", "entropy"), chance))}
+        self.readouts |= {name: np.zeros((*shape, 2)) for name in ("topk_ids", "topk_probability")}

@@ -1,0 +1,294 @@
+"""What gates do on finished traces, as tidy frames: sums at many thresholds, tokens at one, scores of the outputs.
+
+Teacher-forced: every token follows the model's own full-depth output, so an error does not change what comes after it.
+A threshold is chosen on the half "calibrate" of each task's groups and reported on "report". Which gates there are, and
+how they are fitted, is in `eestudy.gates`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import takewhile
+
+import numpy as np
+import pandas as pd
+
+from eelib.common.errors import InputError
+from eelib.exits.cost import exit_costs, sizes_of
+from eelib.models.model import Model
+from eelib.tasks.classification import f1, matthews
+from eelib.tasks.metrics import FromTotals, bleu_of_totals, mean_of
+from eelib.tasks.task import Task, kind_named
+from eelib.tracing.trace import Trace
+from eestudy.exits.sweeps import Sweep
+from eestudy.gates import FREE, GATES, halves, sweeps
+from eestudy.study import Study
+
+FORMS: tuple[FromTotals, ...] = (mean_of([]).from_totals, bleu_of_totals, f1, matthews)  # of the column `form`
+WIDTH = 10  # numbers that the widest score, BLEU, needs of an output
+SIDES = {side: [f"{side}_{at}" for at in range(WIDTH)] for side in ("early", "full")}
+SUMS = ["outputs", "form", *SIDES["early"], *SIDES["full"]]
+WHERE = ["model", "task", "gate", "half", "threshold", "group"]
+CURVES = [*WHERE, "tokens", "layers", "agreed", "cost", "sequences", "loss"]
+EXITS = [*WHERE, "source", "sequence", "position", "token_id", "emitted", "exit_layer", "optimal", "agrees", "cost"]
+QUALITY = [*WHERE, "sequence", "metric", "layers", "tokens", *SUMS]
+Studies = Study | Sequence[Study]
+
+
+# ---- the frames
+
+
+def curves(
+    studies: Studies,
+    gates: Iterable[str] = GATES,
+    thresholds: int | Sequence[float] = 60,
+    cross_fitted: bool = True,
+) -> pd.DataFrame:
+    """Sums over the tokens of each group at many thresholds of each gate.
+
+    Args:
+        studies: one, or several.
+        gates: of GATES and OUR_GATES. One that a model has no file of is left out, with a printed line.
+        thresholds: how many at most, task by task, by even steps of mean layers; or the thresholds themselves, rising.
+        cross_fitted: of gates that are fitted to traces: each half's tokens exit by the gate fitted to the other half.
+            Else all do by the one fitted to "calibrate", which is how a threshold for that gate is chosen.
+
+    Returns:
+        model, task, gate, half (calibrate or report), threshold, group; sums over the tokens that statistics count:
+        tokens, layers (exit layers), agreed (full depth's token is emitted), cost (floating-point operations, the
+        gate's own included; a step at full depth without a gate is 1); sums over outputs: sequences, loss (share of an
+        output's tokens, its end token included, that are not full depth's). FREE fits its threshold while decoding:
+        its `threshold` is the layer of its one exit. Of a number of thresholds those are left out at which fewer
+        layers run than at a lower one, so that layers rise.
+    """
+    thin = isinstance(thresholds, int)
+    found = _each(studies, gates, cross_fitted)
+    return _joined((one.curve(one.values(None, thresholds), thin) for one in found), CURVES)
+
+
+def exits(studies: Studies, chosen: pd.DataFrame) -> pd.DataFrame:
+    """Every token that statistics count, at one threshold of each gate and task; no gate is cross-fitted.
+
+    Args:
+        studies: one, or several.
+        chosen: a row for each task, gate and threshold: of one model where there is a column `model`, else of each.
+            A column `source` names the task that the threshold is from; without it that is the task itself.
+
+    Returns:
+        model, task, gate, half, threshold, group, source, sequence, position, token_id (full depth's), emitted,
+        exit_layer, optimal (the first layer that agrees), agrees, cost (as in `curves`).
+    """
+    if missing := [name for name in ("task", "gate", "threshold") if name not in chosen]:
+        raise InputError(f"chosen thresholds need a column {missing[0]}; there are {', '.join(map(str, chosen))}")
+    frames = []
+    for study in _several(studies):
+        rows = chosen[chosen["model"] == study.model.name] if "model" in chosen else chosen
+        if unknown := sorted(set(rows["task"]) - set(study.traces)):
+            raise InputError(f"task {unknown[0]!r} is not in this study; there are {', '.join(study.traces)}")
+        found = {(one.task, one.gate): one for one in _each(study, rows["gate"].unique(), False)}
+        for row in rows.to_dict("records"):
+            if one := found.get((row["task"], row["gate"])):
+                frames.append(one.tokens_at(row["threshold"]).assign(source=row.get("source", row["task"])))
+    return _joined(frames, EXITS)
+
+
+def quality(
+    studies: Studies,
+    gates: Iterable[str] = GATES,
+    thresholds: int | Sequence[float] = 12,
+    cross_fitted: bool = True,
+) -> pd.DataFrame:
+    """What the task's first score needs of each output, with early exits and at full depth, at some thresholds.
+
+    Args:
+        studies: one, or several. Tasks without references are left out.
+        gates, cross_fitted: as in `curves`.
+        thresholds: how many at most, by even steps of mean layers on the half "calibrate", the last one with no early
+            exit there; or the thresholds themselves, rising.
+
+    Returns:
+        model, task, gate, half, threshold, group, sequence, metric; sums over the tokens that statistics count:
+        layers, tokens; the columns SUMS. Once these are summed over outputs of one task, `score` makes the score.
+    """
+    thin = isinstance(thresholds, int)
+    scored = (one for one in _each(studies, gates, cross_fitted) if all(one.study.tasks[one.task].references))
+    return _joined((one.quality(one.values(one.calibrates, thresholds), thin) for one in scored), QUALITY)
+
+
+def score(sums: pd.DataFrame, side: str = "early") -> np.ndarray:
+    """The score (0-100) of summed outputs, [rows]; NaN of no output.
+
+    `sums`: the columns SUMS, each row a sum over outputs of one task; `side`: "early" exits or "full" depth.
+    """
+    values, outputs = sums[SIDES[side]].to_numpy(float), sums["outputs"].to_numpy(float)
+    form = np.rint(sums["form"].to_numpy(float) / np.where(outputs > 0, outputs, np.nan))
+    found = np.full(len(sums), np.nan)
+    for number, of_totals in enumerate(FORMS):
+        if (rows := form == number).any():
+            found[rows] = of_totals(values[rows] if of_totals is bleu_of_totals else values[rows, :4])
+    return found
+
+
+def wide(curve: pd.DataFrame) -> pd.DataFrame:
+    """The curve of one gate of one model as `interval_of` takes it: a row for each task and group.
+
+    Columns (sum, point) of the sums tokens, layers, agreed, cost; a task with fewer points has its last one again.
+    """
+    point = curve.groupby("task")["threshold"].rank(method="dense").astype(int)
+    names = ["tokens", "layers", "agreed", "cost"]
+    table = curve.assign(point=point).pivot(index=["task", "group"], columns="point", values=names)
+    return pd.concat({name: table[name].ffill(axis=1) for name in names}, axis=1)
+
+
+def agreement_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray, over: str = "layers") -> np.ndarray:
+    """Agreement [rows, len(at)] where the mean of `over` is `at`, linear between neighbouring thresholds.
+
+    `totals`: sums of `wide`, a row for each draw; `over`: "layers" or "cost". NaN below a curve's first point.
+    """
+    size = totals["tokens"].to_numpy(float)
+    x, y = (totals[name].to_numpy(float) / size for name in (over, "agreed"))
+    return np.stack([np.interp(at, *points, left=np.nan) for points in zip(x, y)])
+
+
+# ---- one gate on one trace
+
+
+class Scorer:
+    """Numbers that the first score of a task needs of outputs; each is decoded and scored once."""
+
+    def __init__(self, task: Task, model: Model) -> None:
+        self.task, self.model = task, model
+        self.rows: dict[tuple[int, bytes], int] = {}
+        self.numbers = np.empty((0, WIDTH))
+        self.name, self.form = "", 0  # until an output is scored
+
+    def of(self, items: Sequence[int], outputs: Sequence[np.ndarray]) -> np.ndarray:
+        """[n, WIDTH] of n items with the token ids of their outputs."""
+        keys = [(item, ids.tobytes()) for item, ids in zip(items, outputs)]
+        if new := {key: self.text(ids.tolist()) for key, ids in zip(keys, outputs) if key not in self.rows}:
+            task = self.task.pick([item for item, _ in new])
+            found = kind_named(task.kind).item_stats(task, list(new.values()))
+            self.name, (numbers, of_totals) = next(iter(found.items()))
+            self.form = FORMS.index(of_totals) if of_totals in FORMS else 0
+            if not self.form:  # a mean over items
+                numbers = np.column_stack([of_totals(numbers) / 100, np.ones(len(numbers))])
+            self.rows |= {key: row for row, key in enumerate(new, len(self.rows))}
+            self.numbers = np.vstack([self.numbers, np.pad(numbers, ((0, 0), (0, WIDTH - numbers.shape[1])))])
+        return self.numbers[[self.rows[key] for key in keys]]
+
+    def text(self, ids: list[int]) -> str:
+        """What token ids stand for, up to the first end token: a text, or a classifier's label."""
+        if self.model.labels:
+            return self.model.labels[ids[0]]
+        ends = self.model.eos_ids if self.model.adapter.writes else set()
+        kept = list(takewhile(lambda token: token not in ends, ids))
+        return str(self.model.tokenizer.decode(kept, clean_up_tokenization_spaces=False)) if kept else ""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One gate on one trace of a study; `calibrates`: bool [tokens], the half "calibrate"."""
+
+    study: Study
+    task: str
+    gate: str
+    sweep: Sweep
+    calibrates: np.ndarray
+
+    @property
+    def trace(self) -> Trace:
+        """The trace."""
+        return self.study.traces[self.task]
+
+    @cached_property
+    def outputs(self) -> pd.DataFrame:
+        """A row for each output of the trace: WHERE but for the threshold, and sequence."""
+        about = {"model": self.study.model.name, "task": self.task, "gate": self.gate}
+        tokens = self.trace.tokens.assign(**about, half=np.where(self.calibrates, "calibrate", "report"))
+        return tokens.drop_duplicates("sequence")[["model", "task", "gate", "half", "group", "sequence"]]
+
+    def values(self, rows: np.ndarray | None, thresholds: int | Sequence[float]) -> list[float]:
+        """The thresholds, or so many by even steps of mean layers over `rows` (bool [tokens])."""
+        return self.sweep.values(rows, thresholds) if isinstance(thresholds, int) else list(map(float, thresholds))
+
+    def at(self, values: Sequence[float]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """At each threshold, all [tokens]: exit layers, emitted tokens, costs."""
+        positions = 1.0 if self.study.model.adapter.writes else float(self.trace.sequences["prompt_tokens"].mean())
+        sizes, emits = sizes_of(self.study.model, positions), self.sweep.tokens.numpy()
+        for value, found in zip(values, self.sweep.exits(values)):
+            layers, costs = found.numpy(), exit_costs(sizes, self.sweep.rule_at(value)) / sizes.full
+            yield layers, emits[np.arange(len(emits)), layers - 1], costs[layers - 1]
+
+    def stacked(self, rows: pd.DataFrame, values: Sequence[float], parts: list[dict], thin: bool) -> pd.DataFrame:
+        """The rows once for each threshold, with the columns of its part; `thin`: where layers rise.
+
+        FREE's thresholds are its exits, whose layers need not rise.
+        """
+        layers = np.array([part["layers"].sum() for part in parts])
+        rises = (layers >= np.maximum.accumulate(layers)) | (not thin) | (self.gate == FREE)
+        own = {name: np.concatenate([part[name] for part, there in zip(parts, rises) if there]) for name in parts[0]}
+        thresholds = np.array(values)[rises]
+        return pd.concat([rows] * len(thresholds)).assign(threshold=np.repeat(thresholds, len(rows)), **own)
+
+    def curve(self, values: Sequence[float], thin: bool) -> pd.DataFrame:
+        """One part of `curves`."""
+        tokens, counted = self.trace.tokens, self.trace.statistic_rows()
+        groups = self.outputs.drop_duplicates("group").drop(columns="sequence")
+        group, output = (pd.factorize(tokens[name])[0] for name in ("group", "sequence"))
+        owner = pd.Index(groups["group"]).get_indexer(self.outputs["group"])
+        ended = counted | tokens["is_eos"].to_numpy()
+        length = np.bincount(output[ended], minlength=len(owner)).clip(min=1)
+        fixed = {"tokens": np.bincount(group[counted], minlength=len(groups)), "sequences": np.bincount(owner)}
+        parts = []
+        for layers, emitted, cost in self.at(values):
+            agrees = emitted == tokens["token_id"].to_numpy()
+            lost = np.bincount(output[ended], ~agrees[ended], len(owner)) / length
+            each = {"layers": layers, "agreed": agrees, "cost": cost}
+            parts.append({name: np.bincount(group[counted], of[counted], len(groups)) for name, of in each.items()})
+            parts[-1]["loss"] = np.bincount(owner, lost, len(groups))
+        return self.stacked(groups.assign(**fixed), values, parts, thin)
+
+    def tokens_at(self, value: float) -> pd.DataFrame:
+        """One part of `exits`."""
+        tokens, (found,) = self.trace.tokens[["sequence", "position", "token_id"]], self.at([value])
+        names = dict(zip(("exit_layer", "emitted", "cost"), found))
+        tokens = tokens.assign(**names, optimal=self.trace.exit_layer("first"), threshold=float(value))
+        tokens["agrees"] = tokens["emitted"] == tokens["token_id"]
+        return tokens[self.trace.statistic_rows()].merge(self.outputs, on="sequence")
+
+    def quality(self, values: Sequence[float], thin: bool) -> pd.DataFrame:
+        """One part of `quality`."""
+        tokens, counted, scorer = self.trace.tokens, self.trace.statistic_rows(), _scorer(self.study, self.task)
+        starts, items = np.flatnonzero(~tokens["sequence"].duplicated()), self.outputs["sequence"].tolist()
+        full = scorer.of(items, np.split(tokens["token_id"].to_numpy(np.int64), starts[1:]))
+        parts = []
+        for layers, emitted, _ in self.at(values):
+            early = scorer.of(items, np.split(emitted, starts[1:]))
+            parts.append({"layers": np.add.reduceat(layers * counted, starts), **dict(zip(SIDES["early"], early.T))})
+        about = {"metric": scorer.name, "tokens": np.add.reduceat(counted.astype(int), starts), "outputs": 1}
+        rows = self.outputs.assign(**about, form=scorer.form, **dict(zip(SIDES["full"], full.T)))
+        return self.stacked(rows, values, parts, thin)
+
+
+# ---- all of them
+
+
+def _several(studies: Studies) -> Sequence[Study]:
+    return studies if isinstance(studies, Sequence) else [studies]
+
+
+def _joined(frames: Iterable[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    found = list(frames)
+    return pd.concat(found, ignore_index=True)[columns] if found else pd.DataFrame(columns=columns)
+
+
+def _each(studies: Studies, gates: Iterable[str], cross_fitted: bool) -> Iterator[Evaluated]:
+    gates = list(gates)
+    for study in _several(studies):
+        for task, gate, sweep in sweeps(study, gates, cross_fitted):
+            yield Evaluated(study, task, gate, sweep, halves(study)[task])
+
+
+@cache
+def _scorer(study: Study, task: str) -> Scorer:
+    return Scorer(study.tasks[task], study.model)

@@ -1,0 +1,126 @@
+"""The gates that pages compare, and how the tokens of a study's traces exit by them.
+
+Each task's groups are in two halves, one to calibrate on and one to report on; a group of several tasks is in the same
+half of all. Gates that are fitted to traces are cross-fitted, so that the tokens of one half exit by the gate that is
+fitted to the other half. Where a threshold is chosen, all exit by the gate that is fitted to the half to calibrate on.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from eelib.common.errors import InputError
+from eelib.common.files import data_folder
+from eelib.exits.calibration import split
+from eelib.exits.exit_rule import ExitRule
+from eelib.exits.gates.gate import gate_named
+from eelib.exits.gates.state import TRAINED, trained_gate
+from eelib.exits.trace_scores import Scores, make_scores, scores
+from eestudy.exits.fit import fit
+from eestudy.exits.gates import FEATURES
+from eestudy.exits.sweeps import FreeSweep, SequentialSweep, Sweep, ThresholdSweep, mixed, sequential_sweep
+from eestudy.study import Study
+from eestudy.words import PieceTable, piece_table
+
+FREE, FIXED, ORACLE = "free", "fixed", "oracle"
+P_GATES = ("confidence", "entropy", "patience")  # P, section 3.2
+CALM_GATES = ("softmax_difference", "state_saturation", "classifier")
+M_GATES = ("monotone", "three_states", "lstm")  # M, section 5
+GATES = (*P_GATES, *CALM_GATES, *M_GATES, FREE, FIXED, ORACLE)
+OUR_GATES = ("schedule", "shortlist", *FEATURES)  # SkipDecode's schedule, and gates of our own
+FREE_EXITS = (0.25, 0.5, 0.75)  # of the depth
+
+
+@dataclass(frozen=True)
+class OracleSweep(ThresholdSweep):
+    """The bound of all gates: tokens whose first layer that agrees is at most the threshold exit there, others at 1."""
+
+    def values(self, rows: np.ndarray | None, points: int) -> list[float]:
+        """All layers."""
+        return [float(layer) for layer in range(1, self.trace.layers + 1)]
+
+
+def sweeps(study: Study, gates: Iterable[str], cross_fitted: bool = True) -> Iterator[tuple[str, str, Sweep]]:
+    """(task, gate, how its tokens exit) of the gates that there are, on the tasks that have two halves.
+
+    Raises:
+        InputError: a gate is of neither GATES nor OUR_GATES.
+    """
+    gates, known = list(gates), (*GATES, *OUR_GATES)
+    if unknown := [gate for gate in gates if gate not in known]:
+        raise InputError(f"gate {unknown[0]!r} is not known; allowed: {', '.join(known)}")
+    rules = {gate: rule_of(study, gate) for gate in gates if gate not in (FREE, ORACLE, *FEATURES)}
+    found = [rule for rule in rules.values() if rule]
+    for task in halves(study):
+        make_scores(study.model, study.tasks[task], study.traces[task], found, progress=False)
+        yield from ((task, gate, sweep_of(study, task, gate, cross_fitted)) for gate in gates if rules.get(gate, True))
+
+
+@cache
+def halves(study: Study) -> dict[str, np.ndarray]:
+    """{task: bool [tokens], those of the half to calibrate on}, of tasks with outputs of two groups or more."""
+    share, seed = study.parameters.get("calibration_share", 0.5), study.parameters.get("seed", 0)
+    groups = {task: made.tokens["group"][made.statistic_rows()] for task, made in study.traces.items()}
+    if few := [task for task, of in groups.items() if of.nunique() < 2]:
+        print(f"{', '.join(few)}: left out, since gates are calibrated on one group of outputs and judged on others.")
+    try:
+        parts = split({task: of for task, of in groups.items() if task not in few}, share, seed)
+    except InputError as error:
+        print(f"No gate is calibrated: {error}.")
+        return {}
+    return {task: sides.sides(study.traces[task].tokens["group"])[0] for task, sides in parts.items()}
+
+
+@cache
+def rule_of(study: Study, gate: str) -> ExitRule | None:
+    """A gate's rule with its threshold open; None, with a printed line, where the model has no file of it."""
+    p, model = study.parameters, study.model
+    minimum = p.get("minimum_layer", 1)
+    if gate not in TRAINED:
+        more = {"longest": p.max_new_tokens} if gate == "schedule" else {}
+        return ExitRule(gate_named(gate, **more), minimum_layer=minimum)
+    given = p.get("gates_folder", "")
+    folder = (Path(given) if given else data_folder("gates")) / model.name
+    try:
+        return ExitRule(trained_gate(model, gate, folder), minimum_layer=minimum)
+    except InputError as error:
+        reason = str(error).partition("; train it")[0].replace(str(folder), f"{folder.parent.name}/{folder.name}")
+        print(f"{reason}; it is left out.")
+        return None
+
+
+@cache
+def sweep_of(study: Study, task: str, gate: str, cross_fitted: bool = True) -> Sweep:
+    """How the tokens of a trace exit by a gate."""
+    trace, minimum = study.traces[task], study.parameters.get("minimum_layer", 1)
+
+    def fitted(rows: np.ndarray) -> ThresholdSweep | SequentialSweep:
+        made = fit(gate, trace, rows & trace.statistic_rows(), pieces_of(study))
+        rule = ExitRule(made, minimum_layer=minimum)
+        needs_exits = "exit before" in made.needs
+        return sequential_sweep(rule, trace) if needs_exits else ThresholdSweep(rule, trace, scores(rule, trace))
+
+    if gate == ORACLE:
+        rule, first = ExitRule(gate_named(FIXED)), torch.tensor(trace.exit_layer("first"))[:, None]
+        score = torch.where(torch.arange(1, trace.layers + 1) < first, first - 1, trace.layers).float()
+        return OracleSweep(rule, trace, Scores(score, scores(rule, trace).tokens))
+    if gate == FREE:
+        layers = sorted({max(1, round(share * trace.layers)) for share in FREE_EXITS})
+        return FreeSweep(trace, tuple(layer for layer in layers if layer >= minimum))
+    if gate in FEATURES:
+        calibrates = halves(study)[task]
+        own = fitted(calibrates)
+        return mixed(fitted(~calibrates), own, calibrates) if cross_fitted else own
+    named = rule_of(study, gate)
+    assert named
+    return ThresholdSweep(named, trace, scores(named, trace))
+
+
+@cache
+def pieces_of(study: Study) -> PieceTable:
+    """The classes of a study's vocabulary."""
+    return piece_table(study.model.tokenizer, study.model.vocab_size)

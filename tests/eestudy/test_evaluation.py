@@ -1,0 +1,200 @@
+"""What gates do on finished traces, against plain loops over the tokens of random ones."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import traces
+
+import eelib
+from eelib.common.errors import InputError
+from eelib.exits.exit_rule import ExitRule
+from eelib.exits.gates.state import StateClassifier, save_gate
+from eelib.exits.trace_scores import scores
+from eelib.tasks.metrics import scores_of
+from eelib.tasks.task import kind_named
+from eestudy import evaluation
+from eestudy.exits.fit import fit
+from eestudy.exits.gates import FEATURES
+from eestudy.gates import halves, pieces_of, sweep_of
+from eestudy.parameters import Parameters
+from eestudy.statistics import interval_of
+
+LAYERS, OUTPUTS, END = 5, 24, 1
+PLAIN = ("confidence", "patience", "fixed", "oracle")
+
+
+class SimpleStudy:
+    """As much of a study as gates need."""
+
+    def __init__(self, model, tasks, made, parameters):
+        self.model, self.tasks, self.traces, self.parameters = model, tasks, made, parameters
+
+
+@pytest.fixture(scope="module")
+def study(model_of):
+    """Two tasks of the same texts, one scored by BLEU, one by F1."""
+    real, texts = model_of("llama"), [f"text {number}" for number in range(OUTPUTS)]
+    known = [["of the words"] if number % 2 else ["a test over"] for number in range(OUTPUTS)]
+    plain = replace(eelib.Task.from_prompts(texts, references=known), groups=[f"g{n // 2}" for n in range(OUTPUTS)])
+    tasks = {"one": plain, "two": replace(plain, kind="question_answering")}
+    same = {name: getattr(real, name) for name in ("tokenizer", "vocab_size", "unembed", "adapter", "labels")}
+    blocks = [real.blocks[0]] * LAYERS
+    model = SimpleNamespace(**same, name="tiny", hash="w", layers=LAYERS, blocks=blocks, eos_ids={END})
+    made = {name: traces.Random(task, seed, LAYERS, END) for seed, (name, task) in enumerate(tasks.items())}
+    return SimpleStudy(model, tasks, made, Parameters({"seed": 3, "max_new_tokens": 8}))
+
+
+@pytest.fixture(scope="module")
+def curves(study):
+    return evaluation.curves(study, PLAIN, 12)
+
+
+def plain_exit(trace, gate, row, threshold):
+    """Where one token exits, by the gate's definition."""
+    top1, probability = trace["top1"][row], trace["probability"][row]
+    first = next((n for n in range(1, LAYERS) if top1[n] == trace.tokens["token_id"][row]), LAYERS)
+    equal = 0
+    if gate == "oracle":
+        return first if first <= threshold else 1
+    for layer in range(1, LAYERS):
+        equal = equal + 1 if layer > 1 and top1[layer] == top1[layer - 1] else 0
+        scores = {"confidence": probability[layer], "patience": equal, "fixed": layer}
+        if scores[gate] > threshold or (gate != "confidence" and scores[gate] == threshold):
+            return layer
+    return LAYERS
+
+
+def plain_cost(model, gate, layer):
+    """Multiplications with blocks, and with the head wherever it is read."""
+    block = sum(p.numel() for p in model.blocks[0].parameters() if p.dim() > 1)
+    head = sum(p.numel() for p in model.unembed.parameters() if p.dim() > 1)
+    reads = 1 if gate in ("fixed", "oracle") else layer
+    return (layer * block + reads * head) / (LAYERS * block + head)
+
+
+@pytest.mark.parametrize("gate", PLAIN)
+def test_sums_and_tokens_are_those_of_plain_loops(study, curves, gate):
+    of_gate = curves[curves["gate"] == gate]
+    for task, trace in study.traces.items():
+        part = of_gate[of_gate["task"] == task]
+        thresholds = sorted(part["threshold"].unique())
+        for threshold in {thresholds[0], thresholds[len(thresholds) // 2], thresholds[-1]}:
+            chosen = pd.DataFrame([{"task": task, "gate": gate, "threshold": threshold, "source": "two"}])
+            tokens = evaluation.exits([study], chosen).set_index(["sequence", "position"])
+            sums = {group: np.zeros(6) for group in set(trace.tokens["group"])}
+            wrong = {number: [] for number in range(OUTPUTS)}
+            for row, token in trace.tokens.iterrows():
+                layer = plain_exit(trace, gate, row, threshold)
+                emitted = trace["top1"][row, layer] if layer < LAYERS else token["token_id"]
+                agrees, cost = emitted == token["token_id"], plain_cost(study.model, gate, layer)
+                wrong[token["sequence"]].append(not agrees)
+                if not token["is_eos"]:
+                    sums[token["group"]][:4] += (1, layer, agrees, cost)
+                    found = tokens.loc[(token["sequence"], token["position"])]
+                    names = ["token_id", "group", "source", "exit_layer", "emitted", "agrees", "cost"]
+                    known = [token["token_id"], token["group"], "two", layer, emitted, agrees, pytest.approx(cost)]
+                    assert found[names].tolist() == known
+            for number, differs in wrong.items():
+                sums[study.tasks[task].groups[number]][4:] += (1, np.mean(differs))
+            rows = part[part["threshold"] == threshold].set_index("group")
+            expected = pd.DataFrame(sums, index=["tokens", "layers", "agreed", "cost", "sequences", "loss"]).T
+            np.testing.assert_allclose(rows.loc[expected.index, expected.columns].astype(float), expected)
+            assert len(tokens) == rows["tokens"].sum() and (tokens["half"] == tokens["group"].map(rows["half"])).all()
+
+
+def test_each_group_is_in_one_half_of_all_frames_and_tasks(study, curves):
+    found = pd.concat([curves, evaluation.quality(study, PLAIN, 3)]).groupby("group")["half"].agg(["nunique", "first"])
+    assert (found["nunique"] == 1).all() and set(found["first"]) == {"calibrate", "report"} and len(found) == 12
+
+
+def test_no_gate_beats_the_oracle_and_a_fixed_layer_is_its_threshold(curves):
+    at, found = np.linspace(3, 5, 9), {}
+    for gate in PLAIN:
+        part = curves[curves["gate"] == gate]
+        shares = interval_of(evaluation.wide(part), lambda t: evaluation.agreement_at(t, at))
+        found[gate] = np.array([share.estimate for share in shares])
+        last = part[part["threshold"] == part.groupby("task")["threshold"].transform("max")]
+        assert (last["agreed"] == last["tokens"]).all() and (last["loss"] == 0).all()
+    assert all((found["oracle"] >= found[gate] - 1e-9).all() for gate in PLAIN)
+    fixed = curves[(curves["gate"] == "fixed") & (curves["threshold"] <= LAYERS)]
+    assert (fixed["layers"] == fixed["threshold"] * fixed["tokens"]).all() and fixed["threshold"].nunique() > 3
+
+
+def test_agreement_is_read_off_the_curve_of_each_task(curves):
+    part = curves[curves["gate"] == "confidence"]
+    sums = part.groupby(["task", "threshold"])[["layers", "agreed", "cost", "tokens"]].sum()
+    for over, at in (("layers", 3.3), ("cost", 1.2)):
+        lines = [sums.loc[task].assign(x=lambda t: t[over] / t["tokens"]) for task in ("one", "two")]
+        expected = np.mean([np.interp(at, line["x"], line["agreed"] / line["tokens"]) for line in lines])
+        (found,) = interval_of(evaluation.wide(part), lambda t: evaluation.agreement_at(t, [at], over))
+        assert found.estimate == pytest.approx(expected) and found.low < expected < found.high
+    assert np.isnan(evaluation.agreement_at(evaluation.wide(part).sum().to_frame().T, [0.5])).all()
+
+
+def test_scores_are_those_of_the_texts_that_exits_emit(study):
+    found = evaluation.quality(study, ("confidence",), 4)
+    for (task, threshold), rows in found.groupby(["task", "threshold"]):
+        trace, metric = study.traces[task], {"one": "BLEU", "two": "F1"}[task]
+        assert set(rows["metric"]) == {metric} and len(rows) == OUTPUTS
+        layers = [plain_exit(trace, "confidence", row, threshold) for row in trace.tokens.index]
+        for side, emitted in (("early", layers), ("full", LAYERS)):
+            ids = pd.Series(trace["top1"][trace.tokens.index, emitted]).groupby(trace.tokens["sequence"]).agg(list)
+            kept = [whole[: (whole + [END]).index(END)] for whole in ids]
+            outputs = [study.model.tokenizer.decode(whole) if whole else "" for whole in kept]
+            expected = scores_of(kind_named(study.tasks[task].kind).item_stats(study.tasks[task], outputs))[metric]
+            assert evaluation.score(rows[evaluation.SUMS].sum().to_frame().T, side) == pytest.approx(expected)
+    kept = found[np.isinf(found["threshold"]) & (found["threshold"] > 0)]
+    early, full = (kept[names].to_numpy() for names in evaluation.SIDES.values())
+    assert len(kept) == 2 * OUTPUTS and (early == full).all()
+
+
+def test_a_fitted_gate_is_asked_about_the_half_that_it_was_not_fitted_to(study):
+    trace, first = study.traces["one"], halves(study)["one"]
+    sweep = sweep_of(study, "one", "risk")
+    for rows in (first, ~first):
+        rule = ExitRule(fit("risk", trace, ~rows & trace.statistic_rows(), pieces_of(study)))
+        assert torch.equal(sweep.found.score[rows], scores(rule, trace).score[rows])
+    calibrated = sweep_of(study, "one", "risk", cross_fitted=False)
+    assert torch.equal(calibrated.found.score, scores(calibrated.rule, trace).score)
+    assert calibrated.rule.gate == fit("risk", trace, first & trace.statistic_rows(), pieces_of(study))
+    assert set(evaluation.curves(study, FEATURES, 5)["gate"]) == set(FEATURES)
+
+
+def test_free_is_named_by_its_exit_and_loses_nothing_at_the_last(study):
+    found = evaluation.curves(study, ["free"]).groupby("threshold")[["tokens", "layers", "agreed", "cost"]].sum()
+    assert list(found.index) == [1, 2, 4, 5] and (found["agreed"].iloc[:3] < found["tokens"].iloc[:3]).all()
+    assert tuple(found.loc[5]) == pytest.approx(found.loc[5, "tokens"] * np.array([1, 5, 1, 1]))
+
+
+def test_gates_on_states_come_from_their_files_and_one_without_a_file_is_left_out(model_of, tmp_path, capsys):
+    model = model_of("llama")
+    trace = traces.make(model, tmp_path / "runs")
+    torch.manual_seed(0)
+    gate = StateClassifier.of(StateClassifier.build(model.network.config.hidden_size), model.name, model.hash)
+    save_gate(gate, tmp_path / "gates" / model.name, model, {})
+    parameters = Parameters({"max_new_tokens": traces.STEPS, "gates_folder": str(tmp_path / "gates")})
+    study = SimpleStudy(model, {"one": traces.TASK}, {"one": trace}, parameters)
+    found = evaluation.curves(study, ["lstm", "classifier", "state_saturation"], [0.5])
+    assert set(found["gate"]) == {"classifier", "state_saturation"}
+    printed = capsys.readouterr().out
+    assert printed == f"gate lstm of {model.name} is not in gates/{model.name}; it is left out.\n"
+    score = scores(ExitRule(gate), trace).score
+    layers = [next((n for n in (1, 2) if row[n - 1] > 0.5), 3) for row in score.tolist()]
+    rows = found[found["gate"] == "classifier"]
+    assert rows["layers"].sum() == np.array(layers)[trace.statistic_rows()].sum() and 1 < np.mean(layers) < 3
+
+
+def test_what_can_not_be_had_is_one_line(study, capsys):
+    with pytest.raises(InputError, match="gate 'sure' is not known; allowed: confidence, entropy"):
+        evaluation.curves(study, ["sure"])
+    with pytest.raises(InputError, match="need a column threshold; there are task, gate"):
+        evaluation.exits(study, pd.DataFrame({"task": ["one"], "gate": ["fixed"]}))
+    lone = SimpleStudy(study.model, study.tasks, study.traces, study.parameters)
+    lone.traces = {"one": traces.Random(replace(study.tasks["one"], groups=["g"] * OUTPUTS), 0, LAYERS, END)}
+    frame, printed = evaluation.curves(lone, ["fixed"]), capsys.readouterr().out
+    assert list(frame) == evaluation.CURVES and frame.empty
+    assert printed.startswith("one: left out") and printed.count("\n") == 1
