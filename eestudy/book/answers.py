@@ -27,12 +27,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "Between a whole word and the whole word after it, the difference is {step_first:+.1f}.",
         "Part of speech accounts for {P-W3%:.0f}% of the rank variance of exit layers, beyond what chance gives.",
     ),
-    "sublayers": (
-        "Averaged over layers, the residual stream has {final_overlap_stream:.0f}% of the model's final ten best "
-        "tokens among its own ten best; attention, read alone, has {final_overlap_attention:.0f}%, the feed-forward "
-        "module {final_overlap_feed_forward:.0f}%.",
-        "Once a token is settled, a module still has it among its ten best at {past_modules:.0f}% of the layers.",
-    ),
     "architectures": (
         "The share of tokens that settle before the last layer is {decoder_only_perc_stable%:.0f}% in the decoder-only "
         "model, {encoder_decoder_perc_stable%:.0f}% in the encoder-decoder and {encoder_only_perc_stable%:.0f}% in "

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import dataclass
 
 import nbformat
 import numpy as np
@@ -9,13 +10,13 @@ import pytest
 import torch
 import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts
-from planted import NOUNS, STEPS, exits, pairs, plant
+from planted import NOUNS, STEPS, exits, pairs, plant, rewrite
 from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
 from checks.tiny_texts import WINDOW, tokenizer_for
 
-NEW = ("saturation", "length", "difficulty")  # notebooks that show their computation
+NEW = ("saturation", "length", "difficulty", "sublayers")  # notebooks that show their computation
 
 
 @pytest.mark.parametrize("verdict", SATURATION)
@@ -166,6 +167,74 @@ def test_known_difficulty(planted_tasks, tmp_path):
     values = asked(tmp_path, tmp_path / "wide", str(tmp_path / "known.de-en.jsonl"))
     for levels, gap in (("one,two,three", 2), ("three,one", -2)):
         assert run_page("difficulty", **values, levels=levels)[0]["gap"]["first_similar"].estimate == pytest.approx(gap)
+
+
+OUTPUTS = 32  # whose modules are read, the notebook's default
+SPAN = 20  # ids between two lists; a planted top ten lies within 11 of its first
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a site shows: the number of its list at layers 1 to 3, and the probability of the first in it.
+
+    List 0 is the token's final top ten, any other shares nothing with it nor with the rest.
+    """
+
+    lists: tuple[int, int, int]
+    confidence: float
+
+
+# The stream, the two modules, and the verdicts on P-B1 to P-B4; each claim has verdicts of its own.
+SITES = {
+    "the stream knows": (Site((0, 0, 0), 0.9), Site((1, 2, 3), 0.1), "1111"),
+    "the modules know": (Site((1, 2, 3), 0.1), Site((0, 0, 0), 0.9), "0000"),
+    "a stream of its own": (Site((1, 1, 1), 0.1), Site((0, 0, 2), 0.9), "0011"),
+    "a confident stream that wanders": (Site((1, 2, 1), 0.9), Site((0, 0, 2), 0.1), "0101"),
+}
+
+
+def site_columns(name, shown, final, vocabulary):
+    """A site's columns in the table, from a Site for each row and the final top ten [rows, 10]; no id is 0."""
+    numbers, confidence = np.array([site.lists for site in shown]), np.array([site.confidence for site in shown])
+    ids = (final[:, None] - 1 + SPAN * numbers[..., None]) % (vocabulary - 1) + 1  # [rows, layers, 10]
+    probability = np.repeat((1 - confidence)[:, None, None] / 20, 3, axis=1).repeat(10, axis=2)
+    probability[..., 0] = confidence[:, None]
+    values = {
+        "topk_ids": ids.reshape(len(ids), -1),
+        "topk_probability": probability.reshape(len(ids), -1),
+        "final_rank": np.where(numbers == 0, 1, 100),
+        "final_probability": np.where(numbers == 0, confidence[:, None], 1e-4),
+        "entropy": np.ones(numbers.shape),
+    }
+    return {f"{name}/{readout}": value for readout, value in values.items()}
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_sublayers(name, planted_model, planted_tasks, tmp_path):
+    """Every token settles at layer 2 of 3; in every seventh output stream and modules change places."""
+    stream, module, wanted = SITES[name]
+    task, vocabulary = eelib.load_task(planted_tasks[0]), planted_model.vocab_size
+    made = plant(planted_model, task, tmp_path / "runs", lambda t: exits(np.full(len(t), 2), 3), STEPS, sites=OUTPUTS)
+    final = made["topk_ids"][made.sites.rows, -1]
+    others = made.sites.tokens["sequence"] % 7 == 0
+
+    def change(_found):
+        kept = ("topk_ids", "topk_probability", "final_rank", "final_probability", "entropy")
+        block = {f"block/{key}": made[key][made.sites.rows, 1:].reshape(len(final), -1) for key in kept}
+        streams, modules = ([b if other else a for other in others] for a, b in ((stream, module), (module, stream)))
+        shown = {"attention": modules, "feed_forward": modules, "after_attention": streams}
+        return block | {
+            k: v for site, at in shown.items() for k, v in site_columns(site, at, final, vocabulary).items()
+        }
+
+    rewrite(planted_model, task, tmp_path / "runs", f"sites-{OUTPUTS}", change)
+    space = run_page("sublayers", **asked(tmp_path, tmp_path / planted_model.name, planted_tasks[0]))[0]
+    verdicts = ["holds" if one == "1" else "does not hold" for one in wanted]
+    assert [row["verdict"] for row in result(space)["claims"]] == verdicts
+    counts, ids = made.sites["topk_ids"].shape[1], space["ids"].tolist()  # in plain loops
+    site, last = space["SITES"].index("attention"), space["SITES"].index("block")
+    shared = [[len({*row[at][site]} & {*row[-1][last]}) / 10 for at in range(counts)] for row in ids]
+    np.testing.assert_allclose(space["VALUES"]["overlap: final ten"][..., site], shared)
 
 
 @pytest.mark.parametrize("notebook", NEW)

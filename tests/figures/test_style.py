@@ -12,7 +12,6 @@ from eestudy.figures import grids
 from eestudy.figures import style as shown_by
 from eestudy.markup.text import visible
 from eestudy.old.figures import style as figures
-from eestudy.old.figures import sublayers as figures_sublayers
 from eestudy.old.figures import subwords as figures_subwords
 from eestudy.old.statistics.interval import NOTHING, Interval
 
@@ -48,11 +47,6 @@ def lens():
     return grids.lens(trace, 0, lambda i: visible(NASTY[int(i)]), " ".join(NASTY), range(1, layers + 1))
 
 
-def hypotheses():
-    rows = [{"layer": 1, "site": "block", "top_10": list(range(len(NASTY)))}]
-    return figures_sublayers.hypotheses_table(rows, 0, lambda i: visible(NASTY[int(i)]), " ".join(NASTY), 1)
-
-
 def pieces():
     frame = pd.DataFrame(
         [(text, -1, "punctuation", text, 1, 1) for text in NASTY],
@@ -68,7 +62,7 @@ def plain(monkeypatch):
     return shown[0].data
 
 
-@pytest.mark.parametrize("name", ["lens", "hypotheses", "pieces", "plain"])
+@pytest.mark.parametrize("name", ["lens", "pieces", "plain"])
 def test_tables_are_inert(name, monkeypatch):
     """Parsed as a browser would: our own tags only, no attribute that runs, every text there as it was."""
     html = plain(monkeypatch) if name == "plain" else globals()[name]()

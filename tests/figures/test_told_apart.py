@@ -17,7 +17,6 @@ from eestudy.old.figures import (
     mee,
     monotonicity,
     speed,
-    sublayers,
     subwords,
 )
 from eestudy.old.figures.drawn import drawn, look
@@ -170,12 +169,6 @@ FIGURES = {
     ),
     "speed, melting": lambda: speed.melting_figure(
         pd.DataFrame({"stage": ["layers", "all"], "keys": ["", "copy"], "speed_up": [2.0, 0.5]})
-    ),
-    "sub-layers": lambda: sublayers.curves_figure(
-        {name: {s: curve("layer") for s in ("attention", "block")} for name in ("confidence", "log_rank")}
-    ),
-    "sub-layers, around": lambda: sublayers.around_figure(
-        {site: curve("distance") for site in ("attention", "block")}, 0.5
     ),
     "sub-words, differences": lambda: subwords.differences_figure(
         {title: by_task(interval) for title in ("one", "two")}
