@@ -1,16 +1,37 @@
-"""What kind of piece a token id is, known from the vocabulary alone, so that a gate needs no text while decoding."""
+"""Words: what kind of piece a token id is, for gates; what each token is to its word, and the word's part of speech.
+
+A gate knows a token id alone, from the vocabulary, while the model decodes (`PieceTable`). A page knows the whole
+output. There, a word is a maximal run of letters and digits; combining marks belong to what they follow, apostrophes
+and hyphens to the word that goes on after them. "don't", "l'homme" and "well-known" are one word each, "dogs'" is a
+word and an apostrophe; a script without spaces makes one long word. A token is judged by its visible characters alone.
+One that emits no characters, because it is an unfinished part of a multi-byte character, counts as a holder of the
+character that is completed where it stands.
+"""
 
 import hashlib
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from eelib.common.errors import InputError
+from eelib.common.files import data_folder
+from eelib.tracing.trace import Trace
+
 CLASSES = ("none", "word start", "continuation", "punctuation", "digits", "special")
 STARTS = ("\u2581", "\u0120", " ")  # what SentencePiece and byte-level BPE write for the space before a word
 INSIDE = "##"  # what WordPiece writes inside a word
+SHIPPED_TAGGER = "pocket-tagger"
+ROLES = ("prefix", "suffix", "single", "punctuation", "digits", "special", "mixed")
+APOSTROPHES, HYPHENS = "'\u2019\u02bc", "-\u2010\u2011\u00ad"  # soft and non-breaking hyphens, too
+JOINERS = frozenset(APOSTROPHES + HYPHENS)
 
 
 class PieceTable:
@@ -67,3 +88,156 @@ def class_of(name: str, text: str, marks_starts: bool) -> str:
     if not any(character.isalpha() for character in text):
         return "punctuation"
     return "word start" if starts else "continuation"
+
+
+def is_llama_2(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it is Llama 2's tokenizer: SentencePiece with 32,000 pieces, single bytes from the fourth on."""
+    llama = type(tokenizer).__name__.startswith("Llama") and tokenizer.vocab_size == 32_000
+    return llama and tokenizer.convert_ids_to_tokens(3) == "<0x00>"
+
+
+# ---- words of an output
+
+
+class Word(NamedTuple):
+    """A word of a text: characters start..end-1; anchor: its first letter (first digit where there is no letter)."""
+
+    start: int
+    end: int
+    anchor: int
+    digits: bool
+
+
+class Piece(NamedTuple):
+    """What a token is to its word, as in `words_of`; the defaults are those of a token outside words."""
+
+    word: int = -1
+    piece: int = -1
+    pieces: int = 0
+    role: str = "special"
+    anchor: int = -1
+
+
+def find_words(text: str) -> list[Word]:
+    """Words of `text`, in order."""
+    category = [unicodedata.category(character)[0] for character in text]
+    word: list[bool] = []
+    end = len(text)
+    for i, character in enumerate(text):
+        kind = "J" if character in JOINERS else category[i]
+        word.append(kind in "LN" or (kind == "M" and i > 0 and word[i - 1]))
+    for i in range(1, end - 1):
+        word[i] = word[i] or (text[i] in JOINERS and word[i - 1] and category[i + 1] in "LN")
+    found, start = [], 0
+    while start < end:
+        if not word[start]:
+            start += 1
+            continue
+        stop = next((i for i in range(start, end) if not word[i]), end)
+        letters = [i for i in range(start, stop) if category[i] == "L" and text[i] not in JOINERS]
+        found.append(Word(start, stop, letters[0] if letters else start, not letters))
+        start = stop
+    return found
+
+
+def words_of(trace: Trace, special_ids: Collection[int] | None = None) -> pd.DataFrame:
+    """One row per token of `trace`, in its order and with its index: what the token is to the word that it is in.
+
+    Columns: sequence, position, group, is_eos as in the trace; word: index of the word in its sequence, or -1; piece:
+    0-based index in the word; pieces: tokens that hold a part of the word; role; anchor: offset of the word's first
+    letter in the output, or -1. Roles:
+        prefix, suffix   first piece of a word of several, and each of the others; single: a whole word
+        digits           inside a word without letters, as in 1,024 (two words)
+        mixed            part of a word together with anything else, another word included; `word` is the first it holds
+        punctuation      anything else that is visible, symbols and emoji included
+        special          end of sequence, the tokenizer's special tokens and ids in `special_ids` (default: the
+                         manifest's "special_ids"), white space only, characters never completed, and the last word
+                         of a truncated output (perhaps unfinished)
+    """
+    special = set(trace.manifest.get("special_ids", ()) if special_ids is None else special_ids)
+    outputs = trace.sequences.set_index("sequence")["output"]
+    tokens = trace.tokens
+    frame = tokens[["sequence", "position", "group", "is_eos"]].copy()
+    silent = (tokens["is_eos"] | tokens["token_id"].isin(special)).to_numpy(dtype=bool)
+    if "is_special" in tokens:
+        silent = silent | tokens["is_special"].to_numpy(dtype=bool)
+    starts, ends, cut = (tokens[column].to_numpy() for column in ("start", "end", "truncated"))
+    described = [Piece()] * len(tokens)
+    for sequence, rows in tokens.groupby("sequence", sort=False).indices.items():
+        spans = list(zip(starts[rows].tolist(), ends[rows].tolist()))
+        for row, values in zip(rows, _classify(outputs[sequence], spans, silent[rows], bool(cut[rows].any()))):
+            described[row] = values
+    frame[list(Piece._fields)] = pd.DataFrame(described, columns=Piece._fields, index=frame.index)
+    return frame
+
+
+def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, truncated: bool) -> list[Piece]:
+    """The tokens of one output, each characters start..end-1 of `text`; silent [tokens]: emits nothing by nature."""
+    words = find_words(text)
+    word_at = np.full(len(text), -1)
+    for number, word in enumerate(words):
+        word_at[word.start : word.end] = number
+    held, holders = [], defaultdict(list)  # per token: words that it holds a part of (-1: others); per word: its tokens
+    for token, (start, end) in enumerate(spans):
+        visible = range(0) if silent[token] else range(start, min(max(end, start + 1), len(text)))
+        held.append(list(dict.fromkeys(int(word_at[i]) for i in visible if not text[i].isspace())))
+        for number in held[-1]:
+            holders[number].append(token)
+    cut = word_at[-1] if truncated and len(text) else -1
+    rows = []
+    for token, numbers in enumerate(held):
+        number = next((n for n in numbers if n >= 0), -1)
+        if number < 0:
+            rows.append(Piece(role="punctuation" if numbers else "special"))
+            continue
+        piece, pieces = holders[number].index(token), len(holders[number])
+        if len(numbers) > 1:
+            role = "mixed"
+        elif number == cut:
+            role = "special"
+        elif words[number].digits:
+            role = "digits"
+        else:
+            role = "single" if pieces == 1 else "suffix" if piece else "prefix"
+        rows.append(Piece(number, piece, pieces, role, words[number].anchor))
+    return rows
+
+
+def joined(words: pd.DataFrame, trace: Trace) -> pd.Series:
+    """How the word of each token is written: "contraction" with an apostrophe inside, "hyphenated", else "plain"."""
+    inside, keys = words["word"] >= 0, [words["sequence"], words["word"]]
+    found = pd.Series("plain", index=words.index)
+    for name, signs in (("hyphenated", HYPHENS), ("contraction", APOSTROPHES)):
+        has = inside & trace.tokens["text"].map(lambda text: any(sign in text for sign in signs))
+        found[has.groupby(keys).transform("any") & inside] = name
+    return found
+
+
+def load_tagger(name: str = SHIPPED_TAGGER) -> Any:
+    """The shipped tagger, or any installed spaCy pipeline (name or folder) that sets token.pos_; else an InputError."""
+    import spacy  # slow, and a gate needs none
+
+    shipped = data_folder("models", SHIPPED_TAGGER)
+    allowed = f"allowed: {SHIPPED_TAGGER} or any installed spaCy pipeline that sets token.pos_"
+    try:
+        nlp = spacy.load(shipped if name == SHIPPED_TAGGER else name, exclude=["parser", "ner", "lemmatizer"])
+    except OSError:
+        raise InputError(f"spaCy model '{name}' is not installed; {allowed}") from None
+    if not any(token.pos_ for token in nlp("The cat sleeps on a chair.")):
+        raise InputError(f"spaCy model '{name}' does not set token.pos_; {allowed}")
+    return nlp
+
+
+def tags(words: pd.DataFrame, trace: Trace, nlp: Any) -> pd.DataFrame:
+    """`words` with a column upos: the tag of the spaCy token that holds the word's first letter, for all its pieces.
+
+    Empty outside words, for mixed tokens and for unfinished words. Meant for outputs in the pipeline's language.
+    """
+    outputs = trace.sequences.set_index("sequence")["output"]
+    outputs = outputs[outputs.index.isin(words["sequence"].unique())]
+    tag_at: dict[tuple[int, int], str] = {}
+    for sequence, doc in zip(outputs.index, nlp.pipe(outputs, batch_size=64)):
+        tag_at.update(((sequence, i), token.pos_) for token in doc for i in range(token.idx, token.idx + len(token)))
+    wanted = words["role"].isin(["prefix", "suffix", "single", "digits"])
+    letters = zip(words["sequence"], words["anchor"])
+    return words.assign(upos=[tag_at.get(letter, "") if use else "" for letter, use in zip(letters, wanted)])

@@ -25,7 +25,8 @@ BELOW["eelib.lens"] = {"eelib.models", "eelib.common"}
 BELOW["eelib.tracing"] = {"eelib.lens", "eelib.tasks", *BELOW["eelib.lens"]}
 BELOW["eelib.exits"] = {"eelib.tracing", *BELOW["eelib.tracing"]}
 ENGINE = {"eelib.exits", *BELOW["eelib.exits"]}
-BELOW["eestudy.markup"] = BELOW["eestudy.words"] = {"eelib.common"}
+BELOW["eestudy.markup"] = {"eelib.common"}
+BELOW["eestudy.words"] = {"eelib.tracing", *BELOW["eelib.tracing"]}
 BELOW["eestudy.statistics"] = {"eestudy.markup", "eelib.common"}
 BELOW["eestudy.claims"] = {"eestudy.statistics", *BELOW["eestudy.statistics"]}
 BELOW["eestudy.figures"] = {"eelib.tracing", *BELOW["eestudy.claims"], *BELOW["eelib.tracing"]}

@@ -21,12 +21,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "About a third of the depth before the end {P-S2%:.0f}% have held it ({P-S2%±:.0f}); P prints "
         "{P-S2 bound%:.0f}% or more.",
     ),
-    "subwords": (
-        "A word's first piece leaves {inside_first?later|earlier|neither surely later nor surely earlier} than its "
-        "other pieces: the difference is {inside_first:+.1f} layers ({inside_first±:+.1f}).",
-        "Between a whole word and the whole word after it, the difference is {step_first:+.1f}.",
-        "Part of speech accounts for {P-W3%:.0f}% of the rank variance of exit layers, beyond what chance gives.",
-    ),
     "architectures": (
         "The share of tokens that settle before the last layer is {decoder_only_perc_stable%:.0f}% in the decoder-only "
         "model, {encoder_decoder_perc_stable%:.0f}% in the encoder-decoder and {encoder_only_perc_stable%:.0f}% in "

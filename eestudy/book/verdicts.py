@@ -8,7 +8,7 @@ from typing import Any
 from eestudy.book.study_file import RESULTS, StudyFile
 from eestudy.claims import FAILS, HOLDS, INFORMATIVE, NOT_APPLICABLE, UNDECIDED, UNTESTABLE, Claim, claims
 from eestudy.markup.markdown import text
-from eestudy.old.statistics.effects import holm
+from eestudy.statistics import holm
 
 Written = dict[tuple[str, str], dict[str, Any]]  # results by model and notebook
 Judged = tuple[Claim, dict[str, Any]]  # a claim and what a run says about it

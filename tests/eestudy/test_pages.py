@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
+import families
 import nbformat
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from test_planted_verdicts import SATURATION, questions, wide_model
 import eelib
 from checks.tiny_texts import WINDOW, tokenizer_for
 
-NEW = ("saturation", "length", "difficulty", "sublayers")  # notebooks that show their computation
+NEW = ("saturation", "length", "difficulty", "sublayers", "subwords")  # notebooks that show their computation
 
 
 @pytest.mark.parametrize("verdict", SATURATION)
@@ -235,6 +236,101 @@ def test_sublayers(name, planted_model, planted_tasks, tmp_path):
     site, last = space["SITES"].index("attention"), space["SITES"].index("block")
     shared = [[len({*row[at][site]} & {*row[-1][last]}) / 10 for at in range(counts)] for row in ids]
     np.testing.assert_allclose(space["VALUES"]["overlap: final ten"][..., site], shared)
+
+
+CUT = [("tea", "pot"), ("foot", "path"), ("book", "shop"), ("cat", "walk")]
+STARTS, ENDS = zip(*CUT)
+WHOLE = ["dog", "house", "hill", "garden", "river", "city"]
+FRAME = "The {} saw a {} near the {} and took a {} to the {}."
+OTHERS = ["The", "saw", "a", "near", "the", "and", "took", "to"]
+ENTRIES = 32_000  # of the paper's tokenizer, for which alone P-W2 is judged
+
+
+def chains(words: list[str]) -> list[tuple[str, str]]:
+    """Merges that put each of these words together letter by letter."""
+    return list(dict.fromkeys((word[:n], word[n]) for word in words for n in range(1, len(word))))
+
+
+def tokenizer() -> hf.LlamaTokenizer:
+    """One that reads every planted word whole, but for those in CUT; most of its entries are never used."""
+    merges = chains([f"▁{word}" for word in [*OTHERS, *WHOLE, *STARTS]]) + chains(list(ENDS))
+    longer = ["".join(merge) for merge in merges]
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    entries = [*special, *sorted(set("".join(longer) + ".")), *longer]
+    entries += [f"<unused {n}>" for n in range(ENTRIES - len(entries))]
+    return hf.LlamaTokenizer(vocab={entry: n for n, entry in enumerate(entries)}, merges=merges, pad_token="<unk>")
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A tiny model of three layers with that tokenizer."""
+    config = families.FAMILIES["llama"].config(vocab_size=ENTRIES, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    hf.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    tokenizer().save_pretrained(tmp_path / "llama")
+    return eelib.load_model(str(tmp_path / "llama"), device="cpu")
+
+
+def outputs(cut: int) -> list[str]:
+    """32 outputs of two sentences, the second with the nouns of the first in other places; `cut` of five are in CUT."""
+    nouns = [["".join(CUT[(i + n) % 4]) if n >= 5 - cut else WHOLE[(i + n) % 6] for n in range(5)] for i in range(32)]
+    return [f"{FRAME.format(*own)} {FRAME.format(*own[1:], own[0])}" for own in nouns]
+
+
+def kind_of(text: str) -> str:
+    """What a token is, by its text."""
+    word = text.strip()
+    return "prefix" if word in STARTS else "suffix" if word in ENDS else "noun" if word in WHOLE else "other"
+
+
+OTHER = {1: 2, 2: 1, 3: 2}  # the exit layer of one first piece in every seventh output, by that of the others
+# How many nouns are cut (with one, 2 tokens of 17 are pieces), the exit layers of each kind of token in the first
+# sentence and in the second, and verdicts on P-W1, P-W2, P-W3. In the second plant, half of the tokens of every part of
+# speech leave at layer 1 and half at 3, in every output.
+SUBWORDS = {
+    "nouns late, prefixes later": (
+        1,
+        {"prefix": (3, 3), "suffix": (2, 2), "noun": (3, 3), "other": (1, 1)},
+        (
+            "holds",
+            "undecided",
+            "holds",
+        ),  # 2 of 17, in each of 32 texts: what never varies counts as one token for each text
+    ),
+    "parts of speech alike, prefixes earlier": (
+        4,
+        {"prefix": (1, 1), "suffix": (3, 3), "noun": (1, 3), "other": (1, 3)},
+        ("does not hold",) * 3,
+    ),
+    "nouns late, prefixes earlier": (
+        4,
+        {"prefix": (2, 2), "suffix": (3, 3), "noun": (3, 3), "other": (1, 1)},
+        ("does not hold", "does not hold", "holds"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUBWORDS)
+def test_subwords(name, llama, tmp_path):
+    cut, layers, wanted = SUBWORDS[name]
+    path = tmp_path / "tiny.de-en.jsonl"
+    rows = [{"source": f"Satz {i}.", "references": [text]} for i, text in enumerate(outputs(cut))]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    def agrees(tokens):
+        assert (tokens.groupby("sequence").size() == 2 * (16 + cut) + 1).all()  # each output cut as it should be
+        again = tokens["position"] >= 16 + cut
+        found = np.array([layers[kind_of(text)][half] for text, half in zip(tokens["text"], again)])
+        first_piece = tokens["text"].map(kind_of) == "prefix"
+        other = first_piece & (first_piece.groupby(tokens["sequence"]).cumsum() == 1) & (tokens["sequence"] % 7 == 0)
+        return exits(np.where(other, OTHER[layers["prefix"][0]], found), 3)  # groups that are all alike show nothing
+
+    plant(llama, eelib.load_task(str(path)), tmp_path / "runs", agrees, STEPS)
+    space = run_page("subwords", **asked(tmp_path, tmp_path / "llama", str(path)))[0]
+    found = result(space)
+    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict(zip(("P-W1", "P-W2", "P-W3"), wanted))
+    prefix, words = layers["prefix"][0], 2 * 32 * cut
+    gap = prefix - layers["suffix"][0] + 5 * (OTHER[prefix] - prefix) / words  # of outputs 0, 7, 14, 21 and 28
+    assert found["overall"]["inside"]["estimate"] == pytest.approx(gap)
 
 
 @pytest.mark.parametrize("notebook", NEW)

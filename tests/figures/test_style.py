@@ -12,7 +12,6 @@ from eestudy.figures import grids
 from eestudy.figures import style as shown_by
 from eestudy.markup.text import visible
 from eestudy.old.figures import style as figures
-from eestudy.old.figures import subwords as figures_subwords
 from eestudy.old.statistics.interval import NOTHING, Interval
 
 NASTY = [
@@ -47,14 +46,6 @@ def lens():
     return grids.lens(trace, 0, lambda i: visible(NASTY[int(i)]), " ".join(NASTY), range(1, layers + 1))
 
 
-def pieces():
-    frame = pd.DataFrame(
-        [(text, -1, "punctuation", text, 1, 1) for text in NASTY],
-        columns=["text", "word", "role", "upos", "first", "stable"],
-    )
-    return figures_subwords.pieces_table(frame, 1, " ".join(NASTY))
-
-
 def plain(monkeypatch):
     shown = []
     monkeypatch.setattr(shown_by, "display", shown.append)
@@ -62,7 +53,7 @@ def plain(monkeypatch):
     return shown[0].data
 
 
-@pytest.mark.parametrize("name", ["lens", "pieces", "plain"])
+@pytest.mark.parametrize("name", ["lens", "plain"])
 def test_tables_are_inert(name, monkeypatch):
     """Parsed as a browser would: our own tags only, no attribute that runs, every text there as it was."""
     html = plain(monkeypatch) if name == "plain" else globals()[name]()

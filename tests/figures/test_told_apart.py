@@ -17,7 +17,6 @@ from eestudy.old.figures import (
     mee,
     monotonicity,
     speed,
-    subwords,
 )
 from eestudy.old.figures.drawn import drawn, look
 from eestudy.old.figures.marks import marks_of
@@ -170,15 +169,6 @@ FIGURES = {
     "speed, melting": lambda: speed.melting_figure(
         pd.DataFrame({"stage": ["layers", "all"], "keys": ["", "copy"], "speed_up": [2.0, 0.5]})
     ),
-    "sub-words, differences": lambda: subwords.differences_figure(
-        {title: by_task(interval) for title in ("one", "two")}
-    ),
-    "sub-words, classes": lambda: subwords.classes_figure(
-        by_task(lambda shift: pd.DataFrame({"role": ["prefix", "suffix"], "mean": [interval(2), interval(3 + shift)]})),
-        "role",
-        ["prefix", "suffix"],
-        12,
-    ),
 }
 HAVE_LIMITS = set(FIGURES) - {"speed, melting", "joint, pairs", "gates, errors", "gates, carried", "length, both"}
 
@@ -205,11 +195,6 @@ def test_every_mark_has_a_name_and_no_two_series_have_one(name):
 
 
 def test_intervals_of_real_drawings_stand_beside_their_estimates():
-    rows = drawn(FIGURES["sub-words, differences"]())
-    assert rows[["panel", "series", "y name", "x low", "x", "x high"]].values.tolist()[:2] == [
-        ["one", '"first"', "a", -0.25, 0, 0.5],
-        ["one", '"first"', "b", -0.125, 0.125, 0.625],
-    ]
     rows = drawn(FIGURES["speed, race"]())
     assert rows["x low"].notna().tolist() == [True, False] * 4  # a forecast has none
     rows = drawn(FIGURES["architectures, time"]()).set_index(["series", "point"])

@@ -6,11 +6,11 @@ import pandas as pd
 from eestudy.exits.quality import scored
 from eestudy.old.analysis.gate_rules import FITTED, FIXED, Asked, label
 from eestudy.old.analysis.gates import Outcomes
-from eestudy.old.analysis.words import english_tasks, load_tagger, tags, words_of
 from eestudy.old.statistics.interval import Interval
 from eestudy.old.statistics.resampling import bootstrap_totals
 from eestudy.old.statistics.stats import attempt, bootstrap_mean
 from eestudy.old.study.results import Results
+from eestudy.words import load_tagger, tags, words_of
 
 POSITIONS = {"1-3": (0, 3), "4-10": (3, 10), "11-30": (10, 30), "from 31": (30, np.inf)}  # tokens of an output
 PIECES = {"whole word": "single", "first piece": "prefix", "later piece": "suffix", "punctuation": "punctuation"}
@@ -27,7 +27,8 @@ def kinds_of_tokens(of: Asked) -> pd.DataFrame:
     """The counted tokens of the report sides, task by task: columns task, piece, tag ("" outside English), position,
     group.
     """
-    tagger, english, parts = load_tagger(), english_tasks(of.study), []
+    tagger, parts = load_tagger(), []
+    english = [name for name, task in of.study.tasks.items() if task.target_language in ("", "en")]
     for task in of.tasks:
         trace = of.study.traces[task]
         counted = of.sides[task][1] & trace.statistic_rows()

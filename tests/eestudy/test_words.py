@@ -5,12 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
-from study_made import made_study
 from words_made import make_trace
 
-from eelib.common.errors import NotEstimable
-from eestudy.old.analysis import words as w
-from eestudy.parameters import ParameterError, Parameters
+from eestudy import words as w
 
 ALPHABET = list("ab1é 'é-.,\u0301😀") + ["’", "\n"]
 
@@ -225,71 +222,18 @@ def test_a_word_takes_the_tag_at_its_first_letter():
     assert frame["upos"].tolist() == ["The", "dog", "dog", "dog", "12", "bone!", "", "", "yes", ""]
 
 
-def test_wordy_sequence_matches_a_loop():
-    rng = np.random.default_rng(4)
-    for _ in range(50):
-        outputs = [list(rng.choice([" a", " un", "do", "ing", "."], size=rng.integers(1, 25))) for _ in range(6)]
-        cut = [i for i in range(6) if rng.random() < 0.3]
-        frame = w.words_of(make_trace(*outputs, truncated=cut))
-        best, shortest = None, None
-        for sequence, output in enumerate(outputs):
-            prefixes = sum(frame["role"][frame["sequence"] == sequence] == "prefix")
-            if 5 <= len(output) <= 12 and (best is None or prefixes > best[0]):
-                best = (prefixes, sequence)
-            if shortest is None or len(output) < shortest[0]:
-                shortest = (len(output), sequence)
-        assert w.wordy_sequence(frame, 5, 12) == (best or shortest)[1]
-    with pytest.raises(ValueError, match="no output has a token"):
-        w.wordy_sequence(w.words_of(make_trace([], [])))
-
-
-def test_words_with_an_apostrophe_or_hyphen_are_told_apart():
+def test_contractions_and_hyphenated_words_are_told_apart():
     trace = make_trace(["I", "'", "m", " gar", "den", "ing", "-", " x"], ["we", "ll", "-", "known", " '", "a"])
-    inside = w.outside_joined_words(w.words_of(trace), trace)
-    assert inside.tolist() == [False] * 3 + [True] * 6 + [False] * 4 + [True] * 3
+    assert w.joined(w.words_of(trace), trace).tolist() == [
+        *["contraction"] * 3, *["plain"] * 6, *["hyphenated"] * 4, *["plain"] * 3,
+    ]  # fmt: skip
+    both = make_trace(["rock", "-", "n", "'", "roll", " a"])
+    assert w.joined(w.words_of(both), both).tolist() == [*["contraction"] * 5, "plain", "plain"]
 
 
-# ---- of a study
-
-
-def study_of(outputs, learnt=True):
-    """A study that translates into English and out of it, the same outputs both times."""
-    traces = {}
-    for name in ("translation/en-de", "translation/de-en"):
-        traces[name] = trace = make_trace(*outputs)
-        trace.exit_layer = lambda definition, trace=trace: np.arange(len(trace.tokens)) + (definition == "stable")
-        trace.statistic_rows = lambda trace=trace: ~trace.tokens["is_eos"].to_numpy(bool)
-    return made_study(traces, learnt)
-
-
-def test_words_of_a_study():
-    """Tags where outputs are English only; exit layers beside every token."""
-    study = study_of([[" the", " cat"]])
-    pieces = w.read_words(study, w.load_tagger())
-    assert pieces["translation/de-en"]["upos"].tolist() == ["DET", "NOUN", ""]
-    assert set(pieces["translation/en-de"]["upos"]) == {""}
-    assert pieces["translation/en-de"][["first", "stable"]].to_numpy().tolist() == [[0, 1], [1, 2], [2, 3]]
-    assert w.english_tasks(study) == w.judged_tasks(study) == ["translation/de-en"]
-    assert w.judged_tasks(study_of([[" a"]], learnt=False)) == []
-
-
-def test_the_example_of_a_page(one_line):
-    long = [" a"] * 50
-    study = study_of([long, [" un", "do"] * 5])
-    pieces = w.read_words(study, w.load_tagger())
-    tokens, which = w.example(study, pieces, -1)
-    assert which == "Sequence 1 of translation/de-en" and tokens["text"].tolist() == [" un", "do"] * 5
-    tokens, which = w.example(study, pieces, 0)
-    assert which == f"Sequence 0 of translation/de-en, its first {w.LONGEST} tokens" and len(tokens) == w.LONGEST
-    one_line(ParameterError, ("example_sequence 2", "0 to 1"), lambda: w.example(study, pieces, 2))
-    empty = study_of([[], []])
-    with pytest.raises(NotEstimable, match="no output has a token"):
-        w.example(empty, w.read_words(empty, w.load_tagger()), -1)
-
-
-def test_a_tagger_that_is_not_there(one_line):
-    parameters = Parameters({"tagger": "no_such_pipeline"})
-    one_line(ParameterError, ("parameter tagger", "'no_such_pipeline'"), lambda: w.tagger_of(parameters))
+def test_the_shipped_tagger_knows_an_article():
+    trace = make_trace([" the", " cat"])
+    assert w.tags(w.words_of(trace), trace, w.load_tagger())["upos"].tolist() == ["DET", "NOUN", ""]
 
 
 def test_taggers_that_do_not_load_are_one_line(tmp_path):
