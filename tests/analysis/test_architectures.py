@@ -157,7 +157,7 @@ def test_each_claim_is_judged_on_its_statistic(case):
     made = dict(zip(side_by_side.CLAIMS, side_by_side.verdicts(studies)))
     for name, (estimate, word) in expected.items():
         assert made[name].interval.estimate == pytest.approx(estimate), name
-        assert made[name].verdict == word and made[name].interval.sequences == 40, name
+        assert made[name].verdict == word and made[name].interval.groups == 40, name
     assert [verdict.models for verdict in made.values()] == ["a", "b", "b"]
     assert papers.verdict_table(made.values())["Verdict"].tolist() == [
         f"{expected['P-A1'][1]} on a",

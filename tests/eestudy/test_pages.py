@@ -80,7 +80,7 @@ def test_length(name, planted_model, tmp_path):
 
 
 LAYERS = 10  # M-D7 starts at layer 8, and the step into the last layer may not be the only one
-CUT = 8  # prefixes of fewer tokens are of one kind, longer ones of the other: half of all, more of longer outputs
+LONG_FROM = 8  # prefixes of fewer tokens are of one kind, longer ones of the other: half of all, more of longer outputs
 
 
 def deep_model(folder):
@@ -102,7 +102,7 @@ def curve(embeddings, level, shape):
 RISES = np.linspace(-0.08, 0.08, LAYERS - 1)
 FALLS_LATE = RISES[[*range(LAYERS - 3), LAYERS - 2, LAYERS - 3]]  # from layer 8 to layer 9
 SPIKE = np.array([1.0, *np.linspace(0.08, -0.08, LAYERS - 2)])  # similar at layer 1, and never again
-# Curves of prefixes shorter than CUT and of longer ones, of even and of odd length; the kind at the higher level is
+# Curves of prefixes shorter than LONG_FROM and of longer ones, of even and of odd length; the kind at the higher level is
 # easy. "holds": easy ones are similar from the middle on and rise from layer 0 on in half of the cases, the others
 # only before the last layer and never from 0, but always from 1. "does not hold": easy ones are similar at the last
 # layer alone and rise from 1, never from 0; of the others half are similar at layer 1, and half rise from 0.
@@ -114,7 +114,7 @@ CURVES = {
 
 def cosines(verdict, positions):
     """Cosines [tokens, L+1]; inside a kind, easier or harder by a little with every position, so that none are tied."""
-    found = np.stack([CURVES[verdict][int(at >= CUT)][at % 2] for at in positions])
+    found = np.stack([CURVES[verdict][int(at >= LONG_FROM)][at % 2] for at in positions])
     found[:, 1:-1] += {"holds": 0.001, "does not hold": -0.001}[verdict] * positions[:, None]
     return found
 

@@ -9,7 +9,6 @@ from eestudy.old.analysis.gate_rules import FIXED, FREE
 from eestudy.old.analysis.gates import ORACLE
 from eestudy.old.figures import (
     architectures,
-    engine,
     front,
     gates,
     joint,
@@ -81,21 +80,9 @@ def of_gates(**more):
     return pd.DataFrame([{"gate": g, "state": s} | more for g in ("entropy", "patience") for s in ("before", "after")])
 
 
-def bench():
-    return {
-        "rows": [
-            {"way": way, "ratio_to_floor": ratio, "shape": shape, "batch": batch, "seconds": [1.0, 1.2]}
-            for way, ratio in (("trace", 1.1), ("nnsight", 5.0))
-            for shape in ("12 x 384", "pocket-llama")
-            for batch in (1, 16)
-        ]
-    }
-
-
 FIGURES = {
     "architectures, depth": lambda: architectures.depth_figure(depth_curves()),
     "architectures, time": lambda: architectures.speed_figure(*times()),
-    "engine": lambda: engine.speed_figure(bench(), 1.5)[0],
     "front": lambda: front.agreement_figure(
         {name: [interval(20), interval(60)] for name in ("before", "after")},
         {"before": "m", "after": "m, trained for it"},
