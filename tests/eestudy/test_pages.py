@@ -102,10 +102,10 @@ def curve(embeddings, level, shape):
 RISES = np.linspace(-0.08, 0.08, LAYERS - 1)
 FALLS_LATE = RISES[[*range(LAYERS - 3), LAYERS - 2, LAYERS - 3]]  # from layer 8 to layer 9
 SPIKE = np.array([1.0, *np.linspace(0.08, -0.08, LAYERS - 2)])  # similar at layer 1, and never again
-# Curves of prefixes shorter than LONG_FROM and of longer ones, of even and of odd length; the kind at the higher level is
-# easy. "holds": easy ones are similar from the middle on and rise from layer 0 on in half of the cases, the others
-# only before the last layer and never from 0, but always from 1. "does not hold": easy ones are similar at the last
-# layer alone and rise from 1, never from 0; of the others half are similar at layer 1, and half rise from 0.
+# Curves of prefixes shorter than LONG_FROM, and of longer ones, of even and of odd length; the kind at the higher
+# level is easy. "holds": easy ones are similar from the middle on and rise from layer 0 on in half of the cases, the
+# others only before the last layer and never from 0, but always from 1. "does not hold": easy ones are similar at the
+# last layer alone and rise from 1, never from 0; of the others half are similar at layer 1, and half rise from 0.
 CURVES = {
     "holds": ([curve(0.9, 0.3, RISES)] * 2, [curve(0.7, 0.89, RISES), curve(0.7, 0.89, FALLS_LATE)]),
     "does not hold": ([curve(0.9, 0.78, RISES)] * 2, [curve(-0.2, 0.1, RISES), curve(-0.2, 0.1, SPIKE)]),
