@@ -3,10 +3,9 @@
 import json
 
 import numpy as np
-import pytest
 import torch
 import transformers as hf
-from planted import STEPS, exits, pairs, plant, rewrite, verdicts
+from planted import STEPS, exits, pairs, plant, rewrite
 
 import eelib
 from checks.tiny_texts import tokenizer_for
@@ -72,16 +71,3 @@ def questions(folder, name):
     ]
     (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return str(folder / f"{name}.jsonl")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verdict", SATURATION)
-def test_saturation(verdict, planted_tasks, tmp_path):
-    """Nearly all tokens early, at nearly the same layer, most of all into English; or nearly none, and less into it."""
-    model = wide_model(tmp_path / "wide")
-    tasks = [*planted_tasks, *(questions(tmp_path, f"asked{n}") for n in range(4))]
-    for name, layer in zip(tasks, SATURATION[verdict], strict=True):
-        task = eelib.load_task(name)
-        plant(model, task, tmp_path / "runs", lambda t: exits(layer(t["position"].to_numpy()), 3), STEPS)
-    found = verdicts("saturation", tmp_path, model, tasks)
-    assert found == dict.fromkeys(("P-S1", "P-S2", "P-S3", "P-S4", "P-S5"), verdict)
