@@ -36,7 +36,7 @@ def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()
         others = [cell for cell in notebook["cells"][1:] if cell not in moved]
         below = f"{raw(answer)}\n{rest}" if answer else rest
         if moved:
-            head = {"cell_type": "markdown", "metadata": {}, "source": title}
+            head = {"cell_type": "markdown", "id": "title", "metadata": {}, "source": title}
             for cell in moved:  # its template stays in the notebook
                 cell["metadata"]["tags"] = ["answer", "remove-input"]
             notebook["cells"] = [head, *moved, first | {"source": below}, *others]
