@@ -101,7 +101,7 @@ def test_text_can_be_read(scheme, pages, browser):
 
 @slow
 @needs_browser
-@pytest.mark.parametrize("page", ["lens.html", "results/pocket-llama/saturation.html"])
+@pytest.mark.parametrize("page", ["lens.html", "results/smollm2-135m-instruct/saturation.html"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_grids_of_the_lens_can_be_read_and_fit_a_phone(scheme, page, pages, browser):
     """Contrast of 4.5 in both modes, no scrolling sideways at 390 pixels; and a sentence is read over HTTP, too."""
@@ -143,7 +143,7 @@ def test_the_first_screen_says_what_was_found(width, height, pages, browser):
 def test_verdicts_can_be_read_in_both_modes(scheme, pages, browser):
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     own = ":is(.ee-chip, .ee-lead, .ee-answer, .ee-cards, .ee-tally, .ee-standing, .ee-scoreboard)"
-    for address in ("intro.html", "scoreboard.html", "results/pocket-llama/saturation.html"):
+    for address in ("intro.html", "scoreboard.html", "results/smollm2-135m-instruct/saturation.html"):
         browser.open(address)
         assert not browser.faint(f"{own}, {own} *", 5), address
     browser.call("Emulation.setEmulatedMedia", features=[])
