@@ -197,10 +197,13 @@ def answers(pages: Pages, claims_of: Callable[[str], int]) -> Iterator[str]:
     for path, page in of_results(pages).items():
         title = page.select_one("main section > h1")
         first = title.find_next_sibling() if title else None
-        if not first or "ee-answer" not in first.get("class", ()) or not re.search(r"\d", first.get_text()):
+        chips = page.select("main section > .ee-answer a.ee-chip")
+        if not first or not {"ee-answer", "tag_answer"} & set(first.get("class", ())):
             yield f"{path.name}: no answer under the title"
-        elif len(first.select("a.ee-chip")) != claims_of(path.stem):
-            yield f"{path.name}: {len(first.select('a.ee-chip'))} chips for {claims_of(path.stem)} claims"
+        elif not re.search(r"\d", first.get_text()):
+            yield f"{path.name}: no number in the answer under the title"
+        elif len(chips) != claims_of(path.stem):
+            yield f"{path.name}: {len(chips)} chips for {claims_of(path.stem)} claims"
         cells = page.select("main .tag_parameters, main .tag_injected-parameters")
         if not cells or not all(cell.select_one("details:not([open]) pre") for cell in cells):
             yield f"{path.name}: {len(cells)} cells of parameters, not all folded"

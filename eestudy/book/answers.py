@@ -15,12 +15,6 @@ from eestudy.old.statistics.interval import Interval
 # models that it was judged on. KEY% is 100 times the figure, KEY± the ends of its interval, KEY?A|B|C the word A where
 # that lies above 0, B where it lies below, C where neither.
 ANSWERS: dict[str, tuple[str, ...]] = {
-    "saturation": (
-        "{perc_stable:.0f}% of tokens settle on their final answer before the last of {depth:.0f} layers; "
-        "{perc_first:.0f}% hold it at some layer before, where {chance:.0f}% would by chance.",
-        "About a third of the depth before the end {P-S2%:.0f}% have held it ({P-S2%±:.0f}); P prints "
-        "{P-S2 bound%:.0f}% or more.",
-    ),
     "architectures": (
         "The share of tokens that settle before the last layer is {decoder_only_perc_stable%:.0f}% in the decoder-only "
         "model, {encoder_decoder_perc_stable%:.0f}% in the encoder-decoder and {encoder_only_perc_stable%:.0f}% in "
@@ -82,16 +76,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "depth, {fails the schema, full depth%:.0f}% ({fails the schema, full depth%±:.0f}) do.",
     ),
 }
-# The first page's, over all notebooks: NOTEBOOK/KEY.
-FRONT = (
-    "In the model {saturation/name}, {saturation/perc_stable:.0f}% of tokens settle on their final answer before the "
-    "last of {saturation/depth:.0f} layers; a third of the depth before the end {saturation/P-S2%:.0f}% have held it "
-    "at least once, where the paper prints {saturation/P-S2 bound%:.0f}% or more.",
-    "Training the model to answer from every layer takes the share that hold it halfway from "
-    "{joint_optimization/agreement_half_before:.0f}% to {joint_optimization/agreement_half_after:.0f}%; quality is "
-    "surely lower on {joint_optimization/worse:.0f} of {joint_optimization/learnt_tasks:.0f} tasks.",
-    "Layers are not time: {speed/P-T1 on}, leaving by a gate, decodes at {speed/P-T1:.2f} times full speed.",
-)
+# Over all notebooks: NOTEBOOK/KEY.
 # M's main question, and what the run says of it.
 CONFIDENCE = (
     "In {monotonicity/name}, the probability of the final token never falls from one layer to the next for "

@@ -4,7 +4,7 @@ import re
 from html import escape
 from typing import Any
 
-from eestudy.book.answers import CONFIDENCE, FRONT, answer, as_interval, sentences, together
+from eestudy.book.answers import CONFIDENCE, answer, as_interval, sentences, together
 from eestudy.book.html import raw
 from eestudy.book.notebooks import front_figure, heading
 from eestudy.book.study_file import StudyFile
@@ -23,7 +23,7 @@ def front(study: StudyFile, results: Written) -> str:
     """The answer: sentences and a figure of the study's first model."""
     model = next(iter(study.models))
     answers = [results.get((model, notebook), {}).get("answer", "") for notebook in LEAD]
-    said = in_plain_text(" ".join(filter(None, answers))) or sentences(FRONT, together(results, model))
+    said = in_plain_text(" ".join(filter(None, answers)))
     pieces = [raw(f'<p class="ee-lead {PLAIN}">{escape(said)}</p>')] if said else []
     return "\n".join([*pieces, figure(study, results, model)])
 

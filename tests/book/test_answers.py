@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eestudy.book.answers import ANSWERS, CONFIDENCE, FRONT, Figures, answer, figures, sentences, together
+from eestudy.book.answers import ANSWERS, CONFIDENCE, Figures, answer, figures, sentences, together
 
 ROOT = Path(__file__).parents[2]
 RESULT = {
@@ -61,7 +61,7 @@ def test_figures_of_several_notebooks_do_not_mix():
 
 
 def test_no_answer_has_a_typed_number():
-    for pattern in [*FRONT, *CONFIDENCE, *(pattern for patterns in ANSWERS.values() for pattern in patterns)]:
+    for pattern in [*CONFIDENCE, *(pattern for patterns in ANSWERS.values() for pattern in patterns)]:
         assert not re.search(r"\d", re.sub(r"\{[^}]*\}", "", pattern)), pattern
 
 
@@ -70,4 +70,4 @@ def test_answers_are_of_notebooks_of_the_project():
 
 
 def test_an_unknown_notebook_has_none():
-    assert answer("tiny", RESULT) == "" and sentences(FRONT, Figures({})) == ""
+    assert answer("tiny", RESULT) == "" and sentences(CONFIDENCE, Figures({})) == ""
