@@ -24,7 +24,8 @@ from scipy.stats import kruskal
 from checks.report import Goal, all_of, finish, headed
 from eelib.common.files import data_folder
 from eestudy import statistics
-from eestudy.statistics import Interval, difference, interval, interval_of
+from eestudy.resampling import LEVEL, Interval
+from eestudy.statistics import difference, interval, interval_of
 
 RESULT = data_folder("checks", "statistics.json")
 GROUPS, REPLICATIONS = (30, 60, 160), 1000
@@ -382,7 +383,7 @@ def simulate(kind: Kind, groups: int, replications: int, seed: int = 0) -> dict:
         made.append(kind.make(several_tasks if kind.tasks > 1 else parts[0]))
     estimates, low, high = np.array([one[:3] for one in made]).T
     needed = 2 * float(np.quantile(abs(estimates - truth), 0.95))  # a width for all samples that covers 95%
-    needed = max(needed, kind.unseen * (1 - (1 - statistics.LEVEL) ** (1 / groups)))
+    needed = max(needed, kind.unseen * (1 - (1 - LEVEL) ** (1 / groups)))
     row: dict[str, Any] = {
         "statistic": kind.name,
         "claims": kind.claims,

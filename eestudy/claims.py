@@ -17,7 +17,7 @@ from scipy.stats import t
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eestudy.markup.text import short_number
-from eestudy.statistics import Interval
+from eestudy.resampling import Interval
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 UNTESTABLE, NOT_APPLICABLE = "not testable here", "not applicable"

@@ -21,7 +21,7 @@ from eelib.tracing.trace import Trace
 from eestudy.exits.task_quality import quality_interval
 from eestudy.markup.text import visible
 from eestudy.parameters import ParameterError, Parameters, as_parameter_error
-from eestudy.statistics import MINIMUM_GROUPS
+from eestudy.resampling import MINIMUM_GROUPS
 
 MOST_REPEATED = 0.2  # of the tokens of a task with sensible text, in an 8-gram that occurs twice in its output
 SHORTEST = 5  # tokens; MINIMUM_GROUPS outputs of a task with sensible text have so many

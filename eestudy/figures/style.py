@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter
 
 from eestudy.markup.offers import Files, as_address, as_csv, offered
 from eestudy.markup.text import PLAIN
-from eestudy.statistics import Interval
+from eestudy.resampling import Interval
 
 # Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"

@@ -15,9 +15,10 @@ from eelib.tasks.task import Task, load_task
 from eestudy.claims import UNTESTABLE
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import bootstrap_mean
-from eestudy.old.study.results import Results, clean, open_page
+from eestudy.old.study.results import Results, open_page
 from eestudy.old.study.study import Study
 from eestudy.parameters import ParameterError, Parameters, check_parameters
+from eestudy.results import clean
 from eestudy.study import prompted
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from eestudy.markup.text import in_step
+
 
 class Interval(NamedTuple):
     """Estimate with its 95% interval. sequences: groups behind it; the smallest sample's where several are joined.
@@ -56,23 +58,6 @@ class Interval(NamedTuple):
 NOTHING = Interval(math.nan, math.nan, math.nan, 0)  # where there is nothing to estimate from
 
 
-def in_step(estimate: float, low: float, high: float) -> tuple[str, str, str]:
-    """An estimate and its bounds, with as many decimals as the interval is precise to: two digits of half its width,
-    and three digits of the estimate at most. An end of an interval that leaves out zero is not written as zero.
-    """
-    half = (high - low) / 2
-    if half <= 0 or not math.isfinite(half):
-        return short_number(estimate), short_number(low), short_number(high)
-    precise = 1 - math.floor(math.log10(half))
-    decimals = max(0, min(precise, 2 - math.floor(math.log10(abs(estimate)))) if estimate else precise)
-
-    def fitted(value: float) -> str:
-        rounded = round(value, decimals) + 0.0  # no minus zero
-        return f"{value:.1g}" if low * high > 0 and not rounded else f"{rounded:,.{decimals}f}"
-
-    return fitted(estimate), fitted(low), fitted(high)
-
-
 def written(value: float, pattern: str) -> str:
     """A number by a format, without the sign of a zero."""
     text = format(value, pattern)
@@ -82,8 +67,3 @@ def written(value: float, pattern: str) -> str:
 def short_p(value: float) -> str:
     """A p-value with two significant digits; how small one is below a thousandth says nothing more."""
     return "–" if not math.isfinite(value) else "< 0.001" if value < 1e-3 else f"{value:.2g}"
-
-
-def short_number(value: float) -> str:
-    """Three significant digits; thousands as whole numbers."""
-    return written(value, ",.0f" if abs(value) >= 1000 else ".3g")

@@ -17,7 +17,7 @@ from eestudy.claims import (
     claim,
 )
 from eestudy.old.statistics.interval import Interval
-from eestudy.statistics import NOTHING
+from eestudy.resampling import NOTHING
 from eestudy.statistics import Interval as NewInterval
 
 

@@ -1,31 +1,14 @@
 """The figures that a notebook states: in its results file, and in its prose."""
 
-import json
-import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from eelib.common.files import write_atomically
 from eestudy.claims import Verdict
 from eestudy.markup.markdown import text
 from eestudy.old.statistics.interval import Interval
 from eestudy.old.study.study import QUALITY, Study
 from eestudy.parameters import Parameters
-
-OF_A_TRACE = (  # what results say of each trace that they rest on
-    "weights",
-    "task_hash",
-    "settings",
-    "version",
-    "versions",
-    "seconds",
-    "rows",
-    "mismatches",
-    "skipped",
-    "layers",
-)
+from eestudy.results import write_results
 
 
 def open_page(
@@ -110,34 +93,9 @@ class Results:
 
     def save(self) -> Path:
         """Write results/<model>/<notebook>.json, whole or not at all."""
-        study = self.study
         path = self.folder / f"{self.notebook}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {
-            "notebook": self.notebook,
-            "model": study.model.name,
-            "date": time.strftime("%Y-%m-%d"),
-            "parameters": dict(study.parameters),
-            "manifest": {
-                "device": study.model.device.type,
-                "dtype": study.model.dtype,
-                "versions": next(iter(study.traces.values())).manifest["versions"],
-            },
-            **described(study),
-            "tasks": self.tasks,
-            "overall": self.overall,
-            "claims": self.claims,
-        }
-        if self.beside:
-            content["beside"] = {other.model.name: described(other) for other in self.beside}
-        write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
-        return path
-
-
-def described(study: Study) -> dict:
-    """Quality, what is learnt, and the traces of a study."""
-    traces = {name: {key: made.manifest.get(key) for key in OF_A_TRACE} for name, made in study.traces.items()}
-    return {"quality": study.quality, "learnt": study.learnt, "traces": traces}
+        found = {"learnt": self.study.learnt, "tasks": self.tasks, "overall": self.overall, "claims": self.claims}
+        return write_results(path, self.study, self.beside, **found)
 
 
 def as_dict(value: Interval | float | str) -> dict:
@@ -146,12 +104,3 @@ def as_dict(value: Interval | float | str) -> dict:
         estimate, low, high = map(float, value[:3])
         return {"estimate": estimate, "low": low, "high": high, "sequences": int(value.sequences)}
     return {"estimate": value if isinstance(value, str) else float(value)}
-
-
-def clean(value: Any) -> Any:
-    """JSON has no NaN: such figures become null."""
-    if isinstance(value, dict):
-        return {k: clean(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

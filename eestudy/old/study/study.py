@@ -18,7 +18,7 @@ from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import bootstrap_unweighted_mean_over_tasks
 from eestudy.old.study.claims import judge, untestable
 from eestudy.parameters import Parameters, as_parameter_error
-from eestudy.statistics import MINIMUM_GROUPS
+from eestudy.resampling import MINIMUM_GROUPS
 
 Values = tuple[np.ndarray, np.ndarray]  # of a trace: values [rows], groups [rows]
 QUALITY, TEXT = "quality", "text"  # premises: a task above its baseline, or one with sensible text
