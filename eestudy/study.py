@@ -27,7 +27,7 @@ MOST_REPEATED = 0.2  # of the tokens of a task with sensible text, in an 8-gram 
 SHORTEST = 5  # tokens; MINIMUM_GROUPS outputs of a task with sensible text have so many
 WHY_NOT = {
     "sensible": f"No task of this run has sensible text, so nothing can be concluded about exit layers: it takes "
-    f"{MINIMUM_GROUPS} outputs of {SHORTEST} tokens or more, and at most {MOST_REPEATED:.0%} of tokens in repeated 8-grams.",
+    f"{MINIMUM_GROUPS} outputs of {SHORTEST} tokens, and at most {MOST_REPEATED:.0%} of tokens in repeated 8-grams.",
     "above_baseline": "The model is above the baseline of no task of this run, so nothing can be concluded.",
 }
 
