@@ -17,7 +17,7 @@ from checks.one_architecture import VERDICTS, check, new_row, passes
 from checks.report import TINY, TRACES, Goal, all_of, finish, goal, headed, options
 from checks.tiny import KINDS
 
-LIMIT = 120.0  # seconds for one architecture; the slowest takes 50 on a machine without other work
+LIMIT = 120.0  # seconds for one architecture
 LEAST = 0.9  # share of the attention-based causal architectures that pass everything
 Item = tuple[str, str]  # kind, model type
 
@@ -81,8 +81,9 @@ def goals(rows: list[dict]) -> list[Goal]:
     if others := [row for row in rows if not passes(row)]:
         name = "architectures that were refused or not built, with the reason"
         found.append(all_of(name, sum(bool(row["reason"]) for row in others), len(others)))
-    if own := [row for row in rows if row["kind"] == "causal" and row["built"] and row["attention_based"]]:
-        share = sum(map(passes, own)) / len(own)
+    if any(row["kind"] == "causal" for row in rows):
+        own = [row for row in rows if row["kind"] == "causal" and row["built"] and row["attention_based"]]
+        share = sum(map(passes, own)) / max(len(own), 1)
         name = "attention-based causal architectures that pass everything, as a share"
         found.append(goal(name, share, at_least=LEAST, shown=f"{share:.3f} of {len(own)}"))
     return found

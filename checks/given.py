@@ -118,7 +118,8 @@ def compared(plain: Plain, trace: Trace, task: Task) -> dict[str, Any]:
             close = (best.values[:, 0] - best.values[:, 1]).numpy() <= MARGIN
             own = (logits.gather(1, following[:, None])[:, 0] - logits.logsumexp(-1)).exp().numpy()
             worst = max(worst, float(np.abs(own - share[rows, layer]).max()))
-            for name, count in (("top1", other | True), ("differ", other & ~close), ("near_ties", close)):
+            found["top1"] += len(other)
+            for name, count in (("differ", other & ~close), ("near_ties", close)):
                 found[name] += int(count.sum())
             found["near_ties_differ"] += int((other & close).sum())
     return found | {"largest_difference_of_probability": worst}

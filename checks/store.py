@@ -303,6 +303,7 @@ def many_prompts(scratch: Path, asked: Any) -> tuple[list[Goal], dict[str, Any]]
         "prompts": asked.prompts,
         "workers": asked.workers,
         "shards": number,
+        "shards_made": len(set(made[:, 1])),
         "shards_made_twice": len(made) - len(set(made[:, 1])),
         "prompts_per_second": round(asked.prompts / spent, 1),
         "seconds_to_start_again": round(after[:, 2].min() - killed, 1),
@@ -319,7 +320,8 @@ def prompt_goals(found: dict[str, Any]) -> list[Goal]:
         f"prompts a second, {found['peak_memory_mb']:,} MB in the largest worker"
     )
     name = "shards that were made twice, though all workers were killed once, each with one in hand at most"
-    return [goal(name, twice, at_most=found["workers"], shown=shown)]
+    made = all_of("shards that were made", found["shards_made"], found["shards"])
+    return [made, goal(name, twice, at_most=found["workers"], shown=shown)]
 
 
 # ---- the same again

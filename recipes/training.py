@@ -1,4 +1,7 @@
-"""The training loop of all recipes: it goes on where it stopped, bit for bit, in legs if wanted, on any device."""
+"""The training loop of all recipes: it goes on where it stopped, in legs if wanted, on any device.
+
+With the same precision, a run that was stopped gives what an uninterrupted one gives, bit for bit.
+"""
 
 import contextlib
 import io

@@ -36,6 +36,7 @@ on {{ machine.cpu or "a machine" }}
 {% endif %}
 </div>"""
 PAGE = BOOK / "engine.md"
+PARTS_OF_STORE = ("crashes", "many_prompts", "reproducible")  # of the check `store`, each with a result of its own
 
 
 def number(value: Any) -> str:
@@ -54,7 +55,8 @@ def engine(folder: Path, page: Path = PAGE) -> dict[str, str]:
 def fragment(check: str, kept: Path) -> str:
     """One check's goals with what was measured, when, where, and whether the code has changed since."""
     if not kept.exists():
-        return f"No result of this check is in `data/checks` yet: `python -m checks {check}` makes it.\n"
+        name = f"store {check}" if check in PARTS_OF_STORE else check
+        return f"No result of this check is in `data/checks` yet: `python -m checks {name}` makes it.\n"
     report = json.loads(kept.read_text(encoding="utf-8"))
     unchanged = "code" in report and report["code"] == code_hash(report["depends"])
     environment = Environment(autoescape=True, trim_blocks=True)

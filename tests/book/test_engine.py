@@ -8,7 +8,7 @@ from bs4 import BeautifulSoup
 
 from eelib.common.files import data_folder
 from eestudy.book import sources
-from eestudy.book.engine import engine
+from eestudy.book.engine import PARTS_OF_STORE, engine
 
 GOALS = [
     {"goal": "kills", "measured": 301, "bound": "at least 300", "met": True},
@@ -58,17 +58,19 @@ def test_a_change_of_the_code_that_a_result_depends_on_is_said(tmp_path, monkeyp
 
 
 def test_a_check_that_was_not_run_is_named(tmp_path):
-    assert all("No result of this check" in fragment for fragment in engine(tmp_path).values())
+    found = engine(tmp_path)
+    assert all("No result of this check" in fragment for fragment in found.values())
+    assert "python -m checks store crashes`" in found["engine_crashes"]
+    assert "python -m checks race`" in found["engine_race"]
 
 
 def test_every_kept_result_is_on_the_page_with_its_goals_and_its_commit():
     folder = data_folder("checks")
     pages = engine(folder)
     assert {f"engine_{file.stem}" for file in folder.glob("*.json")} <= set(pages)
-    parts = {"crashes": "store", "many_prompts": "store", "reproducible": "store"}
     for name in pages:
         check = name.removeprefix("engine_")
-        assert importlib.util.find_spec(f"checks.{parts.get(check, check)}"), name
+        assert importlib.util.find_spec(f"checks.{'store' if check in PARTS_OF_STORE else check}"), name
     for file in folder.glob("*.json"):
         report = json.loads(file.read_text(encoding="utf-8"))
         assert report["goals"] and re.fullmatch(r"[0-9a-f]{7,40}(\+changes)?", report["commit"]), file.stem

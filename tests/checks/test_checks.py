@@ -5,8 +5,11 @@ import importlib
 import json
 import math
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -167,14 +170,16 @@ def test_what_is_wrong_with_an_architecture_fails(verdict, owner, name, planted,
     assert missed(architectures.goals([row])) and "1 of 1" in architectures.goals([row])[0]["measured"]
 
 
-@pytest.mark.parametrize("limit, words", [(0.1, "longer than 0.1 s"), (60, "died")])
-def test_a_check_that_takes_too_long_or_dies_has_failed(limit, words, monkeypatch):
+@pytest.mark.parametrize(
+    "limit, check, words",
+    [
+        (0.1, lambda *_: time.sleep(9), "longer than 0.1 s"),
+        (60, lambda *_: os.kill(os.getpid(), signal.SIGKILL), "died"),
+    ],
+)
+def test_a_check_that_takes_too_long_or_dies_has_failed(limit, check, words, monkeypatch):
     monkeypatch.setattr(architectures, "LIMIT", limit)
-    monkeypatch.setattr(architectures, "check", lambda *_: multiprocessing.current_process().kill() or never())
-    if limit < 1:
-        monkeypatch.setattr(
-            architectures, "check", lambda *_: torch.Event().wait() if False else __import__("time").sleep(9)
-        )
+    monkeypatch.setattr(architectures, "check", check)
     (row,) = architectures.sweep([("causal", "llama")], 1)
     assert row["readout"] == "fail" and words in row["reason"]
 
@@ -246,6 +251,7 @@ def test_a_part_that_was_not_run_or_went_wrong_is_missed():
     ):
         assert len(missed(store.crash_goals(good | {part: value}))) == 1, part
     many = {
+        "shards_made": 99,
         "shards_made_twice": 9,
         "shards": 99,
         "prompts": 99,
@@ -254,6 +260,7 @@ def test_a_part_that_was_not_run_or_went_wrong_is_missed():
         "peak_memory_mb": 1,
     }
     assert missed(store.prompt_goals(many)) and not missed(store.prompt_goals(many | {"workers": 9}))
+    assert missed(store.prompt_goals(many | {"workers": 9, "shards_made": 98}))
 
 
 def test_traces_that_differ_are_found_and_only_float32_has_to_be_exact(model_of, tmp_path):
@@ -365,8 +372,10 @@ def test_ways_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder_of
     assert all(min(row["seconds"], row["forecast"], row["bound"]) > 0 for row in early) and len(early) == 6
     assert not [row for row in rows if row["kind"] == "lossless" and row["agrees"] != row["of"]]
     assert found["goals"][0]["met"] and found["goals"] == race.goals(rows, [])
-    wrong = [row | {"agrees": row["agrees"] - 1} if row["kind"] == "lossless" else row for row in rows]
-    assert not race.goals(wrong, [])[0]["met"]
+    for name, more in (("agrees", -1), ("tokens", 1)):  # another token, or one too many
+        wrong = [row | {name: row[name] + more} if row["kind"] == "lossless" else row for row in rows]
+        assert not race.goals(wrong, [])[0]["met"]
+    assert missed(race.goals([], []))
 
 
 def test_drafts_are_replayed_on_another_shape(monkeypatch):
