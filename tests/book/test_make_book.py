@@ -52,6 +52,7 @@ def make_project(folder: Path) -> Path:
         "Snakefile",
         "eelib",
         "eestudy",
+        "checks",
         "workflow",
         "_config.yml",
         "constraints.txt",
@@ -60,6 +61,7 @@ def make_project(folder: Path) -> Path:
         (folder / name).symlink_to(ROOT / name)
     for name in ("book", "notebooks", "venv/bin"):
         (folder / name).mkdir(parents=True)
+    (folder / "book/engine.md").symlink_to(ROOT / "book/engine.md")
     cells = [nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}), nbformat.v4.new_code_cell(CODE)]
     notebook = nbformat.v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
     nbformat.write(notebook, folder / "notebooks/tiny.ipynb")
