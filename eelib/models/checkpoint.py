@@ -35,6 +35,8 @@ from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
 from eelib.models.gguf import find_gguf, read_header
 from eelib.models.lens_adapters import FILES
+from eelib.models.lora import CONFIG as LORA_CONFIG
+from eelib.models.lora import merge_lora
 from eelib.models.packaged import PACKAGED, describe, packaged_folder
 from eelib.models.probe import embeddings_of
 
@@ -53,7 +55,9 @@ BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
 def shipped_models() -> list[str]:
     """Names of the language models that come with the project, or that it fetches from the package index."""
-    shipped = {p.parent.name for file in ("config.json", *FILES) for p in data_folder("models").glob(f"*/{file}")}
+    shipped = {
+        p.parent.name for file in ("config.json", LORA_CONFIG, *FILES) for p in data_folder("models").glob(f"*/{file}")
+    }
     return sorted({*shipped, *PACKAGED})
 
 
@@ -68,7 +72,7 @@ def path_of(name: str | Path) -> str:
         return str(packaged_folder(name))
     try:
         path = data_folder("models", name)
-        if not any((path / file).exists() for file in ("config.json", *FILES)):
+        if not any((path / file).exists() for file in ("config.json", LORA_CONFIG, *FILES)):
             path = Path(name).expanduser()
         if path.is_dir() or find_gguf(path):  # . and .. have a name only where they lead; a link keeps its own
             return str(path.resolve() if path.name in ("", "..") else path)
@@ -158,11 +162,18 @@ def is_quantized(config: PretrainedConfig, name: str) -> bool:
 
 
 def read_checkpoint(
-    name: str, path: str, dtype: str, device: torch.device | None, revision: str | None, trust_remote_code: bool
+    name: str,
+    path: str,
+    dtype: str,
+    device: torch.device | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    lora: Path | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str, str]:
     """(network in eval mode, tokenizer, kind, title) of a folder, a GGUF file or a hub id. CheckpointError, one line.
 
-    The title is that of a packaged model or a GGUF file, with its quantization; empty for other checkpoints.
+    The title is that of a packaged model or a GGUF file, with its quantization; empty for other checkpoints. `lora`: a
+    folder of adapters that are added to the weights.
     """
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     gguf = read_header(file, name) if (file := find_gguf(path)) else None
@@ -171,7 +182,10 @@ def read_checkpoint(
     else:
         check_folder(path, name, trust_remote_code)
     try:
-        config = AutoConfig.from_pretrained(path, **options)
+        if lora and (lora / "config.json").exists():
+            config = AutoConfig.from_pretrained(lora)
+        else:
+            config = AutoConfig.from_pretrained(path, **options)
         kind = kind_of(config)
     except Exception as error:  # transformers raises many kinds; the reader needs one line
         raise not_loaded(name, error) from error
@@ -200,8 +214,9 @@ def read_checkpoint(
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
         raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({reason(error)})") from error
-    if loaded["missing_keys"]:  # transformers would leave them random
-        raise CheckpointError(f"model {name!r} lacks weights: {', '.join(sorted(loaded['missing_keys'])[:3])}")
+    given = merge_lora(network, lora) if lora else set()
+    if missing := sorted(set(loaded["missing_keys"]) - given):  # transformers would leave them random
+        raise CheckpointError(f"model {name!r} lacks weights: {', '.join(missing[:3])}")
     check_no_layer_left(network, loaded["unexpected_keys"], name)
     check_tokenizer(tokenizer, network, None if gguf else folder_of(path, revision), name)
     if device is not None and not quantized:

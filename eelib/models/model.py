@@ -29,6 +29,7 @@ from eelib.models.draft_block import DraftBlock
 from eelib.models.folder import weights_hash
 from eelib.models.head import Head, prove_head
 from eelib.models.lens_adapters import AdapterBlock, Translators, base_of, with_lens_adapter
+from eelib.models.lora import hash_with_lora, lora_base
 from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
 from eelib.models.probe import accepts, embeddings_of, find_blocks, record
 from eelib.models.products import use_fast_products
@@ -252,7 +253,8 @@ def load_model(
 ) -> Model:
     """Load a shipped or packaged name, a local folder, a GGUF file or a hub id, and check it (see `prepare`).
 
-    A folder with translators or an adapter block gives the model that they are of, read through them.
+    A folder with translators or an adapter block gives the model that they are of, read through them; one with LoRA
+    adapters in PEFT's format gives the model that they are of, with them added to its weights.
 
     Args:
         name: what to load.
@@ -277,11 +279,18 @@ def load_model(
     if base := base_of(path):
         model = load_model(base, dtype, device, revision, trust_remote_code, fast_products)
         return with_lens_adapter(model, Path(path))
+    base, lora = lora_base(path), None
+    if base:
+        lora, path = Path(path), path_of(base)
     where = resolve_device(device)
     dtype = resolve_dtype(dtype, where)
     with nullcontext() if Path(path).exists() else hub_or_cache():
-        network, tokenizer, kind, title = read_checkpoint(name, path, dtype, where, revision, trust_remote_code)
+        network, tokenizer, kind, title = read_checkpoint(
+            base or name, path, dtype, where, revision, trust_remote_code, lora
+        )
         weights = weights_hash(folder_of(path, revision))
+    if lora:
+        weights, title = hash_with_lora(lora, weights), f"{own_name}, LoRA adapters of {title or base}"
     note_ignored_generation(network, name)
     try:
         model = prepare(network, tokenizer, own_name, kind, weights)

@@ -1,0 +1,100 @@
+"""LoRA adapters in PEFT's format: low-rank updates of another model's weights (Hu et al. 2021), added when it loads.
+
+A folder of them has `adapter_config.json`, which names the model, and `adapter_model.safetensors`. Beside them stands a
+`config.json` where the network gets a head that its base lacks, such as a classifier's.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from eelib.common.errors import CheckpointError
+from eelib.common.values import first_line
+from eelib.models.folder import read_object
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+PLAIN: dict[str, Any] = {  # what a setting has to be, where a file has it
+    "peft_type": "LORA",
+    "bias": "none",
+    "use_dora": False,
+    "use_rslora": False,
+    "fan_in_fan_out": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
+
+
+def lora_base(path: str | Path) -> str:
+    """The model whose weights a folder of LoRA adapters updates; "" for every other folder.
+
+    CheckpointError for adapters of another kind, or without the name of their model.
+    """
+    folder = Path(path)
+    others = [file for file in folder.glob("*.safetensors") if file.name != WEIGHTS]
+    if others or not ((folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()):
+        return ""
+    settings = read_object(folder / CONFIG, folder.name)
+    for key, allowed in PLAIN.items():
+        if (given := settings.get(key, allowed) or allowed) != allowed:
+            raise CheckpointError(f"model {folder.name!r}: {CONFIG} has {key} {given!r}; allowed is {allowed!r}")
+    base, rank, alpha = (settings.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha"))
+    if not isinstance(base, str) or not base or Path(base) == folder:
+        raise CheckpointError(f"model {folder.name!r}: {CONFIG} does not name the model that it is of")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
+        raise CheckpointError(f"model {folder.name!r}: {CONFIG} has r {rank!r} and lora_alpha {alpha!r}, no numbers")
+    return base
+
+
+def hash_with_lora(folder: Path, base_hash: str) -> str:
+    """The hash of a base and its adapters. CheckpointError where these were trained for other weights."""
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as content:
+            trained_for = (content.metadata() or {}).get("model_hash", base_hash)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS} is damaged ({first_line(error)})") from error
+    if trained_for != base_hash:
+        raise CheckpointError(
+            f"{folder.name} was trained for other weights (hash {trained_for[:12]}) than these (hash {base_hash[:12]})"
+        )
+    files = [folder / name for name in (CONFIG, WEIGHTS, "config.json") if (folder / name).exists()]
+    return hashlib.sha256(base_hash.encode() + b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@torch.no_grad()
+def merge_lora(network: nn.Module, folder: Path) -> set[str]:
+    """Add the updates to a network's weights, W + alpha / r * B A in float32; returns the weights that were replaced.
+
+    A tensor that is no update, such as a new head's, replaces the weight of its name. CheckpointError for what fits no
+    weight.
+    """
+    settings = read_object(folder / CONFIG, folder.name)
+    scale = settings["lora_alpha"] / settings["r"]
+    try:
+        tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS} is damaged ({first_line(error)})") from error
+    weights, replaced = dict(network.named_parameters()), set()
+    for key, tensor in tensors.items():
+        if key.endswith(UP):
+            continue
+        name, value = key.removeprefix(PREFIX), tensor.float()
+        if update := key.endswith(DOWN):
+            name = name.removesuffix(DOWN) + ".weight"
+            up = tensors.get(key.removesuffix(DOWN) + UP, tensor[:0])
+            value = scale * up.float() @ value if up.ndim == value.ndim == 2 and up.shape[1] == len(value) else up
+        if name not in weights or value.shape != weights[name].shape:
+            raise CheckpointError(f"model {folder.name!r}: {key!r} fits no weight of {type(network).__name__}")
+        if not torch.isfinite(value).all():
+            raise CheckpointError(f"{folder / WEIGHTS} holds values that are not finite")
+        if update:
+            value = weights[name].float() + value.to(weights[name].device)
+        else:
+            replaced.add(name)
+        weights[name].copy_(value)
+    return replaced

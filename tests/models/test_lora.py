@@ -1,0 +1,107 @@
+"""LoRA adapters in PEFT's format: they load as the model that PEFT would run, or are refused in one line."""
+
+import json
+
+import pytest
+import torch
+import transformers as hf
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+import eelib
+from checks.tiny_texts import tokenizer_for
+from eelib.common.errors import CheckpointError
+from eelib.models.lora import CONFIG, WEIGHTS
+
+
+@pytest.fixture
+def adapters(folder_of, tmp_path):
+    """Random adapters of a tiny decoder."""
+    base, folder = folder_of("llama"), tmp_path / "tuned"
+    torch.manual_seed(0)
+    options = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False)
+    tuned = get_peft_model(hf.AutoModelForCausalLM.from_pretrained(base), options)
+    tuned.peft_config["default"].base_model_name_or_path = str(base)
+    tuned.save_pretrained(folder)
+    return base, folder
+
+
+def test_they_load_as_the_model_that_peft_runs(adapters):
+    base, folder = adapters
+    found, plain = eelib.load_model(str(folder)), eelib.load_model(str(base))
+    ids = torch.arange(4, 16)[None]
+    with torch.no_grad():
+        wanted = PeftModel.from_pretrained(hf.AutoModelForCausalLM.from_pretrained(base), folder)(ids).logits
+        torch.testing.assert_close(found.network(ids).logits, wanted, atol=1e-5, rtol=1e-5)
+        assert (plain.network(ids).logits - wanted).abs().max() > 0.01
+    assert found.name == "tuned" and found.hash != plain.hash and found.title.startswith("tuned, LoRA adapters of ")
+
+
+def test_a_head_that_the_base_lacks(tmp_path):
+    """A headless encoder becomes a classifier: the adapters' folder has its configuration, and its head's weights."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = hf.BertConfig(vocab_size=300, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}, **sizes)
+    torch.manual_seed(1)
+    tokenizer = tokenizer_for("masked")
+    hf.BertModel(config).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    options = LoraConfig(
+        r=2, lora_alpha=2, target_modules=["query", "value"], modules_to_save=["classifier"], init_lora_weights=False
+    )
+    network = hf.BertForSequenceClassification.from_pretrained(tmp_path / "base", config=config)
+    tuned = get_peft_model(network, options)
+    tuned.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    tuned.save_pretrained(tmp_path / "tuned")
+    network.config.architectures = ["BertForSequenceClassification"]
+    network.config.save_pretrained(tmp_path / "tuned")
+    found = eelib.load_model(str(tmp_path / "tuned"))
+    ids = torch.arange(5, 12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(found.network(ids).logits, tuned.eval()(ids).logits, atol=1e-5, rtol=1e-5)
+    assert found.kind == "classifier" and list(found.labels) == ["no", "yes"]
+
+
+def spoiled(tensors: dict) -> dict:
+    key = next(key for key in tensors if key.endswith("lora_B.weight"))
+    return tensors | {key: tensors[key] * torch.nan}
+
+
+WRONG_WEIGHTS = {
+    "fits no weight": lambda tensors: tensors | {"base_model.model.model.nothing.weight": torch.ones(2)},
+    "fits no weight of": lambda tensors: {k: v for k, v in tensors.items() if "q_proj.lora_B" not in k},
+    "not finite": spoiled,
+}
+
+
+@pytest.mark.parametrize("message", WRONG_WEIGHTS)
+def test_weights_that_do_not_fit(message, adapters, one_line):
+    _, folder = adapters
+    changed = {key: value.contiguous() for key, value in WRONG_WEIGHTS[message](load_file(folder / WEIGHTS)).items()}
+    save_file(changed, folder / WEIGHTS)
+    one_line(CheckpointError, message, lambda: eelib.load_model(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"base_model_name_or_path": None}, "does not name"),
+        ({"r": 0}, "r 0"),
+        ({"base_model_name_or_path": "no-such-model"}, "no-such-model"),
+    ],
+)
+def test_adapters_of_another_kind(change, message, adapters, one_line):
+    _, folder = adapters
+    settings = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(settings | change))
+    one_line(CheckpointError, message, lambda: eelib.load_model(str(folder)))
+
+
+def test_files_that_are_damaged_or_of_other_weights(adapters, one_line):
+    _, folder = adapters
+    tensors = load_file(folder / WEIGHTS)
+    save_file(tensors, folder / WEIGHTS, {"model_hash": "0" * 64})
+    one_line(CheckpointError, "other weights", lambda: eelib.load_model(str(folder)))
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50])
+    one_line(CheckpointError, "damaged", lambda: eelib.load_model(str(folder)))
