@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -29,7 +29,7 @@ from eelib.models.probe import block_states
 from eelib.tracing.decode import state_at
 from recipes.card import save_card
 from recipes.losses import divergence
-from recipes.own_outputs import CHUNK, HELD_OUT, OwnText, Prompts, batches, file_of, make_outputs, packs, read_texts
+from recipes.own_outputs import CHUNK, HELD_OUT, TOP, OwnText, Prompts, batches, file_of, make_outputs, packs, read_texts
 from recipes.texts import SEED
 from recipes.training import Loss, Optimizer, Schedule, quicker, train
 
@@ -175,6 +175,14 @@ class Training(Legs, ABC):
         """Keep what is trained and the leg in `out`; returns what it is and what it was trained for, in words."""
 
 
+def most_written(outputs: Path, number: int) -> Tensor:
+    """The ids of the tokens that the model's outputs have most often, rising."""
+    counts: Counter[int] = Counter()
+    for file in sorted(outputs.glob("training-*.safetensors")):
+        counts.update(token for text in read_texts(file) for token in text.output.tolist())
+    return torch.tensor(sorted(token for token, _ in counts.most_common(number)))
+
+
 def padded(texts: list[OwnText], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """(ids [rows, tokens], padded on the right; row and position of what predicts each token of the outputs)."""
     ids = nn.utils.rnn.pad_sequence([text.ids for text in texts], batch_first=True)
@@ -198,7 +206,9 @@ class Joint(Training):
     """Low-rank updates with which inner layers, too, predict what the model gives in the end (LayerSkip's exit losses).
 
     At every step the last layer is held to the original's distribution, with the weight `protect`, and one layer of
-    each of the last three fifths of the depth learns the original's tokens: cross-entropy and KL, half each.
+    each of the last three fifths of the depth learns the original's best token: cross-entropy and KL, half each. All
+    places of a text count, those of its prompt with the weight `of_prompts`. Inner layers are read through the rows of
+    the head that belong to the `head` most written tokens, to the original's likeliest ones, and to `drawn` others.
     """
 
     tokens: int = 1024
@@ -206,6 +216,9 @@ class Joint(Training):
     watch_every: int = 100
     rank: int = 32
     protect: float = 5.0
+    of_prompts: float = 0.3
+    head: int = 5900
+    drawn: int = 2000
     shown: tuple[int, ...] = (10, 15, 20, 25, 29)
 
     def begin(self, model: Model, work: Path, out: Path) -> tuple[nn.Module, dict]:
@@ -213,6 +226,7 @@ class Joint(Training):
         torch.manual_seed(SEED)
         options = LoraConfig(r=self.rank, lora_alpha=self.rank, target_modules="all-linear", task_type="CAUSAL_LM")
         tuned, leg = get_peft_model(model.network, options), {}
+        tuned.frequent = most_written(self.outputs(work), self.head)
         file = out / "adapter_model.safetensors"
         if file.exists():
             with safe_open(file, "pt") as content:
@@ -224,7 +238,7 @@ class Joint(Training):
         """The updates in bfloat16, in PEFT's own form."""
         out.mkdir(parents=True, exist_ok=True)
         kept = {k: v.detach().bfloat16().cpu().contiguous() for k, v in get_peft_model_state_dict(trained).items()}
-        write_atomically(out / "adapter_model.safetensors", save(kept, {"format": "pt", "leg": json.dumps(leg)}))
+        write_atomically(out / "adapter_model.safetensors", save(kept, {"format": "pt", "model_hash": model.hash, "leg": json.dumps(leg)}))
         options = trained.peft_config["default"]
         options.base_model_name_or_path, options.inference_mode = START, True
         options.save_pretrained(str(out))
@@ -242,13 +256,21 @@ class Joint(Training):
 
     def loss_of(self, model: Model, trained: Any, batch: list[OwnText], step: int) -> Loss:
         """The loss of the inner layers, which the curve shows, and that of the last."""
-        top, likely = likeliest_of(batch, model.device)
-        *inner, last = states_at(model, batch, [*self.exits(model.layers, step), model.layers])
-        lost = divergence(model.unembed(last), top, likely).mean()
+        places = every_place(batch, model.device)
+        with torch.no_grad(), trained.disable_adapter():
+            best = model.unembed(states_at(model, places, [model.layers])[0]).float().log_softmax(-1).topk(TOP)
+        likely, top = best.values, best.indices
+        *inner, last = states_at(model, places, [*self.exits(model.layers, step), model.layers])
+        weights = torch.where(places.own, 1.0, self.of_prompts)
+        weights = weights / weights.sum()
+        lost = (divergence(model.unembed(last), top, likely) * weights).sum()
+        among = torch.cat([trained.frequent, top.flatten(), torch.randint(model.vocab_size, (self.drawn,))]).unique()
+        numbers, rows = torch.searchsorted(among, top), model.network.get_output_embeddings().weight[among]
         losses = []
         for states in inner:
-            logits = model.unembed(states)
-            losses.append((F.cross_entropy(logits, top[:, 0]) + divergence(logits, top, likely).mean()) / 2)
+            logits = F.linear(model.unembed.normed(states), rows).float()
+            right = F.cross_entropy(logits, numbers[:, 0], reduction="none")
+            losses.append(((right + divergence(logits, numbers, likely)) / 2 * weights).sum())
         inside = torch.stack(losses).mean()
         return Loss(self.protect * lost + inside, len(top), shown=inside.detach())
 
@@ -260,7 +282,7 @@ class Joint(Training):
         layers = [layer for layer in self.shown if layer < model.layers]
         found: list[Tensor] = []
         for batch in packs(texts, self.tokens, random.Random(SEED)):
-            states = states_at(model, batch, [*layers, model.layers])
+            states = states_at(model, of_outputs(batch, model.device), [*layers, model.layers])
             tokens = torch.cat([text.output for text in batch]).to(model.device)
             found.append(torch.stack([tokens, *(model.unembed(one).argmax(-1) for one in states)]).cpu())
         original, *inner, last = torch.cat(found, dim=1)
@@ -272,12 +294,37 @@ class Joint(Training):
         }
 
 
-def states_at(model: Model, texts: list[OwnText], layers: list[int]) -> list[Tensor]:
-    """The states [n, hidden_size] of some layers at the places that predict the outputs' tokens."""
-    ids, rows, at = padded(texts, model.device)
+class Places(NamedTuple):
+    """Places of texts that predict the token after them: ids [texts, tokens], padded on the right; of each place its
+    text, its position, and whether the token after it is of the output.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    at: Tensor
+    own: Tensor
+
+
+def of_outputs(texts: list[OwnText], device: torch.device) -> Places:
+    """The places that predict the outputs' tokens."""
+    ids, rows, at = padded(texts, device)
+    return Places(ids, rows, at, torch.ones_like(rows, dtype=torch.bool))
+
+
+def every_place(texts: list[OwnText], device: torch.device) -> Places:
+    """All places but the last of each text."""
+    ids = padded(texts, device)[0]
+    at = torch.arange(ids.shape[1] - 1, device=device)
+    ends, starts = (torch.tensor(each, device=device)[:, None] for each in zip(*((len(t.ids), t.start) for t in texts)))
+    rows, at = (at < ends - 1).nonzero(as_tuple=True)
+    return Places(ids, rows, at, at >= starts[rows, 0] - 1)
+
+
+def states_at(model: Model, places: Places, layers: list[int]) -> list[Tensor]:
+    """The states [n, hidden_size] of some layers at these places."""
     with block_states(model.blocks) as states:
-        model.network.base_model(input_ids=ids, use_cache=False)
-    return [states[layer][rows, at] for layer in layers]
+        model.network.base_model(input_ids=places.ids, use_cache=False)
+    return [states[layer][places.rows, places.at] for layer in layers]
 
 
 @dataclass(frozen=True)
@@ -296,10 +343,7 @@ class Draft(Training):
 
     def begin(self, model: Model, work: Path, out: Path) -> tuple[DraftBlock, dict]:
         """A new block is a copy of one of the model's own."""
-        counts: Counter[int] = Counter()
-        for file in sorted(self.outputs(work).glob("training-*.safetensors")):
-            counts.update(token for text in read_texts(file) for token in text.output.tolist())
-        tokens = torch.tensor(sorted(token for token, _ in counts.most_common(self.head)))
+        tokens = most_written(self.outputs(work), self.head)
         layer = self.layer if self.kind == "block" else model.layers
         found = DraftBlock(model, self.kind, layer, tokens).to(model.device)
         if not (out / FILE).exists():
