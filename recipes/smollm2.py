@@ -29,7 +29,18 @@ from eelib.models.probe import block_states
 from eelib.tracing.decode import state_at
 from recipes.card import save_card
 from recipes.losses import divergence
-from recipes.own_outputs import CHUNK, HELD_OUT, TOP, OwnText, Prompts, batches, file_of, make_outputs, packs, read_texts
+from recipes.own_outputs import (
+    CHUNK,
+    HELD_OUT,
+    TOP,
+    OwnText,
+    Prompts,
+    batches,
+    file_of,
+    make_outputs,
+    packs,
+    read_texts,
+)
 from recipes.texts import SEED
 from recipes.training import Loss, Optimizer, Schedule, quicker, train
 
@@ -238,7 +249,10 @@ class Joint(Training):
         """The updates in bfloat16, in PEFT's own form."""
         out.mkdir(parents=True, exist_ok=True)
         kept = {k: v.detach().bfloat16().cpu().contiguous() for k, v in get_peft_model_state_dict(trained).items()}
-        write_atomically(out / "adapter_model.safetensors", save(kept, {"format": "pt", "model_hash": model.hash, "leg": json.dumps(leg)}))
+        write_atomically(
+            out / "adapter_model.safetensors",
+            save(kept, {"format": "pt", "model_hash": model.hash, "leg": json.dumps(leg)}),
+        )
         options = trained.peft_config["default"]
         options.base_model_name_or_path, options.inference_mode = START, True
         options.save_pretrained(str(out))
