@@ -1,5 +1,6 @@
 """What every notebook starts from: a model, its tasks, one trace per task, and one frame of all their tokens."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.common.values import check_name
+from eelib.models.checkpoint import path_of
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import repeated
 from eelib.tasks.task import Task, kind_named, load_task, task_names
@@ -100,6 +102,12 @@ class Study:
     def name(self) -> str:
         """The model's name in sentences; captions add how its weights are stored."""
         return (self.model.title or self.model.name).partition(",")[0]
+
+    @property
+    def objective(self) -> str:
+        """What the model was trained for, as its card says; empty where it has none."""
+        card = Path(path_of(self.parameters.model)) / "card.json"
+        return str(json.loads(card.read_text(encoding="utf-8")).get("objective", "")) if card.is_file() else ""
 
     @property
     def layers(self) -> int:
@@ -256,6 +264,44 @@ def studies_beside(p: Parameters) -> list[Study]:
             )
         asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens, "template": ""}
         found.append(Study(p, model=model, tasks=tasks, **asked))
+    return found
+
+
+def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
+    """A study of `model` and one of `after`, the same model after joint optimization, on the same prompts.
+
+    Raises:
+        ParameterError: one line, where `after` is empty or a model of another shape.
+    """
+    if not p.after:
+        raise ParameterError("parameter after is empty; this notebook compares a model with another training of it")
+    with as_parameter_error():
+        models = [load_model(name, dtype=p.dtype, device=p.device) for name in (p.model, p.after)]
+    shapes = [(m.kind, m.layers, m.hidden_size, m.vocab_size) for m in models]
+    if shapes[0] != shapes[1]:
+        raise ParameterError(
+            f"parameter after is {p.after!r}, whose kind, layers, width and vocabulary are {shapes[1]}; those of "
+            f"{p.model!r} are {shapes[0]}"
+        )
+    return Study(p, pairs, loaded=models[0]), Study(p, pairs, model=p.after, loaded=models[1])
+
+
+def pairs_beside(p: Parameters) -> list[tuple[Study, Study]]:
+    """The pairs that the parameter `others` names, as in "A > B on classification/sst2; C > D on E,F".
+
+    Raises:
+        ParameterError: one line, for an entry of another form.
+    """
+    found = []
+    for entry in filter(None, (part.strip() for part in p.others.split(";"))):
+        models, _, tasks = (part.strip() for part in entry.rpartition(" on "))
+        before, _, after = (part.strip() for part in models.partition(">"))
+        if not (before and after):
+            raise ParameterError(
+                f"parameter others holds {entry!r}; allowed are entries such as 'A > B on translation/*', several with "
+                "semicolons, or nothing"
+            )
+        found.append(pair_of(Parameters({**p, "model": before, "after": after, "tasks": tasks})))
     return found
 
 

@@ -26,12 +26,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "{scale_shallow_depth:.0f}% of the depth ({scale_shallow_depth±:.0f}) with {scale_shallow_blocks:.0f} blocks, "
         "and after {scale_deep_depth:.0f}% ({scale_deep_depth±:.0f}) with {scale_deep_blocks:.0f}.",
     ),
-    "joint_optimization": (
-        "After {half:.0f} of {depth:.0f} layers the top token is the final one for {agreement_half_before:.0f}% of "
-        "tokens; once the model is trained to answer from every layer, for {agreement_half_after:.0f}%.",
-        "The mean exit layer goes from {avg_first_before:.1f} to {avg_first_after:.1f}; quality is surely lower on "
-        "{worse:.0f} of {learnt_tasks:.0f} tasks.",
-    ),
     "monotonicity": (
         "From one layer to the next, {name} gives the final token a higher probability at "
         "{rising_final_probability:.0f}% of steps; for {never_falling_final_probability:.0f}% of tokens it never "

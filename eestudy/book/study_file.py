@@ -17,7 +17,7 @@ from eestudy.book.study_schema import WHOLE, read_study
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 GENERATED = BOOK / "generated"
 LENS = "pocket-llama"  # the model that runs in the page `lens`
-KEPT = ("ablation", "scale")  # figures in data/ of trainings that are not shipped, by the analysis that reads them
+KEPT = ("ablation", "scale")  # folders of data/ with figures of trainings that are not shipped
 HOST_GB = 16  # of a job on a GPU: weights of 7 billion parameters in 16 bits pass through it
 OF_TRACES = (  # parameters that decide on traces, and where these lie
     "model",
@@ -127,7 +127,7 @@ class StudyFile:
         source = notebook_file(notebook)
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
         code = modules(source)
-        kept = [name for name in KEPT if f"eestudy/old/analysis/{name}.py" in code]
+        kept = [name for name in KEPT if f'data_folder(\\"{name}\\"' in said or f"analysis/{name}.py" in str(code)]
         return [str(source), *code, *data_behind(model, said, "papers", "models/pocket-tagger", *kept)]
 
     def worker_sources(self, model: str) -> list[str]:

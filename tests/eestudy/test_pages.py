@@ -17,7 +17,14 @@ from test_planted_verdicts import SATURATION, questions, wide_model
 import eelib
 from checks.tiny_texts import WINDOW, tokenizer_for
 
-NEW = ("saturation", "length", "difficulty", "sublayers", "subwords")  # notebooks that show their computation
+NEW = (
+    "saturation",
+    "length",
+    "difficulty",
+    "sublayers",
+    "subwords",
+    "joint_optimization",
+)  # notebooks that show their computation
 
 
 @pytest.mark.parametrize("verdict", SATURATION)
@@ -333,6 +340,47 @@ def test_subwords(name, llama, tmp_path):
     assert found["overall"]["inside"]["estimate"] == pytest.approx(gap)
 
 
+LATE, MIDDLE_OF_THREE = (exits([layer], 3)[0] for layer in (3, 2))
+EARLY = np.array([False, True, False, True])  # "first" at layer 1, by which P-J3 goes; "stable" as late as LATE
+# Before and after: JS divergence and cosine of every two layers, and where most tokens agree with the end.
+JOINT = {
+    "holds": ((0.5, 0.6, LATE), (0.1, 0.61, EARLY)),
+    "does not hold": ((0.1, 0.6, EARLY), (0.5, 0.8, LATE)),
+}
+
+
+def plant_pairs(model, task, folder, js, cosine, agrees):
+    """A trace in which every fifth token agrees from the middle on, and all layers are equally like each other but for
+    those of every seventh output: groups that are all alike show nothing.
+    """
+
+    def of_tokens(tokens):
+        odd = (tokens["position"] % 5 == 0) | ((tokens["position"] == 1) & (tokens["sequence"] % 7 == 0))
+        return np.where(odd.to_numpy()[:, None], MIDDLE_OF_THREE, agrees)
+
+    sequence = plant(model, task, folder, of_tokens, STEPS, pairs=32).tokens["sequence"].to_numpy()
+
+    def alike(found):
+        other = 1 + 0.01 * (sequence[found["row"]] % 7 == 0)[:, None]
+        return {name: np.ones_like(found[name]) * value * other for name, value in (("js", js), ("cosine", cosine))}
+
+    rewrite(model, task, folder, "pairs-32", alike)
+
+
+@pytest.mark.parametrize("verdict", JOINT)
+def test_joint_optimization(verdict, planted_model, planted_tasks, tmp_path):
+    """After it, distributions nearer, states as they were, exits earlier; or further, more alike, and later."""
+    after = eelib.load_model(str(families.save("gpt2", tmp_path / "after", seed=1)), device="cpu")
+    for model, state in zip((planted_model, after), JOINT[verdict]):
+        for name in planted_tasks:
+            plant_pairs(model, eelib.load_task(name), tmp_path / "runs", *state)
+    models = {"model": str(tmp_path / "gpt2"), "after": str(tmp_path / "after"), "others": ""}
+    space, _ = run_page("joint_optimization", **asked(tmp_path, planted_model.name, ",".join(planted_tasks)) | models)
+    found = result(space)
+    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict.fromkeys(("P-J1", "P-J2", "P-J3"), verdict)
+    assert found["overall"]["lost"]["estimate"] == 0  # both write the references
+
+
 @pytest.mark.parametrize("notebook", NEW)
 @pytest.mark.parametrize("family, rows", [("gpt2", 5), ("t5", 5), ("bert_labels", 40)])
 def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
@@ -345,7 +393,8 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
         ]
     name = tmp_path / ("tiny.mnli.jsonl" if family == "bert_labels" else "tiny.de-en.jsonl")
     name.write_text("\n".join(map(json.dumps, texts_of)))
-    space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)))
+    more = {"after": str(folder_of(family)), "others": ""} if notebook == "joint_optimization" else {}
+    space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more)
     found = result(space)
     assert {row["verdict"] for row in found["claims"]} <= {"not testable here", "not applicable"}
     assert "nothing can be concluded" in found["answer"] and not re.search(r"\bnan\b", texts(shown), re.IGNORECASE)

@@ -9,9 +9,7 @@ from eestudy.old.analysis.gate_rules import FIXED, FREE
 from eestudy.old.analysis.gates import ORACLE
 from eestudy.old.figures import (
     architectures,
-    front,
     gates,
-    joint,
     keys_values,
     mee,
     monotonicity,
@@ -83,10 +81,6 @@ def of_gates(**more):
 FIGURES = {
     "architectures, depth": lambda: architectures.depth_figure(depth_curves()),
     "architectures, time": lambda: architectures.speed_figure(*times()),
-    "front": lambda: front.agreement_figure(
-        {name: [interval(20), interval(60)] for name in ("before", "after")},
-        {"before": "m", "after": "m, trained for it"},
-    )[0],
     "gates, curves": lambda: gates.trade_figure(*gate_tables(), 12),
     "gates, exits": lambda: gates.exits_figure(of_gates(**{"exit layer": interval(3), "optimal": interval(2)}), 12),
     "gates, reliability": lambda: gates.reliability_figure(
@@ -106,17 +100,6 @@ FIGURES = {
         ),
         0.95,
         ("entropy",),
-    ),
-    "joint, pairs": lambda: joint.pairs_figure(
-        {name: {state: np.eye(2) for state in ("before", "after")} for name in list(joint.SIMILARITIES)[:2]}
-    ),
-    "joint, layers": lambda: joint.layers_figure(
-        {readout: {s: curve("layer") for s in ("before", "after")} for readout in ("confidence", "agreement")}
-    ),
-    "joint, trade": lambda: joint.trade_figure(
-        pd.DataFrame(
-            {"label": ["a", "b"], "learnt": [True, False], "layers": [interval()] * 2, "quality": [interval(2)] * 2}
-        )
     ),
     "keys and values": lambda: keys_values.position_figure(
         {"m": tuple(pd.concat(curve("bin", way=way) for way in keys_values.LOOKS) for _ in range(2))}
