@@ -1,4 +1,4 @@
-"""A Sphinx extension: a page of results begins with its answer; its parameters and its details are folded.
+"""A Sphinx extension: a page of results begins with its answer; parameters and details are folded.
 
 A notebook computes its answer, in a cell tagged `answer`, before it can show it; the book moves this cell under the
 title. The verdicts' chips, which `python -m eestudy.book` writes from the results, stand below it.
@@ -65,9 +65,7 @@ def read(app: Any, name: str, content: list[str]) -> None:
 
 
 def fold_details(app: Any, document: nodes.document) -> None:
-    """Sphinx's `doctree-read`: folds what stands below the heading Details of a page of results."""
-    if not app.env.docname.startswith("results/"):
-        return
+    """Sphinx's `doctree-read`: folds what stands below the heading Details."""
     for section in list(document.findall(nodes.section)):
         if section.children and section[0].astext() == "Details":
             opened = '<details class="ee-details"><summary>Show the details</summary>'

@@ -1,4 +1,4 @@
-"""The scoreboard: every claim and its verdict, by model; what could not be judged apart."""
+"""The scoreboard: every claim and its verdict, by model; informative ones first, what weighs less below, folded."""
 
 from html import escape
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 
 from eestudy.book.html import raw
-from eestudy.book.standing import picture
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import (
     DECIDED,
@@ -18,6 +17,7 @@ from eestudy.book.verdicts import (
     Written,
     after_holm,
     chip,
+    less,
     place,
     source,
     tally,
@@ -30,27 +30,40 @@ from eestudy.claims import Claim, amended, claims, judging, wanted
 from eestudy.markup.markdown import interval, table, text
 from eestudy.markup.offers import as_csv, offered
 from eestudy.markup.text import PLAIN
-from eestudy.old.statistics.interval import short_p
 
 NO_RUN = "Its notebook was not run."
 
 
 def scoreboard(study: StudyFile, results: Written) -> str:
-    """For each model a tally, a picture, the judged claims and the others; then what was amended."""
-    pieces = []
+    """For each model a tally and its informative verdicts; then the other verdicts, what was not judged, amendments."""
+    pieces, folded = [], []
     for model in study.models:
         judged = verdicts(results, model)
         able = [pair for pair in judged if pair[1]["verdict"] in JUDGED]
-        others = [pair for pair in judged if pair[1]["verdict"] not in JUDGED]
-        here = place(study, model).partition("#")[2]
-        shown = picture(able, f"#{here}", model)
-        pieces += [f"## {text(model)}\n", raw(tiles(judged)), tally(model, judged), shown]
-        if able:
-            pieces.append(raw(judged_table(model, able, after_holm(judged), results, here)))
+        first = [pair for pair in able if not less(pair[1])]
+        second, others = [pair for pair in able if less(pair[1])], [pair for pair in judged if pair not in able]
+        here, corrected = place(study, model).partition("#")[2], after_holm(judged)
+        pieces += [f"## {text(model)}\n", raw(tiles(first)), tally(model, judged)]
+        if first:
+            pieces.append(raw(judged_table(model, first, corrected, results, here)))
+        if second:
+            folded += [f"### Verdicts that weigh less, {text(model)}\n"]
+            folded.append(raw(judged_table(model, second, corrected, results, here)))
         if others:
-            pieces += [f"### Not judged on {text(model)}\n", raw(others_table(model, others, results, here))]
-    pieces.append(amendments())
-    return "\n".join(pieces)
+            folded += [f"### Not judged on {text(model)}\n", raw(others_table(model, others, results, here))]
+    return "\n".join([*pieces, changes(), "## Details\n", *folded, amendments()])
+
+
+def changes() -> str:
+    """How many claims there are, how many of them were amended, and how often after a verdict had been seen."""
+    made = [(claim.id, change) for claim in claims() for change in claim.amended]
+    late = sum("been seen" in change["why"] for _, change in made)
+    return (
+        f"## Fixed beforehand, and amended\n\nThe {len(claims())} claims were written down before their first run. "
+        f"Since then {len({name for name, _ in made})} of them were amended, {len(made)} times in all, {late} of "
+        f"these after a verdict had been seen; the rules of judging were changed {len(judging())} times. Each amendment, "
+        "with the earlier words, stands in the details below.\n"
+    )
 
 
 def judged_table(model: str, judged: list[Judged], corrected: dict[str, float], results: Written, here: str) -> str:
@@ -146,7 +159,7 @@ def small(words: str | None) -> str:
 
 def written(p: float | None) -> str:
     """A p-value, as HTML."""
-    return "–" if p is None else escape(short_p(p))
+    return "–" if p is None else "&lt; 0.001" if p < 1e-3 else f"{p:.2g}"
 
 
 def amendments() -> str:
@@ -169,8 +182,8 @@ def amendments() -> str:
     ]
     rows = [[cell.replace("`", "") for cell in row] for row in rows]  # a cell's text is shown as it is
     shown = table(["Claim", "Amended", "Why", "Before"], rows, "Every amendment: when, why, and the earlier words.")
-    changed = f"## Claims that were amended\n\n{shown}" if rows else ""
-    return f"(when-fixed)=\n## When claims were fixed\n\n{since}\n\n{changed}"
+    changed = f"### Claims that were amended\n\n{shown}" if rows else ""
+    return f"(when-fixed)=\n### When claims were fixed\n\n{since}\n\n{changed}"
 
 
 def when(moment: dict[str, str]) -> str:

@@ -48,24 +48,23 @@ def after_holm(judged: list[Judged]) -> dict[str, float]:
 
 
 def tally(model: str, judged: list[Judged]) -> str:
-    """How many claims were judged on a model, how, and how many of the verdicts stand after Holm's correction."""
-    count = Counter(row["verdict"] for _, row in judged)
-    listed = ", ".join(f"{count[verdict]} {COUNTED[verdict]}" for verdict in JUDGED if count[verdict])
-    able, corrected = sum(count[verdict] for verdict in JUDGED), after_holm(judged)
-    said = f"{able} of the {len(judged)} claims on record were judged, on {text(model)} or the models named beside them"
-    left = [f"{count[UNTESTABLE]} {COUNTED[UNTESTABLE]}"] if count[UNTESTABLE] else []
-    left += [f"{count[NOT_APPLICABLE]} {COUNTED[NOT_APPLICABLE]}"] if count[NOT_APPLICABLE] else []
-    left += [f"{count[NOT_RUN]} not run"] if count[NOT_RUN] else []
+    """How many informative verdicts a model has, how many stand after Holm's correction, and what else there is."""
+    able = [(claim, row) for claim, row in judged if row["verdict"] in JUDGED]
+    first = [(claim, row) for claim, row in able if not less(row)]
+    counts = Counter(row["verdict"] for _, row in first)
+    listed = ", ".join(f"{counts[verdict]} {COUNTED[verdict]}" for verdict in JUDGED if counts[verdict])
+    corrected = after_holm(judged)
+    decided = [claim.id for claim, row in first if row["verdict"] in DECIDED]
+    standing = sum(corrected.get(name, 1.0) < LEVEL for name in decided)
+    said = f"{len(first)} verdicts on {text(model)}, or on the models named beside them, are informative"
     said += f": {listed}." if listed else "."
-    said += f" The others: {', '.join(left)}." if left else ""
-    decided = [claim.id for claim, row in judged if row["verdict"] in DECIDED]
-    if decided and corrected:
-        standing = sum(corrected.get(name, 1.0) < LEVEL for name in decided)
-        said += (
-            f" Of the {len(decided)} verdicts that are decided, {standing} stand after Holm's correction for all "
-            f"{len(corrected)} that were judged."
-        )
-    return f"{said}\n"
+    if decided:
+        said += f" {standing} of the {len(decided)} that are decided stand after Holm's correction"
+        said += f" for all {len(corrected)} that were judged."
+    left = Counter(row["verdict"] for _, row in judged if row["verdict"] not in JUDGED)
+    rest = [f"{len(able) - len(first)} verdicts weigh less"] if len(able) > len(first) else []
+    rest += [f"{count} claims are {verdict}" for verdict, count in left.items()]
+    return f"{said} Besides, {', '.join(rest)}.\n" if rest else f"{said}\n"
 
 
 def tiles(judged: list[Judged]) -> str:

@@ -143,7 +143,7 @@ def test_the_first_screen_says_what_was_found(width, height, pages, browser):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_verdicts_can_be_read_in_both_modes(scheme, pages, browser):
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    own = ":is(.ee-chip, .ee-lead, .ee-answer, .ee-cards, .ee-tally, .ee-standing, .ee-scoreboard)"
+    own = ":is(.ee-chip, .ee-lead, .ee-answer, .ee-cards, .ee-tally, .ee-scoreboard)"
     for address in ("intro.html", "scoreboard.html", "results/smollm2-135m-instruct/saturation.html"):
         browser.open(address)
         assert not browser.faint(f"{own}, {own} *", 5), address
@@ -158,7 +158,7 @@ def test_the_scoreboard_fits_its_page_and_is_cards_on_a_phone(width, pages, brow
     browser.open("scoreboard.html")
     shown = browser.run("""(() => {
         const article = document.querySelector('.bd-article').getBoundingClientRect();
-        const cells = [...document.querySelectorAll('.ee-scoreboard tbody :is(td, th), .ee-standing .ee-track')];
+        const cells = [...document.querySelectorAll('.ee-scoreboard tbody :is(td, th)')];
         return {
             outside: cells.filter(cell => cell.getBoundingClientRect().right > article.right + 1).length,
             cards: getComputedStyle(document.querySelector('.ee-scoreboard tbody tr')).display === 'block',
