@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from eestudy.book.verdicts import JUDGED, Written
+from eestudy.book.verdicts import JUDGED
 from eestudy.old.statistics.interval import Interval
 
 # By notebook. A claim's id stands for its estimate, "ID bound" for the claim's threshold, "ID on" for the model or
@@ -70,13 +70,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "depth, {fails the schema, full depth%:.0f}% ({fails the schema, full depth%±:.0f}) do.",
     ),
 }
-# Over all notebooks: NOTEBOOK/KEY.
-# M's main question, and what the run says of it.
-CONFIDENCE = (
-    "In {monotonicity/name}, the probability of the final token never falls from one layer to the next for "
-    "{monotonicity/never_falling_final_probability:.0f}% of tokens; of all steps, "
-    "{monotonicity/rising_final_probability:.0f}% raise it.",
-)
 
 
 class Ends(NamedTuple):
@@ -154,12 +147,3 @@ def sentences(patterns: Iterable[str], known: Figures) -> str:
 def answer(notebook: str, result: Mapping[str, Any]) -> str:
     """What a page found, as plain text; nothing for a notebook that is not known here."""
     return sentences(ANSWERS.get(notebook, ()), figures(result))
-
-
-def together(results: Written, model: str) -> Figures:
-    """The figures of all of a model's notebooks, under NOTEBOOK/KEY."""
-    kept: dict[str, Any] = {}
-    for (name, notebook), result in results.items():
-        if name == model:
-            kept |= figures(result, f"{notebook}/").kept
-    return Figures(kept)

@@ -7,7 +7,7 @@ import yaml
 from eelib.common.files import data_folder
 from eestudy.book.answered import ANSWERS
 from eestudy.book.engine import engine
-from eestudy.book.front import confidence, front, page_answer, questions
+from eestudy.book.front import front, page_answer, questions
 from eestudy.book.models import clone, models
 from eestudy.book.pages import cards, findings, runs
 from eestudy.book.papers import papers
@@ -27,7 +27,6 @@ def main() -> None:
     fragments = {
         "front": front(study, results),
         "questions": questions(study, results),
-        "confidence": confidence(study, results),
         "findings": findings(study, results),
         "scoreboard": scoreboard(study, results),
         "cards": cards(),

@@ -3,30 +3,28 @@
 import re
 from html import escape
 
-from eestudy.book.answers import CONFIDENCE, answer, sentences, together
+from eestudy.book.answers import answer
 from eestudy.book.html import raw
-from eestudy.book.notebooks import front_figure, heading
+from eestudy.book.notebooks import front_figures, heading
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import Written, chips, place, verdicts
 from eestudy.markup.markdown import text
 from eestudy.markup.text import PLAIN
 
-LEAD = ("saturation", "speed")  # notebooks whose answers open the first page
+LEAD = ("saturation", "gates", "speed")  # notebooks whose main sentences open the first page
+MAIN = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)  # of an answer, in bold
+NEXT = {"Try it": "lens.html", "Run it on your model": "run_on_your_model.html", "Cite": "files/cite.bib"}
 
 
 def front(study: StudyFile, results: Written) -> str:
-    """The answer: sentences and a figure of the study's first model."""
+    """The first screen: the main sentence of some pages, what to do next, and figures of the study's first model."""
     model = next(iter(study.models))
     answers = [results.get((model, notebook), {}).get("answer", "") for notebook in LEAD]
-    said = in_plain_text(" ".join(filter(None, answers)))
+    said = " ".join(filter(None, map(main_sentence, answers)))
     pieces = [raw(f'<p class="ee-lead {PLAIN}">{escape(said)}</p>')] if said else []
-    return "\n".join([*pieces, front_figure(model, study.notebooks_of(model))])
-
-
-def confidence(study: StudyFile, results: Written) -> str:
-    """M's main question, and what the first model that can says of it."""
-    found = (sentences(CONFIDENCE, together(results, model)) for model in study.models)
-    return text(next(filter(None, found), "")) + "\n"
+    links = "".join(f'<a href="{address}">{words}</a>' for words, address in NEXT.items())
+    pieces.append(raw(f'<p class="ee-next">{links}</p>'))
+    return "\n".join([*pieces, front_figures(model, study.notebooks_of(model))])
 
 
 def questions(study: StudyFile, results: Written) -> str:
@@ -37,7 +35,7 @@ def questions(study: StudyFile, results: Written) -> str:
         for notebook in study.notebooks_of(model):
             subject, _, question = heading(notebook).partition(": ")
             result = results.get((model, notebook), {})
-            said = in_plain_text(result["answer"]) if result.get("answer") else answer(notebook, result)
+            said = main_sentence(result.get("answer", "")) or answer(notebook, result)
             judged = verdicts(results, model, notebook)
             cards.append(
                 f'<li><p class="ee-title"><a href="results/{escape(model, quote=True)}/{notebook}.html">'
@@ -49,9 +47,11 @@ def questions(study: StudyFile, results: Written) -> str:
     return "\n".join(pieces)
 
 
-def in_plain_text(markdown: str) -> str:
-    """A page's answer without its markup: bold, and backslashes before what is none."""
-    return re.sub(r"\\(?=[\\`*_{}\[\]<>$|#~:-])", "", markdown.replace("**", ""))
+def main_sentence(markdown: str) -> str:
+    """What is bold in a page's answer, as plain text: its main sentence."""
+    found = MAIN.search(markdown)
+    said = re.sub(r"\\(?=[\\`*_{}\[\]<>$|#~:-])", "", found[1]) if found else ""
+    return f"{said.rstrip('.')}." if said else ""
 
 
 def page_answer(study: StudyFile, results: Written, model: str, notebook: str) -> str:

@@ -1,13 +1,11 @@
-"""What the book takes from the notebooks: from a source its title, from an executed one a figure and its time."""
+"""What the book takes from the notebooks: from a source its title, from an executed one figures and its time."""
 
-import base64
 import json
 from collections.abc import Iterable
 from typing import Any
 
 from eestudy.book.html import raw
-from eestudy.book.study_file import BOOK, GENERATED, notebook_file
-from eestudy.markup.markdown import text
+from eestudy.book.study_file import BOOK, notebook_file
 
 
 def heading(notebook: str) -> str:
@@ -23,21 +21,9 @@ def executed(model: str, notebook: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def front_figure(model: str, notebooks: Iterable[str]) -> str:
-    """The figure of the first cell tagged `front-page` in the executed notebooks of a model."""
+def front_figures(model: str, notebooks: Iterable[str]) -> str:
+    """What the cells tagged `front-page` show in the executed notebooks of a model: figures and grids, as HTML."""
     cells = (cell for notebook in notebooks for cell in executed(model, notebook).get("cells", []))
-    for cell in cells:
-        if "front-page" not in cell["metadata"].get("tags", []):
-            continue
-        for output in cell.get("outputs", []):
-            data, metadata = output.get("data", {}), output.get("metadata", {})
-            if "<img" in (html := "".join(data.get("text/html", ""))) or "<svg" in html:
-                return raw(html)
-            for kind, suffix in (("image/svg+xml", "svg"), ("image/png", "png")):
-                if kind in data:
-                    content = "".join(data[kind])
-                    path = GENERATED / f"{model}.{suffix}"
-                    path.write_bytes(base64.b64decode(content) if suffix == "png" else content.encode())
-                    alt = metadata.get("alt") or metadata.get(kind, {}).get("alt", "")
-                    return f"![{text(alt)}]({path.relative_to(BOOK)})\n"
-    return ""
+    tagged = (cell for cell in cells if "front-page" in cell["metadata"].get("tags", []))
+    shown = ("".join(out.get("data", {}).get("text/html", "")) for cell in tagged for out in cell.get("outputs", []))
+    return "\n".join(raw(html) for html in shown if "<img" in html or "<table" in html)

@@ -17,6 +17,7 @@ from eestudy.book.study_schema import WHOLE, read_study
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 GENERATED = BOOK / "generated"
 LENS = "pocket-llama"  # the model that runs in the page `lens`
+APPENDIX = ("scoreboard", "glossary", "methods", "papers", "cards", "engine", "runs", "references")
 KEPT = ("ablation", "scale")  # folders of data/ with figures of trainings that are not shipped
 HOST_GB = 16  # of a job on a GPU: weights of 7 billion parameters in 16 bits pass through it
 OF_TRACES = (  # parameters that decide on traces, and where these lie
@@ -159,12 +160,13 @@ class StudyFile:
 
     def contents(self) -> dict[str, Any]:
         """The table of contents, as Jupyter Book reads it: a page per model and notebook between the prose pages."""
-        captions = {"The study": ["lens", "run_on_your_model"]}
-        captions |= {
-            f"Results: {model}": [f"results/{model}/{notebook}" for notebook in self.notebooks_of(model)]
-            for model in self.models
+        pages = {
+            model: [f"results/{model}/{notebook}" for notebook in self.notebooks_of(model)] for model in self.models
         }
-        captions["All together"] = ["scoreboard", "papers", "cards", "engine", "runs", "references"]
+        first, *others = pages
+        captions = {f"The study: {first}": pages[first], "Use it": ["lens", "run_on_your_model"]}
+        captions |= {f"Appendix: {model}": pages[model] for model in others}
+        captions["Appendix"] = [*APPENDIX]
         parts = [
             {"caption": caption, "chapters": [{"file": page} for page in pages]} for caption, pages in captions.items()
         ]

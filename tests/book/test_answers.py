@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eestudy.book.answers import ANSWERS, CONFIDENCE, Figures, answer, figures, sentences, together
+from eestudy.book.answers import ANSWERS, answer, figures, sentences
 
 ROOT = Path(__file__).parents[2]
 RESULT = {
@@ -53,15 +53,8 @@ def test_a_sentence_that_lacks_a_figure_leaves_the_others():
     assert sentences(["One {bare:.0f}.", "Two {nowhere}.", "Three {name}."], figures(RESULT)) == "One 3. Three a-model."
 
 
-def test_figures_of_several_notebooks_do_not_mix():
-    other = {"overall": {"share": {"estimate": 0.25}}, "claims": []}
-    known = together({("m", "a"): RESULT, ("m", "b"): other, ("n", "c"): RESULT}, "m")
-    assert (known["a/share"], known["b/share%"], known["a/P-S2"]) == (0.5, 25, 0.3)
-    assert not any(key.startswith("c/") for key in known)
-
-
 def test_no_answer_has_a_typed_number():
-    for pattern in [*CONFIDENCE, *(pattern for patterns in ANSWERS.values() for pattern in patterns)]:
+    for pattern in (pattern for patterns in ANSWERS.values() for pattern in patterns):
         assert not re.search(r"\d", re.sub(r"\{[^}]*\}", "", pattern)), pattern
 
 
@@ -70,4 +63,4 @@ def test_answers_are_of_notebooks_of_the_project():
 
 
 def test_an_unknown_notebook_has_none():
-    assert answer("tiny", RESULT) == "" and sentences(CONFIDENCE, Figures({})) == ""
+    assert answer("tiny", RESULT) == ""

@@ -7,7 +7,7 @@ import pytest
 from book_built import HTML, ROOT, slow
 from book_checks import CHECKS, answers, of_results
 
-from eestudy.book.answers import ANSWERS, CONFIDENCE, figures, sentences, together
+from eestudy.book.answers import ANSWERS, figures, sentences
 from eestudy.book.study_file import StudyFile
 from eestudy.claims import claims
 
@@ -21,8 +21,6 @@ def test_no_sentence_of_an_answer_is_left_out(pages):
     for (_, notebook), result in results.items():
         for pattern in ANSWERS[notebook]:
             assert sentences([pattern], figures(result)), (notebook, pattern)
-    for pattern in CONFIDENCE:
-        assert sentences([pattern], together(results, "m")), pattern
 
 
 @slow

@@ -1,7 +1,6 @@
 """The first page's parts."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from bs4 import BeautifulSoup
@@ -45,5 +44,4 @@ def test_an_answer_links_to_the_scoreboard_from_two_folders_down(study):
 
 def test_an_answer_is_no_markup(study):
     results = {("m", "speed"): {"answer": "**<img src=x onerror=alert(1)>** is a name", "overall": {}, "claims": []}}
-    assert "&lt;img src=x onerror=alert(1)&gt; is a name" in page.front(study, results)
-    assert page.confidence(SimpleNamespace(models={"m": {}}), {}) == "\n"
+    assert "&lt;img src=x onerror=alert(1)&gt;." in page.front(study, results)

@@ -46,7 +46,7 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
         "runs_folder": "runs",
         "results_folder": "results",
     }
-    assert {"file": "results/model/length"} in study.contents()["parts"][1]["chapters"]
+    assert {"file": "results/model/length"} in study.contents()["parts"][0]["chapters"]
 
 
 @pytest.mark.parametrize(
