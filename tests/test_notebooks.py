@@ -87,7 +87,8 @@ def runs(tmp_path_factory):
         "keys_values": {"after": after, "sequences": 3},
         "speed": {"after": after, "sequences": 3, "batch": 2},
         "production": {"after": after, "sequences": 2, "batches": 2, "structured": ""},
-        "monotonicity": {"after": after, "others": pairs, "weighted": after, "distilled": f"{after} at 1"},
+        "monotonicity": {"after": after, "first_exit": 1, "beside_tasks": "translation/de-en", "beside_limit": 4}
+        | {"plain": str(model), "weighted": after, "distilled": after, "beside_new_tokens": 4},
     }
 
     def run(notebook):
@@ -157,16 +158,6 @@ def test_a_checkpoint_beside_that_is_not_there_stops_with_one_clear_line(tmp_pat
     assert process.returncode != 0
     lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
     assert lines and "parameter beside: model 'pocket-none' could not be loaded" in lines[-1]
-    assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_a_first_exit_that_a_model_cannot_have_stops_with_one_clear_line(tmp_path):
-    notebook = ROOT / "notebooks/monotonicity.ipynb"
-    process = papermill(notebook, tmp_path / "out.ipynb", tmp_path, distilled="pocket-t5-free at 8")
-    assert process.returncode != 0
-    lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
-    assert lines and "'pocket-t5-free at 8'; allowed are layers 1 to 7 of pocket-t5-free" in lines[-1]
     assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+import families
 import numpy as np
 import pytest
 import torch
 from planted import STEPS, exits, plant, verdicts
-from test_planted_monotonicity import saved
 
 import eelib
 from eelib.exits.gates.state import TRAINED, save_gate, trained_gate
@@ -15,6 +15,16 @@ DEPTH, EARLY = 6, 3  # half of the tokens could leave at layer 3, the other half
 HOLDS, FAILS, UNTESTABLE = "holds", "does not hold", "not testable here"
 RISING, WAVERING = (0.1, 0.2, 0.3, 0.6, 0.62, 0.64, 0.66), (0.5, 0.5, 0.4, 0.5, 0.4, 0.5, 0.66)
 CLEAR, CLOSE = 0.5, 0.99  # the second probability, as a share of the first
+
+
+def saved(folder: Path, seed: int) -> Path:
+    """A checkpoint of six layers."""
+    small = families.build("gpt2", seed)
+    config = small.config
+    config.n_layer = DEPTH
+    type(small)(config).save_pretrained(folder)
+    families.tokenizer_for("causal").save_pretrained(folder)
+    return folder
 
 
 def readouts(telling: bool):

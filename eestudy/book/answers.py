@@ -26,13 +26,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "{scale_shallow_depth:.0f}% of the depth ({scale_shallow_depth±:.0f}) with {scale_shallow_blocks:.0f} blocks, "
         "and after {scale_deep_depth:.0f}% ({scale_deep_depth±:.0f}) with {scale_deep_blocks:.0f}.",
     ),
-    "monotonicity": (
-        "From one layer to the next, {name} gives the final token a higher probability at "
-        "{rising_final_probability:.0f}% of steps; for {never_falling_final_probability:.0f}% of tokens it never "
-        "falls.",
-        "Trained with M's weighted objective, {M-M2 on} has {M-M2%:.0f}% of tokens settled after a third of its "
-        "layers, where M has {M-M2 bound%:.0f}%.",
-    ),
     "gates": (
         "Of a model that was not trained for it, the best gate that keeps {least_quality:.0f}% of the quality saves "
         "{saved before%:.1f}% ({saved before%±:.1f}) of the layers; after training for it, {saved after%:.0f}% "

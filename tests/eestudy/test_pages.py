@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import families
 import nbformat
@@ -16,6 +17,7 @@ from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
 from checks.tiny_texts import WINDOW, tokenizer_for
+from eestudy.parameters import ParameterError
 
 NEW = (
     "saturation",
@@ -24,6 +26,7 @@ NEW = (
     "sublayers",
     "subwords",
     "joint_optimization",
+    "monotonicity",
 )  # notebooks that show their computation
 
 
@@ -90,11 +93,11 @@ LAYERS = 10  # M-D7 starts at layer 8, and the step into the last layer may not 
 LONG_FROM = 8  # prefixes of fewer tokens are of one kind, longer ones of the other: half of all, more of longer outputs
 
 
-def deep_model(folder):
-    """A checkpoint as tiny as may be, of LAYERS blocks."""
+def deep_model(folder, layers=LAYERS, seed=0):
+    """A checkpoint as tiny as may be."""
     tokenizer = tokenizer_for("causal")
-    torch.manual_seed(0)
-    size = {"n_embd": 16, "n_layer": LAYERS, "n_head": 2, "n_positions": WINDOW, "vocab_size": len(tokenizer)}
+    torch.manual_seed(seed)
+    size = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": WINDOW, "vocab_size": len(tokenizer)}
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     hf.GPT2LMHeadModel(hf.GPT2Config(**size, **ids)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -381,6 +384,92 @@ def test_joint_optimization(verdict, planted_model, planted_tasks, tmp_path):
     assert found["overall"]["lost"]["estimate"] == 0  # both write the references
 
 
+DEPTH, FIRST_EXIT = 6, 2  # with six layers, a sixth of the depth is a whole one
+RISING = np.array([0.1, 0.3, 0.6, 0.92, 0.93, 0.93, 0.94])  # of the best token: M's rule is met at layer 3, 0.9 too
+GROWING, PEAKING = np.arange(1, 8) / 10, np.array([0.1, 0.5, 0.9, 0.2, 0.3, 0.4, 0.5])
+# Exit layers of the plain and the weighted model, how much surer of the final token the distilled one is at layers 0 to
+# L (the plain one is GROWING), and verdicts on M-M1 to M-M5.
+MONOTONICITY = {
+    "early, steady, and a drop": (6, 1, PEAKING, "holds holds holds holds holds"),
+    "late, and no drop": (1, 6, GROWING + 0.2, "fails fails fails fails fails"),
+    "settled after a third, an exit that is not surer": (2, 2, GROWING - 0.05, "fails holds undecided none undecided"),
+}
+WORDS = {"fails": "does not hold", "none": "not applicable"}
+
+
+def planted_probabilities(final):
+    """Of each token the best token's probability RISING, the final one's as given; outputs differ by a little."""
+
+    def of(tokens):
+        less = 1 - 0.001 * (tokens["sequence"].to_numpy() % 5)[:, None]
+        best = np.concatenate([RISING[:, None], np.full((DEPTH + 1, 9), 0.001)], axis=1).ravel()
+        return {"topk_probability": best * less, "final_probability": final * less}
+
+    return of
+
+
+@pytest.fixture
+def objectives(tmp_path):
+    """objectives(name): parameters of a page on the plants of MONOTONICITY: a plain, a weighted, a distilled model."""
+    file = str(tmp_path / "tiny.de-en.jsonl")
+
+    def planted(name):
+        plain, weighted, peak, wanted = MONOTONICITY[name]
+        texts = 200 if wanted.endswith("holds") else 64  # what never happens in 64 texts may happen in 2% of them
+        (tmp_path / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, pairs(texts))))
+        task = eelib.load_task(file)
+        plants = {"plain": (plain, GROWING), "weighted": (weighted, GROWING), "distilled": (3, peak)}
+        for seed, (role, (layer, final)) in enumerate(plants.items()):
+            model = deep_model(tmp_path / role, DEPTH, seed)
+
+            def agrees(tokens, layer=layer):
+                other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
+                return exits(np.where(other, 3, layer), DEPTH)
+
+            plant(model, task, tmp_path / "runs", agrees, STEPS, planted_probabilities(final))
+        beside = {"beside_tasks": file, "beside_limit": 0, "beside_new_tokens": STEPS, "first_exit": FIRST_EXIT}
+        values = asked(tmp_path, tmp_path / "plain", file) | beside | {"after": str(tmp_path / "weighted")}
+        return values | {role: str(tmp_path / role) for role in plants}
+
+    return planted
+
+
+@pytest.mark.parametrize("name", MONOTONICITY)
+def test_monotonicity(name, objectives):
+    """The claims' verdicts, and by construction only where M-M4 holds; what changes against the same model before."""
+    plain, weighted, _, wanted = MONOTONICITY[name]
+    space = run_page("monotonicity", **objectives(name))[0]
+    found = {row["id"]: row for row in result(space)["claims"]}
+    assert [row["verdict"] for row in found.values()] == [WORDS.get(word, word) for word in wanted.split()]
+    assert [row["models"] for row in found.values()] == ["weighted"] * 3 + ["distilled", "weighted"]
+    assert ("close to true by construction" in found["M-M4"]["weights"]) == (found["M-M4"]["verdict"] == "holds")
+    own = space["own"]
+    usual = own[own["settled"] == plain]
+    assert own["never_falls"].all() and own["rule_stops"].all() and (own["rule_saved"] == 0.5).all()
+    assert (usual["rule_lost"] == (plain > 3)).all() and 0.95 < len(usual) / len(own) < 1
+    assert space["changes"]["third"].estimate == pytest.approx((weighted <= 2) * 1.0 - (plain <= 2), abs=0.05)
+
+
+def test_monotonicity_without_models_for_the_claims(objectives):
+    """The first four need them, and say which; the fifth is judged on the page's own model. Bad values: one line."""
+    values = objectives("late, and no drop")
+    space, shown = run_page("monotonicity", **values | dict.fromkeys(("after", "plain", "weighted", "distilled"), ""))
+    rows = result(space)["claims"]
+    assert all(
+        row["verdict"] == "not testable here" and "needs a model trained with" in row["reason"] for row in rows[:4]
+    )
+    assert (rows[4]["verdict"], rows[4]["models"]) == ("undecided", "plain") and "has no second model" in texts(shown)
+    deep_model(Path(values["model"]).parent / "deeper", DEPTH + 1)
+    for bad, part in (
+        ({"first_exit": DEPTH}, "first_exit is 6; allowed are 1 to 5"),
+        ({"after": str(Path(values["model"]).parent / "deeper")}, "parameter after"),
+        ({"after": "no-such-model"}, "no-such-model"),
+    ):
+        with pytest.raises(ParameterError, match=part) as caught:
+            run_page("monotonicity", **values | bad)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("notebook", NEW)
 @pytest.mark.parametrize("family, rows", [("gpt2", 5), ("t5", 5), ("bert_labels", 40)])
 def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
@@ -393,8 +482,8 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
         ]
     name = tmp_path / ("tiny.mnli.jsonl" if family == "bert_labels" else "tiny.de-en.jsonl")
     name.write_text("\n".join(map(json.dumps, texts_of)))
-    more = {"after": str(folder_of(family)), "others": ""} if notebook == "joint_optimization" else {}
-    space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more)
+    more = {"joint_optimization": {"after": str(folder_of(family)), "others": ""}, "monotonicity": {"after": ""}}
+    space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more.get(notebook, {}))
     found = result(space)
     assert {row["verdict"] for row in found["claims"]} <= {"not testable here", "not applicable"}
     assert "nothing can be concluded" in found["answer"] and not re.search(r"\bnan\b", texts(shown), re.IGNORECASE)

@@ -12,7 +12,6 @@ from eestudy.old.figures import (
     gates,
     keys_values,
     mee,
-    monotonicity,
     speed,
 )
 from eestudy.old.figures.drawn import drawn, look
@@ -111,21 +110,6 @@ FIGURES = {
             )
         },
         12,
-    ),
-    "monotonicity, settled": lambda: monotonicity.settled_figure(
-        [{"a": curve("depth"), "b": curve("depth", 0.1)}, {"c": curve("depth")}],
-        pd.DataFrame({"depth": [0.2], "unchanged": [0.75]}),
-    ),
-    "monotonicity, confidence": lambda: monotonicity.confidence_figure(
-        [{"a": curve("depth", deviation=0.5), "b": curve("depth", deviation=0.5)}],
-        {"b": pd.DataFrame({"low": [0.0], "high": [0.1], "probability": [0.3]})},
-        {"a": 0.5},
-    ),
-    "monotonicity, rising": lambda: monotonicity.rising_figure(
-        {
-            name: [{"a": curve("depth"), "b": curve("depth", 0.1)}, {"c": curve("depth")}]
-            for name in ("probability", "final_probability")
-        }
     ),
     "speed, race": lambda: speed.race_figure(
         pd.DataFrame(

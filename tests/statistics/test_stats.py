@@ -255,27 +255,3 @@ def test_what_is_too_little_and_what_is_no_data_are_told_apart_in_one_line(kind,
     with pytest.raises(kind, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
-
-
-def test_deviation_over_tasks_matches_loop_and_knows_nothing_of_the_means():
-    tasks = {name: sample(seed=seed)[1:] for seed, name in enumerate("ba")}
-    drawn = []
-    for number, name in enumerate(sorted(tasks)):
-        values, labels = tasks[name]
-        means = [
-            (mean_loop(values, w), mean_loop([v * v for v in values], w)) for w in row_weights(labels, seed=[0, number])
-        ]
-        drawn.append([square - mean**2 for mean, square in means])
-    spread = np.sqrt(np.mean([np.var(values) for values, _ in tasks.values()]))
-    variances = {name: np.var(values) for name, (values, _) in tasks.items()}
-    without = [
-        left_out(labels, lambda kept: math.sqrt(np.mean(list((variances | {name: np.var(values[kept])}).values()))))
-        for name, (values, labels) in sorted(tasks.items())
-    ]
-    close(
-        stats.bootstrap_unweighted_deviation_over_tasks(tasks, FEW), spread, np.sqrt(np.mean(drawn, axis=0)), *without
-    )
-    apart = {name: (values + 5 * shift, labels) for shift, (name, (values, labels)) in enumerate(tasks.items())}
-    assert stats.bootstrap_unweighted_deviation_over_tasks(apart, FEW)[:3] == pytest.approx(
-        stats.bootstrap_unweighted_deviation_over_tasks(tasks, FEW)[:3]
-    )

@@ -11,7 +11,6 @@ from eestudy.old.study.comparison import (
     check_pairs,
     check_there,
     config_of,
-    model_at_layer,
     models_beside,
     objectives,
     pairs_on_tasks,
@@ -132,18 +131,7 @@ def test_other_pairs_are_read():
             pairs_on_tasks("others", wrong)
 
 
-def test_a_model_and_a_layer_of_it(folder_of, one_line):
-    t5 = folder_of("t5")
-    depth = AutoConfig.from_pretrained(t5).num_decoder_layers
-    assert model_at_layer("distilled", f" {t5} at {depth - 1}") == (str(t5), depth - 1)
-    assert model_at_layer("distilled", " ") == ("", 0)
-    for text in (str(t5), f"{t5} at x", " at 2", f"{t5} at -1"):
-        one_line(
-            ParameterError, ("parameter distilled", "pocket-t5-free at 3"), lambda: model_at_layer("distilled", text)
-        )
-    for layer in (0, depth):
-        wrong = f"{t5} at {layer}"
-        one_line(ParameterError, (repr(wrong), f"1 to {depth - 1}"), lambda: model_at_layer("distilled", wrong))
+def test_a_model_that_is_not_there_is_refused_with_its_parameter(one_line):
     one_line(
         ParameterError, "parameter weighted: model 'no-such-model'", lambda: check_there("weighted", "no-such-model")
     )

@@ -17,7 +17,6 @@ from eestudy.old.study.study import (
     TEXT,
     Study,
 )
-from eestudy.parameters import ParameterError
 
 P_LAYERS = 32  # blocks of Llama-2-Chat-7B, on which P's Table 1 counts how early tokens are
 THIRD = 10  # of them: claim P-S2's third of the depth, a row of that table
@@ -79,43 +78,6 @@ def summary(trace: Trace, definition: str, seed: int = 0, with_eos: bool = False
     return {
         name: attempt(lambda: bootstrap_mean(v, groups, seed=seed, share=name == "perc")) for name, v in values.items()
     }
-
-
-def example_sequence(trace: Trace, wanted: int = -1, least: int = 8, most: int = 14) -> int:
-    """`wanted` if the trace has it; for -1 the first finished output of `least` to `most` tokens, else the shortest.
-
-    ParameterError where the trace does not have it.
-    """
-    table = trace.sequences
-    if wanted >= 0:
-        if wanted not in set(table["sequence"]):
-            last = table["sequence"].max()
-            raise ParameterError(f"example_sequence {wanted} is not in the trace; allowed: -1, or 0 to {last}")
-        return wanted
-    fits = table[(~table["truncated"]) & table["length"].between(least, most)]
-    return int((fits if len(fits) else table.sort_values("length"))["sequence"].iloc[0])
-
-
-def lens_grid(trace: Trace, sequence: int, k: int = 5) -> pd.DataFrame:
-    """Top-k of every block for one sequence (P, Figure 1c): one row per position and layer 1..L.
-
-    Columns: position, layer, topk_ids [k], topk_probability [k], token_id, and the exit layers `first` and `stable`.
-    """
-    rows = np.flatnonzero((trace.tokens["sequence"] == sequence).to_numpy())
-    tokens = trace.tokens.iloc[rows]
-    frame = pd.DataFrame(
-        {
-            "position": np.repeat(tokens["position"].to_numpy(), trace.layers),
-            "layer": np.tile(np.arange(1, trace.layers + 1), len(rows)),
-            "token_id": np.repeat(tokens["token_id"].to_numpy(), trace.layers),
-        }
-    )
-    for name in ("topk_ids", "topk_probability"):
-        values = trace[name][rows, 1:, :k]
-        frame[name] = list(values.reshape(-1, values.shape[-1]))
-    for definition in DEFINITIONS:
-        frame[definition] = np.repeat(trace.exit_layer(definition)[rows], trace.layers)
-    return frame
 
 
 def task_table(study: Study, seed: int = 0) -> pd.DataFrame:

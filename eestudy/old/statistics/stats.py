@@ -71,15 +71,6 @@ def bootstrap_unweighted_mean_over_tasks(
     return _weighted_sum(tasks, dict.fromkeys(tasks, 1 / max(len(tasks), 1)), draws, seed, share)
 
 
-def bootstrap_unweighted_deviation_over_tasks(tasks: Tasks, draws: int = DRAWS, seed: int = 0) -> Interval:
-    """Standard deviation of rows around their task's mean: the root of the mean over tasks of the variance."""
-
-    def root(variances: np.ndarray) -> np.ndarray:
-        return np.sqrt(variances.mean(axis=-1))
-
-    return _over_tasks(tasks, root, draws, seed, _variance)
-
-
 def bootstrap_unweighted_difference_over_tasks(
     a: Tasks, b: Tasks, draws: int = DRAWS, seed: int = 0, share: bool = True
 ) -> Interval:
@@ -248,11 +239,6 @@ def _over_tasks(
 def _ratio(totals: np.ndarray) -> np.ndarray:
     """Means [draws] from totals of values and of rows [draws, 2]."""
     return totals[:, 0] / totals[:, 1]
-
-
-def _variance(totals: np.ndarray) -> np.ndarray:
-    """Variances [draws] from totals of values, rows and squared values [draws, 3]; rounding takes none below 0."""
-    return np.maximum(totals[:, 2] / totals[:, 1] - _ratio(totals) ** 2, 0)
 
 
 def _sums(columns: list[np.ndarray], codes: np.ndarray, count: int) -> np.ndarray:

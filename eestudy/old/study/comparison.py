@@ -147,23 +147,3 @@ def check_there(parameter: str, name: str) -> None:
     """ParameterError unless a parameter names a checkpoint that is there, or nothing."""
     if name.strip():
         config_of(parameter, name)
-
-
-def model_at_layer(parameter: str, text: str) -> tuple[str, int]:
-    """(model, layer) of "NAME at LAYER", ("", 0) of nothing; ParameterError for other forms and layers not below L."""
-    if not text.strip():
-        return "", 0
-    name, _, layer = (part.strip() for part in text.rpartition(" at "))
-    if not name or not layer.isdecimal():
-        raise ParameterError(f"parameter {parameter} is {text!r}; allowed are pocket-t5-free at 3, or nothing")
-    depth = blocks(config_of(parameter, name))
-    if not 0 < int(layer) < depth:
-        raise ParameterError(f"parameter {parameter} is {text!r}; allowed are layers 1 to {depth - 1} of {name}")
-    return name, int(layer)
-
-
-def blocks(config: PretrainedConfig) -> int:
-    """L as a config gives it: of an encoder-decoder, the blocks of its decoder."""
-    config = config.get_text_config(decoder=True)
-    names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
-    return next(found for name in names if (found := getattr(config, name, None)) is not None)
