@@ -46,9 +46,10 @@ def models(study: StudyFile, results: Written) -> str:
 
 
 def clone(config: Path = Path("_config.yml")) -> str:
-    """The commands that fetch the project and build the book, from where the book's settings say that it is."""
+    """The commands that build the book, in a clone of the repository that the book's settings name, if they do."""
     url = (yaml.safe_load(config.read_text(encoding="utf-8")).get("repository") or {}).get("url")
-    return f"```bash\ngit clone {url or 'ADDRESS-OF-THE-REPOSITORY'} early-exit\ncd early-exit\nmake book\n```\n"
+    fetch = f"git clone --depth 1 {url} early-exit\ncd early-exit\n" if url else ""
+    return f"In a clone of the repository:\n\n```bash\n{fetch}make book\n```\n"
 
 
 def measured(results: Written, model: str) -> str:

@@ -60,6 +60,6 @@ def test_minutes_are_whole_and_rounded_up():
 def test_the_address_to_clone_from_is_that_of_the_settings(tmp_path):
     settings = tmp_path / "_config.yml"
     settings.write_text("title: x\n")
-    assert "git clone ADDRESS-OF-THE-REPOSITORY " in clone(settings)
+    assert "git clone" not in clone(settings) and "make book" in clone(settings)
     settings.write_text("repository: {url: 'https://example.org/x'}\n")
-    assert "git clone https://example.org/x " in clone(settings)
+    assert "git clone --depth 1 https://example.org/x " in clone(settings)

@@ -1,0 +1,100 @@
+"""The prose of the built book: short enough, in plain English, and its headlines are what its figures show."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from book_built import HTML, ROOT, slow
+
+MOST = 10_500  # visible words of the main pages: 45 minutes at 230 words a minute
+LONGEST = 1_000  # of one page
+HIDDEN = (
+    "details, table, figure, pre, script, style, nav, .ee-foot, .ee-take, .ee-caption, .ee-chips, .toggle, .cell_input"
+)
+NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:,\d{3})*(?:\.\d+)?")
+# Proselint's checks that do not fit: typography is Sphinx's, and numbers with a percent sign are not words.
+OFF = ("typography", "misc.but", "hedging", "dates_times", "cliches.misc", "lexical_illusions")
+
+
+def main_pages() -> list[Path]:
+    """The first page and the pages of the study's first model."""
+    contents = yaml.safe_load((ROOT / "book/_toc.yml").read_text(encoding="utf-8"))
+    return [HTML / "intro.html", *(HTML / f"{page['file']}.html" for page in contents["parts"][0]["chapters"])]
+
+
+def visible_words(page) -> list[str]:
+    """The words of a page that are seen with all folds closed, without tables, figures and code."""
+    main = page.select_one("main article")
+    found = main.__copy__()
+    for part in found.select(HIDDEN):
+        part.decompose()
+    return found.get_text(" ").split()
+
+
+@slow
+def test_the_main_pages_are_read_in_45_minutes(pages):
+    words = {path.stem: len(visible_words(pages[path])) for path in main_pages()}
+    assert sum(words.values()) <= MOST, words
+    assert max(words.values()) <= LONGEST and min(words.values()) >= 150, words
+
+
+@slow
+def test_the_prose_is_plain(pages, tmp_path):
+    """`proselint` finds nothing, and no word of the project's old vocabulary is left."""
+    old = tomllib.loads((ROOT / "workflow/words.toml").read_text(encoding="utf-8"))["words"]
+    found = []
+    for path in main_pages():
+        text = " ".join(visible_words(pages[path]))
+        found += [f"{path.stem}: {word}" for word in old if re.search(rf"\b{word}\b", text)]
+        (tmp_path / f"{path.stem}.md").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "proselint", "check", "--output-format", "json", *map(str, tmp_path.glob("*.md"))],
+        capture_output=True,
+        text=True,
+    )
+    for name, result in json.loads(done.stdout)["result"].items():
+        for one in result["diagnostics"]:
+            if not one["check_path"].startswith(OFF):
+                found.append(f"{Path(name).stem}: {one['check_path']}: {one['message']}")
+    assert not found
+
+
+@slow
+def test_every_number_of_a_headline_is_in_a_figure_or_table_of_its_page(pages):
+    missing = []
+    for path in main_pages()[1:]:
+        shown = [values_of(file) for file in (HTML / "files" / path.relative_to(HTML).with_suffix("")).glob("*.csv")]
+        values = [value for each in shown for value in each]
+        for headline in pages[path].select("main article section > .cell.tag_answer strong"):
+            for written in NUMBER.findall(headline.get_text()):
+                if not any(is_written(value, written) for value in values):
+                    missing.append(f"{path.stem}: {written} of {headline.get_text()!r}")
+    assert not missing
+
+
+def values_of(file: Path) -> list[float]:
+    """All numbers of a CSV file, in their own units and as percentages."""
+    found = []
+    for column in pd.read_csv(file).select_dtypes("number"):
+        found += pd.read_csv(file)[column].dropna().tolist()
+    return [*found, *(100 * value for value in found)]
+
+
+def is_written(value: float, written: str) -> bool:
+    """Whether a value, or its size, is a number as it is written."""
+    digits = len(written.partition(".")[2])
+    return any(
+        f"{one:,.{digits}f}" in (written, f"{float(written.replace(',', '')):,.{digits}f}")
+        for one in (value, abs(value))
+    )
+
+
+@pytest.mark.parametrize("value, written, same", [(0.314, "0.31", True), (31.4, "31", True), (31.6, "31", False)])
+def test_how_numbers_are_compared(value, written, same):
+    assert is_written(value, written) == same
