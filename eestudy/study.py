@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.common.values import check_name
-from eelib.models.checkpoint import path_of
+from eelib.models.checkpoint import not_loaded, path_of
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import repeated
 from eelib.tasks.task import Task, kind_named, load_task, task_names
@@ -247,24 +248,53 @@ class Study:
 
 
 def studies_beside(p: Parameters) -> list[Study]:
-    """A study of each model that the parameter `beside` names, as in "pocket-llama on translation/*; A on B,C".
+    """A study of each model that the parameter `beside` names, but for the page's own.
 
     `beside_limit` and `beside_new_tokens` are their texts per task and longest output.
 
     Raises:
-        ParameterError: one line, for an entry of another form.
+        ParameterError: one line, as of `models_beside`.
     """
-    found = []
-    for entry in filter(None, (part.strip() for part in p.beside.split(";"))):
+    asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens, "template": ""}
+    return [Study(p, model=model, tasks=tasks, **asked) for model, tasks in models_beside(p)]
+
+
+def models_beside(p: Parameters) -> list[tuple[str, str]]:
+    """(model, tasks) of each entry of `beside`, as in "pocket-llama on translation/*; A on B,C", but of the page's own.
+
+    Raises:
+        ParameterError: one line, for an entry of another form, a model or a task that is not there, and two models
+            that would have one name.
+    """
+    found: list[tuple[str, str]] = []
+    for entry in filter(None, (part.strip() for part in p.get("beside", "").split(";"))):
         model, _, tasks = (part.strip() for part in entry.rpartition(" on "))
         if not model:
             raise ParameterError(
                 f"parameter beside holds {entry!r}; allowed are entries such as 'pocket-llama on translation/*', "
                 "several with semicolons, or nothing"
             )
-        asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens, "template": ""}
-        found.append(Study(p, model=model, tasks=tasks, **asked))
-    return found
+        try:
+            task_names(tasks)
+        except InputError as error:
+            raise ParameterError(f"parameter beside, {model}: {error}") from error
+        check_model("beside", model)
+        if Path(model).name in [Path(other).name for other, _ in found]:
+            raise ParameterError(f"parameter beside names {Path(model).name} twice; give its tasks with commas")
+        found.append((model, tasks))
+    return [(model, tasks) for model, tasks in found if Path(model).name != Path(p.model).name]
+
+
+def check_model(parameter: str, name: str) -> None:
+    """ParameterError, one line, for a parameter that names a model which is not there; nothing is loaded."""
+    try:
+        path = path_of(name)
+        if not Path(path).exists():  # a hub id
+            AutoConfig.from_pretrained(path)
+    except InputError as error:
+        raise ParameterError(f"parameter {parameter}: {error}") from error
+    except Exception as error:  # transformers raises many kinds; the reader needs one line
+        raise ParameterError(f"parameter {parameter}: {not_loaded(name, error)}") from error
 
 
 def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
@@ -336,6 +366,7 @@ def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise InputError(f"results_folder {str(folder)!r} can't be written: {there} is no folder that allows it")
+    models_beside(parameters)
     wanted, most = parameters.get("example_sequence", -1), max(map(len, tasks.values()))
     if wanted >= most:
         raise InputError(f"example_sequence {wanted} is in no task; allowed: -1, or 0 to {most - 1}")

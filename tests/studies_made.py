@@ -1,4 +1,4 @@
-"""Parameters of a page on a tiny decoder with two tiny models beside it, for tests of what compares models."""
+"""Parameters of a page on a tiny decoder, for tests of what compares models."""
 
 import json
 from collections.abc import Callable
@@ -10,15 +10,11 @@ import pytest
 from eestudy.parameters import ParameterError, Parameters
 
 PAIRS = [{"source": f"Satz {i}.", "references": [f"Sentence {i}."]} for i in range(6)]
-LABELLED = [
-    {"premise": f"The dog {i} ran", "hypothesis": "a green dog " * (i % 4 + 1), "label": i % 3} for i in range(40)
-]
 
 
 def values_in(folder: Path, folder_of: Callable[[str], Path]) -> dict:
     """The parameters; texts, traces and results lie in `folder`."""
-    for name, rows in (("tiny.de-en", PAIRS), ("tiny.mnli", LABELLED)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
     return {
         "model": str(folder_of("gpt2")),
         "tasks": str(folder / "tiny.de-en.jsonl"),
@@ -30,10 +26,6 @@ def values_in(folder: Path, folder_of: Callable[[str], Path]) -> dict:
         "seed": 0,
         "runs_folder": str(folder / "runs"),
         "results_folder": str(folder / "results"),
-        "timed_sequences": 1,
-        "repeats": 1,
-        "beside": f"{folder_of('t5')} on {folder / 'tiny.de-en.jsonl'}; "
-        f"{folder_of('bert_labels')} on {folder / 'tiny.mnli.jsonl'}",
     }
 
 

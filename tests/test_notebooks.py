@@ -80,7 +80,7 @@ def runs(tmp_path_factory):
     others = tiny_beside(folder)
     pairs = "; ".join(f"{part.split(' on ')[0]} > {part}" for part in others.split("; "))  # each with itself
     more = {
-        "architectures": {"beside": others, "timed_sequences": 2},
+        "architectures": {"beside": others, "timed_texts": 2},
         "joint_optimization": {"after": after, "pair_sequences": 2, "others": pairs},
         "gates": {"after": after, "others": pairs},
         "mee": {"after": after},
@@ -126,7 +126,7 @@ def test_each_notebook_is_judged_on_planted_data():
 @pytest.mark.parametrize("name", ["saturation", "length", "subwords", "sublayers", "difficulty", "architectures"])
 def test_a_gguf_file_with_a_chat_template_goes_through_every_notebook_about_one_model(name, tmp_path):
     gguf_made.write(tmp_path / "tiny.gguf")
-    more = {"beside": "", "timed_sequences": 2} if name == "architectures" else {}
+    more = {"beside": ""} if name == "architectures" else {}
     tasks = "translation/de-en,instructions/requests"
     notebook = ROOT / f"notebooks/{name}.ipynb"
     process = papermill(notebook, tmp_path / "out.ipynb", tmp_path, model=tmp_path / "tiny.gguf", tasks=tasks, **more)

@@ -15,17 +15,6 @@ from eestudy.old.statistics.interval import Interval
 # models that it was judged on. KEY% is 100 times the figure, KEY± the ends of its interval, KEY?A|B|C the word A where
 # that lies above 0, B where it lies below, C where neither.
 ANSWERS: dict[str, tuple[str, ...]] = {
-    "architectures": (
-        "The share of tokens that settle before the last layer is {decoder_only_perc_stable%:.0f}% in the decoder-only "
-        "model, {encoder_decoder_perc_stable%:.0f}% in the encoder-decoder and {encoder_only_perc_stable%:.0f}% in "
-        "classifiers, which have one answer per text.",
-        "{decoder_only_perc_first%:.0f}%, {encoder_decoder_perc_first%:.0f}% and {encoder_only_perc_first%:.0f}% hold "
-        "their final answer at some layer before the last, where {decoder_only_perc_chance%:.0f}%, "
-        "{encoder_decoder_perc_chance%:.0f}% and {encoder_only_perc_chance%:.0f}% would by chance.",
-        "By pocket-llama's recipe, tokens settle on average after "
-        "{scale_shallow_depth:.0f}% of the depth ({scale_shallow_depth±:.0f}) with {scale_shallow_blocks:.0f} blocks, "
-        "and after {scale_deep_depth:.0f}% ({scale_deep_depth±:.0f}) with {scale_deep_blocks:.0f}.",
-    ),
     "gates": (
         "Of a model that was not trained for it, the best gate that keeps {least_quality:.0f}% of the quality saves "
         "{saved before%:.1f}% ({saved before%±:.1f}) of the layers; after training for it, {saved after%:.0f}% "

@@ -128,7 +128,7 @@ class StudyFile:
         source = notebook_file(notebook)
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
         code = modules(source)
-        kept = [name for name in KEPT if f'data_folder(\\"{name}\\"' in said or f"analysis/{name}.py" in str(code)]
+        kept = [name for name in KEPT if f'data_folder(\\"{name}\\"' in said]
         return [str(source), *code, *data_behind(model, said, "papers", "models/pocket-tagger", *kept)]
 
     def worker_sources(self, model: str) -> list[str]:

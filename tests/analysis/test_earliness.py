@@ -30,8 +30,3 @@ TRACE = SimpleNamespace(
 )
 def test_values_of_the_tokens_that_count(found, values):
     assert found[0].tolist() == values and found[0].dtype == float and found[1].tolist() == ["a", "a", "b"]
-
-
-@pytest.mark.parametrize("depth, share, layers", [(32, 10 / 32, 10), (12, 10 / 32, 4), (10, 0.3, 3), (3, 0.3, 1)])
-def test_a_share_of_the_depth_is_rounded_up(depth, share, layers):
-    assert earliness.whole_layers(share, depth) == layers

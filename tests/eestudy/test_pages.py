@@ -27,6 +27,7 @@ NEW = (
     "subwords",
     "joint_optimization",
     "monotonicity",
+    "architectures",
 )  # notebooks that show their computation
 
 
@@ -471,6 +472,78 @@ def test_monotonicity_without_models_for_the_claims(objectives):
         assert "\n" not in str(caught.value)
 
 
+EARLY, MIDDLE_LAYER, LATE = (exits([layer], 3)[0] for layer in (1, 2, 3))
+UNSTABLE = np.array([False, True, False, True])  # "first" at layer 1, but P-A1 goes by "stable"
+# Where most answers agree with the end: of the page's own model, which no claim is about and which would come out the
+# other way; of an encoder-decoder; and of a classifier.
+AGREE = {"holds": (LATE, EARLY, EARLY), "does not hold": (EARLY, UNSTABLE, LATE)}
+
+
+@pytest.mark.parametrize("verdict", AGREE)
+def test_architectures(verdict, planted_model, planted_tasks, tmp_path):
+    """Most tokens of an encoder-decoder, and most texts of a classifier, are settled early, or late."""
+    labels, own = labelled(tmp_path), tmp_path / planted_model.name
+    t5, bert = (eelib.load_model(families.save(name, tmp_path / name), device="cpu") for name in ("t5", "bert_labels"))
+    for model, name, agrees in zip((planted_model, t5, bert), (*planted_tasks[:1] * 2, labels), AGREE[verdict]):
+
+        def agreement(tokens):
+            return np.where(tokens[["sequence"]] % 6, agrees, MIDDLE_LAYER)
+
+        plant(model, eelib.load_task(name), tmp_path / "runs", agreement, STEPS)
+    more = {"beside": f"{tmp_path / 't5'} on {planted_tasks[0]}; {tmp_path / 'bert_labels'} on {labels}"}
+    more |= {"beside_limit": 0, "beside_new_tokens": STEPS, "timed_texts": 0}
+    space = run_page("architectures", **asked(tmp_path, own, planted_tasks[0]), **more)[0]
+    found = result(space)
+    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict.fromkeys(("P-A1", "P-A2", "P-A3"), verdict)
+    assert [row["models"] for row in found["claims"]] == ["t5", "bert_labels", "bert_labels"]
+    rows = space["parts"][2]  # of the classifier: swapped labels in plain loops
+    top1, random, early, depth = space["studies"][2]["top1"], np.random.default_rng(0), [], []
+    for _ in range(20):
+        others = random.permutation(rows["token_id"].to_numpy())
+        early += [[inner[-1] == label for inner, label in zip(top1[:, 1:-1], others)]]
+        depth += [[([*inner, label].index(label) + 1) / 3 for inner, label in zip(top1[:, 1:-1], others)]]
+    np.testing.assert_allclose(rows["swapped stable early"], np.mean(early, axis=0))
+    np.testing.assert_allclose(rows["swapped first depth"], np.mean(depth, axis=0))
+
+
+def labelled(folder):
+    """A file of 36 pairs of texts with one of three labels."""
+    rows = [{"premise": f"Dog {i} ran", "hypothesis": "a dog", "label": i % 3} for i in range(36)]
+    (folder / "tiny.mnli.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(folder / "tiny.mnli.jsonl")
+
+
+def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
+    """It runs fewer blocks than the full run; depths are read off what was kept of each, by plain sums."""
+    values = asked(tmp_path, folder_of("bert_labels"), labelled(tmp_path))
+    space = run_page("architectures", **values, beside="", repeats=1)[0]
+    times, kept = space["times"], max(space["KEPT"], key=lambda kept: kept["blocks"])
+    assert len(times) == 36 and not times["other label"].any() and (times["full"] > 0).all()
+    means = [np.sum(of["stable"] @ np.arange(1, 25)) / np.sum(of["stable"]) for of in kept["texts"].values()]
+    row = space["rows"].query("L == 24 and `exit layer` == 'stable'").iloc[0]
+    assert kept["blocks"] == 24 and row["avg"].estimate == pytest.approx(np.mean(means))
+    one = [(found["steps"], found["tokens"], found["seed"]) for found in space["KEPT"]]
+    assert len(one) == 4 and len(set(one)) == 1  # equal trainings
+
+
+@pytest.mark.parametrize(
+    "beside, part",
+    [
+        ("pocket-t5", "allowed are entries such as"),
+        (" on translation/*", "allowed are entries such as"),
+        ("pocket-t5 on nothing/x", "parameter beside, pocket-t5: .*'nothing/x'"),
+        ("pocket-t5 on translation/de-en; pocket-t5 on translation/en-de", "names pocket-t5 twice"),
+        ("pocket-none on translation/de-en", "parameter beside: model 'pocket-none' could not be loaded"),
+        ("{tmp_path}/absent on translation/de-en", "parameter beside: model folder .* does not exist"),
+    ],
+)
+def test_models_beside_are_refused_before_anything_is_decoded(beside, part, planted_model, planted_tasks, tmp_path):
+    values = asked(tmp_path, tmp_path / planted_model.name, planted_tasks[0]) | {"runs_folder": str(tmp_path / "none")}
+    with pytest.raises(ParameterError, match=part) as error:
+        run_page("architectures", **values, beside=beside.format(tmp_path=tmp_path))
+    assert "\n" not in str(error.value) and not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize("notebook", NEW)
 @pytest.mark.parametrize("family, rows", [("gpt2", 5), ("t5", 5), ("bert_labels", 40)])
 def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
@@ -483,7 +556,12 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
         ]
     name = tmp_path / ("tiny.mnli.jsonl" if family == "bert_labels" else "tiny.de-en.jsonl")
     name.write_text("\n".join(map(json.dumps, texts_of)))
-    more = {"joint_optimization": {"after": str(folder_of(family)), "others": ""}, "monotonicity": {"after": ""}}
+    same = str(folder_of(family))
+    more = {
+        "joint_optimization": {"after": same, "others": ""},
+        "monotonicity": {"after": ""},
+        "architectures": {"beside": ""},
+    }
     space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more.get(notebook, {}))
     found = result(space)
     assert {row["verdict"] for row in found["claims"]} <= {"not testable here", "not applicable"}

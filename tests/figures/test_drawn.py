@@ -6,7 +6,6 @@ import pytest
 from matplotlib.ticker import PercentFormatter
 
 from eestudy.old.figures.drawn import drawn
-from eestudy.old.figures.marks import name_points
 
 BLUE, RED = "#0072B2", "#D55E00"
 
@@ -63,13 +62,12 @@ def test_bars_stand_at_their_ends_with_their_intervals():
     ]
 
 
-def test_points_have_both_intervals_and_the_names_of_their_rows_and_marks():
+def test_points_have_both_intervals_and_the_names_of_their_rows():
     def draw(axis):
         for y, shift in ((0, -0.2), (1, 0.2)):  # two series beside their row, drawn as a line and a mark
             axis.plot([1, 3], [y + shift] * 2, color=RED)
             axis.plot(2, y + shift, "o", color=RED, label="drawn by hand")
         marks = axis.errorbar([5.0, 6], [0.0, 1], xerr=[[1, 1], [2, 2]], yerr=0.25, fmt="s", color=BLUE, capsize=3)
-        name_points(marks, ["de-en", "fr-en"])
         marks.set_label("bars")
         axis.scatter([7], [1], color=RED, label="cloud")
         axis.plot(np.nan, 0, "o", color=RED, label="unknown")
@@ -79,7 +77,7 @@ def test_points_have_both_intervals_and_the_names_of_their_rows_and_marks():
     ends = ["x low", "x", "x high"]
     by_hand, bars = rows[rows["series"] == "drawn by hand"], rows[rows["series"] == "bars"]
     assert by_hand[[*ends, "y name"]].values.tolist() == [[1, 2, 3, "easy"], [1, 2, 3, "hard"]]
-    assert bars[[*ends, "point"]].values.tolist() == [[4, 5, 7, "de-en"], [5, 6, 8, "fr-en"]]
+    assert bars[ends].values.tolist() == [[4, 5, 7], [5, 6, 8]]
     assert bars[["y low", "y high"]].values.tolist() == [[-0.25, 0.25], [0.75, 1.25]]
     assert rows["series"].tolist().count("cloud") == 1 and len(rows) == 5
 

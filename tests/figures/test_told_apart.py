@@ -8,7 +8,6 @@ from eelib.tracing.trace import DEFINITIONS
 from eestudy.old.analysis.gate_rules import FIXED, FREE
 from eestudy.old.analysis.gates import ORACLE
 from eestudy.old.figures import (
-    architectures,
     gates,
     keys_values,
     mee,
@@ -34,37 +33,6 @@ def by_task(make):
     return {definition: {"a": make(0.0), "b": make(0.125)} for definition in DEFINITIONS}
 
 
-def depth_curves():
-    kinds = [
-        ("one", architectures.DECODER, True),
-        ("two", architectures.ENCODER, True),
-        ("three", architectures.ENCODER, False),
-    ]
-    return pd.concat(
-        curve("depth", model=model, architecture=kind, learnt=learnt, definition=definition)
-        for definition in DEFINITIONS
-        for model, kind, learnt in kinds
-    )
-
-
-def times():
-    rows = [("one", architectures.DECODER, "a", True), ("one", architectures.DECODER, "b", False)]
-    rows += [("two", architectures.ENCODER, "c", False)]
-    made = [
-        {
-            "model": model,
-            "architecture": kind,
-            "task": task,
-            "learnt": learnt,
-            "layers": interval(2),
-            "time": interval(1.5),
-        }
-        for model, kind, task, learnt in rows
-    ]
-    cells = {"task": ["x", "y"], "lowest": [1.2, 1.5], "highest": [1.4, 2.0], "speed_up": [1.5, 2.5]}
-    return pd.DataFrame(made), pd.concat([pd.DataFrame(cells).assign(model=name) for name in ("BERT", "RoBERTa")])
-
-
 def gate_tables():
     table = pd.concat(
         curve("layers", shift, gate=gate)
@@ -78,8 +46,6 @@ def of_gates(**more):
 
 
 FIGURES = {
-    "architectures, depth": lambda: architectures.depth_figure(depth_curves()),
-    "architectures, time": lambda: architectures.speed_figure(*times()),
     "gates, curves": lambda: gates.trade_figure(*gate_tables(), 12),
     "gates, exits": lambda: gates.exits_figure(of_gates(**{"exit layer": interval(3), "optimal": interval(2)}), 12),
     "gates, reliability": lambda: gates.reliability_figure(
@@ -144,31 +110,10 @@ def test_every_mark_has_a_name_and_no_two_series_have_one(name):
             if label:
                 seen.setdefault(label, set()).add((*look(artist), str(getattr(artist, "get_linestyle", str)())))
         assert all(len(found) == 1 for found in seen.values()), seen
-    marks = ["panel", "series", "point", "x", "y", "x name", "y name"]
+    marks = ["panel", "series", "x", "y", "x name", "y name"]
     assert not rows.duplicated(rows.columns.intersection([*marks, "kind"]).tolist()).any()
 
 
 def test_intervals_of_real_drawings_stand_beside_their_estimates():
     rows = drawn(FIGURES["speed, race"]())
     assert rows["x low"].notna().tolist() == [True, False] * 4  # a forecast has none
-    rows = drawn(FIGURES["architectures, time"]()).set_index(["series", "point"])
-    assert rows.loc[("one (decoder-only), not learnt", "b"), ["x low", "x", "y", "y high"]].tolist() == [
-        1.75,
-        2,
-        1.5,
-        2,
-    ]
-    assert rows.loc[("P, Table 5: BERT", "y"), ["x low", "x", "x high"]].tolist() == [1.5, 2, 2]
-
-
-def test_what_is_not_learnt_is_grey_and_crossed():
-    fig = FIGURES["architectures, depth"]()
-    lines = {line.get_label(): line for line in fig.axes[0].lines}
-    greys = {label for label, line in lines.items() if line.get_color() == "#999999"}
-    assert greys == {"three (encoder-only), nothing learnt"}
-    assert {lines[label].get_marker() for label in greys} <= set("xXP")
-    marks = {held.get_label(): held.lines[0] for held in FIGURES["architectures, time"]().axes[0].containers}
-    assert {label for label, line in marks.items() if line.get_color() == "#999999"} == {
-        "one (decoder-only), not learnt",
-        "two (encoder-only), not learnt",
-    }

@@ -10,7 +10,6 @@ from eelib.models.cache import growing_cache
 from eelib.models.lens_adapters import BLOCK_FILE, AdapterBlock, base_of, save_lens_adapter
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
-from eestudy.exits.replay import Replay, is_ideal, timed_step
 
 PROMPTS = ["the cat sat on", "a dog", "the mat", "on a dog the cat"]
 LAYER = 1
@@ -154,22 +153,6 @@ def test_the_block_runs_where_its_layer_is_asked_only(both, monkeypatch):
     assert not calls
     eelib.generate(found, PROMPTS[:1], exit_layers=(LAYER,), kv_policy="deferred", max_new_tokens=4)
     assert calls
-
-
-def test_timed_steps_find_the_block_s_keys(both):
-    model, _, found = both
-    prompt = model.encode(["the cat sat on"])[0]
-    output = greedy_decode(model, [prompt], 6)[0]
-    states, _ = states_of(found, [prompt], [output])
-    said = model.unembed(states[:, LAYER]).argmax(-1).tolist()
-    assert is_ideal(found, prompt, output)
-    for ideal in (True, False):
-        replay = Replay(found, prompt, output, ideal)
-        for token in reversed(range(len(output))):
-            replay.output = said
-            assert not timed_step(replay, token, LAYER)[1]
-            replay.output = output
-            assert not timed_step(replay, token, found.layers)[1]
 
 
 def test_what_can_t_be_is_refused_in_one_line(both, model_of, folder_of, tmp_path):

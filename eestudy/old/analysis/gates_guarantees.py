@@ -25,10 +25,9 @@ from eelib.exits.policy import losses_by_unit, units_of
 from eelib.exits.trace_scores import turning_values
 from eelib.tasks.task import Task
 from eestudy.exits.sweeps import SequentialSweep, ThresholdSweep, curve_at
-from eestudy.old.analysis.architectures import told
 from eestudy.old.analysis.gate_rules import CALIBRATION, EVERY, FIT, FITTED, FIXED, REPORT, Asked, label
 from eestudy.old.analysis.gates import as_layer, where_left
-from eestudy.old.statistics.interval import NOTHING, Interval
+from eestudy.old.statistics.interval import NOTHING, Interval, told
 from eestudy.old.statistics.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import large_enough

@@ -12,11 +12,10 @@ from eelib.exits.gates.gate import gate_named
 from eelib.exits.trace_scores import Curve, exits_of
 from eestudy.exits.quality import Quality, scored
 from eestudy.old.analysis import mee, quality_curves
-from eestudy.old.analysis.architectures import told
 from eestudy.old.analysis.gate_rules import FREE, Asked, label
 from eestudy.old.analysis.gates import as_layer, where_left
 from eestudy.old.analysis.quality_curves import Qualities
-from eestudy.old.statistics.interval import NOTHING, Interval
+from eestudy.old.statistics.interval import NOTHING, Interval, told
 from eestudy.old.statistics.stats import attempt, bootstrap_unweighted_mean_over_tasks
 from eestudy.old.study.results import Results
 

@@ -10,9 +10,9 @@ import pandas as pd
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.readout import Shortlist
 from eelib.tracing.trace import Trace
-from eestudy.old.analysis.architectures import told
 from eestudy.old.analysis.earliness import Values
 from eestudy.old.analysis.gate_rules import FREE_EXITS, Asked
+from eestudy.old.statistics.interval import told
 from eestudy.old.statistics.stats import bootstrap_mean, bootstrap_unweighted_mean_over_tasks
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import large_enough

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from eestudy.old.analysis.architectures import told
 from eestudy.old.analysis.gate_rules import FIXED, FREE, OF_P, Asked, label, rules
 from eestudy.old.analysis.gates import Left, Outcomes, best_gate, calibrated_layers, mean, outcome_table, outcomes
 from eestudy.old.analysis.joint import Pair
-from eestudy.old.statistics.interval import Interval
+from eestudy.old.statistics.interval import Interval, told
 from eestudy.old.study.results import Results
 from eestudy.old.study.study import Study
 

@@ -9,10 +9,9 @@ from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eestudy.claims import as_depth, published
 from eestudy.markup.text import visible
 from eestudy.old.analysis import keys_values as kv
-from eestudy.old.analysis.architectures import told
 from eestudy.old.analysis.gate_rules import label
 from eestudy.old.analysis.keys_values import CLEAN, COPY, PROJECT, WAYS, Side, Way
-from eestudy.old.statistics.interval import Interval
+from eestudy.old.statistics.interval import Interval, told
 from eestudy.old.statistics.stats import attempt
 from eestudy.old.study.results import Results
 

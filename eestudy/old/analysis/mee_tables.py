@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 
 from eestudy.claims import published
-from eestudy.old.analysis.architectures import told
 from eestudy.old.analysis.gate_rules import FIXED, label
 from eestudy.old.analysis.gates import span
 from eestudy.old.analysis.gates_tables import beating_fixed
@@ -23,7 +22,7 @@ from eestudy.old.analysis.mee import (
     of_kind,
 )
 from eestudy.old.analysis.quality_curves import kept
-from eestudy.old.statistics.interval import NOTHING
+from eestudy.old.statistics.interval import NOTHING, told
 from eestudy.old.statistics.stats import attempt
 from eestudy.old.study.results import Results
 

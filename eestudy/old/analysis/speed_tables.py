@@ -3,10 +3,9 @@
 import pandas as pd
 
 from eelib.tasks.task import Task
-from eestudy.old.analysis.architectures import told
 from eestudy.old.analysis.gate_rules import label
 from eestudy.old.analysis.speed import LIBRARY, PLAIN, Race, draft_table, faster, forecasts, rows_of
-from eestudy.old.statistics.interval import Interval
+from eestudy.old.statistics.interval import Interval, told
 from eestudy.old.statistics.stats import attempt
 from eestudy.old.study.results import Results
 

@@ -17,11 +17,6 @@ Totals = Callable[[np.ndarray], np.ndarray]  # a statistic of totals: [draws, co
 Sums = Mapping[str, np.ndarray]  # {task: of each group [groups, columns]}
 
 
-def names(folder: str) -> list[str]:
-    """The models of which something is kept in a folder of data/."""
-    return sorted(file.stem for file in data_folder(folder).glob("*.json"))
-
-
 def read(folder: str, name: str) -> dict[str, Any]:
     """What is kept of a model."""
     found: dict[str, Any] = json.loads(data_folder(folder, f"{name}.json").read_text(encoding="utf-8"))
@@ -40,11 +35,6 @@ def bleu_of_outputs(texts: Mapping[str, Mapping[str, list]]) -> dict[str, np.nda
 def captions(quality: Mapping[str, Mapping[str, float]]) -> float:
     """BLEU on public captions, mean of the directions."""
     return float(np.mean([scores["BLEU"] for scores in quality.values()]))
-
-
-def over_tasks(statistic: Totals, sums: Sums, seed: int = 0) -> Interval:
-    """A statistic of totals, unweighted mean over tasks."""
-    return bootstrap_unweighted_totals_over_tasks({task: (statistic, own) for task, own in sums.items()}, seed=seed)
 
 
 def change(statistic: Totals, after: Sums, before: Sums, seed: int = 0) -> Interval:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, PercentFormatter
 
 from eestudy.old.figures.marks import LIMITS, colour, marks_of
 
-NAMES = ["panel", "series", "point", "x name", "y name"]
+NAMES = ["panel", "series", "x name", "y name"]
 PLACES = ["x", *LIMITS["x"], "y", *LIMITS["y"], "value"]
 COLUMNS = [*NAMES, "kind", *PLACES, "x axis", "y axis"]
 SHARES = "1 = 100%"  # of an axis that writes shares as percent
@@ -28,7 +28,7 @@ def drawn(fig: Figure) -> pd.DataFrame:
 
     kind: line (its points in order), points, bar, cell (with its value); level, a line across the panel that has a
     name; band and range, limits without an estimate. x low to y high: the limits of the interval that is drawn there.
-    series: the mark's own name, or what the legend calls marks that look like it. point: what one of them stands for.
+    series: the mark's own name, or what the legend calls marks that look like it.
     """
     panels = [axes for axes in fig.axes if axes.get_label() != "<colorbar>"]
     frames = [pd.DataFrame()]

@@ -1,6 +1,6 @@
 """What the artists of a panel draw, in its units: points, bars and cells, with the limits of their intervals."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +11,10 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
-Row = dict[str, Any]  # kind, and of x, y, their limits, value and point those that there are
+Row = dict[str, Any]  # kind, and of x, y, their limits and value those that there are
 LIMITS = {"x": ("x low", "x high"), "y": ("y low", "y high")}
 PLACES = ("x", "y", *LIMITS["x"], *LIMITS["y"])
 UNDRAWN = ("None", "none", " ", "")  # how matplotlib writes a line, a marker or a filling that is not there
-POINTS = "eelib_points"
 
 
 class Marks(NamedTuple):
@@ -24,11 +23,6 @@ class Marks(NamedTuple):
     artist: Any
     label: str
     rows: list[Row]
-
-
-def name_points(artist: Any, names: Iterable[str]) -> None:
-    """Say what each mark of an artist, or of a container of error bars, stands for: neither axes nor legend do."""
-    setattr(artist.lines[0] if isinstance(artist, ErrorbarContainer) else artist, POINTS, list(names))
 
 
 def marks_of(axes: Axes) -> list[Marks]:
@@ -47,8 +41,6 @@ def marks_of(axes: Axes) -> list[Marks]:
         rows = bars(held) if isinstance(held, BarContainer) else points(axes, artist)
         for number, ends in enumerate(errors(held)):
             rows[number] |= ends
-        for row, name in zip(rows, getattr(artist, POINTS, ())):
-            row["point"] = name
         rows = [row for row in rows if all(np.isfinite(row[key]) for key in PLACES if key in row)]
         found.append(Marks(artist, public(artist if held is None else held), rows))
     return [marks for marks in joined(found) if marks.rows and not guide(marks)]

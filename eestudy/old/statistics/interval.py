@@ -67,3 +67,9 @@ def written(value: float, pattern: str) -> str:
 def short_p(value: float) -> str:
     """A p-value with two significant digits; how small one is below a thousandth says nothing more."""
     return "–" if not math.isfinite(value) else "< 0.001" if value < 1e-3 else f"{value:.2g}"
+
+
+def told(interval: Interval, unit: str, digits: int = 1) -> str:
+    """An estimate with its unit, and its interval."""
+    estimate, low, high = (f"{value:.{digits}f}" for value in interval[:3])
+    return f"{estimate}{unit} (95% interval {low} to {high})"

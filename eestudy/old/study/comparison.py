@@ -11,7 +11,7 @@ from eelib.models.folder import check_files
 from eelib.models.lens_adapters import base_of
 from eelib.tasks.task import task_names
 from eestudy.old.study.study import Study
-from eestudy.parameters import ParameterError, Parameters, as_parameter_error
+from eestudy.parameters import ParameterError
 
 
 def models_on_tasks(parameter: str, text: str, example: str) -> list[tuple[str, str]]:
@@ -46,31 +46,12 @@ def config_of(parameter: str, name: str) -> PretrainedConfig:
         raise ParameterError(f"parameter {parameter}: {not_loaded(name, error)}") from error
 
 
-def models_beside(text: str) -> list[tuple[str, str]]:
-    """(checkpoint, tasks) pairs of the parameter `beside`. ParameterError, one line, for what is none."""
-    pairs = models_on_tasks("beside", text, "pocket-t5 on translation/*")
-    names = [name for name, _ in pairs]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise ParameterError(f"parameter beside names {twice} twice; give all of its tasks in one pair, with commas")
-    return pairs
-
-
-def timed_studies(p: Parameters) -> list[Study]:
-    """The main model's study, then one for each checkpoint of `beside` but the main one itself; all of them timed.
-
-    Checkpoints that are not there are refused before anything is decoded.
-    """
-    with as_parameter_error():
-        main, pairs = location(p.model), models_beside(p.beside)
-        pairs = [(name, tasks) for name, tasks in pairs if location(name) != main]
-    for name, _ in pairs:
-        config_of("beside", name)
-    names = [Path(name).name for name in (p.model, *(name for name, _ in pairs))]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise ParameterError(f"parameter beside names two models that would both be shown as {twice}")
-    asked = {"timed": p.timed_sequences, "repeats": p.repeats}
-    beside = (Study(p, **asked, model=name, tasks=tasks, template="") for name, tasks in pairs)  # after the main one
-    return [Study(p, **asked), *beside]
+def where(studies: list[Study]) -> str:
+    """Models, dtype, device and the latest date, for captions."""
+    if not studies:
+        return "No model"
+    _, made, date = max((study.where for study in studies), key=lambda w: w.rsplit(", ", 1)[1]).rsplit(", ", 2)
+    return f"{', '.join(study.model.name for study in studies)}; {made}, {date}"
 
 
 def location(name: str) -> str:

@@ -16,12 +16,10 @@ def open_page(
     parameters: Parameters,
     sites: int = 0,
     pairs: int = 0,
-    timed: int = 0,
-    repeats: int = 3,
     premise: str = QUALITY,
 ) -> tuple[Study, "Results"]:
     """What a page about one model starts from: its study, with all traces made, and an empty set of results."""
-    study = Study(parameters, sites=sites, pairs=pairs, timed=timed, repeats=repeats, premise=premise)
+    study = Study(parameters, sites=sites, pairs=pairs, premise=premise)
     return study, Results(notebook, study)
 
 

@@ -13,7 +13,6 @@ from eelib.exits.trace_scores import Scores, make_scores, scores
 from eelib.models.model import Model
 from eelib.tracing.trace import Trace
 from eestudy.claims import FEW_TASKS, FEWEST_TASKS, Verdict
-from eestudy.exits.replay import make_replay
 from eestudy.old.statistics.interval import NOTHING, Interval
 from eestudy.old.statistics.stats import bootstrap_unweighted_mean_over_tasks
 from eestudy.old.study.claims import judge, untestable
@@ -27,8 +26,8 @@ QUALITY, TEXT = "quality", "text"  # premises: a task above its baseline, or one
 class Study(new.Study):
     """A study with what only old pages use.
 
-    `timed` and `repeats` are what `make_replay` takes. `gates`: rules to be scored on every trace, also where their
-    gates look at states; see `scores`. `premise`: what a task needs to be judged; see `learnt`.
+    `gates`: rules to be scored on every trace, also where their gates look at states; see `scores`. `premise`: what a
+    task needs to be judged; see `learnt`.
     """
 
     premise = QUALITY
@@ -38,8 +37,6 @@ class Study(new.Study):
         parameters: Parameters,
         sites: int = 0,
         pairs: int = 0,
-        timed: int = 0,
-        repeats: int = 3,
         model: str | None = None,
         tasks: str | None = None,
         template: str | None = None,
@@ -51,8 +48,6 @@ class Study(new.Study):
         super().__init__(parameters, sites, pairs, False, model, tasks, template, limit, None, loaded)
         self.premise = premise
         with as_parameter_error():
-            for name, made in self.traces.items() if timed else ():
-                make_replay(self.model, self.tasks[name], made, timed, repeats)
             self._scores: dict[tuple[str, str], Scores] = {}
             self.keep_scores(gates)
 
