@@ -1,6 +1,6 @@
 """Recipes of pocket-bert, which fills in masked words of articles and of novels, and of its classifiers.
 
-The classifiers are of four tasks of GLUE and of TREC's questions, with a loss on the last layer alone or on all.
+The classifiers are of SST-2, a task of GLUE, with a loss on the last layer alone or on all.
 """
 
 import math
@@ -238,8 +238,7 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
 
 CLASSIFIER = "BertForSequenceClassification, 12 layers of width 128, the tokenizer of pocket-bert, bf16"
 DROPOUT = 0.1
-SPLITS = {"mrpc": ("validation", "test"), "questions": ("test",)}  # reported; GLUE publishes labels of validation
-TREC = dict(ABBR="abbreviation", DESC="description", ENTY="entity", HUM="person", LOC="place", NUM="number")
+SPLIT = "validation"  # reported: GLUE publishes its labels
 
 
 class Row(NamedTuple):
@@ -250,18 +249,10 @@ class Row(NamedTuple):
     label: int
 
 
-def labelled(corpora: Path, task: str, split: str) -> list[dict]:
-    """Rows of one split, with GLUE's field names; of `questions`, those of TREC."""
-    if task != "questions":
-        return read_jsonl(corpora / f"glue/{task}.{split}.jsonl.gz")
-    rows = read_jsonl(corpora / f"classification/trec.{split}.jsonl.gz")
-    return [{"sentence": row["text"], "label": TREC[row["label_text"]]} for row in rows]
-
-
 def rows_of(model: Model, corpora: Path, task: str, split: str) -> tuple[list[Row], int]:
     """(rows of a split that fit the model's window, number of those that do not)."""
     read = reader(task)
-    items = [read(row, number) for number, row in enumerate(labelled(corpora, task, split))]
+    items = [read(row, number) for number, row in enumerate(read_jsonl(corpora / f"glue/{task}.{split}.jsonl.gz"))]
     encoded = model.encode([item.prompt for item in items], seconds=[item.second for item in items if item.second])
     rows = [
         Row(list(ids), list(getattr(ids, "types", ())) or [0] * len(ids), LABELS[task].index(item.references[0]))
@@ -355,11 +346,6 @@ def classified(model: Model, rows: list[Row], batch_size: int = 64) -> list[int]
     return found
 
 
-def source(task: str) -> str:
-    """Where a task's texts come from, as the card names it."""
-    return "TREC" if task == "questions" else f"GLUE {task}"
-
-
 def last_alone(layers: int) -> list[float]:
     """Plain fine-tuning: all weight on layer L."""
     return exit_weights(layers, [])
@@ -394,19 +380,16 @@ class GlueTraining:
                 "kind": CLASSIFIER,
                 "start": self.start,
                 "objective": self.objective,
-                "corpus": f"{source(self.task)} train; read at training time, not shipped",
+                "corpus": f"{self.task} train of GLUE; read at training time, not shipped",
             },
             self.measure(corpora, out, device),
             {},
         )
 
     def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
-        """Quality of the finished model: the task's scores on each split that is reported."""
+        """Quality of the finished model: the task's scores."""
         model = load_model(str(folder), device=device)
-        return {
-            f"{source(self.task)} {split}": scored(model, corpora, self.task, split)
-            for split in SPLITS.get(self.task, ("validation",))
-        }
+        return {f"GLUE {self.task} {SPLIT}": scored(model, corpora, self.task, SPLIT)}
 
 
 def both(task: str, schedule: Schedule) -> tuple[GlueTraining, GlueTraining]:
@@ -419,10 +402,5 @@ def both(task: str, schedule: Schedule) -> tuple[GlueTraining, GlueTraining]:
     )
 
 
-# An epoch has about 610 batches of SST-2, 130 of MRPC, 65 of CoLA, 120 of RTE, 45 of TREC: two epochs of SST-2,
-# six of the rest, nine of TREC.
+# An epoch has about 610 batches.
 SST2, SST2_JOINT = both("sst2", Schedule(steps=1220, peak=5e-4, warmup=120, decay=800))
-MRPC, MRPC_JOINT = both("mrpc", Schedule(steps=780, peak=5e-4, warmup=80, decay=500))
-COLA, COLA_JOINT = both("cola", Schedule(steps=390, peak=5e-4, warmup=40, decay=250))
-RTE, RTE_JOINT = both("rte", Schedule(steps=720, peak=5e-4, warmup=70, decay=450))
-QUESTIONS, QUESTIONS_JOINT = both("questions", Schedule(steps=400, peak=5e-4, warmup=40, decay=250))
