@@ -18,7 +18,7 @@ from eelib.common.files import data_folder
 from eelib.exits.calibration import split
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.gates.state import TRAINED, trained_gate
+from eelib.exits.gates.state import TRAINED, file_name, trained_gate
 from eelib.exits.trace_scores import Scores, make_scores, scores
 from eestudy.exits.fit import fit
 from eestudy.exits.gates import FEATURES
@@ -77,7 +77,10 @@ def halves(study: Study) -> dict[str, np.ndarray]:
 
 @cache
 def rule_of(study: Study, gate: str) -> ExitRule | None:
-    """A gate's rule with its threshold open; None, with a printed line, where the model has no file of it."""
+    """A gate's rule with its threshold open; None, with a printed line, where the model has no file of it.
+
+    The LSTM of M's code, which is smaller, stands in where there is no file of that of M's text.
+    """
     p, model = study.parameters, study.model
     minimum = p.get("minimum_layer", 1)
     if gate not in TRAINED:
@@ -85,8 +88,10 @@ def rule_of(study: Study, gate: str) -> ExitRule | None:
         return ExitRule(gate_named(gate, **more), minimum_layer=minimum)
     given = p.get("gates_folder", "")
     folder = (Path(given) if given else data_folder("gates")) / model.name
+    smaller = {"as_published": True} if gate == "lstm" and not (folder / file_name(gate, {})).exists() else {}
+    smaller = smaller if (folder / file_name(gate, smaller)).exists() else {}
     try:
-        return ExitRule(trained_gate(model, gate, folder), minimum_layer=minimum)
+        return ExitRule(trained_gate(model, gate, folder, **smaller), minimum_layer=minimum)
     except InputError as error:
         reason = str(error).partition("; train it")[0].replace(str(folder), f"{folder.parent.name}/{folder.name}")
         print(f"{reason}; it is left out.")

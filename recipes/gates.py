@@ -24,7 +24,8 @@ from eelib.common.files import data_folder
 from eelib.exits.gates.state import TRAINED, Network, checked, save_gate
 from eelib.models.model import Model, load_model
 from eelib.tasks.task import load_task
-from eelib.tracing.decode import greedy_decode
+from eelib.tracing.decode import greedy_decode, states_of
+from recipes.own_outputs import read_texts
 from recipes.texts import PARTS, SEED, SEEN, alone, shipped_texts
 
 PARTS_ASKED = "translation,captions,reading,headlines"  # of the corpora, where no tasks are named
@@ -78,6 +79,21 @@ def take_states(model: Model, prompts: list[list[int]], tokens: int, progress: b
             bar.update(made)
             if count >= tokens:
                 break
+    return States(*(torch.cat(parts) for parts in zip(*taken)))
+
+
+def known_states(model: Model, folder: Path, tokens: int) -> States:
+    """The same of outputs that the model gave before, which `recipes.own_outputs` keeps: one forward pass for each."""
+    taken: list[States] = []
+    texts = (text for file in sorted(folder.glob("training-*.safetensors")) for text in read_texts(file))
+    for number, text in enumerate(texts):
+        output, reader = text.output.tolist(), Labelling(model, number)
+        reader.add(states_of(model, [text.ids[: text.start].tolist()], [output])[0], [0] * len(output), output)
+        taken += reader.taken
+        if sum(len(part.output) for part in taken) >= tokens:
+            break
+    if not taken:
+        raise InputError(f"{folder} has no outputs of a model to training prompts: no file training-*.safetensors")
     return States(*(torch.cat(parts) for parts in zip(*taken)))
 
 
@@ -273,12 +289,25 @@ def train_gate(
 
 
 def run(
-    model: Model, tasks: str, corpora: Path | None, out: Path, work: Path, how: Fitting, names: list[str]
+    model: Model,
+    tasks: str,
+    corpora: Path | None,
+    out: Path,
+    work: Path,
+    how: Fitting,
+    names: list[str],
+    outputs: Path | None = None,
 ) -> dict[str, dict]:
-    """Train the named gates ("lstm as-published" is M's code's) for a model and write them; returns their accuracy."""
+    """Train the named gates ("lstm-as-published" is M's code's) for a model and write them; returns their accuracy.
+
+    `outputs`: a folder of outputs that the model gave before, in place of decoding.
+    """
     _ = model.writer  # a model that only reads is refused in one line
     wanted = [gate_asked(name) for name in names]
-    taken = take_states(model, prompts_of(model, tasks, corpora, work, how.tokens), how.tokens)
+    if outputs:
+        taken, tasks = known_states(model, outputs, how.tokens), f"own outputs to training prompts ({outputs.name})"
+    else:
+        taken = take_states(model, prompts_of(model, tasks, corpora, work, how.tokens), how.tokens)
     found = {}
     for asked, (name, parameters) in zip(names, wanted):
         found[asked] = train_gate(model, name, taken, how, out, {"texts": tasks}, **parameters)
@@ -305,6 +334,7 @@ def main(arguments: list[str]) -> None:
         default=PARTS_ASKED,
         help=f"training texts: parts of the corpora, or local task files (default: {PARTS_ASKED})",
     )
+    parser.add_argument("--outputs", type=Path, help="in place of texts: a folder of the model's own outputs to them")
     parser.add_argument("--out", type=Path, help="where the gates go (default: data/gates/MODEL)")
     parser.add_argument("--work", type=Path, help="texts that take long to make (default: checkpoints/gates)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -323,6 +353,6 @@ def main(arguments: list[str]) -> None:
         how = Fitting(given.loss, given.tokens, given.epochs, given.rate, normed=given.normed)
         model = load_model(given.model, device=given.device)
         out, work = given.out or data_folder("gates", model.name), given.work or Path("checkpoints/gates")
-        run(model, given.tasks, given.corpora, out, work, how, given.gates.split(","))
+        run(model, given.tasks, given.corpora, out, work, how, given.gates.split(","), given.outputs)
     except InputError as error:
         parser.error(str(error))
