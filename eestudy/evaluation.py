@@ -132,11 +132,12 @@ def score(sums: pd.DataFrame, side: str = "early") -> np.ndarray:
 def wide(curve: pd.DataFrame) -> pd.DataFrame:
     """The curve of one gate of one model as `interval_of` takes it: a row for each task and group.
 
-    Columns (sum, point) of the sums tokens, layers, agreed, cost; a task with fewer points has its last one again.
+    `curve`: of `curves` or of `quality`. Columns (sum, point) of the sums that it has of tokens, layers, agreed, cost
+    and SUMS; a task with fewer points has its last one again.
     """
     point = curve.groupby("task")["threshold"].rank(method="dense").astype(int)
-    names = ["tokens", "layers", "agreed", "cost"]
-    table = curve.assign(point=point).pivot(index=["task", "group"], columns="point", values=names)
+    names = [name for name in ("tokens", "layers", "agreed", "cost", *SUMS) if name in curve]
+    table = curve.assign(point=point).groupby(["task", "group", "point"])[names].sum().unstack("point")
     return pd.concat({name: table[name].ffill(axis=1) for name in names}, axis=1)
 
 
@@ -148,6 +149,18 @@ def agreement_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray, over: s
     size = totals["tokens"].to_numpy(float)
     x, y = (totals[name].to_numpy(float) / size for name in (over, "agreed"))
     return np.stack([np.interp(at, *points, left=np.nan) for points in zip(x, y)])
+
+
+def score_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The score as a share of full depth's [rows, len(at)] where mean layers are `at`; else as `agreement_at`.
+
+    `totals`: sums of `wide` of rows of `quality`.
+    """
+    x = (totals["layers"] / totals["tokens"]).to_numpy(float)
+    points = [totals.xs(point, axis=1, level=-1) for point in totals["tokens"].columns]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        y = np.stack([score(point) / score(point, "full") for point in points], axis=1)
+    return np.stack([np.interp(at, *one, left=np.nan) for one in zip(x, y)])
 
 
 # ---- one gate on one trace
