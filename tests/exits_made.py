@@ -9,7 +9,6 @@ from safetensors import safe_open
 
 from eelib.exits.gates.gate import NO_EXIT
 from eelib.exits.trace_scores import Scores
-from eestudy.exits.quality import Quality
 
 LAYERS, TOKENS = 6, 120
 
@@ -61,20 +60,6 @@ class Made:
         values[self.random.random((TOKENS, LAYERS)) < 0.1] = NO_EXIT
         tokens = torch.tensor(self.top1[:, 1:])
         return Scores(values, tokens)
-
-
-ALIKE = [f"g{i:02d}" for i in range(40)]
-
-
-def made_quality(layers=(1, 2, 4), scores=(20, 40, 80), full=80):
-    """Scores, 0-100, of 40 alike items at three thresholds."""
-
-    def column(score):
-        return np.tile([score / 100, 1.0], (len(ALIKE), 1))
-
-    sums = np.stack([column(score) for score in scores])
-    values = np.arange(len(layers), dtype=float)
-    return Quality("F1", values, np.array(layers, float), ALIKE, sums, column(full), lambda t: 100 * t[:, 0] / t[:, 1])
 
 
 def card_of(file):

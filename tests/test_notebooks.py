@@ -82,10 +82,9 @@ def runs(tmp_path_factory):
     more = {
         "architectures": {"beside": others, "timed_texts": 2},
         "joint_optimization": {"after": after, "pair_sequences": 2, "others": pairs},
-        "gates": {"after": after, "others": pairs},
-        "mee": {"after": after},
+        "gates": {"after": after},
         "keys_values": {"after": after, "sequences": 3},
-        "speed": {"after": after, "sequences": 3, "batch": 2},
+        "speed": {"after": after, "sequences": 3, "batch": 2, "timed_gates": after},
         "production": {"after": after, "sequences": 2, "batches": 2, "structured": ""},
         "monotonicity": {"after": after, "first_exit": 1, "beside_tasks": "translation/de-en", "beside_limit": 4}
         | {"plain": str(model), "weighted": after, "distilled": after, "beside_new_tokens": 4},

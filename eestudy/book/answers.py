@@ -15,20 +15,6 @@ from eestudy.old.statistics.interval import Interval
 # models that it was judged on. KEY% is 100 times the figure, KEY± the ends of its interval, KEY?A|B|C the word A where
 # that lies above 0, B where it lies below, C where neither.
 ANSWERS: dict[str, tuple[str, ...]] = {
-    "gates": (
-        "Of a model that was not trained for it, the best gate that keeps {least_quality:.0f}% of the quality saves "
-        "{saved before%:.1f}% ({saved before%±:.1f}) of the layers; after training for it, {saved after%:.0f}% "
-        "({saved after%±:.0f}).",
-        "P's gates then stop {P-G1?farther from|nearer to|neither surely nearer to nor surely farther from} the layer "
-        "at which their model could have stopped: their mean distance changes by {P-G1%:+.0f} points of the depth "
-        "({P-G1%±:+.0f}).",
-    ),
-    "mee": (
-        "At equal mean layers, the best of M's gates agrees with full depth on {M-E1?more|fewer|not surely more or "
-        "fewer} tokens than the best of CALM's: the difference is {M-E1%:+.1f} points ({M-E1%±:+.1f}), on {name}.",
-        "In decoding that stops at the same layers, a token takes {M-E2:.2f} times as long with M's gates as with "
-        "CALM's ({M-E2±:.2f}).",
-    ),
     "keys_values": (
         "Where {P-K2 on} leaves at the best layer and skipped keys and values are computed from the exit state, not "
         "copied, outputs keep {P-K2?more|fewer|not surely more or fewer} of full decoding's tokens: the share changes "

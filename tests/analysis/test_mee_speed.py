@@ -10,7 +10,7 @@ from eelib.common.errors import NotEstimable
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.tasks.task import Task
-from eestudy.old.analysis import gates, mee_speed
+from eestudy.old.analysis import mee, mee_speed
 from eestudy.old.statistics.interval import NOTHING
 
 LAYERS = 6.0
@@ -96,7 +96,7 @@ def test_a_model_that_stops_is_timed_with_each_gate_in_turn(model_of, tmp_path):
     )
     rules = {"softmax_difference": ExitRule(gate_named("softmax_difference"))}  # monotone never leaves so few layers
     side = SimpleNamespace(study=study, tasks=["task"], rules=rules, depth=model.layers, seed=0)
-    found = mee_speed.timed_gates(side, gates.curves(study, rules, ["task"]), 3)
+    found = mee_speed.timed_gates(side, mee.agreement(side), 3)
     assert set(found.sums) == set(rules) and len(found.plain) == 3
     for values in found.sums.values():
         assert (values[..., 0] > 0).all() and (values[..., 2] <= model.layers * values[..., 1]).all()

@@ -103,7 +103,7 @@ def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_
     assert "data/gates/beside/lstm.safetensors" in study.notebook_sources("main", "n")
 
 
-@pytest.mark.parametrize("notebook", ["speed", "mee", "keys_values"])
+@pytest.mark.parametrize("notebook", ["speed", "keys_values"])
 def test_the_study_decodes_as_many_sequences_as_claims_need(monkeypatch, notebook):
     monkeypatch.chdir(ROOT)
     source = json.loads(Path(f"notebooks/{notebook}.ipynb").read_text())["cells"][1]["source"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts
-from planted import NOUNS, STEPS, exits, pairs, plant, rewrite
+from planted import NOUNS, STEPS, consistent, exits, pairs, plant, rewrite
 from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
@@ -28,6 +28,7 @@ NEW = (
     "joint_optimization",
     "monotonicity",
     "architectures",
+    "gates",
 )  # notebooks that show their computation
 
 
@@ -95,7 +96,7 @@ LONG_FROM = 8  # prefixes of fewer tokens are of one kind, longer ones of the ot
 
 
 def deep_model(folder, layers=LAYERS, seed=0):
-    """A checkpoint as tiny as may be."""
+    """A checkpoint as tiny as may be, of so many blocks."""
     tokenizer = tokenizer_for("causal")
     torch.manual_seed(seed)
     size = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": WINDOW, "vocab_size": len(tokenizer)}
@@ -405,6 +406,30 @@ def planted_probabilities(final):
         less = 1 - 0.001 * (tokens["sequence"].to_numpy() % 5)[:, None]
         best = np.concatenate([RISING[:, None], np.full((DEPTH + 1, 9), 0.001)], axis=1).ravel()
         return {"topk_probability": best * less, "final_probability": final * less}
+
+
+def early_at(layer, depth):
+    """Every second token could exit at a layer, the others at the last only; no gate sees which but by its scores."""
+    return lambda tokens: exits(np.where(tokens["position"] % 2, layer, depth), depth)
+
+
+def scores_of(vocabulary, confident, patient):
+    """Readouts of three layers: `confident`, sure just where they agree with the end, else equally sure everywhere.
+
+    Where they disagree, layers have one best token in common, so patience stops too early or never; unless `patient`.
+    """
+
+    def of(tokens):
+        agrees = early_at(1, 3)(tokens)
+        columns = consistent(tokens["token_id"].to_numpy(), agrees, vocabulary)
+        ids = columns["topk_ids"].reshape(*agrees.shape, -1).copy()
+        sure = np.where(agrees, 0.9, 0.2) if confident else np.full(agrees.shape, 0.5)
+        entropy = np.where(agrees, 0.1, 3.0) if confident else np.ones(agrees.shape)
+        if patient:
+            ids[:, 2, [0, 2]] = np.where(agrees[:, [2]], ids[:, 2, [0, 2]], ids[:, 2, [2, 0]])
+        shares = sure[..., None] * 0.1 ** np.arange(ids.shape[-1])
+        top = {"top1": ids[..., 0], "topk_ids": ids.reshape(len(ids), -1)}
+        return top | {"probability": sure, "topk_probability": shares.reshape(len(ids), -1), "entropy": entropy}
 
     return of
 

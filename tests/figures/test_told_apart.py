@@ -5,12 +5,8 @@ import pandas as pd
 import pytest
 
 from eelib.tracing.trace import DEFINITIONS
-from eestudy.old.analysis.gate_rules import FIXED, FREE
-from eestudy.old.analysis.gates import ORACLE
 from eestudy.old.figures import (
-    gates,
     keys_values,
-    mee,
     speed,
 )
 from eestudy.old.figures.drawn import drawn, look
@@ -33,49 +29,9 @@ def by_task(make):
     return {definition: {"a": make(0.0), "b": make(0.125)} for definition in DEFINITIONS}
 
 
-def gate_tables():
-    table = pd.concat(
-        curve("layers", shift, gate=gate)
-        for shift, gate in ((0, "entropy"), (0.1, "patience"), (0, FIXED), (0.2, ORACLE))
-    )
-    return {"before": table, "after": table}, dict.fromkeys(("before", "after"), curve("layers", gate=FREE))
-
-
-def of_gates(**more):
-    return pd.DataFrame([{"gate": g, "state": s} | more for g in ("entropy", "patience") for s in ("before", "after")])
-
-
 FIGURES = {
-    "gates, curves": lambda: gates.trade_figure(*gate_tables(), 12),
-    "gates, exits": lambda: gates.exits_figure(of_gates(**{"exit layer": interval(3), "optimal": interval(2)}), 12),
-    "gates, reliability": lambda: gates.reliability_figure(
-        pd.concat(of_gates(layer=layer, predicted=at, agreed=interval(at)) for layer in (3, 6) for at in (0.25, 0.75))
-    ),
-    "gates, calibration": lambda: gates.error_figure(
-        pd.concat(of_gates(layer=layer, before=interval(0.5), after=interval(0.25)) for layer in (1, 2))
-    ),
-    "gates, errors": lambda: gates.early_figure(
-        pd.concat(
-            of_gates(family="kind", **{"class": name}, wrong=interval(0.5), more=interval(0.1)) for name in "ab"
-        ).drop_duplicates(["gate", "class"])
-    ),
-    "gates, carried": lambda: gates.carried_figure(
-        pd.DataFrame(
-            [{"gate": "entropy", "from": one, "to": two, "kept": interval(0.9)} for one in "ab" for two in "ab"]
-        ),
-        0.95,
-        ("entropy",),
-    ),
     "keys and values": lambda: keys_values.position_figure(
         {"m": tuple(pd.concat(curve("bin", way=way) for way in keys_values.LOOKS) for _ in range(2))}
-    ),
-    "mee": lambda: mee.trade_figure(
-        {
-            "translation": tuple(
-                pd.concat(curve("layers", gate=gate) for gate in (*mee.LINES, *mee.BOUNDS)) for _ in "ab"
-            )
-        },
-        12,
     ),
     "speed, race": lambda: speed.race_figure(
         pd.DataFrame(
@@ -90,7 +46,7 @@ FIGURES = {
         pd.DataFrame({"stage": ["layers", "all"], "keys": ["", "copy"], "speed_up": [2.0, 0.5]})
     ),
 }
-HAVE_LIMITS = set(FIGURES) - {"speed, melting", "joint, pairs", "gates, errors", "gates, carried", "length, both"}
+HAVE_LIMITS = set(FIGURES) - {"speed, melting", "joint, pairs", "length, both"}
 
 
 @pytest.mark.parametrize("name", FIGURES)

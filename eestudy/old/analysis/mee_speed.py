@@ -17,8 +17,7 @@ from eelib.exits.trace_scores import rule_at
 from eelib.tasks.task import Task
 from eestudy.exits.task_quality import grouped, item_stats
 from eestudy.old.analysis.gate_rules import label
-from eestudy.old.analysis.gates import span
-from eestudy.old.analysis.mee import OF_CALM, OF_M, Along, Side, compared, whose
+from eestudy.old.analysis.mee import OF_CALM, OF_M, Along, Side, compared, span, whose
 from eestudy.old.analysis.speed import PLAIN, Way, timed
 from eestudy.old.statistics.interval import NOTHING, Interval, told
 from eestudy.old.statistics.resampling import bootstrap_totals
