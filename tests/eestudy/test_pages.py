@@ -586,6 +586,7 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
         "joint_optimization": {"after": same, "others": ""},
         "monotonicity": {"after": ""},
         "architectures": {"beside": ""},
+        "gates": {"after": ""},
     }
     space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more.get(notebook, {}))
     found = result(space)
