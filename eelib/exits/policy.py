@@ -114,6 +114,18 @@ class Policy:
             return None
         return ExitRule(gate, value, self.exit_layers, self.minimum_layer, self.full_depth_tokens)
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each kind of task: kind, threshold (NaN: all layers run), certified, and of `risks` estimate, low,
+        high and sequences (NaN where nothing is certified).
+        """
+        none = dict.fromkeys(("estimate", "low", "high", "sequences"), math.nan)
+        rows = [
+            {"kind": kind, "threshold": math.nan if value is None else value, "certified": self.certified[kind]}
+            | (self.risks.get(kind) or none)
+            for kind, value in self.thresholds.items()
+        ]
+        return pd.DataFrame(rows, columns=["kind", "threshold", "certified", *none])
+
     def save(self, path: Path | str) -> None:
         """Write it, whole or not at all."""
         content = {"form": FORM} | asdict(self)

@@ -1,7 +1,7 @@
 """A shadow stream: of a sampled share of what is served, full depth is run too, and an alarm stops early exit in time.
 
 The alarm may be looked at after every output: it is a test martingale (Ville 1939; Waudby-Smith and Ramdas 2024,
-"Estimating means of bounded random variables by betting"), a capital that is bet on outputs being worse than promised.
+"Estimating means of bounded random variables by betting"), an amount that is bet on outputs being worse than promised.
 While the promise holds, it ever reaches 1 / alpha with a chance of at most alpha.
 """
 
@@ -21,11 +21,11 @@ from eelib.exits.policy import Policy
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 
-BETS = (1.5, 2.0, 3.0, 5.0, 10.0, 20.0)  # so many times the promised risk; the capital is spread evenly over them
+BETS = (1.5, 2.0, 3.0, 5.0, 10.0, 20.0)  # so many times the promised risk; the amount is spread evenly over them
 
 
 @dataclass
-class Alarm:
+class DriftAlarm:
     """Goes off once the mean loss of a stream is above `risk`, falsely with a chance of at most `alpha`, ever.
 
     Losses lie in [0, 1]; each one's mean, given those before, is at most `risk` while the promise holds. `at`: after
@@ -37,7 +37,7 @@ class Alarm:
     seen: int = 0
     lost: float = 0.0
     at: int | None = None
-    logs: list[float] = field(default_factory=list)  # of each bet's capital, which begins with 1
+    logs: list[float] = field(default_factory=list)  # of the amount that each bet has by now, which begins with 1
 
     def __post_init__(self) -> None:
         if not (0 < self.risk < 1 and 0 < self.alpha < 1):
@@ -47,7 +47,7 @@ class Alarm:
         self.logs = self.logs or [0.0] * len(bets(self.risk))
 
     @property
-    def capital(self) -> float:
+    def evidence(self) -> float:
         """The evidence against the promise: 1 says nothing, 1 / alpha is an alarm; at most e^700."""
         top = max(self.logs)
         return math.exp(min(top + math.log(sum(math.exp(log - top) for log in self.logs) / len(self.logs)), 700.0))
@@ -60,7 +60,7 @@ class Alarm:
         for number, worse in enumerate(bets(self.risk)):
             stake = (worse - self.risk) / (self.risk * (1 - self.risk))
             self.logs[number] += math.log1p(stake * (loss - self.risk))
-        if self.at is None and self.capital >= 1 / self.alpha:
+        if self.at is None and self.evidence >= 1 / self.alpha:
             self.at = self.seen
         return self.at is not None
 
@@ -73,10 +73,10 @@ def bets(risk: float) -> list[float]:
 def delay(risk: float, true: float, alpha: float = 0.01) -> float:
     """About how many outputs in the shadow pass before the alarm, if a share `true` of them is lost; inf if never.
 
-    Wald's identity for the best of the bets: log(bets / alpha) over what its capital grows by, on average, per output.
-    InputError as of `Alarm`, and for a share that is none.
+    Wald's identity for the best of the bets: log(bets / alpha) over what its amount grows by, on average, per output.
+    InputError as of `DriftAlarm`, and for a share that is none.
     """
-    Alarm(risk, alpha)
+    DriftAlarm(risk, alpha)
     if not 0 <= true <= 1:
         raise InputError(f"true {true!r} is not allowed; it is a share")
     found = bets(risk)
@@ -90,14 +90,14 @@ class Service:
 
     A loss is an output that differs from full depth's. Early exit ends, and full depth is served, once the alarm is on,
     or while the file `kill` is there. `shadowed`: numbers of the outputs that were compared, counted from 0 over all
-    calls. InputError as of `Alarm` and `Policy.check`, for a share outside [0, 1], and for a share above 0 of a model
+    calls. InputError as of `DriftAlarm` and `Policy.check`, for a share outside [0, 1], and for a share above 0 of a model
     in less than float32: there an output depends on the rows decoded beside it, so one that differs says nothing of the
     policy.
     """
 
     model: Model
     policy: Policy
-    alarm: Alarm
+    alarm: DriftAlarm
     share: float = 0.05
     seed: int = 0
     kill: Path | None = None

@@ -1,4 +1,4 @@
-"""The alarm's capital by hand, how often it is wrong and how late, and a service that it stops."""
+"""The alarm's evidence by hand, how often it is wrong and how late, and a service that it stops."""
 
 import math
 from dataclasses import replace
@@ -10,29 +10,29 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.policy import Policy, head_hash
-from eestudy.exits.shadow import Alarm, Service, bets, delay
+from eestudy.exits.shadow import DriftAlarm, Service, bets, delay
 
 
-def test_the_capital_by_hand():
+def test_the_evidence_by_hand():
     """Of losses 0 and 1 it is the likelihood of each bet over that of the promise, averaged."""
-    alarm = Alarm(0.1, 0.05)
+    alarm = DriftAlarm(0.1, 0.05)
     worse = [0.15, 0.2, 0.3, 0.5]
     assert bets(0.1) == pytest.approx(worse) and bets(0.9) == pytest.approx([0.95])
-    assert alarm.capital == 1.0
+    assert alarm.evidence == 1.0
     for loss in (1, 0, 0, 1):
         alarm.see(loss)
-    assert alarm.capital == pytest.approx(np.mean([b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) for b in worse]))
+    assert alarm.evidence == pytest.approx(np.mean([b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) for b in worse]))
     alarm.see(0.4)
     stakes = [(b - 0.1) / 0.09 for b in worse]
     parts = [b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) * (1 + s * 0.3) for b, s in zip(worse, stakes)]
-    assert alarm.capital == pytest.approx(np.mean(parts))
+    assert alarm.evidence == pytest.approx(np.mean(parts))
     assert (alarm.seen, alarm.lost, alarm.at) == (5, 2.4, None)
 
 
 def test_it_goes_off_at_one_over_alpha_and_stays_on():
-    alarm = Alarm(0.05, 0.01)
+    alarm = DriftAlarm(0.05, 0.01)
     told = [alarm.see(1) for _ in range(3)] + [alarm.see(0) for _ in range(200)]
-    assert alarm.at == told.index(True) + 1 and all(told[alarm.at - 1 :]) and alarm.capital < 1
+    assert alarm.at == told.index(True) + 1 and all(told[alarm.at - 1 :]) and alarm.evidence < 1
     by_hand = next(n for n in range(1, 9) if np.mean([(b / 0.05) ** n for b in bets(0.05)]) >= 100)
     assert alarm.at == by_hand
 
@@ -42,7 +42,7 @@ def first_alarms(true, risk, alpha, steps, streams, seed):
     losses = np.random.default_rng(seed).random((streams, steps)) < true
     found = []
     for stream in losses:
-        alarm = Alarm(risk, alpha)
+        alarm = DriftAlarm(risk, alpha)
         found.append(next((n for n, loss in enumerate(stream, 1) if alarm.see(float(loss))), math.inf))
     return np.array(found)
 
@@ -71,7 +71,7 @@ def policy_of(model, threshold):
 def test_a_service_goes_back_to_full_depth(model_of):
     """Once outputs differ too often; what the shadow saw is what was served."""
     model = model_of("llama")
-    service = Service(model, policy_of(model, -1.0), Alarm(0.05), share=0.5)
+    service = Service(model, policy_of(model, -1.0), DriftAlarm(0.05), share=0.5)
     full = eelib.generate(model, PROMPTS, max_new_tokens=6)
     assert service.early
     calls = 0
@@ -86,7 +86,7 @@ def test_a_service_goes_back_to_full_depth(model_of):
 
 def test_a_service_that_keeps_its_promise_goes_on(model_of):
     model = model_of("llama")
-    service = Service(model, policy_of(model, 2.0), Alarm(0.05), share=1.0)
+    service = Service(model, policy_of(model, 2.0), DriftAlarm(0.05), share=1.0)
     for _ in range(10):
         service.generate(PROMPTS, max_new_tokens=4)
     assert service.early and service.alarm.lost == 0 and service.shadowed == list(range(10 * len(PROMPTS)))
@@ -96,7 +96,7 @@ def test_the_kill_switch(model_of, tmp_path):
     """A file: while it is there, all blocks run."""
     model = model_of("llama")
     kill = tmp_path / "off"
-    service = Service(model, policy_of(model, -1.0), Alarm(0.05), share=0.0, kill=kill)
+    service = Service(model, policy_of(model, -1.0), DriftAlarm(0.05), share=0.0, kill=kill)
     shallow = lambda: (service.generate(PROMPTS, max_new_tokens=4).tokens["exit_layer"] < model.layers).any()  # noqa: E731
     assert shallow()
     kill.touch()
@@ -109,7 +109,7 @@ def test_drafts_end_with_early_exit(model_of, tmp_path):
     """What was asked of verified drafts is not asked of full depth, beside them or in their place."""
     model, kill = model_of("llama"), tmp_path / "off"
     policy = replace(policy_of(model, -1.0), kv_policy="verified")
-    service = Service(model, policy, Alarm(0.05), share=1.0, kill=kill)
+    service = Service(model, policy, DriftAlarm(0.05), share=1.0, kill=kill)
     drafted = service.generate(PROMPTS, max_new_tokens=4, draft_length=2)
     kill.touch()
     plain = service.generate(PROMPTS, max_new_tokens=4, draft_length=2)
@@ -121,11 +121,11 @@ def test_bad_input(model_of, folder_of, one_line):
     model = model_of("llama")
     coarse = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
     policy = policy_of(model, 0.5)
-    one_line(InputError, "risk 0", lambda: Alarm(0.0))
-    one_line(InputError, "alpha 1", lambda: Alarm(0.1, 1.0))
-    one_line(InputError, "loss 2", lambda: Alarm(0.1).see(2))
+    one_line(InputError, "risk 0", lambda: DriftAlarm(0.0))
+    one_line(InputError, "alpha 1", lambda: DriftAlarm(0.1, 1.0))
+    one_line(InputError, "loss 2", lambda: DriftAlarm(0.1).see(2))
     one_line(InputError, "true 2", lambda: delay(0.1, 2))
-    one_line(InputError, "share 2", lambda: Service(model, policy, Alarm(0.1), share=2))
-    one_line(InputError, ["bfloat16", "share=0"], lambda: Service(coarse, policy, Alarm(0.1)))
-    assert Service(coarse, policy_of(coarse, 0.5), Alarm(0.1), share=0).early
-    one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), policy, Alarm(0.1)))
+    one_line(InputError, "share 2", lambda: Service(model, policy, DriftAlarm(0.1), share=2))
+    one_line(InputError, ["bfloat16", "share=0"], lambda: Service(coarse, policy, DriftAlarm(0.1)))
+    assert Service(coarse, policy_of(coarse, 0.5), DriftAlarm(0.1), share=0).early
+    one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), policy, DriftAlarm(0.1)))

@@ -1,0 +1,177 @@
+"""Outputs decoded for real, in several setups, held against full depth's outputs and timed.
+
+All setups decode a batch one after the other, and the one that begins changes from batch to batch, so that a slower
+minute of the machine falls on all of them. Times are of decoding alone, prompts included; tokenizing is left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from eelib.common.errors import InputError
+from eelib.exits.decoding.generate import GenerateOutput, batches, encoded, generate
+from eelib.exits.exit_rule import ExitRule
+from eelib.models.model import Model
+from eelib.tasks.task import Task
+from eestudy.exits.task_quality import item_stats
+from eestudy.resampling import NOTHING, Interval
+from eestudy.statistics import interval_of
+from eestudy.study import Study
+
+WHERE = ["model", "task", "setup", "group", "sequence"]
+TOKENS = [*WHERE, "position", "token_id", "emitted", "agrees", "agreed_before", "exit_layer", "layers_run"]
+OUTPUTS = [*WHERE, "output", "full", "same", "length", "truncated", "passes", "drafted", "accepted"]
+TIMED = ["model", "task", "setup", "batch_size", "batch", "group", "seconds", "tokens", "exit_layers"]
+TIMED += ["layers", "head_reads", "drafted", "accepted", "agrees", "of"]
+
+
+@dataclass(frozen=True)
+class DecodingSetup:
+    """One way to decode.
+
+    Attributes:
+        name: of the setup, in frames.
+        rule: when tokens exit; None for full depth.
+        kv_policy: what later tokens find at skipped layers, as `eelib.generate` takes it.
+        draft_length: of verified decoding.
+        model: another reading of the study's model; None for that model.
+    """
+
+    name: str
+    rule: ExitRule | None = None
+    kv_policy: str = "full"
+    draft_length: int | None = None
+    model: Model | None = None
+
+
+class Decoded(NamedTuple):
+    """What `decode` returns.
+
+    Attributes:
+        tokens: a row for each token that full depth gives, end tokens included: TOKENS. `emitted` is the setup's token
+            at this place (-1 where its output is shorter), `agreed_before` whether all tokens before agree.
+        outputs: a row for each output: OUTPUTS. `full` is full depth's output, `same` whether all tokens agree.
+        timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run in the end, reads of the head,
+            tokens that agree with full depth's, of which there are `of`. `seconds` are those of the quickest repeat,
+            `group` is the first output's.
+    """
+
+    tokens: pd.DataFrame
+    outputs: pd.DataFrame
+    timed: pd.DataFrame
+
+
+def evenly_spaced(layers: int, count: int) -> tuple[int, ...]:
+    """So many layers below L, evenly spaced, each once; fewer where there are fewer."""
+    return tuple(sorted({round(layers * i / (count + 1)) for i in range(1, count + 1)} - {0, layers}))
+
+
+def in_batches(study: Study, task: str, numbers: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Outputs of a task by number in batches, those with the shortest prompts first."""
+    prompts = encoded(study.model, study.tasks[task].pick(list(numbers)))
+    return [[numbers[i] for i in batch] for batch in batches(study.model, prompts, batch_size)]
+
+
+def decode(
+    study: Study,
+    task: str,
+    setups: Sequence[DecodingSetup],
+    chosen: Sequence[Sequence[int]],
+    longest: int = 0,
+    repeats: int = 1,
+    warm_up: bool = False,
+) -> Decoded:
+    """Decode some outputs of a task in each setup.
+
+    Args:
+        study: whose trace of the task has full depth's outputs.
+        task: its name.
+        setups: the ways to decode.
+        chosen: batches of outputs, by number.
+        longest: most tokens of an output; 0 for as many as in the trace.
+        repeats: how often each batch is decoded.
+        warm_up: decode the first batch once before, since the first call pays for what is made once.
+
+    Raises:
+        InputError: no batch, or what `eelib.generate` refuses.
+    """
+    if not chosen:
+        raise InputError("there is no batch to decode")
+    most = min(longest or study.parameters.max_new_tokens, study.parameters.max_new_tokens)
+    asked = study.tasks[task]
+    for setup in setups if warm_up else ():
+        run(setup.model or study.model, asked.pick(list(chosen[0])), setup, most)
+    parts: list[tuple[pd.DataFrame, pd.DataFrame, dict]] = []
+    for number, batch in enumerate(chosen):
+        picked, found = asked.pick(list(batch)), {setup.name: [] for setup in setups}
+        for turn in range(repeats):
+            shift = (number + turn) % len(setups)
+            for setup in (*setups[shift:], *setups[:shift]):
+                found[setup.name].append(run(setup.model or study.model, picked, setup, most))
+        for name, made in found.items():
+            tokens, outputs, row = against_full_depth(study, task, list(batch), made[0], most)
+            about = {"model": study.model.name, "task": task, "setup": name}
+            seconds = min(sum(one.times.values()) for one in made)
+            row = about | {"batch_size": len(batch), "batch": number, "seconds": seconds} | row
+            parts.append((tokens.assign(**about), outputs.assign(**about), row))
+    tokens, outputs = (pd.concat([part[at] for part in parts], ignore_index=True) for at in (0, 1))
+    return Decoded(tokens[TOKENS], outputs[OUTPUTS], pd.DataFrame([part[2] for part in parts])[TIMED])
+
+
+def run(model: Model, task: Task, setup: DecodingSetup, longest: int) -> GenerateOutput:
+    """One batch; drafts that cost more than they save are decoded, too."""
+    return generate(
+        model,
+        task,
+        setup.rule,
+        kv_policy=setup.kv_policy,
+        draft_length=setup.draft_length,
+        batch_size=len(task),
+        max_new_tokens=longest,
+        always_draft=True,
+    )
+
+
+def against_full_depth(
+    study: Study, task: str, batch: list[int], made: GenerateOutput, longest: int
+) -> tuple[pd.DataFrame, pd.DataFrame, dict]:
+    """(tokens, outputs, sums over the batch) of one decoding, beside the same positions of the trace."""
+    trace, names = study.traces[task], dict(enumerate(batch))
+    full = trace.tokens[trace.tokens["sequence"].isin(batch) & (trace.tokens["position"] < longest)]
+    at = made.tokens.assign(sequence=made.tokens["sequence"].map(names)).set_index(["sequence", "position"])
+    there = at.reindex(pd.MultiIndex.from_frame(full[["sequence", "position"]]))
+    emitted = there["token_id"].fillna(-1).to_numpy(int)
+    tokens = full[["group", "sequence", "position", "token_id"]].assign(
+        emitted=emitted,
+        agrees=emitted == full["token_id"].to_numpy(),
+        exit_layer=there["exit_layer"].to_numpy(float),
+        layers_run=there["layers_run"].to_numpy(float),
+    )
+    wrong_so_far = (~tokens["agrees"]).groupby(tokens["sequence"]).cumsum()
+    tokens["agreed_before"] = wrong_so_far == ~tokens["agrees"]
+    written = trace.sequences.set_index("sequence").loc[batch, ["group", "output"]].rename(columns={"output": "full"})
+    outputs = made.sequences.assign(sequence=batch).merge(written.reset_index(), on="sequence")
+    outputs["same"] = outputs["sequence"].map(tokens.groupby("sequence")["agrees"].all())
+    sums = {"tokens": len(at), "head_reads": at["head_reads"].sum()}
+    sums |= {"exit_layers": at["exit_layer"].sum(), "layers": at["layers_run"].sum()}
+    sums |= {name: outputs[name].sum() for name in ("drafted", "accepted")}
+    return tokens, outputs, sums | {"agrees": tokens["agrees"].sum(), "of": len(full), "group": full["group"].iloc[0]}
+
+
+def score_change(task: Task, before: list[str], after: list[str], seed: int = 0) -> tuple[str, float, float, Interval]:
+    """(name, score before, score after, their difference paired by group) of a task's first score, 0-100.
+
+    `before` and `after`: one output for each item. ("", NaN, NaN, NOTHING) for a task without references.
+    """
+    stats = [item_stats(task, outputs) for outputs in (before, after)]
+    if not stats[0]:
+        return "", np.nan, np.nan, NOTHING
+    name = next(iter(stats[0]))
+    (old, score), (new, _) = (found[name] for found in stats)
+    width, sums = old.shape[1], pd.DataFrame(np.hstack([old, new])).assign(group=task.groups)
+    gain = interval_of(sums, lambda t: score(t.to_numpy()[:, width:]) - score(t.to_numpy()[:, :width]), seed)
+    old_score, new_score = (float(score(one.sum(axis=0)[None])[0]) for one in (old, new))
+    return name, old_score, new_score, gain
