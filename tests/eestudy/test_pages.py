@@ -387,7 +387,7 @@ def test_joint_optimization(verdict, planted_model, planted_tasks, tmp_path):
 
 
 DEPTH, FIRST_EXIT = 6, 2  # with six layers, a sixth of the depth is a whole one
-RISING = np.array([0.1, 0.3, 0.6, 0.92, 0.93, 0.93, 0.94])  # of the best token: M's rule is met at layer 3, 0.9 too
+RISING = np.array([0.1, 0.5, 0.91, 0.92, 0.93, 0.93, 0.94])  # of the best token: 0.9 at layer 2, M's rule at layer 3
 GROWING, PEAKING = np.arange(1, 8) / 10, np.array([0.1, 0.5, 0.9, 0.2, 0.3, 0.4, 0.5])
 # Exit layers of the plain and the weighted model, how much surer of the final token the distilled one is at layers 0 to
 # L (the plain one is GROWING), and verdicts on M-M1 to M-M5.
@@ -472,6 +472,7 @@ def test_monotonicity(name, objectives):
     own = space["own"]
     usual = own[own["settled"] == plain]
     assert own["never_falls"].all() and own["rule_stops"].all() and (own["rule_saved"] == 0.5).all()
+    assert np.allclose(own["above_saved"], 4 / 6)
     assert (usual["rule_lost"] == (plain > 3)).all() and 0.95 < len(usual) / len(own) < 1
     more = float(weighted <= 4) - float(plain <= 4)  # at two thirds of six layers
     assert space["changes"]["two_thirds"].estimate == pytest.approx(more, abs=0.05)
