@@ -106,7 +106,8 @@ def decode(
         run(setup.model or study.model, asked.pick(list(chosen[0])), setup, most)
     parts: list[tuple[pd.DataFrame, pd.DataFrame, dict]] = []
     for number, batch in enumerate(chosen):
-        picked, found = asked.pick(list(batch)), {setup.name: [] for setup in setups}
+        picked = asked.pick(list(batch))
+        found: dict[str, list] = {setup.name: [] for setup in setups}
         for turn in range(repeats):
             shift = (number + turn) % len(setups)
             for setup in (*setups[shift:], *setups[:shift]):

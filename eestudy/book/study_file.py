@@ -13,6 +13,7 @@ from eelib.common.files import PACKAGE, data_folder
 from eelib.common.values import check_name
 from eestudy.book.sources import files_in, modules_behind
 from eestudy.book.study_schema import WHOLE, read_study
+from eestudy.parameters import joint_version
 
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 GENERATED = BOOK / "generated"
@@ -119,7 +120,10 @@ class StudyFile:
         settings = self.models[model]
         own = settings.get("parameters") or {}
         folders = {"runs_folder": "runs", "results_folder": str(RESULTS)}
-        return {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | folders
+        given = {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | folders
+        if given.get("after", defaults(notebook_file(notebook)).get("after")) == "auto":
+            given["after"] = joint_version(given["model"])
+        return given
 
     def notebook_sources(self, model: str, notebook: str) -> list[str]:
         """Files that the page of a notebook on a model depends on: code, data, weights of all models that it names, and

@@ -90,9 +90,9 @@ class Service:
 
     A loss is an output that differs from full depth's. Early exit ends, and full depth is served, once the alarm is on,
     or while the file `kill` is there. `shadowed`: numbers of the outputs that were compared, counted from 0 over all
-    calls. InputError as of `DriftAlarm` and `Policy.check`, for a share outside [0, 1], and for a share above 0 of a model
-    in less than float32: there an output depends on the rows decoded beside it, so one that differs says nothing of the
-    policy.
+    calls. InputError as of `DriftAlarm` and `Policy.check`, for a share outside [0, 1], and for a share above 0 of a
+    model in less than float32: there an output depends on the rows decoded beside it, so one that differs says nothing
+    of the policy.
     """
 
     model: Model

@@ -41,7 +41,8 @@ def test_a_policy_leaves_as_its_rule_would(setting, tmp_path):
     made.save(tmp_path / "policy.json")
     assert Policy.load(tmp_path / "policy.json") == made
     (row,) = made.to_frame().to_dict("records")
-    assert row == {"kind": "prompts", "threshold": value, "certified": made.certified["prompts"]} | made.risks["prompts"]
+    about = {"kind": "prompts", "threshold": value, "certified": made.certified["prompts"]}
+    assert row == about | made.risks["prompts"]
     by_file = eelib.generate(model, PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6)
     rule = ExitRule(gate_named("softmax_difference"), value)
     by_hand = eelib.generate(model, PROMPTS, gate=rule, kv_policy="deferred", max_new_tokens=6)

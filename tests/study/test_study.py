@@ -225,6 +225,15 @@ def a_value_error_of_numpy():
 BUGS = [(a_type_error, TypeError, "concatenate str"), (a_value_error_of_numpy, ValueError, "could not be broadcast")]
 
 
+def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
+    monkeypatch.setenv("EELIB_DATA", str(tmp_path))
+    (tmp_path / "models/tiny-joint").mkdir(parents=True)
+    cells = ["model: str = 'x'\nafter: str = 'auto'"]
+    for model, after in (("tiny", "tiny-joint"), ("folder/tiny", "tiny-joint"), ("other", "")):
+        assert check_parameters(None, cells, {"model": model, "after": "auto"}).after == after
+    assert check_parameters(None, cells, {"model": "tiny", "after": "mine"}).after == "mine"
+
+
 @pytest.mark.parametrize("bug, kind, part", BUGS)
 def test_a_bug_is_no_verdict(bug, kind, part, parameters):
     """Only NotEstimable and an interval of nothing are reasons not to judge; an InputError is a bug here, too."""
