@@ -121,7 +121,8 @@ class StudyFile:
         own = settings.get("parameters") or {}
         folders = {"runs_folder": "runs", "results_folder": str(RESULTS)}
         given = {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | folders
-        if given.get("after", defaults(notebook_file(notebook)).get("after")) == "auto":
+        after = given["after"] if "after" in given else defaults(notebook_file(notebook)).get("after")
+        if after == "auto":
             given["after"] = joint_version(given["model"])
         return given
 
@@ -216,7 +217,7 @@ def notebook_file(name: str) -> Path:
 def defaults(notebook: Path) -> dict[str, Any]:
     """The values in a notebook's cell of parameters; none where it has no such cell."""
     cells = json.loads(notebook.read_text(encoding="utf-8")).get("cells", [])
-    tagged = ("".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ()))
+    tagged = ("".join(cell["source"]) for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", ()))
     return {
         node.target.id: ast.literal_eval(node.value)
         for node in ast.parse(next(tagged, "")).body
