@@ -5,11 +5,10 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from eelib.common.errors import InputError, StorageError
-from eelib.common.files import data_folder
+from eelib.common.files import joint_version
 from eelib.models.checkpoint import DTYPES, resolve_device
 from eelib.tasks.task import task_names
 
@@ -111,12 +110,6 @@ def check_parameters(
     if values.get("after") == "auto":
         values["after"] = joint_version(values["model"])
     return Parameters(values)
-
-
-def joint_version(model: str) -> str:
-    """The shipped version of a model after joint optimization, MODEL-joint; empty where there is none."""
-    name = f"{Path(model).name}-joint"
-    return name if data_folder("models", name).is_dir() else ""
 
 
 def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:

@@ -141,3 +141,9 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def joint_version(model: str) -> str:
+    """The shipped version of a model after joint optimization, MODEL-joint; empty where there is none."""
+    name = f"{Path(model).name}-joint"
+    return name if data_folder("models", name).is_dir() else ""

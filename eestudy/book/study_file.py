@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from eelib.common.errors import InputError
-from eelib.common.files import PACKAGE, data_folder
+from eelib.common.files import PACKAGE, data_folder, joint_version
 from eelib.common.values import check_name
 from eestudy.book.sources import files_in, modules_behind
 from eestudy.book.study_schema import WHOLE, read_study
-from eestudy.parameters import joint_version
 
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 GENERATED = BOOK / "generated"

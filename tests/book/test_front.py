@@ -7,6 +7,7 @@ from bs4 import BeautifulSoup
 
 from eestudy.book import front as page
 from eestudy.book.study_file import StudyFile
+from eestudy.claims import claims
 
 
 @pytest.fixture
@@ -26,7 +27,9 @@ def test_each_page_has_a_card_with_its_question_and_its_verdicts(study):
     first, second = BeautifulSoup(page.questions(study, results), "lxml").select(".ee-cards > li")
     assert first.a["href"] == "results/m/speed.html" and first.a.get_text() == "Speed"
     assert "What of it?" in first.get_text()
-    assert [chip["href"] for chip in first.select(".ee-chip")] == ["scoreboard.html#P-T1", "scoreboard.html#P-T2"]
+    assert [chip["href"] for chip in first.select(".ee-chip")] == [
+        f"scoreboard.html#{claim.id}" for claim in claims("speed")
+    ]
     assert "✓ holds" in first.get_text() and "not run" in first.get_text()
     assert second.a.get_text() == "joint optimization"  # no title: its name
 

@@ -226,7 +226,7 @@ BUGS = [(a_type_error, TypeError, "concatenate str"), (a_value_error_of_numpy, V
 
 
 def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
-    monkeypatch.setattr("eestudy.parameters.data_folder", tmp_path.joinpath)
+    monkeypatch.setattr("eelib.common.files.data_folder", tmp_path.joinpath)
     (tmp_path / "models/tiny-joint").mkdir(parents=True)
     cells = ["model: str = 'x'\nafter: str = 'auto'"]
     for model, after in (("tiny", "tiny-joint"), ("folder/tiny", "tiny-joint"), ("other", "")):
