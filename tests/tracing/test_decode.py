@@ -1,6 +1,7 @@
 """Batched, padded, cached decoding gives what one row at a time without a cache gives: ids, states, stops."""
 
 from itertools import combinations
+from types import SimpleNamespace
 
 import plain_runs
 import pytest
@@ -10,7 +11,7 @@ from near import assert_as_near
 
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import CheckpointError
-from eelib.tracing.decode import greedy_decode, states_of
+from eelib.tracing.decode import greedy_decode, state_at, states_of
 
 STEPS = 9
 
@@ -110,3 +111,36 @@ def test_batch_of_one_and_same_prompt_twice(name, model_of):
 
 def test_a_model_that_reads_in_place_writes_nothing(model_of, one_line):
     one_line(CheckpointError, "writes no tokens", lambda: greedy_decode(model_of("bert"), [[5, 6]], 2))
+
+
+@pytest.mark.parametrize("name", [*GENERATING, "bert_labels", "gpt2_labels"])
+def test_a_run_up_to_a_block_gives_its_states_and_runs_no_block_after_it(name, model_of):
+    model = model_of(name)
+    prompt = model.encode([PROMPTS[1]])[0]
+    output = greedy_decode(model, [prompt], 6)[0] if model.adapter.writes else [0]
+    wanted = states_of(model, [prompt], [output])[0]  # [tokens, L+1, hidden_size]
+    inputs, read = model.adapter.whole_inputs(prompt, output), model.adapter.read_positions(prompt)
+    ran: list[int] = []
+    hooks = [
+        block.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
+        for number, block in enumerate(model.blocks, 1)
+    ]
+    try:
+        for layer in range(1, model.layers + 1):
+            ran.clear()
+            states = state_at(model, layer, inputs)[0, read]
+            torch.testing.assert_close(states, wanted[:, layer], rtol=1e-4, atol=1e-5)
+            assert ran == list(range(1, layer + 1))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert not any(block._forward_hooks for block in model.blocks)
+
+
+def test_blocks_that_share_weights_are_counted_by_their_calls():
+    block = torch.nn.Linear(3, 3)
+    shared = SimpleNamespace(blocks=[block] * 3, layers=3, adapter_block=None, adapted=lambda layer, states, _: states)
+    shared.network = lambda x: block(block(block(x)))
+    x = torch.randn(1, 2, 3)
+    with torch.no_grad():
+        assert torch.equal(state_at(shared, 2, {"x": x}), block(block(x)))
