@@ -41,10 +41,6 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :total] for buffer in self.buffers)
         return self.keys, self.values
 
-    def set_length(self, tokens: int) -> None:
-        """Go back to the first `tokens` tokens, or forward again: those behind are kept until they are written over."""
-        self.keys, self.values = (buffer[:, :, :tokens] for buffer in self.buffers)
-
     def reset(self) -> None:
         """Forget everything."""
         self.buffers = []

@@ -43,19 +43,6 @@ def test_a_step_copies_its_own_states_only():
     assert len(places) <= 4 and layer.buffers[0].shape[2] == 40
 
 
-def test_set_back_it_holds_what_came_before_and_still_what_comes_after():
-    mine, states = GrowingLayer(limit=40), steps(9)
-    whole = [mine.update(*step) for step in states][-1]
-    for length in (0, 7, 13, 5):
-        mine.set_length(length)
-        assert mine.get_seq_length() == length
-        keys, values = (torch.cat(parts, 2)[:, :, length : length + 1] for parts in zip(*states))
-        for got, wanted in zip(mine.update(keys, values), whole):
-            assert torch.equal(got, wanted[:, :, : length + 1])
-    mine.set_length(14)
-    assert torch.equal(mine.keys, whole[0])
-
-
 def test_reset_forgets():
     layer = GrowingLayer()
     layer.update(*steps(0)[0])
