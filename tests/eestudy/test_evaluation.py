@@ -12,14 +12,14 @@ import traces
 import eelib
 from eelib.common.errors import InputError
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.state import StateClassifier, save_gate
+from eelib.exits.gates.state import Lstm, StateClassifier, save_gate
 from eelib.exits.trace_scores import scores
 from eelib.tasks.metrics import scores_of
 from eelib.tasks.task import kind_named
 from eestudy import evaluation
 from eestudy.exits.fit import fit
 from eestudy.exits.gates import FEATURES
-from eestudy.gates import halves, pieces_of, sweep_of
+from eestudy.gates import halves, pieces_of, rule_of, sweep_of
 from eestudy.parameters import Parameters
 from eestudy.statistics import interval_of
 
@@ -152,6 +152,14 @@ def test_scores_are_those_of_the_texts_that_exits_emit(study):
     assert len(kept) == 2 * OUTPUTS and (early == full).all()
 
 
+def test_the_score_at_a_fixed_layer_is_that_of_its_texts(study):
+    found = evaluation.quality(study, ("fixed",), [2.0, 4.0])
+    of_task = found[found["task"] == "two"].assign(form=0, full_0=0.8, full_1=1.0, early_1=1.0)  # each text has 0.8
+    sums = evaluation.wide(of_task.assign(early_0=of_task["threshold"] / 10)).sum().to_frame().T
+    shares = evaluation.score_at(sums, [1, 2, 3, 4])[0]
+    assert np.isnan(shares[0]) and shares[1:] == pytest.approx([0.25, 0.375, 0.5])
+
+
 def test_a_fitted_gate_is_asked_about_the_half_that_it_was_not_fitted_to(study):
     trace, first = study.traces["one"], halves(study)["one"]
     sweep = sweep_of(study, "one", "risk")
@@ -182,6 +190,11 @@ def test_gates_on_states_come_from_their_files_and_one_without_a_file_is_left_ou
     assert set(found["gate"]) == {"classifier", "state_saturation"}
     printed = capsys.readouterr().out
     assert printed == f"gate lstm of {model.name} is not in gates/{model.name}; it is left out.\n"
+    smaller = Lstm.of(Lstm.build(model.network.config.hidden_size, as_published=True), model.name, model.hash)
+    smaller = replace(smaller, as_published=True)
+    save_gate(smaller, tmp_path / "gates" / model.name, model, {}, as_published=True)
+    fresh = SimpleStudy(model, study.tasks, study.traces, parameters)
+    assert rule_of(fresh, "lstm").gate == smaller  # that of M's code stands in
     score = scores(ExitRule(gate), trace).score
     layers = [next((n for n in (1, 2) if row[n - 1] > 0.5), 3) for row in score.tolist()]
     rows = found[found["gate"] == "classifier"]

@@ -15,6 +15,7 @@ from exits_made import card_of
 from eelib.common.files import data_folder
 from eelib.exits.gates.state import TRAINED, trained_gate
 from eelib.models.model import prepare
+from eelib.tracing.decode import greedy_decode
 from recipes import gates
 from recipes.__main__ import main
 from recipes.gates import (
@@ -26,6 +27,7 @@ from recipes.gates import (
     batches_of,
     fit,
     in_turn,
+    known_states,
     loss_of,
     names_of,
     normed,
@@ -33,6 +35,7 @@ from recipes.gates import (
     take_states,
     train_gate,
 )
+from recipes.own_outputs import OwnText, write_texts
 from recipes.texts import shipped_texts
 
 ROOT = Path(__file__).parents[2]
@@ -241,6 +244,28 @@ def test_decoding_stops_with_the_batch_that_has_enough(model_of, monkeypatch):
     model = model_of("llama")
     prompts = model.encode(families.PROMPTS[:4])
     assert take_states(model, prompts, 1, progress=False).output.unique().tolist() == [0, 1]
+
+
+def test_outputs_that_were_given_before_have_the_states_of_decoding(model_of, monkeypatch, tmp_path):
+    """But for what batching rounds; and reading stops with the output that has enough."""
+    monkeypatch.setattr(gates, "LONGEST", 5)
+    model, prompts = model_of("llama"), [[5, 6, 7], [8, 9]]
+    monkeypatch.setattr(gates, "batches_of", lambda prompts, size: iter([prompts]))  # in this order
+    taken = take_states(model, prompts, 10**6, progress=False)
+    outputs = greedy_decode(model, prompts, 5)
+    none = torch.zeros(max(map(len, outputs)), 1)
+    texts = [
+        OwnText(n, "story", torch.tensor(prompt + output), len(prompt), none[: len(output)], none[: len(output)])
+        for n, (prompt, output) in enumerate(zip(prompts, outputs))
+    ]
+    write_texts(texts, tmp_path / "training-00000.safetensors")
+    known = known_states(model, tmp_path, 10**6)
+    for number, output in enumerate(outputs):
+        mine, theirs = ((part.output == number).nonzero()[:, 0] for part in (known, taken))
+        assert len(mine) == len(output)
+        torch.testing.assert_close(known.states[mine], taken.states[theirs], rtol=1e-3, atol=1e-3)
+        assert torch.equal(known.agrees[mine], taken.agrees[theirs])
+    assert known_states(model, tmp_path, 1).output.unique().tolist() == [0]
 
 
 def test_batches_are_of_like_lengths_and_hold_every_prompt(monkeypatch):
