@@ -28,15 +28,6 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "average, but the gate has to be asked at every layer.",
         "{race_words}",
     ),
-    "production": (
-        "In {A-P1 on}, punctuation leaves {A-P1?later|earlier|neither surely later nor surely earlier} than other "
-        "tokens: the mean exit layers differ by {A-P1%:+.0f} points of the depth ({A-P1%±:+.0f}).",
-        "A hard row makes a batch of easy ones {A-P3?faster|slower|neither surely slower nor surely faster}: the "
-        "speed-up changes by {A-P3:+.2f} ({A-P3±:+.2f}).",
-        "With a threshold that was made for other texts, {fails the schema, other traffic's%:.0f}% "
-        "({fails the schema, other traffic's%±:.0f}) of the JSON outputs of {A-P4 on} fail their schema; at full "
-        "depth, {fails the schema, full depth%:.0f}% ({fails the schema, full depth%±:.0f}) do.",
-    ),
 }
 
 

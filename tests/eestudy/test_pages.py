@@ -13,6 +13,7 @@ import torch
 import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts
 from planted import NOUNS, STEPS, consistent, exits, pairs, plant, rewrite
+from test_planted_decoding import save, sentences, write_task
 from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
@@ -29,6 +30,7 @@ NEW = (
     "monotonicity",
     "architectures",
     "gates",
+    "production",
 )  # notebooks that show their computation
 
 
@@ -570,6 +572,69 @@ def test_models_beside_are_refused_before_anything_is_decoded(beside, part, plan
     assert "\n" not in str(error.value) and not (tmp_path / "none").exists()
 
 
+def margins(agrees, even, odd):
+    """Readouts whose first probability, and with it the margin, is 0.9 where a layer agrees with the last one; else
+    `even` in outputs of even numbers and `odd` in the others.
+    """
+    shares = 0.1 ** np.arange(10)
+
+    def of(tokens):
+        wrong = np.where(tokens["sequence"] % 2, odd, even)[:, None]
+        return {"topk_probability": (np.where(agrees(tokens), 0.9, wrong)[..., None] * shares).reshape(len(tokens), -1)}
+
+    return of
+
+
+@pytest.mark.slow  # it decodes, too
+@pytest.mark.parametrize("early, wanted", [(True, "holds"), (False, "does not hold")])
+def test_production(early, wanted, tmp_path):
+    """Punctuation at the first layer and all else at the last, or the other way round.
+
+    Layers that are wrong have larger margins in answers than in translations, and in every second order; the earlier
+    version's are smaller. The model itself writes no order as it should be.
+    """
+    names = [row["references"][0] for row in pairs(100)]
+    records = [
+        {"id": f"AB-{1000 + i}-c", "name": "Ann", "items": [{"what": "cups", "count": 1 + i}], "city": "Ulm"}
+        | {"urgent": i % 2 > 0}
+        for i in range(60)
+    ]
+    rows = {
+        "tiny.de-en": sentences(names),
+        "rooms": [{"context": f"Room {i}.", "question": "?", "answers": [text]} for i, text in enumerate(names)],
+        "orders": [{"note": f"Order {i}.", "record": record} for i, record in enumerate(records)],
+        "beside.de-en": sentences(names[:90]),
+    }
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in rows}
+    tasks = {name: write_task(tmp_path / f"{name}.jsonl", rows[name]) for name in rows}
+
+    def agrees(tokens):
+        layers = np.where((tokens["text"].str.strip() == ".") == early, 1, 3)
+        other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)  # groups that are all alike show nothing
+        return exits(np.where(other, 4 - layers, layers), 3)
+
+    before, after = (save(tmp_path / name, last_place=at) for at, name in enumerate(("before", "after")))
+    for name in ("tiny.de-en", "rooms"):
+        plant(before, tasks[name], tmp_path / "runs", agrees, STEPS, margins(agrees, 0.05, 0.05))
+    for name, wrong in zip(rows, [(0.1, 0.1), (0.5, 0.5), (0.1, 0.5), (0.1, 0.1)]):
+        longest = 128 if name in ("orders", "beside.de-en") else STEPS
+        plant(after, tasks[name], tmp_path / "runs", agrees, longest, margins(agrees, *wrong))
+    given = asked(tmp_path, tmp_path / "before", f"{files['tiny.de-en']},{files['rooms']}")
+    given |= {"after": str(tmp_path / "after"), "structured": str(tmp_path / "after"), "sequences": 4}
+    given |= {"structured_task": files["orders"], "structured_beside": files["beside.de-en"], "timed_tokens": 2}
+    space, _ = run_page("production", **given)
+    found = {row["id"]: row["verdict"] for row in result(space)["claims"]}
+    assert found.pop("A-P3") != "not testable here"  # it depends on times
+    assert found == {"A-P1": wanted, "A-P2": "holds", "A-P4": "holds"}
+    assert space["revision"].estimate > 0 and space["changed"].estimate == 0
+    wide = space["timed"].groupby(["hard", "setup"]).apply(lambda one: (one["seconds"] / one["tokens"]).sum())
+    by_hand = [wide[hard, "full depth"] / wide[hard, "early"] for hard in (True, False)]
+    assert space["stall"].estimate == pytest.approx(by_hand[0] - by_hand[1])
+    at_home, moved = 0, space["moved"]  # no token is wrong at its own threshold, nor at the higher one of answers
+    translated = moved[(moved["task"] == files["rooms"]) & (moved["source"] != files["rooms"])]
+    assert space["transfer"].estimate == pytest.approx((translated["wrong"].mean() - at_home) / 2)
+
+
 @pytest.mark.parametrize("notebook", NEW)
 @pytest.mark.parametrize("family, rows", [("gpt2", 5), ("t5", 5), ("bert_labels", 40)])
 def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
@@ -588,6 +653,7 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
         "monotonicity": {"after": ""},
         "architectures": {"beside": ""},
         "gates": {"after": ""},
+        "production": {"after": "", "structured": "", "sequences": 2, "batches": 2},
     }
     space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more.get(notebook, {}))
     found = result(space)
