@@ -409,6 +409,8 @@ def planted_probabilities(final):
         best = np.concatenate([RISING[:, None], np.full((DEPTH + 1, 9), 0.001)], axis=1).ravel()
         return {"topk_probability": best * less, "final_probability": final * less}
 
+    return of
+
 
 def early_at(layer, depth):
     """Every second token could exit at a layer, the others at the last only; no gate sees which but by its scores."""
