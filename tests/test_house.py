@@ -36,6 +36,7 @@ BELOW["eestudy.parameters"] = ENGINE
 BELOW["eestudy.study"] = {"eestudy.parameters", "eestudy.exits", *BELOW["eestudy.claims"], *ENGINE}
 BELOW["eestudy.gates"] = {"eestudy.study", "eestudy.words", *BELOW["eestudy.study"]}
 BELOW["eestudy.evaluation"] = {"eestudy.gates", *BELOW["eestudy.gates"]}
+BELOW["eestudy.decoding"] = {"eestudy.study", *BELOW["eestudy.study"]}
 BELOW["eestudy.results"] = {"eestudy.study", "eestudy.claims", "eestudy.figures", *BELOW["eestudy.study"]}
 NEW = {"eestudy.results", *BELOW["eestudy.results"]}
 BELOW["eestudy.old.statistics"] = {"eestudy.markup", "eelib.common"}
