@@ -24,6 +24,7 @@ from eestudy.study import Study
 WHERE = ["model", "task", "setup", "group", "sequence"]
 TOKENS = [*WHERE, "position", "token_id", "emitted", "agrees", "agreed_before", "exit_layer", "layers_run"]
 OUTPUTS = [*WHERE, "output", "full", "same", "length", "truncated", "passes", "drafted", "accepted"]
+OUTPUTS += ["token_ids", "exit_layers"]
 TIMED = ["model", "task", "setup", "batch_size", "batch", "group", "seconds", "tokens", "exit_layers"]
 TIMED += ["layers", "head_reads", "drafted", "accepted", "agrees", "of"]
 
@@ -53,7 +54,8 @@ class Decoded(NamedTuple):
     Attributes:
         tokens: a row for each token that full depth gives, end tokens included: TOKENS. `emitted` is the setup's token
             at this place (-1 where its output is shorter), `agreed_before` whether all tokens before agree.
-        outputs: a row for each output: OUTPUTS. `full` is full depth's output, `same` whether all tokens agree.
+        outputs: a row for each output: OUTPUTS. `full` is full depth's output, `same` whether all tokens agree;
+            `token_ids` and `exit_layers` are lists, of all of the output's tokens.
         timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run in the end, reads of the head,
             tokens that agree with full depth's, of which there are `of`. `seconds` are those of the quickest repeat,
             `group` is the first output's.
@@ -155,6 +157,8 @@ def against_full_depth(
     tokens["agreed_before"] = wrong_so_far == ~tokens["agrees"]
     written = trace.sequences.set_index("sequence").loc[batch, ["group", "output"]].rename(columns={"output": "full"})
     outputs = made.sequences.assign(sequence=batch).merge(written.reset_index(), on="sequence")
+    lists = at.groupby(level="sequence").agg({"token_id": list, "exit_layer": list}).loc[batch]
+    outputs["token_ids"], outputs["exit_layers"] = lists["token_id"].tolist(), lists["exit_layer"].tolist()
     outputs["same"] = outputs["sequence"].map(tokens.groupby("sequence")["agrees"].all())
     sums = {"tokens": len(at), "head_reads": at["head_reads"].sum()}
     sums |= {"exit_layers": at["exit_layer"].sum(), "layers": at["layers_run"].sum()}

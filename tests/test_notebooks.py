@@ -83,8 +83,7 @@ def runs(tmp_path_factory):
         "architectures": {"beside": others, "timed_texts": 2},
         "joint_optimization": {"after": after, "pair_sequences": 2, "others": pairs},
         "gates": {"after": after},
-        "keys_values": {"after": after, "sequences": 3},
-        "speed": {"after": after, "sequences": 3, "batch": 2, "timed_gates": after},
+        "speed": {"after": after, "sequences": 3, "batch": 2, "timed_gates": f"{after} on translation/de-en"},
         "production": {"after": after, "sequences": 2, "batches": 2, "structured": ""},
         "monotonicity": {"after": after, "first_exit": 1, "beside_tasks": "translation/de-en", "beside_limit": 4}
         | {"plain": str(model), "weighted": after, "distilled": after, "beside_new_tokens": 4},

@@ -14,21 +14,7 @@ from eestudy.old.statistics.interval import Interval
 # By notebook. A claim's id stands for its estimate, "ID bound" for the claim's threshold, "ID on" for the model or
 # models that it was judged on. KEY% is 100 times the figure, KEY± the ends of its interval, KEY?A|B|C the word A where
 # that lies above 0, B where it lies below, C where neither.
-ANSWERS: dict[str, tuple[str, ...]] = {
-    "keys_values": (
-        "Where {P-K2 on} leaves at the best layer and skipped keys and values are computed from the exit state, not "
-        "copied, outputs keep {P-K2?more|fewer|not surely more or fewer} of full decoding's tokens: the share changes "
-        "by {P-K2%:+.0f} points ({P-K2%±:+.0f}).",
-        "With copies, outputs fall into loops {P-K3?more often|less often|not surely more or less often}: "
-        "{P-K3%:+.0f} points ({P-K3%±:+.0f}).",
-    ),
-    "speed": (
-        "With a gate, {P-T1 on} decodes at {P-T1:.2f} times the speed of all layers ({P-T1±:.2f}), one prompt at a "
-        "time: a token leaves at layer {exit layer, gate, project, batch 1:.1f} of {exit layer, plain, batch 1:.0f} on "
-        "average, but the gate has to be asked at every layer.",
-        "{race_words}",
-    ),
-}
+ANSWERS: dict[str, tuple[str, ...]] = {}
 
 
 class Ends(NamedTuple):

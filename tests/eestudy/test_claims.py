@@ -24,8 +24,7 @@ BUILT = {
     "architectures": ["P-A1", "P-A2", "P-A3"],
     "monotonicity": [f"M-M{number}" for number in range(1, 6)],
     "gates": ["P-G1", "P-G2", "P-G3", "M-E1", "M-E3"],
-    "keys_values": ["P-K1", "P-K2", "P-K3"],
-    "speed": ["P-T1", "P-T2", "M-E2"],
+    "speed": ["P-K1", "P-K2", "P-K3", "P-T1", "P-T2", "M-E2"],
     "production": ["A-P1", "A-P2", "A-P3", "A-P4"],
 }
 LATER = {"joint_optimization"}

@@ -31,6 +31,7 @@ NEW = (
     "architectures",
     "gates",
     "production",
+    "speed",
 )  # notebooks that show their computation
 
 
@@ -656,6 +657,7 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
         "architectures": {"beside": ""},
         "gates": {"after": ""},
         "production": {"after": "", "structured": "", "sequences": 2, "batches": 2},
+        "speed": {"after": "", "timed_gates": ""},
     }
     space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more.get(notebook, {}))
     found = result(space)
