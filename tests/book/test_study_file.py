@@ -115,7 +115,7 @@ def test_a_page_depends_on_kept_figures_that_its_code_reads(monkeypatch):
     monkeypatch.chdir(ROOT)
     study = StudyFile.load(ROOT / "study.yml")
     for notebook, kept in (("architectures", "scale"), ("joint_optimization", "ablation"), ("length", None)):
-        found = {Path(file).parent.name for file in study.notebook_sources("pocket-llama", notebook)}
+        found = {Path(file).parent.name for file in study.notebook_sources("smollm2-135m-instruct", notebook)}
         assert found & {"scale", "ablation"} == ({kept} if kept else set())
 
 
@@ -130,7 +130,7 @@ def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path, 
     names = ("model/model.safetensors", "model/sub/a.json", "texts/x.de-en.jsonl")
     assert found == [str(tmp_path / name) for name in names]
     monkeypatch.chdir(ROOT)
-    assert not StudyFile.load("study.yml").local_files("pocket-llama", "saturation")
+    assert not StudyFile.load("study.yml").local_files("smollm2-135m-instruct", "saturation")
 
 
 @pytest.mark.parametrize("note", ["", "7", "true", "None"])
