@@ -16,10 +16,10 @@ from eelib.models.model import Model
 COLUMNS = ("sequence", "position", "exit_layer", "token_id")
 
 
-class Watch:
+class LiveRule:
     """A reader for `eelib.tracing.decode.greedy_decode` that asks a rule; rows are the sequences of one batch.
 
-    A threshold that is learnt goes on learning from batch to batch; FREE's are of one sequence.
+    A threshold that is learned goes on learning from batch to batch; FREE's are of one sequence.
     """
 
     def __init__(self, model: Model, rule: ExitRule, rows: int):

@@ -1,7 +1,7 @@
 """Traces with made-up readouts, whose outputs are their references: data that force a notebook's verdict either way.
 
 `plant` makes a trace as a notebook will ask for it, so that folder, identity and columns are the real ones, and then
-writes other outputs and readouts in its place. The notebook finds it finished, and holds its task for learnt.
+writes other outputs and readouts in its place. A notebook finds it finished, and its task above the baseline.
 """
 
 import json

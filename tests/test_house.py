@@ -31,21 +31,16 @@ BELOW["eestudy.resampling"] = {"eestudy.markup", "eelib.common"}
 BELOW["eestudy.statistics"] = {"eestudy.resampling", *BELOW["eestudy.resampling"]}
 BELOW["eestudy.claims"] = {"eestudy.statistics", *BELOW["eestudy.statistics"]}
 BELOW["eestudy.figures"] = {"eelib.tracing", *BELOW["eestudy.claims"], *BELOW["eelib.tracing"]}
-BELOW["eestudy.exits"] = {"eestudy.words", "eestudy.old.statistics", *ENGINE}
+BELOW["eestudy.exits"] = {"eestudy.words", "eestudy.statistics", *BELOW["eestudy.statistics"], *ENGINE}
 BELOW["eestudy.parameters"] = ENGINE
 BELOW["eestudy.study"] = {"eestudy.parameters", "eestudy.exits", *BELOW["eestudy.claims"], *ENGINE}
 BELOW["eestudy.gates"] = {"eestudy.study", "eestudy.words", *BELOW["eestudy.study"]}
 BELOW["eestudy.evaluation"] = {"eestudy.gates", *BELOW["eestudy.gates"]}
 BELOW["eestudy.decoding"] = {"eestudy.study", *BELOW["eestudy.study"]}
 BELOW["eestudy.results"] = {"eestudy.study", "eestudy.claims", "eestudy.figures", *BELOW["eestudy.study"]}
-NEW = {"eestudy.results", *BELOW["eestudy.results"]}
-BELOW["eestudy.old.statistics"] = {"eestudy.markup", "eelib.common"}
-BELOW["eestudy.old.study"] = {"eestudy.old.statistics", "eestudy.markup", "eestudy.words", *NEW}
-BELOW["eestudy.old.analysis"] = {"eestudy.old.study", *BELOW["eestudy.old.study"]}
-BELOW["eestudy.old.figures"] = BELOW["eestudy.browser"] = {"eestudy.old.analysis", *BELOW["eestudy.old.analysis"]}
-OLD = {f"eestudy.old.{room}" for room in ("figures", "study", "statistics")}
-FOR_BOOK = ("markup", "claims", "figures", "statistics", "parameters")
-BELOW["eestudy.book"] = {*OLD, *(f"eestudy.{room}" for room in FOR_BOOK), "eelib.common"}
+BELOW["eestudy.browser"] = {"eestudy.results", *BELOW["eestudy.results"]}
+FOR_BOOK = ("markup", "claims", "figures", "resampling", "statistics", "parameters", "study")
+BELOW["eestudy.book"] = {*(f"eestudy.{room}" for room in FOR_BOOK), "eelib.common"}
 BELOW["recipes"] = {"eelib.exits", *BELOW["eelib.exits"]}
 OURS = {"eelib", "eestudy", "recipes", "checks", "tests"}
 
@@ -55,7 +50,7 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if parts[0] in ("recipes", "checks", "tests"):
         return parts[0]
-    return ".".join(parts[: 3 if parts[:2] == ["eestudy", "old"] else 2])
+    return ".".join(parts[:2])
 
 
 def imports(code: str) -> set[str]:
@@ -87,7 +82,7 @@ def code_files() -> dict[Path, str]:
     for package in ("eelib", "eestudy", "recipes"):
         for file in sorted((ROOT / package).rglob("*.py")):
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-            if module not in ("eelib.__init__", "eestudy.__init__", "eestudy.old.__init__"):
+            if module not in ("eelib.__init__", "eestudy.__init__"):
                 found[file] = room_of(module)
     return found
 
@@ -105,13 +100,13 @@ def test_imports_go_down_only():
         ("eelib.models", "from eelib.tasks.task import Task", {"eelib.tasks.task"}),
         ("eelib.tasks", "def f():\n    import eelib.models.model", {"eelib.models.model"}),
         ("eelib.lens", "from eelib import load_model", {"eelib", "eelib.load_model"}),
-        ("eelib.exits", "from eestudy.old.study.study import Study", {"eestudy.old.study.study"}),
-        ("eestudy.old.study", "from recipes.training import train", {"recipes.training"}),
-        ("eestudy.old.analysis", "from eestudy.book.pages import runs", {"eestudy.book.pages"}),
+        ("eelib.exits", "from eestudy.study import Study", {"eestudy.study"}),
+        ("eestudy.study", "from recipes.training import train", {"recipes.training"}),
+        ("eestudy.evaluation", "from eestudy.book.pages import runs", {"eestudy.book.pages"}),
         ("eestudy.book", "from eelib.tracing.trace import Trace", {"eelib.tracing.trace"}),
         ("eelib.common", "from .values import check_name", {".values"}),
         ("eelib.tracing", "from checks.tiny import build\nimport numpy", {"checks.tiny"}),
-        ("recipes", "from eestudy.old.study.study import Study", {"eestudy.old.study.study"}),
+        ("recipes", "from eestudy.study import Study", {"eestudy.study"}),
     ],
 )
 def test_an_import_that_goes_up_is_found(room, code, found):

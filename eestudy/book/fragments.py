@@ -7,7 +7,7 @@ import yaml
 from eelib.common.files import data_folder
 from eestudy.book.answered import ANSWERS
 from eestudy.book.engine import engine
-from eestudy.book.front import front, page_answer, questions
+from eestudy.book.front import front, page_chips, questions
 from eestudy.book.models import clone, models
 from eestudy.book.pages import cards, findings, runs
 from eestudy.book.papers import papers
@@ -40,7 +40,7 @@ def main() -> None:
     for model, notebook in study.runs:
         path = GENERATED / ANSWERS / model / f"{notebook}.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page_answer(study, results, model, notebook), encoding="utf-8")
+        path.write_text(page_chips(study, results, model, notebook), encoding="utf-8")
 
 
 if __name__ == "__main__":

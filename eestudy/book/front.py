@@ -3,7 +3,6 @@
 import re
 from html import escape
 
-from eestudy.book.answers import answer
 from eestudy.book.html import raw
 from eestudy.book.notebooks import front_figures, heading
 from eestudy.book.study_file import StudyFile
@@ -33,14 +32,11 @@ def questions(study: StudyFile, results: Written) -> str:
     for model in study.models:
         cards = []
         for notebook in study.notebooks_of(model):
-            subject, _, question = heading(notebook).partition(": ")
-            result = results.get((model, notebook), {})
-            said = main_sentence(result.get("answer", "")) or answer(notebook, result)
+            said = main_sentence(results.get((model, notebook), {}).get("answer", ""))
             judged = verdicts(results, model, notebook)
             cards.append(
                 f'<li><p class="ee-title"><a href="results/{escape(model, quote=True)}/{notebook}.html">'
-                f'{escape(subject)}</a></p><p class="ee-question">{escape(question[:1].upper() + question[1:])}</p>'
-                f"<p>{escape(said)}</p>{chips(judged, place(study, model))}</li>"
+                f"{escape(heading(notebook))}</a></p><p>{escape(said)}</p>{chips(judged, place(study, model))}</li>"
             )
         pieces += [f"### On {text(model)}\n"] if len(study.models) > 1 else []
         pieces.append(raw(f'<ul class="ee-cards {PLAIN}">{"".join(cards)}</ul>'))
@@ -54,10 +50,7 @@ def main_sentence(markdown: str) -> str:
     return f"{said.rstrip('.')}." if said else ""
 
 
-def page_answer(study: StudyFile, results: Written, model: str, notebook: str) -> str:
-    """What stands under a page's title: its answer and its claims' verdicts, as HTML."""
-    result = results.get((model, notebook), {})
-    said = "" if result.get("answer") else answer(notebook, result)  # the page itself shows its own answer
+def page_chips(study: StudyFile, results: Written, model: str, notebook: str) -> str:
+    """What stands under a page's title beside its own answer: its claims' verdicts, as HTML."""
     shown = chips(verdicts(results, model, notebook), f"../../{place(study, model)}")
-    words = f"<p>{escape(said)}</p>" if said else ""
-    return f'<div class="ee-answer {PLAIN}">{words}{shown}</div>' if words or shown else ""
+    return f'<div class="ee-answer {PLAIN}">{shown}</div>' if shown else ""

@@ -136,7 +136,7 @@ def dress_table(soup: BeautifulSoup, table: Tag, number: int, keep: Keep) -> Non
 
 
 def carried(part: Tag) -> dict[str, bytes]:
-    """{kind: content} of the files that a notebook's output offers inside itself; their links are taken out."""
+    """{kind: content} of the files inside a notebook's output; their links are taken out."""
     found = {}
     for offer in part.select(".ee-take"):
         for link in offer.select("a[href]"):

@@ -1,16 +1,20 @@
 """Parts of pages in Markdown: what was found, the cards of models and texts, and when and on what it all ran."""
 
 import json
+import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from textwrap import fill
+
+import pandas as pd
 
 from eelib.common.files import data_folder
 from eestudy.book.html import raw
 from eestudy.book.notebooks import executed
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import Written, tally, verdicts
+from eestudy.figures import forms, style
 from eestudy.markup.markdown import Markdown, card_parts, table, text
-from eestudy.old.figures.card import curve
 
 PACKAGES = (
     "torch",
@@ -28,6 +32,8 @@ PACKAGES = (
     "jupyter-book",
     "snakemake",
 )
+ALONG = re.compile(r"(.*?),? by (step|epoch|layer)$")
+COUNTED = "place in the list, from 1"
 
 
 def findings(study: StudyFile, results: Written) -> str:
@@ -52,6 +58,23 @@ def cards() -> str:
 def curves_of(name: str) -> Callable[[list, str], str]:
     """How the curves of a card become figures."""
     return lambda values, label: raw(curve(values, label, name))
+
+
+def curve(values: list, label: str, of: str) -> str:
+    """Numbers, or (x, y) pairs, as a figure's HTML. `label`, such as "loss by step", names the axes; `of`, the card."""
+    pairs = isinstance(values[0], (list, tuple))
+    xs, ys = zip(*(values if pairs else enumerate(values, 1)))
+    what, across = label.removeprefix("quality, "), COUNTED
+    if found := ALONG.match(what):
+        what, across = found.groups()
+    elif pairs:
+        what, across = what.partition(" by ")[0], "step"
+    style.style()
+    frame = pd.DataFrame({across: xs, "estimate": ys, "low": float("nan"), "high": float("nan")})
+    fig = forms.lines(frame, x=across, ylabel=fill(what, 26), share=False, height=2.6)
+    said = f"{of}, {label}: from {float(ys[0]):.3g} to {float(ys[-1]):.3g}, over {xs[0]:,} to {xs[-1]:,}"
+    files = style.files_of(fig, frame[[across, "estimate"]].rename(columns={"estimate": what}))
+    return style.figure_html(files, f"A line: {said}.", f"{said}.", "curve", "curve")
 
 
 def runs(results: Written) -> str:

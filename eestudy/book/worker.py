@@ -5,8 +5,8 @@ import sys
 
 from eelib.common.errors import InputError
 from eestudy.book.study_file import StudyFile
-from eestudy.old.study.study import Study
 from eestudy.parameters import Parameters
+from eestudy.study import Study
 
 
 def main() -> None:

@@ -8,9 +8,8 @@ import pytest
 from bs4 import BeautifulSoup
 
 from eestudy.book.layout import RANGE, data_of, dressed
-from eestudy.figures import style as shown_by
-from eestudy.old.figures import style as figures
-from eestudy.old.statistics.interval import Interval
+from eestudy.figures import style as figures
+from eestudy.resampling import Interval
 
 MARKDOWN = """<section><h2>Versions<a class="headerlink" href="#versions">#</a></h2>
 <div class="pst-scrollable-table-container"><table class="table"><thead><tr><th class="head"><p>Package</p></th>
@@ -34,14 +33,14 @@ def laid_out(body: str) -> tuple[BeautifulSoup, Files]:
 @pytest.fixture
 def shown(monkeypatch) -> list:
     found: list = []
-    monkeypatch.setattr(shown_by, "display", lambda output: found.append(output.data))
+    monkeypatch.setattr(figures, "display", lambda output: found.append(output.data))
     return found
 
 
 def test_a_notebook_s_figure_becomes_files(shown):
     fig, axis = plt.subplots()
     axis.plot([1, 2], [3, 4])
-    figures.show(fig, "a line", "A line & <b>.")
+    figures.show(fig, pd.DataFrame({"x": [1, 2], "y": [3, 4]}), "A line & <b>.", "a line")
     page, files = laid_out(shown[0])
     figure = page.select_one("figure#figure-1")
     assert figure.figcaption.get_text() == "Figure 1. A line & <b>."

@@ -11,7 +11,7 @@ import traces
 from exits_made import LAYERS, Made, between
 from hypothesis import given
 from hypothesis import strategies as st
-from live import Watch
+from live import LiveRule
 
 from eelib.common.errors import InputError
 from eelib.common.files import exclusive
@@ -117,7 +117,7 @@ def watched(model, task, trace, rule):
     """(table, scores) of the whole task decoded with a rule beside it, in the trace's batches and order."""
     tables, found = [], []
     for rows in trace.manifest["plan"]:
-        watch = Watch(model, rule, len(rows))
+        watch = LiveRule(model, rule, len(rows))
         greedy_decode(model, encode(model, task, rows), traces.STEPS, watch)
         table, part = watch.finish()
         tables.append(table.assign(sequence=np.array(rows)[table["sequence"]]))
@@ -139,7 +139,7 @@ def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
     assert rule.threshold == Estimated(middle) and set(exits.tolist()) == {2, trace.layers}
     live, said = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,)), []
     for row in range(len(task)):
-        watch = Watch(model, live, 1)
+        watch = LiveRule(model, live, 1)
         greedy_decode(model, encode(model, task, [row]), traces.STEPS, watch)
         said.append(watch.finish()[0]["exit_layer"].to_numpy())
     np.testing.assert_array_equal(np.concatenate(said), exits)

@@ -7,7 +7,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 
-from eestudy.old.figures import style
+from eestudy.figures import style
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,9 @@ import pytest
 from bs4 import BeautifulSoup
 
 from eestudy.figures import grids
-from eestudy.figures import style as shown_by
+from eestudy.figures import style as figures
 from eestudy.markup.text import visible
-from eestudy.old.figures import style as figures
-from eestudy.old.statistics.interval import NOTHING, Interval
+from eestudy.resampling import NOTHING, Interval
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -48,7 +47,7 @@ def lens():
 
 def plain(monkeypatch):
     shown = []
-    monkeypatch.setattr(shown_by, "display", shown.append)
+    monkeypatch.setattr(figures, "display", shown.append)
     figures.table(pd.DataFrame({NASTY[0]: NASTY}), " ".join(NASTY))
     return shown[0].data
 
@@ -83,7 +82,7 @@ def test_names_in_plots_are_no_formulas():
 def test_a_table_writes_intervals_and_formats_numbers(monkeypatch):
     """A column of Intervals needs no format; what is not finite is a dash; other columns stay as they are."""
     shown = []
-    monkeypatch.setattr(shown_by, "display", shown.append)
+    monkeypatch.setattr(figures, "display", shown.append)
     frame = pd.DataFrame(
         {
             "interval": [Interval(0.5, 0.25, 0.75, 9), NOTHING],
@@ -99,16 +98,10 @@ def test_a_table_writes_intervals_and_formats_numbers(monkeypatch):
     assert frame["interval"][1] is NOTHING  # the caller's frame is not written to
 
 
-def test_labelled():
-    found = {"first": {"a": 1, "b": 2}, "stable": {"a": 3}}
-    labels = {"a": "a", "b": "b (not learnt)"}
-    assert figures.labelled(found, labels) == {"first": {"a": 1, "b (not learnt)": 2}, "stable": {"a": 3}}
-
-
 def test_what_a_figure_says_is_no_formula(monkeypatch):
     shown = []
-    monkeypatch.setattr(shown_by, "display", shown.append)
-    figures.show(plt.figure(), NASTY[1], "$\\href{javascript:alert(1)}{x}$ " + NASTY[0])
+    monkeypatch.setattr(figures, "display", shown.append)
+    figures.show(plt.figure(), pd.DataFrame(), "$\\href{javascript:alert(1)}{x}$ " + NASTY[0], NASTY[1])
     (figure,) = BeautifulSoup(shown[0].data, "html.parser").find_all("figure")
     assert {"tex2jax_ignore", "mathjax_ignore"} <= set(figure["class"])
     assert figure.figcaption.text.endswith(NASTY[0]) and not figure.find("script") and len(figure.find_all("img")) == 1
@@ -116,7 +109,7 @@ def test_what_a_figure_says_is_no_formula(monkeypatch):
 
 def test_a_column_that_never_varies_is_said_once(monkeypatch):
     shown = []
-    monkeypatch.setattr(shown_by, "display", shown.append)
+    monkeypatch.setattr(figures, "display", shown.append)
     frame = pd.DataFrame({"task": ["a", "a"], "cut": [0, 0]} | {name: [1, 2] for name in "bcdefgh"})
     figures.table(frame, "All.")
     page = BeautifulSoup(shown[0].data, "html.parser")

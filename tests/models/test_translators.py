@@ -4,12 +4,11 @@ import pytest
 import torch
 
 import eelib
-from eelib.common.errors import CheckpointError, InputError
+from eelib.common.errors import CheckpointError
 from eelib.models.block_runner import BlockRunner
 from eelib.models.lens_adapters import TRANSLATORS_FILE, Translators, base_of, save_lens_adapter
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
-from eestudy.old.study.comparison import check_pairs
 
 FAMILIES = ("llama", "t5")
 
@@ -107,11 +106,3 @@ def test_other_weights_and_damaged_files_are_refused_in_one_line(model_of, folde
         eelib.load_model(tmp_path / "nan", device="cpu")
     save_lens_adapter(made(model), tmp_path / "right", base, model.hash)
     assert base_of(tmp_path / "right") == base and not base_of(base) and not base_of("a/hub-id")
-
-
-def test_a_lens_may_stand_beside_its_model_on_a_page(folder_of, model_of, tmp_path):
-    base, model = str(folder_of("llama")), model_of("llama")
-    save_lens_adapter(made(model), tmp_path / "lens", base, model.hash)
-    check_pairs("others", [(base, str(tmp_path / "lens"))])
-    with pytest.raises(InputError, match="parameter others"):
-        check_pairs("others", [(str(folder_of("t5")), str(tmp_path / "lens"))])

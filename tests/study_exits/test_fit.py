@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import traces
-from live import Watch
+from live import LiveRule
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
@@ -73,7 +73,7 @@ def test_offline_and_live_are_the_same(name, model_of, trace):
     rule = ExitRule(gate, middle)
     exits, found = decide(rule, trace)
     rows = trace.manifest["plan"][0]
-    watch = Watch(model, rule, len(rows))
+    watch = LiveRule(model, rule, len(rows))
     greedy_decode(model, encode(model, traces.TASK, rows), traces.STEPS, watch)
     table, live = watch.finish()
     order = np.lexsort((table["position"].to_numpy(), np.array(rows)[table["sequence"]]))

@@ -88,7 +88,7 @@ def test_questions_have_the_six_coarse_classes_of_trec(tmp_path):
     assert task.quality(right) == task.quality([f"LABEL_{LABELS['questions'].index(x)}" for x in right])
     assert task.quality(["place"] * 13) == task.baseline and not task.above_baseline(task.baseline)
     found = quality_interval(task, right[:-1] + ["number"])["accuracy"]
-    assert found.estimate == pytest.approx(100 * 12 / 13) and found.sequences == 13
+    assert found.estimate == pytest.approx(100 * 12 / 13) and found.groups == 13
 
 
 def test_pairs_travel_with_their_rows(tmp_path):

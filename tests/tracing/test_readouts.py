@@ -73,7 +73,7 @@ def test_outputs_of_one_token_and_outputs_that_end_at_once(model_of, tmp_path, e
 
 
 def test_reference_probability(model_of, oracle_of, tmp_path):
-    """The reference's next token while the output follows it, once more at the parting, then NaN."""
+    """The reference's next token while the output follows it, once more where both differ, then NaN."""
     model, family, oracle = model_of("llama"), FAMILIES["llama"], oracle_of("llama")
     prompt = model.tokenizer(PROMPTS[0])["input_ids"]
     output = plain_runs.plain_greedy(oracle, family, prompt, STEPS, model.eos_ids)

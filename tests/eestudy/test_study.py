@@ -10,16 +10,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from eelib.common.errors import InputError
 from eelib.tasks.task import Task, load_task
-from eestudy.claims import UNTESTABLE
-from eestudy.old.statistics.interval import NOTHING, Interval
-from eestudy.old.statistics.stats import bootstrap_mean
-from eestudy.old.study.results import Results, open_page
-from eestudy.old.study.study import Study
 from eestudy.parameters import ParameterError, Parameters, check_parameters
-from eestudy.results import clean
-from eestudy.study import prompted
+from eestudy.resampling import Interval
+from eestudy.results import Results, clean
+from eestudy.study import Study, pair_of, prompted
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name
 tasks: str = "translation/de-en"  # tasks
@@ -130,18 +125,15 @@ def parameters(folder_of, tmp_path):
 
 
 def test_study_and_results(parameters, tmp_path):
-    """One task that a random model has not learnt: traces, qualities, verdict with a reason, and a file without NaN."""
+    """One task on which a random model is below its baseline: a trace, its quality, and a file without NaN."""
     given = parameters()
     study = Study(given)
     made = study.traces[given.tasks]
     assert len(made.sequences) == 3 and set(study.quality[given.tasks]) == {"BLEU", "chrF"}
-    assert study.learnt == {given.tasks: False} and study.learnt_tokens(lambda t: (t["entropy"], None)) == {}
-    verdict = study.judge("P-S1", lambda: Interval(0.9, 0.8, 1.0, 50))
-    assert "learnt" in verdict.reason
+    assert study.above_baseline == {given.tasks: False} and study.why_not("above_baseline")
     results = Results("saturation", study)
-    results.put(given.tasks, "avg", Interval(1.5, 1.0, 2.0, 3))
-    results.put(given.tasks, "nothing", math.nan)
-    results.judge([verdict])
+    results.add("avg", Interval(1.5, 1.0, 2.0, 3), given.tasks)
+    results.add("nothing", math.nan, given.tasks)
     path = results.save()
     assert path == tmp_path / "results/gpt2/saturation.json"
     saved = json.loads(path.read_text(), parse_constant=pytest.fail)
@@ -149,9 +141,14 @@ def test_study_and_results(parameters, tmp_path):
         "avg": {"estimate": 1.5, "low": 1.0, "high": 2.0, "sequences": 3},
         "nothing": {"estimate": None},
     }
-    assert saved["claims"][0]["id"] == "P-S1" and saved["parameters"]["limit"] == 3
-    assert saved["traces"][given.tasks]["rows"] == len(made.tokens) and saved["quality"] == study.quality
-    assert saved["traces"][given.tasks]["mismatches"] == 0 and saved["model"] == "gpt2"
+    assert saved["parameters"]["limit"] == 3 and saved["model"] == "gpt2" and saved["quality"] == study.quality
+    kept = saved["traces"][given.tasks]
+    assert kept["rows"] == len(made.tokens) and kept["mismatches"] == 0
+
+
+def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
+    for after, part in (("", "parameter after is empty"), (str(folder_of("llama")), "whose kind, layers, width")):
+        one_line(ParameterError, part, lambda: pair_of(parameters(after=after)))
 
 
 @pytest.mark.parametrize(
@@ -187,24 +184,6 @@ def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     assert next(iter(study.quality.values())) == expected
 
 
-def test_a_page_is_opened_with_plain_calls(parameters, monkeypatch, tmp_path):
-    """The study, its results and their folders; several figures kept at once; means over learnt tasks, or nothing."""
-    monkeypatch.setattr("myst_nb.glue", lambda *_, **__: None)
-    given = parameters()
-    study, results = open_page("saturation", given)
-    name = given.tasks
-    assert results.figure_folder == tmp_path / "results/gpt2/figures" and results.notebook == "saturation"
-    assert study.labels == {name: f"{name} (not learnt)"} and study.learnt_tasks == []
-    assert study.average(lambda t: (t["entropy"][:, 0], t.tokens["group"])) is NOTHING
-    study.learnt = {name: True}
-    found = study.average(lambda t: (t["entropy"][:, 0], t.tokens["group"]))
-    assert found.sequences == 3 and found.estimate == pytest.approx(study.traces[name]["entropy"][:, 0].mean())
-    assert study.average(lambda t: ([], [])) is NOTHING and study.labels == {name: name}
-    results.say_all({"mean": found, "word": "earlier"})
-    results.put_all(name, {"a": 1, "b": found})
-    assert set(results.overall) == {"mean", "word"} and results.tasks[name]["a"] == {"estimate": 1.0}
-
-
 def test_least(one_line):
     cells = [DECLARED, "# Parameters\nlimit = 4"]
     namespace: dict = {}
@@ -232,21 +211,6 @@ def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
     for model, after in (("tiny", "tiny-joint"), ("folder/tiny", "tiny-joint"), ("other", "")):
         assert check_parameters(None, cells, {"model": model, "after": "auto"}).after == after
     assert check_parameters(None, cells, {"model": "tiny", "after": "mine"}).after == "mine"
-
-
-@pytest.mark.parametrize("bug, kind, part", BUGS)
-def test_a_bug_is_no_verdict(bug, kind, part, parameters):
-    """Only NotEstimable and an interval of nothing are reasons not to judge; an InputError is a bug here, too."""
-    study = Study(parameters())
-    study.learnt = dict.fromkeys(study.traces, True)
-    with pytest.raises(kind, match=part) as caught:
-        study.judge("P-S1", bug)
-    assert type(caught.value) is kind
-    with pytest.raises(InputError, match="values must be numbers"):
-        study.judge("P-S1", lambda: bootstrap_mean(["x"], ["a"]))
-    for make, reason in ((lambda: bootstrap_mean([], []), "values is empty"), (lambda: NOTHING, "nothing to estimate")):
-        verdict = study.judge("P-S1", make)
-        assert verdict.verdict == UNTESTABLE and reason in verdict.reason
 
 
 @pytest.mark.parametrize("bug, kind, part", BUGS)
@@ -337,16 +301,15 @@ def text_study(outputs):
         statistic_rows=lambda: np.ones(len(tokens), dtype=bool),
     )
     study = Study.__new__(Study)
-    study.premise, study.traces, study.above_baseline = "text", {"t": trace}, {"t": False}
+    study.traces = {"t": trace}
     study.model = SimpleNamespace(adapter=SimpleNamespace(writes=True))
     return study
 
 
 def test_exit_layers_are_judged_on_sensible_text():
     fresh, loop, short = list(range(20)), [1, 2, 3, 4] * 5, [1, 2, 3, 4]
-    assert text_study([fresh] * 30).learnt == {"t": True}
-    assert text_study([fresh] * 29 + [short]).learnt == {"t": False}  # 29 outputs are long enough
+    assert text_study([fresh] * 30).sensible == {"t": True}
+    assert text_study([fresh] * 29 + [short]).sensible == {"t": False}  # 29 outputs are long enough
     assert text_study([fresh] * 30 + [loop] * 7).repetition["t"] == pytest.approx(140 / 740)
-    assert text_study([fresh] * 30 + [loop] * 7).learnt == {"t": True}
-    assert text_study([fresh] * 30 + [loop] * 8).learnt == {"t": False}
-    assert text_study([fresh] * 30).under("quality").learnt == {"t": False}
+    assert text_study([fresh] * 30 + [loop] * 7).sensible == {"t": True}
+    assert text_study([fresh] * 30 + [loop] * 8).sensible == {"t": False}
