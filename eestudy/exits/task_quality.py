@@ -1,9 +1,10 @@
 """Intervals of quality: items are resampled by group."""
 
+import numpy as np
 import pandas as pd
 
 from eelib.common.errors import InputError
-from eelib.tasks.metrics import ItemStats
+from eelib.tasks.metrics import FromTotals, ItemStats
 from eelib.tasks.task import Task, kind_named
 from eestudy.resampling import Interval
 from eestudy.statistics import interval_of
@@ -17,7 +18,11 @@ def quality_interval(task: Task, outputs: list[str], seed: int = 0) -> dict[str,
     found = {}
     for name, (values, score) in item_stats(task, outputs).items():
         sums = pd.DataFrame(values).assign(group=task.groups)
-        one = interval_of(sums, lambda totals, score=score: score(totals.to_numpy()), seed)
+
+        def of(totals: pd.DataFrame, score: FromTotals = score) -> np.ndarray:
+            return score(totals.to_numpy())
+
+        one = interval_of(sums, of, seed)
         same = one.groups > 1 and not one.bounded  # a perfect score, for example
         found[name] = one._replace(low=one.estimate, high=one.estimate) if same else one
     return found
