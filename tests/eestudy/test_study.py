@@ -147,7 +147,7 @@ def test_study_and_results(parameters, tmp_path):
 
 
 def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
-    for after, part in (("", "parameter after is empty"), (str(folder_of("llama")), "whose kind, layers, width")):
+    for after, part in (("", "parameter after is empty"), (str(folder_of("t5")), "whose kind, layers, width")):
         one_line(ParameterError, part, lambda: pair_of(parameters(after=after)))
 
 
