@@ -313,7 +313,7 @@ def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
             f"parameter after is {p.after!r}, whose kind, layers, width and vocabulary are {shapes[1]}; those of "
             f"{p.model!r} are {shapes[0]}"
         )
-    return Study(p, pairs, loaded=models[0]), Study(p, pairs, model=p.after, loaded=models[1])
+    return Study(p, pairs=pairs, loaded=models[0]), Study(p, pairs=pairs, model=p.after, loaded=models[1])
 
 
 def pairs_beside(p: Parameters) -> list[tuple[Study, Study]]:

@@ -147,6 +147,9 @@ def test_study_and_results(parameters, tmp_path):
 
 
 def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
+    for one in pair_of(parameters(after=str(folder_of("gpt2"))), pairs=2):
+        (made,) = one.traces.values()
+        assert made.tokens["sequence"].to_numpy()[made.pairs["row"]].max() == 1  # layers of two outputs are compared
     for after, part in (("", "parameter after is empty"), (str(folder_of("t5")), "whose kind, layers, width")):
         one_line(ParameterError, part, lambda: pair_of(parameters(after=after)))
 
