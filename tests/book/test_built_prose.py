@@ -86,6 +86,20 @@ def test_every_number_of_a_headline_is_in_a_figure_or_table_of_its_page(pages):
     assert not missing
 
 
+@slow
+def test_the_readme_says_what_the_study_found(pages):
+    """Its three percentages, within two points: other processors may round tokens to others."""
+    said = re.search(
+        r"about (\d+)% of tokens.*about (\d+)% of the\s+layers.*about (\d+)%",
+        (ROOT / "README.md").read_text(),
+        re.DOTALL,
+    )
+    folder = ROOT / "results/smollm2-135m-instruct"
+    found = {name: json.loads((folder / f"{name}.json").read_text())["overall"] for name in ("saturation", "gates")}
+    values = [found["saturation"]["known"], found["gates"]["saved_tokens"], found["gates"]["bound"]]
+    assert [int(number) for number in said.groups()] == pytest.approx([100 * one["estimate"] for one in values], abs=2)
+
+
 def values_of(file: Path) -> list[float]:
     """All numbers of a CSV file, in their own units and as percentages."""
     found = []
