@@ -8,16 +8,17 @@ from pathlib import Path
 import families
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts
-from planted import NOUNS, STEPS, consistent, exits, pairs, plant, rewrite
-from test_planted_decoding import save, sentences, write_task
+from planted import NOUNS, STEPS, consistent, exits, pairs, plant, rewrite, save, sentences, write_task
 from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
 from checks.tiny_texts import WINDOW, tokenizer_for
+from eelib.exits.decoding.generate import GenerateOutput
 from eestudy.parameters import ParameterError
 
 NEW = (
@@ -399,7 +400,7 @@ MONOTONICITY = {
     "late, and no drop": (1, 6, GROWING + 0.2, "fails fails fails fails fails"),
     "settled after a third, an exit that is not surer": (2, 2, GROWING - 0.05, "fails holds undecided none undecided"),
 }
-WORDS = {"fails": "does not hold", "none": "not applicable"}
+WORDS = {"fails": "does not hold", "none": "not applicable", "same": "not testable here"}
 
 
 def planted_probabilities(final):
@@ -636,6 +637,73 @@ def test_production(early, wanted, tmp_path):
     at_home, moved = 0, space["moved"]  # no token is wrong at its own threshold, nor at the higher one of answers
     translated = moved[(moved["task"] == files["rooms"]) & (moved["source"] != files["rooms"])]
     assert space["transfer"].estimate == pytest.approx((translated["wrong"].mean() - at_home) / 2)
+
+
+# Seconds of a token by its exit layer, with all layers and with a gate, whose tokens exit at layer 1 of 3; how each
+# output begins; what copies and projections make of an output's token ids; verdicts on P-K1 to P-K3, P-T1 and P-T2.
+SPEED = {
+    "time is saved, less than layers; copies spoil the end and loop": (
+        lambda layer, gated: 2 + layer,
+        "",
+        {"copied": lambda ids: [*ids[:6], *range(900, 894 + len(ids)), *[899] * 4]},
+        "holds holds holds holds holds",
+    ),
+    "more time is saved than layers; copies spoil the loop at the start, projections all": (
+        lambda layer, gated: layer**2,
+        "aaaaa ",
+        {"copied": lambda ids: [*range(900, 909), *ids[9:]], "projected": lambda ids: list(range(900, 900 + len(ids)))},
+        "fails fails fails holds fails",
+    ),
+    "no time is saved; all outputs stay": (
+        lambda layer, gated: 1 + gated,
+        "",
+        {},
+        "same undecided undecided fails none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPEED)
+def test_speed(name, planted_model, tmp_path, monkeypatch):
+    """Outputs and times of all ways are made up; the model decodes nothing but what its costs are measured by."""
+    seconds, start, made_of, wanted = SPEED[name]
+    words = [" ".join(NOUNS[(i + j) % 10] for j in range(3 + i % 5)) for i in range(40)]
+    file = tmp_path / "tiny.de-en.jsonl"
+    rows = [{"source": f"Satz {i}.", "references": [f"{start}{text}"]} for i, text in enumerate(words)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    task, after = eelib.load_task(str(file)), families.save("gpt2", tmp_path / "after", seed=1)
+    for model in (planted_model, eelib.load_model(str(after), device="cpu")):
+        made = plant(model, task, tmp_path / "runs", lambda t: exits(np.full(len(t), 3), 3), STEPS)
+    full = dict(zip(task.prompts, made.tokens.groupby("sequence")["token_id"].agg(list)))
+
+    def run(model, task, setup, longest):
+        rows, outputs, spent, layer = [], [], 0.0, 1 if setup.rule else 3
+        for n, prompt in enumerate(task.prompts):
+            ids, change = full[prompt][:longest], made_of.get(setup.name.rpartition(", ")[2], list)
+            said = change(ids) if setup.name.startswith("best layer") else ids
+            token = {"exit_layer": layer, "layers_run": layer, "head_reads": 1}
+            rows += [{"sequence": n, "position": at, "token_id": one} | token for at, one in enumerate(said)]
+            outputs.append({"sequence": n, "output": "", "length": len(said), "truncated": False, "passes": 1})
+            varies = 1 + 0.01 * (len(said) % 5) * (layer == 1)  # groups that are all alike show nothing
+            spent += len(said) * seconds(layer, layer == 1) * varies
+        counts = dict.fromkeys(("drafted", "accepted"), 0)
+        return GenerateOutput(pd.DataFrame(rows), pd.DataFrame(outputs).assign(**counts), {"blocks": spent}, "")
+
+    monkeypatch.setattr("eestudy.decoding.run", run)
+    more = {"after": str(after), "timed_gates": "", "draft_layer": 1, "draft_length": 1}
+    space = run_page("speed", **asked(tmp_path, tmp_path / "gpt2", str(file)) | more)[0]
+    found = {row["id"]: row for row in result(space)["claims"]}
+    verdicts = [found[claim]["verdict"] for claim in ("P-K1", "P-K2", "P-K3", "P-T1", "P-T2")]
+    assert verdicts == [WORDS.get(word, word) for word in wanted.split()]
+    # A gate's time is read off the line through both of its thresholds.
+    space |= {"middle": 6.0, "compared": ["monotone", "softmax_difference"]}
+    lines = {"monotone": (0.06, 4, 5), "softmax_difference": (0.03, 7, 8)}  # and 0.01 for each layer
+    sums = {}
+    for gate, (base, *layers) in lines.items():
+        for end, ran in zip(("fewer", "more"), layers):
+            found = {"seconds": 10 * (base + 0.01 * ran), "tokens": 10, "exit_layers": 10 * ran}
+            sums |= {(of, f"{gate}, {end}"): value for of, value in found.items()}
+    assert space["slower"](sums) == pytest.approx(0.12 / 0.09)
 
 
 @pytest.mark.parametrize("notebook", NEW)
