@@ -684,7 +684,7 @@ def test_speed(name, planted_model, tmp_path, monkeypatch):
             token = {"exit_layer": layer, "layers_run": layer, "head_reads": 1}
             rows += [{"sequence": n, "position": at, "token_id": one} | token for at, one in enumerate(said)]
             outputs.append({"sequence": n, "output": "", "length": len(said), "truncated": False, "passes": 1})
-            varies = 1 + 0.01 * (len(said) % 5) * (layer == 1)  # groups that are all alike show nothing
+            varies = 1 + 0.01 * (len(full[prompt]) % 5) * (layer == 1)  # groups that are all alike show nothing
             spent += len(said) * seconds(layer, layer == 1) * varies
         counts = dict.fromkeys(("drafted", "accepted"), 0)
         return GenerateOutput(pd.DataFrame(rows), pd.DataFrame(outputs).assign(**counts), {"blocks": spent}, "")
