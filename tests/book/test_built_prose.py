@@ -102,7 +102,7 @@ def test_the_readme_says_what_the_study_found(pages):
 
 
 def values_of(file: Path) -> list[float]:
-    """All numbers of a CSV file, in their own units, as percentages, and as layers where they are shares of the depth."""
+    """All numbers of a CSV file, in their own units, as percentages, and as layers (of shares of the depth)."""
     numbers = pd.read_csv(file).select_dtypes("number")
     found = [value for column in numbers for value in numbers[column].dropna()]
     return [scale * value for scale in (1, 100, LAYERS) for value in found]
