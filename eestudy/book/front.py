@@ -22,8 +22,8 @@ def front(study: StudyFile, results: Written) -> str:
     said = " ".join(filter(None, map(main_sentence, answers)))
     pieces = [raw(f'<p class="ee-lead {PLAIN}">{escape(said)}</p>')] if said else []
     links = "".join(f'<a href="{address}">{words}</a>' for words, address in NEXT.items())
-    pieces.append(raw(f'<p class="ee-next">{links}</p>'))
-    return "\n".join([*pieces, front_figures(model, study.notebooks_of(model))])
+    figures, tables = front_figures(model, study.notebooks_of(model))
+    return "\n".join([*pieces, figures, raw(f'<p class="ee-next">{links}</p>'), tables])
 
 
 def questions(study: StudyFile, results: Written) -> str:

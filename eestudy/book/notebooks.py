@@ -21,9 +21,10 @@ def executed(model: str, notebook: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def front_figures(model: str, notebooks: Iterable[str]) -> str:
-    """What the cells tagged `front-page` show in the executed notebooks of a model: figures and grids, as HTML."""
+def front_figures(model: str, notebooks: Iterable[str]) -> tuple[str, str]:
+    """What the cells tagged `front-page` show in the executed notebooks of a model, as HTML: (figures, tables)."""
     cells = (cell for notebook in notebooks for cell in executed(model, notebook).get("cells", []))
     tagged = (cell for cell in cells if "front-page" in cell["metadata"].get("tags", []))
-    shown = ("".join(out.get("data", {}).get("text/html", "")) for cell in tagged for out in cell.get("outputs", []))
-    return "\n".join(raw(html) for html in shown if "<img" in html or "<table" in html)
+    shown = ["".join(out.get("data", {}).get("text/html", "")) for cell in tagged for out in cell.get("outputs", [])]
+    figures = "\n".join(raw(html) for html in shown if "<img" in html)
+    return figures, "\n".join(raw(html) for html in shown if "<table" in html)

@@ -48,7 +48,7 @@ def scoreboard(study: StudyFile, results: Written) -> str:
             pieces.append(raw(judged_table(model, first, corrected, results, here)))
         if second:
             folded += [f"### Verdicts that weigh less, {text(model)}\n"]
-            folded.append(raw(judged_table(model, second, corrected, results, here)))
+            folded.append(raw(judged_table(model, second, corrected, results, here, "Verdicts that weigh less")))
         if others:
             folded += [f"### Not judged on {text(model)}\n", raw(others_table(model, others, results, here))]
     return "\n".join([*pieces, changes(), "## Details\n", *folded, amendments()])
@@ -66,7 +66,14 @@ def changes() -> str:
     )
 
 
-def judged_table(model: str, judged: list[Judged], corrected: dict[str, float], results: Written, here: str) -> str:
+def judged_table(
+    model: str,
+    judged: list[Judged],
+    corrected: dict[str, float],
+    results: Written,
+    here: str,
+    title: str = "Informative verdicts",
+) -> str:
     """The claims with a verdict, as HTML: a table, of which a phone makes cards."""
     headings = ("Claim", "Verdict", "Measured (95% interval)", "p", "Sequences")
     rows = []
@@ -91,7 +98,7 @@ def judged_table(model: str, judged: list[Judged], corrected: dict[str, float], 
         | {"sequences": row.get("sequences"), "note": row.get("note", "")}
         for claim, row in judged
     ]
-    return board(f"Verdicts on {model}.", headings, [claim for claim, _ in judged], rows, here) + as_file(taken)
+    return board(f"{title} on {model}.", headings, [claim for claim, _ in judged], rows, here) + as_file(taken)
 
 
 def others_table(model: str, others: list[Judged], results: Written, here: str) -> str:

@@ -13,7 +13,7 @@ def test_no_figure_leaves_its_fence_on_the_front_page(tmp_path, monkeypatch):
     html = "<figure><img src=x>\n````\n```{include} /etc/hosts\n```\n</figure>"
     cell = {"metadata": {"tags": ["front-page"]}, "outputs": [{"data": {"text/html": html}}]}
     (tmp_path / "book/results/a/n.ipynb").write_text(json.dumps({"cells": [cell]}))
-    (token,) = MarkdownIt().parse(front_figures("a", ["n"]))
+    (token,) = MarkdownIt().parse(front_figures("a", ["n"])[0])
     assert token.type == "fence" and token.info == "{raw} html" and token.content == html + "\n"
 
 
@@ -31,4 +31,4 @@ def test_a_notebook_s_title_or_its_name(tmp_path, monkeypatch):
 
 def test_what_did_not_run_is_empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert executed("m", "n") == {} and front_figures("m", ["n"]) == ""
+    assert executed("m", "n") == {} and front_figures("m", ["n"]) == ("", "")

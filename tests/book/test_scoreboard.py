@@ -86,7 +86,9 @@ def test_tables_are_numbered_as_they_are_and_can_be_taken_away():
     dressed_page = dressed(str(page(rows).body), lambda name, content: kept.setdefault(name, content) and name)
     shown = BeautifulSoup(dressed_page, "lxml")
     judged, others = shown.select("[id^=table-] > table.ee-scoreboard")
-    assert judged.caption.get_text() == "Table 1. Verdicts on m." and not shown.select(".ee-scroll .ee-scoreboard")
+    assert judged.caption.get_text() == "Table 1. Verdicts that weigh less on m." and not shown.select(
+        ".ee-scroll .ee-scoreboard"
+    )
     (line,) = pd.read_csv(BytesIO(kept["table-1.csv"])).to_dict("records")
     assert (line["claim"], line["weight"], line["low"], line["sequences"]) == ("P-S1", "ours", 0.6, 1234)
     why = pd.read_csv(BytesIO(kept["table-2.csv"])).set_index("claim")["why"]
