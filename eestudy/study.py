@@ -305,6 +305,7 @@ def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
     """
     if not p.after:
         raise ParameterError("parameter after is empty; this notebook compares a model with another training of it")
+    transformers_logging.disable_progress_bar()  # bars litter a page
     with as_parameter_error():
         models = [load_model(name, dtype=p.dtype, device=p.device) for name in (p.model, p.after)]
     shapes = [(m.kind, m.layers, m.hidden_size, m.vocab_size) for m in models]

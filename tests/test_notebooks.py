@@ -163,7 +163,8 @@ def test_a_checkpoint_beside_that_is_not_there_stops_with_one_clear_line(tmp_pat
 def test_source_is_stripped_and_declares_its_parameters(path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in cells)
-    assert not any("import torch" in cell.source for cell in cells)
+    live = path.stem in ("architectures", "production", "speed")  # they decode for real, and time it
+    assert live or not any("import torch" in cell.source for cell in cells)
     shows = any("answer" in cell.metadata.get("tags", []) for cell in cells)  # pages written anew show their method
     assert shows or all({"parameters", "hide-input"} & set(cell.metadata.get("tags", [])) for cell in cells)
     lines = [line for cell in nbformat.read(path, 4).cells for line in cell.source.splitlines()]

@@ -195,6 +195,7 @@ class StudyFile:
             *data_folder().rglob("card.json"),
             *Path().glob("CITATION.cff"),
             *modules(STUDY_CODE / "book" / "__main__.py"),
+            *modules(STUDY_CODE / "book" / "fragments.py"),
             *modules(STUDY_CODE / "book" / "answered.py"),
             *modules(STUDY_CODE / "book" / "extension.py"),
             *measured(),

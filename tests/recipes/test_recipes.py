@@ -40,8 +40,10 @@ from recipes.training import Schedule
 
 SHORT = Schedule(steps=3, peak=1e-2, warmup=1, decay=1)
 # Outputs are never kept; the others are trained in legs and come into data/models with their last one.
-NOT_YET = {f"smollm2-135m-instruct-{part}" for part in ("outputs", "block", "features", "joint")}
-SHIPPED = sorted({*RECIPES} - NOT_YET)
+UNFINISHED = {"smollm2-135m-instruct-joint"}  # shipped, and trained on in further legs
+NOT_YET = {f"smollm2-135m-instruct-{part}" for part in ("outputs", "block", "features")}
+NOT_YET |= {name for name in RECIPES if name.startswith("minilm-")}
+SHIPPED = sorted({*RECIPES} - NOT_YET - UNFINISHED)
 
 
 def named(name):
@@ -56,7 +58,7 @@ def test_every_recipe_has_its_name_and_its_model():
         recipe = named(name)
         assert callable(recipe.run) and callable(recipe.measure)
         assert getattr(recipe, "name", getattr(recipe, "NAME", None)) == name
-    assert {folder.name for folder in data_folder("models").iterdir()} == set(SHIPPED)
+    assert {folder.name for folder in data_folder("models").iterdir()} == {*SHIPPED, *UNFINISHED}
     assert set(RECIPES) >= NOT_YET
 
 
@@ -110,7 +112,11 @@ def test_the_classifiers_of_a_task_differ_in_their_weights_alone():
     for name in [name for name in RECIPES if f"{name}-joint" in RECIPES and name != "pocket-llama"]:
         plain, joint = named(name), named(f"{name}-joint")
         assert plain == replace(joint, name=name, objective=plain.objective, weights=plain.weights)
-        assert plain.start == "pocket-bert" and plain.weights(4) == [0, 0, 0, 1] and joint.weights(4) == [0.25] * 4
+        assert (
+            plain.start in ("pocket-bert", "all-minilm-l6-v2")
+            and plain.weights(4) == [0, 0, 0, 1]
+            and joint.weights(4) == [0.25] * 4
+        )
 
 
 @pytest.mark.parametrize("name, layer", [("pocket-llama-kangaroo", 4), ("pocket-llama-lens", 4)])
