@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts
-from planted import NOUNS, STEPS, consistent, exits, pairs, plant, rewrite
+from planted import NOUNS, STEPS, consistent, exits, pairs, plant, rewrite, save, sentences, write_task
 from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
