@@ -5,7 +5,6 @@ optimization). Rates and steps are the same kind for all and were not tuned on G
 are the low-rank updates, the pooler and the classifier.
 """
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from eelib.tasks.classification import LABELS
 from recipes.batches import from_step
 from recipes.card import save_card
 from recipes.losses import uniform_weights
-from recipes.pocket_bert import Row, epoch_batches, label_loss, last_alone, rows_of, scored
+from recipes.pocket_bert import GlueTraining, Row, epoch_batches, label_loss, last_alone, rows_of, scored
 from recipes.texts import SEED
 from recipes.training import Loss, Optimizer, Schedule, by_step, quicker, train
 
@@ -40,14 +39,9 @@ BERT_BASE = {"sst2": {"accuracy": 92.3}, "mrpc": {"F1": 88.9}, "rte": {"accuracy
 
 
 @dataclass(frozen=True)
-class MiniLM:
-    """One classifier; `weights` of the number of layers gives each layer's share in the loss."""
+class MiniLM(GlueTraining):
+    """MiniLM fine-tuned on one task by updates of a rank."""
 
-    name: str
-    task: str
-    objective: str
-    weights: Callable[[int], list[float]]
-    schedule: Schedule
     rank: int = 16
     start: str = START
 

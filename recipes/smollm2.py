@@ -279,7 +279,8 @@ class Joint(Training):
         weights = torch.where(places.own, 1.0, self.of_prompts)
         weights = weights / weights.sum()
         lost = (divergence(model.unembed(last), top, likely) * weights).sum()
-        among = torch.cat([trained.frequent, top.flatten(), torch.randint(model.vocab_size, (self.drawn,))]).unique()
+        drawn = torch.randint(model.vocab_size, (self.drawn,), generator=torch.Generator().manual_seed(SEED + step))
+        among = torch.cat([top.flatten(), *(each.to(model.device) for each in (trained.frequent, drawn))]).unique()
         numbers, rows = torch.searchsorted(among, top), model.network.get_output_embeddings().weight[among]
         losses = []
         for states in inner:

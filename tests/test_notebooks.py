@@ -114,7 +114,7 @@ def test_runs_alone_and_writes_its_results(runs, name):
 
 
 def test_each_notebook_is_judged_on_planted_data():
-    files = [*(ROOT / "tests").glob("test_planted_*.py"), ROOT / "tests/eestudy/test_pages.py"]
+    files = [*(ROOT / "tests").glob("test_planted_*.py"), *(ROOT / "tests/eestudy").glob("test_page*.py")]
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     judged = set(re.findall(r'(?:verdicts|run_page)\(\s*"(\w+)"', code))
     assert judged == {notebook.stem for notebook in NOTEBOOKS}

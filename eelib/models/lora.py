@@ -81,7 +81,7 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
         raise CheckpointError(f"{folder / WEIGHTS} is damaged ({first_line(error)})") from error
     weights, replaced = dict(network.named_parameters()), set()
     for key, tensor in tensors.items():
-        if key.endswith(UP):
+        if key.endswith(UP) and key.removesuffix(UP) + DOWN in tensors:
             continue
         name, value = key.removeprefix(PREFIX), tensor.float()
         if update := key.endswith(DOWN):

@@ -1,25 +1,20 @@
-"""Every claim of a page tried both ways on planted traces, and runs on which a page can conclude nothing."""
+"""Every claim of a page about one model tried both ways on planted traces, and runs on which nothing is concluded."""
 
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import families
 import nbformat
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts
-from planted import NOUNS, STEPS, consistent, exits, pairs, plant, rewrite, save, sentences, write_task
+from planted import NOUNS, STEPS, exits, pairs, plant, rewrite
+from planted_pages import asked, deep_model, varied
 from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
-from checks.tiny_texts import WINDOW, tokenizer_for
-from eelib.exits.decoding.generate import GenerateOutput
-from eelib.exits.gates.state import TRAINED, save_gate
 from eestudy.parameters import ParameterError
 
 NEW = (
@@ -98,17 +93,6 @@ def test_length(name, planted_model, tmp_path):
 
 LAYERS = 10  # M-D7 starts at layer 8, and the step into the last layer may not be the only one
 LONG_FROM = 8  # prefixes of fewer tokens are of one kind, longer ones of the other: half of all, more of longer outputs
-
-
-def deep_model(folder, layers=LAYERS, seed=0):
-    """A checkpoint as tiny as may be, of so many blocks."""
-    tokenizer = tokenizer_for("causal")
-    torch.manual_seed(seed)
-    size = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": WINDOW, "vocab_size": len(tokenizer)}
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    hf.GPT2LMHeadModel(hf.GPT2Config(**size, **ids)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return eelib.load_model(str(folder), device="cpu")
 
 
 def curve(embeddings, level, shape):
@@ -350,135 +334,6 @@ def test_subwords(name, llama, tmp_path):
     assert found["overall"]["inside"]["estimate"] == pytest.approx(gap)
 
 
-LATE, MIDDLE_OF_THREE = (exits([layer], 3)[0] for layer in (3, 2))
-EARLY = np.array([False, True, False, True])  # "first" at layer 1, by which P-J3 goes; "stable" as late as LATE
-# Before and after: JS divergence and cosine of every two layers, and where most tokens agree with the end.
-JOINT = {
-    "holds": ((0.5, 0.6, LATE), (0.1, 0.61, EARLY)),
-    "does not hold": ((0.1, 0.6, EARLY), (0.5, 0.8, LATE)),
-}
-
-
-def plant_pairs(model, task, folder, js, cosine, agrees):
-    """A trace in which every fifth token agrees from the middle on, and all layers are equally like each other but for
-    those of every seventh output: groups that are all alike show nothing.
-    """
-
-    def of_tokens(tokens):
-        odd = (tokens["position"] % 5 == 0) | ((tokens["position"] == 1) & (tokens["sequence"] % 7 == 0))
-        return np.where(odd.to_numpy()[:, None], MIDDLE_OF_THREE, agrees)
-
-    sequence = plant(model, task, folder, of_tokens, STEPS, pairs=32).tokens["sequence"].to_numpy()
-
-    def alike(found):
-        other = 1 + 0.01 * (sequence[found["row"]] % 7 == 0)[:, None]
-        return {name: np.ones_like(found[name]) * value * other for name, value in (("js", js), ("cosine", cosine))}
-
-    rewrite(model, task, folder, "pairs-32", alike)
-
-
-@pytest.mark.parametrize("verdict", JOINT)
-def test_joint_optimization(verdict, planted_model, planted_tasks, tmp_path):
-    """After it, distributions nearer, states as they were, exits earlier; or further, more alike, and later."""
-    after = eelib.load_model(str(families.save("gpt2", tmp_path / "after", seed=1)), device="cpu")
-    for model, state in zip((planted_model, after), JOINT[verdict]):
-        for name in planted_tasks:
-            plant_pairs(model, eelib.load_task(name), tmp_path / "runs", *state)
-    models = {"model": str(tmp_path / "gpt2"), "after": str(tmp_path / "after"), "others": ""}
-    space, _ = run_page("joint_optimization", **asked(tmp_path, planted_model.name, ",".join(planted_tasks)) | models)
-    found = result(space)
-    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict.fromkeys(("P-J1", "P-J2", "P-J3"), verdict)
-    assert found["overall"]["lost"]["estimate"] == 0  # both write the references
-
-
-DEPTH, FIRST_EXIT = 6, 2  # with six layers, a sixth of the depth is a whole one
-RISING = np.array([0.1, 0.5, 0.91, 0.92, 0.93, 0.93, 0.94])  # of the best token: 0.9 at layer 2, M's rule at layer 3
-GROWING, PEAKING = np.arange(1, 8) / 10, np.array([0.1, 0.5, 0.9, 0.2, 0.3, 0.4, 0.5])
-# Exit layers of the plain and the weighted model, how much surer of the final token the distilled one is at layers 0 to
-# L (the plain one is GROWING), and verdicts on M-M1 to M-M5.
-MONOTONICITY = {
-    "early, steady, and a drop": (6, 1, PEAKING, "holds holds holds holds holds"),
-    "late, and no drop": (1, 6, GROWING + 0.2, "fails fails fails fails fails"),
-    "settled after a third, an exit that is not surer": (2, 2, GROWING - 0.05, "fails holds undecided none undecided"),
-}
-WORDS = {"fails": "does not hold", "none": "not applicable", "same": "not testable here"}
-
-
-def planted_probabilities(final):
-    """Of each token the best token's probability RISING, the final one's as given; outputs differ by a little."""
-
-    def of(tokens):
-        less = 1 - 0.001 * (tokens["sequence"].to_numpy() % 5)[:, None]
-        best = np.concatenate([RISING[:, None], np.full((DEPTH + 1, 9), 0.001)], axis=1).ravel()
-        return {"topk_probability": best * less, "final_probability": final * less}
-
-    return of
-
-
-@pytest.fixture
-def objectives(tmp_path):
-    """objectives(name): parameters of a page on the plants of MONOTONICITY: a plain, a weighted, a distilled model."""
-    file = str(tmp_path / "tiny.de-en.jsonl")
-
-    def planted(name):
-        plain, weighted, peak, wanted = MONOTONICITY[name]
-        texts = 200 if wanted.endswith("holds") else 64  # what never happens in 64 texts may happen in 2% of them
-        (tmp_path / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, pairs(texts))))
-        task = eelib.load_task(file)
-        plants = {"plain": (plain, GROWING), "weighted": (weighted, GROWING), "distilled": (3, peak)}
-        for seed, (role, (layer, final)) in enumerate(plants.items()):
-            model = deep_model(tmp_path / role, DEPTH, seed)
-
-            def agrees(tokens, layer=layer):
-                other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
-                return exits(np.where(other, 3, layer), DEPTH)
-
-            plant(model, task, tmp_path / "runs", agrees, STEPS, planted_probabilities(final))
-        beside = {"beside_tasks": file, "beside_limit": 0, "beside_new_tokens": STEPS, "first_exit": FIRST_EXIT}
-        values = asked(tmp_path, tmp_path / "plain", file) | beside | {"after": str(tmp_path / "weighted")}
-        return values | {role: str(tmp_path / role) for role in plants}
-
-    return planted
-
-
-@pytest.mark.parametrize("name", MONOTONICITY)
-def test_monotonicity(name, objectives):
-    """The claims' verdicts, and by construction only where M-M4 holds; what changes against the same model before."""
-    plain, weighted, _, wanted = MONOTONICITY[name]
-    space = run_page("monotonicity", **objectives(name))[0]
-    found = {row["id"]: row for row in result(space)["claims"]}
-    assert [row["verdict"] for row in found.values()] == [WORDS.get(word, word) for word in wanted.split()]
-    assert [row["models"] for row in found.values()] == ["weighted"] * 3 + ["distilled", "weighted"]
-    assert ("close to true by construction" in found["M-M4"]["weights"]) == (found["M-M4"]["verdict"] == "holds")
-    own = space["own"]
-    usual = own[own["settled"] == plain]
-    assert own["never_falls"].all() and own["rule_stops"].all() and (own["rule_saved"] == 0.5).all()
-    assert np.allclose(own["above_saved"], 4 / 6)
-    assert (usual["rule_lost"] == (plain > 3)).all() and 0.95 < len(usual) / len(own) < 1
-    more = float(weighted <= 4) - float(plain <= 4)  # at two thirds of six layers
-    assert space["changes"]["two_thirds"].estimate == pytest.approx(more, abs=0.05)
-
-
-def test_monotonicity_without_models_for_the_claims(objectives):
-    """The first four need them, and say which; the fifth is judged on the page's own model. Bad values: one line."""
-    values = objectives("late, and no drop")
-    space, shown = run_page("monotonicity", **values | dict.fromkeys(("after", "plain", "weighted", "distilled"), ""))
-    rows = result(space)["claims"]
-    assert all(
-        row["verdict"] == "not testable here" and "needs a model trained with" in row["reason"] for row in rows[:4]
-    )
-    assert (rows[4]["verdict"], rows[4]["models"]) == ("undecided", "plain") and "has no second model" in texts(shown)
-    deep_model(Path(values["model"]).parent / "deeper", DEPTH + 1)
-    for bad, part in (
-        ({"first_exit": DEPTH}, "first_exit is 6; allowed are 1 to 5"),
-        ({"after": str(Path(values["model"]).parent / "deeper")}, "parameter after"),
-        ({"after": "no-such-model"}, "no-such-model"),
-    ):
-        with pytest.raises(ParameterError, match=part) as caught:
-            run_page("monotonicity", **values | bad)
-        assert "\n" not in str(caught.value)
-
-
 EARLY, MIDDLE_LAYER, LATE = (exits([layer], 3)[0] for layer in (1, 2, 3))
 UNSTABLE = np.array([False, True, False, True])  # "first" at layer 1, but P-A1 goes by "stable"
 # Where most answers agree with the end: of the page's own model, which no claim is about and which would come out the
@@ -551,248 +406,6 @@ def test_models_beside_are_refused_before_anything_is_decoded(beside, part, plan
     assert "\n" not in str(error.value) and not (tmp_path / "none").exists()
 
 
-def margins(agrees, even, odd):
-    """Readouts whose first probability, and with it the margin, is 0.9 where a layer agrees with the last one; else
-    `even` in outputs of even numbers and `odd` in the others.
-    """
-    shares = 0.1 ** np.arange(10)
-
-    def of(tokens):
-        wrong = np.where(tokens["sequence"] % 2, odd, even)[:, None]
-        return {"topk_probability": (np.where(agrees(tokens), 0.9, wrong)[..., None] * shares).reshape(len(tokens), -1)}
-
-    return of
-
-
-@pytest.mark.slow  # it decodes, too
-@pytest.mark.parametrize("early, wanted", [(True, "holds"), (False, "does not hold")])
-def test_production(early, wanted, tmp_path):
-    """Punctuation at the first layer and all else at the last, or the other way round.
-
-    Layers that are wrong have larger margins in answers than in translations, and in every second order; the earlier
-    version's are smaller. The model itself writes no order as it should be.
-    """
-    names = [row["references"][0] for row in pairs(100)]
-    records = [
-        {"id": f"AB-{1000 + i}-c", "name": "Ann", "items": [{"what": "cups", "count": 1 + i}], "city": "Ulm"}
-        | {"urgent": i % 2 > 0}
-        for i in range(60)
-    ]
-    rows = {
-        "tiny.de-en": sentences(names),
-        "rooms": [{"context": f"Room {i}.", "question": "?", "answers": [text]} for i, text in enumerate(names)],
-        "orders": [{"note": f"Order {i}.", "record": record} for i, record in enumerate(records)],
-        "beside.de-en": sentences(names[:90]),
-    }
-    files = {name: str(tmp_path / f"{name}.jsonl") for name in rows}
-    tasks = {name: write_task(tmp_path / f"{name}.jsonl", rows[name]) for name in rows}
-
-    def agrees(tokens):
-        layers = np.where((tokens["text"].str.strip() == ".") == early, 1, 3)
-        other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)  # groups that are all alike show nothing
-        return exits(np.where(other, 4 - layers, layers), 3)
-
-    before, after = (save(tmp_path / name, last_place=at) for at, name in enumerate(("before", "after")))
-    for name in ("tiny.de-en", "rooms"):
-        plant(before, tasks[name], tmp_path / "runs", agrees, STEPS, margins(agrees, 0.05, 0.05))
-    for name, wrong in zip(rows, [(0.1, 0.1), (0.5, 0.5), (0.1, 0.5), (0.1, 0.1)]):
-        longest = 128 if name in ("orders", "beside.de-en") else STEPS
-        plant(after, tasks[name], tmp_path / "runs", agrees, longest, margins(agrees, *wrong))
-    given = asked(tmp_path, tmp_path / "before", f"{files['tiny.de-en']},{files['rooms']}")
-    given |= {"after": str(tmp_path / "after"), "structured": str(tmp_path / "after"), "sequences": 4}
-    given |= {"structured_task": files["orders"], "structured_beside": files["beside.de-en"], "timed_tokens": 2}
-    space, _ = run_page("production", **given)
-    found = {row["id"]: row["verdict"] for row in result(space)["claims"]}
-    assert found.pop("A-P3") != "not testable here"  # it depends on times
-    assert found == {"A-P1": wanted, "A-P2": "holds", "A-P4": "holds"}
-    assert space["revision"].estimate > 0 and space["changed"].estimate == 0
-    wide = space["timed"].groupby(["hard", "setup"]).apply(lambda one: (one["seconds"] / one["tokens"]).sum())
-    by_hand = [wide[hard, "full depth"] / wide[hard, "early"] for hard in (True, False)]
-    assert space["stall"].estimate == pytest.approx(by_hand[0] - by_hand[1])
-    at_home, moved = 0, space["moved"]  # no token is wrong at its own threshold, nor at the higher one of answers
-    translated = moved[(moved["task"] == files["rooms"]) & (moved["source"] != files["rooms"])]
-    assert space["transfer"].estimate == pytest.approx((translated["wrong"].mean() - at_home) / 2)
-
-
-# Seconds of a token by its exit layer, with all layers and with a gate, whose tokens exit at layer 1 of 3; how each
-# output begins; what copies and projections make of an output's token ids; verdicts on P-K1 to P-K3, P-T1 and P-T2.
-SPEED = {
-    "time is saved, less than layers; copies spoil the end and loop": (
-        lambda layer, gated: 2 + layer,
-        "",
-        {"copied": lambda ids: [*ids[:6], *range(900, 894 + len(ids)), *[899] * 4]},
-        "holds holds holds holds holds",
-    ),
-    "more time is saved than layers; copies spoil the loop at the start, projections all": (
-        lambda layer, gated: layer**2,
-        "aaaaa ",
-        {"copied": lambda ids: [*range(900, 909), *ids[9:]], "projected": lambda ids: list(range(900, 900 + len(ids)))},
-        "fails fails fails holds fails",
-    ),
-    "no time is saved; all outputs stay": (
-        lambda layer, gated: 1 + gated,
-        "",
-        {},
-        "same undecided undecided fails none",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPEED)
-def test_speed(name, planted_model, tmp_path, monkeypatch):
-    """Outputs and times of all ways are made up; the model decodes nothing but what its costs are measured by."""
-    seconds, start, made_of, wanted = SPEED[name]
-    words = [" ".join(NOUNS[(i + j) % 10] for j in range(3 + i % 5)) for i in range(40)]
-    file = tmp_path / "tiny.de-en.jsonl"
-    rows = [{"source": f"Satz {i}.", "references": [f"{start}{text}"]} for i, text in enumerate(words)]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    task, after = eelib.load_task(str(file)), families.save("gpt2", tmp_path / "after", seed=1)
-    for model in (planted_model, eelib.load_model(str(after), device="cpu")):
-        made = plant(model, task, tmp_path / "runs", lambda t: exits(np.full(len(t), 3), 3), STEPS)
-    full = dict(zip(task.prompts, made.tokens.groupby("sequence")["token_id"].agg(list)))
-
-    def run(model, task, setup, longest):
-        rows, outputs, spent, layer = [], [], 0.0, 1 if setup.rule else 3
-        for n, prompt in enumerate(task.prompts):
-            ids, change = full[prompt][:longest], made_of.get(setup.name.rpartition(", ")[2], list)
-            said = change(ids) if setup.name.startswith("best layer") else ids
-            token = {"exit_layer": layer, "layers_run": layer, "head_reads": 1}
-            rows += [{"sequence": n, "position": at, "token_id": one} | token for at, one in enumerate(said)]
-            outputs.append({"sequence": n, "output": "", "length": len(said), "truncated": False, "passes": 1})
-            varies = 1 + 0.01 * (len(full[prompt]) % 5) * (layer == 1)  # groups that are all alike show nothing
-            spent += len(said) * seconds(layer, layer == 1) * varies
-        counts = dict.fromkeys(("drafted", "accepted"), 0)
-        return GenerateOutput(pd.DataFrame(rows), pd.DataFrame(outputs).assign(**counts), {"blocks": spent}, "")
-
-    monkeypatch.setattr("eestudy.decoding.run", run)
-    more = {"after": str(after), "timed_gates": "", "draft_layer": 1, "draft_length": 1}
-    space = run_page("speed", **asked(tmp_path, tmp_path / "gpt2", str(file)) | more)[0]
-    found = {row["id"]: row for row in result(space)["claims"]}
-    verdicts = [found[claim]["verdict"] for claim in ("P-K1", "P-K2", "P-K3", "P-T1", "P-T2")]
-    assert verdicts == [WORDS.get(word, word) for word in wanted.split()]
-    # A gate's time is read off the line through both of its thresholds.
-    space |= {"middle": 6.0, "compared": ["monotone", "softmax_difference"]}
-    lines = {"monotone": (0.06, 4, 5), "softmax_difference": (0.03, 7, 8)}  # and 0.01 for each layer
-    sums = {}
-    for gate, (base, *layers) in lines.items():
-        for end, ran in zip(("fewer", "more"), layers):
-            found = {"seconds": 10 * (base + 0.01 * ran), "tokens": 10, "exit_layers": 10 * ran}
-            sums |= {(of, f"{gate}, {end}"): value for of, value in found.items()}
-    assert space["slower"](sums) == pytest.approx(0.12 / 0.09)
-
-
-def early_at(layer, depth):
-    """Every second token could exit at a layer, the others at the last only; no gate sees which but by its scores."""
-    return lambda tokens: exits(np.where(tokens["position"] % 2, layer, depth), depth)
-
-
-def scores_of(vocabulary, confident, patient):
-    """Readouts of three layers: `confident`, sure just where they agree with the end, else equally sure everywhere.
-
-    Where they disagree, layers have one best token in common, so patience stops too early or never; unless `patient`.
-    """
-
-    def of(tokens):
-        agrees = early_at(1, 3)(tokens)
-        columns = consistent(tokens["token_id"].to_numpy(), agrees, vocabulary)
-        ids = columns["topk_ids"].reshape(*agrees.shape, -1).copy()
-        sure = np.where(agrees, 0.9, 0.2) if confident else np.full(agrees.shape, 0.5)
-        entropy = np.where(agrees, 0.1, 3.0) if confident else np.ones(agrees.shape)
-        if patient:
-            ids[:, 2, [0, 2]] = np.where(agrees[:, [2]], ids[:, 2, [0, 2]], ids[:, 2, [2, 0]])
-        shares = sure[..., None] * 0.1 ** np.arange(ids.shape[-1])
-        top = {"top1": ids[..., 0], "topk_ids": ids.reshape(len(ids), -1)}
-        return top | {"probability": sure, "topk_probability": shares.reshape(len(ids), -1), "entropy": entropy}
-
-    return of
-
-
-# What scores tell before and after joint optimization (confident, patient); verdicts on P-G1 to P-G3. A gate saves
-# layers just where its scores tell; so where confidence tells before, it saves a third of them.
-PAIRS = {
-    "confidence tells after": ((False, False), (True, False), ("holds", "holds", "holds")),
-    "confidence told before": ((True, False), (False, False), ("does not hold", "not applicable", "does not hold")),
-    "patience tells after": ((False, False), (False, True), ("holds", "does not hold", "holds")),
-}
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_gates(name, tmp_path):
-    path = tmp_path / "tiny.de-en.jsonl"
-    path.write_text("\n".join(map(json.dumps, pairs(160))))
-    task = eelib.load_task(str(path))
-    for seed, (role, tells) in enumerate(zip(("before", "after"), PAIRS[name])):
-        model = eelib.load_model(str(families.save("gpt2", tmp_path / role, seed=seed)), device="cpu")
-        plant(model, task, tmp_path / "runs", early_at(1, 3), STEPS, scores_of(model.vocab_size, *tells))
-    space = run_page("gates", **asked(tmp_path, tmp_path / "before", str(path)), after=str(tmp_path / "after"))[0]
-    found = {row["id"]: row["verdict"] for row in result(space)["claims"]}
-    assert tuple(found[f"P-G{number}"] for number in (1, 2, 3)) == PAIRS[name][2]
-
-
-DEEP, RISING, WAVERING = 6, (0.1, 0.2, 0.3, 0.6, 0.62, 0.64, 0.66), (0.5, 0.5, 0.4, 0.5, 0.4, 0.5, 0.66)
-
-
-def rises(telling):
-    """Rises, which monotone asks for, at the tokens that may exit at layer 3 (`telling`) or at the others; margins are
-    wide at the others of the two, from layer 3 on, so that softmax difference does what monotone does not.
-    """
-
-    def of(tokens):
-        early = (tokens["position"] % 2).to_numpy(dtype=bool)
-        first = np.where((early == telling)[:, None], RISING, WAVERING)
-        wide = (early != telling)[:, None] & (np.arange(DEEP + 1) >= 3)
-        second = first * np.where(wide, 0.5, 0.99)
-        shares = np.concatenate([first[..., None], second[..., None], np.full((*first.shape, 8), 0.0001)], axis=-1) / 2
-        readouts = {"topk_probability": shares.reshape(len(tokens), -1), "probability": first / 2}
-        return readouts | {"margin": (first - second) / 2}
-
-    return of
-
-
-def counting_gates(model, folder):
-    """Trained gates that see nothing: the LSTM is surer with every layer, the others are as sure at all of them."""
-    for name, kind in TRAINED.items():
-        network = kind.build(model.hidden_size)
-        for key, values in network.state_dict().items():
-            values.zero_()
-            if name == "lstm" and "bias_ih" in key:
-                values += 1.0
-            if key == "out.weight":
-                values[1] = 1.0
-        save_gate(kind.of(network, model.name), folder / model.name, model, {})
-
-
-def families_page(folder, file, agrees, found, gates):
-    """The page on two models of six blocks with the same planted traces, and with trained gates of the second."""
-    models = [deep_model(folder / role, DEEP, seed) for seed, role in enumerate(("own", "m"))]
-    for model in models:
-        plant(model, eelib.load_task(file), folder / "runs", agrees, STEPS, found)
-    gates(models[1])
-    more = {"after": str(folder / "m"), "gates_folder": str(folder / "gates")}
-    space = run_page("gates", **asked(folder, folder / "own", file), **more)[0]
-    return {row["id"]: row["verdict"] for row in result(space)["claims"]}
-
-
-@pytest.mark.parametrize("verdict", ["holds", "does not hold"])
-def test_the_best_of_each_family(verdict, planted_tasks, tmp_path):
-    found = families_page(tmp_path, planted_tasks[0], early_at(3, DEEP), rises(verdict == "holds"), lambda model: None)
-    assert (found["M-E1"], found["M-E3"]) == (verdict, "not testable here")
-
-
-@pytest.mark.parametrize("verdict", ["holds", "does not hold"])
-def test_the_lstm_against_the_classifier(verdict, planted_tasks, tmp_path):
-    """The LSTM amounts to a fixed layer, the classifier to a draw between the first and the last one."""
-    layer = 2 if verdict == "holds" else DEEP
-    found = families_page(
-        tmp_path,
-        planted_tasks[0],
-        lambda tokens: exits(np.where((tokens["sequence"] % 7 == 0) & (tokens["position"] == 1), 4, layer), DEEP),
-        rises(True),
-        lambda model: counting_gates(model, tmp_path / "gates"),
-    )
-    assert found["M-E3"] == verdict
-
-
 @pytest.mark.parametrize("notebook", NEW)
 @pytest.mark.parametrize("family, rows", [("gpt2", 5), ("t5", 5), ("bert_labels", 40)])
 def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
@@ -828,19 +441,6 @@ def test_a_page_shows_its_computation(notebook):
     assert any(line.startswith("assert ") for source in open_cells for line in source.splitlines())
     assert max(len([line for line in source.splitlines() if line.strip()]) for source in open_cells) <= 16
     assert sum("answer" in cell.metadata.get("tags", []) for cell in cells) == 1
-
-
-def varied(tokens, layer):
-    """Exit layers by position, but for one token of every seventh output: groups that are all alike show nothing."""
-    layers = layer(tokens["position"].to_numpy())
-    other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
-    return np.where(other, 4 - layers, layers)
-
-
-def asked(folder, model, tasks):
-    """Parameters of a page whose texts, traces and results lie in `folder`."""
-    kept = {"runs_folder": str(folder / "runs"), "results_folder": str(folder / "results")}
-    return kept | {"model": str(model), "tasks": tasks, "limit": 0, "max_new_tokens": STEPS, "device": "cpu"}
 
 
 def test_planted_layers_are_what_a_page_counts(planted_tasks, tmp_path):
