@@ -62,9 +62,9 @@ def tally(model: str, judged: list[Judged]) -> str:
         said += f" {standing} of the {len(decided)} that are decided stand after Holm's correction"
         said += f" for all {len(corrected)} that were judged."
     left = Counter(row["verdict"] for _, row in judged if row["verdict"] not in JUDGED)
-    rest = [f"{len(able) - len(first)} verdicts weigh less"] if len(able) > len(first) else []
-    rest += [f"{count} claims are {verdict}" for verdict, count in left.items()]
-    return f"{said} Besides, {', '.join(rest)}.\n" if rest else f"{said}\n"
+    others = Counter({"weigh less": len(able) - len(first)}) + left
+    rest = ", ".join(f"{count} {word}" for word, count in others.items())
+    return f"{said} The other claims: {rest}.\n" if rest else f"{said}\n"
 
 
 def tiles(judged: list[Judged]) -> str:

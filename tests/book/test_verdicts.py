@@ -20,8 +20,8 @@ def test_what_is_not_testable_or_not_run_is_not_among_the_judged():
         P_S4={"verdict": UNTESTABLE, "p": None},
     )
     said = tally("a-model", some)
-    assert said.startswith("3 verdicts on a-model") and f"{len(claims()) - 4} claims are not run" in said
-    assert "1 hold, 1 do not hold, 1 undecided" in said and "1 claims are not testable here" in said
+    assert said.startswith("3 verdicts on a-model") and f"{len(claims()) - 4} not run" in said
+    assert "1 hold, 1 do not hold, 1 undecided" in said and "1 not testable here" in said
     assert "1 of the 2 that are decided stand" in said  # 0.03 twice is above 0.05
     assert set(after_holm(some)) == {"P-S1", "P-S2", "P-S3"}
     counts = [item.b.get_text() for item in BeautifulSoup(tiles(some), "lxml").select("li")]
