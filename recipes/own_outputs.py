@@ -1,8 +1,8 @@
 """A model's own greedy outputs on training prompts: what another reading of it has to learn.
 
 Those of the pocket models are on prompts of their training texts. Those of a model that chats are on prompts in a fixed
-order: prompt n is the same in every run, so a range of numbers says what a training has seen; of each token of an
-output, what else was likely is kept, too.
+order: prompt n is the same in every run, so a range of numbers says what a training has seen; of each place of a
+text, the model's likeliest next tokens are stored, too.
 """
 
 import json
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from eelib.common.files import write_atomically
 from eelib.models.model import Model
+from eelib.models.probe import block_states
 from eelib.tasks.metrics import repeated
 from eelib.tracing.decode import greedy_decode
 from recipes.batches import Text, encoded
@@ -33,7 +34,8 @@ HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its 
 PASSAGE_WORDS, ARTICLE_WORDS, OPENING_WORDS = 120, 90, (12, 50)  # most; most; least and most
 NOUN = re.compile(r"\b(?:an?|the|this|his|her|their) ([a-z]{4,12})(?=[.,;:!?]| of )")
 NOUN_COUNT = 20  # times that a word stands in a noun's place in the novels
-CHUNK, AT_ONCE, LONGEST, TOP = 128, 64, 96, 8  # prompts of a file, of a batch; tokens of an output; kept of each place
+CHUNK, AT_ONCE, LONGEST, TOP = 512, 64, 96, 8  # prompts of a file, of a batch; tokens of an output; of each place
+READ_AT_ONCE = 512  # places that go through the head together
 CHAT = json.loads((Path(__file__).parent / "chat_wordings.json").read_text(encoding="utf-8"))
 TURNS: list[str] = CHAT["turns"].split()  # the tasks of the prompts, in turn
 # Of each task its wordings, in which {} is filled in; "" is text that is continued. Prompts from number FIRST on have
@@ -87,8 +89,9 @@ def prompts_of(model: Model, corpora: Path, work: Path, epoch: int, counts: dict
 class OwnText:
     """A prompt and the model's greedy output.
 
-    ids: int64 [prompt + output]. start: tokens of the prompt. top, likely [output, TOP]: at each token of the output
-    the tokens that were likeliest, the best first, and the natural logarithms of their probabilities.
+    ids: int64 [prompt + output]. start: tokens of the prompt. top, likely [prompt + output - 1, TOP]: of each token
+    but the first, the tokens that were likeliest there, the best first, and the natural logarithms of their
+    probabilities.
     """
 
     number: int
@@ -205,38 +208,44 @@ def file_of(work: Path, chunk: int, held_out: bool = False) -> Path:
 
 
 def outputs_of(model: Model, prompts: Prompts, numbers: range) -> list[OwnText]:
-    """The greedy outputs to some prompts, those of one task decoded together; in the order of their numbers."""
+    """The greedy outputs to some prompts, those of like lengths decoded together; in the order of their numbers."""
     encoded = {number: prompts.encoded(model, number) for number in numbers}
-    order = sorted(numbers, key=lambda number: (prompts.task_of(number), len(encoded[number])))
+    order = sorted(numbers, key=lambda number: (len(encoded[number]), number))
     texts = []
     for start in range(0, len(order), AT_ONCE):
         some = order[start : start + AT_ONCE]
         for number, found in zip(some, likeliest(model, [encoded[number] for number in some])):
             top, likely = found
-            ids = torch.cat([torch.tensor(encoded[number]), top[:, 0]])
-            texts.append(OwnText(number, prompts.task_of(number), ids, len(encoded[number]), top, likely))
+            ids, size = torch.tensor(encoded[number]), len(encoded[number])
+            texts.append(
+                OwnText(number, prompts.task_of(number), torch.cat([ids, top[size - 1 :, 0]]), size, top, likely)
+            )
     return sorted(texts, key=lambda text: text.number)
 
 
 @torch.inference_mode()
 def likeliest(model: Model, prompts: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
-    """Greedy outputs until an end token or `LONGEST`: of each row the TOP likeliest tokens at each of its tokens, the
-    first of which is the output's, and the logarithms of their probabilities.
+    """Greedy outputs until an end token or `LONGEST`: of each row, for each token of prompt and output but the first,
+    the TOP likeliest tokens and the logarithms of their probabilities. The first of an output's tokens is the output's.
     """
     adapter = model.writer
     inputs, cache = adapter.begin(prompts, max(map(len, prompts)) + LONGEST)
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in prompts]
-    rows: list[int | None] = list(range(len(prompts)))
-    for _ in range(LONGEST):
+    with block_states(model.blocks) as states:
         output = model.network(**inputs, **adapter.cached(cache))
+    inside = torch.cat([row[-len(prompt) : -1] for row, prompt in zip(states[-1], prompts, strict=True)])  # left-padded
+    read = [best_of(model.unembed(some)) for some in inside.split(READ_AT_ONCE)]
+    sizes = [len(prompt) - 1 for prompt in prompts]
+    found = [[row] for row in zip(*(torch.cat(each).split(sizes) for each in zip(*read)))]
+    rows: list[int | None] = list(range(len(prompts)))
+    for step in range(LONGEST):
+        if step:
+            output = model.network(**inputs, **adapter.cached(cache))
         cache = output.past_key_values
-        logits = output.logits[:, -1].float()
-        best = logits.topk(TOP)
-        likely, top = (best.values - logits.logsumexp(-1, keepdim=True)).cpu(), best.indices.cpu()
+        top, likely = best_of(output.logits[:, -1])
         emitted = top[:, 0].tolist()
         for index, row in enumerate(rows):
             if row is not None:
-                found[row].append((top[index], likely[index]))
+                found[row].append((top[index : index + 1], likely[index : index + 1]))
                 if emitted[index] in model.eos_ids:
                     rows[index] = None
         going = [index for index, row in enumerate(rows) if row is not None]
@@ -246,11 +255,17 @@ def likeliest(model: Model, prompts: list[list[int]]) -> list[tuple[Tensor, Tens
             inputs = adapter.keep_rows(inputs, cache, going)
             rows, emitted = [rows[index] for index in going], [emitted[index] for index in going]
         inputs = adapter.advance(inputs, emitted)
-    return [(torch.stack([top for top, _ in one]), torch.stack([likely for _, likely in one])) for one in found]
+    return [(torch.cat([top for top, _ in one]), torch.cat([likely for _, likely in one])) for one in found]
+
+
+def best_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens, logarithms of their probabilities), [n, TOP] each, of logits [n, vocabulary]."""
+    best = logits.float().topk(TOP)
+    return best.indices.cpu(), (best.values - logits.float().logsumexp(-1, keepdim=True)).cpu()
 
 
 def write_texts(texts: list[OwnText], file: Path) -> None:
-    """Keep own outputs, token ids alone."""
+    """Store own outputs, as token ids alone."""
     tasks = sorted(set(TURNS))
     tensors = {
         "numbers": torch.tensor([[t.number, tasks.index(t.task), len(t.ids), t.start] for t in texts]),
@@ -262,16 +277,16 @@ def write_texts(texts: list[OwnText], file: Path) -> None:
 
 
 def read_texts(file: Path) -> list[OwnText]:
-    """What `write_texts` kept."""
+    """What `write_texts` stored."""
     with safe_open(file, "pt") as content:
         tasks = content.metadata()["tasks"].split()
         numbers, ids, top, likely = (content.get_tensor(name) for name in ("numbers", "ids", "top", "likely"))
-    texts, at, out = [], 0, 0
-    for number, task, length, start in numbers.tolist():
-        size = length - start
-        own = ids[at : at + length].long(), start, top[out : out + size].long(), likely[out : out + size].float()
+    texts, at = [], 0
+    for index, (number, task, length, start) in enumerate(numbers.tolist()):
+        places = slice(at - index, at - index + length - 1)  # each text has one place fewer than tokens
+        own = ids[at : at + length].long(), start, top[places].long(), likely[places].float()
         texts.append(OwnText(number, tasks[task], *own))
-        at, out = at + length, out + size
+        at += length
     return texts
 
 

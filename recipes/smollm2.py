@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eelib.common.files import write_atomically
+from eelib.common.machine import cpu_slowdown
 from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
 from eelib.models.lens_adapters import origin_of
 from eelib.models.model import Model, load_model
@@ -32,7 +33,6 @@ from recipes.losses import divergence
 from recipes.own_outputs import (
     CHUNK,
     HELD_OUT,
-    TOP,
     OwnText,
     Prompts,
     batches,
@@ -64,14 +64,19 @@ class Legs:
 
 @dataclass(frozen=True)
 class Outputs(Legs):
-    """The model's greedy outputs to training prompts, and to some that are held out. chunks: files of them, at most."""
+    """The model's greedy outputs to training prompts, and to some that are held out. chunks: files of them, at most.
+
+    dtype: of the model; None: bfloat16 where that is faster, where near ties may fall otherwise than in the study.
+    """
 
     chunks: int = 100
+    dtype: str | None = None
 
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> None:
         """Go on decoding into `work`; `out` is not used, for outputs are not shipped."""
         until = time.monotonic() + 60 * self.minutes
-        model = load_model(self.start, device=device)
+        faster = "bfloat16" if device == "cpu" and cpu_slowdown(torch.bfloat16) < 1 else "auto"
+        model = load_model(self.start, dtype=self.dtype or faster, device=device)
         make_outputs(model, Prompts(corpora, held_out=True), work, 1, until)
         made = make_outputs(model, Prompts(corpora), work, self.chunks, until)
         print(f"{made} chunks of training prompts in {work}")
@@ -194,17 +199,33 @@ def most_written(outputs: Path, number: int) -> Tensor:
     return torch.tensor(sorted(token for token, _ in counts.most_common(number)))
 
 
-def padded(texts: list[OwnText], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids [rows, tokens], padded on the right; row and position of what predicts each token of the outputs)."""
+class Places(NamedTuple):
+    """Places of texts that predict the token after them.
+
+    ids: [texts, tokens], padded on the right. rows, at [n]: text and position of each place. weights [n]: they add up
+    to 1. top, likely [n, TOP]: what the model gives there (see `OwnText`).
+    """
+
+    ids: Tensor
+    rows: Tensor
+    at: Tensor
+    weights: Tensor
+    top: Tensor
+    likely: Tensor
+
+
+def places_of(texts: list[OwnText], of_prompts: float, device: torch.device) -> Places:
+    """The places that predict outputs, and with the weight `of_prompts` those of prompts, but for a text's first."""
     ids = nn.utils.rnn.pad_sequence([text.ids for text in texts], batch_first=True)
-    rows = torch.cat([torch.full((len(text.output),), row) for row, text in enumerate(texts)])
-    at = torch.cat([torch.arange(text.start - 1, len(text.ids) - 1) for text in texts])
-    return ids.to(device), rows.to(device), at.to(device)
-
-
-def likeliest_of(texts: list[OwnText], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(top, likely) of all texts, [n, k] each."""
-    return torch.cat([text.top for text in texts]).to(device), torch.cat([text.likely for text in texts]).to(device)
+    firsts = [1 if of_prompts else text.start - 1 for text in texts]
+    rows = torch.cat([torch.full((len(t.ids) - 1 - first,), row) for row, (t, first) in enumerate(zip(texts, firsts))])
+    at = torch.cat([torch.arange(first, len(text.ids) - 1) for text, first in zip(texts, firsts)])
+    weights = torch.where(at >= torch.tensor([text.start for text in texts])[rows] - 1, 1.0, of_prompts)
+    top, likely = (
+        torch.cat([each[first:] for each, first in zip(some, firsts)])
+        for some in ([text.top for text in texts], [text.likely for text in texts])
+    )
+    return Places(*(each.to(device) for each in (ids, rows, at, weights / weights.sum(), top, likely)))
 
 
 def share(hits: Tensor) -> float:
@@ -271,13 +292,9 @@ class Joint(Training):
 
     def loss_of(self, model: Model, trained: Any, batch: list[OwnText], step: int) -> Loss:
         """The loss of the inner layers, which the curve shows, and that of the last."""
-        places = every_place(batch, model.device)
-        with torch.no_grad(), trained.disable_adapter():
-            best = model.unembed(states_at(model, places, [model.layers])[0]).float().log_softmax(-1).topk(TOP)
-        likely, top = best.values, best.indices
+        places = places_of(batch, self.of_prompts, model.device)
+        weights, top, likely = places.weights, places.top, places.likely
         *inner, last = states_at(model, places, [*self.exits(model.layers, step), model.layers])
-        weights = torch.where(places.own, 1.0, self.of_prompts)
-        weights = weights / weights.sum()
         lost = (divergence(model.unembed(last), top, likely) * weights).sum()
         drawn = torch.randint(model.vocab_size, (self.drawn,), generator=torch.Generator().manual_seed(SEED + step))
         among = torch.cat([top.flatten(), *(each.to(model.device) for each in (trained.frequent, drawn))]).unique()
@@ -298,7 +315,7 @@ class Joint(Training):
         layers = [layer for layer in self.shown if layer < model.layers]
         found: list[Tensor] = []
         for batch in packs(texts, self.tokens, random.Random(SEED)):
-            states = states_at(model, of_outputs(batch, model.device), [*layers, model.layers])
+            states = states_at(model, places_of(batch, 0.0, model.device), [*layers, model.layers])
             tokens = torch.cat([text.output for text in batch]).to(model.device)
             found.append(torch.stack([tokens, *(model.unembed(one).argmax(-1) for one in states)]).cpu())
         original, *inner, last = torch.cat(found, dim=1)
@@ -308,32 +325,6 @@ class Joint(Training):
             "agrees with the last layer": {layer: share(one == last) for layer, one in zip(layers, inner)},
             "agrees with the original": {layer: share(one == original) for layer, one in zip(layers, inner)},
         }
-
-
-class Places(NamedTuple):
-    """Places of texts that predict the token after them: ids [texts, tokens], padded on the right; of each place its
-    text, its position, and whether the token after it is of the output.
-    """
-
-    ids: Tensor
-    rows: Tensor
-    at: Tensor
-    own: Tensor
-
-
-def of_outputs(texts: list[OwnText], device: torch.device) -> Places:
-    """The places that predict the outputs' tokens."""
-    ids, rows, at = padded(texts, device)
-    return Places(ids, rows, at, torch.ones_like(rows, dtype=torch.bool))
-
-
-def every_place(texts: list[OwnText], device: torch.device) -> Places:
-    """All places but the last of each text."""
-    ids = padded(texts, device)[0]
-    at = torch.arange(ids.shape[1] - 1, device=device)
-    ends, starts = (torch.tensor(each, device=device)[:, None] for each in zip(*((len(t.ids), t.start) for t in texts)))
-    rows, at = (at < ends - 1).nonzero(as_tuple=True)
-    return Places(ids, rows, at, at >= starts[rows, 0] - 1)
 
 
 def states_at(model: Model, places: Places, layers: list[int]) -> list[Tensor]:
@@ -349,13 +340,15 @@ class Draft(Training):
 
     It learns the model's own next tokens: cross-entropy, and cross-entropy from the probabilities that the model gave
     to its likeliest tokens, half each. `head`: how many of the tokens that the model writes most it can draft;
-    `drafts`: how many in a row are trained, from what the block itself made, where it needs that.
+    `drafts`: how many in a row are trained, from what the block itself made, where it needs that. `of_prompts`: the
+    weight of places of the prompt, where outputs have 1.
     """
 
     kind: str = "block"
     layer: int = 4  # drafts of layer 8 are right a little more often, and cost so much more that they win less
     head: int = 5900
     drafts: int = 1
+    of_prompts: float = 0.3
 
     def begin(self, model: Model, work: Path, out: Path) -> tuple[DraftBlock, dict]:
         """A new block is a copy of one of the model's own."""
@@ -379,11 +372,11 @@ class Draft(Training):
             "the block drafts what the model gives next",
         )
 
-    def drafted(self, model: Model, found: DraftBlock, batch: list[OwnText], drafts: int) -> list[Tensor]:
-        """The logits [n, head] that the block gives to each token of the outputs: as the first of a row of drafts, as
+    def drafted(self, model: Model, found: DraftBlock, places: Places, drafts: int) -> list[Tensor]:
+        """The logits [n, head] that the block gives to the token after each place: as the first of a row of drafts, as
         the second after a right one, and so on. A block after a layer drafts each like the first.
         """
-        ids, rows, at = padded(batch, model.device)
+        ids, rows, at = places.ids, places.rows, places.at
         inputs = {"input_ids": ids, "use_cache": False}
         if self.kind == "block":
             with torch.no_grad():
@@ -392,11 +385,13 @@ class Draft(Training):
         with torch.no_grad(), block_states(model.blocks) as all_states:
             model.network.base_model(**inputs)
             features, following = found.features(all_states[-1])[:, :-1], ids[:, 1:]
-        places, seen = (one.to(model.device) for one in rollouts(following.shape[1], drafts))
+        positions, seen = (one.to(model.device) for one in rollouts(following.shape[1], drafts))
         taken, length, logits = [found.joined(features, following)], following.shape[1], []
         for step in range(1, drafts + 1):
             part = step * length
-            made = found.at(torch.cat(taken, dim=1), places[None, :part], seen[None, None, :part, :part])[:, -length:]
+            made = found.at(torch.cat(taken, dim=1), positions[None, :part], seen[None, None, :part, :part])[
+                :, -length:
+            ]
             made = found.features(made)
             logits.append(found.logits(made[rows, at - 1]))
             taken.append(found.joined(F.pad(made, (0, 0, 1, 0))[:, :-1], following))
@@ -404,17 +399,18 @@ class Draft(Training):
 
     def loss_of(self, model: Model, trained: DraftBlock, batch: list[OwnText], step: int) -> Loss:
         """The loss on the tokens that the block can draft; the curve shows the cross-entropy of the first drafts."""
-        top, likely = likeliest_of(batch, model.device)
+        places = places_of(batch, self.of_prompts, model.device)
+        top, likely, weights = places.top, places.likely, places.weights
         numbers = torch.full((model.vocab_size,), -1, device=model.device)  # of the tokens among those it can draft
         numbers[trained.ids] = torch.arange(len(trained.ids), device=model.device)
         numbers = numbers[top]
         shares, able = likely.exp() * (numbers >= 0), numbers[:, 0] >= 0
         losses, shown = [], []
-        for logits in self.drafted(model, trained, batch, self.drafts):
+        for logits in self.drafted(model, trained, places, self.drafts):
             each = logits[able].float().log_softmax(-1).gather(1, numbers[able].clamp(min=0))
-            hard = -each[:, 0].mean()
-            soft = -((each * shares[able]).sum(1) / shares[able].sum(1)).mean()
-            losses.append((hard + soft) / 2)
+            soft = (each * shares[able]).sum(1) / shares[able].sum(1)
+            hard = -(each[:, 0] * weights[able]).sum() / weights[able].sum()
+            losses.append(hard / 2 - (soft * weights[able]).sum() / weights[able].sum() / 2)
             shown.append(hard.detach())
         return Loss(torch.stack(losses).mean(), len(top), shown=shown[0])
 
@@ -423,7 +419,8 @@ class Draft(Training):
         """Of each text, whether each token of its output is drafted right, as number 1 to 4 in a row: bool [4, n]."""
         hits = []
         for batch in packs(texts, self.tokens, random.Random(SEED)):
-            drafts = torch.stack([found.ids[one.argmax(-1)] for one in self.drafted(model, found, batch, IN_A_ROW)])
+            logits = self.drafted(model, found, places_of(batch, 0.0, model.device), IN_A_ROW)
+            drafts = torch.stack([found.ids[one.argmax(-1)] for one in logits])
             sizes = [len(text.output) for text in batch]
             for text, own in zip(batch, drafts.cpu().split(sizes, dim=1)):
                 hits.append((text, own == text.output))

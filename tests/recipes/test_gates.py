@@ -253,11 +253,10 @@ def test_outputs_that_were_given_before_have_the_states_of_decoding(model_of, mo
     monkeypatch.setattr(gates, "batches_of", lambda prompts, size: iter([prompts]))  # in this order
     taken = take_states(model, prompts, 10**6, progress=False)
     outputs = greedy_decode(model, prompts, 5)
-    none = torch.zeros(max(map(len, outputs)), 1)
-    texts = [
-        OwnText(n, "story", torch.tensor(prompt + output), len(prompt), none[: len(output)], none[: len(output)])
-        for n, (prompt, output) in enumerate(zip(prompts, outputs))
-    ]
+    texts = []
+    for number, (prompt, output) in enumerate(zip(prompts, outputs)):
+        none = torch.zeros(len(prompt + output) - 1, 1)
+        texts.append(OwnText(number, "story", torch.tensor(prompt + output), len(prompt), none, none))
     write_texts(texts, tmp_path / "training-00000.safetensors")
     known = known_states(model, tmp_path, 10**6)
     for number, output in enumerate(outputs):

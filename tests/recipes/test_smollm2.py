@@ -19,7 +19,7 @@ from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 from recipes import own_outputs
 from recipes.own_outputs import FIRST, OwnText, Prompts, batches, file_of, outputs_of, read_texts
-from recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted
+from recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted, places_of
 
 TEMPLATE = "{% for m in messages %}user {{ m['content'] }} {% endfor %}assistant"
 
@@ -44,7 +44,7 @@ def made(corpora, start, tmp_path_factory):
         patch.setattr(own_outputs, "CHUNK", 20)
         patch.setattr(own_outputs, "AT_ONCE", 8)
         patch.setattr(own_outputs, "LONGEST", 12)
-        replace(OUTPUTS, start=str(start), chunks=2).run(corpora, work, work / OUTPUTS.name, "cpu")
+        replace(OUTPUTS, start=str(start), chunks=2, dtype="float32").run(corpora, work, work / OUTPUTS.name, "cpu")
     return eelib.load_model(str(start), device="cpu"), work
 
 
@@ -69,9 +69,10 @@ def test_outputs_are_greedy_and_say_what_else_was_likely(made, corpora, monkeypa
     for text in texts:
         assert text.ids[: text.start].tolist() == prompts.encoded(model, text.number)
         (plain,) = greedy_decode(model, [text.ids[: text.start].tolist()], 12)
-        assert text.output.tolist() == plain and text.top[:, 0].tolist() == plain
+        assert text.output.tolist() == plain == text.top[text.start - 1 :, 0].tolist()
         with torch.no_grad():
-            likely = exact(text.ids[None]).logits[0, text.start - 1 : -1].log_softmax(-1)
+            likely = exact(text.ids[None]).logits[0, :-1].log_softmax(-1)
+        torch.testing.assert_close(text.likely[:, 0].double(), likely.amax(1), atol=5e-3, rtol=2e-3)
         torch.testing.assert_close(text.likely.double(), likely.gather(1, text.top), atol=5e-3, rtol=2e-3)
     monkeypatch.setattr(own_outputs, "AT_ONCE", 3)
     monkeypatch.setattr(own_outputs, "LONGEST", 12)
@@ -81,8 +82,8 @@ def test_outputs_are_greedy_and_say_what_else_was_likely(made, corpora, monkeypa
 
 def own_text(length, task="story", number=0):
     """A text of one prompt token and different tokens after it."""
-    top = torch.arange(length)[:, None] + torch.arange(3)
-    return OwnText(number, task, torch.arange(length + 1) - 1, 1, top, torch.zeros(length, 3))
+    nothing = torch.zeros(length, 3)
+    return OwnText(number, task, torch.arange(length + 1) - 1, 1, nothing, nothing)
 
 
 def test_a_text_that_repeats_itself_is_flagged():
@@ -123,10 +124,9 @@ def test_drafts_in_a_row_at_once_are_those_one_after_the_other(made):
     """Step by step with a cache, as decoding will: true features, then those that the block itself made."""
     model, _ = made
     found = sharpened(model, "features", model.layers, torch.arange(30))
-    text = own_text(9)
-    ids = torch.arange(20, 30)
-    text = OwnText(0, "story", ids, 4, torch.zeros(6, 1), torch.zeros(6, 1))
-    at_once = FEATURES.drafted(model, found, [text], 3)
+    ids, nothing = torch.arange(20, 30), torch.zeros(9, 1)
+    text = OwnText(0, "story", ids, 4, nothing, nothing)
+    at_once = FEATURES.drafted(model, found, places_of([text], 0.0, model.device), 3)
     with torch.no_grad(), eelib.models.probe.block_states(model.blocks) as states:
         model.network(ids[None])
     features = found.features(states[-1])
@@ -137,6 +137,23 @@ def test_drafts_in_a_row_at_once_are_those_one_after_the_other(made):
             made_now = found.features(found(found.joined(given, fed), torch.ones(1, first - 1 + step).long(), cache))
             given, fed = made_now[:, -1:], ids[None, first + step : first + step + 1]
             torch.testing.assert_close(found.logits(given)[0, 0], at_once[step][first + step - 4], atol=1e-4, rtol=1e-4)
+
+
+def test_places_of_prompts_weigh_less_and_have_what_the_model_gave_there():
+    top = torch.arange(9)[:, None]
+    texts = [
+        OwnText(0, "story", torch.arange(length), start, top[: length - 1], top[: length - 1] / 10)
+        for length, start in ((6, 4), (10, 2))
+    ]
+    every, outputs = (places_of(texts, weight, torch.device("cpu")) for weight in (0.3, 0.0))
+    assert (
+        outputs.at.tolist() == [3, 4, *range(1, 9)] == outputs.top[:, 0].tolist()
+        and outputs.weights.unique().numel() == 1
+    )
+    assert every.at.tolist() == [1, 2, 3, 4, *range(1, 9)] == every.top[:, 0].tolist()
+    assert every.rows.tolist() == [0] * 4 + [1] * 8
+    torch.testing.assert_close(every.weights, torch.tensor([0.3, 0.3] + [1.0] * 10) / 10.6)
+    torch.testing.assert_close(every.likely[:, 0], every.at / 10)
 
 
 def test_rollouts_of_one_step_are_a_plain_causal_mask():
