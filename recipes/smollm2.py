@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,10 +238,10 @@ def share(hits: Tensor) -> float:
 class Joint(Training):
     """Low-rank updates with which inner layers, too, predict what the model gives in the end (LayerSkip's exit losses).
 
-    At every step the last layer is held to the original's distribution, with the weight `protect`, and one layer of
-    each of the last three fifths of the depth learns the original's best token: cross-entropy and KL, half each. All
-    places of a text count, those of its prompt with the weight `of_prompts`. Inner layers are read through the rows of
-    the head that belong to the `head` most written tokens, to the original's likeliest ones, and to `drawn` others.
+    At every step the last layer is held to the original's distribution, with the weight `protect`, and `parts` layers
+    of the last three fifths of the depth learn the original's best token: cross-entropy and KL, half each. All places
+    of a text count, those of its prompt with the weight `of_prompts`. Inner layers are read through the rows of the
+    head that belong to the `head` most written tokens, to the original's likeliest ones, and to `drawn` others.
     """
 
     tokens: int = 1024
@@ -249,6 +250,7 @@ class Joint(Training):
     watch_every: int = 100
     rank: int = 32
     protect: float = 8.0
+    parts: int = 6
     of_prompts: float = 0.3
     head: int = 5900
     drawn: int = 2000
@@ -285,10 +287,10 @@ class Joint(Training):
         )
 
     def exits(self, layers: int, step: int) -> list[int]:
-        """The inner layers that have a loss at a step: one of each of the last three fifths of the depth."""
-        rng = random.Random(f"{SEED} {step}")
-        fifths = [[layer for layer in range(1, layers) if layer * 5 // layers == fifth] for fifth in range(2, 5)]
-        return [rng.choice(some) for some in fifths if some]
+        """The inner layers that have a loss at a step: one of each of `parts` equal parts of the last three fifths."""
+        rng, inner = random.Random(f"{SEED} {step}"), range(max(layers * 2 // 5, 1), layers)
+        edges = [len(inner) * part // self.parts for part in range(self.parts + 1)]
+        return [rng.choice(inner[start:end]) for start, end in pairwise(edges) if start < end]
 
     def loss_of(self, model: Model, trained: Any, batch: list[OwnText], step: int) -> Loss:
         """The loss of the inner layers, which the curve shows, and that of the last."""
