@@ -38,6 +38,7 @@ class DecodingSetup:
         rule: when tokens exit; None for full depth.
         kv_policy: what later tokens find at skipped layers, as `eelib.generate` takes it.
         draft_length: of verified decoding.
+        draft: what drafts in place of a rule, as `eelib.generate` takes it.
         model: another reading of the study's model; None for that model.
     """
 
@@ -46,6 +47,7 @@ class DecodingSetup:
     kv_policy: str = "full"
     draft_length: int | None = None
     model: Model | None = None
+    draft: str | None = None
 
 
 class Decoded(NamedTuple):
@@ -125,7 +127,10 @@ def decode(
 
 
 def run(model: Model, task: Task, setup: DecodingSetup, longest: int) -> GenerateOutput:
-    """One batch; drafts that cost more than they save are decoded, too."""
+    """One batch; drafts of a gate that cost more than they save are decoded, too."""
+    if setup.draft:
+        length, size = setup.draft_length, len(task)
+        return generate(model, task, draft=setup.draft, draft_length=length, batch_size=size, max_new_tokens=longest)
     return generate(
         model,
         task,

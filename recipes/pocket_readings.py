@@ -280,7 +280,7 @@ def states_of_texts(model: Model, layer: int, texts: list[Text], file: Path) -> 
 def drafts(model: Model, layer: int) -> dict[str, float]:
     """Of the first prompts of each shipped translation: tokens drafted at a layer, and the share (0-100) accepted."""
     tasks = [load_task(name, limit=DRAFTED) for name in TRANSLATIONS]
-    given = {"exit_layers": (layer,), "kv_policy": "verified", "always_draft": True}
+    given = {"draft": f"layer:{layer}", "draft_length": DRAFT_LENGTH}
     found = [generate(model, task, **given).sequences for task in tasks]
     drafted, accepted = (sum(int(rows[column].sum()) for rows in found) for column in ("drafted", "accepted"))
     return {"drafted": drafted, "accepted": round(100 * accepted / drafted, 1)}

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PARTS = ("blocks", "head", "gate", "cache", "python")
+PARTS = ("blocks", "head", "gate", "draft", "cache", "python")
 
 
 class Timer:

@@ -370,6 +370,7 @@ def forecast(
     draft_length: int | None = None,
     max_new_tokens: int = 64,
     policy: Policy | Path | str | None = None,
+    draft: str | None = None,
 ) -> Forecast:
     """The speed-up over plain decoding to expect of `eelib.generate` with the same arguments.
 
@@ -388,6 +389,7 @@ def forecast(
         draft_length: as there.
         max_new_tokens: most tokens of each output.
         policy: a calibrated one (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy.
+        draft: "layer:K", in place of them all: layer K drafts.
 
     Returns:
         `speed_up`, `plain` and `early` (seconds per token), `mean_layers`, `agreement`, `bound`, `if_free` and `costs`;
@@ -407,8 +409,13 @@ def forecast(
         if gate is None:
             raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} exit: nothing to forecast")
     gate = deepcopy(gate)  # a threshold that is fitted while decoding stays as it was
-    generate(model, some.take(1), gate, exit_layers, kv_policy, draft_length, 1, 1)  # refuses what it would refuse
-    rule = rule_of(model, gate, exit_layers)
+    # refuses what it would refuse
+    generate(model, some.take(1), gate, exit_layers, kv_policy, draft_length, 1, 1, draft=draft)
+    if draft is not None:
+        if not draft.startswith("layer:"):
+            raise InputError(f"draft={draft!r} can't be forecast; allowed: layer:K")
+        gate, kv_policy = fixed_exit(int(draft.removeprefix("layer:"))), "verified"
+    rule = rule_of(model, gate, exit_layers, kv_policy)
     if rule is None:
         raise InputError("a forecast needs a gate, or exit_layers=(layer,) at which every token exits")
     if rule.gate.name == "oracle":

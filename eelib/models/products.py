@@ -176,8 +176,12 @@ def multiply(x: int, rows: int, w: np.ndarray, y: int) -> None:
 
 
 @torch.no_grad()
-def use_fast_products(network: nn.Module) -> int:
+def use_fast_products(network: nn.Module, like: nn.Module | None = None) -> int:
     """Have a network's linear layers, on the CPU in float32, multiply few rows by ours where that takes less time.
+
+    Args:
+        network: any module.
+        like: a network whose products were timed; what is found for it holds for `network`, too.
 
     Returns:
         The largest number of rows that are multiplied so; 0 where torch is as fast, and nothing was changed.
@@ -186,9 +190,16 @@ def use_fast_products(network: nn.Module) -> int:
         SelfCheckError: our products are not torch's.
 
     """
+    for module in network.modules() if like is not None else ():
+        if isinstance(vars(module).get("forward"), partial):  # the copy of a layer of `like`
+            vars(module).pop("forward")
     layers = [module for module in network.modules() if isinstance(module, nn.Linear) and is_fit(module)]
-    large = sum(layer.weight.numel() for layer in layers) >= SMALLEST
-    limit = rows_that_gain(layers) if large and layers else 0
+    if like is not None:
+        ways = (vars(module).get("forward") for module in like.modules())
+        limit = next((way.limit for way in ways if isinstance(way, FewRows)), 0)
+    else:
+        large = sum(layer.weight.numel() for layer in layers) >= SMALLEST
+        limit = rows_that_gain(layers) if large and layers else 0
     for layer in layers if limit else ():
         vars(layer)["forward"] = FewRows(layer, limit)
     return limit

@@ -268,7 +268,7 @@ def test_a_threshold_that_is_fitted_stays_as_it_was(folder_of):
     "family, given",
     [
         ("gpt2", {"gate": "patience", "kv_policy": "project", "batch_size": 2}),
-        ("t5", {"gate": None, "exit_layers": (1,), "kv_policy": "verified", "draft_length": 2}),
+        ("t5", {"draft": "layer:1", "draft_length": 2}),
     ],
 )
 def test_the_call(folder_of, family, given):

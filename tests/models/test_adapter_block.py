@@ -122,8 +122,7 @@ def test_drafts_are_what_the_block_says_and_outputs_are_plain_decoding_s(both, b
     made = eelib.generate(
         found,
         PROMPTS,
-        exit_layers=(LAYER,),
-        kv_policy="verified",
+        draft="block",
         draft_length=draft,
         batch_size=batch_size,
         max_new_tokens=8,

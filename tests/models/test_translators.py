@@ -68,7 +68,7 @@ def test_a_token_that_leaves_is_the_translated_one(both):
     output = first["token_id"].tolist()
     states, _ = states_of(model, prompt, [output])
     assert output == model.unembed(found.at(1, states[:, 1])).argmax(-1).tolist()
-    exact = eelib.generate(lens, ["the cat sat on"], exit_layers=(1,), kv_policy="verified", max_new_tokens=6).tokens
+    exact = eelib.generate(lens, ["the cat sat on"], draft="layer:1", max_new_tokens=6).tokens
     assert exact["token_id"].tolist() == greedy_decode(model, prompt, 6)[0]
 
 

@@ -193,7 +193,7 @@ def test_a_block_after_a_layer_drafts_for_its_model(made, start, tmp_path, one_l
     task = Task.from_prompts(["one two three", "four five"])
     plain, drafted = (
         generate(one, task, max_new_tokens=8, **how)
-        for one, how in ((model, {}), (read, {"exit_layers": (1,), "kv_policy": "verified"}))
+        for one, how in ((model, {}), (read, {"draft": "block", "draft_length": 4}))
     )
     assert drafted.sequences.output.tolist() == plain.sequences.output.tolist()
     last = sharpened(model, "features", model.layers, torch.arange(30))

@@ -114,7 +114,7 @@ class GateRunner:
     @property
     def learns(self) -> bool:
         """Whether the threshold is learned while decoding (FREE)."""
-        return bool(self.layers) and isinstance(self.rule.threshold, Estimated)
+        return self.rule is not None and isinstance(self.rule.threshold, Estimated)
 
     def begin_batch(self) -> None:
         """A threshold that is learned is fitted anew."""

@@ -13,6 +13,7 @@ from eelib.common.machine import run_in_halves
 from eelib.common.timer import Timer
 from eelib.common.tolerances import close
 from eelib.common.values import check_whole
+from eelib.exits.decoding.drafters import drafting_of
 from eelib.exits.decoding.gate_runner import FirstAgreeing, GateRunner, OracleGate, oracle_rule
 from eelib.exits.decoding.kv_policies import KV_POLICIES, KVPolicy
 from eelib.exits.decoding.loop import Decoder
@@ -23,6 +24,7 @@ from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.state import TrainedGate
 from eelib.exits.policy import Policy
 from eelib.models.block_runner import BlockRunner
+from eelib.models.draft_block import DraftBlock
 from eelib.models.model import Model, probe_ids
 from eelib.models.probe import Unsupported, block_states, foreign_code
 from eelib.tasks.task import Task
@@ -33,7 +35,7 @@ DRAFT_LENGTH = 4  # most tokens drafted in a row, unless another number is given
 # Tokens times blocks that a smaller call has to save. One more call takes as long as 19 of them on pocket-llama, 7 on
 # SmolLM2-135M (`Costs.call / Costs.block.each` of `eelib.exits.forecast`, two cores of an AMD EPYC with AVX-512).
 BATCH_SPLIT = 24
-OLD_WORDS = {"exits": "exit_layers", "keys": "kv_policy", "draft": "draft_length", "parting": "batch_split"}
+OLD_WORDS = {"exits": "exit_layers", "keys": "kv_policy", "parting": "batch_split"}
 COLUMNS = ("sequence", "position", "text", *(field.name for field in fields(DecodedToken)))
 
 
@@ -47,12 +49,15 @@ class GenerateOutput:
             token), passes through all blocks, and of verified decoding the tokens drafted and accepted.
         times: seconds in blocks, head, gate, cache and Python.
         kv_policy: the KV policy that was used.
+        draft: what drafted; "" where nothing did. `ended`: why it drafted no more, where it costs more than it saves.
     """
 
     tokens: pd.DataFrame
     sequences: pd.DataFrame
     times: dict[str, float]
     kv_policy: str
+    draft: str = ""
+    ended: str = ""
 
 
 def generate(
@@ -67,9 +72,11 @@ def generate(
     policy: Policy | Path | str | None = None,
     batch_split: int | None = BATCH_SPLIT,
     always_draft: bool = False,
+    draft: str | DraftBlock | None = None,
     **old: object,
 ) -> GenerateOutput:
-    """Decode a task's prompts, or a list of them, greedily; each token exits where the gate says so.
+    """Decode a task's prompts, or a list of them, greedily: each token exits where the gate says so, or tokens are
+    drafted and verified, which changes no output.
 
     The prompt (of an encoder-decoder: the start token) runs all blocks under every KV policy. Out of memory, a batch is
     halved. A threshold that is learned (FREE's) goes on learning in the rule that is given.
@@ -82,13 +89,20 @@ def generate(
             `eelib.exits.decoding.kv_policies`). None chooses: verified, whose output is plain decoding's; deferred for
             a threshold that is learned while decoding; schedule for SkipDecode's gate; full for the oracle, or where no
             token exits.
-        draft_length: of verified, most tokens that are drafted before they are verified.
+        draft_length: of a gate's verified exits, most tokens that are drafted before they are verified. Of `draft`,
+            the number that is drafted whether it pays or not; None: as many as pay, by what passes cost on this
+            machine (measured once, in about a second) and by the drafts that were right so far.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
             its threshold is that of the task's kind.
         batch_split: where some sequences of a batch exit, the others go on in a smaller call if that saves at least so
             many tokens times blocks; 0: always; None: never.
-        always_draft: of verified, draft on where it costs more than it saves, to measure that. Else drafting ends
-            there, with one printed line.
+        always_draft: of a gate's verified exits, draft on where it costs more than it saves, to measure that. Else
+            drafting ends there, with one printed line.
+        draft: what drafts tokens, in place of a gate; all are verified, so that the output is plain decoding's.
+            "prompt": what followed the text's last tokens where they stood before (prompt lookup); "layer:K": layer K
+            through the head; "block": a trained block after a layer; "features": a trained block on the last layer's
+            states; "prompt+block": what stood before, and the block where nothing did; a trained block itself; "auto":
+            what is quickest on this machine. None: nothing.
 
     Raises:
         InputError: a model that writes nothing or can't be stopped, an unknown gate or policy, exit layers out of
@@ -103,23 +117,35 @@ def generate(
     check_whole("batch_size", batch_size, 1)
     if batch_split is not None:
         check_whole("batch_split", batch_split, 0)
-    if policy is not None:
-        gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
-    rule = rule_of(model, gate, exit_layers)
-    kv = kv_policy_named(default_kv_policy(rule) if kv_policy is None else kv_policy)
-    check_fit(model, kv, rule, max_new_tokens)
-    drafts = draft_length_of(model, kv, draft_length if policy is None or rule is not None else None)
+    timer, name = Timer(), ""
+    if draft is not None:
+        if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
+            raise InputError("draft stands in place of gate, exit_layers, kv_policy and policy; give it alone")
+        kv = KV_POLICIES["verified"]
+        self_test(model, kv)
+        model, runner, drafting, name = drafting_of(model, draft, draft_length, timer)
+        kv = kv if drafting else KV_POLICIES["full"]
+        decoder = Decoder(model, kv, runner, 0, timer, batch_split, drafting=drafting)
+    else:
+        if policy is not None:
+            gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
+        rule = rule_of(model, gate, exit_layers, kv_policy)
+        kv = kv_policy_named(default_kv_policy(rule) if kv_policy is None else kv_policy)
+        check_fit(model, kv, rule, max_new_tokens)
+        length = draft_length_of(model, kv, draft_length if policy is None or rule is not None else None)
+        self_test(model, kv)
+        asks = OracleGate if rule is not None and isinstance(rule.gate, FirstAgreeing) else GateRunner
+        drafting = None
+        decoder = Decoder(model, kv, asks(model, rule, timer), length, timer, batch_split, always_draft)
     prompts = encoded(model, task)
-    self_test(model, kv)
-    timer = Timer()
-    runner = OracleGate if rule is not None and isinstance(rule.gate, FirstAgreeing) else GateRunner
-    decoder = Decoder(model, kv, runner(model, rule, timer), drafts, timer, batch_split, always_draft)
     sequences: list[DecodedSequence] = []
     for chosen in batches(model, prompts, batch_size):
         parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)
         sequences += [sequence for part in parts for sequence in part]
     timer.charge("python")
-    return output_of_sequences(model, sequences, timer.seconds, kv.name)
+    made = output_of_sequences(model, sequences, timer.seconds, kv.name)
+    made.draft, made.ended = name, drafting.ended if drafting else ""
+    return made
 
 
 def output_of_sequences(
@@ -201,7 +227,9 @@ def kv_policy_named(name: str | None) -> KVPolicy:
     return KV_POLICIES[name]
 
 
-def rule_of(model: Model, gate: str | Gate | ExitRule | None, exit_layers: tuple[int, ...] | None) -> ExitRule | None:
+def rule_of(
+    model: Model, gate: str | Gate | ExitRule | None, exit_layers: tuple[int, ...] | None, kv_policy: str | None
+) -> ExitRule | None:
     """The rule that is meant; None: no token leaves. InputError where it does not fit the model."""
     check_exit_layers(exit_layers)
     if isinstance(gate, ExitRule):
@@ -214,6 +242,11 @@ def rule_of(model: Model, gate: str | Gate | ExitRule | None, exit_layers: tuple
         if len(exit_layers) != 1:
             raise InputError(
                 f"exit_layers {exit_layers!r} without a gate is not allowed; it must be one layer, or give a gate"
+            )
+        if kv_policy in (None, "verified"):
+            raise InputError(
+                f"exit_layers={exit_layers!r} without a gate needs a kv_policy: full, copy, project, deferred; drafts "
+                f"of one layer, which the last layer verifies, are draft='layer:{exit_layers[0]}'"
             )
         rule = fixed_exit(exit_layers[0])
     elif gate == "oracle":
@@ -380,12 +413,12 @@ def run_in_parts(model: Model) -> tuple[str, bool]:
         for group in batch.groups():
             batch.align(group)
             for sequence in group:
-                sequence.start(prefill=True)
+                sequence.start()
             run(group, 1, model.layers)
         for token in ids[:PARTS_TOKENS]:
             for sequence in batch.sequences:
                 sequence.ids.append(token)
-                sequence.start(prefill=False)
+                sequence.start()
             for group in batch.groups():
                 batch.align(group)
                 run(group, 1, middle)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from eelib.common.timer import Timer
+from eelib.exits.decoding.drafts import Drafting
 from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
 from eelib.exits.decoding.kv_policies import KVPolicy
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
@@ -65,6 +66,7 @@ class Decoder:
         batch_split: where some sequences of a batch exit, the others go on in a smaller call (one more call) if that
             saves at least so many tokens times blocks; else all go on together. None: all always go on together.
         always_draft: draft on where it costs more than it saves.
+        drafting: what is drafted in place of a gate's exits; then the gate is that of its layer, or asks nowhere.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Decoder:
         timer: Timer,
         batch_split: int | None,
         always_draft: bool = False,
+        drafting: Drafting | None = None,
     ):
+        self.drafting, self.makes_draft = drafting, False
         self.model, self.kv, self.gate, self.timer = model, kv, gate, timer
         self.draft_length, self.batch_split = draft_length, batch_split
         self.eos_ids, self.tie = model.eos_ids, tie_of(model)
@@ -91,21 +95,30 @@ class Decoder:
     def decode(self, prompts: list[list[int]], max_new_tokens: int) -> list[DecodedSequence]:
         """The sequences of one batch, in the order of their prompts (lists of token ids)."""
         self.gate.begin_batch()
+        drafts = self.drafting.drafts if self.drafting else None
         with self.timer.timing("blocks"):
-            self.batch = Batch(self.model, prompts, max_new_tokens, self.timer)
+            self.batch = Batch(self.model, prompts, max_new_tokens, self.timer, bool(drafts and drafts.extra_layer))
         self.blocks = BlockRunner(self.model, self.batch.cache.view)
         self.ties = TieBreaker(self.model, prompts, self.timer)
+        if self.drafting:
+            self.drafting.begin(self.batch.sequences, prompts)
+            if drafts:
+                drafts.begin_prompts(prompts)
         with self.blocks.open():
             for group in self.batch.groups():
                 self.step(group, prefill=True)
             finished = self.batch.drop_finished()
             while self.batch.sequences:
+                if self.drafting:
+                    self.draft(self.drafting)
                 for group in self.batch.groups():
                     self.step(group)
                 with self.timer.timing("cache"):
                     ended = self.batch.drop_finished()
                 for sequence in ended:
                     self.ties.drop(sequence)
+                    if self.drafting:
+                        self.drafting.drop(sequence)
                 finished += ended
         return sorted(finished, key=lambda sequence: sequence.index)
 
@@ -114,6 +127,21 @@ class Decoder:
         self.gate.forget_batch()
         for name in ("batch", "blocks", "ties"):
             self.__dict__.pop(name, None)
+
+    def draft(self, drafting: Drafting) -> None:
+        """Draft tokens of all sequences of the batch, to be verified by one pass."""
+        with self.timer.timing("draft"):
+            drafting.start(self.batch.sequences)
+            drafting.guess(self.batch.sequences, self.eos_ids)
+            while some := drafting.wanted(self.batch.sequences):
+                for group in self.batch.groups(some):
+                    self.makes_draft = True
+                    if drafting.drafts and drafting.drafts.in_network:
+                        self.step(group)
+                    elif drafting.drafts:
+                        drafting.drafts.next(self.batch, group, self.eos_ids)
+                    self.makes_draft = False
+                drafting.drafted(some)
 
     def step(self, group: list[DecodedSequence], prefill: bool = False) -> None:
         """Run one step: each sequence's newest token, and the pending tokens of those that go deep.
@@ -126,7 +154,7 @@ class Decoder:
         """
         model, kv = self.model, self.kv
         for sequence in group:
-            sequence.start(prefill)
+            sequence.start()
         with self.timer.timing("cache"):
             self.batch.align(group)
         self.gate.begin([sequence for sequence in group if self.may_exit(sequence, prefill)])
@@ -166,6 +194,8 @@ class Decoder:
 
     def may_exit(self, sequence: DecodedSequence, prefill: bool) -> bool:
         """Whether the gate is asked about the newest token, where there is one."""
+        if self.drafting:
+            return self.makes_draft
         if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length or not self.drafts.pay):
             return False
         return not sequence.draining
@@ -202,6 +232,8 @@ class Decoder:
     ) -> None:
         """Emit the tokens of a step: of those that exited, and of those that have run all blocks, `running`."""
         layers, kv, gate, reads = self.model.layers, self.kv, self.gate, self.gate.head_reads
+        if running and self.drafting and self.drafting.drafts:
+            self.drafting.drafts.observe(running, states)
         answers = self.read_head([s for s in running if kv.verifies or s not in exits], running, states, prefill)
         if not kv.verifies:
             exits = gate.after({sequence: own[-1] for sequence, own in answers.items()}, exits)
@@ -226,7 +258,10 @@ class Decoder:
                 drafts = sequence.tokens[len(sequence.tokens) - sequence.drafts :]
                 depths, before = sum(draft.exit_layer for draft in drafts) / layers, sequence.accepted
                 accept(sequence, answers[sequence], beyond, full, self.eos_ids, self.ties)
-                self.drafts.add(len(drafts), sequence.accepted - before, depths)
+                if self.drafting:
+                    self.drafting.learn(sequence, drafts)
+                else:
+                    self.drafts.add(len(drafts), sequence.accepted - before, depths)
             elif beyond:
                 full.token_id = answers[sequence][-1]
                 sequence.emit(full, self.eos_ids)

@@ -58,6 +58,7 @@ class DecodedSequence:
             because a token that runs a block takes along all that are due there.
         drafts: tokens at the end of the output that are not verified yet.
         draining: nothing more is to be drafted before the pending tokens have run every block.
+        begun: tokens of the text that run, or have run.
         passes: times that the last layer was read.
     """
 
@@ -71,6 +72,7 @@ class DecodedSequence:
     pending: list[PendingToken] = field(default_factory=list)
     drafts: int = 0
     draining: bool = False
+    begun: int = 0
     finished: bool = False
     passes: int = 0
     drafted: int = 0
@@ -81,9 +83,15 @@ class DecodedSequence:
         """Tokens of the text that have keys and values after this step, at the first layers at least."""
         return len(self.ids) - self.draining
 
-    def start(self, prefill: bool) -> None:
-        """The newest token, or at first the whole prompt, becomes pending; of a draining sequence, none does."""
-        self.pending += [PendingToken()] * (self.prompt_length if prefill else not self.draining)
+    @property
+    def room(self) -> int:
+        """Most tokens that can be drafted now: one more comes with their verification."""
+        return self.limit - len(self.tokens) - 1
+
+    def start(self) -> None:
+        """The tokens that have not begun, at first the whole prompt, become pending; of a draining sequence, none."""
+        self.pending += [PendingToken()] * (self.computed_tokens - self.begun)
+        self.begun = self.computed_tokens
 
     def due(self, layer: int, running: int = 0) -> int:
         """How many of its last tokens block `layer` has to run; `running`: those that ran the block before it."""
@@ -104,9 +112,14 @@ class DecodedSequence:
 
 
 class Batch:
-    """Sequences that are decoded together. Where padding changes a row, only rows of one length run in one call."""
+    """Sequences that are decoded together. Where padding changes a row, only rows of one length run in one call.
 
-    def __init__(self, model: Model, prompts: list[list[int]], max_new_tokens: int, timer: Timer):
+    `extra_layer`: the cache has one more layer, for a trained block beside the model.
+    """
+
+    def __init__(
+        self, model: Model, prompts: list[list[int]], max_new_tokens: int, timer: Timer, extra_layer: bool = False
+    ):
         self.model, self.device, self.pad_id = model, model.device, model.pad_id  # asked for once: slow
         self.writer, self.sequences = model.writer, list[DecodedSequence]()
         for index, prompt in enumerate(prompts):
@@ -117,15 +130,16 @@ class Batch:
         self.context = self.writer.context(prompts)
         capacity = max(s.prompt_length for s in self.sequences) + max(s.limit for s in self.sequences) + SLACK
         self.cache = RaggedKVCache(
-            model.layers, len(prompts), capacity, bool(self.context), bool(model.adapter_block), timer
+            model.layers, len(prompts), capacity, bool(self.context), extra_layer or bool(model.adapter_block), timer
         )
 
-    def groups(self) -> list[list[DecodedSequence]]:
-        """Sequences that may share a call."""
+    def groups(self, sequences: list[DecodedSequence] | None = None) -> list[list[DecodedSequence]]:
+        """Those of some sequences, or of all, that may share a call."""
+        sequences = self.sequences if sequences is None else sequences
         if self.padded:
-            return [self.sequences]
+            return [sequences]
         found: dict[int, list[DecodedSequence]] = {}
-        for sequence in self.sequences:
+        for sequence in sequences:
             found.setdefault(sequence.computed_tokens, []).append(sequence)
         return list(found.values())
 

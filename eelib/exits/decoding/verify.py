@@ -104,7 +104,9 @@ def accept(
             draft.token_id, draft.exit_layer = token, full.exit_layer
         sequence.emit(draft, eos_ids)
         if sequence.finished or not draft.accepted:
-            return
-    if beyond:
-        full.token_id = ties.decided(sequence, answers[count])
-        sequence.emit(full, eos_ids)
+            break
+    else:
+        if beyond:
+            full.token_id = ties.decided(sequence, answers[count])
+            sequence.emit(full, eos_ids)
+    sequence.begun = len(sequence.ids) - 1

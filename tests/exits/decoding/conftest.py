@@ -5,11 +5,28 @@ import torch
 from exits_made import between
 
 from checks.tiny_texts import PROMPTS
+from eelib.exits.decoding import drafters
 from eelib.exits.decoding.gate_runner import read_logits
+from eelib.exits.decoding.pass_costs import ROWS, PassCosts
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import LayerOutput, gate_named
 
 MANY = [*PROMPTS, *(f"{prompt} {extra}" for prompt in PROMPTS for extra in ("dog", "ist das über?")), "over"]
+
+
+@pytest.fixture(autouse=True)
+def costs(monkeypatch):
+    """costs(more): let each further token of a pass cost so much of a pass of one; a fifth as long as nobody says."""
+
+    def set_costs(more):
+        def of(model):
+            passes = tuple(1 + more * (rows - 1) for rows in ROWS)
+            return PassCosts(model.layers, ROWS, (0.0,) * len(ROWS), passes, (0.0,) * len(ROWS))
+
+        monkeypatch.setattr(drafters, "pass_costs", of)
+
+    set_costs(0.2)
+    return set_costs
 
 
 @pytest.fixture

@@ -71,8 +71,8 @@ BAD = [
     (dict(exit_layers=(1, 2), kv_policy="copy"), ["(1, 2)", "without a gate"]),
     (dict(kv_policy="copy"), ["'copy'", "needs a gate"]),
     (dict(kv_policy="deferred", gate=Needs()), ["needs", "reference"]),
-    (dict(kv_policy="verified", exit_layers=(1,), draft_length=WINDOW), ["draft_length 128", "window of 128"]),
-    (dict(kv_policy="verified", exit_layers=(1,), draft_length=0), ["draft_length 0", "at least 1"]),
+    (dict(draft="layer:1", draft_length=WINDOW), ["draft_length 128", "window of 128"]),
+    (dict(draft="layer:1", draft_length=0), ["draft_length 0", "at least 1"]),
     (dict(kv_policy="copy", exit_layers=(1,), draft_length=2), ["draft_length=2", "'verified'"]),
     (dict(kv_policy="schedule", gate="confidence"), ["'schedule'", "confidence"]),
     (dict(max_new_tokens=0), "max_new_tokens 0"),
@@ -87,14 +87,30 @@ BAD = [
     (dict(gate="confidence", exit_layers=(1.5,)), ["1.5"]),
     (dict(gate="confidence", exit_layers=(2, 1)), ["(2, 1)", "rising order"]),
     (dict(gate=ExitRule(gate_named("confidence"), exit_layers=(1, 9))), ["(1, 9)", "layers 1 to 3"]),
-    (dict(kv_policy="verified", exit_layers=(1,), draft_length=WINDOW + 1), ["draft_length 129", "window of 128"]),
-    (dict(kv_policy="verified", exit_layers=(1,), draft_length="2"), ["draft_length '2'"]),
+    (dict(kv_policy="verified", gate="confidence", draft_length=WINDOW), ["draft_length 128", "window of 128"]),
+    (dict(kv_policy="verified", gate="confidence", draft_length="2"), ["draft_length '2'"]),
     (dict(policy=7), ["7 is no policy"]),
     (dict(policy="none.json"), ["none.json is no policy"]),
     (dict(max_new_tokens="4"), "max_new_tokens '4'"),
     (dict(batch_split="3"), "batch_split '3'"),
     (dict(keys="copy"), ["no keys=", "kv_policy="]),
     (dict(temperature=0.5), "no temperature="),
+    (dict(exit_layers=(2,)), ["without a gate needs a kv_policy", "draft='layer:2'"]),
+    (dict(exit_layers=(2,), kv_policy="verified"), ["without a gate needs a kv_policy", "draft='layer:2'"]),
+    (dict(draft="layer:3"), ["draft='layer:3'", "layers 1 to 2"]),
+    (dict(draft="layer:-1"), ["draft='layer:-1'", "layers 1 to 2"]),
+    (dict(draft="layer:"), ["draft='layer:'", "layers 1 to 2"]),
+    (dict(draft="int8"), ["draft='int8'", "auto, prompt, block"]),
+    (dict(draft=""), ["draft=''", "auto, prompt, block"]),
+    (dict(draft=3), ["draft=3", "auto, prompt, block"]),
+    (dict(draft="prompt+layer:1"), ["'prompt+layer:1'", "auto, prompt, block"]),
+    (dict(draft="block"), ["draft='block'", "no trained block", "allowed without one: auto, prompt, layer:K"]),
+    (dict(draft="prompt+features"), ["no trained block"]),
+    (dict(draft="prompt", gate="confidence"), "draft stands in place of gate"),
+    (dict(draft="prompt", kv_policy="verified"), "draft stands in place of gate"),
+    (dict(draft="auto", exit_layers=(1,)), "draft stands in place of gate"),
+    (dict(draft="prompt", policy="none.json"), "draft stands in place of gate"),
+    (dict(draft="prompt", draft_length=2.5), "draft_length 2.5"),
 ]
 
 
@@ -153,7 +169,7 @@ def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
     """Once said; the output is that of smaller batches. One prompt that does not fit raises."""
     model = model_of("llama")
     report_halving.cache_clear()
-    wanted = eelib.generate(model, PROMPTS, exit_layers=(2,), kv_policy="verified", max_new_tokens=6)
+    wanted = eelib.generate(model, PROMPTS, draft="layer:2", max_new_tokens=6)
     decode, sizes, most = Decoder.decode, [], 2
 
     def tight(self, prompts, max_new_tokens):
@@ -164,7 +180,7 @@ def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
         return decode(self, prompts, max_new_tokens)
 
     monkeypatch.setattr(Decoder, "decode", tight)
-    made = eelib.generate(model, PROMPTS, exit_layers=(2,), kv_policy="verified", batch_size=4, max_new_tokens=6)
+    made = eelib.generate(model, PROMPTS, draft="layer:2", batch_size=4, max_new_tokens=6)
     assert made.tokens.equals(wanted.tokens) and made.sequences.equals(wanted.sequences)
     assert max(sizes) > most and capsys.readouterr().out.count("halved") == 1
     most = 0

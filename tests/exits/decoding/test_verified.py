@@ -15,7 +15,7 @@ from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.kv_policies import KV_POLICIES
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.decoding.verify import PlainDecoding
-from eelib.exits.exit_rule import ExitRule
+from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.gates.gate import gate_named
 from eelib.tracing.decode import greedy_decode
 
@@ -68,8 +68,7 @@ def test_the_output_is_that_of_plain_decoding(name, batch_size, model_of, plain,
         made = generate(
             model,
             many,
-            kv_policy="verified",
-            exit_layers=exits,
+            draft=f"layer:{exits[0]}",
             draft_length=draft,
             batch_size=batch_size,
             max_new_tokens=STEPS,
@@ -91,9 +90,7 @@ def test_rows_accept_different_lengths_and_are_moved(name, model_of, plain, eos,
     monkeypatch.setattr(sequences_file, "SLACK", 1)
     model = model_of(name)
     eos(model, {model.vocab_size + 1})
-    made = generate(
-        model, many, kv_policy="verified", exit_layers=(2,), draft_length=4, batch_size=16, max_new_tokens=STEPS
-    )
+    made = generate(model, many, draft="layer:2", draft_length=4, batch_size=16, max_new_tokens=STEPS)
     assert ids_of(made) == plain(name, many)
     assert made.sequences["accepted"].nunique() > 2 and made.sequences["passes"].nunique() > 2
     assert (made.sequences["passes"] < STEPS).any()
@@ -164,9 +161,7 @@ def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model
     asked = []
     after = PlainDecoding.next_token
     monkeypatch.setattr(PlainDecoding, "next_token", lambda self, output: asked.append(1) or after(self, output))
-    made = generate(
-        model, many, kv_policy="verified", exit_layers=(2,), draft_length=3, batch_size=batch_size, max_new_tokens=STEPS
-    )
+    made = generate(model, many, draft="layer:2", draft_length=3, batch_size=batch_size, max_new_tokens=STEPS)
     assert ids_of(made) == [cut(ids, {common}) for ids in alone]
     assert len(asked) > len(many)
 
@@ -175,7 +170,7 @@ def test_drafting_ends_where_it_cannot_pay(model_of, plain, eos, many, monkeypat
     """Said once; a draft of layer 2 of 3 costs 2 / 3 of a pass, and fewer of them are accepted."""
     model = model_of("llama")
     eos(model, {model.vocab_size + 1})
-    given = dict(kv_policy="verified", exit_layers=(2,), draft_length=4, max_new_tokens=STEPS)
+    given = dict(gate=fixed_exit(2), kv_policy="verified", draft_length=4, max_new_tokens=STEPS)
     whole = generate(model, many, **given).sequences
     assert whole["accepted"].sum() < whole["drafted"].sum() * 2 / 3
     monkeypatch.setattr(loop, "ENOUGH_DRAFTS", 16)

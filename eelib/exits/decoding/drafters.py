@@ -1,0 +1,254 @@
+"""What drafts with a part of the model: one of its layers, a trained block after a layer, or a trained block that reads
+the last layer's features (EAGLE, Li et al. 2024).
+
+A trained block reads some rows of the head only: those of the tokens that the model writes most (FR-Spec, Zhao et al.
+2025), and of the prompts' tokens.
+"""
+
+from dataclasses import replace
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from eelib.common.errors import InputError
+from eelib.common.files import data_folder
+from eelib.common.timer import Timer
+from eelib.common.values import check_whole
+from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
+from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
+from eelib.exits.decoding.pass_costs import PassCosts, pass_costs
+from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
+from eelib.models.draft_block import FILE, DraftBlock, load_draft, visible
+from eelib.models.lens_adapters import AdapterBlock, origin_of
+from eelib.models.model import Model
+from eelib.models.products import use_fast_products
+
+DRAFTS = ("auto", "prompt", "block", "features", "prompt+block", "prompt+features", "layer:K")
+GAIN = 1.03  # a block has to be expected to make decoding so many times as fast
+
+
+class DraftHead:
+    """Some rows of a model's head: those of a block's own tokens, and of the tokens of the prompts at hand."""
+
+    def __init__(self, model: Model, block: DraftBlock):
+        self.weight = model.network.get_output_embeddings().weight
+        self.frequent = block.ids
+        self.rows = nn.Linear(model.hidden_size, len(self.frequent), bias=False, device="meta")
+        self.rows.weight = nn.Parameter(self.weight[self.frequent].clone(), requires_grad=False)
+        use_fast_products(self.rows, like=model.network)
+        self.share = len(self.frequent) / model.vocab_size
+        self.begin([])
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        """New prompts."""
+        own = torch.tensor(sorted({token for prompt in prompts for token in prompt}), device=self.weight.device).long()
+        more = own[~torch.isin(own, self.frequent)]
+        self.ids, self.more = torch.cat([self.frequent, more]), self.weight[more]
+
+    def best(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(token ids [n], the probability of each among the rows) after normed states [n, hidden_size]."""
+        logits = torch.cat([self.rows(features), nn.functional.linear(features, self.more)], dim=-1)
+        chance, at = logits.float().softmax(-1).max(-1)
+        return self.ids[at], chance
+
+
+class LayerDrafts(GateRunner, ModelDrafts):
+    """Drafts of one inner layer, read through the bare head or through a trained block and its rows of the head: every
+    token that is asked about exits there.
+    """
+
+    def __init__(self, model: Model, layer: int, timer: Timer):
+        super().__init__(model, None, timer)
+        self.layer = self.shared = layer
+        self.layers, self.in_network = frozenset({layer}), True
+        block = model.adapter_block
+        self.block = block if isinstance(block, DraftBlock) and block.layer == layer else None
+        self.head = DraftHead(model, self.block) if self.block else None
+        if self.block:
+            use_fast_products(self.block, like=model.network)
+
+    def seconds(self, costs: PassCosts, rows: int) -> float:
+        """Of one draft for each of so many sequences."""
+        return costs.upto(rows, self.layer + bool(self.block), self.head.share if self.head else 1.0)
+
+    def begin_prompts(self, prompts: list[list[int]]) -> None:
+        """A new batch."""
+        if self.head:
+            self.head.begin(prompts)
+
+    def begin(self, sequences: list[DecodedSequence]) -> None:
+        """Those that draft one more token."""
+        self.sequences, self.head_reads = list(sequences), 0
+
+    @property
+    def scores(self) -> dict[DecodedSequence, float]:
+        """No gate has one."""
+        return {}
+
+    def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
+        """All of them exit, by their states [n, hidden_size]; `read`: what a trained block makes of these."""
+        with self.timer.timing("head"):
+            if self.head:
+                ids, chance = self.head.best(self.model.unembed.normed(read))
+            else:
+                logits = self.model.unembed(self.model.read_through_at(layer, read)).float()
+                best, ids = logits.max(-1)
+                chance = (best - logits.logsumexp(-1)).exp()
+        tokens, scores, sequences = ids.tolist(), chance.tolist(), self.sequences
+        self.sequences = []
+        return {
+            sequence: ExitDecision(layer, tokens[row], scores[row], 1, states[row].clone())
+            for row, sequence in enumerate(sequences)
+        }
+
+
+class FeatureDrafts(ModelDrafts):
+    """Drafts of a block that reads the last layer's normed states, each with the token that follows it.
+
+    Its keys and values are the extra layer of the batch's cache. The states of verified tokens are true; those of
+    drafts are what the block itself has made, until a pass has verified them.
+    """
+
+    extra_layer = True
+
+    def __init__(self, model: Model, block: DraftBlock, timer: Timer):
+        self.model, self.block, self.timer, self.layer = model, block, timer, model.layers
+        self.head = DraftHead(model, block)
+        use_fast_products(block, like=model.network)
+
+    def seconds(self, costs: PassCosts, rows: int) -> float:
+        """Of one draft for each of so many sequences."""
+        return costs.upto(rows, 1, self.head.share)
+
+    def begin_prompts(self, prompts: list[list[int]]) -> None:
+        """A new batch."""
+        self.head.begin(prompts)
+        self.features: dict[DecodedSequence, tuple[int, Tensor]] = {}  # position of the first, [n, hidden_size]
+
+    def observe(self, running: dict[DecodedSequence, int], states: Tensor) -> None:
+        """The last layer's states [rows, new, hidden_size] of a pass."""
+        for (sequence, count), own in zip(running.items(), states):
+            first, known = sequence.computed_tokens - count, self.features.get(sequence)
+            new = self.block.features(own[-count:])
+            if known and known[0] < first:  # of tokens that have not been through the block
+                new = torch.cat([known[1][: first - known[0]], new])
+                first = known[0]
+            self.features[sequence] = first, new
+
+    def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
+        """Draft one more token of each sequence of a group."""
+        batch.align(group)
+        parts, following = [], []
+        for sequence in group:
+            first, features = self.features[sequence]
+            count = len(sequence.ids) - 1 - first
+            parts.append(features[:count])
+            following.append(sequence.ids[first + 1 :])
+        width, device = max(map(len, parts)), self.model.device
+        features = torch.stack([nn.functional.pad(part, (0, 0, width - len(part), 0)) for part in parts])
+        tokens = torch.tensor([[0] * (width - len(own)) + own for own in following], device=device)
+        end = group[0].left_padding + len(group[0].ids) - 1
+        padding = torch.tensor([sequence.left_padding for sequence in group], device=device)
+        mask = (torch.arange(end, device=device) >= padding[:, None]).long()
+        counts = torch.tensor([len(part) for part in parts], device=device)
+        view = batch.cache.view
+        view.past, view.rows, view.valid = end - width, batch.rows(group), None
+        if int(counts.min()) < width:
+            view.valid = torch.arange(width, 0, -1, device=device) <= counts[:, None]
+        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -width:]
+        made = self.block.at(self.block.joined(features, tokens), places, visible(mask, width), batch.cache.cache)
+        made = self.block.features(made[:, -1:])
+        ids, chance = self.head.best(made[:, 0])
+        for sequence, token, score, feature in zip(group, ids.tolist(), chance.tolist(), made):
+            self.features[sequence] = len(sequence.ids) - 1, feature
+            sequence.emit(DecodedToken(token, self.layer, 0, 1, score, drafted=True), eos_ids, verified=False)
+
+    def drop(self, sequence: DecodedSequence) -> None:
+        """Let go of a sequence that has ended."""
+        self.features.pop(sequence, None)
+
+
+def trained_block(model: Model, kind: str) -> DraftBlock:
+    """The draft block of a kind that belongs to a model: the one that it was loaded with, or the shipped one.
+
+    InputError where there is none.
+    """
+    own = model.adapter_block
+    if isinstance(own, DraftBlock) and own.kind == kind:
+        return own
+    file = data_folder("models", f"{model.name}-{kind}", FILE)
+    if not file.is_file():
+        raise InputError(
+            f"draft={kind!r}: {model.name} has no trained block of this kind (there is no {file}); allowed without "
+            "one: auto, prompt, layer:K"
+        )
+    try:
+        if origin_of(file)["model_hash"] != model.hash:
+            raise InputError(f"draft={kind!r}: {file} was trained for other weights than those of {model.name}")
+        found = load_draft(model, file).requires_grad_(False).eval()
+    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+        raise InputError(f"draft={kind!r}: {file} is damaged ({type(error).__name__})") from error
+    return found
+
+
+def drafting_of(
+    model: Model, draft: str | DraftBlock, length: int | None, timer: Timer
+) -> tuple[Model, GateRunner, Drafting | None, str]:
+    """(the model, read through a trained block where one drafts; what asks its layers; what is drafted, None for
+    nothing; its name) of `generate`'s `draft`. InputError for an unknown one, or for one that the model does not have.
+    """
+    costs, block = pass_costs(model), draft if isinstance(draft, DraftBlock) else None
+    name = block.kind if block else str(draft)
+    if auto := name == "auto":
+        name = quickest(model, costs)
+    if length is not None:
+        check_whole("draft_length", length, 1)
+        if length >= model.context_length:
+            raise InputError(
+                f"draft_length {length} is longer than {model.name}'s window of {model.context_length} tokens"
+            )
+    if auto and not name:
+        return model, GateRunner(model, None, timer), None, ""
+    from_text = name.startswith("prompt")
+    kind = name.removeprefix("prompt").removeprefix("+") if from_text else name
+    drafts: LayerDrafts | FeatureDrafts | None = None
+    if kind.startswith("layer:") and not from_text:
+        layer = kind.removeprefix("layer:")
+        if not layer.isdecimal() or not 1 <= int(layer) < model.layers:
+            raise InputError(
+                f"draft={draft!r} is not allowed; {model.name} has layers 1 to {model.layers - 1} to draft"
+            )
+        drafts = LayerDrafts(model, int(layer), timer)
+    elif kind == "block":
+        if not isinstance(model.adapter_block, AdapterBlock) or block:
+            model = replace(model, adapter_block=block or trained_block(model, kind))
+        assert model.adapter_block
+        drafts = LayerDrafts(model, model.adapter_block.layer, timer)
+    elif kind == "features":
+        drafts = FeatureDrafts(model, block or trained_block(model, kind), timer)
+    elif name != "prompt":
+        raise InputError(f"draft={draft!r} is not known; allowed: {', '.join(DRAFTS)}, a trained block, None")
+    gate = drafts if isinstance(drafts, LayerDrafts) else GateRunner(model, None, timer)
+    return model, gate, Drafting(costs, from_text, drafts, length), name
+
+
+def quickest(model: Model, costs: PassCosts) -> str:
+    """What "auto" is: the text's n-grams where verifying a sure draft saves time, and the trained block whose drafts
+    are expected to save most, if any do; "" where nothing does.
+    """
+    if costs.whole(2) > 2 * costs.whole(1):
+        return ""
+    found, best = "prompt", GAIN
+    for kind in ("block", "features"):
+        try:
+            block = trained_block(model, kind)
+        except InputError:
+            continue
+        made = costs.upto(1, 1 if kind == "features" else block.layer + 1, len(block.ids) / model.vocab_size)
+        for length in range(1, MOST):
+            tokens = sum(FIRST**number for number in range(length + 1))
+            speed_up = tokens * costs.whole(1) / (length * made + costs.whole(1 + length))
+            if speed_up > best:
+                found, best = f"prompt+{kind}", speed_up
+    return found

@@ -1,0 +1,250 @@
+"""Which tokens are drafted, and how many: as many as pay, by what passes cost and by how many drafts were right so far.
+
+A round of a batch drafts some tokens of each sequence; one pass then verifies them all. A draft that is right with the
+probability p saves p times the seconds of a token, and costs one more row in the verifying pass, besides what it takes
+to make it. The text's own n-grams cost nothing to look up: what followed the last tokens where they stood before is
+guessed to follow again (prompt lookup, Saxena 2023). A model's draft is made only where the text gives none.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from torch import Tensor
+
+from eelib.exits.decoding.pass_costs import PassCosts
+from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
+
+MOST = 15  # drafts of one sequence in a round
+LONGEST = 8  # tokens of an n-gram; longer matches count as this long
+FROM_TEXT = 0  # the exit layer of a draft that no layer has made
+# How often a guess is right after a match of 1 to 8 tokens, before there are any: as in SmolLM2-135M's outputs, about.
+MATCHED = (0.25, 0.55, 0.65, 0.8, 0.85, 0.85, 0.85, 0.95)
+WEIGHT = 8.0  # drafts for which what is expected beforehand counts
+FORGET = 0.98  # of what earlier drafts of the same kind have shown, at each new one
+FADE = 0.9  # of what earlier rounds have shown of the seconds that a token takes
+FIRST = 0.6  # how often a model's draft is right, before there are any
+Kind = tuple[str, int]
+
+
+class Ngrams:
+    """Where the last tokens of a text stood before, and what followed them there."""
+
+    def __init__(self, text: Sequence[int]):
+        self.text: list[int] = []
+        self.follows: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST)]  # n-gram: where the next token is
+        self.extend(text)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Tokens that the text goes on with."""
+        text = self.text
+        for token in tokens:
+            for size in range(1, min(LONGEST, len(text)) + 1):
+                self.follows[size - 1][tuple(text[-size:])] = len(text)
+            text.append(token)
+
+    def guess(self, most: int) -> tuple[int, list[int]]:
+        """(length of the longest match, the tokens that followed it last); (0, []) without one."""
+        for size in range(min(LONGEST, len(self.text) - 1), 0, -1):
+            at = self.follows[size - 1].get(tuple(self.text[-size:]))
+            if at is not None:
+                guessed = self.text[at : at + most]
+                while len(guessed) < most:  # the match reaches up to the end: what repeats goes on repeating
+                    guessed.append(guessed[len(guessed) - (len(self.text) - at)])
+                return size, guessed
+        return 0, []
+
+
+class Rates:
+    """How often drafts of each kind were right so far."""
+
+    def __init__(self) -> None:
+        self.right: dict[Kind, float] = defaultdict(float)
+        self.tried: dict[Kind, float] = defaultdict(float)
+
+    def of(self, kind: Kind, expected: float) -> float:
+        """The rate of a kind, of which `expected` is known beforehand."""
+        return (self.right[kind] + WEIGHT * expected) / (self.tried[kind] + WEIGHT)
+
+    def add(self, kind: Kind, right: bool) -> None:
+        """One more draft, all of those before which were right."""
+        self.tried[kind] = FORGET * self.tried[kind] + 1
+        self.right[kind] = FORGET * self.right[kind] + right
+
+
+class ModelDrafts:
+    """What makes drafts with a part of the model.
+
+    Attributes:
+        layer: whose readout a draft is.
+        in_network: a draft is an exit of the network's own blocks, of which verifying it need not run `shared` again.
+        extra_layer: it has keys and values in one more layer of the batch's cache.
+    """
+
+    layer: int
+    shared: int = 0
+    in_network: bool = False
+    extra_layer: bool = False
+
+    def seconds(self, costs: PassCosts, rows: int) -> float:
+        """Of one draft for each of so many sequences."""
+        raise NotImplementedError
+
+    def begin_prompts(self, prompts: list[list[int]]) -> None:
+        """A new batch."""
+
+    def observe(self, running: dict[DecodedSequence, int], states: Tensor) -> None:
+        """The last layer's states [rows, new, hidden_size] of a pass."""
+
+    def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
+        """Draft one more token of each sequence of a group, if that is no exit of the network's blocks."""
+
+    def drop(self, sequence: DecodedSequence) -> None:
+        """Let go of a sequence that has ended."""
+
+
+class Drafting:
+    """Drafts of the batches of one `generate`.
+
+    Args:
+        costs: of passes, on this machine.
+        from_text: whether the text's n-grams are looked up.
+        drafts: what else makes drafts; None: nothing.
+        length: draft so many tokens, whether they pay or not; None: as many as pay.
+    """
+
+    def __init__(self, costs: PassCosts, from_text: bool, drafts: ModelDrafts | None, length: int | None):
+        self.costs, self.from_text, self.drafts, self.length = costs, from_text, drafts, length
+        self.rates = Rates()
+        self.share = 1.0  # seconds of a token, as a share of plain decoding's
+        self.ended = ""  # why the model drafts no more
+        self.texts: dict[DecodedSequence, tuple[Ngrams, int]] = {}  # and how much of the sequence is in it
+        self.kinds: dict[DecodedSequence, list[Kind]] = {}  # of this round's drafts
+        self.chances: dict[DecodedSequence, float] = {}  # that all of this round's drafts are right
+
+    def begin(self, sequences: list[DecodedSequence], prompts: list[list[int]]) -> None:
+        """A new batch; an encoder-decoder's prompt is no part of the sequence."""
+        self.spent, self.written, self.rows = 0.0, 0, len(sequences)
+        if self.from_text:
+            self.texts = {
+                s: (Ngrams([] if s.ids[: len(prompt)] == prompt else prompt), 0)
+                for s, prompt in zip(sequences, prompts)
+            }
+
+    def start(self, sequences: list[DecodedSequence]) -> None:
+        """A new round: what the last one has taken and written is taken in."""
+        if self.written:
+            share = self.spent / self.written / (self.costs.whole(self.rows) / self.rows)
+            self.share = min(FADE * self.share + (1 - FADE) * share, 1.0)
+        self.rows, self.width, self.made = len(sequences), 0, 0
+        self.written, self.spent = 0, self.costs.whole(self.rows)
+        self.chances, self.kinds = dict.fromkeys(sequences, 1.0), {s: [] for s in sequences}
+        self.guessed: set[DecodedSequence] = set()
+
+    @property
+    def value(self) -> float:
+        """Seconds that one more token saves."""
+        return self.share * self.costs.whole(self.rows) / self.rows
+
+    def verifying(self, width: int, shared: int = 0) -> float:
+        """Seconds of a pass that verifies `width` drafts of each sequence; all have run `shared` blocks."""
+        rows, costs = self.rows * (1 + width), self.costs
+        return costs.whole(rows) - costs.upto(rows, shared, 0) + costs.upto(self.rows, shared, 0)
+
+    def widen(self, width: int, shared: int = 0) -> None:
+        """Count on a verifying pass over `width` drafts of each sequence."""
+        if width > self.width:
+            self.spent += self.verifying(width, shared) - self.verifying(self.width, shared)
+            self.width = width
+
+    def guess(self, sequences: list[DecodedSequence], eos_ids: set[int]) -> None:
+        """Draft what the text's n-grams say, of all sequences as many as pay together."""
+        if not self.from_text:
+            return
+        found: dict[DecodedSequence, tuple[list[int], list[Kind], list[float]]] = {}
+        for sequence in sequences:
+            text, known = self.texts[sequence]
+            text.extend(sequence.ids[known:])
+            self.texts[sequence] = text, len(sequence.ids)
+            matched, guessed = text.guess(min(self.length or MOST, sequence.room))
+            if guessed:
+                sizes = [min(matched + number, LONGEST) for number in range(len(guessed))]
+                kinds = [("text", size) for size in sizes]
+                rates = [self.rates.of(kind, MATCHED[size - 1]) for kind, size in zip(kinds, sizes)]
+                found[sequence] = guessed, kinds, list(accumulate(rates, mul))
+        width = self.length or 0
+        if not self.length and found:
+            saved = [0.0]
+            for number in range(max(len(chances) for _, _, chances in found.values())):
+                at = sum(chances[number] for _, _, chances in found.values() if number < len(chances))
+                saved.append(saved[-1] + at * self.value)
+            width = max(range(len(saved)), key=lambda w: saved[w] - self.verifying(w))
+        for sequence, (guessed, kinds, chances) in found.items():
+            for token, kind, chance in zip(guessed[:width], kinds, chances):
+                if not sequence.draining:
+                    self.add(sequence, kind, chance / self.chances[sequence])
+                    draft = DecodedToken(token, FROM_TEXT, 0, 0, chance, drafted=True)
+                    sequence.emit(draft, eos_ids, verified=False)
+                    self.guessed.add(sequence)
+            self.widen(sequence.drafts)
+
+    def add(self, sequence: DecodedSequence, kind: Kind, chance: float) -> None:
+        """Count a draft, which is right with this chance if those before it are."""
+        self.kinds[sequence].append(kind)
+        self.chances[sequence] *= chance
+
+    def wanted(self, sequences: list[DecodedSequence]) -> list[DecodedSequence]:
+        """The sequences for which the model makes one more draft: those without guesses, while it pays."""
+        if self.drafts is None:
+            return []
+        some = [s for s in sequences if s.room and not s.draining and s not in self.guessed and s.drafts == self.made]
+        if self.length:
+            some = some if self.made < self.length else []
+        elif some and not self.pays(some):
+            if not self.made and not self.ended:
+                right = self.rates.of(("model", -1), FIRST)
+                share = self.drafts.seconds(self.costs, self.rows) / self.costs.whole(self.rows)
+                self.ended = (
+                    f"a draft of layer {self.drafts.layer} costs {share:.2f} of a pass and is right with a chance of "
+                    f"{right:.0%}: drafting costs more than it saves, so it ends here"
+                )
+                print(self.ended)
+            some = []
+        if some:
+            self.made += 1
+            self.spent += self.drafts.seconds(self.costs, len(some))
+            self.widen(self.made, self.drafts.shared)
+        return some
+
+    def pays(self, some: list[DecodedSequence]) -> bool:
+        """Whether one more draft of each saves more than it takes to make and to verify it."""
+        assert self.drafts
+        right = self.rates.of(("model", -1), FIRST)
+        saved = self.value * right * sum(self.chances[s] for s in some)
+        more = max(self.made + 1, self.width)
+        more_verified = self.verifying(more, self.drafts.shared) - self.verifying(self.width, self.drafts.shared)
+        return self.made < MOST and saved > self.drafts.seconds(self.costs, len(some)) + more_verified
+
+    def drafted(self, sequences: list[DecodedSequence]) -> None:
+        """The model has made a draft of each; a token's score is the probability that it gave to it."""
+        for sequence in sequences:
+            score = min(max(sequence.tokens[-1].score, 0.0), 1.0)
+            kind = ("model", int(4.999 * score))
+            self.add(sequence, kind, self.rates.of(kind, score))
+
+    def learn(self, sequence: DecodedSequence, drafts: list[DecodedToken]) -> None:
+        """Drafts of a sequence that were verified: how many were right."""
+        for draft, kind in zip(drafts, self.kinds.get(sequence, [])):
+            self.rates.add(kind, draft.accepted)
+            if kind[0] == "model":
+                self.rates.add(("model", -1), draft.accepted)
+            if not draft.accepted:
+                break
+        self.written += 1 + sum(draft.accepted for draft in drafts)
+
+    def drop(self, sequence: DecodedSequence) -> None:
+        """Let go of a sequence that has ended."""
+        self.texts.pop(sequence, None)
+        if self.drafts:
+            self.drafts.drop(sequence)
