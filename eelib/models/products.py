@@ -1,6 +1,7 @@
-"""Products of few rows on a CPU: each weight is read once, as bfloat16 where it is such a number; sums are float32.
+"""Products on a CPU: each weight is read once for a few rows, as bfloat16 where it is such a number; sums are float32.
 
-Decoding multiplies one row, or a few, by every weight of a network, so it takes as long as reading the weights.
+Decoding multiplies one row, or a few, by every weight of a network, so it takes as long as reading the weights. Where
+torch's products of many rows take longer than ours, too, ours are used for those.
 """
 
 import weakref
@@ -23,30 +24,35 @@ from eelib.common.errors import SelfCheckError
 from eelib.common.tolerances import close
 
 LANES = 16  # partial sums of a product; they are added up in the same order whatever rows are beside it
-TILE = 4  # rows that share one pass over a row of weights
+LARGE = torch.backends.cpu.get_cpu_capability() == "AVX512"  # 32 registers of 16 numbers, else 16 of 8
+FEW = 6 if LARGE else 4  # rows that are multiplied in one pass over the weights
+TILE, WIDE = 4, 4 if LARGE else 1  # rows, and rows of weights, of a tile
 BLOCK = 64  # outputs whose weights stay near while all rows are multiplied by them
-ROWS = (1, 3, 6, 10, 16)  # numbers of rows at which our products are timed against torch's
-SAMPLE = 2**24  # weights with which they are timed: more than a processor keeps near
+ROWS = (1, 3, 6, 10, 16, 32, 64, 128, 256)  # numbers of rows at which our products are timed against torch's
+SAMPLE, FULL = 2**24, 16  # weights with which they are timed: more than a processor keeps near; of more rows, fewer
+NO_LIMIT = 2**31  # rows, where ours take less time at all of these numbers
 SMALLEST = 2**22  # weights of a network below which a timing says more of the clock than of the products
 LEAST = 2**16  # weights of a layer; with fewer, the call itself takes longer than what ours could save
 GAIN = 0.9  # share of torch's time that ours may take
 ONE_CALL = Lock()  # numba's simplest threads serve one caller at a time
 
 
-def typed_dots(_typing: Any, rows: Any, x: Any, i: Any, w: Any, j: Any, y: Any) -> Any:
-    """y[i + r, j] = x[i + r] . w[j] for r < rows, a literal; x and y are addresses of float32, rows without gaps.
+def typed_dots(_typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, j: Any, y: Any) -> Any:
+    """y[i + r, j + c] = x[i + r] . w[j + c] for r < rows and c < columns, two literals.
 
-    w is an array of float32, or of uint16: the upper halves of float32.
+    x and y are addresses of float32, rows without gaps. w is an array of float32, or of uint16: the upper halves of
+    float32.
     """
 
     def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
-        _, x, i, w, j, y = given
+        _, _, x, i, w, j, y = given
         number, bits, half, index = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64)
         lanes = ir.VectorType(number, LANES)
-        array = context.make_array(signature.args[3])(context, build, w)
+        array = context.make_array(signature.args[4])(context, build, w)
         outputs, size = (build.extract_value(array.shape, axis) for axis in (0, 1))
         x, y = (build.inttoptr(address, number.as_pointer()) for address in (x, y))
         at = [build.add(i, index(row)) for row in range(rows.literal_value)]
+        across = [build.add(j, index(column)) for column in range(columns.literal_value)]
 
         def load(start: Any, row: Any, k: Any, kind: Any) -> Any:
             place = build.gep(start, [build.add(build.mul(row, size), k)])
@@ -54,51 +60,85 @@ def typed_dots(_typing: Any, rows: Any, x: Any, i: Any, w: Any, j: Any, y: Any) 
                 build.bitcast(place, ir.VectorType(kind, LANES).as_pointer()), align=4 if kind is number else 2
             )
 
-        def weights(k: Any) -> Any:
-            if signature.args[3].dtype == types.float32:
-                return load(array.data, j, k, number)
-            wide = build.zext(load(array.data, j, k, half), ir.VectorType(bits, LANES))
+        def weights(column: Any, k: Any) -> Any:
+            if signature.args[4].dtype == types.float32:
+                return load(array.data, column, k, number)
+            wide = build.zext(load(array.data, column, k, half), ir.VectorType(bits, LANES))
             return build.bitcast(build.shl(wide, ir.Constant(wide.type, [16] * LANES)), lanes)
 
-        sums = [cgutils.alloca_once_value(build, ir.Constant(lanes, [0.0] * LANES)) for _ in at]
+        zeros = ir.Constant(lanes, [0.0] * LANES)
+        sums = [[cgutils.alloca_once_value(build, zeros) for _ in across] for _ in at]
         with cgutils.for_range_slice(build, index(0), size, index(LANES), index) as (k, _):
-            weight = weights(k)
-            for row, total in zip(at, sums):
-                # "contract": rounded once where the processor multiplies and adds in one instruction
-                product = build.fmul(load(x, row, k, number), weight, flags=("contract",))
-                build.store(build.fadd(product, build.load(total), flags=("contract",)), total)
-        for row, total in zip(at, sums):
-            value, count = build.load(total), LANES
-            while count > 1:  # add the upper half of the lanes to the lower one
-                count //= 2
-                parts = [list(range(count)), list(range(count, 2 * count))]
-                masks = [ir.Constant(ir.VectorType(bits, count), part) for part in parts]
-                value = build.fadd(*(build.shuffle_vector(value, value, mask) for mask in masks))
-            build.store(build.extract_element(value, bits(0)), build.gep(y, [build.add(build.mul(row, outputs), j)]))
+            near = [load(x, row, k, number) for row in at]
+            for c, column in enumerate(across):
+                weight = weights(column, k)
+                for r, part in enumerate(near):
+                    # "contract": rounded once where the processor multiplies and adds in one instruction
+                    product = build.fmul(part, weight, flags=("contract",))
+                    build.store(build.fadd(product, build.load(sums[r][c]), flags=("contract",)), sums[r][c])
+        for r, row in enumerate(at):
+            for c, column in enumerate(across):
+                value, count = build.load(sums[r][c]), LANES
+                while count > 1:  # add the upper half of the lanes to the lower one
+                    count //= 2
+                    parts = [list(range(count)), list(range(count, 2 * count))]
+                    masks = [ir.Constant(ir.VectorType(bits, count), part) for part in parts]
+                    value = build.fadd(*(build.shuffle_vector(value, value, mask) for mask in masks))
+                place = build.gep(y, [build.add(build.mul(row, outputs), column)])
+                build.store(build.extract_element(value, bits(0)), place)
         return context.get_dummy_value()
 
-    return types.void(rows, types.intp, types.intp, w, types.intp, types.intp), generate
+    return types.void(rows, columns, types.intp, types.intp, w, types.intp, types.intp), generate
 
 
 dots: Any = intrinsic(prefer_literal=True)(typed_dots)
 
 
 @compiled(nogil=True)
+def tiles(x: int, rows: int, w: np.ndarray, y: int, first: int, last: int) -> None:
+    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, as many as stay near while all rows are multiplied."""
+    whole, even = rows // TILE * TILE, first + (last - first) // WIDE * WIDE
+    for i in range(0, whole, TILE):
+        for j in range(first, even, WIDE):
+            dots(TILE, WIDE, x, i, w, j, y)
+        for j in range(even, last):
+            dots(TILE, 1, x, i, w, j, y)
+    for j in range(first, even, WIDE):
+        if rows - whole == 1:
+            dots(1, WIDE, x, whole, w, j, y)
+        elif rows - whole == 2:
+            dots(2, WIDE, x, whole, w, j, y)
+        elif rows - whole == 3:
+            dots(3, WIDE, x, whole, w, j, y)
+    for j in range(even, last):
+        for i in range(whole, rows):
+            dots(1, 1, x, i, w, j, y)
+
+
+@compiled(nogil=True)
 def some_products(x: int, rows: int, w: np.ndarray, y: int, first: int, last: int) -> None:
-    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, for k a multiple of LANES."""
-    whole = rows // TILE * TILE
-    for begin in range(first, last, BLOCK):
-        end = min(begin + BLOCK, last)
-        for i in range(0, whole, TILE):
-            for j in range(begin, end):
-                dots(TILE, x, i, w, j, y)
-        for j in range(begin, end):
-            if rows - whole == 1:
-                dots(1, x, whole, w, j, y)
-            elif rows - whole == 2:
-                dots(2, x, whole, w, j, y)
-            elif rows - whole == 3:
-                dots(3, x, whole, w, j, y)
+    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, for k a multiple of LANES.
+
+    A few rows are multiplied by one row of weights at a time, since reading the weights takes the time; more rows in
+    tiles, since multiplying does.
+    """
+    if rows > FEW:
+        for begin in range(first, last, BLOCK):
+            tiles(x, rows, w, y, begin, min(begin + BLOCK, last))
+        return
+    for j in range(first, last):
+        if rows == 1:
+            dots(1, 1, x, 0, w, j, y)
+        elif rows == 2:
+            dots(2, 1, x, 0, w, j, y)
+        elif rows == 3:
+            dots(3, 1, x, 0, w, j, y)
+        elif rows == 4:
+            dots(4, 1, x, 0, w, j, y)
+        elif rows == 5:
+            dots(5, 1, x, 0, w, j, y)
+        elif rows == 6:
+            dots(6, 1, x, 0, w, j, y)
 
 
 @compiled(nogil=True, parallel=True)
@@ -218,14 +258,15 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
 
     Time of one core, not of the clock: other work on the machine hardly changes it, so each load finds the same.
     """
-    ours, torchs, size = [], [], 0
+    every, torchs, sizes = [], [], [0]
     for layer in layers:
-        if size < SAMPLE:
-            ours.append(FewRows(layer, ROWS[-1]))
+        if sizes[-1] < SAMPLE:
+            every.append(FewRows(layer, ROWS[-1]))
             torchs.append(layer.forward)
-            size += layer.weight.numel()
+            sizes.append(sizes[-1] + layer.weight.numel())
     gained, cores, drawn = 0, torch.get_num_threads(), torch.Generator().manual_seed(0)
     for rows in ROWS:
+        ours = [way for way, size in zip(every, sizes) if size < SAMPLE * min(1.0, FULL / rows)]
         inputs = [torch.randn(rows, way.size, generator=drawn) for way in ours]
         on_all_cores = ours[0](inputs[0])
         torch.set_num_threads(1)
@@ -237,7 +278,7 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
             raise SelfCheckError(f"our products of {rows} rows are not torch's")
         if took > GAIN * torch_took:
             break
-        gained = rows
+        gained = rows if rows < ROWS[-1] else NO_LIMIT
     return gained
 
 
