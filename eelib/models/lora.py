@@ -18,6 +18,7 @@ from eelib.common.values import first_line
 from eelib.models.folder import read_object
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ROUNDED = b"sums rounded where the base is bfloat16"  # to tell what was made before they were
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 PLAIN: dict[str, Any] = {  # what a setting has to be, where a file has it
     "peft_type": "LORA",
@@ -63,13 +64,15 @@ def hash_with_lora(folder: Path, base_hash: str) -> str:
             f"{folder.name} was trained for other weights (hash {trained_for[:12]}) than these (hash {base_hash[:12]})"
         )
     files = [folder / name for name in (CONFIG, WEIGHTS, "config.json") if (folder / name).exists()]
-    return hashlib.sha256(base_hash.encode() + b"".join(file.read_bytes() for file in files)).hexdigest()
+    content = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(base_hash.encode() + ROUNDED + content).hexdigest()
 
 
 @torch.no_grad()
 def merge_lora(network: nn.Module, folder: Path) -> set[str]:
     """Add the updates to a network's weights, W + alpha / r * B A in float32; returns the weights that were replaced.
 
+    Where W holds bfloat16 numbers, the sum is rounded to such, too: it is then as exact as the base, and read as fast.
     A tensor that is no update, such as a new head's, replaces the weight of its name. CheckpointError for what fits no
     weight.
     """
@@ -93,7 +96,10 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
         if not torch.isfinite(value).all():
             raise CheckpointError(f"{folder / WEIGHTS} holds values that are not finite")
         if update:
-            value = weights[name].float() + value.to(weights[name].device)
+            base = weights[name].float()
+            value = base + value.to(base.device)
+            if torch.equal(base, base.bfloat16().float()):
+                value = value.bfloat16()
         else:
             replaced.add(name)
         weights[name].copy_(value)

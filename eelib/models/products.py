@@ -96,7 +96,7 @@ dots: Any = intrinsic(prefer_literal=True)(typed_dots)
 
 @compiled(nogil=True)
 def tiles(x: int, rows: int, w: np.ndarray, y: int, first: int, last: int) -> None:
-    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, as many as stay near while all rows are multiplied."""
+    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T: so few that their weights stay near."""
     whole, even = rows // TILE * TILE, first + (last - first) // WIDE * WIDE
     for i in range(0, whole, TILE):
         for j in range(first, even, WIDE):

@@ -37,6 +37,21 @@ def test_they_load_as_the_model_that_peft_runs(adapters):
     assert found.name == "tuned" and found.hash != plain.hash and found.title.startswith("tuned, LoRA adapters of ")
 
 
+def test_sums_are_bfloat16_numbers_where_the_base_is(adapters, tmp_path):
+    """They are those that PEFT adds up, rounded once."""
+    base, folder = adapters
+    network = hf.AutoModelForCausalLM.from_pretrained(base)
+    network.bfloat16().float().save_pretrained(tmp_path / "base")
+    for file in base.glob("*token*"):
+        (tmp_path / "base" / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((folder / CONFIG).read_text()) | {"base_model_name_or_path": str(tmp_path / "base")}
+    (folder / CONFIG).write_text(json.dumps(settings))
+    found = eelib.load_model(str(folder), fast_products=False)
+    merged = PeftModel.from_pretrained(network, folder).merge_and_unload()
+    for name, weight in merged.named_parameters():
+        assert torch.equal(found.network.get_parameter(name), weight.bfloat16().float()), name
+
+
 def test_a_head_that_the_base_lacks(tmp_path):
     """A headless encoder becomes a classifier: the adapters' folder has its configuration, and its head's weights."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
