@@ -94,11 +94,12 @@ class Training(Legs, ABC):
     """A training on the model's own outputs, of which a recipe says what is trained, with which loss, how good it is.
 
     tokens: padded ones of a batch. peak: the learning rate, which warms up and then stays, since the weights end as the
-    mean of the last steps. watch_every: steps between two figures of the curve.
+    mean of the last steps. muon: whether Muon trains the matrices. watch_every: steps between two figures of the curve.
     """
 
     tokens: int = 2048
-    peak: float = 6e-4
+    peak: float = 1e-2
+    muon: bool = True
     steps: int = 20_000
     watch_every: int = 200
 
@@ -128,7 +129,7 @@ class Training(Legs, ABC):
             loss_of,
             Schedule(self.steps, self.peak, warmup=20, decay=1),
             work,
-            optimizer=Optimizer(trained, muon=False),
+            optimizer=Optimizer(trained, muon=self.muon),
             save_every=10,
             averaged=True,
             until=until,
@@ -246,6 +247,7 @@ class Joint(Training):
 
     tokens: int = 1024
     peak: float = 2e-4  # its card says which legs had another rate or weight
+    muon: bool = False
     steps: int = 3000
     watch_every: int = 100
     rank: int = 32
