@@ -39,14 +39,12 @@ class DecodingSetup:
         kv_policy: what later tokens find at skipped layers, as `eelib.generate` takes it.
         draft_length: of verified decoding.
         draft: what drafts in place of a rule, as `eelib.generate` takes it.
-        model: another reading of the study's model; None for that model.
     """
 
     name: str
     rule: ExitRule | None = None
     kv_policy: str = "full"
     draft_length: int | None = None
-    model: Model | None = None
     draft: str | None = None
 
 
@@ -59,8 +57,7 @@ class Decoded(NamedTuple):
         outputs: a row for each output: OUTPUTS. `full` is full depth's output, `same` whether all tokens agree;
             `token_ids` and `exit_layers` are lists, of all of the output's tokens.
         timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run in the end, reads of the head,
-            tokens that agree with full depth's, of which there are `of`. `seconds` are those of the quickest repeat,
-            `group` is the first output's.
+            tokens that agree with full depth's, of which there are `of`. `group` is the first output's.
     """
 
     tokens: pd.DataFrame
@@ -85,7 +82,6 @@ def decode(
     setups: Sequence[DecodingSetup],
     chosen: Sequence[Sequence[int]],
     longest: int = 0,
-    repeats: int = 1,
     warm_up: bool = False,
 ) -> Decoded:
     """Decode some outputs of a task in each setup.
@@ -96,7 +92,6 @@ def decode(
         setups: the ways to decode.
         chosen: batches of outputs, by number.
         longest: most tokens of an output; 0 for as many as in the trace.
-        repeats: how often each batch is decoded.
         warm_up: decode the first batch once before, since the first call pays for what is made once.
 
     Raises:
@@ -107,20 +102,17 @@ def decode(
     most = min(longest or study.parameters.max_new_tokens, study.parameters.max_new_tokens)
     asked = study.tasks[task]
     for setup in setups if warm_up else ():
-        run(setup.model or study.model, asked.pick(list(chosen[0])), setup, most)
+        run(study.model, asked.pick(list(chosen[0])), setup, most)
     parts: list[tuple[pd.DataFrame, pd.DataFrame, dict]] = []
     for number, batch in enumerate(chosen):
-        picked = asked.pick(list(batch))
-        found: dict[str, list] = {setup.name: [] for setup in setups}
-        for turn in range(repeats):
-            shift = (number + turn) % len(setups)
-            for setup in (*setups[shift:], *setups[:shift]):
-                found[setup.name].append(run(setup.model or study.model, picked, setup, most))
-        for name, made in found.items():
-            tokens, outputs, row = against_full_depth(study, task, list(batch), made[0], most)
-            about = {"model": study.model.name, "task": task, "setup": name}
-            seconds = min(sum(one.times.values()) for one in made)
-            row = about | {"batch_size": len(batch), "batch": number, "seconds": seconds} | row
+        shift = number % len(setups)
+        in_turn = (*setups[shift:], *setups[:shift])
+        found = {setup.name: run(study.model, asked.pick(list(batch)), setup, most) for setup in in_turn}
+        for setup in setups:
+            made = found[setup.name]
+            tokens, outputs, row = against_full_depth(study, task, list(batch), made, most)
+            about = {"model": study.model.name, "task": task, "setup": setup.name}
+            row |= about | {"batch_size": len(batch), "batch": number, "seconds": sum(made.times.values())}
             parts.append((tokens.assign(**about), outputs.assign(**about), row))
     tokens, outputs = (pd.concat([part[at] for part in parts], ignore_index=True) for at in (0, 1))
     return Decoded(tokens[TOKENS], outputs[OUTPUTS], pd.DataFrame([part[2] for part in parts])[TIMED])

@@ -5,7 +5,7 @@ A threshold is chosen on the half "calibrate" of each task's groups and reported
 how they are fitted, is in `eestudy.gates`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
@@ -28,6 +28,7 @@ FORMS: tuple[FromTotals, ...] = (mean_of([]).from_totals, bleu_of_totals, f1, ma
 WIDTH = 10  # numbers that the widest score, BLEU, needs of an output
 SIDES = {side: [f"{side}_{at}" for at in range(WIDTH)] for side in ("early", "full")}
 SUMS = ["outputs", "form", *SIDES["early"], *SIDES["full"]]
+KEY = ["model", "task", "gate"]
 WHERE = ["model", "task", "gate", "half", "threshold", "group"]
 CURVES = [*WHERE, "tokens", "layers", "agreed", "cost", "sequences", "loss"]
 EXITS = [*WHERE, "source", "sequence", "position", "token_id", "emitted", "exit_layer", "optimal", "agrees", "cost"]
@@ -113,6 +114,27 @@ def quality(
     thin = isinstance(thresholds, int)
     scored = (one for one in _each(studies, gates, cross_fitted) if all(one.study.tasks[one.task].references))
     return _joined((one.quality(one.values(one.calibrates, thresholds), thin) for one in scored), QUALITY)
+
+
+def calibrated(
+    curves: pd.DataFrame, least: float, kept: Callable[[pd.DataFrame], np.ndarray] | None = None
+) -> pd.DataFrame:
+    """The lowest threshold from which on a share is kept on the half "calibrate", of each model, task and gate.
+
+    Args:
+        curves: as `curves` or `quality` returns them.
+        least: the share.
+        kept: what is kept, of sums over all groups; without it, the share of tokens that are full depth's.
+
+    Returns:
+        model, task, gate, threshold, kept and the sums there; no row where no threshold keeps the share.
+    """
+    half = curves[curves["half"] == "calibrate"].drop(columns=["half", "group"])
+    sums = half.groupby([*KEY, "threshold"]).sum(numeric_only=True).reset_index()
+    share = kept(sums) if kept else sums["agreed"] / sums["tokens"].clip(lower=1)
+    sums = sums.assign(kept=share, enough=(share >= least).astype(int))
+    steady = sums[::-1].groupby(KEY)["enough"].cummin()[::-1] == 1
+    return sums[steady].groupby(KEY, as_index=False).first().drop(columns="enough")
 
 
 def score(sums: pd.DataFrame, side: str = "early") -> np.ndarray:

@@ -4,12 +4,15 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
+import pandas as pd
 from IPython.display import HTML, Markdown, display
+from jinja2 import meta
 
 from eelib.common.errors import InputError
 from eelib.common.files import write_atomically
@@ -37,19 +40,23 @@ Value = Interval | float | int | str
 class Results:
     """The sentences, numbers and verdicts of one notebook on one model.
 
-    A sentence is a Jinja text whose numbers are its arguments: `say("{{ early|pct }} of tokens ...", early=interval)`.
+    A sentence is a Jinja text whose numbers are variables of the notebook: `say("{{ early|pct }} of tokens ...")`.
     Filters: `pct` (a share as a percentage, `pct(1)` with one decimal), `num(2)`, `ci` and `pct_ci` (with the 95%
     interval), `side("later", "earlier", "neither")` (where the whole interval lies). What is not a filter's is shown
     as text: nothing in it is markup.
+
+    Args:
+        names: the notebook's variables, `globals()` there. A sentence knows besides them `name`, the model's, and `why`
+            nothing can be concluded; empty where something can.
     """
 
-    def __init__(self, notebook: str, study: Study, beside: Sequence[Study] = ()) -> None:
-        self.notebook, self.study, self.beside = notebook, study, beside
+    def __init__(self, notebook: str, study: Study, beside: Sequence[Study], names: Mapping[str, Any]) -> None:
+        self.notebook, self.study, self.beside, self.names = notebook, study, beside, names
         self.headline = ""
         self.numbers: dict[str, Any] = {}
         self.by_task: dict[str, dict[str, Any]] = {}
         self.verdicts: list[Verdict] = []
-        style.style(self.folder / "figures")
+        style.style()
 
     @property
     def folder(self) -> Path:
@@ -61,13 +68,16 @@ class Results:
         (self.by_task.setdefault(task, {}) if task else self.numbers)[name] = as_dict(value)
 
     def say(self, template: str, **values: Value) -> None:
-        """Show a paragraph of Markdown and keep its numbers; nothing is shown for an empty one."""
+        """Show a paragraph of Markdown and keep its numbers; nothing is shown for an empty one.
+
+        `values`: numbers beside the notebook's variables.
+        """
         if words := self._fill(template, values):
             display(Markdown(words))
 
-    def answer(self, template: str, **values: Value) -> None:
+    def answer(self, template: str) -> None:
         """The page's answer: shown, and kept for the first page. The book moves its cell under the page's title."""
-        self.headline = self._fill(template, values)
+        self.headline = self._fill(template, {})
         display(Markdown(self.headline))
 
     def judge(self, *verdicts: Verdict) -> None:
@@ -79,6 +89,13 @@ class Results:
             )
         self.verdicts = list(verdicts)
         style.table(verdict_table(verdicts), f"The claims of this page. {self.study.where}")
+
+    def describe(self) -> None:
+        """When and how all traces were made, and a table of their tasks."""
+        every = [self.study, *self.beside]
+        print(*(study.ran for study in every), sep="\n")
+        about = pd.concat([study.about_tasks().assign(model=study.model.name) for study in every])
+        style.table(about[["model", *about.columns[:-1]]], "Tasks of the run.")
 
     def save(self) -> Path:
         """Write results/<model>/<notebook>.json, whole or not at all."""
@@ -95,9 +112,11 @@ class Results:
         return path
 
     def _fill(self, template: str, values: Mapping[str, Value]) -> str:
-        for name, value in values.items():
-            self.add(name, value)
-        return " ".join(TEMPLATES.from_string(template).render(values).split())
+        given = {**self.names, "why": self.study.why_not(), "name": self.study.name, **values}
+        used = meta.find_undeclared_variables(TEMPLATES.parse(template))
+        for name in sorted(name for name in used if isinstance(given.get(name), (Interval, str, Number))):
+            self.add(name, given[name])
+        return " ".join(TEMPLATES.from_string(template).render(given).split())
 
 
 # ---- filters of sentences

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -105,10 +106,10 @@ class Study:
         return (self.model.title or self.model.name).partition(",")[0]
 
     @property
-    def objective(self) -> str:
-        """What the model was trained for, as its card says; empty where it has none."""
+    def card(self) -> dict[str, Any]:
+        """What the model's card says of its training; empty where it has none."""
         card = Path(path_of(self.parameters.model)) / "card.json"
-        return str(json.loads(card.read_text(encoding="utf-8")).get("objective", "")) if card.is_file() else ""
+        return json.loads(card.read_text(encoding="utf-8")) if card.is_file() else {}
 
     @property
     def layers(self) -> int:

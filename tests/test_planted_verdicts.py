@@ -30,7 +30,7 @@ def test_a_planted_trace_is_what_was_planted(planted_model, planted_tasks, tmp_p
     text = dict(zip(made.sequences["sequence"], made.sequences["output"]))
     assert all(text[row.sequence][row.start : row.end] == row.text for row in spans.itertuples())
     before = made.pairs
-    rewrite(planted_model, task, tmp_path / "runs", "pairs-2", lambda found: {"js": 0 * found["js"]})
+    rewrite(planted_model, task, tmp_path / "runs", "pairs-2-4", lambda found: {"js": 0 * found["js"]})
     again = eelib.trace(planted_model, task, max_new_tokens=STEPS, folder=tmp_path / "runs", progress=False, pairs=2)
     assert (again.pairs["js"] == 0).all() and (again.pairs["cosine"] == before["cosine"]).all()
 

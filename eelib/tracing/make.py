@@ -28,7 +28,7 @@ from eelib.tracing.columns import STORED, STORED_OF_SITES, describe_all
 from eelib.tracing.decode import encode, read_given, read_outputs, split_given, states_of
 from eelib.tracing.plan import Job, begin, is_of, is_refused
 from eelib.tracing.store import add_file, finished, intact, load_manifest, save_manifest, to_bytes
-from eelib.tracing.trace import Trace
+from eelib.tracing.trace import PAIR_TOKENS, Trace, extra_file
 
 SUBSET = 24  # sequences for sites or pairs where the caller says only True
 
@@ -54,7 +54,8 @@ def trace(
         folder: where traces lie, each in a folder of its own.
         batch_size: sequences of a shard; what fits the memory where None. One that is half made keeps its plan.
         sites: whether to read the sub-layers, of SUBSET sequences; or of how many.
-        pairs: whether to compare all pairs of layers, likewise.
+        pairs: whether to compare all pairs of layers, likewise, at PAIR_TOKENS tokens of each sequence, in the middle
+            of as many parts of it.
         strict: refuse a task with prompts beyond the model's window, which are otherwise counted and skipped (given
             texts: cut).
         progress: show a bar, and print that this process waits for another one.
@@ -108,7 +109,7 @@ def has_all(job: Job, extras: dict[str, int]) -> bool:
     if not known.get("finished") or not is_of(job, known) or is_refused(job, known):
         return False
     whole = all(finished(job.folder, known, index) for index in range(len(known["plan"])))
-    return whole and all(intact(job.folder, known, f"{kind}-{count}") for kind, count in extras.items())
+    return whole and all(intact(job.folder, known, extra_file(kind, count)) for kind, count in extras.items())
 
 
 # ---- shards
@@ -225,8 +226,14 @@ def read_sites(model: Model, prompt: list[int], output: list[int], final: list[i
 
 
 def read_pairs(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
-    """Compare all pairs of layers, [tokens, L+1, L+1] for each measure."""
-    return layer_pairs(model.unembed, states_of(model, [prompt], [output])[0])
+    """Compare all pairs of layers at some tokens, [some, L+1, L+1] for each measure, and say "at" which."""
+    at = middles(len(output), PAIR_TOKENS)
+    return {"at": at, **layer_pairs(model.unembed, states_of(model, [prompt], [output])[0][at])}
+
+
+def middles(count: int, parts: int) -> np.ndarray:
+    """The middle of each of so many equal parts of 0 .. count - 1; all numbers where there are fewer."""
+    return np.unique(((np.arange(parts) + 0.5) * count / parts).astype(int)) if count > parts else np.arange(count)
 
 
 EXTRAS: dict[str, Callable[..., dict[str, np.ndarray]]] = {"sites": read_sites, "pairs": read_pairs}
@@ -234,7 +241,7 @@ EXTRAS: dict[str, Callable[..., dict[str, np.ndarray]]] = {"sites": read_sites, 
 
 def make_extra(job: Job, kind: str, count: int) -> None:
     """Make the readouts `kind` of the first `count` sequences of a finished trace, unless they are there."""
-    manifest, name = load_manifest(job.folder), f"{kind}-{count}"
+    manifest, name = load_manifest(job.folder), extra_file(kind, count)
     if intact(job.folder, manifest, name):
         return
     made = Trace(job.folder)
@@ -249,6 +256,8 @@ def make_extra(job: Job, kind: str, count: int) -> None:
         prompts = [split_given(job.model, ids)[0] for ids in prompts]
     bar = tqdm(list(zip(prompts, outputs, finals)), f"{job.task.name} {kind}", unit="seq", disable=not job.progress)
     found = [EXTRAS[kind](job.model, *sequence) for sequence in bar]
+    rows = [of_output.to_numpy() for of_output in tokens.groupby("sequence", sort=True).groups.values()]
+    rows = [at[part.pop("at")] if "at" in part else at for at, part in zip(rows, found)]
     columns = {key: np.concatenate([part[key] for part in found]) for key in (found[0] if found else ())}
-    add_file(job.folder, manifest, name, to_bytes({"row": tokens.index.to_numpy(), **columns}))
+    add_file(job.folder, manifest, name, to_bytes({"row": np.concatenate([tokens.index[:0], *rows]), **columns}))
     save_manifest(job.folder, manifest)

@@ -133,9 +133,18 @@ class Trace:
         return found | {"row": table["row"].to_numpy()}
 
 
+PAIR_TOKENS = 4  # of each sequence at which layers are compared in pairs, which takes long
+
+
+def extra_file(kind: str, count: int) -> str:
+    """The name of the sites or pairs of so many sequences."""
+    return f"{kind}-{count}" + (f"-{PAIR_TOKENS}" if kind == "pairs" else "")
+
+
 def extra_table(made: Trace, kind: str) -> pa.Table:
     """The largest sites or pairs table of a trace; InputError where none was made."""
-    names = [n for n in made.manifest["files"] if n.startswith(f"{kind}-")]
+    counts = [int(n.split("-")[1]) for n in made.manifest["files"] if n.startswith(f"{kind}-")]
+    names = [name for count in counts if (name := extra_file(kind, count)) in made.manifest["files"]]
     if not names:
         raise InputError(f"this trace has no {kind}; ask for them with eelib.trace(..., {kind}=True)")
     return made.file(max(names, key=lambda n: int(n.split("-")[1])))

@@ -31,7 +31,7 @@ def main() -> None:
         "scoreboard": scoreboard(study, results),
         "cards": cards(),
         "papers": papers(),
-        "models": models(study, results),
+        "models": models(study),
         "clone": clone(),
         "runs": runs(results),
     } | engine(data_folder("checks"))

@@ -66,23 +66,23 @@ def apart(tag: Tag) -> bool:
 
 def dress_figure(soup: BeautifulSoup, figure: Tag, number: int, keep: Keep) -> None:
     """Anchor, number, a box that scrolls rather than shrinking letters, the picture at full size, and files."""
-    name, files = f"figure-{number}", carried(figure)
-    addresses = {kind: keep(f"{name}.{kind}", content) for kind, content in files.items()}
-    shown = figure.svg
-    if image := figure.img:
+    name, addresses, panel = f"figure-{number}", [], None
+    for kind, content in carried(figure):
+        addresses.append((kind, keep(nth(name, kind, addresses), content)))
+    for image in figure.select("img"):
         del image["style"]
         image["loading"] = "lazy"
         kind, content = data_of(image["src"])
         if content:
-            image["src"] = keep(f"{name}.{kind}", content)
+            image["src"] = keep(nth(name, kind, addresses), content)
             if size := png_size(content):
                 image["width"], image["height"] = map(str, size)
-        addresses[image["src"].rpartition(".")[2]] = image["src"]
-        shown = image.find_parent("a") or image.wrap(soup.new_tag("a"))
-        shown["href"], shown["title"], shown["class"] = image["src"], "Open the figure at full size", "ee-open"
-    elif shown:
-        addresses.setdefault("svg", keep(f"{name}.svg", str(shown).encode()))
-    if shown:
+        addresses.append((image["src"].rpartition(".")[2], image["src"]))
+        panel = image.find_parent("a") or image.wrap(soup.new_tag("a"))
+        panel["href"], panel["title"], panel["class"] = image["src"], "Open the figure at full size", "ee-open"
+    if not panel and (panel := figure.svg):
+        addresses += [] if addresses else [("svg", keep(f"{name}.svg", str(panel).encode()))]
+    if shown := figure.select_one(".ee-panels") or panel:
         boxed(soup, shown.wrap(soup.new_tag("div", attrs={"class": "ee-scroll"})), f"Figure {number}")
     anchor(soup, figure, name)
     caption = figure.figcaption or figure.append(soup.new_tag("figcaption")) or figure.figcaption
@@ -103,11 +103,11 @@ def dress_table(soup: BeautifulSoup, table: Tag, number: int, keep: Keep) -> Non
         box = table.find_parent(class_=["ee-scroll", BOX]) or table.wrap(soup.new_tag("div"))
         box["class"] = ["ee-scroll", *(part for part in classes(box) if part not in (BOX, "ee-scroll"))]
     whole = box.wrap(soup.new_tag("div", attrs={"class": "ee-table-box"}))
-    words, files = "", {"csv": as_csv(table)}
+    words, content = "", as_csv(table)
     while (after := whole.find_next_sibling()) and {"ee-caption", "ee-take"} & set(classes(after)):
         words = after.get_text() if "ee-caption" in classes(after) else words
         holder = after.wrap(soup.new_tag("div"))
-        files |= carried(holder)
+        content = dict(carried(holder)).get("csv", content)
         holder.extract()
     caption = table.caption
     if caption is None:
@@ -132,19 +132,23 @@ def dress_table(soup: BeautifulSoup, table: Tag, number: int, keep: Keep) -> Non
     caption.append(inner)
     numbered(soup, inner, label, name)
     anchor(soup, whole, name)
-    whole.append(downloads(soup, {"csv": keep(f"{name}.csv", files["csv"])}, label))
+    whole.append(downloads(soup, [("csv", keep(f"{name}.csv", content))], label))
 
 
-def carried(part: Tag) -> dict[str, bytes]:
-    """{kind: content} of the files inside a notebook's output; their links are taken out."""
-    found = {}
+def carried(part: Tag) -> list[tuple[str, bytes]]:
+    """(kind, content) of the files inside a notebook's output; their links are taken out."""
+    found = []
     for offer in part.select(".ee-take"):
-        for link in offer.select("a[href]"):
-            kind, content = data_of(str(link["href"]))
-            if content:
-                found[kind] = content
+        contents = [data_of(str(link["href"])) for link in offer.select("a[href]")]
+        found += [(kind, content) for kind, content in contents if content]
         offer.decompose()
     return found
+
+
+def nth(name: str, kind: str, before: list[tuple[str, str]]) -> str:
+    """The name of one more file of a kind: figure-1.png, figure-1-2.png for the second panel."""
+    count = 1 + sum(other == kind for other, _ in before)
+    return f"{name}{f'-{count}' if count > 1 else ''}.{kind}"
 
 
 def data_of(link: str) -> tuple[str, bytes]:
@@ -190,13 +194,15 @@ def numbered(soup: BeautifulSoup, caption: Tag, label: str, name: str) -> None:
     number.insert_after(" ")
 
 
-def downloads(soup: BeautifulSoup, addresses: dict[str, str], label: str) -> Tag:
-    """Links to the files of a figure or a table."""
+def downloads(soup: BeautifulSoup, addresses: list[tuple[str, str]], label: str) -> Tag:
+    """Links to the files of a figure or a table, those of one kind together."""
     line = soup.new_tag("p", attrs={"class": "ee-take"})
     for kind in KINDS:
-        if kind in addresses:
-            link = soup.new_tag("a", href=addresses[kind], download="")
-            link["aria-label"], link.string = f"{label} as {kind.upper()}", kind.upper()
+        of_kind = [address for other, address in addresses if other == kind]
+        for number, address in enumerate(of_kind, 1):
+            words = f"{kind.upper()} {number}" if len(of_kind) > 1 else kind.upper()
+            link = soup.new_tag("a", href=address, download="")
+            link["aria-label"], link.string = f"{label} as {words}", words
             line.append(link)
     return line
 

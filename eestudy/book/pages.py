@@ -71,10 +71,10 @@ def curve(values: list, label: str, of: str) -> str:
         what, across = what.partition(" by ")[0], "step"
     style.style()
     frame = pd.DataFrame({across: xs, "estimate": ys, "low": float("nan"), "high": float("nan")})
-    fig = forms.lines(frame, x=across, ylabel=fill(what, 26), share=False, height=2.6)
+    drawn = forms.lines(frame, x=across, ylabel=fill(what, 26), share=False, height=2.6)
     said = f"{of}, {label}: from {float(ys[0]):.3g} to {float(ys[-1]):.3g}, over {xs[0]:,} to {xs[-1]:,}"
-    files = style.files_of(fig, frame[[across, "estimate"]].rename(columns={"estimate": what}))
-    return style.figure_html(files, f"A line: {said}.", f"{said}.", "curve", "curve")
+    drawn = drawn._replace(frame=frame[[across, "estimate"]].rename(columns={"estimate": what}))
+    return style.figure_html(drawn, f"A line: {said}.", f"{said}.", "curve", "curve")
 
 
 def runs(results: Written) -> str:

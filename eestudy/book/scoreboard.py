@@ -124,7 +124,7 @@ def on_record(claim: Claim, row: dict[str, Any]) -> dict[str, Any]:
 
 def as_file(rows: list[dict[str, Any]]) -> str:
     """Rows to be taken away as CSV, as HTML."""
-    return offered({"CSV": as_csv(pd.DataFrame(rows))}, "verdicts")
+    return offered([("CSV", as_csv(pd.DataFrame(rows)))], "verdicts")
 
 
 def board(caption: str, headings: tuple[str, ...], shown: list[Claim], rows: list[list[str]], here: str) -> str:

@@ -70,20 +70,6 @@ def bets(risk: float) -> list[float]:
     return [times * risk for times in BETS if times * risk < 1] or [(1 + risk) / 2]
 
 
-def delay(risk: float, true: float, alpha: float = 0.01) -> float:
-    """About how many outputs in the shadow pass before the alarm, if a share `true` of them is lost; inf if never.
-
-    Wald's identity for the best of the bets: log(bets / alpha) over what its amount grows by, on average, per output.
-    InputError as of `DriftAlarm`, and for a share that is none.
-    """
-    DriftAlarm(risk, alpha)
-    if not 0 <= true <= 1:
-        raise InputError(f"true {true!r} is not allowed; it is a share")
-    found = bets(risk)
-    growth = max(true * math.log(b / risk) + (1 - true) * math.log((1 - b) / (1 - risk)) for b in found)
-    return math.log(len(found) / alpha) / growth if growth > 0 else math.inf
-
-
 @dataclass
 class Service:
     """A model served by a policy, watched: `share` of the outputs are decoded at full depth too, and held against it.

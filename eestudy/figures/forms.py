@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from eestudy.figures.style import BLACK, GREY, MARKERS, TASK_COLOURS, WIDTH, log_scale
+from eestudy.figures.style import BLACK, GREY, MARKERS, TASK_COLOURS, WIDTH, Drawn, log_scale
 
 MOST = 5  # lines in a panel that have a colour; the others are grey and named at their end
 FAINT = "#8a8a8a"
@@ -25,9 +25,11 @@ def lines(
     dashed: Sequence[str] = (),
     share: bool = True,
     log: bool = False,
+    xlog: bool = False,
     xlim: tuple[float, float] | None = None,
+    ylim: tuple[float, float] | None = None,
     height: float = 3.4,
-) -> plt.Figure:
+) -> Drawn:
     """A line with its interval for each value of `series`, a panel for each value of `col`.
 
     Args:
@@ -35,16 +37,12 @@ def lines(
         colours: of some series; the others take those of the palette in turn.
         dashed: series that bound the others, such as an oracle, drawn in black with dashes.
         share: the y axis goes from 0 to 100%.
-        log: the y axis is logarithmic.
-        xlim: ends of the x axis, such as (1, L).
+        log, xlog: the y axis, the x axis is logarithmic.
+        xlim, ylim: ends of the axes, such as (1, L).
     """
-    panels = list(frame[col].unique()) if col else [""]
-    fig, axes = plt.subplots(1, max(len(panels), 1), figsize=(WIDTH, height), sharey=True, squeeze=False)
-    fig.set_layout_engine("constrained")
     names = list(frame[series].unique()) if series else [""]
-    looks = looks_of(names, colours or {}, dashed)
-    for axis, panel in zip(axes[0], panels):
-        rows = frame[frame[col] == panel] if col else frame
+    looks, panels = looks_of(names, colours or {}, dashed), panels_of(frame, col, height)
+    for axis, rows in panels:
         for name in names:
             line = rows[rows[series] == name] if series else rows
             look = looks[name]
@@ -53,16 +51,21 @@ def lines(
             axis.plot(line[x], line["estimate"], label=name, markersize=4, **look)
             if look["color"] == FAINT and len(line):
                 axis.annotate(name, (line[x].iloc[-1], line["estimate"].iloc[-1]), fontsize=8, color=FAINT)
-        axis.set(xlabel=xlabel or x, title=str(panel))
+        axis.set(xlabel=xlabel or x, ylabel=ylabel)
         whole_numbers(axis, frame[x])
+        if xlog:
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter("{x:.0f}")
         if xlim:
             axis.set_xlim(*xlim)
-    finish(axes[0], ylabel, share, log)
-    if series and sum(look["color"] != FAINT for look in looks.values()) > 0:
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        chosen = [(h, n) for h, n in zip(handles, labels) if looks[n]["color"] != FAINT]
-        fig.legend(*zip(*chosen), loc="outside lower center", ncols=min(len(chosen), 3))
-    return fig
+        if log:
+            log_scale(axis)
+        elif share:
+            axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes = [axis for axis, _ in panels]
+    for axis in axes:
+        axis.set_ylim(*(ylim or ((0, 1) if share and not log else ends_of([axis.get_ylim() for axis in axes]))))
+    return finished(panels, frame, [name for name in names if series and looks[name]["color"] != FAINT])
 
 
 def dots(
@@ -74,19 +77,16 @@ def dots(
     colours: Mapping[str, str] | None = None,
     share: bool = False,
     zero: bool = False,
-) -> plt.Figure:
+    xlim: tuple[float, float] | None = None,
+) -> Drawn:
     """A dot with its interval for each row, `y` names it; several `series` stand under one another in one row.
 
     `zero`: a line marks 0. Panels by `col`.
     """
-    panels = list(frame[col].unique()) if col else [""]
     rows_of, names = list(frame[y].unique()), (list(frame[series].unique()) if series else [""])
-    size = (WIDTH, 1.1 + 0.3 * len(rows_of) * max(1.0, 0.6 * len(names)))
-    fig, axes = plt.subplots(1, max(len(panels), 1), figsize=size, sharey=True, squeeze=False, layout="constrained")
-    looks = looks_of(names, colours or {}, ())
-    step = 0.7 / max(len(names), 1)
-    for axis, panel in zip(axes[0], panels):
-        rows = frame[frame[col] == panel] if col else frame
+    panels = panels_of(frame, col, 1.1 + 0.3 * len(rows_of) * max(1.0, 0.6 * len(names)))
+    looks, step = looks_of(names, colours or {}, ()), 0.7 / max(len(names), 1)
+    for axis, rows in panels:
         for number, name in enumerate(names):
             chosen = rows[rows[series] == name] if series else rows
             at = np.array([rows_of.index(value) for value in chosen[y]]) + (number - (len(names) - 1) / 2) * step
@@ -96,21 +96,20 @@ def dots(
                 chosen["estimate"], at, xerr=np.nan_to_num(np.array(ends)), fmt=look["marker"], color=look["color"],
                 markersize=5, elinewidth=1.4, label=name,
             )  # fmt: skip
-        axis.set(xlabel=xlabel, title=str(panel), yticks=range(len(rows_of)), yticklabels=[str(r) for r in rows_of])
+        axis.set(xlabel=xlabel, yticks=range(len(rows_of)), yticklabels=[str(r) for r in rows_of])
         axis.set_ylim(len(rows_of) - 0.4, -0.6)
         if share:
             axis.xaxis.set_major_formatter(PercentFormatter(1.0))
+        if xlim:
+            axis.set_xlim(*xlim)
         if zero:
             axis.axvline(0, color=BLACK, linewidth=0.8)
-    if series:
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 3))
-    return fig
+    return finished(panels, frame, names if series else [])
 
 
 def heat(
     frame: pd.DataFrame, x: str, y: str, xlabel: str = "", ylabel: str = "", label: str = "", share: bool = True
-) -> plt.Figure:
+) -> Drawn:
     """A cell for each pair of x and y, darker the larger its estimate; up to 80 cells have their number."""
     wide = frame.pivot(index=y, columns=x, values="estimate")
     wide = wide.loc[list(dict.fromkeys(frame[y])), list(dict.fromkeys(frame[x]))]
@@ -128,10 +127,37 @@ def heat(
         dark = value > (0.6 if share else middle)
         axis.text(column, row, written, ha="center", va="center", fontsize=8.5, color="white" if dark else "black")
     fig.colorbar(drawn, label=label, format=PercentFormatter(1.0) if share else None)
-    return fig
+    return Drawn([fig], frame)
 
 
 # ---- what they share
+
+
+def panels_of(frame: pd.DataFrame, col: str, height: float) -> list[tuple[plt.Axes, pd.DataFrame]]:
+    """An axis in a picture of its own for each value of `col`, so that panels stack where there is little room."""
+    found = [(str(name), frame[frame[col] == name]) for name in frame[col].unique()] if col else [("", frame)]
+    size, made = (WIDTH / min(max(len(found), 1), 2), height), []
+    for title, rows in found or [("", frame)]:
+        axis = plt.subplots(figsize=size, layout="constrained")[1]
+        axis.set_title(title)
+        axis.grid(color=GREY)
+        made.append((axis, rows))
+    return made
+
+
+def finished(panels: list[tuple[plt.Axes, pd.DataFrame]], frame: pd.DataFrame, named: Sequence[str]) -> Drawn:
+    """The pictures, each with a legend of the series that are named and that it shows."""
+    for axis, _ in panels:
+        handles, labels = axis.get_legend_handles_labels()
+        chosen = [(handle, name) for handle, name in zip(handles, labels) if name in named]
+        if chosen:
+            axis.figure.legend(*zip(*chosen), loc="outside lower center", ncols=min(len(chosen), 4 - len(panels[:2])))
+    return Drawn([axis.figure for axis, _ in panels], frame)
+
+
+def ends_of(limits: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The ends that all panels share."""
+    return min(low for low, _ in limits), max(high for _, high in limits)
 
 
 def looks_of(names: Sequence[str], colours: Mapping[str, str], dashed: Sequence[str]) -> dict[str, dict]:
@@ -152,15 +178,3 @@ def whole_numbers(axis: plt.Axes, values: pd.Series) -> None:
     """Ticks at whole numbers, where all values are."""
     if pd.api.types.is_numeric_dtype(values) and np.allclose(values, np.round(values)):
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-
-
-def finish(axes: Sequence[plt.Axes], ylabel: str, share: bool, log: bool) -> None:
-    """The y axis of panels in a row."""
-    axes[0].set_ylabel(ylabel)
-    for axis in axes:
-        axis.grid(color=GREY)
-        if log:
-            log_scale(axis)
-        elif share:
-            axis.set_ylim(0, 1)
-            axis.yaxis.set_major_formatter(PercentFormatter(1.0))

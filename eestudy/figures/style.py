@@ -2,7 +2,7 @@
 
 import html
 import io
-from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,7 +11,7 @@ import seaborn as sns
 from IPython.display import HTML, display
 from matplotlib.ticker import NullFormatter
 
-from eestudy.markup.offers import Files, as_address, as_csv, offered
+from eestudy.markup.offers import as_address, as_csv, offered
 from eestudy.markup.text import PLAIN
 from eestudy.resampling import Interval
 
@@ -34,11 +34,17 @@ DARK = 0.714  # from this strength on, white text on a shaded cell has a contras
 MANY = 7  # columns from which on a table leaves out those that say the same in every row
 P_VALUE = "p"  # in place of a pattern: the column holds p-values
 JUDGED = ("Verdict", "Weight")  # but for these
-SAVE_TO: list[Path] = []  # a notebook sets one folder; figures are saved there too, for other pages
 
 
-def style(folder: str | Path | None = None) -> None:
-    """Set the style of plots; figures shown from now on are also saved as PNG under `folder`."""
+class Drawn(NamedTuple):
+    """What `eestudy.figures.forms` draws: a picture for each panel, and the frame that they show."""
+
+    panels: list[plt.Figure]
+    frame: pd.DataFrame
+
+
+def style() -> None:
+    """Set the style of plots."""
     sns.set_theme(
         style="whitegrid",
         context="notebook",
@@ -62,40 +68,36 @@ def style(folder: str | Path | None = None) -> None:
             "text.parse_math": False,  # names of tasks and models may hold dollar signs
         },
     )
-    SAVE_TO[:] = [] if folder is None else [Path(folder)]
 
 
-def show(fig: plt.Figure, frame: pd.DataFrame, caption: str, alt: str, name: str = "") -> None:
-    """Show a figure with its caption (model and task belong in it), alt text, and links to itself as SVG and to the
-    plotted frame as CSV; save it as `name`.png for other pages.
+def show(drawn: Drawn, caption: str, alt: str, name: str = "figure") -> None:
+    """Show a figure with its caption (model and task belong in it), alt text, and links to its panels as SVG and to the
+    plotted frame as CSV; nothing where the frame is empty.
     """
-    files = files_of(fig, frame)
-    if name and SAVE_TO:
-        SAVE_TO[0].mkdir(parents=True, exist_ok=True)
-        (SAVE_TO[0] / f"{name}.png").write_bytes(files["PNG"][1])
-    display(HTML(figure_html(files, alt, caption, name or "figure")))
+    if len(drawn.frame):
+        display(HTML(figure_html(drawn, alt, caption, name)))
 
 
-def files_of(fig: plt.Figure, frame: pd.DataFrame) -> dict[str, tuple[str, bytes]]:
-    """A figure, which is closed, and its data, as files: {PNG, SVG, CSV: (media type, content)}."""
-    picture, drawing = io.BytesIO(), io.BytesIO()
-    fig.savefig(picture, format="png", bbox_inches="tight", facecolor="white")
-    fig.savefig(drawing, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
-    plt.close(fig)
-    return {
-        "PNG": ("image/png", picture.getvalue()),
-        "SVG": ("image/svg+xml", drawing.getvalue()),
-        "CSV": as_csv(frame),
-    }
+def figure_html(drawn: Drawn, alt: str, caption: str, name: str, more: str = "") -> str:
+    """A figure, which is closed, as HTML: its panels side by side where there is room, and what can be taken away.
 
-
-def figure_html(files: Files, alt: str, caption: str, name: str, more: str = "") -> str:
-    """`files_of` a figure as HTML: its picture, and what can be taken away; `more` classes."""
+    `more`: further classes.
+    """
+    images, files = [], []
+    for panel in drawn.panels:
+        picture, drawing = io.BytesIO(), io.BytesIO()
+        panel.savefig(picture, format="png", bbox_inches="tight", facecolor="white")
+        panel.savefig(drawing, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
+        plt.close(panel)
+        images.append(
+            f'<img alt="{html.escape(alt, quote=True)}" src="{as_address("image/png", picture.getvalue())}" '
+            'style="max-width:100%;height:auto">'
+        )
+        files.append(("SVG", ("image/svg+xml", drawing.getvalue())))
+    pictures = f'<div class="ee-panels">{"".join(images)}</div>' if len(images) > 1 else images[0]
     return (
-        f'<figure class="ee-figure {PLAIN} {more}"><img alt="{html.escape(alt, quote=True)}" '
-        f'src="{as_address(*files["PNG"])}" style="max-width:100%;height:auto">'
-        f"<figcaption>{html.escape(caption)}</figcaption>"
-        f"{offered({kind: file for kind, file in files.items() if kind != 'PNG'}, name)}</figure>"
+        f'<figure class="ee-figure {PLAIN} {more}">{pictures}<figcaption>{html.escape(caption)}</figcaption>'
+        f"{offered([*files, ('CSV', as_csv(drawn.frame))], name)}</figure>"
     )
 
 
@@ -104,14 +106,16 @@ def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = No
 
     `formats`: a pattern for a column's numbers, such as "{:.1f}", or P_VALUE. Intervals are written as `str` writes
     them; in the CSV their bounds have columns of their own. In a table of many columns, a column with one value stands
-    in the caption.
+    in the caption. Nothing is shown of an empty frame.
     """
+    if not len(frame):
+        return
     shown = frame.copy()
     for column, pattern in (dict.fromkeys(intervals(frame), "") | (formats or {})).items():
         shown[column] = [written(value, pattern) for value in shown[column]]
     shown, caption = without_constants(shown, caption)
     body = shown.to_html(index=False, escape=True, border=0, classes="ee-table", na_rep="–")
-    display(HTML(scrolling(body, caption) + offered({"CSV": as_csv(spread(frame))}, "table")))
+    display(HTML(scrolling(body, caption) + offered([("CSV", as_csv(spread(frame)))], "table")))
 
 
 def cells(rows: pd.DataFrame, factor: float = 1) -> list[Interval]:

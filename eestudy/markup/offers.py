@@ -1,19 +1,19 @@
 """Files that a piece of HTML carries inside itself, to be taken away; the book makes files of them."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Sequence
 from html import escape
 
 import pandas as pd
 
-Files = Mapping[str, tuple[str, bytes]]  # {kind, such as CSV: (media type, content)}
+Files = Sequence[tuple[str, tuple[str, bytes]]]  # (kind, such as CSV, (media type, content))
 
 
 def offered(files: Files, name: str) -> str:
     """Links to files, each of which holds its file."""
     links = (
         f'<a download="{escape(name, quote=True)}.{kind.lower()}" href="{as_address(*content)}">{kind}</a>'
-        for kind, content in files.items()
+        for kind, content in files
     )
     return f'<p class="ee-take">{" ".join(links)}</p>'
 

@@ -8,6 +8,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from eestudy.book.layout import RANGE, data_of, dressed
+from eestudy.figures import forms
 from eestudy.figures import style as figures
 from eestudy.resampling import Interval
 
@@ -40,7 +41,7 @@ def shown(monkeypatch) -> list:
 def test_a_notebook_s_figure_becomes_files(shown):
     fig, axis = plt.subplots()
     axis.plot([1, 2], [3, 4])
-    figures.show(fig, pd.DataFrame({"x": [1, 2], "y": [3, 4]}), "A line & <b>.", "a line")
+    figures.show(figures.Drawn([fig], pd.DataFrame({"x": [1, 2], "y": [3, 4]})), "A line & <b>.", "a line")
     page, files = laid_out(shown[0])
     figure = page.select_one("figure#figure-1")
     assert figure.figcaption.get_text() == "Figure 1. A line & <b>."
@@ -50,6 +51,21 @@ def test_a_notebook_s_figure_becomes_files(shown):
     assert figure.img["alt"] == "a line" and int(figure.img["width"]) > 100
     assert files["figure-1.png"].startswith(b"\x89PNG") and b"</svg>" in files["figure-1.svg"]
     assert "data:" not in str(page)
+
+
+def test_panels_are_pictures_of_their_own(shown):
+    frame = pd.DataFrame({"x": [1, 2] * 2, "estimate": [3, 4, 5, 6], "low": 3, "high": 6, "part": list("aabb")})
+    figures.show(forms.lines(frame, "x", col="part", share=False), "Two lines.", "two lines")
+    page, files = laid_out(shown[0])
+    figure = page.select_one("figure#figure-1")
+    assert [image["src"] for image in figure.select(".ee-scroll > .ee-panels > a.ee-open > img")] == [
+        "files/figure-1.png",
+        "files/figure-1-2.png",
+    ]
+    assert [link.get_text() for link in figure.select(".ee-take a")] == ["SVG 1", "SVG 2", "PNG 1", "PNG 2", "CSV"]
+    assert set(files) == {f"figure-1{n}.{kind}" for n in ("", "-2") for kind in ("svg", "png")} | {"figure-1.csv"}
+    figures.show(forms.lines(frame[:0], "x", col="part"), "Nothing.", "none")
+    assert len(shown) == 1  # nothing is shown of nothing
 
 
 def test_a_notebook_s_table_keeps_its_interval_s_bounds(shown):

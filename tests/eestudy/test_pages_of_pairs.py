@@ -39,7 +39,7 @@ def plant_pairs(model, task, folder, js, cosine, agrees):
         other = 1 + 0.01 * (sequence[found["row"]] % 7 == 0)[:, None]
         return {name: np.ones_like(found[name]) * value * other for name, value in (("js", js), ("cosine", cosine))}
 
-    rewrite(model, task, folder, "pairs-32", alike)
+    rewrite(model, task, folder, "pairs-32-4", alike)
 
 
 @pytest.mark.parametrize("verdict", JOINT)

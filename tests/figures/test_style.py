@@ -101,7 +101,11 @@ def test_a_table_writes_intervals_and_formats_numbers(monkeypatch):
 def test_what_a_figure_says_is_no_formula(monkeypatch):
     shown = []
     monkeypatch.setattr(figures, "display", shown.append)
-    figures.show(plt.figure(), pd.DataFrame(), "$\\href{javascript:alert(1)}{x}$ " + NASTY[0], NASTY[1])
+    figures.show(
+        figures.Drawn([plt.figure()], pd.DataFrame({"x": [1]})),
+        "$\\href{javascript:alert(1)}{x}$ " + NASTY[0],
+        NASTY[1],
+    )
     (figure,) = BeautifulSoup(shown[0].data, "html.parser").find_all("figure")
     assert {"tex2jax_ignore", "mathjax_ignore"} <= set(figure["class"])
     assert figure.figcaption.text.endswith(NASTY[0]) and not figure.find("script") and len(figure.find_all("img")) == 1

@@ -8,7 +8,7 @@ from eestudy.markup.offers import as_csv, offered
 
 
 def test_links_hold_their_files_and_names_stay_text():
-    link = BeautifulSoup(offered({"CSV": ("text/csv", b"a,\xc3\xa9")}, '"<x>'), "html.parser").a
+    link = BeautifulSoup(offered([("CSV", ("text/csv", b"a,\xc3\xa9"))], '"<x>'), "html.parser").a
     assert link.get_text() == "CSV" and link["download"] == '"<x>.csv'
     assert data_of(link["href"]) == ("csv", b"a,\xc3\xa9")
 

@@ -10,7 +10,7 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.policy import Policy, head_hash
-from eestudy.exits.shadow import DriftAlarm, Service, bets, delay
+from eestudy.exits.shadow import DriftAlarm, Service, bets
 
 
 def test_the_evidence_by_hand():
@@ -51,14 +51,6 @@ def test_false_alarms_are_rare_however_long_one_looks():
     wrong = np.isfinite(first_alarms(0.1, 0.1, 0.1, 600, 300, 0)).mean()
     assert wrong <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 300)
     assert wrong > 0  # it is no alarm that never goes off
-
-
-def test_the_delay_is_about_what_is_foretold():
-    found = first_alarms(0.3, 0.1, 0.01, 600, 200, 1)
-    assert np.isfinite(found).all()
-    assert 0.5 * delay(0.1, 0.3) < found.mean() < 1.5 * delay(0.1, 0.3)
-    assert delay(0.1, 0.1) == math.inf and delay(0.1, 0.05) == math.inf
-    assert delay(0.1, 0.6) < delay(0.1, 0.3) < delay(0.1, 0.15)
 
 
 def policy_of(model, threshold):
@@ -124,7 +116,6 @@ def test_bad_input(model_of, folder_of, one_line):
     one_line(InputError, "risk 0", lambda: DriftAlarm(0.0))
     one_line(InputError, "alpha 1", lambda: DriftAlarm(0.1, 1.0))
     one_line(InputError, "loss 2", lambda: DriftAlarm(0.1).see(2))
-    one_line(InputError, "true 2", lambda: delay(0.1, 2))
     one_line(InputError, "share 2", lambda: Service(model, policy, DriftAlarm(0.1), share=2))
     one_line(InputError, ["bfloat16", "share=0"], lambda: Service(coarse, policy, DriftAlarm(0.1)))
     assert Service(coarse, policy_of(coarse, 0.5), DriftAlarm(0.1), share=0).early

@@ -13,7 +13,7 @@ from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.machine import report_halving
 from eelib.tracing import make as making
 from eelib.tracing.columns import READOUTS
-from eelib.tracing.trace import Sites, exit_layer
+from eelib.tracing.trace import PAIR_TOKENS, Sites, exit_layer
 
 LONG = "over the hill and the hills, " * 20  # beyond the window
 TEXTS = eelib.Task.from_prompts([*PROMPTS, LONG, "Hügel 😀", "test of words"])  # of which "a" is a single token
@@ -156,7 +156,9 @@ def test_sites_and_pairs_of_given_texts(given):
     at = sites.names.index("block")
     for readout in Sites.READOUTS:
         np.testing.assert_allclose(sites[readout][:, :, at], trace[readout][sites.rows, 1:], rtol=1e-4, atol=1e-6)
-    assert len(trace.pairs["row"]) == len(trace.tokens.query("sequence == 0"))
+    rows = trace.pairs["row"]
+    assert (trace.tokens.loc[rows, "sequence"] == 0).all()
+    assert len(rows) == min(len(trace.tokens.query("sequence == 0")), PAIR_TOKENS)
 
 
 @pytest.mark.parametrize(

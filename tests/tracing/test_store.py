@@ -132,7 +132,7 @@ def zero(file):
         "tokens-00001.parquet",
         "sequences-00000.parquet",
         "sites-2.parquet",
-        "pairs-2.parquet",
+        "pairs-2-4.parquet",
         "manifest.json",
         "times.json",
     ],
@@ -150,7 +150,7 @@ def test_damage_is_redone(name, damage, copied, quiet, model_of):
         ("tokens-00001.parquet", lambda t: t["entropy"]),
         ("sequences-00000.parquet", lambda t: t.sequences),
         ("sites-2.parquet", lambda t: t.sites),
-        ("pairs-2.parquet", lambda t: t.pairs),
+        ("pairs-2-4.parquet", lambda t: t.pairs),
     ],
 )
 def test_damage_is_found_when_read(name, read, damage, copied, one_line):
