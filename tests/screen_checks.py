@@ -29,14 +29,16 @@ CUT = """(print) => {
     const page = document.documentElement.scrollWidth > innerWidth ? [document.body] : [];
     return [all.length, [...cut, ...dumb, ...page].map((part) => part.outerHTML.slice(0, 120))];
 }"""
-SCROLLING = """[...document.querySelectorAll("main figure:not(.ee-front, .curve) .ee-scroll img")]
+SCROLLING = """[...document.querySelectorAll("main figure:not(.ee-front, .curve) .ee-scroll > a img")]
     .map((image) => image.getBoundingClientRect().width)"""
+ASIDE = """[...document.querySelectorAll("main .ee-scroll > .ee-panels")].map((panels) => panels.checkVisibility()
+    && new Set([...panels.children].map((panel) => panel.getBoundingClientRect().left)).size > 1)"""
 BACKGROUNDS = "[...document.querySelectorAll('main img')].map((image) => getComputedStyle(image).backgroundColor)"
 
 
 def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
     """The page never scrolls sideways; what is wider scrolls in a box that says so and takes the focus; on paper all
-    fits. On a phone a figure of results keeps its size.
+    fits. On a phone a figure of results keeps its size, and panels stack.
     """
     browser.open(address)
     for width, media in SCREENS:
@@ -55,8 +57,11 @@ def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
         yield from (f"{address} at {width}: {part}" for part in found[:5])
         if width == PHONE:
             widths = browser.run(SCROLLING)
-            if "results/" in address and not widths:
-                yield f"{address}: no figure that scrolls"
+            panels = browser.run(ASIDE)
+            if "results/" in address and not (widths or panels):
+                yield f"{address}: no figure that scrolls or stacks"
+            if any(panels):
+                yield f"{address}: {sum(panels)} figures whose panels do not stack"
             yield from (f"{address}: a figure of {found:.0f} pixels" for found in widths if found < LEAST)
     browser.call("Emulation.setEmulatedMedia", media="")
     browser.call("Emulation.clearDeviceMetricsOverride")

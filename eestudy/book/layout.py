@@ -66,7 +66,8 @@ def apart(tag: Tag) -> bool:
 
 def dress_figure(soup: BeautifulSoup, figure: Tag, number: int, keep: Keep) -> None:
     """Anchor, number, a box that scrolls rather than shrinking letters, the picture at full size, and files."""
-    name, addresses, panel = f"figure-{number}", [], None
+    name, panel = f"figure-{number}", None
+    addresses: list[tuple[str, str]] = []
     for kind, content in carried(figure):
         addresses.append((kind, keep(nth(name, kind, addresses), content)))
     for image in figure.select("img"):

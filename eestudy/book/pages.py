@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from textwrap import fill
 
+import matplotlib.pyplot as plt
 import pandas as pd
 
 from eelib.common.files import data_folder
@@ -74,7 +75,9 @@ def curve(values: list, label: str, of: str) -> str:
     drawn = forms.lines(frame, x=across, ylabel=fill(what, 26), share=False, height=2.6)
     said = f"{of}, {label}: from {float(ys[0]):.3g} to {float(ys[-1]):.3g}, over {xs[0]:,} to {xs[-1]:,}"
     drawn = drawn._replace(frame=frame[[across, "estimate"]].rename(columns={"estimate": what}))
-    return style.figure_html(drawn, f"A line: {said}.", f"{said}.", "curve", "curve")
+    shown = style.figure_html(drawn, f"A line: {said}.", f"{said}.", "curve", "curve")
+    plt.close(drawn.panels[0])
+    return shown
 
 
 def runs(results: Written) -> str:

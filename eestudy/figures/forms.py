@@ -133,7 +133,10 @@ def heat(
 # ---- what they share
 
 
-def panels_of(frame: pd.DataFrame, col: str, height: float) -> list[tuple[plt.Axes, pd.DataFrame]]:
+Panels = list[tuple[plt.Axes, pd.DataFrame]]  # the axis of each picture, and what it shows
+
+
+def panels_of(frame: pd.DataFrame, col: str, height: float) -> Panels:
     """An axis in a picture of its own for each value of `col`, so that panels stack where there is little room."""
     found = [(str(name), frame[frame[col] == name]) for name in frame[col].unique()] if col else [("", frame)]
     size, made = (WIDTH / min(max(len(found), 1), 2), height), []
@@ -145,14 +148,14 @@ def panels_of(frame: pd.DataFrame, col: str, height: float) -> list[tuple[plt.Ax
     return made
 
 
-def finished(panels: list[tuple[plt.Axes, pd.DataFrame]], frame: pd.DataFrame, named: Sequence[str]) -> Drawn:
+def finished(panels: Panels, frame: pd.DataFrame, named: Sequence[str]) -> Drawn:
     """The pictures, each with a legend of the series that are named and that it shows."""
     for axis, _ in panels:
         handles, labels = axis.get_legend_handles_labels()
         chosen = [(handle, name) for handle, name in zip(handles, labels) if name in named]
         if chosen:
             axis.figure.legend(*zip(*chosen), loc="outside lower center", ncols=min(len(chosen), 4 - len(panels[:2])))
-    return Drawn([axis.figure for axis, _ in panels], frame)
+    return Drawn([figure for axis, _ in panels if (figure := axis.get_figure(root=True))], frame)
 
 
 def ends_of(limits: Sequence[tuple[float, float]]) -> tuple[float, float]:

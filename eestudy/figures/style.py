@@ -76,10 +76,12 @@ def show(drawn: Drawn, caption: str, alt: str, name: str = "figure") -> None:
     """
     if len(drawn.frame):
         display(HTML(figure_html(drawn, alt, caption, name)))
+    for panel in drawn.panels:
+        plt.close(panel)
 
 
 def figure_html(drawn: Drawn, alt: str, caption: str, name: str, more: str = "") -> str:
-    """A figure, which is closed, as HTML: its panels side by side where there is room, and what can be taken away.
+    """A figure as HTML: its panels side by side where there is room, and what can be taken away.
 
     `more`: further classes.
     """
@@ -88,7 +90,6 @@ def figure_html(drawn: Drawn, alt: str, caption: str, name: str, more: str = "")
         picture, drawing = io.BytesIO(), io.BytesIO()
         panel.savefig(picture, format="png", bbox_inches="tight", facecolor="white")
         panel.savefig(drawing, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
-        plt.close(panel)
         images.append(
             f'<img alt="{html.escape(alt, quote=True)}" src="{as_address("image/png", picture.getvalue())}" '
             'style="max-width:100%;height:auto">'

@@ -8,21 +8,22 @@ from screen_checks import cut, dark
 IMAGE = (
     """<img alt="A line" width="600" height="50" src="data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>">"""
 )
-SCROLLS = f'<div class="ee-scroll" tabindex="0">{IMAGE}</div>'
+SCROLLS = f'<div class="ee-scroll" tabindex="0"><a>{IMAGE}</a></div>'
+PANELS = '<div class="ee-scroll"><div class="ee-panels" style="display: grid"><a>1</a><a>2</a></div></div>'
 HINT = '<p class="ee-hint">Scroll sideways.</p>'
 THEME = "document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'"
 PAGE = f"""<!DOCTYPE html><meta name="viewport" content="width=device-width"><script>{THEME}</script><style>
 .ee-scroll {{ overflow-x: auto }} img {{ background: white }} @media print {{ img {{ max-width: 100% }} }}</style>
-<main><article><p>Text.</p><figure>{SCROLLS}{HINT}</figure></article></main>"""
+<main><article><p>Text.</p>{PANELS}<figure>{SCROLLS}{HINT}</figure></article></main>"""
 WIDE = '<table style="width: 2000px"><tr><td>1</td></tr></table>'
 FAULTS = [
     (cut, "Text.</p>", f"Text.</p>{WIDE}"),
     (cut, ' tabindex="0"', ""),
     (cut, HINT, "<p></p>"),
     (cut, 'width="600"', 'width="300"'),
-    (cut, 'class="ee-scroll"', 'class="box" style="overflow-x: auto"'),
+    (cut, f"{PANELS}<figure>{SCROLLS}{HINT}</figure>", ""),
     (cut, "<main><article>", "<article>"),
-    (cut, f"<figure>{SCROLLS}{HINT}</figure>", ""),
+    (cut, "display: grid", "display: flex"),
     (dark, "background: white", "background: none"),
     (dark, "? 'dark'", "? 'light'"),
     (dark, IMAGE, ""),

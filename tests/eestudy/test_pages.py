@@ -379,12 +379,12 @@ def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
     """It runs fewer blocks than the full run; depths are read off what was kept of each, by plain sums."""
     values = asked(tmp_path, folder_of("bert_labels"), labelled(tmp_path))
     space = run_page("architectures", **values, beside="", repeats=1)[0]
-    times, kept = space["times"], max(space["KEPT"], key=lambda kept: kept["blocks"])
+    times, kept = space["times"], max(space["SCALE"], key=lambda kept: kept["blocks"])
     assert len(times) == 36 and not times["other label"].any() and (times["full"] > 0).all()
     means = [np.sum(of["stable"] @ np.arange(1, 25)) / np.sum(of["stable"]) for of in kept["texts"].values()]
-    row = space["rows"].query("L == 24 and `exit layer` == 'stable'").iloc[0]
-    assert kept["blocks"] == 24 and row["avg"].estimate == pytest.approx(np.mean(means))
-    one = [(found["steps"], found["tokens"], found["seed"]) for found in space["KEPT"]]
+    row = space["scale"].query("L == 24 and `exit layer` == 'stable'").iloc[0]
+    assert kept["blocks"] == 24 and 24 * row["estimate"] == pytest.approx(np.mean(means))
+    one = [(found["steps"], found["tokens"], found["seed"]) for found in space["SCALE"]]
     assert len(one) == 4 and len(set(one)) == 1  # equal trainings
 
 
