@@ -1,7 +1,7 @@
 """Keys and values of a batch whose rows and layers hold different numbers of tokens.
 
-A token of a row lies in the same slot at all layers: slot = its index in the row's text + the row's left padding. All
-rows of one call end in the same slot, so the network sees what it knows: padding on the left, then text without holes.
+A token of a row lies in the same slot at all layers. All rows of one call end in the same slot; before their last tokens
+may be slots without any, which the call's mask leaves out.
 What the network asks of the cache's length is answered for the call, not for the layer. Slots of tokens that have not
 reached a layer are empty there; these tokens are always the last ones of a row, and the next call that runs this layer
 for the row brings them along.
@@ -185,6 +185,13 @@ class RaggedKVCache:
                     buffer[row, :, by:] = buffer[row, :, :-by].clone()
                 else:
                     buffer[row, :, :by] = buffer[row, :, -by:].clone()
+
+    def pack(self, row: int, slots: Tensor, end: int) -> None:
+        """Move what some slots of a row hold, at all layers, to where it ends before slot `end`, in one piece."""
+        for layer in [layer for layer in (*self.layers, *self.extra) if layer.buffers]:
+            layer.grow(end)
+            for buffer in layer.buffers:
+                buffer[row, :, end - len(slots) : end] = buffer[row][:, slots]
 
     def copy_up(self, rows: Tensor | None, layer: int, slot: int) -> None:
         """Copy the keys and values of one slot of some rows (None: all) from `layer` (1..L) to all layers above."""

@@ -9,10 +9,12 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from eelib.common.timer import Timer
 from eelib.models.block_runner import Call
+from eelib.models.cache import GrowingLayer, growing_cache
 from eelib.models.kv_cache import RaggedKVCache
 from eelib.models.model import Model
+from eelib.models.probe import foreign_code
 
-SLACK = 32  # empty slots before the longest sequence at which all sequences move to the left
+SLACK = 32  # slots that all sequences of a call waste before they move to the left
 
 
 @dataclass
@@ -53,7 +55,7 @@ class DecodedSequence:
     Attributes:
         ids: its text so far, of which the first `prompt_length` tokens are the prompt.
         limit: most tokens of output.
-        batch_index: its row in the cache, where it has `left_padding` empty slots before its text.
+        batch_index: its row in the cache, where `left_padding` slots before its newest token hold no token of it.
         pending: tokens at the end of the text that have not run every block. Depths never rise from one to the next,
             because a token that runs a block takes along all that are due there.
         drafts: tokens at the end of the output that are not verified yet.
@@ -111,6 +113,18 @@ class DecodedSequence:
             self.draining = last
 
 
+def takes_holes(model: Model) -> bool:
+    """Whether a network goes by position ids alone, wherever in the cache tokens lie: it rotates by them, and no layer
+    looks to a window.
+    """
+    config = model.network.config
+    if getattr(model.network.base_model, "rotary_emb", None) is None or not model.accepts("position_ids"):
+        return False
+    with foreign_code():
+        layers = growing_cache(config.get_text_config(decoder=True)).layers
+    return getattr(config, "sliding_window", None) is None and all(type(layer) is GrowingLayer for layer in layers)
+
+
 class Batch:
     """Sequences that are decoded together. Where padding changes a row, only rows of one length run in one call.
 
@@ -129,6 +143,8 @@ class Batch:
         self.padded = self.writer.left and model.pads
         self.context = self.writer.context(prompts)
         capacity = max(s.prompt_length for s in self.sequences) + max(s.limit for s in self.sequences) + SLACK
+        self.moves = extra_layer or not takes_holes(model)  # tokens of a row lie in one piece
+        self.visible = torch.ones(len(prompts), capacity + SLACK, dtype=torch.bool, device=self.device)
         self.cache = RaggedKVCache(
             model.layers, len(prompts), capacity, bool(self.context), extra_layer or bool(model.adapter_block), timer
         )
@@ -144,16 +160,32 @@ class Batch:
         return list(found.values())
 
     def align(self, group: list[DecodedSequence]) -> None:
-        """Let all sequences of a call end in one slot: they move to where the furthest ends."""
+        """Let all sequences of a call end in one slot, that where the furthest ends.
+
+        The newest tokens of a sequence leave slots empty behind the others, which stay where they are. If some of the
+        newest have run already, all tokens move.
+        """
         end = max(sequence.left_padding + sequence.computed_tokens for sequence in group)
         spare = end - max(sequence.computed_tokens for sequence in group)
         if spare > SLACK:
             end -= spare
+        if end > self.visible.shape[1]:
+            self.visible = torch.nn.functional.pad(self.visible, (0, end), value=True)
         for sequence in group:
-            by = end - sequence.left_padding - sequence.computed_tokens
-            if by:
-                self.cache.shift(sequence.batch_index, by, end)
-                sequence.left_padding += by
+            by, row = end - sequence.left_padding - sequence.computed_tokens, sequence.batch_index
+            stored = sequence.left_padding + sequence.begun - len(sequence.pending)
+            sequence.left_padding += by
+            if by > 0 and not self.moves and all(not token.depth for token in sequence.pending):
+                self.visible[row, stored : stored + by] = False
+            elif by:
+                if not self.moves:
+                    own = self.visible[row, :stored].nonzero()[:, 0]
+                    self.cache.pack(row, own, stored)
+                    self.visible[row, : stored - len(own)] = False
+                    self.visible[row, stored - len(own) : stored] = True
+                self.cache.shift(row, by, end)
+                self.visible[row, : max(sequence.left_padding, 0)] = False
+                self.visible[row, sequence.left_padding :] = True
 
     def rows(self, sequences: list[DecodedSequence]) -> Tensor | None:
         """Indices of sequences in the cache, None for all."""
@@ -171,10 +203,7 @@ class Batch:
             view.valid = torch.arange(width, 0, -1, device=device) <= torch.tensor(counts, device=device)[:, None]
         texts = [s.ids[max(0, s.computed_tokens - width) : s.computed_tokens] for s in sequences]
         ids = torch.tensor([[self.pad_id] * (width - len(text)) + text for text in texts], device=device)
-        mask = torch.ones(len(sequences), end, dtype=torch.long, device=device)
-        if any(sequence.left_padding for sequence in sequences):
-            padding = torch.tensor([sequence.left_padding for sequence in sequences], device=device)
-            mask = (torch.arange(end, device=device) >= padding[:, None]).long()
+        mask = (self.visible if view.rows is None else self.visible[view.rows])[:, :end].long()
         context = self.context if view.rows is None else self.context_of(view.rows)
         return {**self.writer.step_inputs(ids, mask, context), **self.writer.cached(self.cache.cache)}
 
@@ -217,6 +246,9 @@ class Batch:
             free = [sequence.batch_index for sequence in finished if sequence.batch_index < len(going)]
             moved = {s.batch_index: free.pop() for s in going if s.batch_index >= len(going)}  # the last fill the gaps
             self.cache.select_rows(len(going), moved)
+            for old, new in moved.items():
+                self.visible[new] = self.visible[old]
+            self.visible = self.visible[: len(going)]
             for sequence in going:
                 sequence.batch_index = moved.get(sequence.batch_index, sequence.batch_index)
             order = sorted(range(len(going)), key=lambda i: going[i].batch_index)
