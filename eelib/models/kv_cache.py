@@ -1,7 +1,7 @@
 """Keys and values of a batch whose rows and layers hold different numbers of tokens.
 
-A token of a row lies in the same slot at all layers. All rows of one call end in the same slot; before their last tokens
-may be slots without any, which the call's mask leaves out.
+A token of a row lies in the same slot at all layers. All rows of one call end in the same slot; before their newest
+tokens there may be slots without any, which the call's mask leaves out.
 What the network asks of the cache's length is answered for the call, not for the layer. Slots of tokens that have not
 reached a layer are empty there; these tokens are always the last ones of a row, and the next call that runs this layer
 for the row brings them along.

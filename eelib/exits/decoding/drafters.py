@@ -193,12 +193,12 @@ def trained_block(model: Model, kind: str) -> DraftBlock:
 
 
 def drafting_of(
-    model: Model, draft: str | DraftBlock, length: int | None, timer: Timer
+    model: Model, draft: str | DraftBlock, length: int | None, batch_size: int, timer: Timer
 ) -> tuple[Model, GateRunner, Drafting | None, str]:
     """(the model, read through a trained block where one drafts; what asks its layers; what is drafted, None for
     nothing; its name) of `generate`'s `draft`. InputError for an unknown one, or for one that the model does not have.
     """
-    costs, block = pass_costs(model), draft if isinstance(draft, DraftBlock) else None
+    costs, block = pass_costs(model, batch_size), draft if isinstance(draft, DraftBlock) else None
     name = block.kind if block else str(draft)
     if auto := name == "auto":
         name = quickest(model, costs)

@@ -117,13 +117,13 @@ def generate(
     check_whole("batch_size", batch_size, 1)
     if batch_split is not None:
         check_whole("batch_split", batch_split, 0)
-    timer, name = Timer(), ""
+    prompts, timer, name = encoded(model, task), Timer(), ""
     if draft is not None:
         if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
             raise InputError("draft stands in place of gate, exit_layers, kv_policy and policy; give it alone")
         kv = KV_POLICIES["verified"]
         self_test(model, kv)
-        model, runner, drafting, name = drafting_of(model, draft, draft_length, timer)
+        model, runner, drafting, name = drafting_of(model, draft, draft_length, min(batch_size, len(prompts)), timer)
         kv = kv if drafting else KV_POLICIES["full"]
         decoder = Decoder(model, kv, runner, 0, timer, batch_split, drafting=drafting)
     else:
@@ -137,7 +137,6 @@ def generate(
         asks = OracleGate if rule is not None and isinstance(rule.gate, FirstAgreeing) else GateRunner
         drafting = None
         decoder = Decoder(model, kv, asks(model, rule, timer), length, timer, batch_split, always_draft)
-    prompts = encoded(model, task)
     sequences: list[DecodedSequence] = []
     for chosen in batches(model, prompts, batch_size):
         parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)

@@ -9,6 +9,7 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -20,14 +21,17 @@ from eelib.common.errors import StorageError
 from eelib.common.files import read_json, write_atomically
 from eelib.common.machine import machine, synchronize
 from eelib.common.timer import Timer
-from eelib.exits.decoding.sequences import Batch, PendingToken
+from eelib.exits.decoding.sequences import Batch, DecodedSequence
 from eelib.models.block_runner import BlockRunner
 from eelib.models.model import Model, probe_ids
 from eelib.models.packaged import cache_folder
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of new tokens that are timed
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # new tokens of one sequence that are timed
+WIDTHS = (1, 2, 3, 4, 6, 8)  # and of each sequence of a batch
+VERSION = 2  # of what the files hold
 PAST, ROUNDS, SECONDS = 96, 5, 1.5  # tokens in the cache; each number is timed so often, or until the time is over
-MEASURED: "WeakKeyDictionary[nn.Module, PassCosts]" = WeakKeyDictionary()
+TABLE = 512  # numbers of tokens up to which costs are looked up
+MEASURED: "WeakKeyDictionary[nn.Module, dict[int, PassCosts]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class PassCosts:
 
     Attributes:
         layers: L.
-        rows: numbers of tokens, rising.
+        rows: numbers of tokens, rising, of all sequences together.
         call: the network around its blocks.
         blocks: all L blocks.
         head: the head, read for each of the tokens.
@@ -48,38 +52,50 @@ class PassCosts:
     blocks: tuple[float, ...]
     head: tuple[float, ...]
 
-    def at(self, part: tuple[float, ...], rows: float) -> float:
-        """Seconds of a part for any number of tokens; beyond the last that was timed, each token takes its share."""
-        beyond = max(rows / self.rows[-1], 1.0)
-        return float(np.interp(rows, self.rows, part)) * beyond
+    @cached_property
+    def table(self) -> list[list[float]]:
+        """Each part for 0 to TABLE tokens; beyond the last number that was timed, each token takes its share."""
+        numbers = np.arange(TABLE + 1)
+        beyond = np.maximum(numbers / self.rows[-1], 1.0)
+        return [(np.interp(numbers, self.rows, part) * beyond).tolist() for part in (self.call, self.blocks, self.head)]
 
-    def whole(self, rows: float) -> float:
+    def whole(self, rows: int) -> float:
         """A pass through all blocks and the head."""
         return self.upto(rows, self.layers)
 
-    def upto(self, rows: float, blocks: float, head: float = 1.0) -> float:
+    def upto(self, rows: int, blocks: float, head: float = 1.0) -> float:
         """A pass through some blocks, which reads `head` of the head's rows."""
-        return (
-            self.at(self.call, rows)
-            + self.at(self.blocks, rows) * blocks / self.layers
-            + self.at(self.head, rows) * head
-        )
+        at = min(rows, TABLE)
+        call, through, read = self.table
+        return (call[at] + through[at] * blocks / self.layers + read[at] * head) * (rows / at if at else 1.0)
+
+    def beside(self, batch: "PassCosts") -> "PassCosts":
+        """These of one sequence up to where those of a batch begin."""
+        few = sum(rows < batch.rows[0] for rows in self.rows)
+        parts = [
+            tuple(np.maximum.accumulate([*getattr(self, name)[:few], *getattr(batch, name)]).tolist())
+            for name in ("call", "blocks", "head")
+        ]
+        return PassCosts(self.layers, (*self.rows[:few], *batch.rows), *parts)
 
 
-def pass_costs(model: Model) -> PassCosts:
-    """Those of a model on this machine, measured once and then found in the user's cache folder."""
-    if model.network not in MEASURED:
-        about = [model.hash, model.dtype, machine(model.device), torch.get_num_threads(), torch.__version__, ROWS]
-        name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
+    """Those of a model on this machine, for up to so many sequences: measured once, and then found in the user's cache
+    folder.
+    """
+    known = MEASURED.setdefault(model.network, {})
+    if sequences not in known:
+        about = [model.hash, model.dtype, machine(model.device), torch.get_num_threads(), torch.__version__, VERSION]
+        name = hashlib.sha256(json.dumps([*about, sequences]).encode()).hexdigest()[:16]
         file = cache_folder() / "passes" / f"{name}.json"
         try:
             found = PassCosts(**read_json(file))
-        except (OSError, ValueError, TypeError):
-            found = measured(model)
+        except TypeError:
+            found = measured(model, sequences)
             if model.hash:
                 keep(found, file)
-        MEASURED[model.network] = found
-    return MEASURED[model.network]
+        known[sequences] = found if sequences == 1 else pass_costs(model).beside(found)
+    return known[sequences]
 
 
 def keep(found: PassCosts, file: Path) -> None:
@@ -90,38 +106,50 @@ def keep(found: PassCosts, file: Path) -> None:
 
 
 @torch.inference_mode()
-def measured(model: Model) -> PassCosts:
-    """Costs, each the shortest of a few times; none is below that of fewer tokens."""
+def measured(model: Model, sequences: int = 1) -> PassCosts:
+    """Costs, each the shortest of a few times; none is below that of fewer tokens.
+
+    Of several sequences the last one has a single new token, so that rows are padded, as with drafts.
+    """
     text = probe_ids(model.network, model.tokenizer)[0].tolist()
     past = min(PAST, model.context_length // 2)
-    sizes = [rows for rows in ROWS if past + rows < model.context_length]
-    batch = Batch(model, [(text * past)[:past]], sizes[-1], Timer())
+    widths = [width for width in (ROWS if sequences == 1 else WIDTHS) if past + width < model.context_length]
+    batch = Batch(model, [(text * past)[:past]] * sequences, widths[-1], Timer())
     alone = model.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter  # of one thread, other work on the machine is left out
-    (sequence,) = batch.sequences
     blocks, end = BlockRunner(model, batch.cache.view), time.monotonic() + SECONDS
-    best = np.full((3, len(sizes)), np.inf)
+    best = np.full((3, len(widths)), np.inf)
+
+    def run(due: dict[DecodedSequence, int]) -> list[float]:
+        """Seconds of each part."""
+        times = [clock()]
+        call = blocks.prepare(batch.inputs(due))
+        synchronize(model.device)
+        times.append(clock())
+        states = call.embeddings
+        for layer in range(1, model.layers + 1):
+            states = blocks.run(call, layer, states)
+        synchronize(model.device)
+        times.append(clock())
+        model.unembed(states[:, -widths[-1] :].flatten(0, 1)).topk(2)
+        synchronize(model.device)
+        return np.diff([*times, clock()]).tolist()
+
     with blocks.open():
-        for turn in range(-1, ROUNDS):  # the first time is not counted: it reads the prompt
-            for number, rows in enumerate(sizes if turn >= 0 else [0]):
-                sequence.ids += [text[0]] * rows
-                sequence.pending = [PendingToken()] * (rows or sequence.prompt_length)
-                times = [clock()]
-                call = blocks.prepare(batch.inputs({sequence: len(sequence.pending)}))
-                synchronize(model.device)
-                times.append(clock())
-                states = call.embeddings
-                for layer in range(1, model.layers + 1):
-                    states = blocks.run(call, layer, states)
-                synchronize(model.device)
-                times.append(clock())
-                model.unembed(states[0]).topk(2)
-                synchronize(model.device)
-                times.append(clock())
-                if turn >= 0:
-                    best[:, number] = np.minimum(best[:, number], np.diff(times))
-                    del sequence.ids[-rows:]
-            if time.monotonic() > end and turn >= 0:
+        run({sequence: sequence.prompt_length for sequence in batch.sequences})
+        for _ in range(ROUNDS):
+            for number, width in enumerate(widths):
+                for sequence in batch.sequences:
+                    sequence.ids += [text[0]] * width
+                due = dict.fromkeys(batch.sequences, width)
+                if model.pads and sequences > 1:
+                    due[batch.sequences[-1]] = 1
+                best[:, number] = np.minimum(best[:, number], run(due))
+                for sequence in batch.sequences:
+                    del sequence.ids[-width:]
+            if time.monotonic() > end:
                 break
     call, through, head = np.maximum.accumulate(best, axis=1).tolist()
-    return PassCosts(model.layers, tuple(sizes), tuple(call), tuple(through), tuple(head))
+    return PassCosts(
+        model.layers, tuple(sequences * width for width in widths), tuple(call), tuple(through), tuple(head)
+    )

@@ -19,7 +19,7 @@ def costs(monkeypatch):
     """costs(more): let each further token of a pass cost so much of a pass of one; a fifth as long as nobody says."""
 
     def set_costs(more):
-        def of(model):
+        def of(model, sequences=1):
             passes = tuple(1 + more * (rows - 1) for rows in ROWS)
             return PassCosts(model.layers, ROWS, (0.0,) * len(ROWS), passes, (0.0,) * len(ROWS))
 

@@ -168,7 +168,7 @@ def test_costs_are_measured_once_and_found_again(model_of, monkeypatch, tmp_path
         assert list(part) == sorted(part) and min(part) > 0
     assert first.whole(1) < first.whole(first.rows[-1]) < first.whole(2 * first.rows[-1])
     (file,) = (tmp_path / "passes").iterdir()
-    monkeypatch.setattr(pass_costs, "measured", lambda _: PassCosts(1, (1,), (1.0,), (1.0,), (1.0,)))
+    monkeypatch.setattr(pass_costs, "measured", lambda *_: PassCosts(1, (1,), (1.0,), (1.0,), (1.0,)))
     monkeypatch.setattr(pass_costs, "MEASURED", {})
     assert pass_costs.pass_costs(model).whole(3) == first.whole(3)
     file.write_text("{")
