@@ -25,8 +25,7 @@ from eelib.common.tolerances import close
 
 LANES = 16  # partial sums of a product; they are added up in the same order whatever rows are beside it
 LARGE = torch.backends.cpu.get_cpu_capability() == "AVX512"  # 32 registers of 16 numbers, else 16 of 8
-FEW = 6 if LARGE else 4  # rows that are multiplied in one pass over the weights
-TILE, WIDE = 4, 4 if LARGE else 1  # rows, and rows of weights, of a tile
+TILE, WIDE = 4, 4 if LARGE else 1  # rows, and rows of weights, that are multiplied with each other at once
 BLOCK = 64  # outputs whose weights stay near while all rows are multiplied by them
 ROWS = (1, 3, 6, 10, 16, 32, 64, 128, 256)  # numbers of rows at which our products are timed against torch's
 SAMPLE, FULL = 2**24, 16  # weights with which they are timed: more than a processor keeps near; of more rows, fewer
@@ -40,8 +39,7 @@ ONE_CALL = Lock()  # numba's simplest threads serve one caller at a time
 def typed_dots(_typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, j: Any, y: Any) -> Any:
     """y[i + r, j + c] = x[i + r] . w[j + c] for r < rows and c < columns, two literals.
 
-    x and y are addresses of float32, rows without gaps. w is an array of float32, or of uint16: the upper halves of
-    float32.
+    x and y are addresses of float32, rows without gaps. w is an array of float32, or of uint16, as `packed` makes it.
     """
 
     def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
@@ -60,18 +58,22 @@ def typed_dots(_typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, j:
                 build.bitcast(place, ir.VectorType(kind, LANES).as_pointer()), align=4 if kind is number else 2
             )
 
-        def weights(column: Any, k: Any) -> Any:
+        def weights(c: int, k: Any) -> Any:
             if signature.args[4].dtype == types.float32:
-                return load(array.data, column, k, number)
-            wide = build.zext(load(array.data, column, k, half), ir.VectorType(bits, LANES))
+                return load(array.data, across[c], k, number)
+            if len(across) == 1:
+                packed = load(array.data, j, k, half)
+            else:  # the group's lanes lie one after the other
+                packed = load(array.data, j, build.add(build.mul(k, index(WIDE)), index(c * LANES)), half)
+            wide = build.zext(packed, ir.VectorType(bits, LANES))
             return build.bitcast(build.shl(wide, ir.Constant(wide.type, [16] * LANES)), lanes)
 
         zeros = ir.Constant(lanes, [0.0] * LANES)
         sums = [[cgutils.alloca_once_value(build, zeros) for _ in across] for _ in at]
         with cgutils.for_range_slice(build, index(0), size, index(LANES), index) as (k, _):
             near = [load(x, row, k, number) for row in at]
-            for c, column in enumerate(across):
-                weight = weights(column, k)
+            for c in range(len(across)):
+                weight = weights(c, k)
                 for r, part in enumerate(near):
                     # "contract": rounded once where the processor multiplies and adds in one instruction
                     product = build.fmul(part, weight, flags=("contract",))
@@ -95,57 +97,32 @@ dots: Any = intrinsic(prefer_literal=True)(typed_dots)
 
 
 @compiled(nogil=True)
-def tiles(x: int, rows: int, w: np.ndarray, y: int, first: int, last: int) -> None:
-    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T: so few that their weights stay near."""
-    whole, even = rows // TILE * TILE, first + (last - first) // WIDE * WIDE
-    for i in range(0, whole, TILE):
-        for j in range(first, even, WIDE):
-            dots(TILE, WIDE, x, i, w, j, y)
-        for j in range(even, last):
-            dots(TILE, 1, x, i, w, j, y)
-    for j in range(first, even, WIDE):
-        if rows - whole == 1:
-            dots(1, WIDE, x, whole, w, j, y)
-        elif rows - whole == 2:
-            dots(2, WIDE, x, whole, w, j, y)
-        elif rows - whole == 3:
-            dots(3, WIDE, x, whole, w, j, y)
-    for j in range(even, last):
-        for i in range(whole, rows):
-            dots(1, 1, x, i, w, j, y)
-
-
-@compiled(nogil=True)
 def some_products(x: int, rows: int, w: np.ndarray, y: int, first: int, last: int) -> None:
-    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, for k a multiple of LANES.
-
-    A few rows are multiplied by one row of weights at a time, since reading the weights takes the time; more rows in
-    tiles, since multiplying does.
-    """
-    if rows > FEW:
-        for begin in range(first, last, BLOCK):
-            tiles(x, rows, w, y, begin, min(begin + BLOCK, last))
-        return
-    for j in range(first, last):
-        if rows == 1:
-            dots(1, 1, x, 0, w, j, y)
-        elif rows == 2:
-            dots(2, 1, x, 0, w, j, y)
-        elif rows == 3:
-            dots(3, 1, x, 0, w, j, y)
-        elif rows == 4:
-            dots(4, 1, x, 0, w, j, y)
-        elif rows == 5:
-            dots(5, 1, x, 0, w, j, y)
-        elif rows == 6:
-            dots(6, 1, x, 0, w, j, y)
+    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, for k a multiple of LANES, `first` of WIDE."""
+    whole, even = rows // TILE * TILE, first + (last - first) // WIDE * WIDE
+    for begin in range(first, even, BLOCK):
+        end = min(begin + BLOCK, even)
+        for i in range(0, whole, TILE):
+            for j in range(begin, end, WIDE):
+                dots(TILE, WIDE, x, i, w, j, y)
+        for j in range(begin, end, WIDE):
+            if rows - whole == 1:
+                dots(1, WIDE, x, whole, w, j, y)
+            elif rows - whole == 2:
+                dots(2, WIDE, x, whole, w, j, y)
+            elif rows - whole == 3:
+                dots(3, WIDE, x, whole, w, j, y)
+    for j in range(even, last):
+        for i in range(rows):
+            dots(1, 1, x, i, w, j, y)
 
 
 @compiled(nogil=True, parallel=True)
 def products(x: int, rows: int, w: np.ndarray, y: int, cores: int) -> None:
     """All columns, on as many cores."""
     for core in numba.prange(cores):
-        some_products(x, rows, w, y, len(w) * core // cores, len(w) * (core + 1) // cores)
+        groups, last = len(w) // WIDE, len(w) if core + 1 == cores else len(w) // WIDE * (core + 1) // cores * WIDE
+        some_products(x, rows, w, y, groups * core // cores * WIDE, last)
 
 
 @compiled(nogil=True)
@@ -156,6 +133,16 @@ def halve(bits: np.ndarray, found: np.ndarray) -> bool:
         rest |= bits[k]
         found[k] = bits[k] >> np.uint32(16)
     return rest & np.uint32(0xFFFF) == 0
+
+
+def packed(halves: np.ndarray) -> np.ndarray:
+    """The same numbers [n, k] with groups of WIDE rows in one piece: LANES of each row, then the next of each."""
+    n, k = halves.shape
+    whole = n // WIDE * WIDE
+    if k % LANES or WIDE == 1:
+        return halves
+    groups = halves[:whole].reshape(whole // WIDE, WIDE, k // LANES, LANES).swapaxes(1, 2)
+    return np.concatenate([groups.reshape(whole, k), halves[whole:]])
 
 
 class FewRows:
@@ -170,7 +157,8 @@ class FewRows:
         self.whole = layer.weight.detach().numpy()
         self.first, self.address = self.whole.item(0), layer.weight.data_ptr()
         halves = np.empty(self.whole.shape, np.uint16)
-        self.w = halves if halve(self.whole.view(np.uint32).ravel(), halves.ravel()) else self.whole
+        fits = halve(self.whole.view(np.uint32).ravel(), halves.ravel())
+        self.w = packed(halves) if fits else self.whole
 
     def __reduce__(self) -> tuple:
         """A copy of a layer, whose weights may change unnoticed here, has torch's forward."""
