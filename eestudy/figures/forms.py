@@ -46,10 +46,12 @@ def lines(
         for name in names:
             line = rows[rows[series] == name] if series else rows
             look = looks[name]
+            if not len(line):  # it has no place in this panel's legend
+                continue
             if line["low"].notna().any():
                 axis.fill_between(line[x], line["low"], line["high"], color=look["color"], alpha=0.18, linewidth=0)
             axis.plot(line[x], line["estimate"], label=name, markersize=4, **look)
-            if look["color"] == FAINT and len(line):
+            if look["color"] == FAINT:
                 axis.annotate(name, (line[x].iloc[-1], line["estimate"].iloc[-1]), fontsize=8, color=FAINT)
         axis.set(xlabel=xlabel or x, ylabel=ylabel)
         whole_numbers(axis, frame[x])
@@ -89,6 +91,8 @@ def dots(
     for axis, rows in panels:
         for number, name in enumerate(names):
             chosen = rows[rows[series] == name] if series else rows
+            if not len(chosen):
+                continue
             at = np.array([rows_of.index(value) for value in chosen[y]]) + (number - (len(names) - 1) / 2) * step
             ends = chosen["estimate"] - chosen["low"], chosen["high"] - chosen["estimate"]
             look = looks[name]
