@@ -52,7 +52,7 @@ bench: $(STAMP)  ## time traces, early exit and the lens beside the best plain w
 	@tests/browser.sh
 	@$(RUN) python -m checks bench
 
-measure: $(STAMP)  ## run the long checks of the engine; data/checks gets their results
+measure: $(STAMP)  ## run what takes hours; data/measured gets the results
 	@$(RUN) python -m checks measure
 
 serve: book  ## build the book and open it in a browser

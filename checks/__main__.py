@@ -10,7 +10,10 @@ from pathlib import Path
 
 GROUPS = {
     "bench": ["trace_speed", "race", "products", "given", "lens"],
-    "measure": ["architectures", "store crashes", "store many_prompts", "store reproducible", "coverage", "statistics"],
+    "measure": [
+        *("architectures", "store crashes", "store many_prompts", "store reproducible"),
+        *("coverage", "statistics", "arithmetic"),
+    ],
 }
 ENTRIES = [
     file.stem
@@ -20,13 +23,13 @@ ENTRIES = [
 
 
 def run_group(name: str) -> None:
-    """Go on after a check that fails; end with status 1 where one did, and list what changed in data/checks."""
+    """Go on after a check that fails; end with status 1 where one did, and list what changed in data/measured."""
     failed = []
     for command in GROUPS[name]:
         print(f"== {command}", flush=True)
         if subprocess.run([sys.executable, "-m", "checks", *command.split()], check=False).returncode:
             failed.append(command)
-    subprocess.run(["git", "status", "--short", "--", "data/checks"], check=False)
+    subprocess.run(["git", "status", "--short", "--", "data/measured"], check=False)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -208,5 +208,5 @@ def main() -> None:
     trace = eelib.trace(model, task, folder=asked.runs, given=True)
     found = compared(plain, trace, task)
     rate = rates(model, plain, enough(texts, plain.tokenizer, TIMED), asked.repeats)
-    head |= {"model": model.name, "weights": model.hash}
+    head["models"] = {model.name: model.hash}
     finish(asked.output, head, goals(found, rate, asked.positions), found=found, rate=rate)

@@ -17,6 +17,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from checks.report import Goal, finish, goal, headed, options
+from eelib.common.files import data_folder
+from eelib.models.folder import weights_hash
 from eelib.tasks.task import load_task
 from eestudy.browser.__main__ import main as write_scripts
 from eestudy.browser.example import DIRECTIONS
@@ -99,4 +101,5 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         site(Path(folder), [(name, sentence) for name, chosen in sources.items() for sentence in chosen])
         rows = measured(browser, Path(folder))
+    head["models"] = {MODEL: weights_hash(data_folder("models", MODEL))}
     finish(asked.output, head, goals(rows, head["machine"]["load"]), browser=release, model=MODEL, rows=rows)

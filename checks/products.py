@@ -148,6 +148,6 @@ def main() -> None:
     if asked.repeats:
         models["bfloat16"] = endless(eelib.load_model(asked.model, dtype="bfloat16", device="cpu"))
         rows = speeds(models, prompts, asked)
-    head |= {"model": models["ours"].name, "weights": models["ours"].hash}
+    head["models"] = {models["ours"].name: models["ours"].hash}
     head["machine"] |= {"instructions": torch.backends.cpu.get_cpu_capability()}
     finish(asked.output, head, goals(tokens, rows), tokens=tokens, rows=rows)

@@ -112,5 +112,5 @@ def main() -> None:
             "wordings": rows,
         }
     settings = {"decoding": "greedy", "dtype": model.dtype, "device": model.device.type, "batch_size": BATCH}
-    head |= {"model": model.name, "model_hash": model.hash, "settings": settings}
+    head |= {"models": {model.name: model.hash}, "settings": settings}
     finish(asked.output, head, goals(kinds), kinds=kinds)

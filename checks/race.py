@@ -372,6 +372,7 @@ def main() -> None:
     task, rows, best = eelib.load_task(TASK, limit=2 * asked.sequences), list[Row](), list[tuple[float, Forecast]]()
     for name in asked.models:
         model = eelib.load_model(name, device="cpu")
+        head["models"][model.name] = model.hash
         ways = setups(model, task, asked.sequences)
         drafts = ways[1].forecast
         assert drafts

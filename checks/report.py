@@ -1,11 +1,12 @@
 """What every check does with what it measured: a head, goals, a file written whole or not at all, an exit status.
 
 A check takes its head before it begins (`headed`), makes rows of goals of what it measured (`goal`, `all_of`), and ends
-with `finish`, which writes data/checks/NAME.json and ends the process with status 1 where a goal is missed.
+with `finish`, which writes data/measured/NAME.json and ends the process with status 1 where a goal is missed.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,9 +28,9 @@ TINY = ("checks/tiny.py", "checks/tiny_texts.py")
 
 
 def options(about: str | None, kept: str) -> argparse.ArgumentParser:
-    """The command line of a check with the docstring `about`; --output is data/checks/KEPT.json unless it is given."""
+    """The command line of a check with the docstring `about`; --output is data/measured/KEPT.json by default."""
     parser = argparse.ArgumentParser(description=(about or "").partition("\n\n")[0])
-    result = data_folder("checks", f"{kept}.json")
+    result = data_folder("measured", f"{kept}.json")
     parser.add_argument("--output", type=Path, default=result, help=f"where the JSON goes ({result})")
     return parser
 
@@ -51,7 +52,8 @@ def headed(
         command: where it is not the one that started this process.
 
     Returns:
-        command, date, commit, depends, code (the hash of what it depends on), machine, versions and seed.
+        command, date, commit, depends, code (the hash of what it depends on), models, machine, versions and seed. The
+        check fills `models`, {name: hash}, with the trained models that it ran: a test holds them against today's.
     """
     places = sorted({*depends, "checks/report.py"} | ({f"checks/{check}.py"} if "checks" not in depends else set()))
     busy = {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}  # load: of other work
@@ -61,6 +63,7 @@ def headed(
         "commit": commit(places),
         "depends": places,
         "code": code_hash(places),
+        "models": {},
         "machine": host() | busy,
         "versions": versions(*packages),
         "seed": seed,
@@ -96,6 +99,26 @@ def goal(
 def all_of(name: str, met: int, number: int) -> Goal:
     """A row that asks for all of a number of cases, of which there has to be one at least."""
     return {"goal": name, "measured": f"{met:,} of {number:,}", "bound": "all", "met": met == number > 0}
+
+
+def differing(kept: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What differs between a kept sample and the same computed again; a line for each place.
+
+    A sample has `values`, {name: list}, and `near_ties`, the places at which rounding may change a value; where it
+    does, the rest of that list is another text, and is not compared.
+    """
+    lines = []
+    for name, values in kept["values"].items():
+        if len(values) != len(found["values"][name]):
+            lines.append(f"{name}: {len(values)} values, now {len(found['values'][name])}")
+            continue
+        for place, (old, new) in enumerate(zip(values, found["values"][name])):
+            if old == new or (isinstance(old, float) and math.isclose(old, new, rel_tol=1e-6)):
+                continue
+            if place in kept["near_ties"]:
+                break
+            lines.append(f"{name}, place {place}: {old}, now {new}")
+    return lines
 
 
 def write_report(path: Path, head: Head, **found: Any) -> None:

@@ -2,7 +2,7 @@
 
 `python -m checks.statistics [--replications 1000] [--jobs 1]` draws samples like the study's for every kind of
 statistic that the claims use, makes the interval of each with `eestudy.statistics`, and writes
-data/checks/statistics.json. It ends with status 1 where one covers less than 93% of the time from the claims' least
+data/measured/statistics.json. It ends with status 1 where one covers less than 93% of the time from the claims' least
 number of groups on, or more than 97%, or is more than half wider on average than it has to be. Some may cover more
 often, each for a stated reason.
 """
@@ -27,7 +27,7 @@ from eestudy import statistics
 from eestudy.resampling import LEVEL, Interval
 from eestudy.statistics import difference, interval, interval_of
 
-RESULT = data_folder("checks", "statistics.json")
+RESULT = data_folder("measured", "statistics.json")
 GROUPS, REPLICATIONS = (30, 60, 160), 1000
 DRAWS = 200  # in place of the notebooks' 2,000, where a caller may choose: their spread is the same but for 5%
 LEAST, MOST, MOST_WIDTH = 0.93, 0.97, 1.5  # of coverage; of the width, as a multiple of what is needed

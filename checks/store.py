@@ -30,6 +30,8 @@ import eelib
 from checks.report import TINY, TRACES, Goal, all_of, finish, goal, headed, options
 from checks.tiny import build
 from checks.tiny_texts import tokenizer_for
+from eelib.common.files import data_folder
+from eelib.models.folder import weights_hash
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing import make as making
@@ -38,6 +40,7 @@ from eelib.tracing.trace import Trace
 WORKERS, MOST_KILLS, KILLS = 3, 12, 300  # the most kills of one trace, so that several come to an end; in all
 AIMS = ("at random", "when a file is being written", "when a file is new")
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2}
+SHIPPED = "pocket-llama"
 Files = dict[str, bytes]
 
 
@@ -237,7 +240,7 @@ def full_round(maker: Maker, folder: Path, quiet: Files) -> dict[str, Any]:
 def crashes(scratch: Path, asked: Any) -> tuple[list[Goal], dict[str, Any]]:
     """The goals, and what was measured."""
     task = eelib.load_task("translation/de-en", 24)
-    maker = Maker(eelib.load_model("pocket-llama", device="cpu"), task, **OPTIONS)
+    maker = Maker(eelib.load_model(SHIPPED, device="cpu"), task, **OPTIONS)
     Maker(maker.model, task.take(2), max_new_tokens=2).finish(scratch / "small")
     began = time.monotonic()
     maker.finish(scratch / "quiet")
@@ -350,7 +353,7 @@ def reproducible(scratch: Path, asked: Any) -> tuple[list[Goal], dict[str, Any]]
     found: dict[str, list[dict[str, Any]]] = {"equal_runs": [], "batch_sizes": [], "threads": []}
     task = eelib.load_task("translation/de-en", asked.limit)
     for dtype in ("float32", "bfloat16"):
-        model = eelib.load_model("pocket-llama", dtype=dtype, device="cpu")
+        model = eelib.load_model(SHIPPED, dtype=dtype, device="cpu")
 
         def made(name: str, size: int, threads: int = 1, model: Model = model, dtype: str = dtype) -> Trace:
             torch.set_num_threads(threads)
@@ -396,4 +399,6 @@ def main() -> None:
     head = headed("store", "pyarrow", depends=(*TRACES, *TINY), seed=asked.seed)
     with tempfile.TemporaryDirectory() as folder:
         goals, found = PARTS[asked.part](Path(folder), asked)
+    if asked.part != "many_prompts":
+        head["models"] = {SHIPPED: weights_hash(data_folder("models", SHIPPED))}
     finish(output, head, goals, **found)

@@ -24,8 +24,9 @@ import torch
 
 from checks.report import TRACES, Goal, finish, goal, headed, options
 from checks.shapes import Shape, checkpoint, prompts
-from eelib.common.files import write_atomically
+from eelib.common.files import data_folder, write_atomically
 from eelib.common.tolerances import TOLERANCES
+from eelib.models.folder import weights_hash
 
 PEERS = ("nnsight", "transformer-lens", "tuned-lens")
 OURS = ("trace", "decode", "head", "plain")
@@ -338,6 +339,8 @@ def main() -> None:
     head = headed("trace_speed", "numpy", depends=(*TRACES, "checks/peers", "checks/shapes.py"))
     head["versions"] |= {pin[0]: pin[1].strip() for pin in pins if pin[0] in asked.peers}
     head["machine"]["threads"] = asked.threads
+    if LONG in shapes:
+        head["models"] = {LONG: weights_hash(data_folder("models", LONG))}
     kept = CACHE / "measured" / f"{head['code']}-{asked.threads}"
     rows: list[Row] = []
     series: list[Row] = []

@@ -225,7 +225,7 @@ LLAMA_SKIP = FineTuning(
     remarks={
         "aim": "agreement with the last layer of 60 and 75 at layers 4 and 6 of 12; BLEU at most 1 below "
         "pocket-llama's",
-        "ablation": "four trainings at equal tokens, each with a part of this recipe: data/ablation, and the page on "
+        "ablation": "four trainings at equal tokens, each with a part of this recipe: data/measured, and the page on "
         "joint optimization",
     },
 )

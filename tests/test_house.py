@@ -25,7 +25,7 @@ BELOW["eelib.lens"] = {"eelib.models", "eelib.common"}
 BELOW["eelib.tracing"] = {"eelib.lens", "eelib.tasks", *BELOW["eelib.lens"]}
 BELOW["eelib.exits"] = {"eelib.tracing", *BELOW["eelib.tracing"]}
 ENGINE = {"eelib.exits", *BELOW["eelib.exits"]}
-BELOW["eestudy.markup"] = {"eelib.common"}
+BELOW["eestudy.markup"] = BELOW["eestudy.measured"] = {"eelib.common"}
 BELOW["eestudy.words"] = {"eelib.tracing", *BELOW["eelib.tracing"]}
 BELOW["eestudy.resampling"] = {"eestudy.markup", "eelib.common"}
 BELOW["eestudy.statistics"] = {"eestudy.resampling", *BELOW["eestudy.resampling"]}
@@ -39,7 +39,7 @@ BELOW["eestudy.evaluation"] = {"eestudy.gates", *BELOW["eestudy.gates"]}
 BELOW["eestudy.decoding"] = {"eestudy.study", *BELOW["eestudy.study"]}
 BELOW["eestudy.results"] = {"eestudy.study", "eestudy.claims", "eestudy.figures", *BELOW["eestudy.study"]}
 BELOW["eestudy.browser"] = {"eestudy.results", *BELOW["eestudy.results"]}
-FOR_BOOK = ("markup", "claims", "figures", "resampling", "statistics", "parameters", "study")
+FOR_BOOK = ("markup", "measured", "claims", "figures", "resampling", "statistics", "parameters", "study")
 BELOW["eestudy.book"] = {*(f"eestudy.{room}" for room in FOR_BOOK), "eelib.common"}
 BELOW["recipes"] = {"eelib.exits", *BELOW["eelib.exits"]}
 OURS = {"eelib", "eestudy", "recipes", "checks", "tests"}

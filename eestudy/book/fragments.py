@@ -4,7 +4,6 @@ import argparse
 
 import yaml
 
-from eelib.common.files import data_folder
 from eestudy.book.answered import ANSWERS
 from eestudy.book.engine import engine
 from eestudy.book.front import front, page_chips, questions
@@ -34,7 +33,7 @@ def main() -> None:
         "models": models(study),
         "clone": clone(),
         "runs": runs(results),
-    } | engine(data_folder("checks"))
+    } | engine()
     for name, fragment in fragments.items():
         (GENERATED / f"{name}.md").write_text(fragment + "\n", encoding="utf-8")
     for model, notebook in study.runs:

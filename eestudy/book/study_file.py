@@ -18,7 +18,6 @@ BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 GENERATED = BOOK / "generated"
 LENS = "pocket-llama"  # the model that runs in the page `lens`
 APPENDIX = ("scoreboard", "glossary", "methods", "papers", "cards", "engine", "runs", "references")
-KEPT = ("ablation", "scale")  # folders of data/ with figures of trainings that are not shipped
 HOST_GB = 16  # of a job on a GPU: weights of 7 billion parameters in 16 bits pass through it
 OF_TRACES = (  # parameters that decide on traces, and where these lie
     "model",
@@ -132,8 +131,8 @@ class StudyFile:
         source = notebook_file(notebook)
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
         code = modules(source)
-        kept = [name for name in KEPT if f'data_folder(\\"{name}\\"' in said]
-        return [str(source), *code, *data_behind(model, said, "papers", "models/pocket-tagger", *kept)]
+        kept = [str(file) for file in data_folder("measured").glob("*.json") if f'measured(\\"{file.stem}\\")' in said]
+        return [str(source), *code, *data_behind(model, said, "papers", "models/pocket-tagger"), *kept]
 
     def worker_sources(self, model: str) -> list[str]:
         """Files that the traces of a model depend on, among them texts and weights."""
@@ -191,7 +190,7 @@ class StudyFile:
             *BOOK.glob("_templates/*"),
             *BOOK.glob("scripts/*/*"),
             *data_folder().glob("papers/*"),
-            *data_folder().glob("checks/*.json"),
+            *data_folder().glob("measured/*.json"),
             *data_folder().rglob("card.json"),
             *Path().glob("CITATION.cff"),
             *modules(STUDY_CODE / "book" / "__main__.py"),
@@ -254,6 +253,6 @@ def modules(source: Path) -> list[str]:
 
 def measured() -> list[Path]:
     """Files of code that kept results of checks are of: the book says whether these are still the same."""
-    reports = (json.loads(file.read_text(encoding="utf-8")) for file in data_folder("checks").glob("*.json"))
+    reports = (json.loads(file.read_text(encoding="utf-8")) for file in data_folder("measured").glob("*.json"))
     places = {str(place) for report in reports for place in report.get("depends", ())}
     return [file.relative_to(PACKAGE.parent) for file in files_in(places)]

@@ -166,9 +166,9 @@ def book(tmp_path_factory) -> Path:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda pair: execute(*pair), study.runs))
     data = project / "altered"
-    for file in (ROOT / "data/checks").glob("*.json"):
+    for file in (ROOT / "data/measured").glob("*.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        tamper(file, data / "checks" / file.name) if isinstance(content, dict) else None
+        tamper(file, data / "measured" / file.name) if isinstance(content, dict) else None
     tamper(ROOT / "data/models/pocket-llama/card.json", data / "models/pocket-llama/card.json", name=" ".join(HOSTILE))
     (data / "papers").symlink_to(ROOT / "data/papers")
     for file in project.glob("results/*/*.json"):

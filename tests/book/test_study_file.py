@@ -115,8 +115,8 @@ def test_a_page_depends_on_kept_figures_that_its_code_reads(monkeypatch):
     monkeypatch.chdir(ROOT)
     study = StudyFile.load(ROOT / "study.yml")
     for notebook, kept in (("architectures", "scale"), ("joint_optimization", "ablation"), ("length", None)):
-        found = {Path(file).parent.name for file in study.notebook_sources("smollm2-135m-instruct", notebook)}
-        assert found & {"scale", "ablation"} == ({kept} if kept else set())
+        found = {Path(file).name for file in study.notebook_sources("smollm2-135m-instruct", notebook)}
+        assert found & {"scale.json", "ablation.json"} == ({f"{kept}.json"} if kept else set())
 
 
 def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path, monkeypatch):

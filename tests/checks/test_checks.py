@@ -185,7 +185,7 @@ def test_a_check_that_takes_too_long_or_dies_has_failed(limit, check, words, mon
 
 
 def test_the_kept_result_covers_every_architecture():
-    kept = json.loads((data_folder("checks") / "architectures.json").read_text())
+    kept = json.loads((data_folder("measured") / "architectures.json").read_text())
     swept = kept["versions"]["transformers"]
     if swept != transformers.__version__:
         line = f"architectures.json is of transformers {swept}, not {transformers.__version__}"

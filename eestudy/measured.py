@@ -1,0 +1,30 @@
+"""What takes too long for the book: `python -m checks` measured it and wrote it to data/measured, a file each."""
+
+import json
+from typing import Any
+
+from eelib.common.errors import InputError
+from eelib.common.files import data_folder
+
+FOLDER = "measured"
+
+
+def measured(name: str) -> dict[str, Any]:
+    """A kept result, as JSON has it: what `checks.report.headed` describes, its goals, and what was found.
+
+    Raises:
+        InputError: no result has this name.
+    """
+    folder = data_folder(FOLDER)
+    if not (folder / f"{name}.json").is_file():
+        there = ", ".join(sorted(file.stem for file in folder.glob("*.json"))) or "none"
+        raise InputError(f"no result {name!r} is in {folder}; allowed are {there}")
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def provenance(report: dict[str, Any]) -> str:
+    """When, at which commit and on which machine a result was measured, as the end of a sentence."""
+    machine = report["machine"]
+    texts = {"cpu": "{}", "cores": "{} cores", "memory_gib": "{} GiB of memory", "gpu": "{}"}
+    parts = [text.format(machine[key]) for key, text in texts.items() if key in machine]
+    return f"on {report['date']} at commit {report['commit']} on {', '.join(parts)}"
