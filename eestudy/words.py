@@ -29,7 +29,6 @@ CLASSES = ("none", "word start", "continuation", "punctuation", "digits", "speci
 STARTS = ("\u2581", "\u0120", " ")  # what SentencePiece and byte-level BPE write for the space before a word
 INSIDE = "##"  # what WordPiece writes inside a word
 SHIPPED_TAGGER = "pocket-tagger"
-ROLES = ("prefix", "suffix", "single", "punctuation", "digits", "special", "mixed")
 APOSTROPHES, HYPHENS = "'\u2019\u02bc", "-\u2010\u2011\u00ad"  # soft and non-breaking hyphens, too
 JOINERS = frozenset(APOSTROPHES + HYPHENS)
 

@@ -1,13 +1,11 @@
 """Run a study and build its book: python -m eestudy.book [STUDY] [--cores N | --profile FOLDER] [Snakemake's options].
 
-One call at a time in a folder: a second one prints that it waits, and does. The lock ends with the process, however
-that ends. Snakemake's own lock does not: the one of a killed Snakemake is removed, unless another one is running here.
+One call at a time in a folder: a second one prints that it waits, and does.
 """
 
 import argparse
 import importlib.util
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -18,32 +16,7 @@ from eelib.common.errors import InputError
 from eestudy.book.study_file import StudyFile
 
 FOLDER = Path(".snakemake")
-NAME = "snakemake"
-
-
-def running_in(here: Path) -> list[int]:
-    """Processes of Snakemake on this machine whose folder this is."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if any(Path(part).name == NAME for part in process.cmdline()[:3]) and Path(process.cwd()) == here:
-                found.append(process.pid)
-        except psutil.Error:  # it ended, or is another user's
-            continue
-    return found
-
-
-def unlock(folder: Path) -> None:
-    """Remove the locks of a Snakemake that was killed; one that runs keeps them, and is named."""
-    locks = folder / "locks"
-    if not locks.is_dir() or not any(locks.iterdir()):
-        return
-    if running := running_in(Path.cwd()):
-        sys.exit(
-            f"Snakemake is running in this folder: process {', '.join(map(str, running))}. Wait for it, or end it."
-        )
-    print("The last call was killed; it goes on from there.", flush=True)
-    shutil.rmtree(locks)
+NAME = ("snakemake", "--nolock")  # the lock here ends with the process, however that ends; Snakemake's own does not
 
 
 def wait_for_lock(folder: Path) -> None:
@@ -68,10 +41,11 @@ def command(study: str, cores: str, profile: str | None, more: list[str]) -> lis
     if profile is None:
         memory = psutil.virtual_memory().total // 2**20
         own = ["--config", f"study={study}", "--resources", f"mem_mb={memory}", "--quiet", "rules", "host"]
-        return [NAME, *own, "--cores", cores, "--rerun-incomplete", "--keep-going", *more]
+        return [*NAME, *own, "--cores", cores, "--rerun-incomplete", "--keep-going", *more]
     if importlib.util.find_spec("snakemake_executor_plugin_slurm") is None:
         raise InputError("--profile needs its executor: pip install -c constraints.txt snakemake-executor-plugin-slurm")
-    return [NAME, "--config", f"study={study}", "cluster=slurm", "--workflow-profile", profile, "--jobs", "100", *more]
+    own = ["--config", f"study={study}", "cluster=slurm", "--workflow-profile", profile, "--jobs", "100"]
+    return [*NAME, *own, *more]
 
 
 def main() -> None:
@@ -88,7 +62,6 @@ def main() -> None:
         sys.exit(str(error))
     try:
         wait_for_lock(FOLDER)
-        unlock(FOLDER)
     except KeyboardInterrupt:
         sys.exit(130)
     os.execvp(given[0], given)

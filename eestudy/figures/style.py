@@ -32,7 +32,6 @@ MARKERS = "osD^vPX*"  # as many, so that a task has both
 WIDTH = 7.2  # inches: a figure fills the book's column, and its letters are not scaled
 DARK = 0.714  # from this strength on, white text on a shaded cell has a contrast of 4.5; below, black text has more
 MANY = 7  # columns from which on a table leaves out those that say the same in every row
-P_VALUE = "p"  # in place of a pattern: the column holds p-values
 JUDGED = ("Verdict", "Weight")  # but for these
 
 
@@ -105,9 +104,9 @@ def figure_html(drawn: Drawn, alt: str, caption: str, name: str, more: str = "")
 def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = None) -> None:
     """Show a data frame as a scrolling HTML table with a caption and its CSV; every text in it is inert.
 
-    `formats`: a pattern for a column's numbers, such as "{:.1f}", or P_VALUE. Intervals are written as `str` writes
-    them; in the CSV their bounds have columns of their own. In a table of many columns, a column with one value stands
-    in the caption. Nothing is shown of an empty frame.
+    `formats`: a pattern for a column's numbers, such as "{:.1f}". Intervals are written as `str` writes them; in the CSV
+    their bounds have columns of their own. In a table of many columns, a column with one value stands in the caption.
+    Nothing is shown of an empty frame.
     """
     if not len(frame):
         return
@@ -166,8 +165,6 @@ def written(value: object, pattern: str = "") -> object:
         return value
     if not np.isfinite(value):
         return "–"
-    if pattern == P_VALUE:
-        return "< 0.001" if value < 1e-3 else f"{value:.2g}"
     return pattern.format(value)
 
 

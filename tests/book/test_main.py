@@ -1,4 +1,4 @@
-"""`python -m eestudy.book`: what it refuses, who waits, and whose lock is removed."""
+"""`python -m eestudy.book`: what it refuses, and who waits."""
 
 import os
 import subprocess
@@ -18,32 +18,6 @@ SLEEPER = "import sys, time; print('ready', flush=True); time.sleep(60)"
 def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path.resolve()
-
-
-def test_locks_of_a_killed_snakemake_are_taken_away(here, capsys):
-    locks = here / ".snakemake/locks"
-    locks.mkdir(parents=True)
-    book.unlock(here / ".snakemake")
-    assert locks.exists() and not capsys.readouterr().out
-    (locks / "0.input.lock").touch()
-    book.unlock(here / ".snakemake")
-    assert not locks.exists() and "was killed" in capsys.readouterr().out
-
-
-def test_locks_of_one_that_runs_stay_and_it_is_named(here):
-    locks = here / ".snakemake/locks"
-    locks.mkdir(parents=True)
-    (locks / "0.input.lock").touch()
-    (here / "snakemake").write_text(SLEEPER)
-    running = subprocess.Popen([sys.executable, str(here / "snakemake")], stdout=subprocess.PIPE)
-    try:
-        assert running.stdout.readline() == b"ready\n"
-        with pytest.raises(SystemExit, match=f"process {running.pid}. Wait for it, or end it."):
-            book.unlock(here / ".snakemake")
-        assert (locks / "0.input.lock").exists()
-    finally:
-        running.kill()
-        running.wait()
 
 
 def in_place_of_snakemake(here: Path, code: str) -> dict[str, str]:

@@ -194,7 +194,6 @@ def test_a_killed_call_leaves_no_lock_and_two_at_once_take_turns(tmp_path):
     assert all(call.returncode == 0 for call in calls), [call.stdout for call in calls]
     said = [call.stdout for call in calls]
     assert sum("this one waits" in text for text in said) == 1
-    assert sum("The last call was killed; it goes on from there." in text for text in said) == 1
 
 
 INSTALLER = f"""#!/bin/sh
