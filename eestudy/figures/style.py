@@ -104,7 +104,7 @@ def figure_html(drawn: Drawn, alt: str, caption: str, name: str, more: str = "")
 def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = None) -> None:
     """Show a data frame as a scrolling HTML table with a caption and its CSV; every text in it is inert.
 
-    `formats`: a pattern for a column's numbers, such as "{:.1f}". Intervals are written as `str` writes them; in the CSV
+    `formats`: a pattern for a column's numbers, such as "{:.1f}". Intervals are written as `str` writes them; in a CSV
     their bounds have columns of their own. In a table of many columns, a column with one value stands in the caption.
     Nothing is shown of an empty frame.
     """
