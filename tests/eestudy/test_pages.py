@@ -17,19 +17,7 @@ from test_planted_verdicts import SATURATION, questions, wide_model
 import eelib
 from eestudy.parameters import ParameterError
 
-NEW = (
-    "saturation",
-    "length",
-    "difficulty",
-    "sublayers",
-    "subwords",
-    "joint_optimization",
-    "monotonicity",
-    "architectures",
-    "gates",
-    "production",
-    "speed",
-)  # notebooks that show their computation
+NEW = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("verdict", SATURATION)
