@@ -11,6 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from eelib.tasks.task import Task, load_task
+from eestudy.markup.markdown import text
 from eestudy.parameters import ParameterError, Parameters, check_parameters
 from eestudy.resampling import Interval
 from eestudy.results import Results, clean
@@ -131,7 +132,13 @@ def test_study_and_results(parameters, tmp_path):
     made = study.traces[given.tasks]
     assert len(made.sequences) == 3 and set(study.quality[given.tasks]) == {"BLEU", "chrF"}
     assert study.above_baseline == {given.tasks: False} and study.why_not("above_baseline")
-    results = Results("saturation", study)
+    names = {"share": Interval(0.5, 0.25, 0.75, 9), "counts": ["a"], "name": "a loop's variable", "digits": 2}
+    results = Results("saturation", study, [], names)
+    results.answer("{% if counts %}{{ share|pct_ci }} of {{ name }}{% endif %}{{ why }}")
+    assert results.headline == f"50 \\[25,\u00a075]% of gpt2{text(study.why_not())}".replace("\u00a0", " ")
+    results.say("{{ share|num(1) }} {{ digits }}", digits=3)
+    assert {key: value["estimate"] for key, value in results.numbers.items()}["digits"] == 3
+    assert set(results.numbers) == {"share", "name", "why", "digits"}  # a list is no number
     results.add("avg", Interval(1.5, 1.0, 2.0, 3), given.tasks)
     results.add("nothing", math.nan, given.tasks)
     path = results.save()
@@ -228,6 +235,7 @@ def test_what_is_behind_a_refusal_is_shown_before_its_line(shell, capsys):
     """An error of another library, whole; where only errors of our own are behind it, the line alone."""
     shell.run_cell("""
 from eelib.common.errors import CheckpointError, InputError
+from eestudy.markup.markdown import text
 from eestudy.parameters import ParameterError
 def refuse(cause):
     try:
