@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
+from eelib.tasks.sources import read_rows
 from eelib.tracing.trace import Trace
 
 CLASSES = ("none", "word start", "continuation", "punctuation", "digits", "special")
@@ -225,6 +226,25 @@ def load_tagger(name: str = SHIPPED_TAGGER) -> Any:
     if not any(token.pos_ for token in nlp("The cat sleeps on a chair.")):
         raise InputError(f"spaCy model '{name}' does not set token.pos_; {allowed}")
     return nlp
+
+
+def tagged_by_hand(nlp: Any) -> pd.DataFrame:
+    """Words that SmolLM2 wrote, tagged by hand for this project (data/tagged), beside the tags that a pipeline gives.
+
+    Returns:
+        A row for each word or sign, with `text` (its number), `word`, `upos` (by hand) and `found`.
+    """
+    from spacy.tokens import Doc
+
+    rows = read_rows(data_folder("tagged", "smollm2-135m-instruct.jsonl"))
+    found = []
+    for number, row in rows:
+        doc = Doc(nlp.vocab, words=row["words"].split())
+        for _, step in nlp.pipeline:
+            doc = step(doc)
+        pairs = zip(doc, row["tags"].split(), strict=True)
+        found += [{"text": number, "word": word.text, "upos": tag, "found": word.pos_} for word, tag in pairs]
+    return pd.DataFrame(found)
 
 
 def tags(words: pd.DataFrame, trace: Trace, nlp: Any) -> pd.DataFrame:

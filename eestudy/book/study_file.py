@@ -132,7 +132,7 @@ class StudyFile:
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
         code = modules(source)
         kept = [str(file) for file in data_folder("measured").glob("*.json") if f'measured(\\"{file.stem}\\")' in said]
-        return [str(source), *code, *data_behind(model, said, "papers", "models/pocket-tagger"), *kept]
+        return [str(source), *code, *data_behind(model, said, "papers", "tagged", "models/pocket-tagger"), *kept]
 
     def worker_sources(self, model: str) -> list[str]:
         """Files that the traces of a model depend on, among them texts and weights."""

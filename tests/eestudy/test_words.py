@@ -243,3 +243,11 @@ def test_taggers_that_do_not_load_are_one_line(tmp_path):
     spacy.blank("en").to_disk(tmp_path / "blank")
     with pytest.raises(ValueError, match="does not set token.pos_"):
         w.load_tagger(str(tmp_path / "blank"))
+
+
+def test_words_tagged_by_hand_have_universal_tags_and_the_tagger_gives_most_of_them():
+    hand = w.tagged_by_hand(w.load_tagger())
+    assert (
+        len(hand) >= 300 and hand["upos"].str.fullmatch("[A-Z]{3,5}|X").all() and hand["word"].str.strip().ne("").all()
+    )
+    assert (hand["upos"] == hand["found"]).mean() > 0.9
