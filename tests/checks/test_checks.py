@@ -363,33 +363,18 @@ def test_the_benchmark_of_traces_runs(tmp_path):
     assert found["goals"][-1]["met"] and found["goals"] == trace_speed.goals(found["rows"], [])
 
 
-def test_ways_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder_of, tmp_path):
-    given = ["--models", str(folder_of("llama")), "--sequences", "2", "--repeats", "1", "--sizes", "1", "2", "--shapes"]
-    _, found = run("race", *given, "--output", str(tmp_path / "a.json"))
+def test_methods_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder_of, tmp_path):
+    given = ["--texts", "2", "--few", "1", "--repeats", "1", "--sizes", "1", "2", "--new-tokens", "3"]
+    given += ["--tasks", "translation/de-en"]
+    _, found = run("race", str(folder_of("llama")), *given, "--output", str(tmp_path / "a.json"))
     rows = found["rows"]
-    assert {row["kind"] for row in rows} == {"plain", "lossless", "lossy", "library", "loop"}
-    early = [row for row in rows if row["kind"] in ("lossless", "lossy")]
-    assert all(min(row["seconds"], row["forecast"], row["bound"]) > 0 for row in early) and len(early) == 6
-    assert not [row for row in rows if row["kind"] == "lossless" and row["agrees"] != row["of"]]
-    assert found["goals"][0]["met"] and found["goals"] == race.goals(rows, [])
-    for name, more in (("agrees", -1), ("tokens", 1)):  # another token, or one too many
-        wrong = [row | {name: row[name] + more} if row["kind"] == "lossless" else row for row in rows]
-        assert not race.goals(wrong, [])[0]["met"]
-    assert missed(race.goals([], []))
-
-
-def test_drafts_are_replayed_on_another_shape(monkeypatch):
-    """Drafts of two through half of the layers, all right or all wrong."""
-    shape = race.Shape(4, 32, 300, 64, 4, 2, True, plan={1: (1, 25)})
-    monkeypatch.setattr(race.Forecast, "__post_init__", lambda _: None)
-    for right, per_round in ((True, 3.0), (False, 1.0)):
-        plans = [race.Planned(np.array([2, 1, 1]), np.array([True, right, right]))]
-        costs = race.Costs(2, 0, *[None] * 3, 0, 0, 0)
-        best = race.Forecast(costs, plans, race.fixed_exit(1), "verified", draft=2)
-        found = race.replayed("tiny", shape, best, 1)
-        assert found["layer"] == 2 and found["accepted"] == right and found["speed_up"] > 0
-        head = found["head"]
-        assert found["ceiling"] == pytest.approx(per_round * (4 + head) / (4 + 2 * 2 + 3 * head))
+    assert {row["kind"] for row in rows} == {"plain", "part", "lossless", "torch", "library"}
+    exact = [row for row in rows if row["kind"] == "lossless"]
+    assert {row["method"] for row in exact} == {"auto", "prompt", "layer:2"} and len(exact) == 6
+    assert all(row["texts_equal"] == row["texts"] and min(row["times_plain"], row["forecast"]) > 0 for row in exact)
+    assert found["goals"][0]["met"] and found["goals"] == race.goals(rows)
+    wrong = [row | {"texts_equal": row["texts_equal"] - 1} if row["kind"] == "lossless" else row for row in rows]
+    assert not race.goals(wrong)[0]["met"] and missed(race.goals([]))
 
 
 @pytest.mark.parametrize("share, met", [(0.9, True), (0.8, False)])

@@ -24,7 +24,8 @@ MATCHED = (0.25, 0.55, 0.65, 0.8, 0.85, 0.85, 0.85, 0.95)
 WEIGHT = 8.0  # drafts for which what is expected beforehand counts
 FORGET = 0.98  # of what earlier drafts of the same kind have shown, at each new one
 FADE = 0.9  # of what earlier rounds have shown of the seconds that a token takes
-FIRST = 0.6  # how often a model's draft is right, before there are any
+FIRST = 0.45  # how often a model's draft is right, before there are any
+SURE = 0.85  # of what drafts are expected to save counts: what is expected is the best of many guesses
 Kind = tuple[str, int]
 
 
@@ -119,13 +120,16 @@ class Drafting:
         self.rates = Rates()
         self.share = 1.0  # seconds of a token, as a share of plain decoding's
         self.ended = ""  # why the model drafts no more
+        self.seconds = self.plain_seconds = 0.0  # by the costs: of all rounds, and of the same tokens without drafts
+        self.spent, self.written, self.rows = 0.0, 0, 0  # of this round
         self.texts: dict[DecodedSequence, tuple[Ngrams, int]] = {}  # and how much of the sequence is in it
         self.kinds: dict[DecodedSequence, list[Kind]] = {}  # of this round's drafts
         self.chances: dict[DecodedSequence, float] = {}  # that all of this round's drafts are right
 
     def begin(self, sequences: list[DecodedSequence], prompts: list[list[int]]) -> None:
         """A new batch; an encoder-decoder's prompt is no part of the sequence."""
-        self.spent, self.written, self.rows = 0.0, 0, len(sequences)
+        self.settle()
+        self.kinds = {}
         if self.from_text:
             self.texts = {
                 s: (Ngrams([] if s.ids[: len(prompt)] == prompt else prompt), 0)
@@ -133,19 +137,25 @@ class Drafting:
             }
 
     def start(self, sequences: list[DecodedSequence]) -> None:
-        """A new round: what the last one has taken and written is taken in."""
-        if self.written:
-            share = self.spent / self.written / (self.costs.whole(self.rows) / self.rows)
-            self.share = min(FADE * self.share + (1 - FADE) * share, 1.0)
+        """A new round."""
+        self.settle()
         self.rows, self.width, self.made = len(sequences), 0, 0
         self.written, self.spent = 0, self.costs.whole(self.rows)
         self.chances, self.kinds = dict.fromkeys(sequences, 1.0), {s: [] for s in sequences}
         self.guessed: set[DecodedSequence] = set()
 
+    def settle(self) -> None:
+        """Take in what the last round has taken and written."""
+        if self.written:
+            plain = self.written * self.costs.whole(self.rows) / self.rows
+            self.share = min(FADE * self.share + (1 - FADE) * self.spent / plain, 1.0)
+            self.seconds, self.plain_seconds = self.seconds + self.spent, self.plain_seconds + plain
+            self.written = 0
+
     @property
     def value(self) -> float:
-        """Seconds that one more token saves."""
-        return self.share * self.costs.whole(self.rows) / self.rows
+        """Seconds that one more token is sure to save."""
+        return SURE * self.share * self.costs.whole(self.rows) / self.rows
 
     def verifying(self, width: int, shared: int = 0) -> float:
         """Seconds of a pass that verifies `width` drafts of each sequence; all have run `shared` blocks."""
@@ -241,7 +251,8 @@ class Drafting:
                 self.rates.add(("model", -1), draft.accepted)
             if not draft.accepted:
                 break
-        self.written += 1 + sum(draft.accepted for draft in drafts)
+        if sequence in self.kinds:  # else a prompt was read
+            self.written += 1 + sum(draft.accepted for draft in drafts)
 
     def drop(self, sequence: DecodedSequence) -> None:
         """Let go of a sequence that has ended."""

@@ -50,6 +50,7 @@ class GenerateOutput:
         times: seconds in blocks, head, gate, cache and Python.
         kv_policy: the KV policy that was used.
         draft: what drafted; "" where nothing did. `ended`: why it drafted no more, where it costs more than it saves.
+        expected: seconds after the prompts by what passes cost, without drafts and with those that were made.
     """
 
     tokens: pd.DataFrame
@@ -58,6 +59,7 @@ class GenerateOutput:
     kv_policy: str
     draft: str = ""
     ended: str = ""
+    expected: tuple[float, float] = (0.0, 0.0)
 
 
 def generate(
@@ -143,7 +145,10 @@ def generate(
         sequences += [sequence for part in parts for sequence in part]
     timer.charge("python")
     made = output_of_sequences(model, sequences, timer.seconds, kv.name)
-    made.draft, made.ended = name, drafting.ended if drafting else ""
+    made.draft = name
+    if drafting:
+        drafting.settle()
+        made.ended, made.expected = drafting.ended, (drafting.plain_seconds, drafting.seconds)
     return made
 
 
