@@ -66,11 +66,11 @@ def theirs(model: Model, new_tokens: int, **more: int) -> Callable[[Task, int], 
 
     def run(task: Task, size: int) -> tuple[float, list[list[int]], Row]:
         prompts, took, found = encoded(model, task), 0.0, [list[int]() for _ in range(len(task))]
-        config = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=ends, pad_token_id=model.pad_id)
+        config = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=ends, pad_token_id=model.pad_id, **more)
         for chunk in batches(model, prompts, size):
             ids, mask = model.adapter.pad([prompts[text] for text in chunk])
             began = time.perf_counter()
-            made: Any = network.generate(ids, attention_mask=mask, generation_config=config, **more)  # type: ignore[operator]
+            made: Any = network.generate(ids, attention_mask=mask, generation_config=config)  # type: ignore[operator]
             took += time.perf_counter() - began
             for text, row in zip(chunk, made[:, ids.shape[1] :].tolist()):
                 found[text] = row[: next((i + 1 for i, t in enumerate(row) if t in ends), len(row))]
@@ -104,7 +104,7 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
     """A row for each method, all in turns."""
     methods = [method for method in methods if not method.sizes or size in method.sizes]
     parts = [part for part in (range(min(few, len(task))), range(few, len(task))) if len(part)]
-    for method in methods:  # the first pays for what is made once
+    for method in methods:  # the first run pays for what is made once
         method.seconds, method.outputs, method.known = {}, {}, {}
         method.run(task.take(size), size)
     for repeat in range(repeats):

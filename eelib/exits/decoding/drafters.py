@@ -17,7 +17,7 @@ from eelib.common.timer import Timer
 from eelib.common.values import check_whole
 from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
 from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
-from eelib.exits.decoding.pass_costs import PassCosts, pass_costs
+from eelib.exits.decoding.pass_costs import PassCosts, expected_speed_up, pass_costs
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
 from eelib.models.draft_block import FILE, DraftBlock, load_draft, visible
 from eelib.models.lens_adapters import AdapterBlock, origin_of
@@ -246,9 +246,7 @@ def quickest(model: Model, costs: PassCosts) -> str:
         except InputError:
             continue
         made = costs.upto(1, 1 if kind == "features" else block.layer + 1, len(block.ids) / model.vocab_size)
-        for length in range(1, MOST):
-            tokens = sum(FIRST**number for number in range(length + 1))
-            speed_up = tokens * costs.whole(1) / (length * made + costs.whole(1 + length))
-            if speed_up > best:
-                found, best = f"prompt+{kind}", speed_up
+        speed_up, _ = expected_speed_up(costs, [FIRST] * MOST, made, 0 if kind == "features" else block.layer)
+        if speed_up > best:
+            found, best = f"prompt+{kind}", speed_up
     return found

@@ -7,9 +7,12 @@ the time. How many drafts are worth verifying depends on this alone, and on how 
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -96,6 +99,31 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
                 keep(found, file)
         known[sequences] = found if sequences == 1 else pass_costs(model).beside(found)
     return known[sequences]
+
+
+def expected_speed_up(
+    costs: PassCosts, right: Sequence[float], draft: float, shared: int = 0, sequences: int = 1
+) -> tuple[float, int]:
+    """The speed-up over plain decoding to expect of drafts, prompts left out, at the number of drafts that is best.
+
+    Args:
+        costs: of passes.
+        right: the chance that the first, the second ... draft of a round is right if those before it are.
+        draft: seconds of one draft for all sequences.
+        shared: blocks that a drafted token has run, and that verifying it need not run again.
+        sequences: that are decoded together.
+
+    Returns:
+        (speed-up, number of drafts); (1.0, 0) where no number of drafts saves time.
+    """
+    best, plain, saved = (1.0, 0), costs.whole(sequences), 0.0
+    for length, chance in enumerate(accumulate(right, mul), 1):
+        saved += chance
+        rows = sequences * (1 + length)
+        verified = costs.whole(rows) - costs.upto(rows, shared, 0) + costs.upto(sequences, shared, 0)
+        speed_up = (1 + saved) * plain / (length * draft + verified)
+        best = (speed_up, length) if speed_up > best[0] else best
+    return best
 
 
 def keep(found: PassCosts, file: Path) -> None:

@@ -13,7 +13,7 @@ from eelib.exits.decoding import drafters, pass_costs
 from eelib.exits.decoding.drafters import quickest, trained_block
 from eelib.exits.decoding.drafts import LONGEST, Ngrams
 from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.pass_costs import ROWS, PassCosts
+from eelib.exits.decoding.pass_costs import ROWS, PassCosts, expected_speed_up
 from eelib.models.draft_block import FILE, DraftBlock, save_draft
 from eelib.tracing.decode import greedy_decode, states_of
 
@@ -144,6 +144,18 @@ def test_the_quickest_way_is_chosen_by_what_passes_cost(model_of, costs):
     costs(2.0)
     made = generate(model, ["the cat sat on"], draft="auto", max_new_tokens=4)
     assert (made.draft, made.kv_policy, made.sequences["drafted"].sum()) == ("", "full", 0)
+
+
+def test_the_expected_speed_up_by_hand():
+    """Leviathan et al. 2023, section 3.3, where a pass costs the same for one token and for several."""
+    costs = PassCosts(4, (1, 100), (0.0, 0.0), (4.0, 4.0), (0.0, 0.0))
+    tokens = [1 + 0.5, 1 + 0.5 + 0.25, 1 + 0.5 + 0.25 + 0.125]
+    by_hand = [sum_ / (1 + length * 0.125) for length, sum_ in enumerate(tokens, 1)]
+    assert expected_speed_up(costs, [0.5] * 3, 0.5) == pytest.approx((max(by_hand), 1 + by_hand.index(max(by_hand))))
+    # drafts of layer 1 of 4, which verifying shares: of the pass over two tokens three blocks run both
+    costs = PassCosts(4, (1, 2), (0.0, 0.0), (4.0, 6.0), (0.0, 0.0))
+    assert expected_speed_up(costs, [1.0], 1.0, shared=1) == pytest.approx((2 * 4 / (1 + 1 + 3 / 4 * 6), 1))
+    assert expected_speed_up(costs, [0.1], 1.0) == (1.0, 0)
 
 
 def test_a_block_of_other_weights_is_refused(model_of, blocks, tmp_path, monkeypatch, one_line):
