@@ -3,9 +3,12 @@
 English texts of data/texts are traced, and read once more by transformers alone: one text after another, the hidden
 states of all layers, the final norm and the head written out here. At every position and layer both must have the same
 best token, but where the two best of the independent run are within a thousandth of a nat, which rounding explains.
-Then positions a second are measured beside plain loops of the same readouts.
+Then positions a second are measured beside plain loops of the same readouts, and beside tuned-lens's own evaluation of
+a text, which gives fewer of them, in an environment of its own.
 """
 
+import json
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import eelib
 from checks.report import TRACES, Goal, finish, goal, headed, options
+from checks.trace_speed import RUNNER, environment
 from eelib.common.files import data_folder
 from eelib.models.checkpoint import path_of
 from eelib.models.model import Model
@@ -44,6 +48,7 @@ FIELDS = {  # of the English texts, by file; those that are texts in themselves 
     "classification/rte": ("sentence1", "sentence2"),
     "classification/questions": ("sentence",),
 }
+MODELS = {"pocket-llama": 100_000, "smollm2-135m-instruct": 5_000}  # positions that are read
 MARGIN = 1e-3  # nats between the two best tokens, above which rounding explains no other best one
 NEAR = 1e-4  # of probabilities
 BATCH, TIMED = 16, 1000  # texts of the plain loop's batches; positions that are timed
@@ -162,8 +167,8 @@ def rates(model: Model, plain: Plain, texts: list[str], repeats: int) -> dict[st
 
     ways: dict[str, Callable[[], int]] = {
         "given": given,
-        "plain, one text": lambda: read_plainly(plain, texts, 1),
-        f"plain, {BATCH} texts": lambda: read_plainly(plain, texts, BATCH),
+        "the plain loop of one text": lambda: read_plainly(plain, texts, 1),
+        f"the plain loop of {BATCH} texts": lambda: read_plainly(plain, texts, BATCH),
     }
     best = dict.fromkeys(ways, 0.0)
     for _ in range(repeats):
@@ -173,40 +178,65 @@ def rates(model: Model, plain: Plain, texts: list[str], repeats: int) -> dict[st
     return best
 
 
-def goals(found: dict[str, Any], rate: dict[str, float], positions: int) -> list[Goal]:
-    """What is read is right and enough, and read faster than by plain loops."""
+def tuned_lens_rate(model: str, texts: list[str], repeats: int) -> float:
+    """Positions a second of tuned-lens, the best of the repeats, in its own process and environment."""
+    request = json.dumps({"texts": texts, "repeats": repeats})
+    command = [environment("tuned-lens"), str(RUNNER), "given", path_of(model)]
+    done = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def goals(found: dict[str, dict[str, Any]], rate: dict[str, float]) -> list[Goal]:
+    """What is read is right and enough, and read faster than by others."""
+    rows = []
+    for name, one in found.items():
+        shown = f"{one['differ']:,} of {one['top1']:,}; of {one['near_ties']:,} near ties {one['near_ties_differ']:,}"
+        differ = f"{name}: best tokens that differ, where the two best are over {MARGIN:g} nats apart"
+        rows += [
+            goal(f"{name}: positions that were read", one["positions"], at_least=MODELS.get(name, 1)),
+            goal(f"{name}: next tokens that are not the tokenizer's", one["other_tokens"], at_most=0),
+            goal(differ, one["differ"], at_most=0, shown=shown),
+            goal(
+                f"{name}: largest difference of the next token's probability",
+                one["largest_difference_of_probability"],
+                at_most=NEAR,
+            ),
+        ]
     own, *others = rate.items()
-    differ = f"best tokens that differ, where the two best are over {MARGIN:g} nats apart"
-    shown = (
-        f"{found['differ']:,} of {found['top1']:,}; of {found['near_ties']:,} near ties {found['near_ties_differ']:,}"
-    )
-    share = "largest difference of the next token's probability"
-    return [
-        goal("positions that were read", found["positions"], at_least=positions),
-        goal("next tokens that are not the tokenizer's", found["other_tokens"], at_most=0),
-        goal(differ, found["differ"], at_most=0, shown=shown),
-        goal(share, found["largest_difference_of_probability"], at_most=NEAR),
-        *(
-            goal(f"positions a second, as a multiple of the loop of {name}", own[1] / other, at_least=1)
-            for name, other in others
-        ),
-    ]
+    multiple = "positions a second, as a multiple of"
+    return rows + [goal(f"{multiple} {name}", own[1] / other, at_least=1) for name, other in others]
+
+
+def sample() -> dict[str, Any]:
+    """A small part, computed again by the tests: best tokens of a middle layer, and places of near ties."""
+    model = eelib.load_model("pocket-llama", dtype="float32", device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task.from_prompts(english()[:8], name="sample")
+        made = eelib.trace(model, task, folder=folder, given=True, progress=False)
+        middle = model.layers // 2
+        near = np.flatnonzero(np.asarray(made["margin"])[:, middle] < MARGIN).tolist()
+        return {"values": {"top1": np.asarray(made["top1"])[:, middle].tolist()}, "near_ties": near}
 
 
 def main() -> None:
     """The command line."""
     parser = options(__doc__, "given")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a llama-like checkpoint: a name or a folder")
-    parser.add_argument("--positions", type=int, default=100_000, help="positions that are read (100,000)")
+    parser.add_argument("--models", nargs="+", default=[*MODELS], help="llama-like checkpoints: names or folders")
+    parser.add_argument("--positions", type=int, help="positions that are read (100,000 and 5,000)")
     parser.add_argument("--repeats", type=int, default=2, help="timings of each way (2)")
+    parser.add_argument("--no-peer", action="store_true", help="leave tuned-lens out")
     parser.add_argument("--runs", default="runs", help="where the trace lies, which is finished if it is half made")
     asked = parser.parse_args()
-    head = headed("given", depends=TRACES)
-    model, plain = eelib.load_model(asked.model, device="cpu"), Plain.load(path_of(asked.model))
-    texts = enough(english(), plain.tokenizer, asked.positions)
-    task = Task.from_prompts(texts, name="english")
-    trace = eelib.trace(model, task, folder=asked.runs, given=True)
-    found = compared(plain, trace, task)
-    rate = rates(model, plain, enough(texts, plain.tokenizer, TIMED), asked.repeats)
-    head["models"] = {model.name: model.hash}
-    finish(asked.output, head, goals(found, rate, asked.positions), found=found, rate=rate)
+    head, found = headed("given", depends=(*TRACES, "checks/peers")), dict[str, dict[str, Any]]()
+    for name in asked.models:
+        model = eelib.load_model(name, dtype="float32", device="cpu")
+        plain = Plain.load(path_of(name))
+        texts = enough(english(), plain.tokenizer, asked.positions or MODELS.get(name, TIMED))
+        task = Task.from_prompts(texts, name="english")
+        trace = eelib.trace(model, task, folder=asked.runs, given=True)
+        found[model.name], head["models"][model.name] = compared(plain, trace, task), model.hash
+    texts = enough(texts, plain.tokenizer, TIMED)
+    rate = rates(model, plain, texts, asked.repeats)
+    if not asked.no_peer:
+        rate["tuned-lens"] = tuned_lens_rate(asked.models[-1], texts, asked.repeats)
+    finish(asked.output, head, goals(found, rate), sample=sample(), found=found, timed=model.name, rate=rate)

@@ -263,6 +263,29 @@ def run_tuned_lens(network: Any, request: Request) -> dict:
     return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
 
 
+def given_rate(folder: str) -> float:
+    """Positions a second at which tuned-lens evaluates texts (stdin: {texts, repeats}), all layers of each: a run of
+    the network, then entropy, top-1, KL to the last layer and the next token's loss of the logit lens's logits.
+    """
+    from transformers import AutoTokenizer
+
+    request, network, best = json.load(sys.stdin), load_tuned_lens(folder), 0.0
+    tokenizer, (lens,) = AutoTokenizer.from_pretrained(folder), network.logit_lens
+    rows = [ids for ids in tokenizer(request["texts"])["input_ids"] if len(ids) > 1]
+    for turn in range(request["repeats"] + 1):  # the first is not counted
+        began = time.perf_counter()
+        for ids in rows:
+            out = network(input_ids=torch.tensor([ids[:-1]]), output_hidden_states=True, use_cache=False)
+            last, following = out.logits[0].log_softmax(-1), torch.tensor(ids[1:])
+            for layer, state in enumerate(out.hidden_states[:-1]):
+                logs = lens(state[0], layer).log_softmax(-1)
+                (logs.exp() * logs).sum(-1), logs.argmax(-1), F.nll_loss(logs, following)
+                F.kl_div(logs, last, log_target=True, reduction="none").sum(-1)
+        seconds = time.perf_counter() - began
+        best = max(best, sum(len(ids) - 1 for ids in rows) / seconds) if turn else best
+    return best
+
+
 WAYS: dict[str, tuple[Callable[[str], Any], Callable[[Any, Request], Any]]] = {
     "trace": (load_trace, run_trace),
     "decode": (load_network, run_decode),
@@ -341,6 +364,10 @@ def one_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    if len(sys.argv) == 3 and sys.argv[1] == "given":
+        print(given_rate(sys.argv[2]))
+        sys.exit()
     if len(sys.argv) != 3 or sys.argv[1] not in WAYS:
         sys.exit(f"usage: run.py WAY CHECKPOINT; WAY is one of {', '.join(WAYS)}")
     serve(*WAYS[sys.argv[1]], sys.argv[2])
