@@ -10,7 +10,7 @@ beforehand, or every value at which the curve changes (`points` above their numb
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,10 +18,6 @@ from scipy.stats import binom
 
 from eelib.common.errors import InputError
 from eelib.exits.trace_scores import Curve
-
-KEPT = 0.98  # P's share of full depth's quality
-WAYS = ("fixed sequence", "bonferroni")
-LOSSES = ("any", "share")
 
 
 class Split(NamedTuple):
@@ -37,18 +33,17 @@ class Split(NamedTuple):
         return first, second
 
 
-def split(
-    tasks: Mapping[str, Collection[str]], share: float = 0.5, seed: int = 0, least: int = 1, reason: str = ""
-) -> dict[str, Split]:
+def split(tasks: Mapping[str, Collection[str]], share: float = 0.5, seed: int = 0) -> dict[str, Split]:
     """Part the groups of each task at random, `share` of them to calibrate on.
 
-    A label stands on the same side in all tasks, for tasks may share their texts. InputError where a side would be
-    empty, or where fewer than `least` groups are left to calibrate on; `reason` says what needs so many.
+    A label stands on the same side in all tasks, for tasks may share their texts. InputError where a side is empty.
     """
     if not 0 < share < 1:
         raise InputError(f"share {share!r} is not allowed; it must lie between 0 and 1")
     labels = {name: sorted(set(map(str, groups))) for name, groups in tasks.items()}
-    order = {label: rank for rank, label in enumerate(shuffled(sorted(set().union(*labels.values())), seed))}
+    all_labels = sorted(set().union(*labels.values()))
+    ranks = np.random.default_rng(seed).permutation(len(all_labels))
+    order = {all_labels[at]: rank for rank, at in enumerate(ranks)}
     side: dict[str, bool] = {}
     for name in sorted(labels, key=lambda name: (len(labels[name]), name)):  # small ones have the least to choose from
         free = sorted((label for label in labels[name] if label not in side), key=order.__getitem__)
@@ -59,48 +54,26 @@ def split(
     for name, known in labels.items():
         first = frozenset(label for label in known if side[label])
         found[name] = Split(first, frozenset(known) - first)
-        if not all(found[name]) or len(first) < least:
-            asked = f"at least {least} are needed {reason}".rstrip() if least > 1 else "neither side may be empty"
-            sides = f"{len(first)} are to calibrate on and {len(found[name].report)} to report on"
-            raise InputError(f"task {name}: of {len(known)} groups {sides}; {asked}")
+        if not all(found[name]):
+            raise InputError(f"task {name} has {len(known)} groups, too few to calibrate on some and report on others")
     return found
 
 
-def shuffled(labels: list[str], seed: int) -> list[str]:
-    """The labels in an order of chance."""
-    return [labels[rank] for rank in np.random.default_rng(seed).permutation(len(labels))]
-
-
-# ---- by what is kept
+# ---- without a guarantee
 
 
 @dataclass(frozen=True)
 class Choice:
     """A threshold, or None with the `reason` in one line; `at` is its index among the values.
 
-    `certified`: what holds of it. `n`: units that it was chosen by; `least`: how many could do at best, without a loss.
+    `certified`: what holds of it. `n`: units that it was chosen by.
     """
 
     threshold: float | None
     certified: str
     n: int
-    least: int
     reason: str = ""
     at: int | None = None
-
-
-def by_quality(values: Sequence[float], kept: ArrayLike, n: int, least: float = KEPT) -> Choice:
-    """P's rule (5): the lowest of the rising `values` from which on a share `least` of full depth's quality is kept.
-
-    `kept`: the shares [K], such as a `Quality`'s scores over its full score.
-    """
-    check_values(values, n)
-    check_level("the share to keep", least)
-    shares = np.asarray(kept, dtype=float)
-    if shares.shape != (len(values),):
-        raise InputError(f"{len(values)} thresholds need as many shares of quality, not {shares.shape}")
-    what = f"at least {least:.6g} of full depth's on the calibration side"
-    return lowest(values, shares >= least, what, n, f"the highest is {shares.max():.6g}")
 
 
 def by_agreement(curve: Curve, least: float) -> Choice:
@@ -115,21 +88,19 @@ def by_agreement(curve: Curve, least: float) -> Choice:
 def lowest(values: Sequence[float] | np.ndarray, met: np.ndarray, what: str, n: int, why: str) -> Choice:
     """The lowest value at and above which something is met."""
     if not met[-1]:
-        return Choice(None, "nothing", n, 1, f"no threshold reaches {what}: {why}")
+        return Choice(None, "nothing", n, f"no threshold reaches {what}: {why}")
     at = len(met) - int(np.argmin(met[::-1])) if not met.all() else 0
-    return Choice(float(values[at]), what, n, 1, "", at)
+    return Choice(float(values[at]), what, n, "", at)
 
 
 # ---- with a guarantee
 
 
-def losses_of(curve: Curve, kind: str = "any") -> np.ndarray:
+def losses_of(curve: Curve, kind: Literal["any", "share"] = "any") -> np.ndarray:
     """Losses [G, K] of a curve's groups: whether "any" token differs from full depth's, or the "share" that does.
 
     A group is a sequence, or all those that share a text.
     """
-    if kind not in LOSSES:
-        raise InputError(f"loss {kind!r} is not known; allowed: {', '.join(LOSSES)}")
     wrong = curve.tokens[:, None] - curve.agreed
     return (wrong > 0).astype(float) if kind == "any" else wrong / curve.tokens[:, None]
 
@@ -139,7 +110,7 @@ def learn_then_test(
     values: Sequence[float],
     epsilon: float,
     delta: float,
-    way: str = "fixed sequence",
+    way: Literal["fixed sequence", "bonferroni"] = "fixed sequence",
     as_published: bool = False,
 ) -> Choice:
     """The lowest of the rising `values` whose risk is at most epsilon, wrong with a chance of at most delta.
@@ -150,22 +121,20 @@ def learn_then_test(
     """
     table = checked(losses, values, epsilon)
     check_level("delta", delta)
-    if way not in WAYS or (as_published and way != WAYS[0]):
-        raise InputError(f"way {way!r} is not allowed; it must be {' or '.join(WAYS)}, as published the first")
     n, count = table.shape
     tests = count if way == "bonferroni" else 1
     rejected = p_values(table, epsilon) <= delta / tests
-    least = smallest_for_test(epsilon, delta, tests)
     if way == "fixed sequence":
         rejected = np.logical_and.accumulate(rejected[::-1])[::-1]
     at = int(rejected.argmax()) if rejected.any() else count
     if as_published:
         at = max(0, at - 1)
     if at == count:
-        return Choice(None, "nothing", n, least, unable(table, epsilon, least, f" at delta {delta:g}"))
+        least = smallest_for_test(epsilon, delta, tests)
+        return Choice(None, "nothing", n, unable(table, epsilon, least, f" at delta {delta:g}"))
     bound = f"risk at most {epsilon:g}, but for a chance of {delta:g}"
     certified = f"nothing: {bound}, holds of the next higher threshold" if as_published else bound
-    return Choice(float(values[at]), certified, n, least, "", at)
+    return Choice(float(values[at]), certified, n, "", at)
 
 
 def conformal_risk_control(losses: ArrayLike, values: Sequence[float], epsilon: float) -> Choice:
@@ -174,13 +143,13 @@ def conformal_risk_control(losses: ArrayLike, values: Sequence[float], epsilon: 
     A unit's loss counts as its highest at this or any higher value, since the guarantee is for losses that only fall.
     """
     table = checked(losses, values, epsilon)
-    n, least = len(table), smallest_for_control(epsilon)
+    n = len(table)
     falling = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
     met = (falling.sum(axis=0) + 1) / (n + 1) <= epsilon + 1e-12
     if not met[-1]:
-        return Choice(None, "nothing", n, least, unable(table, epsilon, least, ""))
+        return Choice(None, "nothing", n, unable(table, epsilon, smallest_for_control(epsilon), ""))
     at = int(met.argmax())
-    return Choice(float(values[at]), f"mean risk at most {epsilon:g}", n, least, "", at)
+    return Choice(float(values[at]), f"mean risk at most {epsilon:g}", n, "", at)
 
 
 def p_values(losses: np.ndarray, epsilon: float) -> np.ndarray:
@@ -201,21 +170,12 @@ def p_values(losses: np.ndarray, epsilon: float) -> np.ndarray:
 
 def smallest_for_test(epsilon: float, delta: float, tests: int = 1) -> int:
     """The fewest units, all without a loss, with which Learn-then-Test certifies anything: (1 - epsilon)^n <= delta."""
-    check_level("epsilon", epsilon)
-    check_level("delta", delta)
-    n = max(1, math.ceil(math.log(delta / tests) / math.log1p(-epsilon)) - 1)
-    while binom.cdf(0, n, epsilon) > delta / tests:
-        n += 1
-    return n
+    return max(1, math.ceil(math.log(delta / tests) / math.log1p(-epsilon) - 1e-9))
 
 
 def smallest_for_control(epsilon: float) -> int:
     """The fewest units, all without a loss, with which conformal risk control certifies anything: 1 / (n + 1)."""
-    check_level("epsilon", epsilon)
-    n = max(1, math.ceil(1 / epsilon) - 2)
-    while 1 / (n + 1) > epsilon + 1e-12:
-        n += 1
-    return n
+    return max(1, math.ceil(1 / epsilon - 1 - 1e-9))
 
 
 # ---- what is given

@@ -1,14 +1,12 @@
 """A policy as a file: when tokens exit, what is done about keys and values, on what evidence; tied to its model.
 
-`python -m eelib.exits.policy --model NAME --tasks PATTERN --out FILE` calibrates one; `eelib.generate(model, task,
-policy=FILE)` decodes by it, and refuses it for another model, or after the model changed.
+`calibrate(model, tasks, traces).save(FILE)` makes one; `eelib.generate(model, task, policy=FILE)` decodes by it, and
+refuses it for another model, or after the model changed.
 """
 
-import argparse
 import hashlib
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,17 +19,15 @@ import pandas as pd
 import torch
 from scipy.stats import beta
 
-from eelib.common.errors import InputError, StorageError
+from eelib.common.errors import InputError
 from eelib.common.files import write_atomically
 from eelib.common.values import check_whole
 from eelib.exits.calibration import learn_then_test, losses_of, split
 from eelib.exits.exit_rule import ExitRule, check_exit_layers
-from eelib.exits.gates.gate import GROUP, NO_EXIT, Gate, gate_named
-from eelib.exits.gates.state import TrainedGate
-from eelib.exits.trace_scores import Curve, Scores, curve, make_scores, needs_states, scores
-from eelib.models.model import Model, load_model
-from eelib.tasks.task import Task, load_task, task_names
-from eelib.tracing.make import trace
+from eelib.exits.gates.gate import GROUP, NO_EXIT, gate_named
+from eelib.exits.trace_scores import Curve, curve, make_scores, scores
+from eelib.models.model import Model
+from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
 
 EXACT = ("deferred", "full", "verified")  # under these, keys and values are true, so a trace shows which tokens differ
@@ -90,8 +86,7 @@ class Policy:
             if mine != now:
                 raise InputError(
                     f"the policy was calibrated for {self.model} with other {what} (hash {mine[:12]}) than those of "
-                    f"{model.name} (hash {now[:12]}); calibrate it anew with: python -m eelib.exits.policy --model "
-                    f"{model.name}"
+                    f"{model.name} (hash {now[:12]}); calibrate it anew with eelib.exits.policy.calibrate"
                 )
 
     def rule(self, model: Model, kind: str) -> ExitRule | None:
@@ -107,7 +102,7 @@ class Policy:
                 f"gate {self.gate} of the policy is of package {self.gate_package}, which is not installed"
             )
         gate = gate_named(self.gate, model, **self.gate_parameters)
-        if gate_hash(gate) != self.gate_hash:
+        if getattr(gate, "weights", "") != self.gate_hash:
             raise InputError(f"gate {self.gate} of {model.name} was trained anew since the policy was calibrated")
         value = self.thresholds[kind]
         if value is None:
@@ -178,11 +173,6 @@ def head_hash(model: Model) -> str:
     return digest.hexdigest()
 
 
-def gate_hash(gate: Gate) -> str:
-    """Of a trained gate's weights; "" for others."""
-    return gate.weights if isinstance(gate, TrainedGate) else ""
-
-
 # ---- calibration
 
 
@@ -230,7 +220,7 @@ def calibrate(
         raise InputError(f"kv_policy {kv_policy!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
     rule = ExitRule(gate_named(gate, model, **parameters), None, exit_layers, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
-    units = {name: units_of(tasks[name]) for name in traces}
+    units = {name: dict(zip(task.groups, task.units or task.groups)) for name, task in tasks.items()}
     of_rows = {name: made.tokens["group"].map(units[name]) for name, made in traces.items()}
     halves = split({name: set(of_rows[name]) for name in traces}, share, seed)
     others = split({name: half.report for name, half in halves.items()}, 1 / 3, seed)
@@ -239,15 +229,16 @@ def calibrate(
         kinds.setdefault(tasks[name].kind, []).append(name)
     thresholds, certified, risks = {}, {}, {}
     based: dict[str, dict[str, Any]] = {}
-    found = {name: scores_of(rule, model, tasks[name], made) for name, made in traces.items()}
+    for name, made in traces.items():
+        make_scores(model, tasks[name], made, [rule], progress=False)
+    found = {name: scores(rule, made) for name, made in traces.items()}
     calibrating = {name: halves[name].sides(of_rows[name])[0] for name in traces}
     tested, reporting = ({name: others[name].sides(of_rows[name])[side] for name in traces} for side in (0, 1))
     for kind, names in kinds.items():
         grid = grid_of(rule, [found[name].score.numpy()[tested[name]] for name in names])
         losses, held_out = (
             losses_by_unit(
-                [curve(rule, found[name], traces[name], rows[name], grid, ends=True) for name in names],
-                [units[name] for name in names],
+                {name: curve(rule, found[name], traces[name], rows[name], grid, ends=True) for name in names}, units
             )
             for rows in (calibrating, reporting)
         )
@@ -262,7 +253,7 @@ def calibrate(
         head_hash=head_hash(model),
         gate=gate,
         gate_parameters=dict(parameters),
-        gate_hash=gate_hash(rule.gate),
+        gate_hash=getattr(rule.gate, "weights", ""),
         gate_package=type(rule.gate).__module__.partition(".")[0],
         exit_layers=exit_layers,
         minimum_layer=minimum_layer,
@@ -278,31 +269,18 @@ def calibrate(
     )
 
 
-def scores_of(rule: ExitRule, model: Model, task: Task, made: Trace) -> Scores:
-    """The gate's scores over a trace, from states where it asks for them."""
-    if needs_states(rule):
-        make_scores(model, task, made, [rule], progress=False)
-    return scores(rule, made)
-
-
-def units_of(task: Task) -> dict[str, str]:
-    """{group of a task: the name of its text}."""
-    return dict(zip(task.groups, task.units or task.groups))
-
-
-def losses_by_unit(curves: Sequence[Curve], units: Sequence[Mapping[str, str]], kind: str = "any") -> np.ndarray:
-    """Losses [units, K] of several tasks: whether any token of a text differs, or the share of them that do.
+def losses_by_unit(curves: Mapping[str, Curve], units: Mapping[str, Mapping[str, str]]) -> np.ndarray:
+    """Losses [units, K] of several tasks: whether any token of a text differs.
 
     Args:
-        curves: one for each task.
-        units: for each task, the name of each group's text, as in `units_of`.
-        kind: "any" or "share", as in `losses_of`.
+        curves: by task.
+        units: by task, {group: the name of its text}.
 
     Returns:
         The mean over the tasks that have a text: the tests need units that are independent.
     """
     parts = [
-        pd.DataFrame(losses_of(one, kind), index=[of[group] for group in one.groups]) for one, of in zip(curves, units)
+        pd.DataFrame(losses_of(one), index=[units[name][group] for group in one.groups]) for name, one in curves.items()
     ]
     return pd.concat(parts).groupby(level=0).mean().to_numpy()
 
@@ -325,41 +303,3 @@ def grid_of(rule: ExitRule, held_out: Sequence[np.ndarray]) -> list[float]:
     if not len(values):
         raise InputError(f"gate {rule.gate.name} has no score in these traces")
     return np.unique(np.quantile(values, np.linspace(0.5, 1.0, POINTS))).tolist()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m eelib.exits.policy", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="a shipped name, a local folder, or a hub id")
-    parser.add_argument("--tasks", default="translation/*", help="what to calibrate on, as notebooks take it")
-    parser.add_argument("--gate", default="softmax_difference")
-    parser.add_argument("--kv-policy", choices=EXACT, default=EXACT[0])
-    parser.add_argument("--epsilon", type=float, default=0.05, help="share of outputs that may differ")
-    parser.add_argument("--delta", type=float, default=0.1, help="chance that more do")
-    parser.add_argument("--limit", type=int, default=0, help="sequences per task; 0 takes all")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--runs-folder", default="runs")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    try:
-        if not given.out.parent.is_dir():  # before minutes of work that would be lost
-            raise InputError(f"--out {given.out}: there is no folder {given.out.parent}")
-        model = load_model(given.model, device=given.device)
-        tasks = {name: load_task(name, limit=given.limit) for name in task_names(given.tasks)}
-        traces = {
-            name: trace(model, task, max_new_tokens=given.max_new_tokens, folder=given.runs_folder)
-            for name, task in tasks.items()
-        }
-        made = calibrate(model, tasks, traces, given.gate, given.kv_policy, given.epsilon, given.delta)
-        made.save(given.out)
-    except (InputError, StorageError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    for kind, value in made.thresholds.items():
-        print(f"{kind}: {'all layers' if value is None else f'threshold {value:.6g}'} ({made.certified[kind]})")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,13 +10,12 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm import tqdm
 
@@ -265,7 +264,7 @@ class Curve:
     """A rule at K rising `values` of its threshold: sums over the tokens of G `groups`.
 
     `tokens` [G]; `exited` [G, K, L]: how many exited at layers 1..L; `agreed` [G, K]: how many emitted full depth's
-    token. `cost` [L]: what an exit at each layer costs; the layers that ran, unless `with_cost` gives another.
+    token.
     """
 
     name: str
@@ -274,7 +273,6 @@ class Curve:
     tokens: np.ndarray
     exited: np.ndarray
     agreed: np.ndarray
-    cost: np.ndarray
 
     @property
     def mean_layers(self) -> np.ndarray:
@@ -285,23 +283,6 @@ class Curve:
     def agreement(self) -> np.ndarray:
         """Share of tokens [K] that are full depth's."""
         return self.agreed.sum(axis=0) / self.tokens.sum()
-
-    @property
-    def mean_cost(self) -> np.ndarray:
-        """Mean of what the tokens cost [K], rising; the mean exit layer, unless `with_cost` gave another."""
-        return self.spent.sum(axis=0) / self.tokens.sum()
-
-    @cached_property
-    def spent(self) -> np.ndarray:
-        """What the tokens of each group cost, [G, K]."""
-        return self.exited @ self.cost
-
-    def with_cost(self, cost: ArrayLike) -> "Curve":
-        """The same curve with another cost of an exit at layers 1..L, such as `eelib.exits.cost.exit_costs`."""
-        cost = np.asarray(cost, dtype=float)
-        if cost.shape != self.cost.shape or (np.diff(cost) < 0).any():
-            raise InputError(f"{self.name}: a cost must be {len(self.cost)} numbers that don't fall")
-        return replace(self, cost=cost)
 
 
 def rule_at(rule: ExitRule, value: float) -> ExitRule:
@@ -398,8 +379,5 @@ def counts(
     for layer in exits:
         exited.append(np.bincount(codes * layers + layer - 1, minlength=size * layers).reshape(size, layers))
         agreed.append(np.bincount(codes, right[row, layer - 1], size))
-    cost = np.arange(1.0, layers + 1)
     tokens = np.bincount(codes, minlength=size)
-    return Curve(
-        name, np.array(list(values), float), list(labels), tokens, np.stack(exited, 1), np.stack(agreed, 1), cost
-    )
+    return Curve(name, np.array(list(values), float), list(labels), tokens, np.stack(exited, 1), np.stack(agreed, 1))

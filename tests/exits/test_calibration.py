@@ -10,7 +10,6 @@ from scipy.stats import binom
 from eelib.common.errors import InputError
 from eelib.exits.calibration import (
     by_agreement,
-    by_quality,
     conformal_risk_control,
     learn_then_test,
     losses_of,
@@ -39,7 +38,7 @@ def test_the_fewest_units_are_those_that_certify_and_one_less_does_not():
         assert n == 1 or learn_then_test(ones(n - 1, 0), [1.0], epsilon, delta).threshold is None
         n = smallest_for_test(epsilon, delta, tests=4)
         some = learn_then_test(ones(n, *[0] * 4), VALUES, epsilon, delta, way="bonferroni")
-        assert some.threshold == 0.1 and some.least == n > smallest_for_test(epsilon, delta)
+        assert some.threshold == 0.1 and n > smallest_for_test(epsilon, delta)
         n = smallest_for_control(epsilon)
         assert conformal_risk_control(ones(n, 0), [1.0], epsilon).threshold == 1.0
         assert n == 1 or conformal_risk_control(ones(n - 1, 0), [1.0], epsilon).threshold is None
@@ -50,7 +49,7 @@ def test_learn_then_test_goes_down_until_one_is_not_rejected():
     assert binom.cdf(5, 100, 0.1) < 0.1 < binom.cdf(6, 100, 0.1)
     table = ones(100, 5, 6, 5, 0)
     found = learn_then_test(table, VALUES, 0.1, 0.1)
-    assert (found.threshold, found.at, found.n, found.least) == (0.3, 2, 100, 22)  # not 0.1, below one that failed
+    assert (found.threshold, found.at, found.n) == (0.3, 2, 100)  # not 0.1, below one that failed
     assert found.certified == "risk at most 0.1, but for a chance of 0.1" and not found.reason
     published = learn_then_test(table, VALUES, 0.1, 0.1, as_published=True)
     assert published.threshold == 0.2 and published.certified.startswith("nothing")
@@ -63,7 +62,7 @@ def test_learn_then_test_goes_down_until_one_is_not_rejected():
 def test_conformal_risk_control_by_hand():
     """n = 99 at 0.1: (losses + 1) / 100 <= 0.1, so at most nine."""
     found = conformal_risk_control(ones(99, 11, 10, 9, 2), VALUES, 0.1)
-    assert (found.threshold, found.certified, found.n, found.least) == (0.3, "mean risk at most 0.1", 99, 9)
+    assert (found.threshold, found.certified, found.n) == (0.3, "mean risk at most 0.1", 99)
     rising = ones(99, 1, 1, 11, 2)  # lower values lose less, but a unit's loss counts as its highest above
     assert conformal_risk_control(rising, VALUES, 0.1).threshold == 0.4
 
@@ -83,14 +82,6 @@ def test_p_values_of_shares_are_never_below_the_exact_ones_of_the_same_mean_and_
     assert p_values(np.full((45, 1), 1e-12), 0.05) == pytest.approx(0.95**45)
 
 
-def test_quality_and_agreement_are_kept_from_the_threshold_on():
-    assert by_quality(VALUES, [0.99, 0.97, 0.985, 1.0], 50).threshold == 0.3
-    assert by_quality(VALUES, [0.99, 0.98, 0.985, 1.0], 50).threshold == 0.1
-    assert by_quality(VALUES, [0.5, 0.5, 0.5, 0.98], 50).at == 3
-    none = by_quality(VALUES, [0.5] * 4, 50)
-    assert none.threshold is None and "no threshold reaches at least 0.98" in none.reason and "0.5" in none.reason
-
-
 def test_agreement_and_losses_of_a_curve():
     trace, rule = Made(), ExitRule(gate_named("confidence"))
     one = curve(rule, trace.scores(rule), trace)
@@ -106,7 +97,6 @@ def test_agreement_and_losses_of_a_curve():
     "parts, call",
     [
         ("calibration split is empty", lambda: learn_then_test(np.zeros((0, 4)), VALUES, 0.1, 0.1)),
-        ("calibration split is empty", lambda: by_quality(VALUES, [1, 1, 1, 1], 0)),
         (["epsilon 0", "between 0 and 1"], lambda: learn_then_test(ones(9, 0), [1.0], 0, 0.1)),
         (["delta 1.5"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 1.5)),
         (["epsilon nan"], lambda: conformal_risk_control(ones(9, 0), [1.0], math.nan)),
@@ -114,11 +104,6 @@ def test_agreement_and_losses_of_a_curve():
         (["within 0 and 1"], lambda: conformal_risk_control(ones(9, 0) + math.nan, [1.0], 0.1)),
         (["[n, 4]", "[9, 1]"], lambda: conformal_risk_control(ones(9, 0), VALUES, 0.1)),
         (["must rise"], lambda: conformal_risk_control(ones(9, 0, 0), [2.0, 1.0], 0.1)),
-        (["'fdr'", "bonferroni"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 0.1, way="fdr")),
-        (["as published"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 0.1, way="bonferroni", as_published=True)),
-        (["4 thresholds"], lambda: by_quality(VALUES, [1.0], 9)),
-        (["share to keep 98"], lambda: by_quality(VALUES, [1.0] * 4, 9, least=98)),
-        (["'most'", "any, share"], lambda: losses_of(None, "most")),
     ],
 )
 def test_bad_input_is_one_line(parts, call, one_line):
@@ -167,9 +152,5 @@ def test_rows_of_a_side_are_those_of_its_groups():
 
 def test_too_few_groups_are_one_line(one_line):
     one_line(InputError, ["task a", "0 groups"], lambda: split({"a": []}))
-    one_line(InputError, ["task a", "of 1 groups", "neither side may be empty"], lambda: split({"a": ["1"]}))
-    reason = "to certify a risk of 0.05"
-    one_line(
-        InputError, ["of 40 groups 20", "at least 45 are needed to certify"], lambda: split(TASKS, 0.5, 0, 45, reason)
-    )
+    one_line(InputError, ["task a", "1 groups"], lambda: split({"a": ["1"]}))
     one_line(InputError, "between 0 and 1", lambda: split(TASKS, share=1))

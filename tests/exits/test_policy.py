@@ -53,7 +53,7 @@ def test_the_risk_is_of_outputs_that_differ(setting):
     """Deferred decoding differs from full decoding in as many of the outputs that serve for nothing else."""
     model, tasks, traces = setting
     made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
-    units = policies.units_of(tasks["made"])
+    units = dict(zip(tasks["made"].groups, tasks["made"].units))
     half = policies.split({"made": set(units.values())}, 0.5, 0)["made"].report
     rest = policies.split({"made": half}, 1 / 3, 0)["made"].report  # a third gave the thresholds
     report = sorted(int(group) for group, unit in units.items() if unit in rest)
@@ -78,7 +78,8 @@ def test_an_output_that_misses_its_end_is_lost(setting, monkeypatch):
     values = torch.tensor(trace.random.random((len(final), model.layers))).float()
     found = Scores(values, torch.tensor(trace.top1[:, 1 : model.layers + 1]))
     found.tokens[:, -1] = torch.tensor(final)
-    monkeypatch.setattr(policies, "scores_of", lambda *_: found)
+    monkeypatch.setattr(policies, "make_scores", lambda *_, **__: None)
+    monkeypatch.setattr(policies, "scores", lambda *_: found)
     tasks = {"made": replace(Task.from_prompts(["a"]), groups=sorted(set(trace.tokens["group"])), units=[])}
     missed = calibrate(model, tasks, {"made": trace}, epsilon=0.5, delta=0.5)
     found.tokens[:] = torch.tensor(final)[:, None]
@@ -187,23 +188,6 @@ def test_bad_input(setting):
         calibrate(model, tasks, traces, kv_policy="copy")
     with pytest.raises(InputError, match="has no score in these traces"):
         grid_of(ExitRule(gate_named("confidence")), [np.full((3, 2), -np.inf)])
-
-
-def test_the_command_writes_a_policy(folder_of, tmp_path, capsys, monkeypatch):
-    texts = tmp_path / "tiny.de-en.jsonl"
-    texts.write_text("\n".join(json.dumps({"source": text, "references": ["a"]}) for text in TEXTS[:60]))
-    given = ["--model", str(folder_of("gpt2")), "--tasks", str(texts), "--max-new-tokens", "3", "--device", "cpu"]
-    out = tmp_path / "policy.json"
-    given += ["--runs-folder", str(tmp_path / "runs"), "--out", str(out), "--epsilon", "0.5", "--delta", "0.5"]
-    assert policies.main(given) == 0 and Policy.load(out).date
-    assert "threshold" in capsys.readouterr().out
-    assert policies.main([*given, "--kv-policy", "verified"]) == 0 and Policy.load(out).kv_policy == "verified"
-    capsys.readouterr()
-    assert policies.main([*given[:-6], "--gate", "none", "--out", str(tmp_path / "other.json")]) == 1
-    assert "gate 'none' is not known" in capsys.readouterr().err and not (tmp_path / "other.json").exists()
-    monkeypatch.setattr(policies, "load_model", lambda *_, **__: pytest.fail("it would be lost"))
-    assert policies.main([*given[:-6], "--out", str(tmp_path / "new" / "other.json")]) == 1
-    assert f"there is no folder {tmp_path / 'new'}" in capsys.readouterr().err
 
 
 def test_drafts_of_a_policy_that_lets_nothing_leave_are_none(setting):

@@ -246,7 +246,7 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
             tokens["group"].to_numpy()[counted]
         )
         np.testing.assert_array_equal(whole.agreed[:, at], by_group["right"].sum())
-        np.testing.assert_array_equal(whole.spent[:, at], by_group["layer"].sum())
+        np.testing.assert_array_equal(whole.exited[:, at] @ np.arange(1, LAYERS + 1), by_group["layer"].sum())
         assert whole.mean_layers[at] == pytest.approx(exits.numpy()[counted].mean())
         assert whole.agreement[at] == pytest.approx(right[counted].mean())
     assert (np.diff(whole.mean_layers) > 0).all() and (np.diff(whole.values) > 0).all()
@@ -300,4 +300,3 @@ def test_what_has_no_curve_is_one_line(one_line, made_up):
     one_line(InputError, ["Estimated", "no curve"], lambda: curve(rule, found, made_up))
     one_line(InputError, "must rise", lambda: curve(CURVES[0], found, made_up, values=[0.5, 0.1]))
     one_line(InputError, "-inf", lambda: curve(CURVES[-1], found, made_up, values=[-np.inf]))
-    one_line(InputError, f"{LAYERS} numbers", lambda: curve(CURVES[0], found, made_up).with_cost([1, 2, 3]))
