@@ -151,6 +151,11 @@ def test_public_names_are_what_they_are_said_to_be_and_are_found_by_completion()
         _ = eelib.load_modle
 
 
+def test_each_public_name_is_on_the_page_of_functions():
+    page = (ROOT / "book/api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"auto(?:function|class):: eelib\.(\w+)$", page, re.MULTILINE)) == sorted(eelib.__all__)
+
+
 def test_the_book_does_not_wait_for_torch():
     code = "import eelib, eestudy.book.__main__, sys; print({'torch', 'transformers', 'numba'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

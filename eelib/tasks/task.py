@@ -191,7 +191,8 @@ def shipped_tasks() -> list[str]:
 
 
 def task_names(pattern: str) -> list[str]:
-    """The tasks that a notebook's `tasks` parameter asks for: one name, several with commas, or a pattern with *.
+    """The tasks that a notebook's `tasks` parameter asks for: one name, several with commas, or a
+    pattern such as `translation/*`.
 
     InputError for a name that is neither shipped, nor a local folder or file, nor a hub task.
     """

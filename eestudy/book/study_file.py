@@ -17,7 +17,7 @@ from eestudy.book.study_schema import WHOLE, read_study
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 GENERATED = BOOK / "generated"
 LENS = "pocket-llama"  # the model that runs in the page `lens`
-APPENDIX = ("scoreboard", "glossary", "methods", "papers", "cards", "engine", "runs", "references")
+APPENDIX = ("scoreboard", "glossary", "methods", "papers", "cards", "engine", "api", "runs", "references")
 HOST_GB = 16  # of a job on a GPU: weights of 7 billion parameters in 16 bits pass through it
 OF_TRACES = (  # parameters that decide on traces, and where these lie
     "model",
