@@ -4,19 +4,18 @@ P §3.2 and §3.3 (the sum of all layers' losses, after BranchyNet, without addi
 objectives as M §2.1 writes them. Any model that `load_model` takes can be trained with them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from eelib.common.errors import InputError
 from eelib.models.head import Head
 from eelib.models.model import Model
-from eelib.models.probe import block_states, first_tensor, state_of, with_tensor
+from eelib.models.probe import block_states
 
 LOGITS_AT_ONCE = 1 << 21, 1 << 26  # on a CPU, where they should stay in its cache; elsewhere
 
@@ -26,19 +25,14 @@ def uniform_weights(layers: int) -> list[float]:
     return [1 / layers] * layers
 
 
-def in_turn(layers: int, step: int, every: int) -> list[bool]:
-    """Which of layers 1..L have a loss at 0-based `step`: L, and one in `every` of the inner ones, others at each step.
+def turning_weights(layers: int, step: int, every: int) -> list[float]:
+    """Equal weights on layer L and on one in `every` of the inner ones, others at each 0-based `step`; they sum to 1.
 
     InputError for `every` below 1.
     """
     if every < 1:
         raise InputError(f"every must be at least 1, not {every}")
-    return [i == layers or i % every == step % every for i in range(1, layers + 1)]
-
-
-def turning_weights(layers: int, step: int, every: int) -> list[float]:
-    """Equal weights on the layers that have a loss at 0-based `step` (`in_turn`), 0 on the others; they sum to 1."""
-    chosen = in_turn(layers, step, every)
+    chosen = [i == layers or i % every == step % every for i in range(1, layers + 1)]
     return [one / sum(chosen) for one in chosen]
 
 
@@ -56,49 +50,6 @@ def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
         raise InputError(f"exits must lie in 1..{layers}, not {list(exits)}")
     kept = {*exits, layers}
     return [i / sum(kept) if i in kept else 0.0 for i in range(1, layers + 1)]
-
-
-def rotating_weights(layers: int, step: int, every: int, scale: float) -> list[float]:
-    """LayerSkip's weights at 0-based `step` (§4.1.2), on the layers that have a loss then (`in_turn`), 0 on the others.
-
-    Layer i < L has scale * (1 + ... + i), layer L has L - 1 + scale * (1 + ... + L - 1), scaled to sum to 1. LayerSkip
-    counts from 0, which leaves its first layer without a loss; here layer 1 has one.
-    """
-    chosen = in_turn(layers, step, every)[:-1]
-    inner = [one * scale * i * (i + 1) / 2 for i, one in enumerate(chosen, 1)]
-    weights = [*inner, max(layers - 1, 1) + scale * layers * (layers - 1) / 2]
-    return [weight / sum(weights) for weight in weights]
-
-
-def dropout_rates(layers: int, most: float, progress: float) -> list[float]:
-    """LayerSkip's share of texts that skip each of layers 1..L (§4.1.1): from 0 to `most`, exponentially by layer.
-
-    `progress`, from 0 to 1, is that of the training: the rates rise with it, exponentially too.
-    """
-    now = most * (2**progress - 1)
-    return [now * (2 ** (i / max(layers - 1, 1)) - 1) for i in range(layers)]
-
-
-@contextmanager
-def blocks_skipped(blocks: Sequence[nn.Module], rates: Sequence[float], generator: torch.Generator) -> Iterator[None]:
-    """While open, each text skips each block with its rate: the block gives back what it took."""
-
-    def skip(rate: float) -> Callable:
-        def leave(_module: nn.Module, args: tuple, kwargs: dict, output: object) -> object:
-            before, after = state_of(args, kwargs), first_tensor(output)
-            skipped = torch.rand(len(after), generator=generator).lt(rate).to(after.device)[:, None, None]
-            return with_tensor(output, after, torch.where(skipped, before, after))
-
-        return leave
-
-    handles = [
-        block.register_forward_hook(skip(rate), with_kwargs=True) for block, rate in zip(blocks, rates, strict=True)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def layers_loss(unembed: Head, states: Sequence[Tensor], labels: Tensor, weights: Sequence[float]) -> Tensor:

@@ -1,8 +1,7 @@
-"""A model's own greedy outputs on training prompts: what another reading of it has to learn.
+"""A chat model's own greedy outputs on training prompts: what another reading of it has to learn.
 
-Those of the pocket models are on prompts of their training texts. Those of a model that chats are on prompts in a fixed
-order: prompt n is the same in every run, so a range of numbers says what a training has seen; of each place of a
-text, the model's likeliest next tokens are stored, too.
+The prompts have a fixed order: prompt n is the same in every run, so a range of numbers says what a training has seen;
+of each place of a text, the model's likeliest next tokens are stored, too.
 """
 
 import json
@@ -15,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import safetensors.torch
 import torch
 from safetensors import safe_open
@@ -25,11 +23,8 @@ from eelib.common.files import write_atomically
 from eelib.models.model import Model
 from eelib.models.probe import block_states
 from eelib.tasks.metrics import repeated
-from eelib.tracing.decode import greedy_decode
-from recipes.batches import Text, encoded
-from recipes.texts import PARTS, SEED, SHIFTS, alone, first_words, novels, read_jsonl, spelled_out
+from recipes.texts import SEED, SHIFTS, first_words, novels, read_jsonl, spelled_out
 
-OWN_LONGEST, OWN_AT_ONCE = 160, 512  # tokens of an output, of which longer ones are dropped; prompts decoded together
 HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its text
 PASSAGE_WORDS, ARTICLE_WORDS, OPENING_WORDS = 120, 90, (12, 50)  # most; most; least and most
 NOUN = re.compile(r"\b(?:an?|the|this|his|her|their) ([a-z]{4,12})(?=[.,;:!?]| of )")
@@ -44,45 +39,6 @@ WORDINGS, LATER, FIRST = CHAT["wordings"], CHAT["later"], 256
 for some in (WORDINGS, LATER):
     some["shift"] = some["answer"]
 Place = tuple[int, int, int]  # epoch, chunk, batch of the chunk
-
-
-def own_outputs(model: Model, corpora: Path, work: Path, epoch: int, counts: dict[str, int]) -> list[Text]:
-    """Prompts of the parts' epoch with the model's output to each; both kept in `work`, where a stopped run goes on.
-
-    `counts`: how many prompts of each part. An output that does not end is left out.
-    """
-    asked = work / "prompts.json"
-    if not asked.exists():
-        write_atomically(asked, json.dumps(prompts_of(model, corpora, work, epoch, counts)).encode())
-    prompts = json.loads(asked.read_text())
-    file = work / "own.jsonl"
-    whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []  # a torn line is made again
-    batches = [prompts[start : start + OWN_AT_ONCE] for start in range(0, len(prompts), OWN_AT_ONCE)]
-    if len(whole) < len(batches):
-        file.write_text("".join(f"{line}\n" for line in whole))
-        with open(file, "a") as lines:
-            for batch in batches[len(whole) :]:
-                lines.write(json.dumps(greedy_decode(model, batch, OWN_LONGEST)) + "\n")
-                lines.flush()
-    outputs = [output for batch in read_jsonl(file) for output in batch]
-    return [
-        Text(np.array(prompt + output, dtype=np.uint16), np.arange(len(prompt + output)) >= len(prompt))
-        for prompt, output in zip(prompts, outputs, strict=True)
-        if output[-1] in model.eos_ids
-    ]
-
-
-def prompts_of(model: Model, corpora: Path, work: Path, epoch: int, counts: dict[str, int]) -> list[list[int]]:
-    """The chosen number of prompts of each part, one question of a passage at a time, sorted by length."""
-    rng, prompts = random.Random(SEED * 1000 + epoch), []
-    for part, count in counts.items():
-        texts = alone(PARTS[part](corpora, work, epoch), 1, rng)
-        chosen = encoded(rng.sample(texts, min(count, len(texts))), model.tokenizer, model.context_length - OWN_LONGEST)
-        prompts += [text.ids[~text.wanted].tolist() for text in chosen]
-    return sorted(prompts, key=len)
-
-
-# Of a model that chats
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import eelib
-from recipes import fine_tuning, pocket_bert, pocket_llama, pocket_t5
+from recipes import pocket_bert, pocket_llama, pocket_t5
 from recipes.batches import Text
-from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, LLAMA_SKIP, T5_FREE, T5_SKIP, T5_WEIGHTED
-from recipes.losses import dropout_rates, rotating_weights, turning_weights, uniform_weights
+from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
+from recipes.losses import uniform_weights
 from recipes.pocket_bert import FEW_STEPS, LENGTH, MASK, SEPARATOR, WINDOW, WORDS, Row, batch_at, label_loss, masked
 from recipes.pocket_llama import CONTEXT
 from recipes.texts import SEED
@@ -105,7 +105,7 @@ def test_joint_optimization(recipe, made):
     """Weights and distillation are those of the papers."""
     model = made(recipe.start)
     depth, (losses, hidden) = model.layers, layer_losses(model, recipe.start)
-    got = recipe.loss_of(model, None, recipe.stages[0], ("part", some_texts()), 5)
+    got = recipe.loss_of(model, ("part", some_texts()), 5)
     if recipe is LLAMA_JOINT:
         wanted = sum(losses) / depth
     elif recipe is T5_WEIGHTED:
@@ -118,37 +118,6 @@ def test_joint_optimization(recipe, made):
         exits = (FREE_EXIT * losses[FREE_EXIT - 1] + depth * losses[-1]) / (FREE_EXIT + depth)
         wanted = exits + DISTILLED * sum(map(min, errors)) / FREE_EXIT
     assert got.value.item() == pytest.approx(wanted, rel=1e-4) and got.part == "part" and got.tokens > 0
-
-
-@pytest.mark.parametrize("recipe", [LLAMA_SKIP, T5_SKIP], ids=lambda r: r.name)
-def test_layer_dropout_and_imitation(recipe, made, monkeypatch):
-    """Weights and rates are those of the step, and what is dropped, too; a model that is the plain one has nothing to
-    learn at its last layer, and its inner layers have.
-    """
-    model, plain, seen = made(recipe.start), made(recipe.start), []
-    skips, own = recipe.stages
-
-    def loss(_unembed, states, _labels, weights):
-        seen.append((weights, states[-1].detach()))
-        return states[-1].sum()
-
-    monkeypatch.setattr(fine_tuning, "layers_loss", loss)
-    steps = (50, 50, 51, skips.schedule.steps - 1)
-    for step in steps:
-        recipe.loss_of(model, plain, skips, ("part", some_texts()), step)
-    assert [weights for weights, _ in seen] == [rotating_weights(model.layers, step, 4, 0.2) for step in steps]
-    assert torch.equal(seen[0][1], seen[1][1])
-    assert max(dropout_rates(model.layers, skips.dropped, 0.98)) > 0.09
-    every = 3 if recipe is LLAMA_SKIP else 2
-    assert own.weights(model.layers, 7) == turning_weights(model.layers, 7, every) and own.own
-    last, inner = (
-        fine_tuning.Stage(
-            own.schedule, lambda _layers, _step, at=at: [float(i == at) for i in range(model.layers)], own=True
-        )
-        for at in (model.layers - 1, 0)
-    )
-    said = [recipe.loss_of(model, plain, stage, ("part", some_texts()), 0).value.item() for stage in (last, inner)]
-    assert said[0] == pytest.approx(0, abs=1e-5) and said[1] > 0.01
 
 
 def restored(batch):

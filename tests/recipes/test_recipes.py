@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -20,23 +19,22 @@ from transformers import AutoTokenizer, GenerationConfig
 import eelib
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.models.lens_adapters import AdapterBlock, save_lens_adapter
 from eelib.models.probe import block_states
 from eelib.tasks.classification import LABELS
 from eelib.tasks.structured import structured_prompt
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode, states_of
 from recipes import card as cards
-from recipes import fine_tuning, own_outputs, pocket_bert, pocket_llama, pocket_readings, pocket_t5, quality
+from recipes import fine_tuning, pocket_bert, pocket_llama, pocket_t5, quality, tuned_lens
 from recipes.__main__ import RECIPES, main
-from recipes.batches import Phase, Text
+from recipes.batches import Phase
 from recipes.card import hashes
-from recipes.fine_tuning import LLAMA_JOINT, LLAMA_JSON, LLAMA_SKIP, T5_FREE, T5_SKIP, one_after_another
+from recipes.fine_tuning import LLAMA_JSON, T5_FREE
 from recipes.orders import orders
-from recipes.pocket_bert import LENGTH, SST2, SST2_JOINT, WINDOW, masked
-from recipes.pocket_readings import Kangaroo, Lens, Taking
+from recipes.pocket_bert import LENGTH, SST2_JOINT, WINDOW, masked
 from recipes.texts import PARTS, SEED, SEEN, WHOLE
 from recipes.training import Schedule
+from recipes.tuned_lens import Lens, Taking
 
 SHORT = Schedule(steps=3, peak=1e-2, warmup=1, decay=1)
 # Outputs are never kept; the others are trained in legs and come into data/models with their last one.
@@ -80,9 +78,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
 
 
 def planned_steps(recipe, tokens):
-    """Steps of a recipe: those of its schedule, of all its stages, or of epochs over so many tokens in all."""
-    if hasattr(recipe, "stages"):
-        return sum(stage.schedule.steps for stage in recipe.stages)
+    """Steps of a recipe: those of its schedule, or of epochs over so many tokens in all."""
     if hasattr(recipe, "epochs"):
         return recipe.epochs * math.ceil(tokens / recipe.epochs / recipe.batch)
     return (getattr(recipe, "SCHEDULE", None) or recipe.schedule).steps
@@ -104,7 +100,7 @@ def test_shipped_files_are_those_of_the_card_and_the_card_says_what_its_recipe_s
         origin |= getattr(recipe, "remarks", {}) | getattr(recipe, "REMARKS", {})
         assert {key: card.get(key) for key in origin} == origin
     if isinstance(recipe, fine_tuning.FineTuning):
-        assert card["tokens"] <= sum(stage.schedule.steps * stage.tokens for stage in recipe.stages)
+        assert card["tokens"] <= recipe.schedule.steps * recipe.tokens
 
 
 def test_the_classifiers_of_a_task_differ_in_their_weights_alone():
@@ -118,12 +114,12 @@ def test_the_classifiers_of_a_task_differ_in_their_weights_alone():
         )
 
 
-@pytest.mark.parametrize("name, layer", [("pocket-llama-kangaroo", 4), ("pocket-llama-lens", 4)])
-def test_a_shipped_reading_reads_its_model(name, layer, tmp_path):
-    """More of its tokens are final at the layer than the model's own head says there, as the card has it."""
-    task = load_task("translation/de-en", limit=4)
+def test_the_shipped_lens_reads_its_model(tmp_path):
+    """More of its tokens are final at a layer than the model's own head says there, as the card has it."""
+    task, layer = load_task("translation/de-en", limit=4), 4
     given = dict(max_new_tokens=24, folder=tmp_path, progress=False)
-    read, plain = (eelib.trace(eelib.load_model(of, device="cpu"), task, **given) for of in (name, "pocket-llama"))
+    names = ("pocket-llama-lens", "pocket-llama")
+    read, plain = (eelib.trace(eelib.load_model(name, device="cpu"), task, **given) for name in names)
     assert read.tokens["token_id"].tolist() == plain.tokens["token_id"].tolist()
     early = [(trace["top1"][:, layer] == trace.tokens["token_id"]).mean() for trace in (read, plain)]
     assert early[0] > early[1] + 0.03, early
@@ -175,15 +171,6 @@ def test_pocket_t5(corpora, tmp_path, monkeypatch, tokenizer, few_stories):
     assert (model.kind, model.layers, model.hidden_size, model.context_length) == ("seq2seq", 3, 32, 512)
     assert config.decoder_start_token_id == config.pad_token_id == model.tokenizer.pad_token_id
     assert model.eos_ids == {end} and all("cross_attention" in part.sums for part in model.components)
-
-
-def test_sizes_of_the_shipped_networks(tokenizer):
-    for network, least, most in (
-        (pocket_t5.build(tokenizer), 9.0e6, 9.5e6),
-        (pocket_llama.build(), 12e6, 14.5e6),
-        (pocket_bert.build(), 2.5e6, 2.6e6),
-    ):
-        assert least < sum(p.numel() for p in network.parameters()) < most
 
 
 def test_pocket_bert(tiny_bert, corpora):
@@ -260,107 +247,37 @@ def test_classifiers(corpora, tiny_bert, tmp_path):
     assert all(len(batch) * max(len(row.ids) for row in batch) <= pocket_bert.TOKENS_PER_BATCH for batch in plan)
 
 
-def test_joint_of_one_layer_is_plain(corpora, tiny_bert, tmp_path):
-    """With a single layer both recipes of a task end in the same weights; with three they do not."""
-    shallow = pocket_bert.build(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    shallow.save_pretrained(tmp_path / "shallow")
-    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path / "shallow")
-    for base, alike in ((tmp_path / "shallow", True), (tiny_bert, False)):
-        ended = []
-        for recipe in (SST2, SST2_JOINT):
-            out = tmp_path / base.name / recipe.name
-            replace(recipe, start=str(base), schedule=SHORT).run(corpora, out, out.with_suffix(".work"), "cpu")
-            ended.append((out / "model.safetensors").read_bytes())
-        assert (ended[0] == ended[1]) is alike
-
-
-def some_texts():
-    rng = random.Random(1)
-    sizes = [(rng.randint(2, 6), rng.randint(1, 4)) for _ in range(4)]
-    return [
-        Text(np.array([rng.randrange(5, 300) for _ in range(p + t)], dtype=np.uint16), np.arange(p + t) >= p)
-        for p, t in sizes
-    ]
-
-
-@pytest.mark.parametrize("recipe", [LLAMA_JOINT, T5_FREE, LLAMA_SKIP, T5_SKIP, LLAMA_JSON], ids=lambda r: r.name)
+@pytest.mark.parametrize("recipe", [T5_FREE, LLAMA_JSON], ids=lambda r: r.name)
 def test_fine_tuning(recipe, made, corpora, tmp_path, monkeypatch, few_stories):
-    """All stages, on an epoch that the start has not seen: every block learns, and the card says what was done."""
+    """On an epoch that the start has not seen: every block learns, and the card says what was done."""
     parts = {"orders": 2, "captions": 1} if recipe is LLAMA_JSON else {"captions": 2, "rooms": 1}
     epochs, measured, plans = set(), [], recipe.family.part_batches
     monkeypatch.setattr(fine_tuning, "load_model", lambda name, **_: made(recipe.start))
-    monkeypatch.setattr(fine_tuning, "own_outputs", lambda *_: some_texts())
     monkeypatch.setattr(cards, "measure", lambda *given: measured.append(given[3]) or {"made up": {"BLEU": 1.0}})
     monkeypatch.setattr(
         recipe.family, "part_batches", lambda *given, **how: epochs.add((given[4], how["most"])) or plans(*given, **how)
     )
-    stages = tuple(replace(stage, schedule=SHORT) for stage in recipe.stages)
-    short, out, work = (
-        replace(recipe, stages=stages, tasks=parts, knows=tuple(parts)),
-        tmp_path / "out",
-        tmp_path / "work",
-    )
+    short = replace(recipe, schedule=SHORT, tasks=parts, knows=tuple(parts))
+    out, work = tmp_path / "out", tmp_path / "work"
     card = short.run(corpora, out, work, "cpu")
     assert card == json.loads((out / "card.json").read_text()) and measured == [tuple(parts)]
-    assert (card["start"], card["steps"], card["objective"]) == (recipe.start, 3 * len(stages), short.objective)
-    assert epochs == {(recipe.seen, stages[0].tokens)} and recipe.seen == SEEN + (recipe is LLAMA_JSON)
-    if not recipe.aim:
-        own = f"3 steps on {recipe.start}'s distribution on its own outputs with equal weights on the last layer"
-        assert "3 steps on the texts with" in card["objective"] and (own in card["objective"]) is (len(stages) == 2)
+    assert (card["start"], card["steps"], card["objective"]) == (recipe.start, 3, recipe.objective)
+    assert epochs == {(recipe.seen, recipe.tokens)} and recipe.seen == SEEN + (recipe is LLAMA_JSON)
     assert "Tatoeba" in card["corpus"] and "Reuters" not in card["corpus"] and "headlines" not in card
-    assert ("recipes.orders" in card["corpus"]) is (recipe is LLAMA_JSON)
-    assert set(card["loss_by_part"]) == {*parts, *(["own"] if len(stages) == 2 else [])}
+    assert ("recipes.orders" in card["corpus"]) is (recipe is LLAMA_JSON) and set(card["loss_by_part"]) == set(parts)
     model, begun = eelib.load_model(str(out), device="cpu"), dict(made(recipe.start).network.named_parameters())
     changed = {name for name, p in model.network.named_parameters() if not p.equal(begun[name].to(p.dtype))}
     stack = "layers" if recipe.family is pocket_llama else "block"
     assert all(any(f".{stack}.{i}." in name for name in changed) for i in range(model.layers))
-    weights = (out / "model.safetensors").read_bytes()
-    short.run(corpora, out, work, "cpu")
-    assert (out / "model.safetensors").read_bytes() == weights
 
 
-def test_curves_go_on():
-    one = [{"step": 5, "tokens": 50, "seconds": 2, "loss": 1.0}]
-    two = [{"step": 3, "tokens": 30, "seconds": 4, "loss": 0.5}, {"step": 6, "tokens": 60, "seconds": 8, "loss": 0.4}]
-    whole = one_after_another([one, two])
-    assert [(r["step"], r["tokens"], r["seconds"]) for r in whole] == [(5, 50, 2), (8, 80, 6), (11, 110, 10)]
-
-
-def test_own_outputs_are_what_the_model_says(corpora, made, tmp_path, few_stories, monkeypatch):
-    """Prompt and greedy output, token by token; made once; a stopped run goes on; unended ones are left out."""
-    model, few = made("pocket-t5"), {"captions": 3, "rooms": 2}
-    monkeypatch.setattr(own_outputs, "OWN_LONGEST", 4)
-    monkeypatch.setattr(own_outputs, "OWN_AT_ONCE", 2)
-    make = partial(own_outputs.own_outputs, model, corpora, tmp_path, 2, few)
-    prompts = own_outputs.prompts_of(model, corpora, tmp_path, 2, few)
-    assert len(prompts) == 5 and [len(p) for p in prompts] == sorted(len(p) for p in prompts)
-    model.network.generation_config.eos_token_id = greedy_decode(model, [prompts[0]], 4)[0][-1]
-    outputs = [greedy_decode(model, [prompt], 4)[0] for prompt in prompts]
-    ended = [(p, o) for p, o in zip(prompts, outputs) if o[-1] in model.eos_ids]
-    found = make()
-    assert ended and [(t.ids[~t.wanted].tolist(), t.ids[t.wanted].tolist()) for t in found] == ended
-    lines = (tmp_path / "own.jsonl").read_text().splitlines()
-    assert [output for line in lines for output in json.loads(line)] == outputs and len(lines) == 3
-    (tmp_path / "own.jsonl").write_text(f"{lines[0]}\n[[1, ")
-    assert [t.ids.tolist() for t in make()] == [t.ids.tolist() for t in found]
-    monkeypatch.setattr(own_outputs, "greedy_decode", None)
-    assert len(make()) == len(found)
-
-
-@pytest.fixture
-def readings(model_of, folder_of, monkeypatch):
-    """(a tiny model, the folder of it), of whose few texts agreement is measured."""
-    task = eelib.Task.from_prompts(["the cat sat on", "a dog", "the mat"])
-    for room in (pocket_readings, quality):
-        monkeypatch.setattr(room, "load_task", lambda *_, **__: task)
-    monkeypatch.setattr(pocket_readings, "TRANSLATIONS", ["the task"])
-    monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 6)
-    return model_of("llama"), str(folder_of("llama"))
-
-
-def test_translators(readings, tmp_path, monkeypatch):
+def test_translators(model_of, folder_of, tmp_path, monkeypatch):
     """Every layer comes nearer to the last; one batch in five is held out; the card says so of what loads."""
-    taking, (model, start) = Taking(), readings
+    taking, model, start = Taking(), model_of("llama"), str(folder_of("llama"))
+    task = eelib.Task.from_prompts(["the cat sat on", "a dog", "the mat"])
+    monkeypatch.setattr(quality, "load_task", lambda *_, **__: task)
+    monkeypatch.setattr(tuned_lens, "TRANSLATIONS", ["the task"])
+    monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 6)
     for _ in range(10):
         taking.add(torch.zeros(3, 4, 2), [0, 1, 2], [5, 6, 7])
         taking.batches += 1
@@ -379,40 +296,6 @@ def test_translators(readings, tmp_path, monkeypatch):
     logs = torch.stack([model.unembed(read[:, layer]).double().log_softmax(-1) for layer in range(model.layers)])
     wanted = [(logs[-1].exp() * (logs[-1] - logs[layer])).sum(-1).mean() for layer in range(model.layers - 1)]
     assert after == pytest.approx([value.item() for value in wanted], abs=2e-2)
-
-
-def test_an_adapter_block(readings, tmp_path, monkeypatch):
-    """Its texts' states, batches that go on, padding that changes nothing; trained, it brings its layer nearer."""
-    model, start = readings
-    rng = np.random.default_rng(0)
-    ids = [rng.integers(10, 60, 7 + number % 6).astype(np.uint16) for number in range(30)]
-    some = [Text(own, np.arange(len(own)) >= 3) for own in ids]
-    schedule = Schedule(40, peak=1e-2, warmup=2, decay=20)
-    recipe = Kangaroo(start=start, beside=start, layer=1, heads=2, tokens=64, schedule=schedule, outputs={})
-    monkeypatch.setattr(pocket_readings, "own_outputs", lambda *_: some)
-    card = recipe.run(tmp_path, tmp_path / "out", tmp_path / "work", "cpu")
-    before, after = (card["quality"][f"KL from the last layer{how}"] for how in (", without the block", ""))
-    assert after < before and card["steps"] == 40
-    training, held = recipe.examples(None, tmp_path, tmp_path / "work")  # kept: nothing runs
-    assert (len(training), len(held)) == (28, 2)
-    for text, (states, last, at) in zip(some, [held[0], *training[:19], held[1], *training[19:]]):
-        wanted = states_of(model, [text.ids[:3].tolist()], [text.ids[3:].tolist()])[0]
-        torch.testing.assert_close(states[2:-1].float(), wanted[:, 1], atol=2e-2, rtol=2e-2)
-        torch.testing.assert_close(last.float(), wanted[:, -1], atol=2e-2, rtol=2e-2)
-        assert states.shape[0] == len(text.ids) and at.tolist() == list(range(2, len(text.ids) - 1))
-    whole, later = ([list(map(id, b)) for _, b in zip(range(9), recipe.batches(training, at))] for at in (0, 5))
-    assert whole[5:] == later[:4] and len({text for batch in whole for text in batch}) == 28
-    block = eelib.load_model(tmp_path / "out", device="cpu").adapter_block
-    together, last = pocket_readings.through(block, training[:6], model.device)
-    alone = [pocket_readings.through(block, [text], model.device) for text in training[:6]]
-    torch.testing.assert_close(together, torch.cat([made for made, _ in alone]))
-    assert torch.equal(last, torch.cat([last for _, last in alone]))
-    untrained = AdapterBlock(model.layers, 1, model.hidden_size, 2).requires_grad_(False)
-    save_lens_adapter(untrained, tmp_path / "untrained", start, model.hash)
-    agreed, drafted = recipe.measure(None, tmp_path / "untrained", "cpu").values()
-    ways = {"through the block", f"through {start}", "untranslated"}  # it changes nothing
-    assert set(agreed) == ways | {"items"} and len({agreed[way] for way in ways}) == 1 and agreed["items"] > 0
-    assert all(drafted[way] == drafted["untranslated"] and drafted[way]["drafted"] > 0 for way in ways)
 
 
 CONLLU = """# sent_id = 1
@@ -559,8 +442,6 @@ def test_a_model_is_measured_on_what_it_knows(corpora, made, monkeypatch):
     }
     assert few[quality.ORDERS] == {"exact": 100.0, "valid": 100.0, "field F1": 100.0, "items": 150}
     assert {longest[prompt] for prompt in known} == {128}
-    monkeypatch.setattr(fine_tuning, "measure", lambda *given: set(given[3]))
-    assert LLAMA_SKIP.measure(None, None, "cpu") == T5_SKIP.measure(None, None, "cpu") == set(WHOLE)
 
 
 def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stories):

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-from contextlib import nullcontext
 from itertools import count
 
 import families
@@ -13,18 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from eelib.models.probe import block_states
 from recipes import losses, pocket_bert, pocket_t5
 from recipes.losses import (
-    blocks_skipped,
     calm_weights,
     distillation_loss,
     divergence,
-    dropout_rates,
     exit_weights,
     imitation_loss,
     layers_loss,
-    rotating_weights,
     states_at,
     turning_weights,
     uniform_weights,
@@ -232,24 +227,16 @@ def test_weights_by_hand():
     assert exit_weights(4, [1]) == pytest.approx([0.2, 0.0, 0.0, 0.8])
     assert turning_weights(4, 6, 1) == [0.25] * 4
     assert turning_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
-    odd, even = (rotating_weights(4, step, every=2, scale=0.5) for step in (5, 6))
-    last = 3 + 0.5 * 6
-    assert odd == pytest.approx([w / (0.5 + 3 + last) for w in (0.5, 0, 3, last)])
-    assert even == pytest.approx([w / (1.5 + last) for w in (0, 1.5, 0, last)])
-    assert dropout_rates(3, 0.2, 1.0) == pytest.approx([0.0, 0.2 * (2**0.5 - 1), 0.2])
-    assert dropout_rates(3, 0.2, 0.5)[-1] == pytest.approx(0.2 * (2**0.5 - 1))
-    assert dropout_rates(12, 0.1, 0.0) == [0.0] * 12 and dropout_rates(1, 0.1, 1.0) == [0.0]
 
 
-@given(st.integers(1, 60), st.integers(1, 9), st.floats(0.01, 2.0))
-def test_weights_sum_to_one(layers, every, scale):
+@given(st.integers(1, 60), st.integers(1, 9))
+def test_weights_sum_to_one(layers, every):
     """The last layer always counts, and each inner layer once in its turn."""
     for weights in (uniform_weights(layers), calm_weights(layers), exit_weights(layers, [1 + layers // 3])):
         assert len(weights) == layers and math.isclose(sum(weights), 1.0) and weights[-1] == max(weights)
-    for at in (lambda s: turning_weights(layers, s, every), lambda s: rotating_weights(layers, s, every, scale)):
-        steps = [at(step) for step in range(every)]
-        assert all(math.isclose(sum(weights), 1.0) and weights[-1] > 0 for weights in steps)
-        assert all(sum(weights[i] > 0 for weights in steps) == 1 for i in range(layers - 1))
+    steps = [turning_weights(layers, step, every) for step in range(every)]
+    assert all(math.isclose(sum(weights), 1.0) and weights[-1] > 0 for weights in steps)
+    assert all(sum(weights[i] > 0 for weights in steps) == 1 for i in range(layers - 1))
 
 
 def test_what_is_not_there_is_refused(model_of):
@@ -342,30 +329,3 @@ def test_distillation_draws_shallow_layers_to_their_closest_deep_one():
     assert loss.item() == pytest.approx((0.5 + 0.5) / 2)  # both to layer 4
     loss.backward()
     assert all(s.grad.abs().sum() > 0 for s in states[:2]) and all(s.grad is None for s in states[2:])
-
-
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_skipped_blocks_give_back_what_they_took(family):
-    """Rate 1: the state goes through unchanged; 0: nothing differs; between: each text for itself, by the generator."""
-    network = families.build(family).float()
-    blocks = list(network.decoder.block if family == "t5" else network.model.layers)
-    ids = torch.arange(24).reshape(6, 4)
-    inputs = {"input_ids": ids, "use_cache": False} | ({"decoder_input_ids": ids} if family == "t5" else {})
-
-    def run(rates=None):
-        generator = torch.Generator().manual_seed(0)
-        with (
-            nullcontext() if rates is None else blocks_skipped(blocks, rates, generator),
-            block_states(blocks) as states,
-        ):
-            network(**inputs)
-        return states
-
-    plain, none = run(), [0.0] * len(blocks)
-    assert all(torch.equal(a, b) for a, b in zip(run(none), plain))
-    skipped = run([0.0, 1.0, *none[2:]])
-    assert torch.equal(skipped[2], skipped[1]) and not torch.equal(plain[2], plain[1])
-    half = run([0.5, *none[1:]])
-    same = [torch.equal(half[1][i], half[0][i]) for i in range(6)]
-    assert 0 < sum(same) < 6 and torch.equal(run([0.5, *none[1:]])[1], half[1])
-    assert all(torch.equal(a, b) for a, b in zip(run(), plain))

@@ -235,7 +235,7 @@ def test_they_read_no_head_to_score():
     assert own == 48 and found.tolist() == pytest.approx([1.6, 2.7, 3.7])
 
 
-SHIPPED = ["pocket-llama", "pocket-llama-joint", "pocket-t5", "pocket-t5-free", "pocket-t5-weighted"]
+SHIPPED = ["pocket-llama", "pocket-llama-joint", "pocket-t5-weighted"]
 
 
 def test_gates_are_shipped_of_these_models_alone():
