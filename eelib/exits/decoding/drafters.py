@@ -48,6 +48,7 @@ class DraftHead:
 
     def best(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """(token ids [n], the probability of each among the rows) after normed states [n, hidden_size]."""
+        features = features.to(self.weight.dtype)
         logits = torch.cat([self.rows(features), nn.functional.linear(features, self.more)], dim=-1)
         chance, at = logits.float().softmax(-1).max(-1)
         return self.ids[at], chance

@@ -146,6 +146,14 @@ def test_the_quickest_way_is_chosen_by_what_passes_cost(model_of, costs):
     assert (made.draft, made.kv_policy, made.sequences["drafted"].sum()) == ("", "full", 0)
 
 
+@pytest.mark.parametrize("draft", ["prompt", "layer:1", "block", "features"])
+def test_a_model_in_bfloat16_drafts(draft, folder_of, many):
+    """Its outputs may differ where tokens are tied, so that only their number is held."""
+    model = eelib.load_model(str(folder_of("llama")), dtype="bfloat16", device="cpu")
+    made = generate(model, many, draft=draft, draft_length=2, batch_size=4, max_new_tokens=6)
+    assert len(made.sequences) == len(many) and made.sequences["drafted"].sum() > 0
+
+
 def test_the_expected_speed_up_by_hand():
     """Leviathan et al. 2023, section 3.3, where a pass costs the same for one token and for several."""
     costs = PassCosts(4, (1, 100), (0.0, 0.0), (4.0, 4.0), (0.0, 0.0))
