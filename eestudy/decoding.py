@@ -6,15 +6,17 @@ minute of the machine falls on all of them. Times are of decoding alone, prompts
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from eelib.common.errors import InputError
 from eelib.exits.decoding.generate import GenerateOutput, batches, encoded, generate
 from eelib.exits.exit_rule import ExitRule
 from eelib.models.model import Model
+from eelib.tasks.metrics import chrf
 from eelib.tasks.task import Task
 from eestudy.exits.task_quality import item_stats
 from eestudy.resampling import NOTHING, Interval
@@ -177,3 +179,45 @@ def score_change(task: Task, before: list[str], after: list[str], seed: int = 0)
     gain = interval_of(sums, lambda t: score(t.to_numpy()[:, width:]) - score(t.to_numpy()[:, :width]), seed)
     old_score, new_score = (float(score(one.sum(axis=0)[None])[0]) for one in (old, new))
     return name, old_score, new_score, gain
+
+
+@torch.no_grad()
+def nats(model: Model, prompt: list[int], output: list[int]) -> float:
+    """The sum of -ln p over an output's tokens, each by the full model after all that stands before it."""
+    if not output:
+        return 0.0
+    logits = model.network(**model.adapter.whole_inputs(prompt, output)).logits[0, -len(output) :].double()
+    own = logits.gather(1, torch.tensor(output, device=logits.device)[:, None])[:, 0]
+    return float((logits.logsumexp(-1) - own).sum())
+
+
+def without_references(study: Study, task: str, outputs: pd.DataFrame, seed: int = 0) -> dict[str, Any]:
+    """How good outputs are by the full model alone, which no reference is needed for.
+
+    Args:
+        study: whose model and trace of the task are full depth's.
+        task: its name.
+        outputs: of one setup, as in `Decoded.outputs`.
+        seed: of the draws behind intervals.
+
+    Returns:
+        `nats`: -ln p of a token of these outputs, and `more`, that less full depth's, with intervals; `perplexity`, the
+        ratio of the two perplexities, e to the power of `more`; `same`, the share of outputs that are full depth's,
+        token by token; `chrF` of these texts against full depth's, 0-100.
+    """
+    prompts = encoded(study.model, study.tasks[task].pick(list(outputs["sequence"])))
+    full = study.traces[task].tokens.groupby("sequence")["token_id"].agg(list)
+    rows = []
+    for prompt, (_, one) in zip(prompts, outputs.iterrows()):
+        row = {"group": one["group"]}
+        for name, ids in (("own", one["token_ids"]), ("full", full[one["sequence"]])):
+            row |= {name: nats(study.model, prompt, ids), f"{name}_tokens": len(ids)}
+        rows.append(row)
+    sums = pd.DataFrame(rows)
+    more = interval_of(sums, lambda t: t["own"] / t["own_tokens"] - t["full"] / t["full_tokens"], seed)
+    return {
+        "nats": interval_of(sums, lambda t: t["own"] / t["own_tokens"], seed),
+        "more": more,
+        "perplexity": float(np.exp(more.estimate)),
+        "same": float(outputs["same"].mean()),
+    } | chrf(list(outputs["output"]), [[text] for text in outputs["full"]])
