@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import families
@@ -26,10 +24,8 @@ from recipes.gates import (
     balanced,
     batches_of,
     fit,
-    in_turn,
     known_states,
     loss_of,
-    names_of,
     normed,
     prompts_of,
     take_states,
@@ -184,12 +180,6 @@ def test_a_model_that_writes_nothing_is_refused(folder_of, own_texts, tmp_path, 
     assert "writes no tokens" in capsys.readouterr().err
 
 
-def test_training_needs_neither_tagger_nor_notebooks():
-    code = "import sys, recipes.gates; print(sorted({'spacy', 'papermill', 'sacrebleu'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "[]", found.stderr
-
-
 @pytest.mark.parametrize(
     "more, part",
     [
@@ -238,14 +228,6 @@ def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, plain_of,
     assert last == len(taken.ends) and 0 < taken.agrees.float().mean() < 1
 
 
-def test_decoding_stops_with_the_batch_that_has_enough(model_of, monkeypatch):
-    monkeypatch.setattr(gates, "LONGEST", 5)
-    monkeypatch.setattr(gates, "AT_ONCE", 2)
-    model = model_of("llama")
-    prompts = model.encode(families.PROMPTS[:4])
-    assert take_states(model, prompts, 1, progress=False).output.unique().tolist() == [0, 1]
-
-
 def test_outputs_that_were_given_before_have_the_states_of_decoding(model_of, monkeypatch, tmp_path):
     """But for what batching rounds; and reading stops with the output that has enough."""
     monkeypatch.setattr(gates, "LONGEST", 5)
@@ -267,14 +249,6 @@ def test_outputs_that_were_given_before_have_the_states_of_decoding(model_of, mo
     assert known_states(model, tmp_path, 1).output.unique().tolist() == [0]
 
 
-def test_batches_are_of_like_lengths_and_hold_every_prompt(monkeypatch):
-    monkeypatch.setattr(gates, "AHEAD", 3)
-    prompts = [[0] * length for length in (5, 1, 9, 2, 8, 7, 3, 4)]
-    batches = [[len(prompt) for prompt in batch] for batch in batches_of(prompts, 2)]
-    assert sorted(batches[:3]) == [[1, 2], [5, 7], [8, 9]] and batches[3:] == [[3, 4]]
-    assert list(batches_of(prompts, 2)) == list(batches_of(prompts, 2))
-
-
 @pytest.fixture
 def pocket(tokenizer):
     """A tiny network with the tokenizer of the pocket models, whose window holds the made-up texts."""
@@ -292,11 +266,6 @@ def test_prompts_are_of_all_parts_in_turn_and_of_no_shipped_text(pocket, corpora
     assert found == prompts_of(pocket, "captions,read*", corpora, tmp_path, 40)
     assert not {text.lower() for text in texts} & shipped_texts()
     assert all(len(ids) <= pocket.context_length - gates.LONGEST for ids in found)
-
-
-def test_names_of_parts():
-    assert names_of("captions, rea*") == ["captions", "reading"]
-    assert list(in_turn([["a", "b", "c"], ["x"]])) == ["a", "x", "b", "c"]
 
 
 def test_texts_that_gates_are_judged_on_are_refused(pocket, tmp_path, one_line):

@@ -165,38 +165,6 @@ def test_sentences_say_their_events(told):
                     assert event[1] in sentences[index - 1] or genders & set(sentences[index - 1])
 
 
-def test_nobody_takes_or_gives_what_is_out_of_reach(told):
-    for items in told.values():
-        for _, events, _, _ in items:
-            for end, (kind, *words) in enumerate(events):
-                past = events[:end]
-                if kind in ("take", "stow") and place(past, words[-1]):
-                    assert place(past, words[-1]) == place(past, words[0])
-                if kind in ("give", "drop", "stow"):
-                    assert holder(past, words[1]) == words[0]
-                if kind == "give":
-                    assert place(past, words[2]) == place(past, words[0]) is not None
-                if kind == "meet":
-                    assert place(past, words[1]) is None and place(past, words[0])
-
-
-def test_answers_stand_in_the_story(told):
-    for items in told.values():
-        for item, events, query, _ in items:
-            answer, words = item["answers"][0], re.findall(r"\w+", item["context"])
-            assert answer in words or answer == "nobody knows" or (query[0] in COUNTS and answer in NUMBERS)
-            assert 5 <= len(events) <= 14 and 45 <= len(item["context"].split()) <= 130
-            assert item["question"].endswith("?") and "{" not in item["context"] + item["question"]
-
-
-def test_the_same_seed_tells_the_same_stories():
-    first = list(rooms.stories("train", 40, 3))
-    assert first == list(rooms.stories("train", 40, 3))
-    assert first[:10] == list(rooms.stories("train", 10, 3))
-    assert first != list(rooms.stories("train", 40, 4))
-    assert not {item["context"] for item in first} & {item["context"] for item in rooms.stories("train", 40, 4)}
-
-
 def test_splits_share_no_names_things_or_templates():
     words = WORDS
     lists = {kind: words[kind] for kind in ("small", "big", "box", "job", "pet", "likes")}
@@ -208,18 +176,6 @@ def test_splits_share_no_names_things_or_templates():
         assert len(everything) == len(set(everything)), kind
         assert all(split[name] for name in rooms.SPLITS), kind
     assert set(words["places"]["test"]) - set(words["places"]["train"])
-
-
-def test_no_word_has_two_meanings():
-    words = WORDS
-    kinds = ("small", "big", "box", "places", "job", "pet", "likes")
-    lists = [{word for part in words[kind].values() for word in part} for kind in kinds]
-    lists += [set(words["colour"]), set(words["size"]), set(words["times"])]
-    assert sum(map(len, lists)) == len(set().union(*lists))
-    listed = set().union(*lists) - set(words["size"])
-    for group in TEMPLATES.values():
-        for template in (text for split in group.values() for texts in split.values() for text in texts):
-            assert not listed & set(re.findall(r"\w+", re.sub(r"{\w+}", "", template).lower())), template
 
 
 @pytest.mark.parametrize("split", rooms.SPLITS)
@@ -237,20 +193,6 @@ def test_guessing_by_position_fails(told, split):
                     hits.update(guess for guess, word in guesses.items() if word == item["answers"][0])
             # Few answers say little: the bound is 40 percent and two standard errors.
             assert all(count <= 0.4 * asked + (asked * 0.24) ** 0.5 * 2 for count in hits.values()), (kind, hits, asked)
-
-
-def test_counts_are_spread(told):
-    for items in told.values():
-        spread = Counter(item["answers"][0] for item, *_ in items if item["kind"] == "count")
-        assert set(spread) == {"one", "two", "three", "four"} and max(spread.values()) <= 0.4 * sum(spread.values())
-
-
-def test_the_unknown_is_asked_of_the_named_and_the_unnamed(told):
-    for items in told.values():
-        named = [
-            any(query[1] in event for event in events) for item, events, query, _ in items if item["kind"] == "unknown"
-        ]
-        assert 0.3 < sum(named) / len(named) < 0.8
 
 
 def test_interviews_ask_more_about_the_same_stories():
@@ -283,20 +225,14 @@ def test_errors_are_one_line():
         rooms.stories("dev", 1)
     with pytest.raises(ValueError, match=r"^count must be 0 or more, not -1$"):
         rooms.stories("train", -1)
-    assert list(rooms.stories("train", 0)) == []
+    with pytest.raises(ValueError, match=r"^split must be one of train, test, not 'validation'$"):
+        orders.orders("validation", 1)
 
 
 @pytest.fixture(scope="module")
 def rows():
     """Notes of orders by split."""
     return {split: list(orders.orders(split, 400, 3)) for split in orders.SPLITS}
-
-
-def test_the_seed_decides_the_notes(rows):
-    for split in orders.SPLITS:
-        assert rows[split] == list(orders.orders(split, 400, 3)) and rows[split][:9] == list(orders.orders(split, 9, 3))
-        notes = [{row["note"] for row in orders.orders(split, 400, seed)} for seed in (3, 4)]
-        assert len(notes[0]) == 400 and not notes[0] & notes[1]
 
 
 @pytest.mark.parametrize("split", orders.SPLITS)
@@ -323,28 +259,7 @@ def test_splits_of_notes_share_nothing(rows):
     assert all(len({row["record"]["urgent"] for row in rows[split]}) == 2 for split in orders.SPLITS)
 
 
-def test_every_template_is_used_as_often(rows):
-    """Once before any is used again."""
-    templates = orders.WORDS["templates"]["test"]
-    patterns = [re.sub(r"\\{\w+\\}", ".+", re.escape(template)) for template in templates]
-    round_ = [row["note"] for row in rows["test"][: len(templates)]]
-    assert all(any(re.fullmatch(pattern, note) for note in round_) for pattern in patterns)
-
-
 def test_shipped_notes_are_written_by_the_command(tmp_path):
     orders.write(tmp_path)
     shipped = data_folder("texts", "structured", "orders.jsonl").read_text()
     assert (tmp_path / "orders.jsonl").read_text() == shipped and len(shipped.splitlines()) == orders.TESTED
-
-
-def test_words_can_be_copied_piece_by_piece(tokenizer):
-    """After a space as after a quotation mark, but for the space: the reason why these words were chosen."""
-    for kind in ("first", "things", "cities", "letters"):
-        for word in (word for words in orders.WORDS[kind].values() for word in words):
-            alone, spaced = (tokenizer.tokenize(text) for text in (word, f" {word}"))
-            assert spaced == [f"Ġ{alone[0]}", *alone[1:]], word
-
-
-def test_wrong_arguments_of_orders(one_line):
-    one_line(ValueError, "'validation'", lambda: orders.orders("validation", 1))
-    one_line(ValueError, "-1", lambda: orders.orders("test", -1))

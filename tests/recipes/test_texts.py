@@ -30,14 +30,12 @@ from recipes.batches import (
 from recipes.rooms import stories
 from recipes.texts import (
     PARTS,
-    WHOLE,
     Example,
     alone,
     asked_apart_or_together,
     headlines,
     is_held_out,
     is_held_out_passage,
-    joined,
     novels,
     plain_text,
     questions,
@@ -103,14 +101,6 @@ def test_what_is_held_out_is_a_fixed_share():
     for drawn, share in ((is_held_out, texts.HELD_OUT_SHARE), (is_held_out_passage, texts.HELD_OUT_PASSAGES)):
         assert sum(drawn(f"Number {i}.") for i in range(20000)) / 20000 == pytest.approx(1 / share, rel=0.15)
     assert is_held_out("Sentence  x.") == is_held_out(" SENTENCE  X. \n")
-
-
-def test_joined_keeps_every_pair_once_and_aligned():
-    pairs = [(f"f{i}", f"e{i}") for i in range(50)]
-    found = joined(pairs, 6, random.Random(1))
-    assert sorted(f for text, _ in found for f in text.split()) == sorted(f for f, _ in pairs)
-    assert all([w[1:] for w in f.split()] == [w[1:] for w in e.split()] for f, e in found)
-    assert {len(f.split()) for f, _ in found} == {1, 2, 3, 4, 5, 6}
 
 
 def test_questions_of_a_passage_stand_in_one_text(corpora):
@@ -256,28 +246,6 @@ def test_batches_of_every_part(recipe, corpora, tokenizer, tmp_path, few_stories
                 assert (text.ids[ends] == tokenizer.eos_token_id).all() and ends[-1] == len(text.ids) - 1
                 most[part] = max(most.get(part, 1), len(ends))
     assert {part for part in most if most[part] > 1} == {"rooms", "reading"} and TOKENS_PER_BATCH > 2048
-
-
-@pytest.mark.parametrize(
-    "recipe, sizes",
-    [
-        (
-            pocket_llama,
-            {"translation": 775, "captions": 435, "rooms": 520, "reading": 130, "headlines": 135, "text": 365},
-        ),
-        (
-            pocket_t5,
-            {"translation": 1523, "captions": 856, "rooms": 971, "reading": 269, "headlines": 347, "text": 571},
-        ),
-    ],
-)
-def test_phases_fill_the_schedule_and_no_part_reaches_the_epochs_of_further_trainings(recipe, sizes):
-    """The rate falls in the last phase; about so many batches has each part's epoch with the real corpora."""
-    phases, schedule = recipe.PHASES, recipe.SCHEDULE
-    assert sum(phase.steps for phase in phases) == schedule.steps and phases[-1].steps == schedule.decay
-    assert {name for phase in phases for name in phase.shares} == set(WHOLE)
-    order = order_of(phases)
-    assert all(order.count(name) < texts.SEEN * sizes[name] for name in WHOLE)
 
 
 LINES = [

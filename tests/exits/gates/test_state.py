@@ -13,7 +13,7 @@ from eelib.common.files import data_folder
 from eelib.exits.cost import Sizes, exit_costs
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
-from eelib.exits.gates.state import PUBLISHED_WIDTH, TRAINED, Lstm, as_stored, save_gate, trained_gate
+from eelib.exits.gates.state import TRAINED, Lstm, as_stored, save_gate, trained_gate
 from eelib.exits.trace_scores import name_of
 from eelib.models.model import load_model
 
@@ -110,11 +110,6 @@ def test_tokens_may_leave_the_batch(gate, states):
     torch.testing.assert_close(torch.stack(found[2:]), alone[2:], rtol=1e-5, atol=1e-6)
 
 
-def test_three_states_never_leave_before_layer_3(states):
-    found = asked(untrained("three_states"), states)
-    assert (found[:2] == NO_EXIT).all() and (found[2:] > NO_EXIT).all()
-
-
 def test_states_after_the_norm_where_it_was_trained_on_them(states):
     unembed = identity_unembed(SIZE)
     unembed.input_scale = 2.0
@@ -130,15 +125,6 @@ def test_a_gate_is_its_weights():
     assert len(repr(one)) < 100
     names = {name_of(ExitRule(gate)) for gate in (one, other, untrained("classifier", normed=True), untrained("lstm"))}
     assert name_of(ExitRule(one)) == name_of(ExitRule(same)) and len(names) == 4
-
-
-def test_shapes_as_published():
-    network = untrained("lstm as published").network
-    assert (network.lstm.num_layers, network.lstm.hidden_size) == (1, PUBLISHED_WIDTH)
-    network = untrained("lstm").network
-    assert (network.lstm.num_layers, network.lstm.hidden_size) == (2, SIZE)
-    assert untrained("classifier").network.layers[0].weight.shape == (SIZE, SIZE)
-    assert untrained("three_states").network.layers[0].weight.shape == (SIZE, 3 * SIZE)
 
 
 # ---- files
@@ -166,11 +152,6 @@ def test_what_is_written_is_read(name, parameters, saved, model_of, tmp_path):
         assert torch.equal(one, two) and not one.requires_grad
     assert card_of(file)["recipe"] == {"seed": 3} and card_of(file)["layers"] == 3
     assert not list(tmp_path.glob("*.partial"))
-
-
-def test_both_lstms_have_files_of_their_own(saved, tmp_path):
-    saved("lstm"), saved("lstm", as_published=True)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["lstm-as-published.safetensors", "lstm.safetensors"]
 
 
 @pytest.mark.parametrize(
