@@ -206,13 +206,13 @@ class Drafting:
 
     def wanted(self, sequences: list[DecodedSequence]) -> list[DecodedSequence]:
         """The sequences for which the model makes one more draft: those without guesses, while it pays."""
-        if self.drafts is None:
+        if self.drafts is None or self.ended:
             return []
         some = [s for s in sequences if s.room and not s.draining and s not in self.guessed and s.drafts == self.made]
         if self.length:
             some = some if self.made < self.length else []
         elif some and not self.pays(some):
-            if not self.made and not self.ended:
+            if not self.made:
                 right = self.rates.of(("model", -1), FIRST)
                 share = self.drafts.seconds(self.costs, self.rows) / self.costs.whole(self.rows)
                 self.ended = (

@@ -178,7 +178,8 @@ class Decoder:
                     continue  # all have stopped, or the rest join deeper
                 states = self.blocks.run(call, layer, states)
                 read = states
-                if layer == self.trained_block_layer:  # of every token, once, on its way through
+                over = self.drafting is not None and self.drafting.ended  # the block's keys are not needed any more
+                if layer == self.trained_block_layer and not over:  # of every token, once, on its way through
                     read = model.adapted(layer, states, call.inputs)
                 new: dict[DecodedSequence, ExitDecision] = {}
                 if layer in self.gate.layers and self.gate.sequences:
