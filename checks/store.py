@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 from tqdm import tqdm
 
 import eelib
+from checks.arithmetic import between
 from checks.report import TINY, TRACES, Goal, all_of, finish, goal, headed, options
 from checks.tiny import build
 from checks.tiny_texts import tokenizer_for
@@ -330,24 +330,6 @@ def prompt_goals(found: dict[str, Any]) -> list[Goal]:
 # ---- the same again
 
 
-def compared(one: Trace, other: Trace) -> dict[str, Any]:
-    """Two traces of one task: outputs, and top-1s of all layers as far as the outputs agree."""
-    tokens = [[group["token_id"].tolist() for _, group in made.tokens.groupby("sequence")] for made in (one, other)]
-    shared = [len(list(takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))) for a, b in zip(*tokens)]
-    rows = []
-    for outputs in tokens:
-        starts = np.cumsum([0, *map(len, outputs)])[:-1]
-        rows.append(np.concatenate([start + np.arange(n) for start, n in zip(starts, shared)]).astype(int))
-    differs = one["top1"][rows[0]] != other["top1"][rows[1]]
-    return {
-        "sequences": len(shared),
-        "sequences_with_another_output": sum(a != b for a, b in zip(*tokens)),
-        "top1_compared": int(differs.size),
-        "top1_differs": int(differs.sum()),
-        "largest_margin_of_a_top1_that_differs": float(one["margin"][rows[0]][differs].max(initial=0.0)),
-    }
-
-
 def reproducible(scratch: Path, asked: Any) -> tuple[list[Goal], dict[str, Any]]:
     """Each number format: the same trace again, then with other batch sizes, then with another number of threads."""
     found: dict[str, list[dict[str, Any]]] = {"equal_runs": [], "batch_sizes": [], "threads": []}
@@ -363,17 +345,17 @@ def reproducible(scratch: Path, asked: Any) -> tuple[list[Goal], dict[str, Any]]
         same = content(first.folder) == content(again.folder)
         found["equal_runs"].append({"dtype": dtype, "files": len(content(first.folder)), "same_bytes": same})
         for size in (4, 16):
-            row = compared(first, made(f"batch-{size}", size))
+            row = between(first, made(f"batch-{size}", size))
             found["batch_sizes"].append({"dtype": dtype, "batch_size": size, "against": 1} | row)
-        found["threads"].append({"dtype": dtype, "threads": 2, "against": 1} | compared(first, made("threads", 1, 2)))
+        found["threads"].append({"dtype": dtype, "threads": 2, "against": 1} | between(first, made("threads", 1, 2)))
     return same_goals(found), found
 
 
 def same_goals(found: dict[str, list[dict[str, Any]]]) -> list[Goal]:
     """The same bytes from equal runs, in float32 the same top-1s from batches of any size."""
     equal, exact = found["equal_runs"], [row for row in found["batch_sizes"] if row["dtype"] == "float32"]
-    outputs, wrong = (sum(row[key] for row in exact) for key in ("sequences_with_another_output", "top1_differs"))
-    of = sum(row["top1_compared"] for row in exact)
+    outputs, wrong = (sum(row[key] for row in exact) for key in ("other_outputs", "other_top1s"))
+    of = sum(row["top1s"] for row in exact)
     name = "top-1s of any layer that another batch size changes in float32"
     return [
         all_of("equal runs with the same bytes", sum(row["same_bytes"] for row in equal), len(equal)),

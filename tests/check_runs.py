@@ -1,0 +1,22 @@
+"""Checks run in the process of a test, and the goals that they miss."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def missed(goals):
+    """The names of the goals that are missed."""
+    return [row["goal"] for row in goals if not row["met"]]
+
+
+def run(check, *options):
+    """(exit status, report) of a check, run in this process."""
+    path = Path(options[options.index("--output") + 1])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", [f"checks {check}", *options])
+        importlib.import_module(f"checks.{check}").main()
+    return ended.value.code, json.loads(path.read_text()) if path.exists() else None

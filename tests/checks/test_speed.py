@@ -1,0 +1,110 @@
+"""Benchmarks run on a tiny model, and their goals can be missed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from check_runs import missed, run
+
+from checks import kernel, products, race, trace_speed
+
+
+def answers(*seconds, peak=10.0):
+    return [{"seconds": one, "peak_mb": peak, "out": None} for one in seconds]
+
+
+GIVEN = {
+    "trace": answers(4.0, 3.3, peak=50.0),
+    "decode": answers(1.0, 2.0, peak=20.0),
+    "head": answers(3.0, 2.0),
+    "nnsight": [{"error": "no such thing"}] * 2,
+}
+
+
+def test_the_floor_is_decoding_plus_products_and_a_stopped_run_goes_on(tmp_path):
+    class Counting:
+        """Stands for the processes; counts what it is asked."""
+
+        folder, shape, asked = Path("tiny"), trace_speed.QUICK["tiny"], 0
+
+        def measure(self, way, request):
+            self.asked += 1
+            return dict(GIVEN[way][0 if request["out"] else 1])
+
+    workers, request = Counting(), {"prompts": "p", "series": "", "batch": 1, "sequences": 2, "new_tokens": 6}
+    rows = trace_speed.cell(workers, list(GIVEN), request, 2, tmp_path)
+    found = {row["way"]: row for row in rows}
+    assert workers.asked == 8 and rows == trace_speed.cell(workers, list(GIVEN), request, 2, tmp_path)
+    assert workers.asked == 10  # what failed is tried again
+    assert found["trace"]["ratio_to_floor"] == pytest.approx(1.1) and found["trace"]["peak_above_decode_mb"] == 30.0
+    assert found["trace"]["tokens_per_second"] == 12 / 3.3 and found["nnsight"]["note"] == "no such thing"
+    assert missed(trace_speed.goals(rows, [])) == ["top-1s that are not the plain way's, ties within rounding aside"]
+    slow = [row | {"ratio_to_floor": 1.3} if row["way"] == "trace" else row for row in rows]
+    assert any("multiple of the floor" in name for name in missed(trace_speed.goals(slow, [])))
+
+
+def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_counts():
+    expected = {
+        "tokens": np.array([[5, 6, 7], [1, 2, 3]]),
+        "top1": np.array([[[0, 5], [0, 6], [0, 7]], [[4, 1], [4, 2], [4, 3]]]),
+        "gap": np.array([[[1.0, 1.0], [1.0, 1e-5], [1.0, 1.0]], [[1.0, 1.0]] * 3]),
+    }
+    # Row 0 goes another way at position 1 by a tie: position 2 is not compared. Row 1: a real difference at layer 0.
+    other = {"tokens": np.array([[5, 9, 8], [1, 2, 3]])}
+    other["top1"] = np.array([[[0, 5], [0, 9], [3, 8]], [[4, 1], [9, 2], [4, 3]]])
+    found = trace_speed.compared(expected, other)
+    assert found == {"top1_differences": 1, "ties": 1, "not_compared": 1}
+    row = {
+        "way": "trace",
+        "shape": "tiny",
+        "vocabulary": 9,
+        "batch": 1,
+        "tokens_per_second": 1.0,
+        "ratio_to_floor": None,
+    }
+    assert missed(trace_speed.goals([row | found], []))
+    assert not missed(trace_speed.goals([row | trace_speed.compared(expected, expected)], []))
+    assert trace_speed.compared(expected, {})["ties"] is None
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_traces_runs(tmp_path):
+    _, found = run("trace_speed", "--quick", "--peers", "--threads", "1", "--output", str(tmp_path / "a.json"))
+    assert {row["way"] for row in found["rows"]} == {*trace_speed.OURS, "floor"}
+    assert found["goals"][-1]["met"] and found["goals"] == trace_speed.goals(found["rows"], [])
+
+
+def test_methods_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder_of, tmp_path):
+    given = ["--texts", "2", "--few", "1", "--repeats", "1", "--sizes", "1", "2", "--new-tokens", "3"]
+    given += ["--tasks", "translation/de-en"]
+    _, found = run("race", str(folder_of("llama")), *given, "--output", str(tmp_path / "a.json"))
+    rows = found["rows"]
+    assert {row["kind"] for row in rows} == {"plain", "part", "lossless", "torch", "library"}
+    exact = [row for row in rows if row["kind"] == "lossless"]
+    assert {row["method"] for row in exact} == {"auto", "prompt", "layer:2"} and len(exact) == 6
+    assert all(row["texts_equal"] == row["texts"] and min(row["times_plain"], row["forecast"]) > 0 for row in exact)
+    assert found["goals"][0]["met"] and found["goals"] == race.goals(rows)
+    wrong = [row | {"texts_equal": row["texts_equal"] - 1} if row["kind"] == "lossless" else row for row in rows]
+    assert not race.goals(wrong)[0]["met"] and missed(race.goals([]))
+
+
+@pytest.mark.parametrize("share, met", [(0.9, True), (0.8, False)])
+def test_the_kernel_is_judged_shape_by_shape(share, met):
+    row = {"rows": 64, "width": 4096, "vocabulary": 32000, "share_of_matmul": {"matmul": 1.0, "kernel": share}}
+    assert bool(missed(kernel.goals([row]))) is not met
+
+
+def test_without_a_gpu_the_kernel_s_check_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run("kernel", "--output", str(tmp_path / "a.json")) == (2, None)
+
+
+def test_products_are_timed_and_tokens_that_differ_are_judged_by_their_margin(folder_of, tmp_path):
+    asked = ["--threads", "1", "--repeats", "1", "--new-tokens", "2", "--prompts", "1"]
+    _, found = run("products", str(folder_of("llama")), *asked, "--output", str(tmp_path / "a.json"))
+    assert found["tokens"] == {"compared": 2, "margins": []} and len(found["goals"]) == 1 + len(products.LEAST)
+    seconds = {"ours": [1.0], "float32": [2.6], "bfloat16": [1.9]}
+    rows = [{"threads": 1, "batch": 1, "seconds": seconds}]
+    judged = products.goals({"compared": 9, "margins": [products.TIE * 2, 1e-9]}, rows)
+    assert [row["met"] for row in judged] == [False, True, False]
