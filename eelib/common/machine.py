@@ -1,20 +1,23 @@
-"""The machine: its name and the versions that a result depends on, its free memory, batches halved until they fit."""
+"""The machine: its name and versions, free memory, batches halved until they fit, seconds by part, compiled code."""
 
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numba
 import psutil
 import torch
 import transformers
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+PARTS = ("blocks", "head", "gate", "cache", "python")  # of a decoding
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -108,3 +111,46 @@ def run_in_halves(work: Callable[[list[Item]], Result], items: list[Item]) -> li
 def report_halving() -> None:
     """Print, once a process, that batches are halved."""
     print("out of memory: batches are halved until they fit")
+
+
+class Timer:
+    """Seconds of a decoding by part; a part inside another one is charged to itself alone.
+
+    On a GPU a part is charged with handing out its work; the wait falls where a value is read.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.part, self.since = "python", time.perf_counter()
+
+    def charge(self, part: str) -> str:
+        """Charge the time since the last call to the current part, and make `part` the current one.
+
+        Returns:
+            The part that was current before.
+        """
+        now, before = time.perf_counter(), self.part
+        self.seconds[before] += now - self.since
+        self.part, self.since = part, now
+        return before
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[None]:
+        """While open, `part` is the current part."""
+        before = self.charge(part)
+        try:
+            yield
+        finally:
+            self.charge(before)
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: `numba.njit` with a cache on disk, where the code's folder or the user's can be written to."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # "no locator available"
+            return numba.njit(**options)(function)
+
+    return decorate

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor, nn
 
-from eelib.common.compiled import compiled
+from eelib.common.machine import compiled
 
 Spread = Callable[..., None]  # (function, count, *arguments)
 

@@ -193,9 +193,8 @@ def read_on_cpu(
     spread(diverge, count, numbers, normalizer.numpy(), sites, js.numpy(), kl.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
     reference = logits.gather(1, there[:, None])[:, 0].masked_fill(known < 0, math.nan)
-    found = finish(top, ids, normalizer, entropy, rank, own, known_rank, reference, js, kl, head.vocab_size)
-    found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
-    return found | {"cosine": cosine(states)}
+    rows = (top, ids, normalizer, entropy, rank, own, known_rank, reference, js, kl)
+    return finish(states, head.vocab_size, *rows)
 
 
 def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
@@ -215,21 +214,10 @@ def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k:
     js, kl = triton_host.read_divergences(
         hidden, weight, got["log_normalizer"], hidden[last], got["log_normalizer"][last], **scaling
     )
-    found = finish(
-        got["top_logits"],
-        got["top_ids"],
-        got["log_normalizer"],
-        got["entropy"],
-        got["final_rank"],
-        got["final_logit"],
-        got.get("reference_rank", unknown),
-        got.get("reference_logit", unknown),
-        js,
-        kl,
-        head.vocab_size,
-    )
-    found = {name: value.reshape(count, sites, *value.shape[1:]) for name, value in found.items()}
-    return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
+    names = ("top_logits", "top_ids", "log_normalizer", "entropy", "final_rank", "final_logit")
+    rows = [got[name] for name in names] + [got.get(name, unknown) for name in ("reference_rank", "reference_logit")]
+    rows += [js, kl]
+    return finish(states, head.vocab_size, *rows)
 
 
 def read_on_device(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
@@ -246,26 +234,15 @@ def read_on_device(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k:
         own = logits.gather(1, wanted)
         reference = logits.gather(1, known.clamp(min=0)).masked_fill(known < 0, math.nan)
         entropy = -(probabilities * logs).nan_to_num(0.0).sum(-1)
-        columns.append(
-            finish(
-                top,
-                ids,
-                normalizer,
-                entropy,
-                (logits > own).sum(-1) + 1,
-                own[:, 0],
-                (logits > reference).sum(-1) + 1,
-                reference[:, 0],
-                jensen_shannon(logs, probabilities, target),
-                kullback_leibler(logs, target),
-                head.vocab_size,
-            )
-        )
-    found = {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
-    return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
+        rank, known_rank = ((logits > one).sum(-1) + 1 for one in (own, reference))
+        js, kl = jensen_shannon(logs, probabilities, target), kullback_leibler(logs, target)
+        columns.append((top, ids, normalizer, entropy, rank, own[:, 0], known_rank, reference[:, 0], js, kl))
+    return finish(states, head.vocab_size, *(torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*columns)))
 
 
 def finish(
+    states: Tensor,
+    vocab_size: int,
     top: Tensor,
     ids: Tensor,
     normalizer: Tensor,
@@ -276,13 +253,14 @@ def finish(
     reference: Tensor,
     js: Tensor,
     kl: Tensor,
-    vocab_size: int,
 ) -> dict[str, Tensor]:
-    """Readouts [n] and [n, k] from the logits of the top-k, of the final token and of the reference's token, which is
-    NaN where there is none.
+    """Readouts [n, S] and [n, S, k] of states [n, S, hidden_size], on the CPU.
+
+    The rest are rows [n S]: logits of the top-k [n S, k], of the final token, and of the reference's token, NaN where
+    there is none; ranks, entropies and divergences.
     """
     shares = (top - normalizer[:, None]).clamp(max=0.0).exp()
-    return {
+    found = {
         "topk_ids": ids,
         "topk_probability": shares,
         "entropy": entropy.clamp(0.0, math.log(vocab_size)),
@@ -293,6 +271,8 @@ def finish(
         "js_final": js.clamp(0.0, math.log(2.0)),
         "kl_final": kl.clamp(min=0.0),
     }
+    found = {name: value.reshape(*states.shape[:2], *value.shape[1:]) for name, value in found.items()}
+    return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
 
 
 def cosine(states: Tensor) -> Tensor:

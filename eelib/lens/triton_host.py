@@ -125,27 +125,18 @@ def read_rows(
     float32 [n] log_normalizer, max, entropy (nats) and final_logit; int32 [n] final_rank (1: no logit is above the
     final token's); float32 [n, k] top_logits, falling, and int32 top_ids, the lower id first where logits are equal;
     with `reference_ids` [n] float32 reference_logit and int32 reference_rank, NaN and 0 for ids below 0. No logit is
-    above log_normalizer. `final_ids` must lie in the vocabulary. `tiles` overrides the tuned tile shape. ValueError if
-    dtypes, widths or lengths differ, k is not in 1..vocabulary or `supports` says no.
+    above log_normalizer. `final_ids` must lie in the vocabulary. `tiles` overrides the tuned tile shape. InputError if
+    dtypes or widths differ, k is not in 1..vocabulary or `supports` says no.
     """
     head = head_of(weight, head_bias, bias, after, cap)
     check(hidden, weight)
     n, vocabulary = len(hidden), len(weight)
     if not 1 <= k <= vocabulary:
         raise InputError(f"k is {k}: 1 to {vocabulary}, the size of the vocabulary, is allowed")
-    for name, ids in (("final_ids", final_ids), ("reference_ids", reference_ids)):
-        if ids is not None and ids.shape != (n,):
-            raise InputError(f"{name} has shape {tuple(ids.shape)}, but there are {n} rows")
 
-    shapes = {
-        "log_normalizer": (n,),
-        "max": (n,),
-        "entropy": (n,),
-        "final_logit": (n,),
-        "final_rank": (n,),
-        "top_logits": (n, k),
-        "top_ids": (n, k),
-    } | ({} if reference_ids is None else {"reference_logit": (n,), "reference_rank": (n,)})
+    names = ["log_normalizer", "max", "entropy", "final_logit", "final_rank"]
+    names += [] if reference_ids is None else ["reference_logit", "reference_rank"]
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (n,)) | dict.fromkeys(("top_logits", "top_ids"), (n, k))
     result = {
         name: torch.empty(shape, dtype=torch.int32 if name in WHOLE else torch.float32, device=hidden.device)
         for name, shape in shapes.items()
@@ -195,13 +186,6 @@ def read_divergences(
     check(hidden, weight)
     check(hidden_last, weight)
     n = len(hidden)
-    for name, value in (
-        ("hidden_last", hidden_last),
-        ("log_normalizer", log_normalizer),
-        ("log_normalizer_last", log_normalizer_last),
-    ):
-        if len(value) != n:
-            raise InputError(f"{name} has {len(value)} rows, but hidden has {n}")
     if n == 0:
         return torch.zeros(0, device=hidden.device), torch.zeros(0, device=hidden.device)
     tiles = tiles or (INTERPRETED if interpreted() else PAIRED_FLOAT32 if hidden.dtype == torch.float32 else PAIRED)

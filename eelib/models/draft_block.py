@@ -20,7 +20,7 @@ from transformers import Cache
 
 from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
-from eelib.models.cache import GrowingLayer
+from eelib.models.kv_cache import GrowingLayer
 from eelib.models.probe import output_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
-from eelib.models.cache import growing_cache
+from eelib.models.kv_cache import growing_cache
 from eelib.models.probe import Runs, Unsupported, accepts, foreign_code
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
 from eelib.common.values import first_line
 from eelib.models import draft_block
-from eelib.models.cache import GrowingLayer
 from eelib.models.draft_block import DraftBlock, load_draft, visible
+from eelib.models.kv_cache import GrowingLayer
 
 if TYPE_CHECKING:
     from eelib.models.model import Model

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from eelib.common.errors import CheckpointError
-from eelib.models.cache import growing_cache
 from eelib.models.feeding import (
     choose_cache,
     forgets_as_it_should,
@@ -24,6 +23,7 @@ from eelib.models.feeding import (
     refuse_right_reading,
 )
 from eelib.models.head import Head, classifier_probe, find_classifier_head, find_head
+from eelib.models.kv_cache import growing_cache
 from eelib.models.probe import Call, Runs, accepts
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor, nn
 
-from eelib.common.compiled import compiled
 from eelib.common.errors import SelfCheckError
+from eelib.common.machine import compiled
 from eelib.common.tolerances import close
 
 LANES = 16  # partial sums of a product; they are added up in the same order whatever rows are beside it

@@ -6,7 +6,7 @@ import torch
 import eelib
 from eelib.common.errors import CheckpointError, InputError
 from eelib.exits.decoding import loop
-from eelib.models.cache import growing_cache
+from eelib.models.kv_cache import growing_cache
 from eelib.models.lens_adapters import BLOCK_FILE, AdapterBlock, base_of, save_lens_adapter
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eelib.models.cache import GrowingLayer, growing_cache
+from eelib.models.kv_cache import GrowingLayer, growing_cache
 
 
 def steps(count, batch=3, size=4):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer
 from eelib.common.values import check_whole
 from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
 from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer
 from eelib.exits.decoding.sequences import DecodedSequence, DecodedToken
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows

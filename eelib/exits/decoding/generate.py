@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from eelib.common.errors import InputError
-from eelib.common.machine import run_in_halves
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer, run_in_halves
 from eelib.common.tolerances import close
 from eelib.common.values import check_whole
 from eelib.exits.decoding.drafters import drafting_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer
 from eelib.exits.decoding.drafts import Drafting
 from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
 from eelib.exits.decoding.kv_policies import KVPolicy

@@ -22,8 +22,7 @@ from torch import nn
 
 from eelib.common.errors import StorageError
 from eelib.common.files import read_json, write_atomically
-from eelib.common.machine import machine, synchronize
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer, machine, synchronize
 from eelib.exits.decoding.sequences import Batch, DecodedSequence
 from eelib.models.block_runner import BlockRunner
 from eelib.models.model import Model, probe_ids

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer
 from eelib.models.block_runner import Call
-from eelib.models.cache import GrowingLayer, growing_cache
-from eelib.models.kv_cache import RaggedKVCache
+from eelib.models.kv_cache import GrowingLayer, RaggedKVCache, growing_cache
 from eelib.models.model import Model
 from eelib.models.probe import foreign_code
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer
 from eelib.common.tolerances import TOLERANCES
 from eelib.exits.decoding.sequences import DecodedSequence, DecodedToken
 from eelib.models.model import Model

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import eelib
 from eelib.common.errors import InputError
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer
 from eelib.exits.decoding import drafters, pass_costs
 from eelib.exits.decoding.drafters import quickest, trained_block
 from eelib.exits.decoding.drafts import LONGEST, Ngrams

@@ -6,8 +6,7 @@ import torch
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import InputError
-from eelib.common.machine import report_halving
-from eelib.common.timer import PARTS
+from eelib.common.machine import PARTS, report_halving
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import Gate, gate_named

@@ -7,7 +7,7 @@ import torch
 from families import CAUSAL, CORE
 
 from checks.tiny_texts import PROMPTS, WINDOW
-from eelib.common.timer import Timer
+from eelib.common.machine import Timer
 from eelib.exits.decoding import loop
 from eelib.exits.decoding import sequences as sequences_file
 from eelib.exits.decoding.gate_runner import GateRunner
