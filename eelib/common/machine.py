@@ -37,7 +37,6 @@ def machine(device: torch.device) -> str:
 
 
 def host() -> dict[str, str | int | float]:
-    """The processor, its cores and the memory beside it."""
     memory = round(psutil.virtual_memory().total / 2**30, 1)
     return {"cpu": processor(), "cores": os.cpu_count() or 1, "memory_gib": memory}
 
@@ -72,7 +71,6 @@ def cpu_slowdown(dtype: torch.dtype) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
@@ -109,7 +107,6 @@ def run_in_halves(work: Callable[[list[Item]], Result], items: list[Item]) -> li
 
 @cache
 def report_halving() -> None:
-    """Print, once a process, that batches are halved."""
     print("out of memory: batches are halved until they fit")
 
 

@@ -122,7 +122,6 @@ class Policy:
         return pd.DataFrame(rows, columns=["kind", "threshold", "certified", *none])
 
     def save(self, path: Path | str) -> None:
-        """Write it, whole or not at all."""
         content = {"form": FORM} | asdict(self)
         write_atomically(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 

@@ -134,13 +134,11 @@ L0, L1, L2, L3, L4, L5, L6, L7, L8 = map(
 
 @intrinsic
 def as_float(_context, value):
-    """The float32 with these 32 bits."""
     return types.float32(types.int32), lambda _c, build, _s, args: build.bitcast(args[0], ir.FloatType())
 
 
 @intrinsic
 def as_bits(_context, value):
-    """The 32 bits of a float32."""
     return types.int32(types.float32), lambda _c, build, _s, args: build.bitcast(args[0], ir.IntType(32))
 
 

@@ -349,7 +349,6 @@ class ReadoutBuffer:
         return wanted
 
     def flush(self) -> None:
-        """Read what is buffered."""
         if self.buffered is not None and self.filled:
             new = slice(len(self.ids) - self.filled, None)
             self.done.append(

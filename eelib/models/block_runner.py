@@ -121,7 +121,6 @@ class BlockRunner:
 
 
 def count_tensors(value: Any) -> int:
-    """How many tensors a module's output holds."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

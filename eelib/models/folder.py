@@ -85,7 +85,6 @@ def adapter_found(name: str) -> CheckpointError:
 
 
 def read_object(file: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a checkpoint's file."""
     try:
         if file.stat().st_size > MOST_JSON:
             raise ValueError(f"more than {MOST_JSON:,} bytes")

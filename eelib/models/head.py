@@ -166,7 +166,6 @@ def picked(call: Call, state: Tensor) -> int:
 
 
 def calls_after(call: Call, runs: Runs) -> list[Call]:
-    """The calls of a run that ended after one of them."""
     return runs.calls[next(i for i, other in enumerate(runs.calls) if other is call) + 1 :]
 
 

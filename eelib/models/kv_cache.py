@@ -54,7 +54,6 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def reset(self) -> None:
-        """Forget everything."""
         self.buffers = []
         super().reset()
 
@@ -115,7 +114,6 @@ class RaggedKVLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def grow(self, slots: int) -> None:
-        """Have at least so many slots."""
         before = self.buffers[0].shape[2]
         if before >= slots:
             return
@@ -154,15 +152,12 @@ class RaggedKVLayer(CacheLayerMixin):
         return found[0], found[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Of the call."""
         return self.view.past + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Slots before those of the call."""
         return self.view.past
 
     def get_max_length(self) -> int:
-        """There is none."""
         return -1
 
 
@@ -177,7 +172,6 @@ class SourceLayer(CacheLayerMixin):
         self.stored: list[Tensor] = []  # keys, values
 
     def of_rows(self, number: int) -> Tensor | None:
-        """Those of the rows that run."""
         if not getattr(self, "stored", None):
             return None
         stored: Tensor = self.stored[number]
@@ -186,24 +180,19 @@ class SourceLayer(CacheLayerMixin):
     keys = property(lambda self: self.of_rows(0), lambda self, value: None)
     values = property(lambda self: self.of_rows(1), lambda self, value: None)
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to make."""
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store them."""
         self.stored, self.is_initialized = [key_states, value_states], True
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The source's length."""
         return self.get_seq_length(), 0
 
     def get_seq_length(self) -> int:
-        """The source's length."""
         return self.stored[0].shape[2] if self.stored else 0
 
     def get_max_length(self) -> int:
-        """There is none."""
         return -1
 
 

@@ -98,7 +98,6 @@ class Model:
 
     @property
     def hidden_size(self) -> int:
-        """Size of a hidden state."""
         return self.unembed.hidden_size
 
     @property
@@ -179,7 +178,6 @@ class Model:
         return states if self.translators is None else self.translators.at(layer, states)
 
     def accepts(self, argument: str) -> bool:
-        """Whether the network's forward takes `argument`."""
         return accepts(self.network, argument)
 
     def encode(

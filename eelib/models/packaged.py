@@ -133,7 +133,6 @@ def packaged_folder(name: str) -> Path:
 
 
 def hash_of(model: PackagedModel) -> str:
-    """SHA-256 over the pinned hashes of a model's wheels."""
     return hashlib.sha256("".join(wheel.sha256 for wheel in model.wheels).encode()).hexdigest()
 
 

@@ -133,7 +133,6 @@ def embeddings_of(network: PreTrainedModel) -> nn.Module | None:
 
 
 def accepts(network: nn.Module, argument: str) -> bool:
-    """Whether the network's forward takes `argument`."""
     return argument in arguments_of(type(network).forward)
 
 

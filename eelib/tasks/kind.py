@@ -72,5 +72,4 @@ class TaskKind:
         return scores_of(self.item_stats(task, outputs)) | self.further_scores(task, outputs)
 
     def baseline_for(self, task: Task) -> dict[str, float]:
-        """The scores that a model has to exceed on this task."""
         return self.baseline_of(task.name, task.references) if self.baseline_of else self.baseline

@@ -93,7 +93,6 @@ def failures(outputs: list[str], references: list[list[str]]) -> list[Failure]:
 
 
 def failure(output: str, reference: str) -> Failure:
-    """The same of one output."""
     record = parsed(output)
     given = record.get("id") if isinstance(record, dict) else None
     wrong, problem = given != json.loads(reference)["id"], problem_of(record)

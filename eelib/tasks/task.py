@@ -31,7 +31,6 @@ def kind_named(name: str) -> TaskKind:
 
 
 def kind_with(fields: Collection[str]) -> TaskKind | None:
-    """The kind that rows with these fields are of."""
     return next((kind for kind in KINDS.values() if kind.fits(fields)), None)
 
 
@@ -209,7 +208,6 @@ def task_names(pattern: str) -> list[str]:
 
 
 def known_tasks() -> list[str]:
-    """Shipped names, then the names of hub tasks."""
     return shipped_tasks() + [f"wmt22/{pair}" for pair in WMT22] + list(HUB)
 
 

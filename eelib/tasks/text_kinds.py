@@ -104,7 +104,6 @@ TRANSLATION = TaskKind(
 
 
 def question_prompt(context: str, question: str) -> str:
-    """P's prompt for one question about one text."""
     return filled(QUESTION_PROMPT, {"context": context, "question": question})
 
 
@@ -128,7 +127,6 @@ def read_narrative(row: dict, _number: int) -> Item:
 
 
 def question_item(context: str, question: str, answers: list[str], group: str) -> Item:
-    """One question with P's prompt."""
     fields = {"context": context, "question": question}
     return Item(question_prompt(context, question), question, answers, group, fields=fields)
 
@@ -150,7 +148,6 @@ QUESTION_ANSWERING = TaskKind(
 
 
 def summarization_prompt(text: str) -> str:
-    """P's prompt for one article."""
     return filled(SUMMARIZATION_PROMPT, {"text": text})
 
 

@@ -78,7 +78,6 @@ def load_sealed(path: Path) -> dict:
 
 
 def checksum(content: dict) -> str:
-    """SHA-256 of a file's content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -117,7 +117,6 @@ def gate_named(name: str, model: Model | None = None, **parameters: object) -> G
 
 
 def gate_class(name: str) -> type[Gate]:
-    """The class of a gate. InputError for an unknown name."""
     own, others = own_gates(), entry_points(group=GROUP)
     if name in own:
         return own[name]

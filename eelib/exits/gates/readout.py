@@ -75,7 +75,6 @@ class Patience(Gate):
     default: ClassVar[float] = 6  # PABEE's for ALBERT-base's 12 layers
 
     def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
-        """No layer yet."""
         return {"top1": torch.full((count,), -1, device=device), "equal": torch.zeros(count, device=device)}
 
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
@@ -104,7 +103,6 @@ class Monotone(Gate):
         return ("readout", "state", "head") if self.as_published else ("readout",)
 
     def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
-        """No rise yet."""
         return {"value": torch.full((count,), torch.inf, device=device), "rises": torch.zeros(count, device=device)}
 
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:

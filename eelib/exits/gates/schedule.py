@@ -21,7 +21,6 @@ class Fixed(Gate):
     default: ClassVar[float] = 1
 
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """The number of blocks that ran."""
         return torch.full((len(output.positions),), float(output.layer), device=output.positions.device)
 
 

@@ -91,11 +91,9 @@ class OneState(Network):
         self.layers = two_layers(hidden_size, hidden_size)
 
     def step(self, state: Tensor, gate_state: GateState) -> Tensor:
-        """Each layer alone."""
         return self.layers(state)
 
     def forward(self, states: Tensor) -> Tensor:
-        """All layers alike."""
         return self.layers(states)
 
 
@@ -116,7 +114,6 @@ class LastStates(Network):
         return self.layers(window) if window.shape[1] == WINDOW * size else None
 
     def forward(self, states: Tensor) -> Tensor:
-        """Every three neighbours."""
         last = states.shape[1] - WINDOW + 1
         return self.layers(torch.cat([states[:, first : first + last] for first in range(WINDOW)], dim=-1))
 
@@ -135,14 +132,12 @@ class OverLayers(Network):
         return {"h": zeros, "c": zeros.clone()}
 
     def step(self, state: Tensor, gate_state: GateState) -> Tensor:
-        """One layer more."""
         before = tuple(gate_state[name].transpose(0, 1).contiguous() for name in ("h", "c"))
         output, (h, c) = self.lstm(state[:, None], before)
         gate_state["h"], gate_state["c"] = h.transpose(0, 1), c.transpose(0, 1)
         return self.out(output[:, 0])
 
     def forward(self, states: Tensor) -> Tensor:
-        """All layers, first to last."""
         outputs: Tensor = self.lstm(states)[0]
         return self.out(outputs)
 
@@ -184,13 +179,11 @@ class TrainedGate(Gate):
 
     @classmethod
     def from_parameters(cls, model: Model | None, **parameters: Any) -> Gate:
-        """The model's own, as in `trained_gate`."""
         if model is None:
             raise InputError(f"gate {cls.name} has weights of its own for each model; give the model with its name")
         return trained_gate(model, cls.name, **parameters)
 
     def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
-        """What the network begins with."""
         return self.network.to(device).start(count)
 
     @torch.no_grad()
@@ -215,7 +208,6 @@ class StateClassifier(TrainedGate):
 
     @classmethod
     def build(cls, hidden_size: int) -> Network:
-        """d -> d -> 2."""
         return OneState(hidden_size)
 
 
@@ -231,7 +223,6 @@ class ThreeStates(TrainedGate):
 
     @classmethod
     def build(cls, hidden_size: int) -> Network:
-        """3d -> d -> 2."""
         return LastStates(hidden_size)
 
 
@@ -249,7 +240,6 @@ class Lstm(TrainedGate):
 
     @classmethod
     def build(cls, hidden_size: int, as_published: bool = False) -> Network:
-        """The untrained LSTM."""
         return OverLayers(hidden_size, PUBLISHED_WIDTH, 1) if as_published else OverLayers(hidden_size, hidden_size, 2)
 
 
