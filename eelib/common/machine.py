@@ -17,7 +17,7 @@ import transformers
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-PARTS = ("blocks", "head", "gate", "cache", "python")  # of a decoding
+PARTS = ("blocks", "head", "gate", "draft", "cache", "python")
 
 
 def versions(*packages: str) -> dict[str, str]:

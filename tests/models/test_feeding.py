@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from checks.tiny_texts import tokenizer_for
-from eelib.models import cache, feeding
+from eelib.models import feeding, kv_cache
 from eelib.models.model import prepare
 from eelib.models.model_kinds import Causal, Seq2Seq
 from eelib.tracing.decode import greedy_decode
@@ -102,7 +102,7 @@ def test_error_of_our_own_is_not_taken_for_a_networks_answer(name, method, monke
 
 def test_error_inside_our_cache_is_not_taken_for_a_networks_answer(monkeypatch):
     """It is the network that calls the cache, but the line that fails is ours."""
-    monkeypatch.setattr(cache, "max", None, raising=False)
+    monkeypatch.setattr(kv_cache, "max", None, raising=False)
     with pytest.raises(TypeError, match="NoneType"):
         made("llama")
 
