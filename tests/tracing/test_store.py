@@ -231,6 +231,12 @@ def test_full_disk(model_of, tmp_path):
     make(model_of("llama"), tmp_path)
 
 
+def test_half_written_files_are_cleared(copied, quiet, model_of):
+    folder, place = copied
+    (place / "tokens-00001.parquet.partial").write_bytes(b"half")
+    assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)
+
+
 # Several processes make one trace: each shard is made once, taken over where its process dies, the bytes are the same
 
 
