@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eelib.common.files import data_folder
+from eelib.models.checkpoint import path_of
 
-SHIPPED, TEXTS = "pocket-llama", "translation/de-en.jsonl"
+TRAINED, TEXTS = ("pocket-llama", "smollm2-135m-instruct"), "translation/en-de.jsonl"
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ def number_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def checkpoint(name: str, shape: Shape, cache: Path) -> Path:
-    """The folder of a shape's checkpoint; made if it is not there. The shipped model's is a copy without end token."""
+    """The folder of a shape's checkpoint; made if it is not there. A trained model's is a copy without end token."""
     folder = cache / "shapes" / name
     if (folder / "done").exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    if name == SHIPPED:
-        for file in data_folder("models", SHIPPED).iterdir():
+    if name in TRAINED:
+        for file in Path(path_of(name)).iterdir():
             if file.suffix == ".safetensors":
                 shutil.copy(file, folder)
             elif file.suffix == ".json" and file.name != "card.json":
@@ -95,7 +96,7 @@ def prompts(name: str, shape: Shape, cache: Path, count: int, varied: bool = Fal
     if path.exists():
         return path
     tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint(name, shape, cache))
-    source = pieces_of_text(tokenizer) if name == SHIPPED else random_ids(shape.vocabulary)
+    source = pieces_of_text(tokenizer) if name in TRAINED else random_ids(shape.vocabulary)
     ids: list[list[int]] = []
     texts: list[str] = []
     while len(ids) < count:
