@@ -12,7 +12,7 @@ GROUPS = {
     "bench": ["trace_speed", "race --texts 6 --few 2 --repeats 1 --sizes 1 4", "products", "given", "lens"],
     "measure": [
         *("architectures", "store crashes", "store many_prompts", "store reproducible"),
-        *("coverage", "statistics", "arithmetic", "race"),
+        *("coverage", "statistics", "arithmetic", "dtypes", "race"),
     ],
 }
 ENTRIES = [

@@ -26,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 import eelib
-from checks.arithmetic import between
+from checks.dtypes import between
 from checks.report import TINY, TRACES, Goal, all_of, finish, goal, headed, options
 from checks.tiny import build
 from checks.tiny_texts import tokenizer_for

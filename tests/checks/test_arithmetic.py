@@ -5,7 +5,7 @@ import pytest
 from check_runs import missed
 
 import eelib
-from checks import arithmetic, given
+from checks import arithmetic, dtypes, given
 from checks.tiny_texts import PROMPTS
 from eelib.tasks.task import Task
 
@@ -15,9 +15,10 @@ def test_tokens_of_other_products_are_counted_and_only_near_ties_are_allowed(mod
     found = arithmetic.other_tokens(model, model, 100)
     assert found["tokens"] > 0 and found["margins"] == []
     good = {"tokens": arithmetic.TOKENS, "outputs": 9, "margins": [1e-5]}
-    assert not missed(arithmetic.goals(good, {"tokens": arithmetic.COMPARED}))
-    assert missed(arithmetic.goals(good | {"margins": [0.1]}, {"tokens": arithmetic.COMPARED}))
-    assert len(missed(arithmetic.goals(good | {"tokens": 9}, {"tokens": 9}))) == 2
+    assert not missed(arithmetic.goals(good))
+    assert missed(arithmetic.goals(good | {"margins": [0.1]})) and missed(arithmetic.goals(good | {"tokens": 9}))
+    counts = dict.fromkeys(("first", "stable", "outputs", "other_outputs"), 1)
+    assert missed(dtypes.goals(counts | {"tokens": 9})) and not missed(dtypes.goals(counts | {"tokens": 2000}))
 
 
 class Changed:

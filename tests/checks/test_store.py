@@ -6,7 +6,7 @@ import pytest
 from check_runs import missed
 
 import eelib
-from checks import arithmetic, store
+from checks import dtypes, store
 from checks.tiny_texts import PROMPTS
 from eelib.tasks.task import Task
 
@@ -78,8 +78,8 @@ def test_a_part_that_was_not_run_or_went_wrong_is_missed():
 
 def test_traces_that_differ_are_found_and_only_float32_has_to_be_exact(model_of, tmp_path):
     made = [eelib.trace(model_of("llama"), Task.from_prompts(PROMPTS), n, tmp_path, progress=False) for n in (6, 6, 5)]
-    assert arithmetic.between(made[0], made[1])["other_outputs"] == 0
-    other = arithmetic.between(made[0], made[2])
+    assert dtypes.between(made[0], made[1])["other_outputs"] == 0
+    other = dtypes.between(made[0], made[2])
     assert other["other_outputs"] > 0 == other["other_top1s"] == other["first"] < other["top1s"]
     row = {"dtype": "float32", "other_outputs": 0, "other_top1s": 0, "top1s": 9}
     low = row | {"dtype": "bfloat16", "other_top1s": 7}
