@@ -4,7 +4,6 @@ The two are compared token by token, as far as both outputs are the same.
 """
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ NEAR = 1e-3  # of the two largest probabilities, below which a layer's best toke
 
 
 def task_of(texts: int) -> Task:
-    """Requests as the study puts them: worded for a small model, in its chat template."""
-    return replace(eelib.load_task("instructions/requests", limit=texts).worded("short"), chat=True)
+    """So many requests, and as many openings, as the study puts them: worded for a small model, in its template."""
+    kinds = [eelib.load_task(name).worded("short") for name in ("instructions/requests", "continuation/openings")]
+    return Task.from_prompts([text for kind in kinds for text in kind.prompts[:texts]], name="answers", chat=True)
 
 
 def between(one: Trace, other: Trace) -> dict[str, int]:
@@ -70,7 +70,7 @@ def goals(dtypes: dict[str, int]) -> list[Goal]:
 def main() -> None:
     """The command line."""
     parser = options(__doc__, "dtypes")
-    parser.add_argument("--texts", type=int, default=60, help="texts that are traced in both dtypes (60)")
+    parser.add_argument("--texts", type=int, default=60, help="texts of each kind that are traced in both dtypes (60)")
     asked = parser.parse_args()
     head = headed("dtypes", depends=TRACES)
     models = {dtype: eelib.load_model(MODEL, dtype=dtype, device="cpu") for dtype in ("float32", "bfloat16")}
