@@ -63,8 +63,8 @@ class Trace:
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """One row per generated token: sequence, position, token_id, text, start and end (offsets in the output),
-        is_eos, is_special, truncated, group.
+        """One row per generated token, with sequence, position, token_id, text, start and end (offsets in the output),
+        is_eos, is_special, truncated and group.
 
         Of a given text all tokens but its first: each at the position before it, which has to predict it.
         """
@@ -74,7 +74,8 @@ class Trace:
 
     @cached_property
     def sequences(self) -> pd.DataFrame:
-        """One row per sequence: sequence, group, prompt, source, reference, output, length, truncated, prompt_tokens.
+        """One row per sequence, with sequence, group, prompt, source, reference, output, length, truncated and
+        prompt_tokens.
 
         `length` counts tokens without the end token.
         """
@@ -108,8 +109,8 @@ class Trace:
 
     @property
     def final_ids(self) -> np.ndarray:
-        """int [tokens]: what the last layer says, the target of exit layers: the emitted token; of given texts, whose
-        next token may be another, the last layer's top-1.
+        """The target of exit layers, int [tokens]. It is the emitted token, or of given texts, whose next token may be
+        another, the last layer's top-1.
         """
         return self["top1"][:, -1] if self.given else self.tokens["token_id"].to_numpy()
 
