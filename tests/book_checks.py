@@ -126,7 +126,8 @@ def numbers_and_files(pages: Pages) -> Iterator[str]:
                 if part["id"] != f"{kind}-{number}" or not link or link.get_text() != f"{label} {number}.":
                     yield f"{path.name}: {part['id']} in place {number}"
                 files = {link.get_text(): path.parent / link["href"] for link in part.select(".ee-take a")}
-                if not set(files) >= (least if kind == "table" or "ee-figure" in part.get("class", ()) else {"PNG"}):
+                kinds = {name.split()[0] for name in files}  # of several panels: SVG 1, SVG 2
+                if not kinds >= (least if kind == "table" or "ee-figure" in part.get("class", ()) else {"PNG"}):
                     yield f"{path.name}: {part['id']} as {sorted(files)} alone"
                 for name, file in files.items():
                     if not holds(name, file):
@@ -142,7 +143,7 @@ def numbers_and_files(pages: Pages) -> Iterator[str]:
 
 def holds(kind: str, file: Path) -> bool:
     """Whether a file is there and looks like its kind."""
-    mark = {"PNG": b"\x89PNG", "SVG": b"</svg>", "CSV": b"\n"}[kind]
+    mark = {"PNG": b"\x89PNG", "SVG": b"</svg>", "CSV": b"\n"}[kind.split()[0]]
     return file.is_file() and mark in file.read_bytes()
 
 
