@@ -229,10 +229,10 @@ def load_tagger(name: str = SHIPPED_TAGGER) -> Any:
 
 
 def tagged_by_hand(nlp: Any) -> pd.DataFrame:
-    """Words that SmolLM2 wrote, tagged by hand for this project (data/tagged), beside the tags that a pipeline gives.
+    """Words that SmolLM2 wrote, tagged once for this project (data/tagged), beside the tags that a pipeline gives.
 
     Returns:
-        A row for each word or sign, with `text` (its number), `word`, `upos` (by hand) and `found`.
+        A row for each word or sign, with `text` (its number), `word`, `upos` (of this project) and `found`.
     """
     from spacy.tokens import Doc
 
