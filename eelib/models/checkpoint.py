@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto as auto
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.utils import logging as transformers_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from eelib.common.errors import CheckpointError
@@ -204,12 +205,16 @@ def read_checkpoint(
         held = (gguf.tensors, gguf.numbers) if gguf else kept_numbers(Path(path), name)
         check_extent(partial(getattr(network_class, "from_config", network_class), **more), config, held, name)
     files = gguf.options if gguf else {"use_safetensors": True, "revision": revision, **more}
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its report of missing weights: they are checked below
     try:
         network, loaded = network_class.from_pretrained(
             path, config=config, dtype=DTYPES[dtype], output_loading_info=True, **files, **spread
         )
     except Exception as error:  # safetensors too
         raise not_loaded(name, error) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:

@@ -52,8 +52,11 @@ def test_sums_are_bfloat16_numbers_where_the_base_is(adapters, tmp_path):
         assert torch.equal(found.network.get_parameter(name), weight.bfloat16().float()), name
 
 
-def test_a_head_that_the_base_lacks(tmp_path):
-    """A headless encoder becomes a classifier: the adapters' folder has its configuration, and its head's weights."""
+def test_a_head_that_the_base_lacks(tmp_path, caplog, monkeypatch):
+    """A headless encoder becomes a classifier: the adapters' folder has its configuration, and its head's weights.
+
+    transformers does not report the head as missing, and its level of messages is as before.
+    """
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = hf.BertConfig(vocab_size=300, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}, **sizes)
     torch.manual_seed(1)
@@ -69,7 +72,11 @@ def test_a_head_that_the_base_lacks(tmp_path):
     tuned.save_pretrained(tmp_path / "tuned")
     network.config.architectures = ["BertForSequenceClassification"]
     network.config.save_pretrained(tmp_path / "tuned")
+    level = hf.logging.get_verbosity()
+    monkeypatch.setattr(hf.logging.get_logger("transformers"), "propagate", True)
+    caplog.clear()
     found = eelib.load_model(str(tmp_path / "tuned"))
+    assert "MISSING" not in caplog.text and hf.logging.get_verbosity() == level
     ids = torch.arange(5, 12)[None]
     with torch.no_grad():
         torch.testing.assert_close(found.network(ids).logits, tuned.eval()(ids).logits, atol=1e-5, rtol=1e-5)
