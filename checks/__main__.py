@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 GROUPS = {
-    "bench": ["trace_speed", "race --texts 6 --few 2 --repeats 1 --sizes 1 4", "products", "given", "lens"],
+    "bench": ["trace_speed", "race --texts 6 --few 2 --repeats 1 --sizes 1 4", "products", "lens"],
     "measure": [
         *("architectures", "store crashes", "store many_prompts", "store reproducible"),
-        *("coverage", "statistics", "arithmetic", "dtypes", "race"),
+        *("coverage", "statistics", "arithmetic", "given", "dtypes", "race"),
     ],
 }
 ENTRIES = [

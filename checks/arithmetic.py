@@ -1,11 +1,13 @@
 """Which tokens change when sums are rounded otherwise: products of few rows beside torch's.
 
 Outputs that were decoded with our products are read once more with torch's, each in one pass: where torch's own best
-token is another one, the two are a near tie, and by how much is noted.
+token is another one, the two are a near tie, and by how much is noted. Our products multiply as many rows at most as
+was found to pay when the model was loaded; the check fails where a batch has more.
 """
 
 from typing import Any
 
+import numpy as np
 import torch
 
 import eelib
@@ -13,41 +15,74 @@ from checks.products import BATCH, prompts_of
 from checks.report import TRACES, Goal, finish, goal, headed, options
 from eelib.common.tolerances import TOLERANCES
 from eelib.models.model import Model
+from eelib.models.products import FewRows
 from eelib.tracing.decode import greedy_decode
 
-MODEL, NEW_TOKENS = "smollm2-135m-instruct", 96
+MODEL, NEW_TOKENS, TOKENS = "smollm2-135m-instruct", 96, 20_000
 TIE = TOLERANCES[torch.float32].tie  # of logits, in nats
-TOKENS = 20_000
+NEAR = 1e-3  # of the two best logits, below which a token of the sample may be another one elsewhere
+
+
+def rows_limit(model: Model) -> int:
+    """The largest number of rows that our products multiply in this model; 0 where it has none of ours."""
+    ways = [vars(layer).get("forward") for layer in model.network.modules()]
+    return max((way.limit for way in ways if isinstance(way, FewRows)), default=0)
 
 
 @torch.no_grad()
+def read_again(
+    ours: Model, plain: Model, prompts: list[list[int]], new: int
+) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Tokens that a batch decodes with our products, and of torch's logits after the same texts: how far each token is
+    below the best one, and the second best one.
+    """
+    tokens, below, apart = list[int](), list[np.ndarray](), list[np.ndarray]()
+    for prompt, ids in zip(prompts, greedy_decode(ours, prompts, new)):
+        logits = plain.network(**plain.adapter.whole_inputs(prompt, ids)).logits[0, -len(ids) :].double()
+        best = logits.topk(2).values
+        tokens += ids
+        below.append((best[:, 0] - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]).numpy())
+        apart.append((best[:, 0] - best[:, 1]).numpy())
+    return tokens, np.concatenate(below), np.concatenate(apart)
+
+
 def other_tokens(ours: Model, plain: Model, tokens: int) -> dict[str, Any]:
-    """How many tokens of ours are not torch's best after the same text, and torch's margins there."""
-    prompts, read, outputs, margins = prompts_of(ours, 4 * BATCH * tokens // 1000), 0, 0, list[float]()
+    """How many tokens of ours are not torch's best after the same text, and by how much."""
+    found: dict[str, Any] = {"batch": BATCH, "rows_limit": rows_limit(ours), "tokens": 0, "margins": []}
+    prompts = prompts_of(ours, 4 * BATCH * tokens // 1000)
     for start in range(0, len(prompts), BATCH):
-        some = prompts[start : start + BATCH]
-        for prompt, ids in zip(some, greedy_decode(ours, some, NEW_TOKENS)):
-            logits = plain.network(**plain.adapter.whole_inputs(prompt, ids)).logits[0, -len(ids) :].double()
-            own = logits.gather(1, torch.tensor(ids)[:, None])[:, 0]
-            less = logits.amax(-1) - own
-            margins += less[less > 0].tolist()
-            read, outputs = read + len(ids), outputs + 1
-        print(f"{read:,} tokens, {len(margins)} others", flush=True)
-        if read >= tokens:
+        ids, below, _ = read_again(ours, plain, prompts[start : start + BATCH], NEW_TOKENS)
+        found["tokens"] += len(ids)
+        found["margins"] += below[below > 0].tolist()
+        print(f"{found['tokens']:,} tokens, {len(found['margins'])} others", flush=True)
+        if found["tokens"] >= tokens:
             break
-    return {"tokens": read, "outputs": outputs, "margins": sorted(margins)}
+    return found | {"margins": sorted(found["margins"])}
 
 
-def goals(products: dict[str, Any]) -> list[Goal]:
-    """Enough tokens, and none of ours is another but in a near tie."""
-    far = sum(margin > TIE for margin in products["margins"])
-    worst = max(products["margins"], default=0.0)
-    others = f"{len(products['margins'])} of {products['tokens']:,} tokens are others"
-    shown = f"{far}; {others}, by {worst:.2g} nats at most"
+def goals(found: dict[str, Any]) -> list[Goal]:
+    """Our products multiplied the batches, enough tokens were read, and none is another but in a near tie."""
+    far = sum(margin > TIE for margin in found["margins"])
+    others = f"{len(found['margins'])} of {found['tokens']:,} tokens are others"
+    shown = f"{far}; {others}, by {max(found['margins'], default=0.0):.2g} nats at most"
     return [
-        goal("tokens that were decoded with our products and read with torch's", products["tokens"], at_least=TOKENS),
+        goal(f"rows that our products multiply, in batches of {BATCH}", found["rows_limit"], at_least=BATCH),
+        goal("tokens that were decoded with our products and read with torch's", found["tokens"], at_least=TOKENS),
         goal(f"tokens of ours that are over {TIE:g} nats below torch's best", far, at_most=0, shown=shown),
     ]
+
+
+def both() -> tuple[Model, Model]:
+    """The model with our products and with torch's."""
+    ours, plain = (eelib.load_model(MODEL, dtype="float32", device="cpu", fast_products=fast) for fast in (True, False))
+    return ours, plain
+
+
+def sample(models: tuple[Model, Model] | None = None) -> dict[str, Any]:
+    """A small part, computed again by the tests: tokens of two outputs, and places of near ties."""
+    ours, plain = models or both()
+    ids, _, apart = read_again(ours, plain, prompts_of(ours, 2), 24)
+    return {"values": {"tokens": ids}, "near_ties": np.flatnonzero(apart < NEAR).tolist()}
 
 
 def main() -> None:
@@ -55,8 +90,8 @@ def main() -> None:
     parser = options(__doc__, "arithmetic")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens that are decoded with our products (20,000)")
     asked = parser.parse_args()
-    head = headed("arithmetic", depends=(*TRACES, "checks/products.py"))
-    ours, plain = (eelib.load_model(MODEL, dtype="float32", device="cpu", fast_products=fast) for fast in (True, False))
-    head["models"] = {MODEL: ours.hash}
-    products = other_tokens(ours, plain, asked.tokens)
-    finish(asked.output, head, goals(products), products=products)
+    head = headed("arithmetic", "numba", depends=(*TRACES, "checks/products.py"))
+    models = both()
+    head["models"] = {MODEL: models[0].hash}
+    found = other_tokens(*models, asked.tokens)
+    finish(asked.output, head, goals(found), sample=sample(models), found=found)

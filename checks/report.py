@@ -35,32 +35,34 @@ def options(about: str | None, kept: str) -> argparse.ArgumentParser:
     return parser
 
 
-def headed(
-    check: str,
-    *packages: str,
-    depends: Iterable[str] = ("eelib", "eestudy", "checks"),
-    seed: int | None = None,
-    command: str = "",
-) -> Head:
+def headed(check: str, *packages: str, depends: Iterable[str], seed: int | None = None) -> Head:
     """Describe a run before it begins.
 
     Args:
         check: the check's name.
         packages: whose versions the result depends on, beside PyTorch's and transformers'.
-        depends: folders and files of the project that are measured, or that measure.
+        depends: folders and files of the project that are measured; the check's own file and this one are added.
         seed: of the random draws, where there are any.
-        command: where it is not the one that started this process.
 
     Returns:
-        command, date, commit, depends, code (the hash of what it depends on), models, machine, versions and seed. The
-        check fills `models`, {name: hash}, with the trained models that it ran: a test holds them against today's.
+        command, date, commit (with "+changes" where the code differs from it), depends, code (the hash of what it
+        depends on), models, machine, versions and seed. The check fills `models`, {name: hash}, with the trained models
+        that it ran: a test holds them against today's.
     """
-    places = sorted({*depends, "checks/report.py"} | ({f"checks/{check}.py"} if "checks" not in depends else set()))
+    places = sorted({*depends, "checks/report.py", f"checks/{check}.py"})
+    commands = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", *places])
+    try:
+        commit, changed = (
+            subprocess.run(["git", *words], cwd=PACKAGE.parent, check=True, capture_output=True, text=True).stdout
+            for words in commands
+        )
+    except (OSError, subprocess.CalledProcessError):
+        commit, changed = "unknown", ""  # there is no repository
     busy = {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}  # load: of other work
     return {
-        "command": command or " ".join(["python -m checks", check, *sys.argv[1:]]),
+        "command": " ".join(["python -m checks", check, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(places),
+        "commit": commit.strip() + "+changes" * bool(changed.strip()),
         "depends": places,
         "code": code_hash(places),
         "models": {},
@@ -68,19 +70,6 @@ def headed(
         "versions": versions(*packages),
         "seed": seed,
     }
-
-
-def commit(places: Iterable[str]) -> str:
-    """The current commit, with "+changes" where these places differ from it; "unknown" without a repository."""
-    commands = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", *places])
-    try:
-        name, changed = (
-            subprocess.run(["git", *words], cwd=PACKAGE.parent, check=True, capture_output=True, text=True).stdout
-            for words in commands
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name.strip() + ("+changes" if changed.strip() else "")
 
 
 def goal(
@@ -121,15 +110,14 @@ def differing(kept: dict[str, Any], found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def write_report(path: Path, head: Head, **found: Any) -> None:
-    """Write a head, and what was found below it, as JSON; the file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(head | found, indent=1, ensure_ascii=False) + "\n").encode())
-
-
 def finish(path: Path, head: Head, goals: list[Goal], **found: Any) -> NoReturn:
-    """Write the report, print its goals, and end with status 1 where one is missed or none was judged."""
-    write_report(path, head, goals=goals, **found)
+    """Write the head, the goals and what was found as JSON, whole or not at all; print the goals.
+
+    The process ends with status 1 where a goal is missed or none was judged.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report = head | {"goals": goals} | found
+    write_atomically(path, (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
     for row in goals:
         verdict = "met   " if row["met"] else "MISSED"
         print(f"{verdict} {row['goal']}: {row['measured']} ({row['bound']})")

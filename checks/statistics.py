@@ -437,7 +437,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work (1); the result is the same")
     parser.add_argument("--output", type=Path, default=RESULT, help=f"where the JSON goes ({RESULT})")
     asked = parser.parse_args()
-    head, rows = headed("statistics", "numpy", "scipy"), []
+    head, rows = (
+        headed("statistics", "numpy", "scipy", depends=("eestudy/resampling.py", "eestudy/statistics.py"), seed=0),
+        [],
+    )
     work = [(k, n, asked.replications) for k, kind in enumerate(KINDS) for n in sorted({*GROUPS, kind.least})]
     with get_context("spawn").Pool(asked.jobs) if asked.jobs > 1 else nullcontext() as pool:
         for row in pool.imap(simulated, work) if pool else map(simulated, work):

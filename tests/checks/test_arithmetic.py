@@ -1,24 +1,37 @@
 """Checks of arithmetic and of given texts count what differs, near ties apart."""
 
+import copy
+
 import numpy as np
 import pytest
+import torch
 from check_runs import missed
+from transformers import AutoModelForCausalLM
 
 import eelib
 from checks import arithmetic, dtypes, given
 from checks.tiny_texts import PROMPTS
+from eelib.models.products import FewRows
 from eelib.tasks.task import Task
 
 
 def test_tokens_of_other_products_are_counted_and_only_near_ties_are_allowed(model_of):
     model = model_of("llama")
     found = arithmetic.other_tokens(model, model, 100)
-    assert found["tokens"] > 0 and found["margins"] == []
-    good = {"tokens": arithmetic.TOKENS, "outputs": 9, "margins": [1e-5]}
+    assert found["tokens"] > 0 and found["margins"] == [] and found["rows_limit"] == 0  # torch's own read the batch
+    good = {"tokens": arithmetic.TOKENS, "margins": [1e-5], "rows_limit": arithmetic.BATCH}
     assert not missed(arithmetic.goals(good))
-    assert missed(arithmetic.goals(good | {"margins": [0.1]})) and missed(arithmetic.goals(good | {"tokens": 9}))
+    for wrong in ({"margins": [0.1]}, {"tokens": 9}, {"rows_limit": arithmetic.BATCH - 1}):
+        assert len(missed(arithmetic.goals(good | wrong))) == 1, wrong
     counts = dict.fromkeys(("first", "stable", "outputs", "other_outputs"), 1)
     assert missed(dtypes.goals(counts | {"tokens": 9})) and not missed(dtypes.goals(counts | {"tokens": 2000}))
+
+
+def test_the_rows_that_products_of_ours_multiply_are_read_off_the_model(model_of):
+    model = copy.deepcopy(model_of("llama"))
+    layer = next(module for module in model.network.modules() if isinstance(module, torch.nn.Linear))
+    vars(layer)["forward"] = FewRows(layer, 16)
+    assert arithmetic.rows_limit(model) == 16
 
 
 class Changed:
@@ -32,17 +45,17 @@ class Changed:
 
 
 def test_a_right_trace_of_given_texts_meets_every_goal_and_a_wrong_one_does_not(folder_of, model_of, tmp_path):
-    task = Task.from_prompts(PROMPTS)
-    trace = eelib.trace(model_of("llama"), task, folder=tmp_path, given=True, progress=False)
-    plain, count = given.Plain.load(str(folder_of("llama"))), len(trace)
-    found = given.compared(plain, trace, task)
-    rate = {"given": 20.0, "plain, one text": 10.0, "tuned-lens": 16.0}
-    assert found["top1"] == count * (trace.layers + 1) and not missed(given.goals({"made": found}, rate))
-    late = given.compared(plain, Changed(trace, top1=np.roll(trace["top1"], 1, axis=0)), task)
+    model, task = model_of("llama"), Task.from_prompts(PROMPTS)
+    trace = eelib.trace(model, task, folder=tmp_path, given=True, progress=False)
+    network = AutoModelForCausalLM.from_pretrained(folder_of("llama"), dtype=torch.float32).eval()
+    found = given.compared(network, model.tokenizer, trace, task)
+    assert found["top1"] == len(trace) * (trace.layers + 1) and not missed(given.goals({"made": found}))
     share = trace["reference_probability"].copy()
     share[-1, 1] += 0.01
-    off = given.compared(plain, Changed(trace, reference_probability=share), task)
-    assert late["differ"] > count and off["largest_difference_of_probability"] == pytest.approx(0.01, rel=1e-3)
-    wrong = {"pocket-llama": found | late}  # which has to be read at more positions
-    assert len(missed(given.goals(wrong, rate | {"given": 12.0}))) == 3
-    assert {given.read_plainly(plain, PROMPTS, batch) for batch in (1, 3)} == {count}
+    late, off = (
+        given.compared(network, model.tokenizer, Changed(trace, **{name: values}), task)
+        for name, values in (("top1", np.roll(trace["top1"], 1, axis=0)), ("reference_probability", share))
+    )
+    assert late["differ"] > len(trace) and off["largest_difference_of_probability"] == pytest.approx(0.01, rel=1e-3)
+    assert len(missed(given.goals({"pocket-llama": found | late}))) == 2  # which has to be read at more positions
+    assert len(missed(given.goals({"made": off}))) == 1
