@@ -1,6 +1,7 @@
 """Run a check, or several one after the other: `python -m checks NAME [options]`, `bench` or `measure`.
 
-`python -m checks NAME --help` lists a check's options. `bench` is for a quiet machine; `measure` takes hours.
+`python -m checks NAME --help` lists a check's options. `bench` is for a quiet machine; `measure` takes hours, and makes
+all of data/measured but trainings, whose results name their recipes and the last commit that has them.
 """
 
 import importlib
@@ -8,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+TIMED = ("trace_speed", "products", "lens")
 GROUPS = {
-    "bench": ["trace_speed", "race --texts 6 --few 2 --repeats 1 --sizes 1 4", "products", "lens"],
+    "bench": [*TIMED, "race --texts 6 --few 2 --repeats 1 --sizes 1 4"],
     "measure": [
-        *("architectures", "store crashes", "store many_prompts", "store reproducible"),
-        *("coverage", "statistics", "arithmetic", "given", "dtypes", "race"),
+        *("architectures", "store crashes", "store many_prompts", "store reproducible", "cluster", "coverage"),
+        *("statistics", "arithmetic", "given", "dtypes", *TIMED, "race"),
     ],
 }
 ENTRIES = [

@@ -7,8 +7,8 @@ import os
 import time
 import warnings
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 import transformers
@@ -18,8 +18,8 @@ from checks.report import TINY, TRACES, Goal, all_of, finish, goal, headed, opti
 from checks.tiny import KINDS
 
 LIMIT = 120.0  # seconds for one architecture
+SAMPLE = (("causal", "gemma2"), ("seq2seq", "marian"), ("masked", "distilbert"), ("classifier", "electra"))
 LEAST = 0.9  # share of the attention-based causal architectures that pass everything
-Item = tuple[str, str]  # kind, model type
 
 
 def send_row(sender: Connection, kind: str, model_type: str) -> None:
@@ -30,36 +30,22 @@ def send_row(sender: Connection, kind: str, model_type: str) -> None:
     sender.send(check(kind, model_type))
 
 
-def sweep(wanted: list[Item], processes: int) -> list[dict]:
-    """Rows of architectures, in their order; one whose process dies or takes too long has failed."""
+def checked(kind: str, model_type: str) -> dict:
+    """The row of an architecture from a process of its own; one whose process dies or takes too long has failed."""
     torch.set_num_threads(1)  # threads do not survive a fork
-    context, left = get_context("fork"), list(wanted)
-    rows: dict[Item, dict] = {}
-    running: dict[Item, tuple[BaseProcess, Connection, float]] = {}
-    while left or running:
-        while left and len(running) < processes:
-            receiver, sender = context.Pipe(duplex=False)
-            process: BaseProcess = context.Process(target=send_row, args=(sender, *left[0]))
-            process.start()
-            sender.close()
-            running[left.pop(0)] = process, receiver, time.monotonic()
-        wait([receiver for _, receiver, _ in running.values()], timeout=0.5)
-        for item, (process, receiver, began) in list(running.items()):
-            seconds = time.monotonic() - began
-            if not receiver.poll() and seconds <= LIMIT:
-                continue
-            try:
-                reason = f"took longer than {LIMIT:g} s"
-                row = receiver.recv() if receiver.poll() else None
-            except EOFError:
-                reason, row = "the check's process died", None
-            failed = {"built": True, "readout": "fail", "reason": reason, "seconds": round(seconds, 1)}
-            rows[item] = row or new_row(*item) | failed
-            process.kill()
-            process.join()
-            del running[item]
-            print(line_of(rows[item]), flush=True)
-    return [rows[item] for item in wanted]
+    context, began = get_context("fork"), time.monotonic()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=send_row, args=(sender, kind, model_type))
+    process.start()
+    sender.close()
+    failed = new_row(kind, model_type) | {"built": True, "readout": "fail", "reason": f"took longer than {LIMIT:g} s"}
+    try:
+        row = receiver.recv() if receiver.poll(LIMIT) else failed
+    except EOFError:
+        row = failed | {"reason": "the check's process died"}
+    process.kill()
+    process.join()
+    return row | {"seconds": round(time.monotonic() - began, 1)}
 
 
 def line_of(row: dict) -> str:
@@ -89,12 +75,17 @@ def goals(rows: list[dict]) -> list[Goal]:
     return found
 
 
+def sample() -> dict[str, Any]:
+    """A small part, computed again by the tests: the verdicts on one architecture of each kind."""
+    rows = [check(*item) for item in SAMPLE]
+    return {"values": {row["architecture"]: [row[verdict] for verdict in VERDICTS] for row in rows}, "near_ties": []}
+
+
 def main() -> None:
     """The command line."""
     parser = options(__doc__, "architectures")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="model types to check (default: all)")
     parser.add_argument("--kind", nargs="+", choices=[*KINDS], default=[*KINDS], help="kinds of networks (all)")
-    parser.add_argument("--processes", type=int, default=2, help="architectures at a time (2)")
     asked = parser.parse_args()
     names = [(kind, name) for kind in asked.kind for name in KINDS[kind]]
     wanted = [(kind, name) for kind, name in names if not asked.only or name in asked.only]
@@ -106,6 +97,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    head = headed("architectures", depends=(*TRACES, *TINY, "checks/one_architecture.py"), seed=0)
-    rows = sweep(wanted, asked.processes)
-    finish(asked.output, head, goals(rows), rows=rows)
+    head, rows = headed("architectures", depends=(*TRACES, *TINY, "checks/one_architecture.py"), seed=0), []
+    for item in wanted:
+        rows.append(checked(*item))
+        print(line_of(rows[-1]), flush=True)
+    finish(asked.output, head, goals(rows), sample=sample(), rows=rows)

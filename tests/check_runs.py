@@ -17,6 +17,6 @@ def run(check, *options):
     """(exit status, report) of a check, run in this process."""
     path = Path(options[options.index("--output") + 1])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(sys, "argv", [f"checks {check}", *options])
+        patch.setattr(sys, "argv", ["checks", *options])
         importlib.import_module(f"checks.{check}").main()
     return ended.value.code, json.loads(path.read_text()) if path.exists() else None

@@ -1,9 +1,6 @@
-"""The check of killed, shared and repeated traces sees a changed byte, and what was not run."""
+"""The check of killed, shared and repeated traces sees a changed byte."""
 
-import multiprocessing
-
-import pytest
-from check_runs import missed
+from check_runs import missed, run
 
 import eelib
 from checks import dtypes, store
@@ -11,69 +8,33 @@ from checks.tiny_texts import PROMPTS
 from eelib.tasks.task import Task
 
 
-@pytest.fixture
-def maker(model_of):
-    return store.Maker(model_of("llama"), Task.from_prompts(PROMPTS * 4), **store.OPTIONS)
-
-
-def test_killed_workers_end_with_the_same_bytes_and_a_changed_byte_is_seen(maker, tmp_path):
-    assert maker.finish(tmp_path / "quiet") == 0
+def test_killed_workers_end_with_the_same_bytes_and_a_changed_byte_is_seen(model_of, tmp_path):
+    maker = store.Maker(model_of("llama"), Task.from_prompts(PROMPTS * 4), **store.OPTIONS)
+    assert store.status_of(maker.start(tmp_path / "quiet")) == 0
     quiet = store.content(store.only(tmp_path / "quiet"))
-    assert not any(row["identical"] for row in store.damage_round(maker, tmp_path / "other", {"manifest.json": b""}))
     for workers in (1, 2):
         found = store.kill_round(maker, tmp_path, quiet, 0.4, workers, 2, 0)
-        assert found["kills"] >= 2 and found["identical"] == found["runs"] >= 1
-        assert sum(found["moments"].values()) == found["kills"]
+        assert sum(found["moments"].values()) == found["kills"] >= 2 and found["identical"] == found["runs"] >= 1
     altered = quiet | {"manifest.json": quiet["manifest.json"] + b" "}
     assert store.kill_round(maker, tmp_path, altered, 0.4, 1, 1, 0)["identical"] == 0
 
 
-def test_two_processes_share_a_trace(maker, tmp_path, monkeypatch):
-    """Neither begins its first shard before the other has one in hand."""
-    assert maker.finish(tmp_path / "quiet") == 0
-    together, begun, plain = multiprocessing.get_context("fork").Barrier(2), [], store.making.make_shard
-
-    def make_shard(*args):
-        if not begun:
-            together.wait(120)
-        begun.append(1)
-        plain(*args)
-
-    monkeypatch.setattr(store.making, "make_shard", make_shard)
-    quiet = store.content(store.only(tmp_path / "quiet"))
-    assert store.two_round(maker, tmp_path, quiet, 1) == {"rounds": 1, "shared": 1, "identical": 1}
+def test_very_many_prompts_are_shared_out_and_go_on_after_a_kill(tmp_path):
+    _, found = run("store", "many_prompts", "--prompts", "640", "--workers", "2", "--output", str(tmp_path / "a.json"))
+    assert found["shards_made"] == found["shards"] == 10 and found["goals"] == store.prompt_goals(found)
+    assert not missed(found["goals"]) and found["command"].startswith("python -m checks store many_prompts")
+    for wrong in ({"shards_made": 9}, {"shards_made_twice": 3}, {"failed_workers": 1}):
+        assert len(missed(store.prompt_goals(found | wrong))) == 1, wrong
 
 
-def test_a_part_that_was_not_run_or_went_wrong_is_missed():
+def test_a_part_that_went_wrong_is_missed():
     good = {
         "killed": {"kills": 150, "runs": 3, "identical": 3},
         "workers_killed": {"kills": 150, "workers": 3, "runs": 2, "identical": 2},
-        "damaged": [{"identical": True}],
-        "two_processes": {"rounds": 6, "shared": 6, "identical": 6},
-        "full_disk": {"tested": True, "half_files": [], "identical": True, "message": "no room"},
     }
     assert not missed(store.crash_goals(good))
-    for part, value in (
-        ("killed", {"kills": 149, "runs": 3, "identical": 3}),
-        ("killed", {"kills": 150, "runs": 0, "identical": 0}),
-        ("workers_killed", {"kills": 150, "workers": 3, "runs": 2, "identical": 1}),
-        ("damaged", [{"identical": True}, {"identical": False}]),
-        ("two_processes", {"rounds": 6, "shared": 5, "identical": 6}),
-        ("full_disk", {"tested": False, "why": "no right to mount"}),
-        ("full_disk", {"tested": True, "half_files": ["a.partial"], "identical": True, "message": "no room"}),
-    ):
-        assert len(missed(store.crash_goals(good | {part: value}))) == 1, part
-    many = {
-        "shards_made": 99,
-        "shards_made_twice": 9,
-        "shards": 99,
-        "prompts": 99,
-        "workers": 8,
-        "prompts_per_second": 1,
-        "peak_memory_mb": 1,
-    }
-    assert missed(store.prompt_goals(many)) and not missed(store.prompt_goals(many | {"workers": 9}))
-    assert missed(store.prompt_goals(many | {"workers": 9, "shards_made": 98}))
+    for part, wrong in (("killed", {"kills": 149}), ("killed", {"identical": 2}), ("workers_killed", {"identical": 1})):
+        assert len(missed(store.crash_goals(good | {part: good[part] | wrong}))) == 1, (part, wrong)
 
 
 def test_traces_that_differ_are_found_and_only_float32_has_to_be_exact(model_of, tmp_path):
