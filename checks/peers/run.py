@@ -2,6 +2,7 @@
 
 It loads a checkpoint once, then answers one request per line on stdin with one line of JSON. The peers run it in
 environments of their own, so it needs torch, numpy and transformers only, and imports what a way needs inside of it.
+A request is {ids, texts, given, batch, new_tokens, out}: prompts that are continued, or texts that are read (`given`).
 """
 
 import ctypes
@@ -11,7 +12,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,17 @@ def batches(request: Request) -> list[Tensor]:
 
 
 def load_network(folder: str) -> Any:
-    """The checkpoint as transformers loads it, float32."""
+    """The checkpoint as transformers loads it, float32, without an end token: outputs have a fixed length."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    network.generation_config.eos_token_id = None
+    return network
 
 
 def generate(network: Any, ids: Tensor, new_tokens: int) -> Any:
-    """transformers' greedy `generate` of a fixed length, with hidden states."""
-    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": new_tokens}
+    """transformers' greedy `generate`, with hidden states."""
+    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": new_tokens}
     options |= {"output_hidden_states": True, "return_dict_in_generate": True}
     return network.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
@@ -52,7 +56,9 @@ def load_trace(folder: str) -> Any:
     """The checkpoint as eelib loads it, its check at load included (not timed)."""
     import eelib
 
-    return eelib.load_model(folder, dtype="float32", device="cpu")
+    model = eelib.load_model(folder, dtype="float32", device="cpu")
+    model.network.generation_config.eos_token_id = model.vocab_size  # no token has this number
+    return model
 
 
 def run_trace(model: Any, request: Request) -> Callable[[], dict]:
@@ -61,12 +67,15 @@ def run_trace(model: Any, request: Request) -> Callable[[], dict]:
 
     runs = tempfile.TemporaryDirectory()
     task, new = eelib.Task.from_prompts(request["texts"]), request["new_tokens"]
-    made = eelib.trace(model, task, new, runs.name, request["batch"], progress=False)
+    given = {"given": True} if request["given"] else {"max_new_tokens": new, "batch_size": request["batch"]}
+    made = eelib.trace(model, task, folder=runs.name, progress=False, **given)
 
     def fetch() -> dict:
         order = made.tokens.reset_index(drop=True).sort_values(["sequence", "position"]).index.to_numpy()
         tokens, top1 = made.tokens["token_id"].to_numpy()[order], np.asarray(made["top1"])[order]
         runs.cleanup()
+        if request["given"]:
+            return {"top1": top1}
         return {"tokens": tokens.reshape(-1, new), "top1": top1.reshape(*tokens.reshape(-1, new).shape, -1)}
 
     return fetch
@@ -96,7 +105,7 @@ RATES: dict[int, float] = {}  # seconds per row by rows per product, found once 
 def run_head(network: Any, request: Request) -> dict:
     """The bare products of all tokens' L+1 states with the head, in the row count that is fastest here."""
     weight = network.get_output_embeddings().weight.detach().t()
-    rows = request["sequences"] * request["new_tokens"] * (network.config.num_hidden_layers + 1)
+    rows = len(request["ids"]) * request["new_tokens"] * (network.config.num_hidden_layers + 1)
     sizes = [size for size in CHUNKS if size <= rows] or [rows]
     for size in sizes:
         if size not in RATES:
@@ -115,36 +124,56 @@ def product_seconds(weight: Tensor, rows: int, chunk: int) -> float:
     return time.perf_counter() - began
 
 
-# ---- the plain way: generate with hidden states, then the head layer by layer, all readouts of a trace
+# ---- the plain way: hidden states, then the head layer by layer, all readouts of a trace
+
+
+@contextmanager
+def last_states(network: Any) -> Iterator[list[Tensor]]:
+    """What goes into the last norm, call by call: transformers norms the last of its hidden states."""
+    found: list[Tensor] = []
+    hook = network.model.norm.register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0]))
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def run_plain(network: Any, request: Request) -> dict:
-    """All steps stacked, in chunks that fit into memory; transformers norms the last of its hidden states."""
-    rows = max(1, LOGITS // network.config.vocab_size)
-    tokens, top1, gap = [], [], []
+    """`generate` with all hidden states, then their readouts, all steps stacked."""
+    tokens, found = [], []
     for ids in batches(request):
-        last: list[Tensor] = []
-        hook = network.model.norm.register_forward_pre_hook(lambda _module, inputs: last.append(inputs[0][:, -1]))
-        made = generate(network, ids, request["new_tokens"])
-        hook.remove()
+        with last_states(network) as last:
+            made = generate(network, ids, request["new_tokens"])
         new = made.sequences[:, ids.shape[1] :]
-        layers = [[*(h[:, -1] for h in step[:-1]), final] for step, final in zip(made.hidden_states, last)]
+        layers = [[*(h[:, -1] for h in step[:-1]), end[:, -1]] for step, end in zip(made.hidden_states, last)]
         states = torch.stack([torch.stack(step) for step in layers]).permute(2, 0, 1, 3)  # [batch, steps, L+1, width]
-        parts = zip(states.flatten(0, 1).split(rows), new.flatten().split(rows))
-        found = [readouts_of_layers(network, part, chosen) for part, chosen in parts]
+        parts = readouts_of(network, states.flatten(0, 1), new.flatten())
+        found.append({name: value.unflatten(0, new.shape) for name, value in parts.items()})
         tokens.append(new)
-        for kept, name in ((top1, "top1"), (gap, "gap")):
-            kept.append(torch.cat([part[name] for part in found]).unflatten(0, new.shape))
-    return {"tokens": torch.cat(tokens), "top1": torch.cat(top1), "gap": torch.cat(gap)}
+    return {"tokens": torch.cat(tokens)} | {name: torch.cat([one[name] for one in found]) for name in ("top1", "gap")}
 
 
-def readouts_of_layers(network: Any, states: Tensor, chosen: Tensor) -> dict[str, Tensor]:
-    """{readout: [tokens, L+1, ...]} of states [tokens, L+1, width]."""
-    head = torch.nn.Sequential(network.model.norm, network.lm_head)
-    last = states[:, -1]
-    target = head(last).log_softmax(-1)
-    layers = [readouts(head(state), chosen, target, state, last) for state in states.unbind(1)]
-    return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
+def read_plain(network: Any, request: Request) -> dict:
+    """One text after another: a run of the network with all hidden states, then their readouts."""
+    found = []
+    for ids in request["ids"]:
+        with last_states(network) as last:
+            out = network(input_ids=torch.tensor([ids[:-1]]), output_hidden_states=True, use_cache=False)
+        states = torch.stack([*out.hidden_states[:-1], *last], dim=2)[0]  # [tokens, L+1, width]
+        found.append(readouts_of(network, states, out.logits[0].argmax(-1)))
+    return {name: torch.cat([one[name] for one in found]) for name in ("top1", "gap")}
+
+
+def readouts_of(network: Any, states: Tensor, chosen: Tensor) -> dict[str, Tensor]:
+    """{readout: [tokens, L+1, ...]} of states [tokens, L+1, width], in chunks that fit into memory."""
+    head, found = torch.nn.Sequential(network.model.norm, network.lm_head), []
+    rows = max(1, LOGITS // network.config.vocab_size)
+    for part, ids in zip(states.split(rows), chosen.split(rows)):
+        last = part[:, -1]
+        target = head(last).log_softmax(-1)
+        layers = [readouts(head(state), ids, target, state, last) for state in part.unbind(1)]
+        found.append({name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]})
+    return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
 
 def readouts(logits: Tensor, chosen: Tensor, target: Tensor, state: Tensor, last: Tensor) -> dict[str, Tensor]:
@@ -172,27 +201,27 @@ def readouts(logits: Tensor, chosen: Tensor, target: Tensor, state: Tensor, last
 # ---- the peers: less than a trace gives, so that none does needless work
 
 
-def top_readout(logits_of: Callable[[Tensor], Tensor], states: Tensor, vocabulary: int) -> Tensor:
-    """Top-1 of states [n, width], with top-10 probabilities and entropy computed as well; [n]."""
-    kept = []
-    for part in states.split(max(1, LOGITS // vocabulary)):
-        logs = logits_of(part).log_softmax(-1)
-        top, ids = logs.topk(min(10, vocabulary))
-        kept.append((ids, top.exp(), -(logs.exp() * logs).sum(-1)))
-    return torch.cat([ids[:, 0] for ids, _, _ in kept])
-
-
 def top1_of(kept: list[Tensor], steps: int, head: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
-    """Top-1s [batch, steps, L+1] of states [batch, width], step after step and in each layer after layer."""
+    """Top-1s [batch, steps, L+1] of states [batch, width], step after step and in each layer after layer.
+
+    Top-10 probabilities and entropy are computed as well.
+    """
     states = torch.stack(kept).unflatten(0, (steps, -1)).permute(2, 0, 1, 3)  # [batch, steps, L+1, width]
-    return top_readout(head, states.flatten(0, 2), vocabulary).view(states.shape[:3])
+    found = []
+    for part in states.flatten(0, 2).split(max(1, LOGITS // vocabulary)):
+        logs = head(part).log_softmax(-1)
+        top, ids = logs.topk(min(10, vocabulary))
+        found.append((ids[:, 0], top.exp(), -(logs.exp() * logs).sum(-1)))
+    return torch.cat([ids for ids, _, _ in found]).view(states.shape[:3])
 
 
 def load_nnsight(folder: str) -> Any:
     """The checkpoint behind nnsight, weights loaded at once."""
     from nnsight import TransformersModel
 
-    return TransformersModel(folder, task="text-generation", dispatch=True, dtype=torch.float32)
+    model = TransformersModel(folder, task="text-generation", dispatch=True, dtype=torch.float32)
+    model._module.generation_config.eos_token_id = None
+    return model
 
 
 def run_nnsight(model: Any, request: Request) -> dict:
@@ -254,85 +283,72 @@ def run_tuned_lens(network: Any, request: Request) -> dict:
         made, layers = generate(network, ids, steps), []
         depth = len(made.hidden_states[0])
         for layer in range(depth):
-            states = torch.stack([step[layer][:, -1] for step in made.hidden_states], dim=1).flatten(0, 1)
             # The last hidden state of transformers is normed already; the lens would norm it again.
             read = head if layer + 1 == depth else lambda h, at=layer: lens(h, at)
-            layers.append(top_readout(read, states, vocabulary).view(len(ids), steps))
-        top1.append(torch.stack(layers, dim=-1))
+            layers.append(top1_of([step[layer][:, -1] for step in made.hidden_states], steps, read, vocabulary))
+        top1.append(torch.cat(layers, dim=-1))
         tokens.append(made.sequences[:, ids.shape[1] :])
     return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
 
 
-def given_rate(folder: str) -> float:
-    """Positions a second at which tuned-lens evaluates texts (stdin: {texts, repeats}), all layers of each: a run of
-    the network, then entropy, top-1, KL to the last layer and the next token's loss of the logit lens's logits.
+def read_tuned_lens(network: Any, request: Request) -> dict:
+    """tuned-lens's evaluation of texts, one after another: a run of the network, then of the lens's logits entropy,
+    top-1, KL to the last layer and the next token's loss.
     """
-    from transformers import AutoTokenizer
-
-    request, network, best = json.load(sys.stdin), load_tuned_lens(folder), 0.0
-    tokenizer, (lens,) = AutoTokenizer.from_pretrained(folder), network.logit_lens
-    rows = [ids for ids in tokenizer(request["texts"])["input_ids"] if len(ids) > 1]
-    for turn in range(request["repeats"] + 1):  # the first is not counted
-        began = time.perf_counter()
-        for ids in rows:
-            out = network(input_ids=torch.tensor([ids[:-1]]), output_hidden_states=True, use_cache=False)
-            last, following = out.logits[0].log_softmax(-1), torch.tensor(ids[1:])
-            for layer, state in enumerate(out.hidden_states[:-1]):
-                logs = lens(state[0], layer).log_softmax(-1)
-                (logs.exp() * logs).sum(-1), logs.argmax(-1), F.nll_loss(logs, following)
-                F.kl_div(logs, last, log_target=True, reduction="none").sum(-1)
-        seconds = time.perf_counter() - began
-        best = max(best, sum(len(ids) - 1 for ids in rows) / seconds) if turn else best
-    return best
+    (lens,), top1 = network.logit_lens, []
+    for ids in request["ids"]:
+        out = network(input_ids=torch.tensor([ids[:-1]]), output_hidden_states=True, use_cache=False)
+        last, following, layers = out.logits[0].log_softmax(-1), torch.tensor(ids[1:]), []
+        for layer, state in enumerate(out.hidden_states[:-1]):
+            logs = lens(state[0], layer).log_softmax(-1)
+            (logs.exp() * logs).sum(-1), F.nll_loss(logs, following)
+            F.kl_div(logs, last, log_target=True, reduction="none").sum(-1)
+            layers.append(logs.argmax(-1))
+        top1.append(torch.stack([*layers, last.argmax(-1)], dim=-1))
+    return {"top1": torch.cat(top1)}
 
 
-WAYS: dict[str, tuple[Callable[[str], Any], Callable[[Any, Request], Any]]] = {
-    "trace": (load_trace, run_trace),
-    "decode": (load_network, run_decode),
-    "head": (load_network, run_head),
-    "plain": (load_network, run_plain),
-    "nnsight": (load_nnsight, run_nnsight),
-    "transformer-lens": (load_transformer_lens, run_transformer_lens),
-    "tuned-lens": (load_tuned_lens, run_tuned_lens),
+WAYS: dict[str, tuple[Callable, Callable, Callable | None]] = {  # how to load, to continue prompts, to read texts
+    "trace": (load_trace, run_trace, run_trace),
+    "decode": (load_network, run_decode, None),
+    "head": (load_network, run_head, None),
+    "plain": (load_network, run_plain, read_plain),
+    "nnsight": (load_nnsight, run_nnsight, None),
+    "transformer-lens": (load_transformer_lens, run_transformer_lens, None),
+    "tuned-lens": (load_tuned_lens, run_tuned_lens, read_tuned_lens),
 }
 
 
 # ---- the process
 
 
-def serve(load: Callable[[str], Any], run: Callable[[Any, Request], Any], folder: str) -> None:
-    """Load the checkpoint, say so, and answer requests until stdin ends.
+def serve(way: str, folder: str) -> None:
+    """Load the checkpoint and answer requests until stdin ends, with {seconds, peak_mb} or {error}.
 
-    A request is {prompts: file, sequences, batch, new_tokens, out: file or null}. `run` does the timed work, and
-    returns arrays or a function that fetches them after the clock has stopped; they are saved under `out`. An array
-    `seconds` replaces the clock's figure, where part of the work is not to be counted.
-    The answer is {seconds, peak_mb} or {error}. What libraries print goes to stderr.
+    A way returns arrays, or a function that fetches them after the clock has stopped; they are saved under `out`. An
+    array `seconds` replaces the clock's figure, where part of the work is not to be counted. What libraries print goes
+    to stderr.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_grad_enabled(False)
-    try:
-        model = load(folder)
-        for weight in (getattr(model, "network", None) or getattr(model, "_module", None) or model).parameters():
-            weight.detach().sum()  # read once, so that weights mapped from the file count as the model's own memory
-    except Exception as error:
-        answers.write(json.dumps({"error": one_line(error)}) + "\n")
-        return
+    load, *runs = WAYS[way]
+    model = load(folder)
+    for weight in (getattr(model, "network", None) or getattr(model, "_module", None) or model).parameters():
+        weight.detach().sum()  # read once, so that weights mapped from the file count as the model's own memory
     settle()
     loaded = memory("VmRSS")
-    answers.write(json.dumps({"loaded_mb": round(loaded, 1)}) + "\n")
     for line in sys.stdin:
+        request = json.loads(line)
         try:
-            answer = measured(model, run, json.loads(line), loaded)
+            answer = measured(model, runs[request["given"]], request, loaded)
         except Exception as error:  # a peer that cannot do a cell is a result
-            answer = {"error": one_line(error)}
+            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         answers.write(json.dumps(answer) + "\n")
 
 
 def measured(model: Any, run: Callable[[Any, Request], Any], request: Request, loaded: float) -> dict:
     """One timed run and the peak of its memory above that of the loaded model."""
-    known = json.loads(Path(request["prompts"]).read_text())
-    request |= {name: known[name][: request["sequences"]] for name in ("ids", "texts")}
     settle()
     Path("/proc/self/clear_refs").write_text("5")  # Linux counts the peak of resident memory from here
     began = time.perf_counter()
@@ -358,16 +374,5 @@ def memory(field: str) -> float:
     return int(next(line for line in lines if line.startswith(field + ":")).split()[1]) / 1024
 
 
-def one_line(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
-
-
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    if len(sys.argv) == 3 and sys.argv[1] == "given":
-        print(given_rate(sys.argv[2]))
-        sys.exit()
-    if len(sys.argv) != 3 or sys.argv[1] not in WAYS:
-        sys.exit(f"usage: run.py WAY CHECKPOINT; WAY is one of {', '.join(WAYS)}")
-    serve(*WAYS[sys.argv[1]], sys.argv[2])
+    serve(*sys.argv[1:])

@@ -1,7 +1,5 @@
 """Benchmarks run on a tiny model, and their goals can be missed."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,39 +7,25 @@ from check_runs import missed, run
 
 from checks import kernel, products, race, trace_speed
 
-
-def answers(*seconds, peak=10.0):
-    return [{"seconds": one, "peak_mb": peak, "out": None} for one in seconds]
-
-
-GIVEN = {
-    "trace": answers(4.0, 3.3, peak=50.0),
-    "decode": answers(1.0, 2.0, peak=20.0),
-    "head": answers(3.0, 2.0),
-    "nnsight": [{"error": "no such thing"}] * 2,
+CELL = {"model": "made", "batch": 1, "tokens": 12}
+ANSWERS = {
+    "trace": [{"seconds": 4.0, "peak_mb": 50.0}, {"seconds": 3.3, "peak_mb": 40.0}],
+    "decode": [{"seconds": 1.0, "peak_mb": 20.0}],
+    "head": [{"seconds": 2.0, "peak_mb": 10.0}],
+    "plain": [{"seconds": 3.0, "peak_mb": 10.0}],
+    "nnsight": [{"error": "no such thing"}],
 }
+SAME = "top-1s that are not the plain way's, ties within rounding aside"
 
 
-def test_the_floor_is_decoding_plus_products_and_a_stopped_run_goes_on(tmp_path):
-    class Counting:
-        """Stands for the processes; counts what it is asked."""
-
-        folder, shape, asked = Path("tiny"), trace_speed.QUICK["tiny"], 0
-
-        def measure(self, way, request):
-            self.asked += 1
-            return dict(GIVEN[way][0 if request["out"] else 1])
-
-    workers, request = Counting(), {"prompts": "p", "series": "", "batch": 1, "sequences": 2, "new_tokens": 6}
-    rows = trace_speed.cell(workers, list(GIVEN), request, 2, tmp_path)
+def test_the_floor_is_decoding_plus_products_and_what_fails_is_noted():
+    rows = trace_speed.rows_of(CELL, ANSWERS, {})
     found = {row["way"]: row for row in rows}
-    assert workers.asked == 8 and rows == trace_speed.cell(workers, list(GIVEN), request, 2, tmp_path)
-    assert workers.asked == 10  # what failed is tried again
-    assert found["trace"]["ratio_to_floor"] == pytest.approx(1.1) and found["trace"]["peak_above_decode_mb"] == 30.0
-    assert found["trace"]["tokens_per_second"] == 12 / 3.3 and found["nnsight"]["note"] == "no such thing"
-    assert missed(trace_speed.goals(rows, [])) == ["top-1s that are not the plain way's, ties within rounding aside"]
-    slow = [row | {"ratio_to_floor": 1.3} if row["way"] == "trace" else row for row in rows]
-    assert any("multiple of the floor" in name for name in missed(trace_speed.goals(slow, [])))
+    assert found["floor"]["seconds"] == 3.0 and found["trace"]["tokens_per_second"] == 12 / 3.3
+    assert found["nnsight"]["note"] == "no such thing" and found["nnsight"]["seconds"] is None
+    assert missed(trace_speed.goals(rows)) == ["speed of a trace, as a multiple of plain", SAME]  # without top-1s
+    slow = [row | {"seconds": 3.9, "peak_mb": 300.0} if row["way"] == "trace" else row for row in rows]
+    assert len(missed(trace_speed.goals(slow))) == 4
 
 
 def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_counts():
@@ -53,26 +37,20 @@ def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_c
     # Row 0 goes another way at position 1 by a tie: position 2 is not compared. Row 1: a real difference at layer 0.
     other = {"tokens": np.array([[5, 9, 8], [1, 2, 3]])}
     other["top1"] = np.array([[[0, 5], [0, 9], [3, 8]], [[4, 1], [9, 2], [4, 3]]])
-    found = trace_speed.compared(expected, other)
-    assert found == {"top1_differences": 1, "ties": 1, "not_compared": 1}
-    row = {
-        "way": "trace",
-        "shape": "tiny",
-        "vocabulary": 9,
-        "batch": 1,
-        "tokens_per_second": 1.0,
-        "ratio_to_floor": None,
-    }
-    assert missed(trace_speed.goals([row | found], []))
-    assert not missed(trace_speed.goals([row | trace_speed.compared(expected, expected)], []))
-    assert trace_speed.compared(expected, {})["ties"] is None
+    outputs = {"plain": expected, "trace": other, "nnsight": expected, "head": {}}
+    assert trace_speed.compared(outputs, "trace") == {"top1_differences": 1, "ties": 1, "not_compared": 1}
+    assert trace_speed.compared(outputs, "head") == {}
+    for way, met in (("trace", False), ("nnsight", True)):
+        row = CELL | {"way": "trace", "seconds": None} | trace_speed.compared(outputs, way)
+        assert missed(trace_speed.goals([row])) == ([] if met else [SAME])
 
 
 @pytest.mark.slow
 def test_the_benchmark_of_traces_runs(tmp_path):
     _, found = run("trace_speed", "--quick", "--peers", "--threads", "1", "--output", str(tmp_path / "a.json"))
     assert {row["way"] for row in found["rows"]} == {*trace_speed.OURS, "floor"}
-    assert found["goals"][-1]["met"] and found["goals"] == trace_speed.goals(found["rows"], [])
+    assert {row["way"] for row in found["rows"] if not row["batch"]} == {"trace", "plain"}
+    assert found["goals"][-1]["met"] and found["goals"] == trace_speed.goals(found["rows"])
 
 
 def test_methods_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder_of, tmp_path):
