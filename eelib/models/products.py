@@ -7,7 +7,7 @@ torch's products of many rows take longer than ours, too, ours are used for thos
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import Lock
+from threading import Lock, local
 from time import thread_time
 from typing import Any
 
@@ -27,6 +27,7 @@ LANES = 16  # partial sums of a product; they are added up in the same order wha
 LARGE = torch.backends.cpu.get_cpu_capability() == "AVX512"  # 32 registers of 16 numbers, else 16 of 8
 TILE, WIDE = 4, 4 if LARGE else 1  # rows, and rows of weights, that are multiplied with each other at once
 BLOCK = 64  # outputs whose weights stay near while all rows are multiplied by them
+NEAR = 1024  # longest row of which TILE stay near; of longer ones, two are multiplied at once
 ROWS = (1, 3, 6, 10, 16, 32, 64, 128, 256)  # numbers of rows at which our products are timed against torch's
 SAMPLE, FULL = 2**24, 16  # weights with which they are timed: more than a processor keeps near; of more rows, fewer
 NO_LIMIT = 2**31  # rows, where ours take less time at all of these numbers
@@ -34,6 +35,7 @@ SMALLEST = 2**22  # weights of a network below which a timing says more of the c
 LEAST = 2**16  # weights of a layer; with fewer, the call itself takes longer than what ours could save
 GAIN = 0.9  # share of torch's time that ours may take
 ONE_CALL = Lock()  # numba's simplest threads serve one caller at a time
+CHOSEN = local()  # `cores`: how many of its threads numba was last made to use here
 
 
 def typed_dots(_typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, j: Any, y: Any) -> Any:
@@ -99,12 +101,15 @@ dots: Any = intrinsic(prefer_literal=True)(typed_dots)
 @compiled(nogil=True)
 def some_products(x: int, rows: int, w: np.ndarray, y: int, first: int, last: int) -> None:
     """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, for k a multiple of LANES, `first` of WIDE."""
-    whole, even = rows // TILE * TILE, first + (last - first) // WIDE * WIDE
+    whole, even, near = rows // TILE * TILE, first + (last - first) // WIDE * WIDE, w.shape[1] <= NEAR
     for begin in range(first, even, BLOCK):
         end = min(begin + BLOCK, even)
-        for i in range(0, whole, TILE):
+        for i in range(0, whole, TILE if near else 2):
             for j in range(begin, end, WIDE):
-                dots(TILE, WIDE, x, i, w, j, y)
+                if near:
+                    dots(TILE, WIDE, x, i, w, j, y)
+                else:
+                    dots(2, WIDE, x, i, w, j, y)
         for j in range(begin, end, WIDE):
             if rows - whole == 1:
                 dots(1, WIDE, x, whole, w, j, y)
@@ -198,8 +203,9 @@ def multiply(x: int, rows: int, w: np.ndarray, y: int) -> None:
         some_products(x, rows, w, y, 0, len(w))
         return
     with ONE_CALL:
-        if numba.get_num_threads() != cores:
+        if getattr(CHOSEN, "cores", 0) != cores:  # to ask numba takes as long as a small product
             numba.set_num_threads(cores)
+            CHOSEN.cores = cores
         products(x, rows, w, y, cores)
 
 
