@@ -32,6 +32,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # new tokens of one sequence 
 WIDTHS = (1, 2, 3, 4, 6, 8)  # and of each sequence of a batch
 VERSION = 2  # of what the files hold
 PAST, ROUNDS, SECONDS = 96, 5, 1.5  # tokens in the cache; each number is timed so often, or until the time is over
+FRESH = 3600  # seconds for which costs in a file hold: a virtual machine may be on another host later
 TABLE = 512  # numbers of tokens up to which costs are looked up
 MEASURED: "WeakKeyDictionary[nn.Module, dict[int, PassCosts]]" = WeakKeyDictionary()
 
@@ -82,8 +83,8 @@ class PassCosts:
 
 
 def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
-    """Those of a model on this machine, for up to so many sequences: measured once, and then found in the user's cache
-    folder.
+    """Those of a model on this machine, for up to so many sequences: measured once, and for an hour found in the
+    user's cache folder.
     """
     known = MEASURED.setdefault(model.network, {})
     if sequences not in known:
@@ -91,8 +92,8 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
         name = hashlib.sha256(json.dumps([*about, sequences]).encode()).hexdigest()[:16]
         file = cache_folder() / "passes" / f"{name}.json"
         try:
-            found = PassCosts(**read_json(file))
-        except TypeError:
+            found = PassCosts(**read_json(file) if time.time() - file.stat().st_mtime < FRESH else {})
+        except (OSError, TypeError):
             found = measured(model, sequences)
             if model.hash:
                 keep(found, file)

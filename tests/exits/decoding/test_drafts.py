@@ -1,5 +1,7 @@
 """Every draft gives plain greedy decoding's output; what is drafted is what its source says; as many as pay."""
 
+import os
+
 import pytest
 import torch
 from families import CORE
@@ -177,8 +179,8 @@ def test_a_block_of_other_weights_is_refused(model_of, blocks, tmp_path, monkeyp
         one_line(InputError, message, lambda of=name: generate(model_of(of), ["a"], draft="block"))
 
 
-def test_costs_are_measured_once_and_found_again(model_of, monkeypatch, tmp_path):
-    """Never below those of fewer tokens; a damaged file is measured again."""
+def test_costs_are_measured_once_an_hour_and_found_again(model_of, monkeypatch, tmp_path):
+    """Never below those of fewer tokens; a damaged file, or an old one, is measured again."""
     monkeypatch.setenv("EELIB_CACHE", str(tmp_path))
     monkeypatch.setattr(pass_costs, "MEASURED", {})
     model = model_of("t5")
@@ -191,7 +193,10 @@ def test_costs_are_measured_once_and_found_again(model_of, monkeypatch, tmp_path
     monkeypatch.setattr(pass_costs, "measured", lambda *_: PassCosts(1, (1,), (1.0,), (1.0,), (1.0,)))
     monkeypatch.setattr(pass_costs, "MEASURED", {})
     assert pass_costs.pass_costs(model).whole(3) == first.whole(3)
-    file.write_text("{")
-    monkeypatch.setattr(pass_costs, "MEASURED", {})
-    assert pass_costs.pass_costs(model).whole(1) == 3.0
+    content = file.read_text()
+    for text, age in (("{", 0), (content, 2 * pass_costs.FRESH)):
+        file.write_text(text)
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - age))
+        monkeypatch.setattr(pass_costs, "MEASURED", {})
+        assert pass_costs.pass_costs(model).whole(1) == 3.0
     assert Timer().seconds["draft"] == 0.0
