@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from checks.report import Goal, finish, goal, headed, options
-from eelib.lens import triton_host as kernel
+
+if importlib.util.find_spec("triton"):
+    from eelib.lens import triton_readout as kernel
 
 LEAST = 0.85  # of the matmul's rate
 TOP = 10
@@ -25,7 +27,8 @@ NEAR = 1e-4  # logits this near may change places in a rank
 
 def compare(hidden: Tensor, weight: Tensor, final: Tensor) -> dict[str, float]:
     """Largest errors of the kernel's readouts on SAMPLE rows; exits with one line where one is out of bounds."""
-    got = {name: value[:SAMPLE] for name, value in kernel.read_rows(hidden, weight, final, k=TOP).items()}
+    head = kernel.Projection(weight)
+    got = {name: value[:SAMPLE] for name, value in kernel.read_rows(hidden, head, final, k=TOP).items()}
     z = hidden[:SAMPLE].double() @ weight.double().T
     logs = z.log_softmax(-1)
     own = z.gather(1, final[:SAMPLE, None])
@@ -38,11 +41,11 @@ def compare(hidden: Tensor, weight: Tensor, final: Tensor) -> dict[str, float]:
         "logits of top_ids": got["top_logits"] - z.gather(1, got["top_ids"].long()),
     }
     worst = {name: float(value.double().abs().max()) for name, value in errors.items()}
-    top = kernel.read_rows(hidden, weight, final, k=1)["top_ids"][:, 0]
+    top = kernel.read_rows(hidden, head, final, k=1)["top_ids"][:, 0]
     good = {name: value < 1e-3 for name, value in worst.items()} | {
         "final_rank": bool(((low <= got["final_rank"]) & (got["final_rank"] <= high)).all()),
         "log-probabilities above 0": not bool((got["max"] > got["log_normalizer"]).any()),
-        "the rank of the top token": bool((kernel.read_rows(hidden, weight, top)["final_rank"] == 1).all()),
+        "the rank of the top token": bool((kernel.read_rows(hidden, head, top)["final_rank"] == 1).all()),
     }
     if wrong := [name for name, right in good.items() if not right]:
         shape = f"{tuple(hidden.shape)} states, vocabulary {len(weight)}"
@@ -92,12 +95,12 @@ def measure(count: int, width: int, vocabulary: int, repeats: int) -> dict:
     final = torch.randint(0, vocabulary, (count,), device="cuda")
     worst = compare(hidden, weight, final)
     scores = torch.empty(count, vocabulary, dtype=torch.bfloat16, device="cuda")
-    compiled = torch.compile(chunk, dynamic=False)
-    norm = kernel.read_rows(hidden, weight, final)["log_normalizer"]
+    compiled, head = torch.compile(chunk, dynamic=False), kernel.Projection(weight)
+    norm = kernel.read_rows(hidden, head, final)["log_normalizer"]
     ways: dict[str, Callable[[], object]] = {
         "matmul": lambda: torch.matmul(hidden, weight.T, out=scores),
-        "kernel": lambda: kernel.read_rows(hidden, weight, final, k=TOP),
-        "kernel, JS pass": lambda: kernel.read_divergences(hidden, weight, norm, hidden.flip(0), norm.flip(0)),
+        "kernel": lambda: kernel.read_rows(hidden, head, final, k=TOP),
+        "kernel, JS pass": lambda: kernel.read_divergences(hidden, head, norm, hidden.flip(0), norm.flip(0)),
         "chunked torch": lambda: chunked(chunk, hidden, weight, final),
         "torch.compile": lambda: chunked(compiled, hidden, weight, final),
     }
@@ -135,7 +138,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(
             "No GPU here, so there is nothing to measure and nothing was written. The kernel's results are tested "
-            "without one: python -m pytest tests/lens/test_triton_kernels.py",
+            "without one: python -m pytest tests/lens/test_triton_readout.py",
             file=sys.stderr,
         )
         sys.exit(2)

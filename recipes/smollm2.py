@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from eelib.common.files import write_atomically
 from eelib.common.machine import cpu_slowdown
-from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
-from eelib.models.lens_adapters import origin_of
+from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, rollouts, save_draft
 from eelib.models.model import Model, load_model
 from eelib.models.probe import block_states
 from eelib.tracing.decode import state_at
@@ -359,11 +358,11 @@ class Draft(Training):
         tokens = most_written(self.outputs(work), self.head)
         layer = self.layer if self.kind == "block" else model.layers
         found = DraftBlock(model, self.kind, layer, tokens).to(model.device)
-        if not (out / FILE).exists():
+        if not (out / DRAFT_FILE).exists():
             return found, {}
-        kept = load_draft(model, out / FILE)
+        kept = load_draft(model, out / DRAFT_FILE)
         kept.tokens = found.tokens  # the outputs may be more than when it was kept
-        return kept, origin_of(out / FILE)["leg"]
+        return kept, origin_of(out / DRAFT_FILE)["leg"]
 
     def write(self, model: Model, trained: DraftBlock, out: Path, leg: dict) -> tuple[str, str]:
         """The block in bfloat16."""

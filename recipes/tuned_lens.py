@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eelib.models.lens_adapters import Translators, save_lens_adapter
+from eelib.models.lens_adapters import Translators, save_translators
 from eelib.models.model import Model, load_model
 from eelib.tracing.decode import greedy_decode
 from recipes.batches import from_step
@@ -63,7 +63,7 @@ class Lens:
         training, held = self.examples(model, corpora, work)
         found, untrained = (Translators(model.layers, model.hidden_size).to(model.device) for _ in range(2))
         self.fit(model, found, training, work)
-        save_lens_adapter(found.requires_grad_(False), out, self.start, model.hash)
+        save_translators(found.requires_grad_(False), out, self.start, model.hash)
         origin = {
             "name": self.name,
             "kind": f"affine translators of layers 1 to {model.layers - 1}, {model.hidden_size} wide, half precision",

@@ -1,18 +1,18 @@
 """Readouts of states through the head: top-k, probability, entropy, rank, divergence; in pieces of bounded size."""
 
+import importlib.util
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from eelib.common.errors import InputError
-from eelib.lens import triton_host
 from eelib.lens.cpu_kernels import FURTHEST, Spread, diverge, head_product, spread_over_cores, summarize
 from eelib.models.head import Head
 
@@ -113,11 +113,7 @@ def read(
     tokens = max(1, most // (head.vocab_size * states.shape[1]))
     read_some: Callable[..., dict[str, Tensor]] = read_on_device
     on_cpu = states.device.type == "cpu"
-    if (
-        not on_cpu
-        and type(head.projection) is nn.Linear
-        and triton_host.supports(states[:1, 0], head.projection.weight)
-    ):
+    if type(head.projection) is nn.Linear and kernel_takes(states, head.projection.weight):
         tokens, read_some = count, read_by_kernel  # it holds no logits
     with spread_over_cores() if on_cpu else nullcontext() as spread:
         if spread is not None:
@@ -128,6 +124,18 @@ def read(
             for name, value in found.items():
                 values[name][part] = value[:, :sites]
     return Readout(values)
+
+
+def kernel_takes(states: Tensor, weight: Tensor) -> bool:
+    """Whether the Triton kernel can read states through these weights, both on one CUDA device of 8.0 or newer."""
+    return (
+        states.is_cuda
+        and states.device == weight.device
+        and states.dtype == weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and importlib.util.find_spec("triton") is not None
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(states.device) >= (8, 0)
+    )
 
 
 def check_finite(states: Tensor, first: int) -> None:
@@ -199,21 +207,20 @@ def read_on_cpu(
 
 def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the logits, one for JS."""
+    from eelib.lens.triton_readout import Projection, read_divergences, read_rows
+
     count, sites, hidden_size = states.shape
-    projection = head.projection
-    if not isinstance(projection, nn.Linear):
-        raise InputError(f"the kernel reads through a linear projection, not {type(projection).__name__}")
-    weight, device = projection.weight, projection.weight.device
+    linear, device = head.projection, states.device
+    assert isinstance(linear, nn.Linear)
+    projection = Projection(linear.weight, linear.bias, head.bias, head.logit_scale, head.softcap)
     hidden = head.normed(states.reshape(count * sites, hidden_size))
     some_known = bool((known >= 0).any())
     wanted, known = (ids.to(device).repeat_interleave(sites) for ids in (wanted, known))
-    scaling: dict[str, Any] = dict(bias=head.bias, head_bias=projection.bias, after=head.logit_scale, cap=head.softcap)
-    got = triton_host.read_rows(hidden, weight, wanted, k=k, reference_ids=known if some_known else None, **scaling)
+    got = read_rows(hidden, projection, wanted, k, known if some_known else None)
     unknown = torch.full((count * sites,), math.nan, device=device)
     last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
-    js, kl = triton_host.read_divergences(
-        hidden, weight, got["log_normalizer"], hidden[last], got["log_normalizer"][last], **scaling
-    )
+    norms = got["log_normalizer"]
+    js, kl = read_divergences(hidden, projection, norms, hidden[last], norms[last])
     names = ("top_logits", "top_ids", "log_normalizer", "entropy", "final_rank", "final_logit")
     rows = [got[name] for name in names] + [got.get(name, unknown) for name in ("reference_rank", "reference_logit")]
     rows += [js, kl]

@@ -1,13 +1,12 @@
 """How a network may be fed: positions, padding and cache, chosen by trying them against a run with none of these."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
-from eelib.models.kv_cache import growing_cache
 from eelib.models.probe import Runs, Unsupported, accepts, foreign_code
 
 if TYPE_CHECKING:
@@ -70,9 +69,8 @@ def choose_cache(model: "Model", runs: Runs) -> None:
     Tried on a batch with a padded row where the model `pads`; where only rows of one length come out right, `pads` is
     taken back.
     """
-    modes = model.writer.cache_modes(runs)
     for pads in dict.fromkeys((model.pads, False)):
-        for mode in modes:
+        for mode in ("growing", "full", "own"):
             model.cache = mode
             try:
                 agree = steps_agree(model, runs, pads)
@@ -82,36 +80,6 @@ def choose_cache(model: "Model", runs: Runs) -> None:
                 model.pads = pads
                 return
     model.cache = "none"
-
-
-@torch.no_grad()
-def forgets_as_it_should(model: "Model", runs: Runs) -> bool:
-    """False where the config's sliding window would cut the cache, but the network's own run does not look to it.
-
-    Tried with a window of 2 for the length of one run.
-    """
-    config = model.network.config.get_text_config(decoder=True)
-    window = getattr(config, "sliding_window", None)
-    if not isinstance(window, int):
-        return True
-    try:
-        layers = growing_cache(model.network.config).layers
-    except Unsupported:
-        return True
-    if not any(getattr(layer, "is_sliding", False) for layer in layers):
-        return True
-    holders: list[Any] = [config, *(m for m in model.network.modules() if getattr(m, "sliding_window", None) == window)]
-    try:
-        for holder in holders:
-            holder.sliding_window = 2
-        with foreign_code():
-            logits = model.network(**runs.inputs).logits
-    except Unsupported:  # a network that can't do with so small a window looks to it
-        return True
-    finally:
-        for holder in holders:
-            holder.sliding_window = window
-    return not close(logits, runs.logits)
 
 
 def steps_agree(model: "Model", runs: Runs, pads: bool) -> bool:

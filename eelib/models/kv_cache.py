@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PretrainedConfig
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from eelib.common.machine import Timer
 from eelib.models.probe import foreign_code
@@ -53,16 +53,16 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :total] for buffer in self.buffers)
         return self.keys, self.values
 
-    def reset(self) -> None:
-        self.buffers = []
-        super().reset()
-
 
 def growing_cache(config: PretrainedConfig | None = None, limit: int = 0) -> DynamicCache:
-    """transformers' own cache for `config`, with full-attention layers that grow by doubling, up to `limit` tokens."""
+    """transformers' own cache for `config`, with layers of attention that grow by doubling, up to `limit` tokens.
+
+    Those that look to a window only keep all tokens, too: not every network whose config names a window looks to it.
+    """
     with foreign_code():  # a config may name no kinds of layers
         cache = DynamicCache() if config is None else DynamicCache(config=config)
-    cache.layers = [GrowingLayer(limit) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    attention = (DynamicLayer, DynamicSlidingWindowLayer)
+    cache.layers = [GrowingLayer(limit) if type(layer) in attention else layer for layer in cache.layers]
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = partial(GrowingLayer, limit)  # type: ignore[assignment]  # called as a class is
     return cache

@@ -1,11 +1,15 @@
 """Lens adapters: trained ways to read inner layers of a network, which itself stays as it is.
 
 Translators are the tuned lens (Belrose et al. 2023, section 3): one affine map per layer before the head, trained so
-that inner layers predict what the last layer does. An adapter block (Kangaroo, Liu et al. 2024, section 3) is one
-multi-head attention and two norms after one shallow layer, read through the model's own head. A folder with a lens
-adapter, or with a block that drafts, names its model and the hash of its weights, and loads as a model of its own name.
+that inner layers predict what the last layer does. A draft block is a whole block of the model's own shape that drafts
+tokens: after one layer ("block"), or from the last features and the next token's embedding ("features", EAGLE's wiring:
+Li et al. 2024, section 4.1). It starts as a copy of one of the network's blocks, is read through the network's own
+final norm, and its head is some rows of the network's own: those of the tokens that the model writes most.
+
+A folder with a lens adapter names its model and the hash of its weights, and loads as a model of its own name.
 """
 
+import copy
 import hashlib
 import json
 from dataclasses import replace
@@ -22,18 +26,13 @@ from transformers import Cache
 from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
 from eelib.common.values import first_line
-from eelib.models import draft_block
-from eelib.models.draft_block import DraftBlock, load_draft, visible
 from eelib.models.kv_cache import GrowingLayer
+from eelib.models.probe import output_of
 
 if TYPE_CHECKING:
     from eelib.models.model import Model
 
-TRANSLATORS_FILE = "translators.safetensors"
-BLOCK_FILE = "adapter.safetensors"
-FILES = (TRANSLATORS_FILE, BLOCK_FILE, draft_block.FILE)
-THETA = 10_000.0  # of the rotations that tell positions apart
-EPSILON = 1e-5
+TRANSLATORS_FILE, DRAFT_FILE = FILES = ("translators.safetensors", "draft.safetensors")
 
 
 class Translators(nn.Module):
@@ -59,44 +58,76 @@ class Translators(nn.Module):
         return torch.cat([states[:, :1], moved.to(states.dtype), states[:, -1:]], dim=1)
 
 
-class AdapterBlock(nn.Module):
-    """Layer `layer`'s states of a model of `layers` blocks, attended to causally with `heads` heads, as they are read.
+class DraftBlock(nn.Module):
+    """A draft block of a model: of the kind "block" after layer `layer`, or of the kind "features", where it is L.
 
-    Before it is trained it gives the normed states, which a head with a root-mean-square norm reads as the states. What
-    goes past the attention is normed here, so that the block learns as fast whatever the scale of the states. It looks
-    at earlier positions, so in steps it has keys and values of its own: one more layer of the cache that the network is
-    given, behind the network's.
+    tokens: int64 [n], the ids that it can draft. CheckpointError for a model whose blocks are not called with rotations
+    of their positions.
     """
 
-    def __init__(self, layers: int, layer: int, hidden_size: int, heads: int):
+    def __init__(self, model: "Model", kind: str, layer: int, tokens: Tensor):
         super().__init__()
-        self.layers, self.layer, self.heads = layers, layer, heads
-        self.norm_before = nn.RMSNorm(hidden_size, EPSILON)
-        self.query, self.key, self.value, self.out = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(4))
-        self.norm_after = nn.RMSNorm(hidden_size, EPSILON)
-        nn.init.zeros_(self.out.weight)
+        rotations = getattr(model.network.base_model, "rotary_emb", None)
+        if rotations is None:
+            raise CheckpointError(
+                f"{model.name} has no draft block: its positions are not rotations that all layers share"
+            )
+        self.kind, self.layer, self.layers = kind, layer, model.layers
+        self.block = copy.deepcopy(model.blocks[min(layer, model.layers - 1)]).float().requires_grad_(True)
+        for part in self.block.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = model.layers  # type: ignore[assignment]  # where its keys and values are
+        if kind == "features":
+            self.join = nn.Linear(2 * model.hidden_size, model.hidden_size, bias=False)
+            with torch.no_grad():
+                self.join.weight.copy_(torch.eye(model.hidden_size).repeat(1, 2))
+        self.register_buffer("tokens", tokens.int())
+        self.rotations, self.whole = (rotations,), (model,)  # in tuples, so that they are no parts of this module
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids [n] of the tokens that it can draft."""
+        return self.get_buffer("tokens").long()
 
     def forward(self, states: Tensor, mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """The states [rows, new, hidden_size] of one call as they are read, worked out in float32, in their own dtype.
+        """What is read instead of the states [rows, new, hidden_size] that one call gives the block.
 
-        `mask` [rows, old + new]: 0 where a row is padded, on the left; None: nowhere. `cache`: the call's, with the
-        keys and values of the old tokens; None: there are none.
+        `mask` [rows, old + new]: 0 where a row is padded; None: nowhere. `cache`: the call's, with the keys and
+        values of the old tokens; None: there are none.
         """
-        wide = states.to(self.out.weight)
         if mask is None:
-            mask = torch.ones(wide.shape[:2], dtype=torch.long, device=wide.device)
-        mask, new = mask.to(wide.device), wide.shape[1]
-        normed = self.norm_before(wide)
-        query, key, value = (
-            part(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
+            mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
+        mask, new = mask.to(states.device), states.shape[1]
         places = (mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
-        query, key = rotated(query, places), rotated(key, places)
         if cache is not None:
-            key, value = self.kept_in(cache).update(key, value)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=visible(mask, new))
-        moved = normed + self.out(attended.transpose(1, 2).flatten(2))
-        return self.norm_after(moved).to(states)
+            self.kept_in(cache)
+        return self.at(states, places, visible(mask, new), cache)
+
+    def at(self, states: Tensor, places: Tensor, seen: Tensor, cache: Cache | None = None) -> Tensor:
+        """The block on states at places [rows, new]; seen: bool [rows or 1, 1, new, old + new]."""
+        wide = states.to(next(self.block.parameters()).dtype)
+        rotations = self.rotations[0](wide, places)
+        if self.whole[0].network.config._attn_implementation != "sdpa":  # others add the mask to their scores
+            seen = torch.zeros(seen.shape, dtype=wide.dtype, device=wide.device).masked_fill(~seen, -torch.inf)
+        more: dict[str, Any] = {} if cache is None else {"past_key_values": cache, "use_cache": True}
+        output = self.block(wide, attention_mask=seen, position_ids=places, position_embeddings=rotations, **more)
+        return output_of(output).to(states.dtype)
+
+    def joined(self, features: Tensor, following: Tensor) -> Tensor:
+        """What a "features" block takes: normed last states [rows, new, hidden_size], and the ids [rows, new] of the
+        tokens that follow them.
+        """
+        embedded = self.whole[0].network.get_input_embeddings()(following)
+        both = [F.rms_norm(one.float(), one.shape[-1:]) for one in (features, embedded)]
+        return self.join(torch.cat(both, dim=-1))
+
+    def features(self, states: Tensor) -> Tensor:
+        """States through the network's final norm."""
+        return self.whole[0].unembed.normed(states.flatten(0, -2)).unflatten(0, states.shape[:-1])
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The logits [..., n] of `tokens`, from normed states."""
+        return F.linear(features, self.whole[0].network.get_output_embeddings().weight[self.ids])
 
     def kept_in(self, cache: Cache) -> Any:
         """The layer of a cache that holds this block's keys and values; made where there is none."""
@@ -105,19 +136,55 @@ class AdapterBlock(nn.Module):
         return cache.layers[self.layers]
 
 
-def rotated(values: Tensor, places: Tensor) -> Tensor:
-    """Queries or keys [rows, heads, new, size] rotated by their places [rows, new] (RoPE, Su et al. 2021)."""
-    half = values.shape[-1] // 2
-    speeds = THETA ** -(torch.arange(half, device=values.device) / half)
-    angles = places[:, None, :, None] * speeds
-    first, second = values[..., :half], values[..., half:]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+def rollouts(length: int, steps: int) -> tuple[Tensor, Tensor]:
+    """(places [steps * length], seen [steps * length, steps * length]) of drafts that go on from drafts, all at once.
+
+    Step 0 sees true features up to its own place. Step s at a place sees them up to s places back, then what steps 1 to
+    s made at the places since: nothing else.
+    """
+    places = torch.arange(length).repeat(steps)
+    step = torch.arange(steps).repeat_interleave(length)
+    back = places[:, None] - places[None, :]
+    true = (step[None, :] == 0) & (back >= step[:, None])
+    drafted = (step[None, :] > 0) & (step[None, :] == step[:, None] - back) & (step[None, :] <= step[:, None])
+    return places, true | (drafted & (back >= 0))
+
+
+def visible(mask: Tensor, new: int) -> Tensor:
+    """Which of all tokens each of the last `new` may look at: bool [rows, 1, new, old + new]; itself always."""
+    at = torch.arange(mask.shape[1], device=mask.device)
+    own = at[-new:, None]
+    return ((at <= own) & mask.bool()[:, None, None, :]) | (at == own)
 
 
 # Folders
 
-LensAdapter = Translators | AdapterBlock
+
+def save(tensors: dict[str, Tensor], folder: Path, name: str, origin: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    write_atomically(folder / name, safetensors.torch.save(tensors, {"origin": json.dumps(origin)}))
+
+
+def save_translators(found: Translators, folder: Path, model: str, model_hash: str) -> None:
+    """Write translators in half precision, which halves the file; `model` is the name by which their model loads."""
+    tensors = {key: value.half() for key, value in found.state_dict().items()}
+    save(tensors, folder, TRANSLATORS_FILE, {"model": model, "model_hash": model_hash})
+
+
+def save_draft(found: DraftBlock, folder: Path, model: str, more: dict[str, Any]) -> None:
+    """Write a draft block in bfloat16; `model` is the name by which its model loads, `more` what else it says."""
+    tensors = {k: v.bfloat16() if v.is_floating_point() else v for k, v in found.state_dict().items()}
+    origin = {"model": model, "model_hash": found.whole[0].hash, "kind": found.kind, "layer": found.layer, **more}
+    save(tensors, folder, DRAFT_FILE, origin)
+
+
+def load_draft(model: "Model", file: Path) -> DraftBlock:
+    """The draft block in a file that `save_draft` wrote."""
+    origin, tensors = origin_of(file), safetensors.torch.load_file(file)
+    found = DraftBlock(model, origin["kind"], origin["layer"], tensors["tokens"])
+    found.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})
+    return found.to(model.device)
 
 
 def file_of(path: str | Path) -> Path | None:
@@ -132,8 +199,8 @@ def base_of(path: str | Path) -> str:
 
 
 def origin_of(file: Path) -> dict[str, Any]:
-    """What a file says of itself: model, model_hash; of an adapter block its layer and heads. CheckpointError for a
-    damaged one.
+    """What a file says of itself: model, model_hash; of a draft block its kind and layer. CheckpointError for a damaged
+    one.
     """
     try:
         with safe_open(file, "pt") as content:
@@ -148,8 +215,8 @@ def origin_of(file: Path) -> dict[str, Any]:
 def with_lens_adapter(model: "Model", folder: Path) -> "Model":
     """The model, read as a folder says, under the folder's name and with a hash of both.
 
-    CheckpointError: the lens adapter was trained on other weights; a damaged file; an adapter block for a model that
-    does not write with a cache of ours, or after a layer that the model does not have.
+    CheckpointError: the lens adapter was trained on other weights; a damaged file; a draft block for a model that does
+    not write with a cache of ours, or of the kind "features", or after a layer that the model does not have.
     """
     file = file_of(folder)
     assert file is not None
@@ -159,18 +226,17 @@ def with_lens_adapter(model: "Model", folder: Path) -> "Model":
             f"{folder.name} was trained for other weights of {origin['model']} (hash {origin['model_hash'][:12]}) than "
             f"these (hash {model.hash[:12]})"
         )
-    found: LensAdapter | DraftBlock
-    if file.name == draft_block.FILE:
-        found = drafting_block(model, origin, file)
-    elif file.name == TRANSLATORS_FILE:
-        found = Translators(model.layers, model.hidden_size)
-    else:
-        found = block_of(model, origin, file)
-    if not isinstance(found, DraftBlock):
-        try:
+    if file.name == DRAFT_FILE:
+        check_draft(model, origin, folder.name)
+    found: Translators | DraftBlock
+    try:
+        if file.name == DRAFT_FILE:
+            found = load_draft(model, file)
+        else:
+            found = Translators(model.layers, model.hidden_size)
             found.load_state_dict({key: value.float() for key, value in safetensors.torch.load_file(file).items()})
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error
+    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error
     if not all(bool(torch.isfinite(value).all()) for value in found.parameters()):
         raise CheckpointError(f"{file} holds values that are not finite")
     whole = hashlib.sha256(model.hash.encode() + file.read_bytes()).hexdigest()
@@ -183,50 +249,16 @@ def with_lens_adapter(model: "Model", folder: Path) -> "Model":
     return read
 
 
-def refuse_odd_cache(model: "Model", file: Path) -> None:
-    """CheckpointError where a model does not write with a cache of ours, which a block beside it needs."""
+def check_draft(model: "Model", origin: dict[str, Any], name: str) -> None:
+    """CheckpointError where a model can't be read through the draft block that a file describes."""
     if model.kind != "causal" or model.cache not in ("growing", "full"):
         raise CheckpointError(
-            f"{file.parent.name} is an adapter block, which only decoder-only models with an ordinary cache can have; "
+            f"{name} is a draft block, which only decoder-only models with an ordinary cache can have; "
             f"{model.name} is {model.kind}, its cache {model.cache}"
         )
-
-
-def drafting_block(model: "Model", origin: dict[str, Any], file: Path) -> DraftBlock:
-    """The draft block after a layer that a file is of. CheckpointError where the model can't have it."""
-    refuse_odd_cache(model, file)
     kind, layer = origin.get("kind"), origin.get("layer")
     if kind != "block" or not isinstance(layer, int) or not 1 <= layer < model.layers:
         raise CheckpointError(
-            f"{file.parent.name} has a draft block of the kind {kind!r} after layer {layer!r}; read through it is only "
+            f"{name} has a draft block of the kind {kind!r} after layer {layer!r}; read through it is only "
             f'the kind "block", after layers 1 to {model.layers - 1}'
         )
-    try:
-        return load_draft(model, file)
-    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error
-
-
-def block_of(model: "Model", origin: dict[str, Any], file: Path) -> AdapterBlock:
-    """The adapter block that a file is of. CheckpointError where the model can't have it."""
-    refuse_odd_cache(model, file)
-    layer, heads = origin.get("layer"), origin.get("heads")
-    if not isinstance(layer, int) or not isinstance(heads, int) or heads < 1 or model.hidden_size % (2 * heads):
-        raise CheckpointError(f"{file} is damaged (layer {layer!r}, {heads!r} heads of {model.hidden_size} together)")
-    if not 1 <= layer < model.layers:
-        raise CheckpointError(
-            f"{file.parent.name} has its adapter block after layer {layer}; {model.name} has layers 1 to "
-            f"{model.layers}, of which the last needs none"
-        )
-    return AdapterBlock(model.layers, layer, model.hidden_size, heads)
-
-
-def save_lens_adapter(found: LensAdapter, folder: Path, model: str, model_hash: str) -> None:
-    """Write a lens adapter in half precision, which halves the file; `model` is the name by which its model loads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {key: value.detach().half().cpu().contiguous() for key, value in found.state_dict().items()}
-    origin: dict[str, Any] = {"model": model, "model_hash": model_hash}
-    name = TRANSLATORS_FILE
-    if isinstance(found, AdapterBlock):
-        name, origin = BLOCK_FILE, origin | {"layer": found.layer, "heads": found.heads}
-    write_atomically(folder / name, safetensors.torch.save(tensors, {"origin": json.dumps(origin)}))

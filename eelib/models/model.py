@@ -25,10 +25,9 @@ from eelib.models.checkpoint import (
     resolve_dtype,
 )
 from eelib.models.components import BlockComponents, find_components
-from eelib.models.draft_block import DraftBlock
 from eelib.models.folder import weights_hash
 from eelib.models.head import Head, prove_head
-from eelib.models.lens_adapters import AdapterBlock, Translators, base_of, with_lens_adapter
+from eelib.models.lens_adapters import DraftBlock, Translators, base_of, with_lens_adapter
 from eelib.models.lora import hash_with_lora, lora_base
 from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
 from eelib.models.probe import accepts, embeddings_of, find_blocks, record
@@ -52,13 +51,13 @@ class Model:
         components_error: why they could not be found.
         hash: of the weights and all other files that decide on outputs.
         pads: rows of different lengths may share a batch.
-        cache: "growing" (ours), "full" (ours, no layer forgets), "own" (the network makes it) or "none" (each step runs
-            the whole text).
+        cache: "growing" (ours, with the layers that the config names), "full" (ours, all layers alike), "own" (the
+            network makes it) or "none" (each step runs the whole text).
         offset: the position id of a text's first token; None where the network takes none.
         remark: what is odd about the weights.
         title: the name for captions, with the quantization where there is one.
         translators: inner states are read through them.
-        adapter_block: the states of its layer are read through it; it may be a whole block that drafts.
+        adapter_block: a trained block that drafts; the states of its layer are read through it.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Model:
     remark: str = ""
     title: str = ""
     translators: Translators | None = None
-    adapter_block: AdapterBlock | DraftBlock | None = None
+    adapter_block: DraftBlock | None = None
 
     @property
     def adapter(self) -> ModelKind:
@@ -251,7 +250,7 @@ def load_model(
 ) -> Model:
     """Load a shipped or packaged name, a local folder, a GGUF file or a hub id, and check it (see `prepare`).
 
-    A folder with translators or an adapter block gives the model that they are of, read through them; one with LoRA
+    A folder with translators or a draft block gives the model that they are of, read through them; one with LoRA
     adapters in PEFT's format gives the model that they are of, with them added to its weights.
 
     Args:

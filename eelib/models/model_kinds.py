@@ -15,13 +15,7 @@ from torch import Tensor
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from eelib.common.errors import CheckpointError
-from eelib.models.feeding import (
-    choose_cache,
-    forgets_as_it_should,
-    padding_is_inert,
-    position_offset,
-    refuse_right_reading,
-)
+from eelib.models.feeding import choose_cache, padding_is_inert, position_offset, refuse_right_reading
 from eelib.models.head import Head, classifier_probe, find_classifier_head, find_head
 from eelib.models.kv_cache import growing_cache
 from eelib.models.probe import Call, Runs, accepts
@@ -205,10 +199,6 @@ class GenerativeKind(ModelKind):
         """Arguments of the step after that of `inputs`: the emitted tokens, one per row."""
         raise NotImplementedError
 
-    def cache_modes(self, runs: Runs) -> tuple[str, ...]:
-        """The caches (see `Model`) that are to be tried, the best first."""
-        return "growing", "own"
-
     def new_cache(self, limit: int = 0) -> Cache | None:
         """An empty cache for up to `limit` tokens; None where the network makes its own or has none."""
         raise NotImplementedError
@@ -287,12 +277,8 @@ class Causal(GenerativeKind):
         positions = (inputs["position_ids"][:, -1:] + 1).clamp(max=most)
         return {**inputs, "input_ids": ids, "attention_mask": mask, "position_ids": positions}
 
-    def cache_modes(self, runs: Runs) -> tuple[str, ...]:
-        """Layers that forget are tried only where the network itself looks to its window."""
-        return ("growing", "full", "own") if forgets_as_it_should(self.model, runs) else ("full", "own")
-
     def new_cache(self, limit: int = 0) -> Cache | None:
-        """Of the growing kind; its layers forget as the config says where the mode is "growing"."""
+        """Of the growing kind; its layers are those that the config names where the mode is "growing"."""
         if self.model.cache not in ("growing", "full"):
             return None
         return growing_cache(self.model.network.config if self.model.cache == "growing" else None, limit)
@@ -348,7 +334,7 @@ class Seq2Seq(GenerativeKind):
         return {**inputs, "decoder_input_ids": self.next_ids(inputs, emitted)}
 
     def new_cache(self, limit: int = 0) -> Cache | None:
-        """One for the output and one for the source, neither of which forgets."""
+        """One for the output and one for the source."""
         if self.model.cache not in ("growing", "full"):
             return None
         return EncoderDecoderCache(growing_cache(limit=limit), growing_cache())

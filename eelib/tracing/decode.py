@@ -195,7 +195,7 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
         inputs: arguments of the network.
 
     Returns:
-        The state [1, tokens, hidden_size] after that block; after an adapter block's layer, the adapter block's.
+        The state [1, tokens, hidden_size] after that block; after a draft block's layer, the draft block's.
     """
     block, beside = model.blocks[layer - 1], model.adapter_block
     calls = model.blocks[:layer].count(block)  # blocks that share weights are one module, called several times

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import eelib
 from eelib.common.errors import CheckpointError
 from eelib.exits.decoding.generate import generate
-from eelib.models.draft_block import FILE, DraftBlock, load_draft, rollouts, save_draft
+from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, rollouts, save_draft
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 from recipes import own_outputs
@@ -179,8 +179,8 @@ def test_a_draft_block_learns_and_is_read(recipe, made, start, tmp_path):
     assert leg["step"] == 60 and first["step"] == 12 and losses[-1] < losses[0]
     card = json.loads((out / "card.json").read_text())
     assert card["steps"] == 60 and card["quality"]["accepted by position"][0] > 0
-    found = load_draft(model, out / FILE)
-    assert found.kind == recipe.kind and len(found.ids) <= 40 and (out / FILE).stat().st_size < 200_000
+    found = load_draft(model, out / DRAFT_FILE)
+    assert found.kind == recipe.kind and len(found.ids) <= 40 and (out / DRAFT_FILE).stat().st_size < 200_000
 
 
 def test_a_block_after_a_layer_drafts_for_its_model(made, start, tmp_path, one_line):
@@ -199,7 +199,7 @@ def test_a_block_after_a_layer_drafts_for_its_model(made, start, tmp_path, one_l
     last = sharpened(model, "features", model.layers, torch.arange(30))
     save_draft(last, tmp_path / "features", str(start), {"leg": {}})
     one_line(CheckpointError, "of the kind 'features'", lambda: eelib.load_model(str(tmp_path / "features")))
-    (out / FILE).write_bytes((out / FILE).read_bytes()[:-100])
+    (out / DRAFT_FILE).write_bytes((out / DRAFT_FILE).read_bytes()[:-100])
     one_line(CheckpointError, "is damaged", lambda: eelib.load_model(str(out)))
 
 

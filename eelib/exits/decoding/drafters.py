@@ -19,8 +19,7 @@ from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
 from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
 from eelib.exits.decoding.pass_costs import PassCosts, expected_speed_up, pass_costs
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
-from eelib.models.draft_block import FILE, DraftBlock, load_draft, visible
-from eelib.models.lens_adapters import AdapterBlock, origin_of
+from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, visible
 from eelib.models.model import Model
 from eelib.models.products import use_fast_products
 
@@ -178,7 +177,7 @@ def trained_block(model: Model, kind: str) -> DraftBlock:
     own = model.adapter_block
     if isinstance(own, DraftBlock) and own.kind == kind:
         return own
-    file = data_folder("models", f"{model.name}-{kind}", FILE)
+    file = data_folder("models", f"{model.name}-{kind}", DRAFT_FILE)
     if not file.is_file():
         raise InputError(
             f"draft={kind!r}: {model.name} has no trained block of this kind (there is no {file}); allowed without "
@@ -222,10 +221,9 @@ def drafting_of(
             )
         drafts = LayerDrafts(model, int(layer), timer)
     elif kind == "block":
-        if not isinstance(model.adapter_block, AdapterBlock) or block:
-            model = replace(model, adapter_block=block or trained_block(model, kind))
-        assert model.adapter_block
-        drafts = LayerDrafts(model, model.adapter_block.layer, timer)
+        block = block or trained_block(model, kind)
+        model = replace(model, adapter_block=block)
+        drafts = LayerDrafts(model, block.layer, timer)
     elif kind == "features":
         drafts = FeatureDrafts(model, block or trained_block(model, kind), timer)
     elif name != "prompt":

@@ -23,7 +23,7 @@ from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.state import TrainedGate
 from eelib.exits.policy import Policy
 from eelib.models.block_runner import BlockRunner
-from eelib.models.draft_block import DraftBlock
+from eelib.models.lens_adapters import DraftBlock
 from eelib.models.model import Model, probe_ids
 from eelib.models.probe import Unsupported, block_states, foreign_code
 from eelib.tasks.task import Task
@@ -291,7 +291,7 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
         least = model.adapter_block.layer
         if any(rule.asks(layer, model.layers) for layer in range(1, least)):
             raise InputError(
-                f"kv_policy={kv.name!r}: of a token that exits before layer {least} the adapter block of {model.name} "
+                f"kv_policy={kv.name!r}: of a token that exits before layer {least} the draft block of {model.name} "
                 "has no keys; allowed are exits from there on, or another KV policy"
             )
 

@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from eelib.common.machine import Timer
 from eelib.models.block_runner import Call
-from eelib.models.kv_cache import GrowingLayer, RaggedKVCache, growing_cache
+from eelib.models.kv_cache import RaggedKVCache
 from eelib.models.model import Model
 from eelib.models.probe import foreign_code
 
@@ -120,8 +122,8 @@ def takes_holes(model: Model) -> bool:
     if getattr(model.network.base_model, "rotary_emb", None) is None or not model.accepts("position_ids"):
         return False
     with foreign_code():
-        layers = growing_cache(config.get_text_config(decoder=True)).layers
-    return getattr(config, "sliding_window", None) is None and all(type(layer) is GrowingLayer for layer in layers)
+        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+    return getattr(config, "sliding_window", None) is None and all(type(layer) is DynamicLayer for layer in layers)
 
 
 class Batch:

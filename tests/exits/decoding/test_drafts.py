@@ -16,7 +16,7 @@ from eelib.exits.decoding.drafters import quickest, trained_block
 from eelib.exits.decoding.drafts import LONGEST, Ngrams
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.pass_costs import ROWS, PassCosts, expected_speed_up
-from eelib.models.draft_block import FILE, DraftBlock, save_draft
+from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, save_draft
 from eelib.tracing.decode import greedy_decode, states_of
 
 STEPS = 20
@@ -172,8 +172,8 @@ def test_a_block_of_other_weights_is_refused(model_of, blocks, tmp_path, monkeyp
     for name, tell in (("llama", lambda file: file.write_bytes(b"nothing")), ("gpt2", lambda file: None)):
         folder = tmp_path / name / "models" / f"{name}-block"
         folder.mkdir(parents=True)
-        (folder / FILE).write_bytes((blocks / "models/llama-block" / FILE).read_bytes())
-        tell(folder / FILE)
+        (folder / DRAFT_FILE).write_bytes((blocks / "models/llama-block" / DRAFT_FILE).read_bytes())
+        tell(folder / DRAFT_FILE)
         monkeypatch.setattr(drafters, "data_folder", lambda *parts, at=tmp_path / name: at.joinpath(*parts))
         message = "is damaged" if name == "llama" else "was trained for other weights"
         one_line(InputError, message, lambda of=name: generate(model_of(of), ["a"], draft="block"))

@@ -1,6 +1,5 @@
 """The Triton readout: in Triton's interpreter, compiled for a Hopper without one, and run where there is a GPU."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,16 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from eelib.lens import triton_host as kernel
-from eelib.lens.triton_host import FEW_ROWS, FLOAT32, MANY_ROWS, PAIRED, PAIRED_FLOAT32, Tiles
-
+kernel = pytest.importorskip("eelib.lens.triton_readout", reason="Triton is not installed")
+FEW_ROWS, FLOAT32, MANY_ROWS, PAIRED = kernel.FEW_ROWS, kernel.FLOAT32, kernel.MANY_ROWS, kernel.PAIRED
+triton = pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
 HOPPER_SHARED = 232_448  # bytes of shared memory that one program can have on compute capability 9.0
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-@needs_triton
 def test_against_float64_in_the_interpreter():
     """In a process of its own: the interpreter must be on before Triton is imported, and would stay on."""
     run = subprocess.run(
@@ -42,18 +39,9 @@ def test_against_float64_in_the_interpreter():
     assert "skipped" not in run.stdout.splitlines()[-1]
 
 
-def test_not_supported_without_triton_or_gpu(monkeypatch, one_line):
-    states, weight = torch.zeros(3, 8), torch.zeros(11, 8)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not kernel.supports(states, weight)
-    one_line(ValueError, ["cpu", "CUDA"], lambda: kernel.read_rows(states, weight, torch.tensor([0, 1, 2])))
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not kernel.supports(states, weight)
-
-
-def test_library_needs_no_triton():
-    code = "import sys; sys.modules['triton'] = None; import eelib.lens.triton_host"
+def test_readouts_need_neither_triton_nor_a_gpu():
+    code = "import sys; sys.modules['triton'] = None; import torch; from eelib.lens.readout import kernel_takes\n"
+    code += "assert not kernel_takes(torch.zeros(3, 8), torch.zeros(11, 8))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -61,7 +49,6 @@ def test_library_needs_no_triton():
 @pytest.mark.parametrize(("count", "vocabulary"), [(4096, 131_072), (16_384, 32_000), (1, 32_000), (64, 131_072)])
 def test_splits_keep_a_hopper_busy(monkeypatch, count, vocabulary, tiles):
     """Its 132 multiprocessors compute tiles for 9/10 of the time of the slowest of them, or each has one at most."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     gpu = type("Gpu", (), {"multi_processor_count": 132})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     monkeypatch.setattr(kernel, "aligned", lambda matrix: True)
@@ -74,15 +61,9 @@ def test_splits_keep_a_hopper_busy(monkeypatch, count, vocabulary, tiles):
     assert layout["GROUP"] * tiles.rows * 4096 * 2 <= kernel.L2_STATES
 
 
-def compiled(name: str, tiles: Tiles, dtype: str = "bf16", tma: bool = True, **given):
+def compiled(name: str, tiles: kernel.Tiles, dtype: str = "bf16", tma: bool = True, **given):
     """(PTX, registers, bytes spilled, shared memory) of a kernel for compute capability 9.0; needs no GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from eelib.lens import triton_kernels
-
-    function = getattr(triton_kernels, name)
+    function = getattr(kernel, name)
     constants = (
         dict(
             vocabulary=131_072,
@@ -122,8 +103,8 @@ def compiled(name: str, tiles: Tiles, dtype: str = "bf16", tma: bool = True, **g
             attributes[(index,)] = [["tt.divisibility", 16]]
     fixed = {argument: constants[argument] for argument, kind in types.items() if kind == "constexpr"}
     made = triton.compile(
-        ASTSource(function, types, fixed, attributes),
-        target=GPUTarget("cuda", 90, 32),
+        triton.compiler.ASTSource(function, types, fixed, attributes),
+        target=triton.backends.compiler.GPUTarget("cuda", 90, 32),
         options=dict(num_warps=tiles.warps, num_stages=tiles.stages),
     )
     run = subprocess.run(
@@ -138,7 +119,6 @@ def compiled(name: str, tiles: Tiles, dtype: str = "bf16", tma: bool = True, **g
     return made.asm["ptx"], registers, spilled, made.metadata.shared
 
 
-@needs_triton
 @pytest.mark.parametrize(
     ("name", "tiles", "given"),
     [
@@ -166,16 +146,15 @@ def test_compiles_for_hopper(monkeypatch, tmp_path, name, tiles, given):
     assert spilled <= 256
 
 
-@needs_triton
 @pytest.mark.parametrize(
     ("name", "tiles", "dtype", "tma"),
     [
         ("scan_kernel", FLOAT32, "fp32", True),
-        ("divergence_kernel", PAIRED_FLOAT32, "fp32", True),
-        ("chosen_kernel", Tiles(64, 64, 64), "bf16", False),
-        ("merge_kernel", Tiles(16, 0, 0), "bf16", False),
+        ("divergence_kernel", kernel.PAIRED_FLOAT32, "fp32", True),
+        ("chosen_kernel", kernel.Tiles(64, 64, 64), "bf16", False),
+        ("merge_kernel", kernel.Tiles(16, 0, 0), "bf16", False),
         ("scan_kernel", FEW_ROWS[0], "bf16", False),
-        ("chosen_kernel", Tiles(64, 64, 32), "fp32", False),
+        ("chosen_kernel", kernel.Tiles(64, 64, 32), "fp32", False),
     ],
 )
 def test_other_kernels_compile(monkeypatch, tmp_path, name, tiles, dtype, tma):
@@ -185,7 +164,6 @@ def test_other_kernels_compile(monkeypatch, tmp_path, name, tiles, dtype, tma):
     assert spilled <= 256 and shared <= HOPPER_SHARED
 
 
-@needs_triton
 @needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -204,7 +182,7 @@ def test_on_the_gpu(rows, width, vocabulary, dtype):
     shapes = (FLOAT32,) if dtype == "float32" else MANY_ROWS + FEW_ROWS
     near = dict(rtol=1e-5, atol=1e-4)
     for tiles in (None, *shapes):
-        got = kernel.read_rows(hidden, weight, final, tiles=tiles, reference_ids=final)
+        got = kernel.read_rows(hidden, kernel.Projection(weight), final, tiles=tiles, reference_ids=final)
         torch.testing.assert_close(got["log_normalizer"].double(), z.logsumexp(-1), **near)
         torch.testing.assert_close(got["entropy"].double(), torch.distributions.Categorical(logits=z).entropy(), **near)
         torch.testing.assert_close(got["top_logits"].double(), z.topk(10).values, **near)
@@ -213,11 +191,10 @@ def test_on_the_gpu(rows, width, vocabulary, dtype):
         assert ((low <= got["final_rank"]) & (got["final_rank"] <= high)).all()
         assert torch.equal(got["reference_rank"], got["final_rank"])
         assert (got["max"] <= got["log_normalizer"]).all()
-        again = kernel.read_rows(hidden, weight, got["top_ids"][:, 0], tiles=tiles)
+        again = kernel.read_rows(hidden, kernel.Projection(weight), got["top_ids"][:, 0], tiles=tiles)
         assert (again["final_rank"] == 1).all() and torch.equal(again["final_logit"], got["max"])
 
 
-@needs_triton
 @needs_gpu
 @pytest.mark.gpu
 def test_divergence_on_the_gpu():
@@ -226,10 +203,10 @@ def test_divergence_on_the_gpu():
     weight = (torch.randn(32_001, 512, device="cuda") / 8).bfloat16()
     last[:5] = hidden[:5]
     norms = [
-        kernel.read_rows(states, weight, torch.zeros(300, device="cuda").int())["log_normalizer"]
+        kernel.read_rows(states, kernel.Projection(weight), torch.zeros(300, device="cuda").int())["log_normalizer"]
         for states in (hidden, last)
     ]
-    js, kl = kernel.read_divergences(hidden, weight, norms[0], last, norms[1])
+    js, kl = kernel.read_divergences(hidden, kernel.Projection(weight), norms[0], last, norms[1])
     p, q = ((states.double() @ weight.double().T).softmax(-1) for states in (hidden, last))
     torch.testing.assert_close(kl.double(), (q * (q / p).log()).sum(-1), rtol=1e-3, atol=1e-5)
     middle = ((p + q) / 2).log()

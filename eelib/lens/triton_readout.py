@@ -1,16 +1,35 @@
-"""Triton code of the readout: one pass over the vocabulary with matmul, log-sum-exp, entropy, rank and top-k at once.
+"""The readout on CUDA: one Triton pass over the vocabulary, no logits in memory; divergences in a second one.
 
-Imported by `triton_host` alone, and only where Triton is installed. A program owns a block of rows and a run of
-vocabulary tiles; it keeps what it knows of each row in registers, so no logit is written to memory but the top ones.
+A program owns a block of rows and a run of vocabulary tiles. It keeps what it knows of each row in registers, so no
+logit is written to memory but the top ones. Chunked torch (`readout`) is the fallback and means the same.
+
+This module needs Triton: `readout` imports it where the kernels can be used. With TRITON_INTERPRET=1, set before Triton
+is imported, the same code runs on the CPU, for tests.
 """
 
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+from triton.testing import do_bench
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from eelib.common.errors import InputError
 
 FLOOR = tl.constexpr(-3.4028234663852886e38)  # float32's lowest value stands for a logit of -inf, which makes no NaN
 FAR = tl.constexpr(-200.0)  # exp(FAR) is 0 in float32, and 0 * FAR is 0 where 0 * -inf is NaN
 FURTHEST = tl.constexpr(-1e4)  # stands for the log of a share of 0, so that no divergence is infinite; exp() is 0
 NO_ID = tl.constexpr(2147483647)
+
+# The kernels
 
 
 @triton.jit
@@ -377,3 +396,245 @@ def divergence_kernel(
         found += 0.5 * tl.sum(both, axis=1)
     tl.store(js + split.to(tl.int64) * n + rows, found, mask=there)
     tl.store(kl + split.to(tl.int64) * n + rows, apart, mask=there)
+
+
+# What calls them
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter stands in for the GPU
+L2_STATES = 32 << 20  # bytes of states that programs running together may share: most of a Hopper's L2 cache
+
+
+class Tiles(NamedTuple):
+    """Shape of one program's work (rows x columns x depth of a matmul tile) and how Triton is to compile it."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+    at_once: int = 1  # programs that one multiprocessor holds
+
+
+SMALL = Tiles(32, 256, 64)  # in the interpreter
+FLOAT32 = Tiles(64, 64, 32, warps=8)
+PAIRED = Tiles(128, 128, 64, warps=8)
+PAIRED_FLOAT32 = Tiles(64, 64, 16, warps=8)
+FEW_ROWS = (Tiles(64, 128, 64, stages=4, at_once=2), Tiles(64, 256, 64, warps=8, stages=4))
+MANY_ROWS = (
+    Tiles(128, 256, 64, warps=8),
+    Tiles(128, 256, 64, warps=8, stages=4),
+    Tiles(256, 128, 64, warps=8),
+    Tiles(128, 128, 64, at_once=2),
+    Tiles(128, 128, 64, warps=8, stages=4),
+)
+_fastest: dict[tuple, Tiles] = {}
+
+
+@dataclass
+class Projection:
+    """Output embeddings and what the model does to its scores: cap * tanh(after * (W h + head_bias) / cap) + bias."""
+
+    weight: Tensor
+    head_bias: Tensor | None = None
+    bias: Tensor | None = None
+    after: float = 1.0
+    cap: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Have the biases as the kernels need them: flat, in float32, on the weights' device."""
+        self.weight = contiguous(self.weight)
+        first, last = (
+            None if bias is None else bias.detach().to(self.weight.device, torch.float32).flatten().contiguous()
+            for bias in (self.head_bias, self.bias)
+        )
+        if last is not None and not self.cap:  # the same sum, but free: the matmul starts from it
+            first, last = last / self.after if first is None else first + last / self.after, None
+        self.biases = first, last
+        vocabulary, width = self.weight.shape
+        # what is compiled into a kernel
+        self.constants = dict(vocabulary=vocabulary, width=width, after=float(self.after), cap=float(self.cap))
+
+
+def contiguous(matrix: Tensor) -> Tensor:
+    """A matrix as the kernels need it; the interpreter's matmul takes bfloat16 for integers, so there in float32."""
+    matrix = matrix.detach().contiguous()
+    return matrix.float() if INTERPRETED and matrix.dtype == torch.bfloat16 else matrix
+
+
+@torch.no_grad()
+def read_rows(
+    hidden: Tensor,
+    head: Projection,
+    final_ids: Tensor,
+    k: int = 10,
+    reference_ids: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> dict[str, Tensor]:
+    """Readouts of states after the final norm.
+
+    Logits are summed in float32 and never rounded to the weights' dtype; -inf counts as float32's lowest value. No
+    logit is above log_normalizer.
+
+    Args:
+        hidden: states [n, hidden_size], in the weights' dtype.
+        head: what they are read through.
+        final_ids: the last layer's tokens [n].
+        k: how many of the largest logits are given, at most the size of the vocabulary.
+        reference_ids: the reference's tokens [n]; below 0 where there is none, which gives NaN and rank 0.
+        tiles: in place of the tuned tile shape.
+
+    Returns:
+        On the states' device: float32 [n] log_normalizer, max, entropy (nats) and final_logit; int32 [n] final_rank (1:
+        no logit is above the final token's); float32 [n, k] top_logits, falling, and int32 top_ids, the lower id first
+        where logits are equal; with `reference_ids` float32 [n] reference_logit and int32 reference_rank.
+    """
+    n, device = len(hidden), hidden.device
+    names = ["log_normalizer", "max", "entropy", "final_rank", "top_logits", "top_ids"]
+    names += [] if reference_ids is None else ["reference_rank"]
+    result = {
+        name: torch.empty(
+            (n, k) if name.startswith("top") else n,
+            dtype=torch.int32 if name.endswith(("rank", "ids")) else torch.float32,
+            device=device,
+        )
+        for name in names
+    }
+    hidden, tokens = contiguous(hidden), {"final": final_ids, "reference": reference_ids}
+    ids = {name: None if some is None else some.to(device, torch.int32).contiguous() for name, some in tokens.items()}
+    with torch.cuda.device_of(hidden):  # Triton launches on the current device, which need not be the head's
+        for name, some in ids.items():
+            if some is not None:
+                result[f"{name}_logit"] = chosen(hidden, head, some)
+        if n:
+            pass_over = partial(scan, hidden, head, ids, result, k)
+            merge(
+                pass_over(tiles or tuned(hidden, head, reference_ids is not None, pass_over)),
+                ids,
+                result,
+                len(head.weight),
+            )
+    return result
+
+
+@torch.no_grad()
+def read_divergences(
+    hidden: Tensor,
+    head: Projection,
+    log_normalizer: Tensor,
+    hidden_last: Tensor,
+    log_normalizer_last: Tensor,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Divergences [n] in nats of the readouts of two sets of states [n, hidden_size]: Jensen-Shannon, 0 to ln 2, and
+    Kullback-Leibler of the last one from the first, at least 0.
+
+    The log-normalizers [n] are those of `read_rows`; the rest is as there. Both matmuls are done again, side by side.
+    """
+    n = len(hidden)
+    tiles = tiles or (SMALL if INTERPRETED else PAIRED_FLOAT32 if hidden.dtype == torch.float32 else PAIRED)
+    hidden, hidden_last = contiguous(hidden), contiguous(hidden_last)
+    grid, layout = plan(tiles, head.weight, hidden, hidden_last)
+    js, kl = torch.empty(2, layout["splits"], n, dtype=torch.float32, device=hidden.device)
+    matrices = [blocked(hidden, tiles.rows, layout), blocked(head.weight, tiles.columns, layout)]
+    matrices.append(blocked(hidden_last, tiles.rows, layout))
+    normalizers = [norm.float().contiguous() for norm in (log_normalizer, log_normalizer_last)]
+    if n:
+        with torch.cuda.device_of(hidden):
+            divergence_kernel[grid](*matrices, *normalizers, *head.biases, js, kl, n, **layout, **head.constants)
+    return js.sum(0).clamp(0.0, math.log(2.0)), kl.sum(0).clamp(min=0.0)
+
+
+def blocked(matrix: Tensor, rows: int, layout: dict[str, int]) -> object:
+    """A matrix as the kernels load it, [rows, depth] at a time: by a tensor descriptor if TMA, else by pointers."""
+    return TensorDescriptor.from_tensor(matrix, [rows, layout["DEPTH"]]) if layout["TMA"] else matrix
+
+
+def aligned(matrix: Tensor) -> bool:
+    """Whether the bulk copy engine can load it: each row starts at a multiple of 16 bytes."""
+    return len(matrix) > 0 and matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0
+
+
+def plan(tiles: Tiles, weight: Tensor, hidden: Tensor, *others: Tensor) -> tuple[tuple[int], dict[str, int]]:
+    """Grid and layout arguments: as many splits of the vocabulary as fill the multiprocessors best."""
+    blocks, columns = math.ceil(len(hidden) / tiles.rows), math.ceil(len(weight) / tiles.columns)
+    row_bytes = hidden.shape[1] * hidden.element_size()
+    group = max(1, min(blocks, L2_STATES // (tiles.rows * row_bytes)))
+    units = 3 if INTERPRETED else torch.cuda.get_device_properties(hidden.device).multi_processor_count
+    programs = units * tiles.at_once
+    fewest = min(columns, max(1, programs // group))
+
+    def time_of(splits: int) -> int:
+        return math.ceil(blocks * splits / programs) * math.ceil(columns / splits)
+
+    splits = min(range(fewest, min(columns, 2 * fewest) + 1), key=time_of)
+    return (blocks * splits,), dict(
+        splits=splits,
+        TMA=all(map(aligned, (weight, hidden, *others))),
+        ROWS=tiles.rows,
+        COLUMNS=tiles.columns,
+        DEPTH=tiles.depth,
+        GROUP=group,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def chosen(hidden: Tensor, head: Projection, ids: Tensor) -> Tensor:
+    """The logit of one token per row [n]; NaN where the id is outside the vocabulary."""
+    rows, depth = (32, 64) if INTERPRETED else (64, 32 if hidden.dtype == torch.float32 else 64)
+    logits, tile = torch.empty(len(hidden), device=hidden.device), dict(ROWS=rows, DEPTH=depth)
+    if grid := math.ceil(len(hidden) / rows):
+        given = (hidden, head.weight, ids, logits, *head.biases, len(hidden))
+        chosen_kernel[(grid,)](*given, **head.constants, **tile, num_warps=4, num_stages=3)
+    return logits
+
+
+def scan(
+    hidden: Tensor, head: Projection, ids: dict[str, Tensor | None], result: dict[str, Tensor], k: int, tiles: Tiles
+) -> list[Tensor]:
+    """Per split and row: largest logit, sum of powers, their moment, counts above the final and above the reference's
+    token (not filled where there is none); top-k logits, ids.
+    """
+    grid, layout = plan(tiles, head.weight, hidden)
+    shape, reference = (layout["splits"], len(hidden)), result.get("reference_logit")
+    sizes: list[tuple[tuple[int, ...], torch.dtype]] = [(shape, torch.float32)] * 3 + [(shape, torch.int32)] * 2
+    sizes += [((*shape, k), torch.float32), ((*shape, k), torch.int32)]
+    parts = [torch.empty(size, dtype=dtype, device=hidden.device) for size, dtype in sizes]
+    matrices = (blocked(hidden, tiles.rows, layout), blocked(head.weight, tiles.columns, layout))
+    tokens = (ids["final"], result["final_logit"], ids["reference"], reference)
+    options: dict[str, Any] = dict(k=k, SLOTS=triton.next_power_of_2(k), REFERENCE=reference is not None)
+    given = (*matrices, *tokens, *head.biases, *parts, len(hidden))
+    scan_kernel[grid](*given, **options, **layout, **head.constants)
+    return parts
+
+
+def merge(parts: list[Tensor], ids: dict[str, Tensor | None], result: dict[str, Tensor], vocabulary: int) -> None:
+    """Put the splits together into `result`."""
+    splits, n, k = parts[-1].shape
+    slots, lanes = triton.next_power_of_2(k), triton.next_power_of_2(splits)
+    rows = max(1, min(16, 4096 // (slots * lanes)))
+    tokens = (ids["final"], result["final_logit"], ids["reference"], result.get("reference_logit"))
+    names = ("log_normalizer", "max", "entropy", "final_rank", "reference_rank", "top_logits", "top_ids")
+    given = (*parts, *tokens, *map(result.get, names), n, splits, math.log(vocabulary))
+    options = dict(k=k, SLOTS=slots, SPLITS=lanes, REFERENCE=ids["reference"] is not None, ROWS=rows)
+    merge_kernel[(math.ceil(n / rows),)](*given, **options, num_warps=4)
+
+
+def tuned(hidden: Tensor, head: Projection, reference: bool, launch: Callable[[Tiles], object]) -> Tiles:
+    """The tile shape that ran fastest here for inputs of this size, tried at the first call and remembered."""
+    if INTERPRETED or hidden.dtype == torch.float32:
+        return SMALL if INTERPRETED else FLOAT32
+    biased = [bias is not None for bias in head.biases]
+    size = triton.next_power_of_2(len(hidden))
+    key = (hidden.device, hidden.dtype, size, *head.constants.values(), *biased, reference)
+    if key not in _fastest:
+        times: dict[Tiles, float] = {}
+        for tiles in FEW_ROWS if len(hidden) <= 64 else MANY_ROWS:
+            try:
+                times[tiles] = do_bench(partial(launch, tiles), warmup=1, rep=10, return_mode="min")
+            except OutOfResources:  # a smaller card than a Hopper
+                continue
+        if not times:
+            raise InputError(f"no tile shape of the kernel fits {torch.cuda.get_device_name(hidden.device)}")
+        _fastest[key] = min(times, key=times.__getitem__)
+    return _fastest[key]
