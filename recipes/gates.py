@@ -181,8 +181,6 @@ class Fitting:
     seed: int = SEED
 
     def __post_init__(self) -> None:
-        if self.loss not in ("balanced", "adjusted"):
-            raise InputError(f"loss {self.loss!r} is not known; allowed: balanced, adjusted")
         if min(self.tokens, self.epochs, self.batch) < 1 or not self.rate > 0:
             raise InputError(
                 f"{self.tokens} tokens, {self.epochs} epochs, batches of {self.batch}, rate {self.rate} are not "

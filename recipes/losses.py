@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from eelib.common.errors import InputError
 from eelib.models.head import Head
 from eelib.models.model import Model
 from eelib.models.probe import block_states
@@ -26,12 +25,7 @@ def uniform_weights(layers: int) -> list[float]:
 
 
 def turning_weights(layers: int, step: int, every: int) -> list[float]:
-    """Equal weights on layer L and on one in `every` of the inner ones, others at each 0-based `step`; they sum to 1.
-
-    InputError for `every` below 1.
-    """
-    if every < 1:
-        raise InputError(f"every must be at least 1, not {every}")
+    """Equal weights on layer L and on one in `every` inner layers, others at each 0-based `step`; they sum to 1."""
     chosen = [i == layers or i % every == step % every for i in range(1, layers + 1)]
     return [one / sum(chosen) for one in chosen]
 
@@ -42,12 +36,7 @@ def calm_weights(layers: int) -> list[float]:
 
 
 def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
-    """CALM's weights on the layers `exits` and on L only, scaled to sum to 1: FREE's two exits (M §2.1).
-
-    InputError for an exit that is not one of 1..L.
-    """
-    if any(not 1 <= i <= layers for i in exits):
-        raise InputError(f"exits must lie in 1..{layers}, not {list(exits)}")
+    """CALM's weights on the layers `exits` and on L only, scaled to sum to 1: FREE's two exits (M §2.1)."""
     kept = {*exits, layers}
     return [i / sum(kept) if i in kept else 0.0 for i in range(1, layers + 1)]
 
@@ -57,7 +46,6 @@ def layers_loss(unembed: Head, states: Sequence[Tensor], labels: Tensor, weights
 
     `states` are those of layers 1..L, each [n, hidden_size]; `labels` is [n]. The head runs on some rows of one
     layer at a time, and on them again in the backward pass, so the logits of no layer are ever held whole.
-    InputError if the weights do not fit the states.
     """
     return by_rows(unembed, states, labels, weights, partial(F.cross_entropy, reduction="sum"))
 
@@ -69,7 +57,6 @@ def imitation_loss(
 
     `states` are those of layers 1..L, each [n, hidden_size]; `last` [n, the teacher's hidden_size] is the teacher's
     last state at the same positions; no gradient reaches it. The heads run on some rows at a time, as in `layers_loss`.
-    InputError if the weights do not fit the states.
     """
 
     def targets(part: Tensor) -> Tensor:
@@ -91,8 +78,6 @@ def by_rows(
     target: Callable[[Tensor], Tensor] = lambda part: part,
 ) -> Tensor:
     """Sum over layers of weight times mean `summed(logits, target(given))`, some rows at a time."""
-    if len(weights) != len(states):
-        raise InputError(f"{len(weights)} weights for {len(states)} layers")
     rows = max(1, LOGITS_AT_ONCE[given.device.type != "cpu"] // unembed.vocab_size)
 
     def piece_loss(state: Tensor, wanted: Tensor) -> Tensor:
@@ -114,10 +99,8 @@ def distillation_loss(states: Sequence[Tensor], exit_layer: int) -> Tensor:
 
     `states` are those of layers 1..L, each [n, hidden_size], in FREE's own code after the final norm
     (`Head.normed`); layers 1..exit_layer are shallow, the rest deep. Deep layers are the teachers: no gradient
-    reaches them. InputError for an exit layer that leaves no deep layer.
+    reaches them.
     """
-    if not 1 <= exit_layer < len(states):
-        raise InputError(f"the exit layer must lie in 1..{len(states) - 1}, not {exit_layer}")
     deep = torch.stack([state.detach().float() for state in states[exit_layer:]])
     errors = [(state.float() - deep).square().mean(dim=(1, 2)).min() for state in states[:exit_layer]]
     return torch.stack(errors).mean()

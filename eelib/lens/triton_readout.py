@@ -596,8 +596,9 @@ def scan(
     token (not filled where there is none); top-k logits, ids.
     """
     grid, layout = plan(tiles, head.weight, hidden)
-    shape, reference = (layout["splits"], len(hidden)), result.get("reference_logit")
-    sizes: list[tuple[tuple[int, ...], torch.dtype]] = [(shape, torch.float32)] * 3 + [(shape, torch.int32)] * 2
+    reference = result.get("reference_logit")
+    shape: tuple[int, ...] = (layout["splits"], len(hidden))
+    sizes = [(shape, torch.float32)] * 3 + [(shape, torch.int32)] * 2
     sizes += [((*shape, k), torch.float32), ((*shape, k), torch.int32)]
     parts = [torch.empty(size, dtype=dtype, device=hidden.device) for size, dtype in sizes]
     matrices = (blocked(hidden, tiles.rows, layout), blocked(head.weight, tiles.columns, layout))

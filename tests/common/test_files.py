@@ -16,29 +16,70 @@ from eelib.common.errors import StorageError
 FORK = multiprocessing.get_context("fork")
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path, one_line):
+def failing(number):
+    """A call of the system that fails with an error's number."""
+
+    def fail(*_args):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_what_can_not_be_written_leaves_nothing(tmp_path, monkeypatch, one_line):
+    """In a folder that is not there, and on a full disk."""
     file = tmp_path / "no" / "such" / "a.json"
     one_line(StorageError, ["needs 1 bytes", "No such file"], lambda: files.write_atomically(file, b"x"))
+    monkeypatch.setattr(files.os, "fsync", failing(errno.ENOSPC))
+    parts = ["needs 1,000 bytes", "No space left"]
+    one_line(StorageError, parts, lambda: files.write_atomically(tmp_path / "a.parquet", b"x" * 1000))
     assert not list(tmp_path.iterdir())
 
 
-def test_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    def full(_descriptor):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("syncs_folders", [True, False])
+def test_a_write_outlasts_a_power_cut(syncs_folders, tmp_path, monkeypatch):
+    """The content is on the disk before it gets its name, and the name, where the file system can, before all else."""
+    done, sync, replace = [], os.fsync, os.replace
 
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="needs 1,000 bytes.*No space left"):
-        files.write_atomically(tmp_path / "a.parquet", b"x" * 1000)
-    assert not list(tmp_path.iterdir())
+    def fsync(descriptor):
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if os.path.isdir(name) and not syncs_folders:
+            raise OSError(errno.EINVAL, "no")
+        sync(descriptor)
+        done.append(name)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(files.os, "replace", lambda *names: done.append("rename") or replace(*names))
+    files.write_atomically(tmp_path / "a", b"x")
+    assert done == [str(tmp_path / "a.partial"), "rename", str(tmp_path)][: 2 + syncs_folders]
+    assert (tmp_path / "a").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("precious", [True, False])
+def test_folders_and_locks_that_can_not_be(precious, tmp_path, monkeypatch, one_line):
+    """A lock that is a link is not followed, one that is a pipe not waited for; errors of the system are not hidden."""
+
+    def refused(folder, part="can't be made or written to"):
+        one_line(StorageError, part, lambda: files.exclusive(folder).__enter__())
+
+    (tmp_path / "runs").mkdir()
+    if precious:
+        (tmp_path / "precious").write_text("precious")
+    (tmp_path / "runs/.lock").symlink_to(tmp_path / "precious")
+    refused(tmp_path / "runs")
+    assert (tmp_path / "precious").read_text() == "precious" if precious else not (tmp_path / "precious").exists()
+    (tmp_path / "runs/.lock").unlink()
+    os.mkfifo(tmp_path / "runs/.lock")
+    with files.exclusive(tmp_path / "runs") as held:
+        assert held
+    (tmp_path / "file").write_text("x")
+    refused(tmp_path / "file/a")
+    monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
+    refused(tmp_path / "other", "Input/output")
 
 
 def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
     """Who waited for a folder that was removed in the end makes and locks a new one."""
-    place, entered, go = (
-        tmp_path / "runs/model/task",
-        FORK.Event(),
-        FORK.Event(),
-    )
+    place, entered, go = tmp_path / "runs/model/task", FORK.Event(), FORK.Event()
 
     def refused():
         with files.exclusive(place):
@@ -72,57 +113,6 @@ def test_no_folder_is_left_where_nothing_was_made(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_lock_that_is_a_link_is_not_followed(there, tmp_path, one_line):
-    (tmp_path / "runs").mkdir()
-    if there:
-        (tmp_path / "precious").write_text("precious")
-    (tmp_path / "runs/.lock").symlink_to(tmp_path / "precious")
-    one_line(
-        StorageError, ("runs", "can't be made or written to"), lambda: files.exclusive(tmp_path / "runs").__enter__()
-    )
-    assert (tmp_path / "precious").read_text() == "precious" if there else not (tmp_path / "precious").exists()
-
-
-def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / ".lock")
-    with files.exclusive(tmp_path) as held:
-        assert held
-
-
-def test_folders_that_cannot_be(tmp_path, one_line):
-    (tmp_path / "file").write_text("x")
-    one_line(OSError, "can't be made", lambda: files.exclusive(tmp_path / "file/a").__enter__())
-    assert [f.name for f in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_write_outlasts_a_power_cut(tmp_path, monkeypatch):
-    """The content is on the disk before it gets its name, and the name before anything else is done."""
-    done, sync, replace = [], os.fsync, os.replace
-
-    def fsync(descriptor):
-        sync(descriptor)
-        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    monkeypatch.setattr(files.os, "replace", lambda *names: done.append("rename") or replace(*names))
-    files.write_atomically(tmp_path / "a", b"x")
-    assert done == [str(tmp_path / "a.partial"), "rename", str(tmp_path)]
-
-
-def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
-    plain = os.fsync
-
-    def fsync(descriptor):
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EINVAL, "no")
-        plain(descriptor)
-
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    files.write_atomically(tmp_path / "a", b"x")
-    assert (tmp_path / "a").read_bytes() == b"x"
-
-
 @pytest.mark.parametrize(
     "content, found",
     [(b'{"a": 1}', {"a": 1}), (b"", {}), (b'{"a"', {}), (b"\x00\xff", {}), (b"[1]", {}), (None, {})],
@@ -140,11 +130,7 @@ def test_json_that_may_be_damaged(content, found, tmp_path):
 def system(request, monkeypatch):
     """A file system with locks, and one without, on which a holder that is silent for three seconds loses its lease."""
     if request.param == "leases":
-
-        def flock(*_args):
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-        monkeypatch.setattr(fcntl, "flock", flock)
+        monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
         monkeypatch.setattr(files, "LEASE", 3.0)
         monkeypatch.setattr(files, "HEARTBEAT", 0.1)
     return request.param
@@ -196,11 +182,7 @@ def test_the_lock_of_a_killed_holder_is_taken_over(system, verbose, tmp_path, ca
 
 def test_a_holder_on_another_machine_that_is_silent_loses_its_lease(tmp_path, monkeypatch):
     """Whether its process is alive can't be seen from here."""
-
-    def flock(*_args):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
     monkeypatch.setattr(files, "LEASE", 2.0)
     monkeypatch.setattr(files, "HEARTBEAT", 0.5)
     child = held_by_another(tmp_path / "a")
@@ -213,11 +195,3 @@ def test_a_holder_on_another_machine_that_is_silent_loses_its_lease(tmp_path, mo
     with files.exclusive(tmp_path / "a") as held:
         assert held and time.monotonic() - began > 1
     assert not list(tmp_path.iterdir())
-
-
-def test_another_error_of_a_lock_is_not_hidden(tmp_path, monkeypatch, one_line):
-    def flock(*_args):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    one_line(StorageError, "Input/output", lambda: files.exclusive(tmp_path).__enter__())

@@ -1,6 +1,9 @@
-"""What is said of the machine and of versions."""
+"""The machine: its names and versions, its memory, and what numba compiles, where it has no place to keep it."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,17 +19,27 @@ from eelib.common.machine import (
     run_in_halves,
     versions,
 )
+from eelib.lens.cpu_kernels import summarize
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import numpy as np
+from numba.core import caching
+caching.CacheImpl._locator_classes = []  # as with a checkout and a home that can't be written to
+from eelib.lens.cpu_kernels import summarize
+found = np.empty((1, 2), np.float32), np.empty((1, 2), np.int32), *np.empty((2, 1), np.float32), np.empty(1, np.int32)
+found += (np.empty(1, np.int32),)
+summarize(0, 1, np.array([[0, 2, 1]], np.float32), np.array([1]), np.array([0]), *found)
+print(found[1].tolist(), found[4].tolist(), found[5].tolist())
+"""
 
 
 def test_machine_and_versions():
     assert machine(torch.device("cpu")) == processor() == host()["cpu"] != ""
     assert host()["cores"] == os.cpu_count() and host()["memory_gib"] > 0
+    assert 0 < free_memory(torch.device("cpu")) <= psutil.virtual_memory().total
     assert set(versions()) == {"python", "torch", "transformers"}
     assert set(versions("pyarrow", "no-such-package")) - set(versions()) == {"pyarrow"}
-
-
-def test_free_memory():
-    assert 0 < free_memory(torch.device("cpu")) <= psutil.virtual_memory().total
 
 
 def test_errors_that_mean_that_memory_is_used_up():
@@ -58,3 +71,12 @@ def test_an_error_that_smaller_batches_do_not_help_is_raised(error):
     if isinstance(error, RuntimeError):
         with pytest.raises(RuntimeError):
             run_in_halves(work, [1, 2])
+
+
+def test_without_a_place_for_a_cache():
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[[1, 2]] [1] [3]\n", done.stderr
+
+
+def test_with_one_it_is_used():
+    assert summarize.stats.cache_path

@@ -1,54 +1,51 @@
-"""What is found out by trying: positions, padding, the cache; an error of our own is not a network's answer."""
+"""How a network is fed: positions, padding and cache, found by trying; steps give what one run gives."""
 
 import families
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    OpenAIGPTConfig,
-    OpenAIGPTLMHeadModel,
-    RobertaConfig,
-    RobertaForCausalLM,
-)
+from transformers import DynamicCache, OpenAIGPTConfig, OpenAIGPTLMHeadModel, RobertaConfig, RobertaForCausalLM
 
-from checks.tiny_texts import tokenizer_for
+from checks.tiny_texts import PROMPTS, tokenizer_for
+from eelib.common.errors import CheckpointError
+from eelib.common.tolerances import close
 from eelib.models import feeding, kv_cache
+from eelib.models.kv_cache import GrowingLayer, growing_cache
 from eelib.models.model import prepare
-from eelib.models.model_kinds import Causal, Seq2Seq
+from eelib.models.model_kinds import Causal, TextIds
+from eelib.models.probe import block_states
 from eelib.tracing.decode import greedy_decode
 
+OUTPUT = [40, 9, 77, 200]
 
-def made(name):
-    family = families.FAMILIES[name]
-    return prepare(families.build(name), tokenizer_for(family.kind), name, family.kind)
+
+def llama(monkeypatch, change):
+    """The tiny llama whose forward is `change(its own forward)`."""
+    network = families.build("llama")
+    monkeypatch.setattr(network, "forward", change(network.forward))
+    return network
+
+
+def prepared(network, kind="causal"):
+    return prepare(network, tokenizer_for(kind), "odd", kind)
+
+
+# What is found by trying
 
 
 def test_padding_that_changes_states_is_noticed(monkeypatch):
     """A network whose left padding leaks must decode equal lengths only."""
-    network = families.build("llama")
-    plain = network.forward
-    monkeypatch.setattr(
-        network,
-        "forward",
-        lambda input_ids, position_ids=None, attention_mask=None, **more: plain(input_ids=input_ids, **more),
-    )
-    assert not prepare(network, tokenizer_for("causal"), "leaky", "causal").pads
 
+    def leaky(plain):
+        return lambda input_ids, position_ids=None, attention_mask=None, **more: plain(input_ids=input_ids, **more)
 
-def test_causal_model_that_reads_to_the_right_is_refused(one_line):
-    network = BertLMHeadModel(BertConfig(**families.WIDE, vocab_size=304)).eval()
-    one_line(ValueError, ("odd", "to the right"), lambda: prepare(network, tokenizer_for("causal"), "odd", "causal"))
+    assert not prepared(llama(monkeypatch, leaky)).pads
 
 
 def test_positions_start_where_the_family_starts_them():
     """RoBERTa's decoder counts from the padding id on; what it counts itself and what it is given must agree."""
-    network = RobertaForCausalLM(
-        RobertaConfig(
-            **{**families.WIDE, "max_position_embeddings": 64}, vocab_size=304, is_decoder=True, pad_token_id=0
-        )
-    ).eval()
-    model = prepare(network, tokenizer_for("causal"), "roberta", "causal")
+    sizes = {**families.WIDE, "max_position_embeddings": 64}
+    network = RobertaForCausalLM(RobertaConfig(**sizes, vocab_size=304, is_decoder=True, pad_token_id=0)).eval()
+    model = prepared(network)
     assert model.offset == 1 and model.context_length == 63 and model.pads
     ids = torch.tensor([[9, 8, 7]])
     given = model.adapter.step_inputs(ids, torch.ones_like(ids), {})
@@ -58,8 +55,7 @@ def test_positions_start_where_the_family_starts_them():
 def test_network_without_a_cache_runs_the_whole_text():
     config = OpenAIGPTConfig(n_embd=32, n_layer=3, n_head=4, n_positions=32, vocab_size=304)
     network = OpenAIGPTLMHeadModel(config).eval()
-    model = prepare(network, tokenizer_for("causal"), "gpt", "causal")
-    prompts = [[9, 8, 7, 30], [5, 6, 11, 40]]
+    model, prompts = prepared(network), [[9, 8, 7, 30], [5, 6, 11, 40]]
     assert model.cache == "none"
     for prompt, ids in zip(prompts, greedy_decode(model, prompts, 4), strict=True):
         for n, token in enumerate(ids):
@@ -68,47 +64,48 @@ def test_network_without_a_cache_runs_the_whole_text():
 
 @pytest.mark.parametrize("argument", ["past_key_values", "position_ids", "attention_mask"])
 def test_what_a_network_refuses_is_left_out(argument, monkeypatch):
-    """Whatever it raises: without a cache, positions or a mask it still loads."""
-    network = families.build("llama")
-    plain = network.forward
+    """Whatever it raises: without a cache, positions or a mask it still loads. Lack of memory is no refusal."""
+    error = KeyError(argument)
 
-    def refuses(input_ids=None, position_ids=None, attention_mask=None, past_key_values=None, **more):
-        given = dict(position_ids=position_ids, attention_mask=attention_mask, past_key_values=past_key_values)
-        given = {name: value for name, value in given.items() if value is not None}
-        if argument in given:
-            raise KeyError(argument)
-        return plain(input_ids=input_ids, **given, **more)
+    def refusing(plain):
+        def forward(input_ids=None, position_ids=None, attention_mask=None, past_key_values=None, **more):
+            given = dict(position_ids=position_ids, attention_mask=attention_mask, past_key_values=past_key_values)
+            given = {name: value for name, value in given.items() if value is not None}
+            if argument in given:
+                raise error
+            return plain(input_ids=input_ids, **given, **more)
 
-    monkeypatch.setattr(network, "forward", refuses)
-    model = prepare(network, tokenizer_for("causal"), "odd", "causal")
+        return forward
+
+    model = prepared(llama(monkeypatch, refusing))
     if argument == "past_key_values":
         assert model.cache in ("own", "none")
     elif argument == "position_ids":
         assert model.offset is None
     else:
         assert not model.pads and model.cache == "none"
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        prepared(llama(monkeypatch, refusing))
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
-@pytest.mark.parametrize("method", ["pad", "padded_inputs", "step_inputs", "cached", "new_cache"])
-def test_error_of_our_own_is_not_taken_for_a_networks_answer(name, method, monkeypatch):
+@pytest.mark.parametrize("method", ["pad", "padded_inputs", "step_inputs", "cached", "new_cache", "in the cache"])
+def test_an_error_of_our_own_is_not_taken_for_a_networks_answer(method, monkeypatch):
+    """Nor is one in our cache, which the network calls: the line that fails is ours."""
+
     def planted(*_args, **_more):
         raise TypeError("planted")
 
-    monkeypatch.setattr(Causal if name == "llama" else Seq2Seq, method, planted)
-    with pytest.raises(TypeError, match="planted"):
-        made(name)
-
-
-def test_error_inside_our_cache_is_not_taken_for_a_networks_answer(monkeypatch):
-    """It is the network that calls the cache, but the line that fails is ours."""
-    monkeypatch.setattr(kv_cache, "max", None, raising=False)
-    with pytest.raises(TypeError, match="NoneType"):
-        made("llama")
+    if method == "in the cache":
+        monkeypatch.setattr(kv_cache, "max", None, raising=False)
+    else:
+        monkeypatch.setattr(Causal, method, planted)
+    with pytest.raises(TypeError, match="planted|NoneType"):
+        prepared(families.build("llama"))
 
 
 @pytest.mark.parametrize("function", ["position_offset", "padding_is_inert", "steps_agree", "refuse_right_reading"])
-def test_error_in_a_comparison_is_not_an_answer(function, monkeypatch):
+def test_an_error_in_a_comparison_is_not_an_answer(function, monkeypatch):
     plain = getattr(feeding, function)
 
     def with_a_bug(*args):
@@ -119,18 +116,110 @@ def test_error_in_a_comparison_is_not_an_answer(function, monkeypatch):
     monkeypatch.setattr(feeding, function, with_a_bug)
     monkeypatch.setattr("eelib.models.model_kinds." + function, with_a_bug, raising=False)
     with pytest.raises(ZeroDivisionError):
-        made("llama")
+        prepared(families.build("llama"))
 
 
-def test_out_of_memory_is_no_answer(monkeypatch):
-    network = families.build("llama")
-    plain = network.forward
+# Each kind of model
 
-    def full(input_ids=None, attention_mask=None, **more):
-        if attention_mask is not None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(input_ids=input_ids, **more)
 
-    monkeypatch.setattr(network, "forward", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        prepare(network, tokenizer_for("causal"), "odd", "causal")
+@pytest.mark.parametrize("kind, name", [("causal", "llama"), ("seq2seq", "t5"), ("masked", "bert")])
+def test_states_that_are_read_stand_before_the_tokens(kind, name, model_of):
+    """`read_positions` of `input_ids_for`, which the argument `target` holds, are as many as tokens, before them."""
+    adapter, prompt = model_of(name).adapter, [20, 30, 40, 50, 60]
+    text, inputs = adapter.input_ids_for(prompt, OUTPUT), adapter.whole_inputs(prompt, OUTPUT)
+    assert inputs[adapter.target].tolist() == [text]
+    read = list(range(len(text)))[adapter.read_positions(prompt)]
+    wanted = {
+        "causal": (prompt + OUTPUT[:-1], [4, 5, 6, 7]),
+        "seq2seq": ([0, *OUTPUT[:-1]], [0, 1, 2, 3]),
+        "masked": (prompt, [0, 1, 2, 3, 4]),
+    }
+    assert (text, read) == wanted[kind] and inputs["input_ids"].tolist()[0][:5] == prompt
+    end = adapter.model.tokenizer.eos_token_id
+    special = adapter.are_special([20, end], [30, end, 40][: 2 if kind == "masked" else 3])
+    assert special == ([False, True] if kind == "masked" else [False, True, False])
+
+
+def test_a_model_that_reads_in_place_is_no_writer(model_of, one_line):
+    one_line(CheckpointError, ("bert", "writes no tokens"), lambda: model_of("bert").writer)
+
+
+def test_token_types_go_with_their_text(model_of):
+    adapter, pair = model_of("bert_labels").adapter, TextIds([2, 20, 1, 30, 1])
+    assert "token_type_ids" not in adapter.whole_inputs(pair, [])
+    pair.types = [0, 0, 0, 1, 1]
+    assert adapter.whole_inputs(pair, [])["token_type_ids"].tolist() == [pair.types]
+    rows = adapter.rows_of({"input_ids": [[2, 20, 1], [2, 30, 1]], "token_type_ids": [[0, 0, 0], [0, 1, 1]]})
+    assert [row.types for row in rows] == [[0, 0, 0], [0, 1, 1]]
+    assert adapter.rows_of({"input_ids": [[2, 20, 1]], "token_type_ids": [[0, 0, 0]]}) == [[2, 20, 1]]
+
+
+def stepped(model, prompts, outputs, steps, drop=None):
+    """Logits [rows, steps, V] of steps fed with given outputs, and each step's state after the first block."""
+    adapter, logits, states = model.adapter, [], []
+    inputs, cache = adapter.begin(prompts, 40)
+    with block_states(model.blocks) as captured, torch.no_grad():
+        for step in range(steps):
+            output = model.network(**inputs, **adapter.cached(cache))
+            cache = getattr(output, "past_key_values", None)
+            logits.append(output.logits[:, -1])
+            states.append(captured[1][:, -1].clone())
+            emitted = [ids[step] for ids in outputs]
+            if step == drop:
+                inputs = adapter.keep_rows(inputs, cache, [1])
+                emitted, outputs = emitted[1:], outputs[1:]
+            inputs = adapter.advance(inputs, emitted)
+    return logits, states
+
+
+@pytest.mark.parametrize("name", families.GENERATING)
+def test_steps_give_what_one_run_gives(name, model_of):
+    """Padded, cached, with a row that ends in between: logits and states are those of the whole run."""
+    model = model_of(name)
+    prompts = [model.tokenizer(PROMPTS[i])["input_ids"] for i in (1, 0)]
+    outputs = [OUTPUT, [9, 9, 31, 7]]
+    logits, states = stepped(model, prompts, outputs, 4, drop=1)
+    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        with block_states(model.blocks) as captured, torch.no_grad():
+            whole = model.network(**model.adapter.whole_inputs(prompt, output)).logits[0]
+        read = model.adapter.read_positions(prompt)
+        for step in range(4 if row else 2):
+            mine = row if step < 2 else 0
+            assert close(logits[step][mine], whole[read][step])
+            assert close(states[step][mine], captured[1][0, read][step])
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_without_a_cache_each_step_runs_the_whole_text(name, model_of, monkeypatch):
+    model = model_of(name)
+    prompts = [model.tokenizer(PROMPTS[i])["input_ids"] for i in (1, 0)]
+    cached, _ = stepped(model, prompts, [OUTPUT, OUTPUT], 3)
+    monkeypatch.setattr(model, "cache", "none")
+    for mine, wanted in zip(stepped(model, prompts, [OUTPUT, OUTPUT], 3)[0], cached, strict=True):
+        assert close(mine, wanted)
+
+
+# The cache that grows
+
+
+@pytest.mark.parametrize("limit", [0, 3, 9, 100])
+def test_it_holds_what_transformers_own_holds_also_for_rows_that_are_selected(limit):
+    mine, plain = growing_cache(limit=limit), DynamicCache()
+    for rows, news in ((3, [5] + [1] * 12), (2, [1] * 9)):
+        for new in news:
+            keys, values = torch.randn(rows, 2, new, 4), torch.randn(rows, 2, new, 5)
+            for layer in range(2):
+                for got, wanted in zip(mine.update(keys, values, layer), plain.update(keys, values, layer)):
+                    assert torch.equal(got, wanted)
+            assert mine.get_seq_length() == plain.get_seq_length()
+        if rows == 3:
+            mine.batch_select_indices(torch.tensor([2, 0])), plain.batch_select_indices(torch.tensor([2, 0]))
+
+
+def test_a_step_copies_its_own_states_only():
+    """Between two growths the buffer stays where it is; the last buffer is no longer than the limit."""
+    layer, places = GrowingLayer(limit=40), set()
+    for new in [5] + [1] * 35:
+        layer.update(torch.randn(3, 2, new, 4), torch.randn(3, 2, new, 4))
+        places.add(layer.buffers[0].data_ptr())
+    assert len(places) <= 4 and layer.buffers[0].shape[2] == 40

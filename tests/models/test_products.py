@@ -162,18 +162,17 @@ def test_a_wrong_product_is_no_result(monkeypatch):
         products.use_fast_products(layer(8, 16))
 
 
-def test_a_small_network_is_left_to_torch(monkeypatch, calls):
-    monkeypatch.setattr(products, "SMALLEST", 8 * 16 + 1)
-    assert products.use_fast_products(layer(8, 16)) == 0 and not calls
-
-
-def test_nothing_is_changed_without_a_gain(monkeypatch):
-    for made in (layer(8, 16), nn.LayerNorm(8)):  # too small; none
-        assert products.use_fast_products(made) == 0 and "forward" not in vars(made)
+def test_nothing_is_changed_in_a_small_network_or_without_a_gain(monkeypatch, folder_of):
+    """Nor where it is not wanted."""
+    cases = [("SMALLEST", 8 * 16 + 1, layer(8, 16)), ("LEAST", 1000, layer(8, 16)), ("GAIN", 0.0, layer(8, 16))]
+    for name, value, made in [*cases, ("GAIN", 1.0, nn.LayerNorm(8))]:
+        with monkeypatch.context() as patch:
+            patch.setattr(products, "LEAST", 0)
+            patch.setattr(products, name, value)
+            assert products.use_fast_products(made) == 0 and "forward" not in vars(made)
     monkeypatch.setattr(products, "LEAST", 0)
-    monkeypatch.setattr(products, "GAIN", 0.0)
-    made = layer(8, 16)
-    assert products.use_fast_products(made) == 0 and "forward" not in vars(made)
+    model = eelib.load_model(str(folder_of("llama")), device="cpu", fast_products=False)
+    assert not any("forward" in vars(module) for module in model.network.modules())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -193,8 +192,3 @@ def test_logits_of_every_family(name, folder_of, calls, plain_of, oracle_of):
     assert calls and len(seen) == 1
     assert_as_near(mine, plain, exact)
     assert model.network.state_dict().keys() == plain_of(name).state_dict().keys()
-
-
-def test_switched_off(folder_of, calls):
-    model = eelib.load_model(str(folder_of("llama")), device="cpu", fast_products=False)
-    assert not any("forward" in vars(module) for module in model.network.modules()) and not calls

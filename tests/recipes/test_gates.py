@@ -20,8 +20,6 @@ from recipes.gates import (
     Fitting,
     States,
     accuracy,
-    area,
-    balanced,
     batches_of,
     fit,
     known_states,
@@ -79,13 +77,6 @@ def test_what_states_say_is_learned(name, loss):
     assert [value is None for value in found["balanced by layer"]] == [layer < network.first for layer in range(1, 6)]
 
 
-def test_figures_by_hand():
-    scores, agrees = torch.tensor([0.9, 0.2, 0.6, 0.4]), torch.tensor([True, True, True, False])
-    assert balanced(scores, agrees) == round(50 * (2 / 3 + 1), 1)
-    assert area(scores, agrees) == round(100 * 2 / 3, 1)
-    assert balanced(scores, agrees | True) is None and area(scores, agrees & False) is None
-
-
 def test_end_tokens_are_left_out_of_the_accuracy_only():
     taken, network = made(), untrained("classifier")
     other = taken._replace(agrees=torch.where(taken.ends[:, None], ~taken.agrees, taken.agrees))
@@ -129,14 +120,6 @@ def test_labels_that_are_all_alike_are_refused(one_line):
     one_line(ValueError, "of 0 layers", lambda: fit(untrained("three_states"), made(20, 2), QUICK))
 
 
-@pytest.mark.parametrize(
-    "wrong, part",
-    [({"loss": "focal"}, "balanced, adjusted"), ({"tokens": 0}, "positive"), ({"rate": float("nan")}, "positive")],
-)
-def test_bad_settings_are_refused(wrong, part, one_line):
-    one_line(ValueError, part, lambda: Fitting(**wrong))
-
-
 @pytest.fixture
 def own_texts(tmp_path, monkeypatch):
     """A task file of our own, and short outputs."""
@@ -174,12 +157,6 @@ def test_one_command_trains_gates_for_any_model(family, folder_of, model_of, own
     assert len(card["loss by epoch"]) == 5 and card["held out"]["tokens"] > 0 and card["date"]
 
 
-def test_a_model_that_writes_nothing_is_refused(folder_of, own_texts, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        command(folder_of("bert_labels"), own_texts, tmp_path / "out")
-    assert "writes no tokens" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "more, part",
     [
@@ -190,11 +167,14 @@ def test_a_model_that_writes_nothing_is_refused(folder_of, own_texts, tmp_path, 
         (["--gates", "classifier-deep"], "classifier has no parameter 'deep'"),
         (["--tokens", "0"], "must be positive"),
         (["--corpora", "nowhere"], "nowhere is not a folder"),
+        (["--rate", "nan"], "must be positive"),
         (["--model", "/nowhere"], "does not exist"),
+        (["--model", "{bert_labels}"], "writes no tokens"),
     ],
 )
 def test_the_command_refuses_in_one_line(more, part, folder_of, own_texts, tmp_path, capsys):
-    more = [word.format(data=gates.data_folder("texts")) for word in more]
+    places = {"data": gates.data_folder("texts"), "bert_labels": folder_of("bert_labels")}
+    more = [word.format(**places) for word in more]
     with pytest.raises(SystemExit):
         command(folder_of("llama"), own_texts, tmp_path / "out", *more)
     errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]

@@ -103,28 +103,6 @@ def test_shipped_files_are_those_of_the_card_and_the_card_says_what_its_recipe_s
         assert card["tokens"] <= recipe.schedule.steps * recipe.tokens
 
 
-def test_the_classifiers_of_a_task_differ_in_their_weights_alone():
-    for name in [name for name in RECIPES if f"{name}-joint" in RECIPES and name != "pocket-llama"]:
-        plain, joint = named(name), named(f"{name}-joint")
-        assert plain == replace(joint, name=name, objective=plain.objective, weights=plain.weights)
-        assert (
-            plain.start in ("pocket-bert", "all-minilm-l6-v2")
-            and plain.weights(4) == [0, 0, 0, 1]
-            and joint.weights(4) == [0.25] * 4
-        )
-
-
-def test_the_shipped_lens_reads_its_model(tmp_path):
-    """More of its tokens are final at a layer than the model's own head says there, as the card has it."""
-    task, layer = load_task("translation/de-en", limit=4), 4
-    given = dict(max_new_tokens=24, folder=tmp_path, progress=False)
-    names = ("pocket-llama-lens", "pocket-llama")
-    read, plain = (eelib.trace(eelib.load_model(name, device="cpu"), task, **given) for name in names)
-    assert read.tokens["token_id"].tolist() == plain.tokens["token_id"].tolist()
-    early = [(trace["top1"][:, layer] == trace.tokens["token_id"]).mean() for trace in (read, plain)]
-    assert early[0] > early[1] + 0.03, early
-
-
 # Runs
 
 

@@ -12,10 +12,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer
 
 import eelib
-from eelib.common.errors import CheckpointError
-from eelib.exits.decoding.generate import generate
-from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, rollouts, save_draft
-from eelib.tasks.task import Task
+from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft
 from eelib.tracing.decode import greedy_decode
 from recipes import own_outputs
 from recipes.own_outputs import FIRST, OwnText, Prompts, batches, file_of, outputs_of, read_texts
@@ -156,11 +153,6 @@ def test_places_of_prompts_weigh_less_and_have_what_the_model_gave_there():
     torch.testing.assert_close(every.likely[:, 0], every.at / 10)
 
 
-def test_rollouts_of_one_step_are_a_plain_causal_mask():
-    places, seen = rollouts(4, 1)
-    assert places.tolist() == [0, 1, 2, 3] and torch.equal(seen, torch.ones(4, 4).tril().bool())
-
-
 def test_acceptance_by_position_counts_what_follows_right_drafts():
     """Of the first text the second draft of a row is tried after tokens 0 and 2, the third after token 0 and 1."""
     hits = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
@@ -181,26 +173,6 @@ def test_a_draft_block_learns_and_is_read(recipe, made, start, tmp_path):
     assert card["steps"] == 60 and card["quality"]["accepted by position"][0] > 0
     found = load_draft(model, out / DRAFT_FILE)
     assert found.kind == recipe.kind and len(found.ids) <= 40 and (out / DRAFT_FILE).stat().st_size < 200_000
-
-
-def test_a_block_after_a_layer_drafts_for_its_model(made, start, tmp_path, one_line):
-    """What is written is what the model writes, and some drafts of the trained block are right."""
-    model, work = made
-    out = tmp_path / "drafts"
-    save_draft(sharpened(model, "block", 1, torch.arange(30)), out, str(start), {"leg": {}})
-    read = eelib.load_model(str(out), device="cpu")
-    assert read.adapter_block.layer == 1 and read.hash != model.hash
-    task = Task.from_prompts(["one two three", "four five"])
-    plain, drafted = (
-        generate(one, task, max_new_tokens=8, **how)
-        for one, how in ((model, {}), (read, {"draft": "block", "draft_length": 4}))
-    )
-    assert drafted.sequences.output.tolist() == plain.sequences.output.tolist()
-    last = sharpened(model, "features", model.layers, torch.arange(30))
-    save_draft(last, tmp_path / "features", str(start), {"leg": {}})
-    one_line(CheckpointError, "of the kind 'features'", lambda: eelib.load_model(str(tmp_path / "features")))
-    (out / DRAFT_FILE).write_bytes((out / DRAFT_FILE).read_bytes()[:-100])
-    one_line(CheckpointError, "is damaged", lambda: eelib.load_model(str(out)))
 
 
 def test_the_joint_version_is_an_adapter_of_peft(made, start, tmp_path):

@@ -37,7 +37,6 @@ from recipes.texts import (
     is_held_out,
     is_held_out_passage,
     novels,
-    plain_text,
     questions,
     read_jsonl,
     sentence_case,
@@ -46,7 +45,6 @@ from recipes.texts import (
     spelled_out,
     tatoeba,
     usual_case,
-    written_plainly,
 )
 
 
@@ -134,17 +132,6 @@ def test_headlines_become_sentences(corpora):
         words = "mln dlrs" if example in plain else "million dollars"
         assert example.target == f"Ann{number} lost {number} {words} in qtr"
         assert f"Today Ann{number} Corp said it lost {number} {words}.\n### Response" in example.prompt
-
-
-def test_plain_text_reads_like_text(corpora):
-    """Whole paragraphs; no headings, marks or unknown words of WikiText."""
-    line = 'He said " no " ( twice ) , and left . The [UNK] stayed . It \'s 5 % , or 1,000 .'
-    assert written_plainly(line) == 'He said "no" (twice), and left. It\'s 5%, or 1,000.'
-    articles = texts.articles(corpora, "train")
-    assert len(articles) == 60 and all(line.startswith("The [UNK] of 1,2-") for line in articles)
-    found = plain_text(corpora, 1000)
-    assert found and all(not e.prompt and 1000 <= len(e.target) < 2000 for e in found)
-    assert all(line.startswith("Line") for e in found for line in e.target.split("\n"))
 
 
 def test_stories_are_made_once(corpora, tmp_path, few_stories, monkeypatch):

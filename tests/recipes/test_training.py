@@ -8,8 +8,6 @@ from itertools import count
 import families
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from recipes import losses, pocket_bert, pocket_t5
@@ -20,7 +18,6 @@ from recipes.losses import (
     exit_weights,
     imitation_loss,
     layers_loss,
-    states_at,
     turning_weights,
     uniform_weights,
 )
@@ -136,12 +133,6 @@ def test_legs_are_one_training(tmp_path):
     assert stopped["step"] == 0
 
 
-def test_a_finished_run_is_not_begun_again(tmp_path):
-    network, schedule = tiny(), Schedule(steps=2, peak=1e-2, warmup=1, decay=1)
-    curve = train(network, by_step(batches), loss_for(network), schedule, tmp_path)["curve"]
-    assert train(tiny(), by_step(batches), None, schedule, tmp_path)["curve"] == curve
-
-
 def test_averaged_weights_are_the_mean_of_the_last_steps(tmp_path):
     """By hand, on one weight whose gradient is always 1; the first steps count as much as each other."""
     network = torch.nn.Linear(1, 1, bias=False)
@@ -229,29 +220,6 @@ def test_weights_by_hand():
     assert turning_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
 
 
-@given(st.integers(1, 60), st.integers(1, 9))
-def test_weights_sum_to_one(layers, every):
-    """The last layer always counts, and each inner layer once in its turn."""
-    for weights in (uniform_weights(layers), calm_weights(layers), exit_weights(layers, [1 + layers // 3])):
-        assert len(weights) == layers and math.isclose(sum(weights), 1.0) and weights[-1] == max(weights)
-    steps = [turning_weights(layers, step, every) for step in range(every)]
-    assert all(math.isclose(sum(weights), 1.0) and weights[-1] > 0 for weights in steps)
-    assert all(sum(weights[i] > 0 for weights in steps) == 1 for i in range(layers - 1))
-
-
-def test_what_is_not_there_is_refused(model_of):
-    head, states = model_of("llama").unembed, [torch.zeros(1, model_of("llama").hidden_size)]
-    for wrong, call in (
-        ("every must be at least 1, not 0", lambda: turning_weights(12, 5, 0)),
-        (r"exits must lie in 1..8, not \[9\]", lambda: exit_weights(8, [9])),
-        ("2 weights for 1 layers", lambda: layers_loss(head, states, torch.zeros(1).long(), [0.5, 0.5])),
-        ("2 weights for 1 layers", lambda: imitation_loss(head, states, head, states[0], [0.5, 0.5])),
-        ("the exit layer must lie in 1..0, not 5", lambda: distillation_loss(states, 5)),
-    ):
-        with pytest.raises(ValueError, match=wrong):
-            call()
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "t5_tied", "bert_labels"])
 @pytest.mark.parametrize("at_once", [1, 10**6])
 def test_the_layers_loss_and_its_gradients_are_those_of_float64(name, at_once, model_of, monkeypatch):
@@ -268,16 +236,6 @@ def test_the_layers_loss_and_its_gradients_are_those_of_float64(name, at_once, m
     assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
     for mine, wanted in zip(got, torch.autograd.grad(plain, states)):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-7)
-
-
-def test_all_weight_on_the_last_layer_is_the_networks_own_loss(model_of):
-    model = model_of("llama")
-    ids, rows, labels = torch.randint(5, model.vocab_size, (2, 9)), torch.tensor([2, 5, 12]), torch.tensor([7, 8, 9])
-    loss = layers_loss(
-        model.unembed, states_at(model, {"input_ids": ids}, rows), labels, exit_weights(model.layers, [])
-    )
-    logits = model.network(input_ids=ids).logits.reshape(-1, model.vocab_size)[rows]
-    assert loss.item() == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
 
 
 def test_logits_are_not_kept_for_the_backward_pass(model_of):

@@ -1,0 +1,313 @@
+"""A checkpoint that loads is found whole: facts, states, head, sub-layers; what can't be rebuilt is refused."""
+
+import json
+import shutil
+
+import families
+import pytest
+import torch
+from families import CORE, FAMILIES
+from near import assert_as_near
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    BartForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+)
+
+import eelib
+from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
+from eelib.common.errors import CheckpointError
+from eelib.common.tolerances import close
+from eelib.models.components import site_states
+from eelib.models.model import prepare, probe_ids
+from eelib.models.probe import block_states
+from eelib.tracing.decode import states_of
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_facts(name, model_of):
+    model, network = model_of(name), families.build(name)
+    assert (model.name, model.kind) == (name, FAMILIES[name].kind)
+    assert (model.layers, model.hidden_size, model.context_length, model.dtype) == (3, 32, WINDOW, "float32")
+    assert model.vocab_size == network.config.vocab_size == len(model.tokenizer) + 4
+    assert model.eos_ids == {model.tokenizer.eos_token_id} and model.pad_id == model.tokenizer.pad_token_id
+    assert model.pads and not model.components_error and model.remark == ""
+    loaded = model.network.state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_states_and_sub_layers_are_the_familys_own_and_add_up(name, runs_of):
+    """Parallel blocks have no state after attention; in the others, but post-norm ones, input and sub-layers add up."""
+    states, sites, plain, exact = runs_of(name)
+    family = FAMILIES[name]
+    assert_as_near(states, plain["states"], exact["states"], name)
+    assert set(sites) == {*family.sites, "block"} | (set() if family.parallel else {"after_attention"})
+    for site, values in sites.items():
+        assert_as_near(values, plain[site], exact[site], site)
+    assert torch.equal(sites["block"], states[:, 1:])
+    if "after_attention" not in family.sites:
+        mine, rounded = (
+            run[:, :-1] + sum(parts[site] for site in family.sites)
+            for run, parts in ((states, sites), (plain["states"], plain))
+        )
+        assert_as_near(mine, rounded, exact["states"][:, 1:], name)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_head_gives_the_models_own_logits(name, model_of, plain_of, oracle_of, runs_of):
+    """At the last layer the model's logits; at every layer the head that is written out by hand, or some rows of it."""
+    model, oracle, family = model_of(name), oracle_of(name), FAMILIES[name]
+    _, _, plain, exact = runs_of(name)
+    states = exact["states"]
+    assert close(family.unembed(oracle, states[:, -1]), exact["logits"])
+    assert_as_near(model.unembed(states[:, -1].float()), plain["logits"], exact["logits"], "the last layer")
+    for layer in range(model.layers + 1):
+        rounded = states[:, layer].float()
+        by_hand = family.unembed(plain_of(name), rounded), family.unembed(oracle, rounded.double())
+        assert_as_near(model.unembed(rounded), *by_hand, f"layer {layer}")
+        ids = torch.randint(0, model.vocab_size, (len(states), 4))
+        some, every = model.unembed.of_ids(rounded, ids), model.unembed(rounded).gather(1, ids)
+        torch.testing.assert_close(some, every, rtol=1e-4, atol=1e-5)
+    if family.normed_last:  # transformers' last hidden state is normed already: the head makes other logits of it
+        twice = model.unembed(exact["hidden_states"].float())
+        assert (twice - exact["logits"]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*FAMILIES, *families.CLASSIFIERS])
+def test_half_precision_is_as_near_as_the_same_written_out(name, dtype, model_of, oracle_of, folder_of):
+    half, whole = eelib.load_model(str(folder_of(name)), dtype=dtype, device="cpu"), model_of(name)
+    family = FAMILIES.get(name) or families.CLASSIFIERS[name][0]
+    states = torch.randn(9, half.hidden_size).to(half.network.dtype)
+    with torch.no_grad():
+        plain = family.unembed(half.network, states)
+        exact = family.unembed(oracle_of(name), states.double())
+        assert_as_near(half.unembed(states).to(states.dtype), plain, exact, name)
+    assert half.dtype == dtype and half.unembed.softcap == whole.unembed.softcap
+    assert (half.unembed.bias is None) == (whole.unembed.bias is None)
+    if name in ("llama", "gpt2", "bart"):  # the same sub-layers are found
+        for own, wanted in zip(half.components, whole.components, strict=True):
+            assert set(own.sums) == set(wanted.sums)
+            assert (own.after is None, own.post_norm is None) == (wanted.after is None, wanted.post_norm is None)
+
+
+# Networks of odd kinds
+
+
+@pytest.mark.parametrize("name", families.CLASSIFIERS)
+def test_classifier_is_read_at_its_one_position(name, tmp_path):
+    """Labels of every layer: the pooler and head written out by hand, at the position that the network reads."""
+    family, position = families.CLASSIFIERS[name]
+    model = eelib.load_model(str(families.save(name, tmp_path)), device="cpu")
+    plain, oracle = families.build(name), families.build(name).double()
+    ids = model.encode(PROMPTS)[1]
+    states, sites = states_of(model, [ids], [ids], sites=True)
+    assert (model.kind, model.vocab_size, model.read_at(ids)) == ("classifier", 3, position % len(ids))
+    assert states.shape == (1, 4, 32) and sites["block"].shape == (1, 3, 32)
+    mine, exact = (n(input_ids=torch.tensor([ids]), output_hidden_states=True) for n in (plain, oracle))
+    assert_as_near(model.unembed(states[:, -1]), mine.logits, exact.logits, "the network's own")
+    for layer in range(3):
+        by_hand, own = mine.hidden_states[layer][0, position][None], exact.hidden_states[layer][0, position][None]
+        assert_as_near(states[:, layer], by_hand, own, f"state of layer {layer}")
+        labels = family.unembed(plain, by_hand), family.unembed(oracle, own)
+        assert_as_near(model.unembed(states[:, layer]), *labels, f"labels of layer {layer}")
+
+
+def test_end_token_is_where_bart_classifies(one_line):
+    config = FAMILIES["bart"].config(vocab_size=300, pad_token_id=0, eos_token_id=1, bos_token_id=2)
+    config.num_labels = 3
+    torch.manual_seed(0)
+    network = BartForSequenceClassification(config).eval()
+    model = prepare(network, tokenizer_for("seq2seq"), "bart", "classifier")
+    assert model.read_at([9, 8, 1, 7]) == 2 and "cross_attention" in model.components[0].sums
+    one_line(ValueError, "end token", lambda: model.read_at([9, 8]))
+
+
+def test_blocks_that_share_weights_are_one_for_each_pass():
+    """ALBERT runs one block several times: its passes are the layers."""
+    tokenizer = tokenizer_for("masked")
+    torch.manual_seed(0)
+    network = AlbertForMaskedLM(AlbertConfig(**families.WIDE, embedding_size=16, vocab_size=len(tokenizer))).eval()
+    model = prepare(network, tokenizer, "albert", "masked")
+    ids = model.encode(PROMPTS)[1]
+    states, sites = states_of(model, [ids], [ids], sites=True)
+    with torch.no_grad():
+        given = network(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    torch.testing.assert_close(states, torch.stack(given.hidden_states, 2)[0])
+    torch.testing.assert_close(model.unembed(states[:, -1]), given.logits[0])
+    assert model.layers == 3 and torch.equal(sites["block"], states[:, 1:])
+    norm = model.components[0].post_norm[0]
+    torch.testing.assert_close(norm(states[:, 1] + sites["attention"][:, 1]), sites["after_attention"][:, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sub_layers_are_found_beside_massive_activations(dtype):
+    """One dimension of the running state a thousand times the rest, as in large trained models."""
+    network = families.build("llama")
+    with torch.no_grad():
+        network.model.embed_tokens.weight[:, 3] = 1500.0
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.05)
+            layer.mlp.down_proj.weight.mul_(0.05)
+    model = prepare(network.to(dtype), tokenizer_for("causal"), "massive", "causal")
+    ((attention, _),) = model.components[0].sums["attention"]
+    assert not model.components_error and type(attention).__name__ == "LlamaAttention"
+
+
+@pytest.mark.parametrize("name", CORE[:3])
+def test_block_that_does_not_add_up_is_named(name):
+    """Readouts still work; sub-layers are refused with the block's name."""
+    network = families.build(name)
+    block = network.get_submodule(FAMILIES[name].blocks)[1]
+    handle = block.register_forward_hook(changed(lambda state: state + 0.1 * state**2))
+    model = prepare(network, tokenizer_for("causal"), "odd", "causal")
+    handle.remove()
+    assert not model.components and f"{FAMILIES[name].blocks}.1" in model.components_error
+    assert "\n" not in model.components_error
+    with pytest.raises(ValueError, match="add up"):
+        states_of(model, [[5, 6]], [[7]], sites=True)
+
+
+def test_hooks_are_gone_afterwards(model_of):
+    model = model_of("llama")
+    ids = torch.tensor([[5, 6, 7]])
+    with block_states(model.blocks) as states, site_states(model.blocks, model.components) as sites:
+        model.network(input_ids=ids)
+    before = [s.clone() for s in states], {k: [v.clone() for v in vs] for k, vs in sites.items()}
+    model.network(input_ids=ids + 1)
+    assert all(torch.equal(a, b) for a, b in zip(before[0], states, strict=True))
+    assert all(torch.equal(a, b) for k in sites for a, b in zip(before[1][k], sites[k], strict=True))
+
+
+# Refused
+
+
+def changed(change):
+    """A hook that changes the state that a module gives."""
+    return lambda _m, _a, out: change(out) if isinstance(out, torch.Tensor) else (change(out[0]), *out[1:])
+
+
+def not_finite(module):
+    network = families.build("llama")
+    network.get_submodule(module).register_forward_hook(changed(lambda state: state * float("nan")))
+    return network
+
+
+def by_luck():
+    """A network that gives the same logits for the probe's length whatever its last block says."""
+    network = families.build("llama")
+    plain = network.lm_head.forward
+    with torch.no_grad():
+        usual = network(input_ids=probe_ids(network, tokenizer_for("causal"))).logits
+    network.lm_head.forward = lambda states: usual[:, : states.shape[1]] if states.shape[1] == 8 else plain(states)
+    return network
+
+
+def without_names():
+    """A network that names neither its input embeddings nor its output embeddings."""
+
+    def unnamed():
+        raise NotImplementedError("get_input_embeddings")
+
+    network = families.build("llama")
+    network.get_input_embeddings, network.get_output_embeddings = unnamed, lambda: None
+    return network
+
+
+def bent(dtype, share):
+    """A network that does something unknown to its logits; in float64 a little of it is enough."""
+    network = families.build("llama").to(dtype)
+    plain = network.forward
+
+    def forward(**inputs):
+        output = plain(**inputs)
+        output.logits = output.logits + share * output.logits**2
+        return output
+
+    network.forward = forward
+    return network
+
+
+def of_regression():
+    config = families.CLASSIFIERS["bert_labels"][0].config(vocab_size=300)
+    config.num_labels = 1
+    return BertForSequenceClassification(config).eval()
+
+
+REFUSED = {
+    "a block that is not finite": (lambda: not_finite("model.layers.1"), ("model.layers.1", "not finite")),
+    "logits that are not finite": (lambda: not_finite("lm_head"), ("logits", "not finite")),
+    "a head that fits by luck": (by_luck, ("middle layer",)),
+    "no head": (without_names, ("output embeddings",)),
+    "bent in float64": (lambda: bent(torch.float64, 1e-4), ("differs from the model's own logits",)),
+    "bent in float32": (lambda: bent(torch.float32, 1e-3), ("differs from the model's own logits",)),
+    "bent in bfloat16": (lambda: bent(torch.bfloat16, 3e-2), ("differs from the model's own logits",)),
+    "a regression": (of_regression, ("regression",)),
+    "reading to the right": (
+        lambda: BertLMHeadModel(BertConfig(**families.WIDE, vocab_size=304)).eval(),
+        ("to the right",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_can_not_be_read_out_is_refused_in_one_line(case, one_line):
+    make, parts = REFUSED[case]
+    kind = "classifier" if case == "a regression" else "causal"
+    network, tokenizer = make(), tokenizer_for("masked" if kind == "classifier" else "causal")
+    one_line(CheckpointError, ("odd", *parts), lambda: prepare(network, tokenizer, "odd", kind))
+
+
+@pytest.mark.parametrize("where", ["model.find_components", "model.prove_head", "model_kinds.find_head"])
+def test_a_bug_in_probing_is_the_cause_of_the_refusal(where, folder_of, monkeypatch):
+    """The reader gets one line that names the error; who looks for the bug finds it with its traceback."""
+
+    def planted(*_args):
+        raise TypeError("planted")
+
+    monkeypatch.setattr(f"eelib.models.{where}", planted)
+    with pytest.raises(CheckpointError, match="can't be read out .TypeError: planted") as caught:
+        eelib.load_model(str(folder_of("llama")), device="cpu")
+    assert isinstance(caught.value.__cause__, TypeError) and caught.value.__cause__.__traceback__ is not None
+
+
+# What a checkpoint says of itself
+
+
+def test_generation_settings_are_ignored_and_named(folder_of, tmp_path, capsys):
+    loud = shutil.copytree(folder_of("llama"), tmp_path / "loud")
+    network = families.build("llama")
+    network.generation_config.update(repetition_penalty=1.7, num_beams=3, eos_token_id=[1, 7])
+    network.generation_config.save_pretrained(loud)
+    assert eelib.load_model(str(loud)).eos_ids == {1, 7}
+    printed = capsys.readouterr().out
+    assert "num_beams=3" in printed and "repetition_penalty=1.7" in printed and "eos" not in printed
+    eelib.load_model(str(folder_of("llama")))
+    assert "ignores" not in capsys.readouterr().out
+
+
+def test_chat_template(model_of, monkeypatch, one_line):
+    model = model_of("llama")
+    assert model.encode(["a b"]) == [model.tokenizer("a b")["input_ids"]]
+    one_line(ValueError, ("llama", "chat template"), lambda: model.encode(["a"], chat=True))
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}<reply>{% endif %}"
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+    assert model.encode(["a b"], chat=True) == [model.tokenizer("<user>a b<reply>")["input_ids"]]
+
+
+def test_tokenizer_without_pad_or_begin(folder_of, tmp_path):
+    bare = shutil.copytree(folder_of("llama"), tmp_path / "bare")
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (bare / name).exists():
+            known = json.loads((bare / name).read_text())
+            rest = {k: v for k, v in known.items() if k not in ("pad_token", "bos_token")}
+            (bare / name).write_text(json.dumps(rest))
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps({**config, "pad_token_id": None, "bos_token_id": None}))
+    model = eelib.load_model(str(bare), device="cpu")
+    assert model.tokenizer.pad_token_id is None and model.pad_id == 1 and model.pads

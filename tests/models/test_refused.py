@@ -1,0 +1,480 @@
+"""A checkpoint as somebody else may have made it: refused in one line, quickly, or read and hashed whole."""
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+
+import families
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+import eelib
+from eelib.common.errors import CheckpointError, InputError
+from eelib.common.files import data_folder
+from eelib.common.machine import cpu_slowdown
+from eelib.models import checkpoint
+from eelib.models.checkpoint import path_of
+from eelib.models.folder import INDEX, weights_hash
+from eelib.tracing.decode import states_of
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def copy_of(folder_of, tmp_path):
+    """copy_of(family): a copy of its folder, to be changed."""
+    return lambda name="llama": shutil.copytree(folder_of(name), tmp_path / "hostile")
+
+
+def change(file, **values):
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def sharded(folder, below=""):
+    """The folder with its weights in shards, in a sub-folder where one is named."""
+    (folder / WEIGHTS).unlink()
+    families.build("llama").save_pretrained(folder, max_shard_size="20KB")
+    if below:
+        index = json.loads((folder / INDEX).read_text())
+        (folder / below).mkdir()
+        for shard in set(index["weight_map"].values()):
+            (folder / shard).rename(folder / below / shard)
+        change(folder / INDEX, weight_map={key: f"{below}/{shard}" for key, shard in index["weight_map"].items()})
+    return folder
+
+
+# Ways to spoil a folder: each gives a function of it
+
+
+def config(**values):
+    return lambda folder: change(folder / "config.json", **values)
+
+
+def holding(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def without(pattern):
+    return lambda folder: [file.unlink() for file in folder.glob(pattern)]
+
+
+def weights(spoil):
+    def save(folder):
+        save_file(spoil(load_file(folder / WEIGHTS)), folder / WEIGHTS, {"format": "pt"})
+
+    return save
+
+
+def ends(file, value):
+    return lambda folder: change(folder / file, eos_token_id=value)
+
+
+def index(content):
+    return lambda folder: (sharded(folder) / INDEX).write_text(json.dumps(content))
+
+
+def endless(name, kind):
+    def make(folder):
+        (folder / name).parent.mkdir(exist_ok=True)
+        os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
+
+    return make
+
+
+def huge(name):
+    def make(folder):
+        with open(folder / name, "wb") as file:
+            file.truncate(2**40)  # takes no room on the disk
+
+    return make
+
+
+def outside(named):
+    def make(folder):
+        shards = json.loads((sharded(folder) / INDEX).read_text())["weight_map"]
+        key, shard = next(iter(shards.items()))
+        shutil.copy(folder / shard, folder.parent / shard)
+        change(folder / INDEX, weight_map=shards | {key: named.format(shard=shard, folder=folder.parent)})
+
+    return make
+
+
+def pickled(folder):
+    torch.save(families.build("llama").state_dict(), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def cut(folder):
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[: len(content) // 2])
+
+
+def in_place_of_weights(make):
+    def replace(folder):
+        (folder / WEIGHTS).unlink()
+        make(folder / WEIGHTS)
+
+    return replace
+
+
+def resized(folder):
+    network = families.build("llama")
+    network.resize_token_embeddings(280)
+    network.save_pretrained(folder)
+
+
+def coded(held):
+    return {key: (value * 50).round().to(torch.int8) if value.dim() > 1 else value for key, value in held.items()}
+
+
+OWN = dict(architectures=["OwnForCausalLM"], model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+DAMAGES = [
+    # weights
+    (pickled, "safetensors"),
+    (cut, "could not be loaded"),
+    (without(WEIGHTS), "no weights"),
+    (weights(lambda held: {k: v for k, v in held.items() if "layers.1.mlp.up_proj" not in k}), "up_proj"),
+    (weights(coded), ("quantized weights, I8", "does not say")),
+    (lambda folder: sorted(sharded(folder).glob("model-*.safetensors"))[1].unlink(), "lacks 1 of"),
+    (holding(WEIGHTS, (2**60).to_bytes(8, "little") + b"{}"), "a header of"),
+    *((holding(WEIGHTS, len(text).to_bytes(8, "little") + text), WEIGHTS) for text in (b"{{{", b"[]", b'{"a": 7}')),
+    *((holding(WEIGHTS, text), WEIGHTS) for text in (b"", b"<html></html>")),
+    (in_place_of_weights(lambda file: file.mkdir()), "hostile"),
+    (in_place_of_weights(lambda file: file.symlink_to("no")), "hostile"),
+    *((outside(name), "inside its folder") for name in ("../{shard}", "{folder}/" + WEIGHTS, "a/../../" + WEIGHTS)),
+    *((index(text), (INDEX, "could not be loaded")) for text in ([], {"weight_map": {"a": 3}}, {"weight_map": [7]}, 7)),
+    # tokenizer
+    (without("*token*"), "tokenizer"),
+    *((holding("tokenizer.json", text), "has no tokenizer") for text in (b"[]", b"{}")),
+    (holding("tokenizer_config.json", b"[]"), "has no tokenizer"),
+    (resized, ("280", "another model's")),
+    (lambda folder: change(folder / "tokenizer_config.json", model_max_length="many"), ("model_max_length", "many")),
+    # what has no end, or no measure
+    *(
+        (endless(name, kind), name.split("/")[-1])
+        for kind in ("pipe", "device")
+        for name in ("notes.json", "chat_template.jinja", "additional_chat_templates/a.jinja")
+    ),
+    *((huge(name), (name, "1,099,511,627,776 bytes")) for name in ("tokenizer.json", "merges.txt")),
+    # configurations
+    *(
+        (holding(name, text), (name, "could not be loaded"))
+        for name in ("config.json", "generation_config.json")
+        for text in (b"[]", b"3", b'"text"', b"[" * 100_000, b"{", b'{"a": "\xff\xfe"}')
+    ),
+    *(
+        (ends(file, value), (file, "eos_token_id is"))
+        for file in ("config.json", "generation_config.json")
+        for value in ("</s>", ["</s>"], [1, None], True, {"id": 1})
+    ),
+    *(
+        (config(max_position_embeddings=value), f"max_position_embeddings is {value!r}")
+        for value in (0, -5, "long", 12.5, float("inf"))
+    ),
+    *(
+        (config(**{key: value}), (f"{key} is {value!r}", "it must be a"))
+        for key in ("architectures", "quantization_config")
+        for value in ("LlamaForCausalLM", [7], 7)
+    ),
+    (config(num_hidden_layers=0), "num_hidden_layers is 0"),
+    (config(num_hidden_layers=2), ("leaves out weights", "layers.2.")),
+    (config(num_hidden_layers=200_000), "200,000 layers"),
+    (config(hidden_size=2**20), "numbers, its weights hold"),
+    (config(vocab_size=2**33), "numbers, its weights hold"),
+    (config(architectures=["LlamaForQuestionAnswering"]), "LlamaForQuestionAnswering"),
+    (config(**OWN), "trust_remote_code"),
+    (config(quantization_config={"quant_method": "awq", "bits": 4}), "gptqmodel"),
+    (
+        config(quantization_config={"quant_method": "seven-bit"}),
+        "'seven-bit', a format that transformers does not know",
+    ),
+    (lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'), "PEFT adapter"),
+    *(
+        (config(**{key: value}), "hostile")
+        for key, value in (
+            ("model_type", 7),
+            ("model_type", "unheard-of"),
+            ("architectures", ["NoSuchModel"]),
+            ("num_hidden_layers", "many"),
+            ("num_hidden_layers", 16),
+            ("hidden_size", "wide"),
+            ("hidden_size", 0),
+            ("num_attention_heads", 7),
+            ("num_attention_heads", 0),
+            ("vocab_size", -1),
+            ("hidden_act", "no_such_function"),
+            ("rms_norm_eps", "small"),
+            ("rope_parameters", {"rope_type": "no-such-type"}),
+            ("rope_parameters", "linear"),
+            ("transformers_weights", "a"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("damage, parts", DAMAGES)
+def test_a_damaged_folder_is_refused_in_one_line(damage, parts, copy_of):
+    """In seconds, before it takes memory; other models are not named."""
+    folder = copy_of()
+    damage(folder)
+    began = time.process_time()
+    with pytest.raises(CheckpointError) as caught:
+        eelib.load_model(str(folder), device="cpu")
+    assert time.process_time() - began < 10
+    text = str(caught.value)
+    assert "\n" not in text and "shipped models" not in text
+    assert all(part in text for part in ((parts,) if isinstance(parts, str) else parts)), text
+
+
+def test_a_window_of_nothing_and_no_tokenizer_in_other_families(folder_of, tmp_path, one_line):
+    folder = shutil.copytree(folder_of("gpt2"), tmp_path / "gpt2")
+    change(folder / "config.json", n_positions=0)
+    one_line(CheckpointError, "n_positions is 0", lambda: eelib.load_model(str(folder)))
+    folder = shutil.copytree(folder_of("t5"), tmp_path / "t5")
+    for file in folder.glob("*token*"):
+        if file.name != "tokenizer_config.json":
+            file.unlink()
+    one_line(CheckpointError, "tokenizer", lambda: eelib.load_model(str(folder)))
+
+
+@pytest.mark.parametrize("damage", [cut, holding("config.json", b"{"), without("*token*")])
+def test_what_another_library_raised_is_the_cause(damage, copy_of):
+    folder = copy_of()
+    damage(folder)
+    with pytest.raises(CheckpointError) as caught:
+        eelib.load_model(str(folder))
+    assert caught.value.__cause__ is not None and not isinstance(caught.value.__cause__, CheckpointError)
+
+
+# Names and options
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a;b", "$(touch x)", "a\nb", "é", "<b>", "{model}"])
+def test_a_name_that_no_folder_may_have_is_refused_before_anything_is_read(name, tmp_path, one_line):
+    (tmp_path / name).mkdir()
+    given = str(tmp_path / name)
+    one_line(InputError, (repr(given), repr(name), "letters, digits"), lambda: eelib.load_model(given))
+    one_line(InputError, (repr(f"org/{name}"), "letters, digits"), lambda: eelib.load_model(f"org/{name}"))
+
+
+@pytest.mark.parametrize(
+    "name, parts",
+    [
+        ("", "model is empty"),
+        (" ", "model is empty"),
+        ("a\0b", "model holds a NUL"),
+        ("/", "letters, digits"),
+        ("org/..", "letters, digits"),
+        ("~nobody-of-this-name/llama", "can't be looked for"),
+        ("a" * 5000, "can't be looked for"),
+        ("no-such-model", ("no-such-model", "shipped models")),
+        ("./no/such/folder", ("./no/such/folder", "does not exist")),
+        ("nobody/no-such-model", ("nobody/no-such-model", "shipped models")),
+    ],
+)
+def test_a_name_that_names_nothing_is_refused_in_one_line(name, parts, one_line):
+    one_line(InputError, parts, lambda: eelib.load_model(name))
+
+
+def test_a_folder_has_its_own_name_however_it_is_written(folder_of, model_of, tmp_path, monkeypatch):
+    folder = folder_of("llama")
+    (folder / "inner").mkdir(exist_ok=True)
+    (tmp_path / "linked").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    for given in (folder, ".", "inner/..", f"{folder}/", "../llama", f"{folder}/inner/..", "~/llama"):
+        model = eelib.load_model(given, device="cpu")
+        assert (model.name, model.hash) == ("llama", model_of("llama").hash)
+    assert eelib.load_model(str(tmp_path / "linked"), device="cpu").name == "linked"  # a link is a name of its own
+    assert path_of("pocket-llama") == path_of("pocket-llama/") == str(data_folder("models", "pocket-llama"))
+    assert path_of("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
+
+
+@pytest.mark.parametrize(
+    "options, parts",
+    [
+        ({"dtype": "float8"}, ("dtype 'float8'", "float32")),
+        ({"device": "tpu9"}, ("device 'tpu9'", "cpu")),
+        ({"device": "cuda:99"}, ("device 'cuda:99'", "cpu")),
+    ],
+)
+def test_bad_option(options, parts, folder_of, one_line):
+    one_line(CheckpointError, parts, lambda: eelib.load_model(str(folder_of("llama")), **options))
+
+
+def test_balanced_gives_the_same_states_and_needs_accelerate(folder_of, model_of, monkeypatch, one_line):
+    spread = eelib.load_model(str(folder_of("llama")), device="balanced")
+    torch.testing.assert_close(*(states_of(m, [[5, 6, 7]], [[8]])[0].cpu() for m in (spread, model_of("llama"))))
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "accelerate" else found(name))
+    one_line(CheckpointError, "accelerate", lambda: eelib.load_model(str(folder_of("llama")), device="balanced"))
+
+
+@pytest.mark.parametrize(("dtype", "times", "lines"), [("bfloat16", 6.0, 1), ("bfloat16", 0.6, 0), ("auto", 6.0, 0)])
+def test_a_dtype_that_is_slow_here_is_named(dtype, times, lines, folder_of, monkeypatch, capsys):
+    """In one line, where it is asked for; what "auto" takes is never slow."""
+    assert 0.02 < cpu_slowdown(torch.bfloat16) < 100
+    monkeypatch.setattr("eelib.models.checkpoint.cpu_slowdown", lambda _: times)
+    eelib.load_model(folder_of("llama"), dtype=dtype, device="cpu")
+    assert capsys.readouterr().out.count("6.0 times as long as in float32") == lines
+
+
+def test_code_of_its_own_runs_where_it_is_allowed_and_nobody_is_asked(copy_of, model_of, tmp_path, monkeypatch):
+    """Also where it is built only to see how large it is."""
+    folder = copy_of()
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    change(folder / "config.json", **OWN | {"auto_map": classes})
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    asked = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    model = eelib.load_model(str(folder), device="cpu", trust_remote_code=True)
+    assert not asked and type(model.network).__name__ == "OwnForCausalLM"
+    assert model.encode(["a dog"]) == model_of("llama").encode(["a dog"])
+    change(folder / "config.json", vocab_size=2**33)
+    with pytest.raises(CheckpointError, match="numbers, its weights hold"):
+        eelib.load_model(str(folder), device="cpu", trust_remote_code=True)
+
+
+# The hash
+
+
+def test_the_hash_follows_weights_shards_and_tokenizer_and_no_links(copy_of, model_of, tmp_path):
+    """A link to the weights, as a hub snapshot has, is those weights."""
+    folder = copy_of()
+    shutil.move(folder / WEIGHTS, tmp_path / "blob")
+    (folder / WEIGHTS).symlink_to(tmp_path / "blob")
+    assert eelib.load_model(str(folder)).hash == model_of("llama").hash
+    other = families.save("llama", tmp_path / "other", seed=1)
+    tokens, parts = (shutil.copytree(folder, tmp_path / name) for name in ("tokens", "parts"))
+    (tokens / "tokenizer.json").write_text((tokens / "tokenizer.json").read_text() + " ")
+    sharded(parts, "below")
+    found = {eelib.load_model(str(each)).hash for each in (folder, other, tokens, parts)}
+    shard = next((parts / "below").iterdir())
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert len(found | {weights_hash(parts)}) == 5
+
+
+# What is odd and loads
+
+
+@pytest.mark.parametrize("ends", [None, 10_000, [10_000, -1]])
+def test_a_model_whose_end_tokens_are_lost_says_so(ends, copy_of, capsys):
+    folder = copy_of()
+    eelib.load_model(str(folder))
+    assert "end token" not in capsys.readouterr().out
+    (folder / "generation_config.json").write_text(json.dumps({} if ends is None else {"eos_token_id": ends}))
+    change(folder / "config.json", eos_token_id=None)
+    if ends is None:
+        change(folder / "tokenizer_config.json", eos_token=None)
+    eelib.load_model(str(folder))
+    assert "no end token" in capsys.readouterr().out
+
+
+def test_an_added_token_that_the_model_does_not_know_is_refused_in_a_text_alone(copy_of, one_line):
+    folder = copy_of()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<image{i}>" for i in range(100)], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    model = eelib.load_model(str(folder))
+    assert model.encode(["The small dog"])
+    one_line(CheckpointError, "prompt 1", lambda: model.encode(["The small dog", "a <image99> of it"]))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e30])
+def test_weights_that_know_nothing_are_named(value, copy_of, tmp_path, capsys):
+    """A readout of them is a readout of nothing; the trace says so for ever."""
+    folder = copy_of()
+    weights(lambda held: {key: torch.full_like(weight, value) for key, weight in held.items()})(folder)
+    model = eelib.load_model(str(folder))
+    assert "all logits are the same" in capsys.readouterr().out
+    made = eelib.trace(model, eelib.Task.from_prompts(["a"]), 1, tmp_path, progress=False)
+    assert "know nothing" in made.manifest["remark"]
+
+
+TEMPLATES = [
+    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "does not end"),
+    ("{{ raise_exception('no') }}", "fails (TemplateError: no)"),
+    ("{% for %}", "fails (TemplateSyntaxError"),
+    ("{{ messages[9]['content'] }}", "fails (UndefinedError"),
+    ("{{ 1 / 0 }}", "fails (ZeroDivisionError"),
+    ("{{ cycler.__init__.__globals__ }}", "fails (SecurityError"),
+    ("{{ 'word ' * 1000000 }}", "makes 5,000,000 characters of 1"),
+]
+
+
+@pytest.mark.parametrize("template, message", TEMPLATES)
+def test_a_chat_template_that_fails_or_does_not_end(template, message, model_of, monkeypatch, one_line):
+    """It is stopped in any thread, and the thread is left as it was."""
+    model, found = model_of("llama"), []
+    monkeypatch.setattr("eelib.models.model.TEMPLATE_SECONDS", 0.5)
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+
+    def encode():
+        one_line(CheckpointError, message, lambda: model.encode(["a"], chat=True))
+        found.append(sys.gettrace())
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    thread.join(20)
+    assert found == [None]
+
+
+# The hub
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """As without HF_HUB_OFFLINE, with no proxy, and a hub on this machine: the socket that it would listen on."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(checkpoint, "HUB_SECONDS", 1.0)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield server
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_without_a_network_an_unknown_id_is_refused_at_once(silent, online, one_line):
+    """The hub refuses connections, or takes them and says nothing."""
+    if silent:
+        online.listen()
+    began = time.monotonic()
+    one_line(CheckpointError, ("no-one/no-such-model", "connect"), lambda: eelib.load_model("no-one/no-such-model"))
+    assert time.monotonic() - began < 20 and not constants.HF_HUB_OFFLINE
+
+
+def test_a_hub_that_answers_is_asked_where_a_network_is_wanted(online, monkeypatch):
+    online.listen()
+
+    def answer():
+        connection = online.accept()[0]
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        connection.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with checkpoint.hub_or_cache():
+        assert not constants.HF_HUB_OFFLINE
+    thread.join(10)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(checkpoint, "hub_answers", lambda: pytest.fail("it was tried"))
+    with checkpoint.hub_or_cache():
+        assert constants.HF_HUB_OFFLINE
