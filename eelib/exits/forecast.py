@@ -23,10 +23,12 @@ from eelib.exits.decoding.generate import (
     kv_policy_named,
     rule_of,
 )
+from eelib.exits.draft_forecast import DraftForecast, forecast_draft
 from eelib.exits.exit_rule import Constant, ExitRule, fixed_exit
 from eelib.exits.gates.gate import Gate
 from eelib.exits.policy import Policy
 from eelib.exits.trace_scores import decide, make_scores
+from eelib.models.draft_block import DraftBlock
 from eelib.models.model import Model
 from eelib.tasks.task import Task, load_task
 from eelib.tracing.make import trace
@@ -370,8 +372,8 @@ def forecast(
     draft_length: int | None = None,
     max_new_tokens: int = 64,
     policy: Policy | Path | str | None = None,
-    draft: str | None = None,
-) -> Forecast:
+    draft: str | DraftBlock | None = None,
+) -> Forecast | DraftForecast:
     """The speed-up over plain decoding to expect of `eelib.generate` with the same arguments.
 
     Some of the task's prompts are traced at full depth, and a few tokens are decoded with and without the gate: seconds
@@ -389,11 +391,11 @@ def forecast(
         draft_length: as there.
         max_new_tokens: most tokens of each output.
         policy: a calibrated one (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy.
-        draft: "layer:K", in place of them all: layer K drafts.
+        draft: as in `generate`, in place of them all: prompts are decoded with these drafts, without a trace.
 
     Returns:
-        `speed_up`, `plain` and `early` (seconds per token), `mean_layers`, `agreement`, `bound`, `if_free` and `costs`;
-        `print` writes them in two lines.
+        Of drafts a `DraftForecast`. Of exits `speed_up`, `plain` and `early` (seconds per token), `mean_layers`,
+        `agreement`, `bound`, `if_free` and `costs`. `print` writes either in two lines.
 
     Raises:
         InputError: as of `generate`; where no token could exit.
@@ -412,9 +414,7 @@ def forecast(
     # refuses what it would refuse
     generate(model, some.take(1), gate, exit_layers, kv_policy, draft_length, 1, 1, draft=draft)
     if draft is not None:
-        if not draft.startswith("layer:"):
-            raise InputError(f"draft={draft!r} can't be forecast; allowed: layer:K")
-        gate, kv_policy = fixed_exit(int(draft.removeprefix("layer:"))), "verified"
+        return forecast_draft(model, some, draft, batch_size, draft_length, max_new_tokens)
     rule = rule_of(model, gate, exit_layers, kv_policy)
     if rule is None:
         raise InputError("a forecast needs a gate, or exit_layers=(layer,) at which every token exits")

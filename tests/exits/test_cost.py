@@ -268,7 +268,7 @@ def test_a_threshold_that_is_fitted_stays_as_it_was(folder_of):
     "family, given",
     [
         ("gpt2", {"gate": "patience", "kv_policy": "project", "batch_size": 2}),
-        ("t5", {"draft": "layer:1", "draft_length": 2}),
+        ("t5", {"gate": "confidence", "kv_policy": "verified", "draft_length": 2}),
     ],
 )
 def test_the_call(folder_of, family, given):
@@ -279,6 +279,20 @@ def test_the_call(folder_of, family, given):
     assert found.batch == given.get("batch_size", 1) and len(found.plans) == 1 and found.rule.asked(model.layers)
     lines = str(found).splitlines()
     assert len(lines) == 2 and lines[0].startswith(f"{model.name} on prompts: ")
+
+
+@pytest.mark.parametrize("family, draft", [("t5", "layer:1"), ("gpt2", "prompt")])
+def test_the_call_with_drafts(folder_of, family, draft):
+    """Seconds by what passes cost and by the drafts that were right; nothing drafted is plain decoding."""
+    model = eelib.load_model(str(folder_of(family)), device="cpu")
+    given = {"draft": draft, "draft_length": 2, "max_new_tokens": 6, "batch_size": 2}
+    found, made = eelib.forecast(model, task=PROMPTS, **given), eelib.generate(model, PROMPTS, **given)
+    counts = ("passes", "drafted", "accepted")
+    assert [getattr(found, name) for name in counts] == made.sequences[[*counts]].sum().tolist()
+    assert found.tokens == len(made.tokens) and found.prompts > 0 and min(found.decoding) > 0
+    assert found.speed_up == (found.prompts + found.decoding[0]) / (found.prompts + found.decoding[1])
+    assert str(found).splitlines()[0].startswith(f"{model.name} on prompts: draft='{draft}', batch 2: ")
+    assert replace(found, draft="").speed_up == 1.0
 
 
 def policy_of(model, thresholds, **other):

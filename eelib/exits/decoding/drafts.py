@@ -24,7 +24,7 @@ MATCHED = (0.25, 0.55, 0.65, 0.8, 0.85, 0.85, 0.85, 0.95)
 WEIGHT = 8.0  # drafts for which what is expected beforehand counts
 FORGET = 0.98  # of what earlier drafts of the same kind have shown, at each new one
 FADE = 0.9  # of what earlier rounds have shown of the seconds that a token takes
-FIRST = 0.45  # how often a model's draft is right, before there are any
+FIRST = 0.5  # how often a model's draft is right, before there are any
 SURE = 0.85  # of what drafts are expected to save counts: what is expected is the best of many guesses
 Kind = tuple[str, int]
 
