@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from eelib.common.values import check_whole
 from eelib.exits.decoding.generate import generate
-from eelib.models.draft_block import DraftBlock
+from eelib.models.lens_adapters import DraftBlock
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 

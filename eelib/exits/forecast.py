@@ -28,7 +28,7 @@ from eelib.exits.exit_rule import Constant, ExitRule, fixed_exit
 from eelib.exits.gates.gate import Gate
 from eelib.exits.policy import Policy
 from eelib.exits.trace_scores import decide, make_scores
-from eelib.models.draft_block import DraftBlock
+from eelib.models.lens_adapters import DraftBlock
 from eelib.models.model import Model
 from eelib.tasks.task import Task, load_task
 from eelib.tracing.make import trace
