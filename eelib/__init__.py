@@ -4,26 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eelib.exits.decoding.generate import generate
-    from eelib.exits.forecast import forecast
-    from eelib.models.checkpoint import shipped_models
-    from eelib.models.model import load_model
-    from eelib.tasks.task import Task, load_task, shipped_tasks, task_names
-    from eelib.tracing.make import trace
-    from eelib.tracing.trace import Trace
+    from eelib.exits.decoding.generate import generate as generate
+    from eelib.exits.forecast import forecast as forecast
+    from eelib.models.checkpoint import shipped_models as shipped_models
+    from eelib.models.model import load_model as load_model
+    from eelib.tasks.task import Task as Task
+    from eelib.tasks.task import load_task as load_task
+    from eelib.tasks.task import shipped_tasks as shipped_tasks
+    from eelib.tasks.task import task_names as task_names
+    from eelib.tracing.make import trace as trace
+    from eelib.tracing.trace import Trace as Trace
 
-__all__ = [
-    "Task",
-    "Trace",
-    "forecast",
-    "generate",
-    "load_model",
-    "load_task",
-    "shipped_models",
-    "shipped_tasks",
-    "task_names",
-    "trace",
-]
 WHERE = {
     "Task": "eelib.tasks.task",
     "Trace": "eelib.tracing.trace",
@@ -36,6 +27,8 @@ WHERE = {
     "task_names": "eelib.tasks.task",
     "trace": "eelib.tracing.make",
 }
+
+__all__ = [*WHERE]
 
 if not TYPE_CHECKING:  # each is imported when it is first asked for: the book and the Snakefile do not wait for torch
 

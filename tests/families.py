@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from unembeds_by_hand import (
     bert_labels,
     bert_unembed,
-    distilbert_unembed,
-    falcon_unembed,
     gemma_unembed,
     gpt2_labels,
     gpt2_unembed,
@@ -23,9 +21,7 @@ from unembeds_by_hand import (
     granite_unembed,
     llama_unembed,
     marian_unembed,
-    neox_unembed,
     opt_unembed,
-    roberta_unembed,
     t5_tied_unembed,
     t5_unembed,
 )
@@ -124,14 +120,6 @@ FAMILIES = {
         "model.layers",
         PRE,
     ),
-    "qwen3": Family(
-        "causal",
-        llama_like(hf.Qwen3Config, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
-        hf.Qwen3ForCausalLM,
-        llama_unembed,
-        "model.layers",
-        PRE,
-    ),
     "gemma2": Family(
         "causal",
         llama_like(
@@ -154,15 +142,6 @@ FAMILIES = {
         gpt2_unembed,
         "transformer.h",
         {"attention": "attn", "feed_forward": "mlp"},
-    ),
-    "gpt_neox": Family(
-        "causal",
-        llama_like(hf.GPTNeoXConfig, use_parallel_residual=True),
-        hf.GPTNeoXForCausalLM,
-        neox_unembed,
-        "gpt_neox.layers",
-        {"attention": "attention", "feed_forward": "mlp"},
-        parallel=True,
     ),
     "granite": Family(
         "causal",
@@ -203,33 +182,6 @@ FAMILIES = {
         "transformer.h",
         {"attention": "attn", "feed_forward": "mlp"},
         parallel=True,
-    ),
-    "falcon": Family(
-        "causal",
-        lambda **ids: hf.FalconConfig(
-            hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=WINDOW, **ids
-        ),
-        hf.FalconForCausalLM,
-        falcon_unembed,
-        "transformer.h",
-        {"attention": "self_attention", "feed_forward": "mlp"},
-        parallel=True,
-    ),
-    "olmo2": Family(
-        "causal",
-        llama_like(hf.Olmo2Config, num_key_value_heads=2),
-        hf.Olmo2ForCausalLM,
-        llama_unembed,
-        "model.layers",
-        SANDWICH,
-    ),
-    "gemma3": Family(
-        "causal",
-        llama_like(hf.Gemma3TextConfig, num_key_value_heads=2, head_dim=8, sliding_window=8, query_pre_attn_scalar=8),
-        hf.Gemma3ForCausalLM,
-        gemma_unembed,
-        "model.layers",
-        SANDWICH,
     ),
     "mixtral": Family(
         "causal",
@@ -273,26 +225,6 @@ FAMILIES = {
         bert_unembed,
         "bert.encoder.layer",
         BERT,
-        normed_last=False,
-    ),
-    "roberta": Family(
-        "masked",
-        llama_like(hf.RobertaConfig),
-        hf.RobertaForMaskedLM,
-        roberta_unembed,
-        "roberta.encoder.layer",
-        BERT,
-        normed_last=False,
-    ),
-    "distilbert": Family(
-        "masked",
-        lambda **ids: hf.DistilBertConfig(
-            dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=WINDOW, **ids
-        ),
-        hf.DistilBertForMaskedLM,
-        distilbert_unembed,
-        "distilbert.transformer.layer",
-        {"attention": "attention", "after_attention": "sa_layer_norm", "feed_forward": "ffn"},
         normed_last=False,
     ),
 }

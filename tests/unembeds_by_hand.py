@@ -44,16 +44,8 @@ def opt_unembed(n, h):
     return layer_norm(h, n.model.decoder.final_layer_norm) @ n.model.decoder.embed_tokens.weight.T
 
 
-def falcon_unembed(n, h):
-    return layer_norm(h, n.transformer.ln_f) @ n.lm_head.weight.T
-
-
 def gptj_unembed(n, h):
-    return falcon_unembed(n, h) + n.lm_head.bias
-
-
-def neox_unembed(n, h):
-    return layer_norm(h, n.gpt_neox.final_layer_norm) @ n.get_output_embeddings().weight.T
+    return layer_norm(h, n.transformer.ln_f) @ n.lm_head.weight.T + n.lm_head.bias
 
 
 def t5_unembed(n, h):
@@ -73,17 +65,6 @@ def bert_unembed(n, h):
     head = n.cls.predictions
     dense = h @ head.transform.dense.weight.T + head.transform.dense.bias
     return layer_norm(gelu(dense), head.transform.LayerNorm) @ n.bert.embeddings.word_embeddings.weight.T + head.bias
-
-
-def roberta_unembed(n, h):
-    dense = h @ n.lm_head.dense.weight.T + n.lm_head.dense.bias
-    normed = layer_norm(gelu(dense), n.lm_head.layer_norm)
-    return normed @ n.roberta.embeddings.word_embeddings.weight.T + n.lm_head.bias
-
-
-def distilbert_unembed(n, h):
-    dense = h @ n.vocab_transform.weight.T + n.vocab_transform.bias
-    return layer_norm(gelu(dense), n.vocab_layer_norm) @ n.vocab_projector.weight.T + n.vocab_projector.bias
 
 
 def bert_labels(n, h):

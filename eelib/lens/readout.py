@@ -3,9 +3,7 @@
 import importlib.util
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eelib.common.errors import InputError
-from eelib.lens.cpu_kernels import FURTHEST, Spread, diverge, head_product, spread_over_cores, summarize
+from eelib.lens.cpu_kernels import Spread, diverge, head_product, spread_over_cores, summarize
 from eelib.models.head import Head
 
 TOP = 10
@@ -109,18 +107,16 @@ def read(
     values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
     values["topk_probability"] = torch.empty(count, sites, k)
     unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
+    if type(head.projection) is nn.Linear and kernel_takes(states, head.projection.weight):
+        found = read_by_kernel(head, states, final_ids, unknown, k)
+        return Readout({name: value[:, :sites] for name, value in found.items()})
     most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * head.vocab_size))
     tokens = max(1, most // (head.vocab_size * states.shape[1]))
-    read_some: Callable[..., dict[str, Tensor]] = read_on_device
-    on_cpu = states.device.type == "cpu"
-    if type(head.projection) is nn.Linear and kernel_takes(states, head.projection.weight):
-        tokens, read_some = count, read_by_kernel  # it holds no logits
-    with spread_over_cores() if on_cpu else nullcontext() as spread:
-        if spread is not None:
-            read_some = partial(read_on_cpu, logit_buffer=logit_buffer or LogitBuffer(), spread=spread)
+    logit_buffer = logit_buffer or LogitBuffer()
+    with spread_over_cores() as spread:
         for start in range(0, count, tokens):
             part = slice(start, min(count, start + tokens))
-            found = read_some(head, states[part], final_ids[part], unknown[part], k)
+            found = read_on_cpu(head, states[part], final_ids[part], unknown[part], k, logit_buffer, spread)
             for name, value in found.items():
                 values[name][part] = value[:, :sites]
     return Readout(values)
@@ -156,9 +152,9 @@ def top_ids(head: Head, states: Tensor) -> list[int]:
 
 
 def logits_into(head: Head, states: Tensor, out: Tensor, spread: Spread) -> None:
-    """Fill `out` [n, vocab_size] with the logits of states [n, hidden_size]; a float32 head writes them in place."""
+    """Fill `out` [n, vocab_size] with logits of states [n, hidden_size]; a float32 head on a CPU writes in place."""
     projection = head.projection
-    if type(projection) is not nn.Linear or projection.weight.dtype != torch.float32:
+    if type(projection) is not nn.Linear or projection.weight.dtype != torch.float32 or states.device.type != "cpu":
         out.copy_(head(states))
         return
     head_product(head.normed(states), projection, out, spread)
@@ -175,11 +171,14 @@ def logits_into(head: Head, states: Tensor, out: Tensor, spread: Spread) -> None
 def read_on_cpu(
     head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int, logit_buffer: LogitBuffer, spread: Spread
 ) -> dict[str, Tensor]:
-    """All readouts [n, S] of states [n, S, hidden_size] on the CPU: one matrix product, then one pass over its rows."""
+    """All readouts [n, S] of states [n, S, hidden_size]: one matrix product, then one pass over its rows on the CPU.
+
+    The product is made where the states are, as the Triton kernel does not read all of them.
+    """
     count, sites, hidden_size = states.shape
     size = count * sites
     logits = logit_buffer.take(size, head.vocab_size)
-    wanted, known = (ids.long().repeat_interleave(sites) for ids in (wanted, known))
+    wanted, known = (ids.cpu().long().repeat_interleave(sites) for ids in (wanted, known))
     top, ids = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
     normalizer, entropy, js, kl = (torch.empty(size) for _ in range(4))
     rank, known_rank = torch.empty(2, size, dtype=torch.int32)
@@ -227,26 +226,6 @@ def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k:
     return finish(states, head.vocab_size, *rows)
 
 
-def read_on_device(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
-    """All readouts [n, S] of states [n, S, hidden_size] by plain tensor operations, one of the S at a time."""
-    wanted, known = (ids.to(states.device).long()[:, None] for ids in (wanted, known))
-    target = torch.log_softmax(head(states[:, -1]), dim=-1)
-    columns = []
-    for state in states.unbind(1):
-        logits = head(state)
-        normalizer = logits.logsumexp(-1)
-        logs = logits - normalizer[:, None]
-        probabilities = logs.exp()
-        top, ids = logits.topk(k, dim=-1)
-        own = logits.gather(1, wanted)
-        reference = logits.gather(1, known.clamp(min=0)).masked_fill(known < 0, math.nan)
-        entropy = -(probabilities * logs).nan_to_num(0.0).sum(-1)
-        rank, known_rank = ((logits > one).sum(-1) + 1 for one in (own, reference))
-        js, kl = jensen_shannon(logs, probabilities, target), kullback_leibler(logs, target)
-        columns.append((top, ids, normalizer, entropy, rank, own[:, 0], known_rank, reference[:, 0], js, kl))
-    return finish(states, head.vocab_size, *(torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*columns)))
-
-
 def finish(
     states: Tensor,
     vocab_size: int,
@@ -271,7 +250,7 @@ def finish(
         "topk_ids": ids,
         "topk_probability": shares,
         "entropy": entropy.clamp(0.0, math.log(vocab_size)),
-        "final_rank": rank,
+        "final_rank": rank.float(),
         "final_probability": (own - normalizer).clamp(max=0.0).exp(),
         "reference_rank": reference_rank.float().masked_fill(reference.isnan(), math.nan),
         "reference_probability": (reference - normalizer).clamp(max=0.0).exp(),
@@ -286,25 +265,6 @@ def cosine(states: Tensor) -> Tensor:
     """Cosine [n, S] of each of the states [n, S, hidden_size] and the last, before the final norm."""
     states = states.float()
     return torch.cosine_similarity(states, states[:, -1:], dim=-1).clamp(-1.0, 1.0)
-
-
-def jensen_shannon(logs: Tensor, probabilities: Tensor, target: Tensor) -> Tensor:
-    """Jensen-Shannon divergence [n] in nats between rows of log-probabilities; within [0, ln 2].
-
-    Summed as p (log p - log m) / 2 + q (log q - log m) / 2, which stays exact where p and q nearly agree.
-    """
-    other = target.exp()
-    middle = ((probabilities + other) / 2).clamp(min=torch.finfo(torch.float32).tiny).log()
-    both = probabilities * (logs - middle) + other * (target - middle)
-    return both.nan_to_num(0.0).sum(-1) / 2
-
-
-def kullback_leibler(logs: Tensor, target: Tensor) -> Tensor:
-    """Kullback-Leibler divergence [n] in nats of log-probabilities `target` from `logs`, of which a masked one counts
-    as -10000.
-    """
-    apart = target.exp() * (target - logs.clamp(min=float(FURTHEST)))
-    return apart.nan_to_num(0.0).sum(-1)
 
 
 class ReadoutBuffer:

@@ -1,7 +1,7 @@
 """The readout on CUDA: one Triton pass over the vocabulary, no logits in memory; divergences in a second one.
 
 A program owns a block of rows and a run of vocabulary tiles. It keeps what it knows of each row in registers, so no
-logit is written to memory but the top ones. Chunked torch (`readout`) is the fallback and means the same.
+logit is written to memory but the top ones. Where it can't be used, `cpu_kernels` means the same.
 
 This module needs Triton: `readout` imports it where the kernels can be used. With TRITON_INTERPRET=1, set before Triton
 is imported, the same code runs on the CPU, for tests.

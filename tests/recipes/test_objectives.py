@@ -6,7 +6,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import eelib
@@ -14,7 +13,7 @@ from recipes import pocket_bert, pocket_llama, pocket_t5
 from recipes.batches import Text
 from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
 from recipes.losses import uniform_weights
-from recipes.pocket_bert import FEW_STEPS, LENGTH, MASK, SEPARATOR, WINDOW, WORDS, Row, batch_at, label_loss, masked
+from recipes.pocket_bert import MASK, WORDS, Row, label_loss, masked
 from recipes.pocket_llama import CONTEXT
 from recipes.texts import SEED
 
@@ -67,20 +66,6 @@ def test_pocket_t5(tokenizer):
     assert size == 4 * sum(max(map(len, side)) for side in zip(*pairs()))
 
 
-def test_a_grown_encoder_is_the_same_function(tokenizer):
-    """With three blocks for each one; the last matrices of the copies are not 0 for ever; other numbers are refused."""
-    shallow, deep, other = (pocket_t5.build(tokenizer, **T5 | {"num_layers": n}).float() for n in (2, 6, 3))
-    nn.init.normal_(shallow.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight)
-    pocket_t5.grow(deep, shallow)
-    ids, begun = torch.randint(9, 300, (2, 7)), torch.randint(9, 300, (2, 4))
-    one, two = (model(input_ids=ids, decoder_input_ids=begun).logits for model in (shallow, deep))
-    torch.testing.assert_close(two, one, atol=1e-5, rtol=1e-4)
-    two.square().mean().backward()
-    assert all(block.layer[0].SelfAttention.o.weight.grad.any() for block in deep.encoder.block)
-    with pytest.raises(eelib.common.errors.InputError, match="of 2 blocks cannot grow to 3; allowed: multiples"):
-        pocket_t5.grow(other, shallow)
-
-
 def layer_losses(model, name):
     """(mean cross-entropy of each layer over all targets, states [targets, width] of each layer), text by text."""
     logs, states = [[] for _ in range(model.layers)], [[] for _ in range(model.layers)]
@@ -127,22 +112,6 @@ def restored(batch):
     return ids.reshape(batch.ids.shape)
 
 
-@pytest.mark.parametrize("step, length", [(7, 32), (FEW_STEPS - 1, 32), (FEW_STEPS, LENGTH), (FEW_STEPS + 7, WINDOW)])
-def test_pieces_are_packed(step, length):
-    """Each is a run of one text in a frame, full; a third is of articles; short at first, every eighth batch long."""
-    streams = torch.arange(WORDS, 2000).short(), torch.arange(2000, 4096).short()
-    ids = restored(batch_at(streams, step))
-    assert ids.shape == (pocket_bert.TOKENS_PER_BATCH // length, length)
-    assert set(ids[:, 0].tolist()) == {pocket_bert.FIRST} and set(ids[:, -1].tolist()) == {SEPARATOR}
-    assert bool((ids[:, 1:-1].diff() == 1).all())
-    kept = int((ids[:, 1] < 2000).sum())
-    assert kept == len(ids) // 3 and bool(((ids[:, 1] < 2000) == (ids[:, -2] < 2000)).all())
-    assert torch.equal(restored(next(pocket_bert.batches(step, streams))), ids)
-    short = torch.arange(WORDS, WORDS + 31).short()  # room for two places
-    first = {int(row[1]) for at in range(6) for row in restored(batch_at((short, short), at))}
-    assert first == {WORDS, WORDS + 1}
-
-
 def test_shares_of_masks():
     """15% of the words; of these 80% hidden, 10% replaced, 10% left; nothing else is touched."""
     ids = torch.arange(2000).repeat(500, 1) % 1000 + 1  # one id in 250 is no word
@@ -166,19 +135,6 @@ def test_pocket_bert():
     loss, size, *_ = pocket_bert.masked_loss(model, batch)
     assert len(batch.rows) > 3 and loss.dtype == torch.float32 and size == 60
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5) == pytest.approx(math.log(4096), abs=0.5)
-
-
-def test_pocket_bert_begins_with_sinusoids_and_silent_layers():
-    """Positions are sinusoids; no sub-layer adds anything yet, so every layer gives what the embeddings do."""
-    model = pocket_bert.build(**BERT).float()
-    table = model.bert.embeddings.position_embeddings.weight / 0.15
-    for position, pair in ((0, 0), (3, 0), (200, 5), (255, 15)):
-        angle = position / 10000 ** (2 * pair / 32)
-        wanted = [math.sin(angle), math.cos(angle)]
-        assert table[position, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(wanted, abs=0.01)
-    states = model.bert(input_ids=torch.randint(WORDS, 4096, (2, 9)), output_hidden_states=True).hidden_states
-    assert all(torch.allclose(state, states[0], atol=1e-4) for state in states)
-    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
 
 
 def some_rows(pair=False):

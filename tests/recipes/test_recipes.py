@@ -5,8 +5,6 @@ import json
 import math
 import pkgutil
 import random
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -21,7 +19,6 @@ from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.models.probe import block_states
 from eelib.tasks.classification import LABELS
-from eelib.tasks.structured import structured_prompt
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode, states_of
 from recipes import card as cards
@@ -30,7 +27,6 @@ from recipes.__main__ import RECIPES, main
 from recipes.batches import Phase
 from recipes.card import hashes
 from recipes.fine_tuning import LLAMA_JSON, T5_FREE
-from recipes.orders import orders
 from recipes.pocket_bert import LENGTH, SST2_JOINT, WINDOW, masked
 from recipes.texts import PARTS, SEED, SEEN, WHOLE
 from recipes.training import Schedule
@@ -177,22 +173,6 @@ def test_pocket_bert(tiny_bert, corpora):
     assert ids == [0, pocket_bert.UNKNOWN, pocket_bert.FIRST, pocket_bert.SEPARATOR, pocket_bert.MASK]
 
 
-def test_berts_tokenizer_is_the_same_in_every_run():
-    """In a process of its own: hash tables are ordered anew in each. Characters beyond the alphabet are unknown."""
-    code = (
-        "from recipes.pocket_bert import train_tokenizer\n"
-        "lines = [''.join(chr(97 + i * k % 26) for k in range(i % 9 + 1)) + chr(913 + i % 300) + '!€'\n"
-        "         for i in range(2000)]\n"
-        "found = train_tokenizer(lines)\n"
-        "text = repr(sorted(found.get_vocab().items(), key=lambda item: item[1]))"
-    )
-    here: dict = {}
-    exec(code, here)
-    there = subprocess.run([sys.executable, "-c", f"{code}\nprint(text)"], capture_output=True, text=True, check=True)
-    assert there.stdout.strip() == here["text"] and "('[PAD]', 0), ('[UNK]', 1), ('[CLS]', 2)" in here["text"]
-    assert sorted(here["found"].all_special_ids) == list(range(5)) and "##!" not in here["found"].get_vocab()
-
-
 def test_classifiers(corpora, tiny_bert, tmp_path):
     """The task's labels in GLUE's order; the card's scores are recomputed from the folder, one row at a time."""
     recipe = SST2_JOINT
@@ -331,28 +311,6 @@ def test_the_shipped_tagger():
     assert card["licence"] == "CC BY-SA 4.0" and card["quality"]["UPOS accuracy, gold tokens"] > 0.945
 
 
-def test_the_tagger_is_judged_by_the_first_character_of_a_token(tmp_path):
-    spacy, tagger = pytest.importorskip("spacy"), pytest.importorskip("recipes.pocket_tagger")
-    (tmp_path / "tagging").mkdir()
-    text = "\n".join(["1\tice-cream\tx\tNOUN\t_\t_\t0\troot\t_\t_", "2\tmelts\tx\tVERB\t_\t_\t1\tdep\t_\t_", "", ""])
-    (tmp_path / "tagging/ud_english_ewt.test.conllu.gz").write_bytes(gzip.compress(text.encode()))
-
-    @spacy.Language.component("by_rule")
-    def by_rule(doc):
-        for token in doc:
-            token.pos_ = "VERB" if token.text == "melts" else "NOUN"
-        return doc
-
-    nlp = spacy.blank("en")
-    nlp.add_pipe("by_rule")
-    assert [token.text for token in nlp("ice-cream melts")] == ["ice", "-", "cream", "melts"]
-    assert tagger.evaluate(nlp, tmp_path) == {
-        "UPOS accuracy, gold tokens": 1.0,
-        "UPOS accuracy, spaCy tokens": 1.0,
-        "UPOS F1, spaCy tokens, same span": round(2 * 1 / (2 + 4), 4),
-    }
-
-
 # Quality
 
 
@@ -388,38 +346,6 @@ def test_agreement_by_hand(made, monkeypatch):
     found = quality.agreement(model, ["translation/de-en"])
     assert found == {"by layer": [round(100 * n / tokens, 1) for n in agreed], "items": tokens}
     assert found["by layer"][-1] == 100.0
-
-
-def test_a_model_is_measured_on_what_it_knows(corpora, made, monkeypatch):
-    """Translation, reading, headlines, orders and the shipped texts of each, with how many items each is of."""
-    model = made("pocket-llama")
-    monkeypatch.setattr(quality, "load_model", lambda *_, **__: model)
-    monkeypatch.setattr(quality, "agreement", lambda *_: {"items": 1})
-    known = {structured_prompt(row["note"]): json.dumps(row["record"]) for row in orders("test", 150)}
-    longest = {}
-
-    def texts(_model, prompts, most, **_):
-        longest.update(dict.fromkeys(prompts, most))
-        return [known.get(prompt, "Ein Mann. nobody knows") for prompt in prompts]
-
-    monkeypatch.setattr(quality, "greedy_texts", texts)
-    found = quality.measure(corpora, corpora, "cpu")
-    directions = ("de-en", "en-de", "fr-en", "en-fr")
-    assert {f"{name} {pair}" for name in ("Multi30k test2016", "Tatoeba held out") for pair in directions} < set(found)
-    rooms = {kind: found[f"rooms {kind}"]["items"] for kind in ("one", "two", "three", "count", "unknown")}
-    assert rooms == {"one": 75, "two": 75, "three": 75, "count": 45, "unknown": 30}
-    assert {"FairytaleQA test", "SQuADShifts held out", "Reuters test", *quality.TEXTS} - {quality.ORDERS} < set(found)
-    assert found["FairytaleQA test"]["beyond the window"] == 1 and found["Reuters test"]["items"] == 12
-    assert found["translation/de-en"]["items"] == 156 and found["summarization/news"]["items"] == 60
-    assert all(scores["items"] for scores in found.values())
-    few = LLAMA_JSON.measure(corpora, corpora, "cpu")
-    assert set(few) == {
-        *(f"Multi30k test2016 {p}" for p in directions),
-        quality.ORDERS,
-        "agreement with the last layer",
-    }
-    assert few[quality.ORDERS] == {"exact": 100.0, "valid": 100.0, "field F1": 100.0, "items": 150}
-    assert {longest[prompt] for prompt in known} == {128}
 
 
 def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stories):

@@ -13,12 +13,11 @@ from transformers import AutoTokenizer
 
 from eelib.tasks.task import load_task
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
-from recipes import pocket_llama, pocket_t5, texts
+from recipes import texts
 from recipes.batches import (
     END,
     FIXED_PARTS,
     PAD,
-    TOKENS_PER_BATCH,
     Phase,
     by_phases,
     encoded,
@@ -27,24 +26,16 @@ from recipes.batches import (
     packed,
     train_tokenizer,
 )
-from recipes.rooms import stories
 from recipes.texts import (
     PARTS,
     Example,
-    alone,
-    asked_apart_or_together,
-    headlines,
     is_held_out,
     is_held_out_passage,
     novels,
     questions,
-    read_jsonl,
-    sentence_case,
     shifts,
     shipped_texts,
-    spelled_out,
     tatoeba,
-    usual_case,
 )
 
 
@@ -101,70 +92,6 @@ def test_what_is_held_out_is_a_fixed_share():
     assert is_held_out("Sentence  x.") == is_held_out(" SENTENCE  X. \n")
 
 
-def test_questions_of_a_passage_stand_in_one_text(corpora):
-    """The first in P's format, others after its answer; of SQuADShifts the shortest answer; no long passages."""
-    found = questions(corpora, 130, random.Random(0))
-    assert len(found) < len(questions(corpora, 999, random.Random(0)))
-    assert max(e.prompt.count("word") for e in found) == 120
-    tale = next(e for e in found if "Passage 3 of fairytaleqa.train" in e.prompt)
-    (more,) = tale.more
-    first, second = (
-        asks.split("### Question:\n")[1].removesuffix("\n### Answer:\n") for asks in (tale.prompt, more[0])
-    )
-    assert {first, second} == {"Who?", "Who else?"} and more[0] == f"\n### Question:\n{second}\n### Answer:\n"
-    assert tale.prompt == question_prompt("Passage 3 of fairytaleqa.train " + "word " * 60, first)
-    assert tale.target == more[1] == " Ann 3"
-    assert {e.target for e in found if "squadshifts" in e.prompt} == {" x"}
-
-
-def test_headlines_become_sentences(corpora):
-    """A word is written as inside sentences, the article's own way first; half are spelled out, article and all."""
-    usual = usual_case(["He works at IBM in New York. Shares rose. She sold shares to IBM."])
-    assert usual["ibm"] == "IBM" and usual["shares"] == "shares" and "he" not in usual
-    assert sentence_case("IBM <IBM> SHARES RISE IN NEW YORK", usual) == "IBM shares rise in New York"
-    assert sentence_case("<FOUR SEASONS> SHARES", usual) == "Four seasons shares"
-    assert spelled_out("4 mln dlrs, a dlr, 5 pct, mlns") == "4 million dollars, a dollar, 5 percent, mlns"
-    found = headlines(corpora, 9, random.Random(0))
-    plain = [e for e in found if "mln" in e.prompt]
-    assert len(found) == 59 and 15 < len(plain) < 44
-    for example in found:
-        number = int("".join(c for c in example.target.split()[0] if c.isdigit()))
-        words = "mln dlrs" if example in plain else "million dollars"
-        assert example.target == f"Ann{number} lost {number} {words} in qtr"
-        assert f"Today Ann{number} Corp said it lost {number} {words}.\n### Response" in example.prompt
-
-
-def test_stories_are_made_once(corpora, tmp_path, few_stories, monkeypatch):
-    """Train stories with several questions each, of no test item; a second call reads the file."""
-    found = PARTS["rooms"](corpora, tmp_path, 0)
-    monkeypatch.delattr(texts, "interviews")
-    assert PARTS["rooms"](corpora, tmp_path, 5) == found and len(found) == 24
-    rows = read_jsonl(tmp_path / "rooms.jsonl")
-    assert [row["context"] for row in rows] == [item["context"] for item in stories("train", 24, texts.SEED)]
-    assert all(e.prompt == question_prompt(row["context"], row["pairs"][0][0]) for e, row in zip(found, rows))
-    assert all(len(e.more) < texts.QUESTIONS for e in found) and any(e.more for e in found)
-    assert not {row["context"].lower() for row in rows} & shipped_texts()
-
-
-def test_questions_apart_or_together():
-    """Each question with its passage, or all in one text; plain text in two halves that make the whole."""
-    text = Example(
-        "### Context:\nA cat.\n### Question:\nWho?\n### Answer:\n", " cat", (("\n### Question:\nB?\n", " b"),)
-    )
-    prose, plain = Example("", "one two three four five"), Example("Translate:", "un")
-    *apart, halved = alone([text, prose], 2, random.Random(0))
-    assert sorted(apart) == sorted(
-        [Example(text.prompt, " cat"), Example("### Context:\nA cat.\n### Question:\nB?\n", " b")]
-    )
-    assert halved.prompt + halved.target == prose.target and halved.prompt and halved.target.startswith(" ")
-    assert len(alone([text], 1, random.Random(0))) == 1
-    many = [text._replace(prompt=f"P{i} {text.prompt}") for i in range(300)]
-    *found, kept, halved = asked_apart_or_together([*many, plain, prose], random.Random(0))
-    together = [text for text in found if text.more]
-    assert len(found) == 300 and 170 < len(together) < 230 and all(text in many for text in together)
-    assert kept == plain and halved.prompt + halved.target == prose.target
-
-
 def read(tokenizer, text, wanted):
     """The tokens that are targets, or the others, as text."""
     return tokenizer.decode(text.ids[text.wanted == wanted].tolist())
@@ -215,26 +142,6 @@ def test_any_step_is_found_again_in_the_shares_of_its_phase():
     assert [batch for part, batch in whole if part == "a"] == firsts
 
 
-@pytest.mark.parametrize("recipe", [pocket_llama, pocket_t5])
-def test_batches_of_every_part(recipe, corpora, tokenizer, tmp_path, few_stories):
-    """Inside the limits, of whole texts; the same when made again, others in another epoch; every target ends."""
-    most = {}
-    for part in PARTS:
-        first, again, later = (recipe.part_batches(corpora, tmp_path, tokenizer, part, e, most=2048) for e in (1, 1, 2))
-        plain = [[[text.ids.tolist() for text in batch] for batch in plan] for plan in (first, again, later)]
-        assert plain[0] == plain[1] != plain[2]
-        assert sum(map(len, first)) > 0.9 * len(PARTS[part](corpora, tmp_path, 1))
-        for batch in first:
-            sides = [[(t.wanted == kind).sum() for t in batch] for kind in (False, True)]
-            widest = sum(map(max, sides)) if recipe is pocket_t5 else max(len(t.ids) for t in batch)
-            assert len(batch) * widest <= 2048 or len(batch) == 1
-            for text in (t for t in batch if not t.wanted.all()):
-                ends = np.flatnonzero(np.diff(text.wanted.astype(int), append=0) < 0)
-                assert (text.ids[ends] == tokenizer.eos_token_id).all() and ends[-1] == len(text.ids) - 1
-                most[part] = max(most.get(part, 1), len(ends))
-    assert {part for part in most if most[part] > 1} == {"rooms", "reading"} and TOKENS_PER_BATCH > 2048
-
-
 LINES = [
     "Der Hund, der bellt, beisst nicht!",
     "The dog (that barks) doesn't bite.",
@@ -248,18 +155,6 @@ ANY = st.one_of(
     st.text(alphabet="aé ,.'-–1\t\n😀", max_size=40),
     st.lists(st.sampled_from([*FIXED_PARTS, "<0x41>", "a", " ", "<|"]), max_size=6).map("".join),
 )
-AWKWARD = [
-    "",
-    "  two  spaces ",
-    "\r\n",
-    "</s> <|end",
-    "😀👩‍👩‍👧🏽",
-    "\0\x01\x7f",
-    "e\u0301 é ﷽",
-    "日本語",
-    "\ufffd",
-    "##x ▁y Ġz",
-]
 
 
 def ids_of(text):
@@ -270,13 +165,6 @@ def ids_of(text):
 @given(ANY)
 def test_every_text_comes_back(text):
     assert TOKENIZER.decode(ids_of(text)) == text
-
-
-def test_awkward_texts_come_back(tokenizer):
-    """Through the shipped tokenizer, too."""
-    for text in AWKWARD:
-        assert TOKENIZER.decode(ids_of(text)) == tokenizer.decode(tokenizer.encode(text)) == text
-    assert TOKENIZER.unk_token_id is None
 
 
 def mixes(text):

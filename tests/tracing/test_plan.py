@@ -56,7 +56,7 @@ def test_batch_size_from_free_memory(memory, size, model_of, monkeypatch):
 
 def test_files_of_another_model_s_trace_are_not_taken_for_this_one_s(model_of, tmp_path, capsys):
     """Moved into its place whole, with a manifest that is as it was written."""
-    made, other = make(model_of("llama"), tmp_path), make(model_of("qwen3"), tmp_path)
+    made, other = make(model_of("llama"), tmp_path), make(model_of("granite"), tmp_path)
     wanted = {file.name: file.read_bytes() for file in made.folder.iterdir() if file.suffix == ".parquet"}
     for file in other.folder.iterdir():
         shutil.copy(file, made.folder / file.name)
