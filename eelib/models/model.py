@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import BatchEncoding, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import check_name, first_line
@@ -317,13 +317,7 @@ def prepare(
     position ids, padding and cache change nothing, or are left out. Raises CheckpointError, one line naming the module.
     """
     ids, adapter = probe_ids(network, tokenizer), MODEL_KINDS[kind]
-    try:
-        runs = record(network, adapter.plain_inputs(network, adapter.probe_ids(network, ids)))
-    except Exception as error:  # a network may need inputs that a text model does not have
-        raise CheckpointError(
-            f"{name}: {type(network).__name__} does not run on token ids alone "
-            f"({type(error).__name__}: {first_line(error)})"
-        ) from error
+    runs = record(network, adapter.plain_inputs(network, adapter.probe_ids(network, ids)))
     blocks = find_blocks(network, runs, name, adapter.stack(network))
     head, position = adapter.find_head(network, blocks[-1], runs, name)
     prove_head(network, head, blocks, runs, name, position)
@@ -380,7 +374,6 @@ def note_ignored_generation(network: PreTrainedModel, name: str) -> None:
         "max_length",
         "max_new_tokens",
     }
-    plain = GenerationConfig().to_dict()
-    ignored = {k: v for k, v in asked.to_dict().items() if k not in kept and v not in (None, False, plain.get(k))}
+    ignored = {k: v for k, v in asked.to_diff_dict().items() if k not in kept and v not in (None, False)}
     if ignored:
         print(f"{name}: greedy decoding ignores " + ", ".join(f"{k}={v}" for k, v in sorted(ignored.items())))

@@ -76,14 +76,6 @@ def test_divergences_against_the_definitions(width, scale):
     close(divergence_pairs(logits), exact(logits), rtol=1e-6)
 
 
-def test_rows_that_are_the_same_or_nearly_so():
-    logits = normal(1, 1000).repeat(3, 1)
-    logits[2] += normal(1000, seed=1) / 1000
-    kl, js = divergence_pairs(logits)
-    assert kl[0, 1].abs() < 1e-12 and js[0, 1] == 0
-    close((kl, js), exact(logits), atol=1e-7)
-
-
 def test_columns_that_are_masked_in_every_row_do_not_count():
     logits = normal(4, 300)
     masked = torch.cat([logits, torch.full((4, 50), -math.inf)], dim=1)

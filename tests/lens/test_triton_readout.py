@@ -18,18 +18,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 def test_against_float64_in_the_interpreter():
     """In a process of its own: the interpreter must be on before Triton is imported, and would stay on."""
+    words = ["-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-q", "-x", "tests/interpreted_kernel.py"]
     run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--noconftest",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            "-x",
-            "tests/interpreted_kernel.py",
-        ],
+        [sys.executable, *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -61,7 +52,7 @@ def test_splits_keep_a_hopper_busy(monkeypatch, count, vocabulary, tiles):
     assert layout["GROUP"] * tiles.rows * 4096 * 2 <= kernel.L2_STATES
 
 
-def compiled(name: str, tiles: kernel.Tiles, dtype: str = "bf16", tma: bool = True, **given):
+def compiled(name: str, tiles: kernel.Tiles, dtype: str, **given):
     """(PTX, registers, bytes spilled, shared memory) of a kernel for compute capability 9.0; needs no GPU."""
     function = getattr(kernel, name)
     constants = (
@@ -72,7 +63,7 @@ def compiled(name: str, tiles: kernel.Tiles, dtype: str = "bf16", tma: bool = Tr
             cap=0.0,
             k=10,
             SLOTS=16,
-            TMA=tma,
+            TMA=True,
             ROWS=tiles.rows,
             COLUMNS=tiles.columns,
             DEPTH=tiles.depth,
@@ -92,7 +83,7 @@ def compiled(name: str, tiles: kernel.Tiles, dtype: str = "bf16", tma: bool = Tr
     for index, argument in enumerate(function.arg_names):
         if argument in ("hidden", "hidden_last", "weight"):
             rows = tiles.columns if argument == "weight" else tiles.rows
-            types[argument] = f"tensordesc<{dtype}[{rows}, {tiles.depth}]>" if tma else f"*{dtype}"
+            types[argument] = f"tensordesc<{dtype}[{rows}, {tiles.depth}]>" if constants["TMA"] else f"*{dtype}"
         else:
             types[argument] = (
                 "constexpr"
@@ -120,48 +111,39 @@ def compiled(name: str, tiles: kernel.Tiles, dtype: str = "bf16", tma: bool = Tr
 
 
 @pytest.mark.parametrize(
-    ("name", "tiles", "given"),
+    ("name", "tiles", "dtype", "given"),
     [
-        ("scan_kernel", MANY_ROWS[0], {}),
-        ("scan_kernel", MANY_ROWS[0], {"REFERENCE": True}),
-        ("scan_kernel", MANY_ROWS[3], {}),
-        ("scan_kernel", FEW_ROWS[0], {"cap": 30.0, "after": 0.5, "vocabulary": 50_257}),
-        ("scan_kernel", MANY_ROWS[1], {"head_bias": "pointer", "vocabulary": 50_257}),
-        ("scan_kernel", FEW_ROWS[0], {"n": 1, "splits": 1}),  # Triton compiles a 1 among the arguments in
-        ("divergence_kernel", PAIRED, {}),
+        ("scan_kernel", MANY_ROWS[0], "bf16", {}),
+        ("scan_kernel", MANY_ROWS[0], "bf16", {"REFERENCE": True}),
+        ("scan_kernel", MANY_ROWS[3], "bf16", {}),
+        ("scan_kernel", FEW_ROWS[0], "bf16", {"cap": 30.0, "after": 0.5, "vocabulary": 50_257}),
+        ("scan_kernel", MANY_ROWS[1], "bf16", {"head_bias": "pointer", "vocabulary": 50_257}),
+        ("scan_kernel", FEW_ROWS[0], "bf16", {"n": 1, "splits": 1}),  # Triton compiles a 1 among the arguments in
+        ("divergence_kernel", PAIRED, "bf16", {}),
         *(
-            pytest.param("scan_kernel", tiles, given, marks=pytest.mark.slow)
+            pytest.param("scan_kernel", tiles, "bf16", given, marks=pytest.mark.slow)
             for tiles in (*MANY_ROWS, *FEW_ROWS)
             for given in ({"cap": 30.0}, {"head_bias": "pointer"}, {"vocabulary": 50_257})
         ),
+        ("scan_kernel", FLOAT32, "fp32", {}),
+        ("divergence_kernel", kernel.PAIRED_FLOAT32, "fp32", {}),
+        ("scan_kernel", FEW_ROWS[0], "bf16", {"TMA": False}),
+        ("chosen_kernel", kernel.Tiles(64, 64, 64), "bf16", {"TMA": False}),
+        ("chosen_kernel", kernel.Tiles(64, 64, 32), "fp32", {"TMA": False}),
+        ("merge_kernel", kernel.Tiles(16, 0, 0), "bf16", {"TMA": False}),
     ],
 )
-def test_compiles_for_hopper(monkeypatch, tmp_path, name, tiles, given):
-    """Tensor cores and the bulk copy engine are used, nothing to speak of spills, and it fits as often as planned."""
+def test_compiles_for_hopper(monkeypatch, tmp_path, name, tiles, dtype, given):
+    """Nothing to speak of spills, and it fits as often as planned; of bfloat16 matrices that the bulk copy engine can
+    load, this and the tensor cores are used.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    ptx, registers, spilled, shared = compiled(name, tiles, **given)
-    assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
+    ptx, registers, spilled, shared = compiled(name, tiles, dtype, **given)
+    if dtype == "bf16" and given.get("TMA", True):
+        assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
     assert registers * tiles.warps * 32 * tiles.at_once <= 65_536 and shared * tiles.at_once <= HOPPER_SHARED
     print(f"{name} {tiles} {given}: {registers} registers, {spilled} bytes spilled, {shared} bytes shared")
     assert spilled <= 256
-
-
-@pytest.mark.parametrize(
-    ("name", "tiles", "dtype", "tma"),
-    [
-        ("scan_kernel", FLOAT32, "fp32", True),
-        ("divergence_kernel", kernel.PAIRED_FLOAT32, "fp32", True),
-        ("chosen_kernel", kernel.Tiles(64, 64, 64), "bf16", False),
-        ("merge_kernel", kernel.Tiles(16, 0, 0), "bf16", False),
-        ("scan_kernel", FEW_ROWS[0], "bf16", False),
-        ("chosen_kernel", kernel.Tiles(64, 64, 32), "fp32", False),
-    ],
-)
-def test_other_kernels_compile(monkeypatch, tmp_path, name, tiles, dtype, tma):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    _, registers, spilled, shared = compiled(name, tiles, dtype, tma)
-    print(f"{name} {tiles} {dtype}: {registers} registers, {spilled} bytes spilled, {shared} bytes shared")
-    assert spilled <= 256 and shared <= HOPPER_SHARED
 
 
 @needs_gpu

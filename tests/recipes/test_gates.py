@@ -24,7 +24,6 @@ from recipes.gates import (
     fit,
     known_states,
     loss_of,
-    normed,
     prompts_of,
     take_states,
     train_gate,
@@ -102,15 +101,6 @@ def test_texts_held_out_are_never_trained_on(model_of, tmp_path):
         found[run] = train_gate(model, "classifier", part, QUICK, tmp_path / run, {})
     gate = {run: trained_gate(model, "classifier", tmp_path / run) for run in found}
     assert gate["one"] == gate["again"] == gate["other"] and found["one"] != found["other"]
-
-
-def test_norms_are_the_heads(model_of):
-    model = model_of("llama")
-    taken = States(torch.randn(7, 2, model.hidden_size), *made(7, 2)[1:])
-    found = normed(model, taken)
-    for layer in range(2):
-        torch.testing.assert_close(found.states[:, layer], model.unembed.normed(taken.states[:, layer]))
-    assert not torch.equal(found.states, taken.states) and not found.states.requires_grad
 
 
 def test_labels_that_are_all_alike_are_refused(one_line):
@@ -259,10 +249,3 @@ def test_texts_that_gates_are_judged_on_are_refused(pocket, tmp_path, one_line):
             one_line(ValueError, "on which gates are judged", lambda: prompts_of(pocket, str(file), None, tmp_path, 99))
         else:
             assert len(prompts_of(pocket, str(file), None, tmp_path, 99)) == 12
-
-
-def test_too_few_prompts_that_fit_are_refused(model_of, tmp_path, one_line):
-    file = tmp_path / "de-en.jsonl"
-    file.write_text(json.dumps({"source": "Satz", "references": ["x"]}) + "\n")
-    parts = ["prompts leave room for 128 tokens", "window of 128"]
-    one_line(ValueError, parts, lambda: prompts_of(model_of("llama"), str(file), None, tmp_path, 9))
