@@ -1,7 +1,7 @@
 """What differs between two folders of results: `python -m checks compare_results BEFORE AFTER`.
 
 Prints every figure, text or verdict that differs, key by key, and ends with status 1 where there is one. Dates, seconds
-and hashes differ from run to run and are left out; `--all` compares them, too.
+and hashes differ from run to run and are left out.
 """
 
 import argparse
@@ -30,14 +30,14 @@ def leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
         yield path, value
 
 
-def results_in(folder: Path, everything: bool) -> dict[tuple[str, ...], Any]:
+def results_in(folder: Path) -> dict[tuple[str, ...], Any]:
     """{(file, key, ...): value} of all JSON files in a folder; exits with one line where there are none."""
     found: dict[tuple[str, ...], Any] = {}
     for file in sorted(folder.rglob("*.json")):
         name = str(file.relative_to(folder))
         found[(name,)] = "a file"
         for path, value in leaves(json.loads(file.read_text(encoding="utf-8")), (name,)):
-            if everything or not CHANGING & set(path[1:]):
+            if not CHANGING & set(path[1:]):
                 found[path] = value
     return found or sys.exit(f"{folder} holds no results")
 
@@ -66,9 +66,8 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="a folder of results")
     parser.add_argument("after", type=Path, help="another")
     parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference of numbers that is none (0)")
-    parser.add_argument("--all", action="store_true", help=f"compare {', '.join(sorted(CHANGING))}, too")
     asked = parser.parse_args()
-    before, after = (results_in(folder, asked.all) for folder in (asked.before, asked.after))
+    before, after = results_in(asked.before), results_in(asked.after)
     found = list(differences(before, after, asked.tolerance))
     for where, old, new in found:
         print(f"{where}\n    {old!r}\n    {new!r}")

@@ -1,11 +1,9 @@
 """How near the readout's CUDA kernel is to the bare matmul, on a machine with a GPU.
 
 The kernel's readouts of some rows are checked against float64; then it is timed beside the bare matmul of that shape,
-whose rate is the ceiling, chunked torch, torch.compile of that, and Liger's fused linear cross-entropy where
-liger-kernel is installed (its loss alone: no top-k, rank or entropy). Times are medians, the ways taking turns.
+whose rate is the ceiling, chunked torch, and torch.compile of that. Times are medians, the ways taking turns.
 """
 
-import importlib.util
 import statistics
 import sys
 from collections.abc import Callable
@@ -96,19 +94,12 @@ def measure(count: int, width: int, vocabulary: int, repeats: int) -> dict:
     worst = compare(hidden, weight, final)
     scores = torch.empty(count, vocabulary, dtype=torch.bfloat16, device="cuda")
     compiled, head = torch.compile(chunk, dynamic=False), kernel.Projection(weight)
-    norm = kernel.read_rows(hidden, head, final)["log_normalizer"]
     ways: dict[str, Callable[[], object]] = {
         "matmul": lambda: torch.matmul(hidden, weight.T, out=scores),
         "kernel": lambda: kernel.read_rows(hidden, head, final, k=TOP),
-        "kernel, JS pass": lambda: kernel.read_divergences(hidden, head, norm, hidden.flip(0), norm.flip(0)),
         "chunked torch": lambda: chunked(chunk, hidden, weight, final),
         "torch.compile": lambda: chunked(compiled, hidden, weight, final),
     }
-    if importlib.util.find_spec("liger_kernel"):
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-        liger = LigerFusedLinearCrossEntropyLoss()
-        ways["Liger"] = lambda: liger(weight, hidden, final)
     seconds = timed(ways, repeats)
     rates = {name: 2e-12 * count * width * vocabulary / value for name, value in seconds.items()}
     share = {name: rate / rates["matmul"] for name, rate in rates.items()}
@@ -136,13 +127,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="timings of each way (15)")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
-        print(
-            "No GPU here, so there is nothing to measure and nothing was written. The kernel's results are tested "
-            "without one: python -m pytest tests/lens/test_triton_readout.py",
-            file=sys.stderr,
-        )
-        sys.exit(2)
-    head = headed("kernel", "triton", "liger-kernel", depends=("eelib/lens",), seed=0)
+        sys.exit("There is no GPU here, so there is nothing to measure and nothing was written.")
+    head = headed("kernel", "triton", depends=("eelib/lens",), seed=0)
     gpu = torch.cuda.get_device_properties(0)
     head["machine"] |= {"gpu": f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"}
     head["versions"] |= {"cuda": torch.version.cuda}

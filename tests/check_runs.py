@@ -14,9 +14,9 @@ def missed(goals):
 
 
 def run(check, *options):
-    """(exit status, report) of a check, run in this process."""
-    path = Path(options[options.index("--output") + 1])
+    """(exit status, report that --output names) of a check, run in this process."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(sys, "argv", ["checks", *options])
         importlib.import_module(f"checks.{check}").main()
-    return ended.value.code, json.loads(path.read_text()) if path.exists() else None
+    path = Path(options[-1])
+    return ended.value.code, json.loads(path.read_text()) if path.is_file() else None

@@ -5,7 +5,7 @@ import pytest
 import torch
 from check_runs import missed, run
 
-from checks import kernel, products, race, trace_speed
+from checks import products, race, trace_speed
 
 CELL = {"model": "made", "batch": 1, "tokens": 12}
 ANSWERS = {
@@ -67,15 +67,10 @@ def test_methods_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder
     assert not race.goals(wrong)[0]["met"] and missed(race.goals([]))
 
 
-@pytest.mark.parametrize("share, met", [(0.9, True), (0.8, False)])
-def test_the_kernel_is_judged_shape_by_shape(share, met):
-    row = {"rows": 64, "width": 4096, "vocabulary": 32000, "share_of_matmul": {"matmul": 1.0, "kernel": share}}
-    assert bool(missed(kernel.goals([row]))) is not met
-
-
 def test_without_a_gpu_the_kernel_s_check_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run("kernel", "--output", str(tmp_path / "a.json")) == (2, None)
+    status, found = run("kernel", "--output", str(tmp_path / "a.json"))
+    assert "no GPU" in status and found is None
 
 
 def test_products_are_timed_and_judged_by_their_medians(folder_of, tmp_path):
