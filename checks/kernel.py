@@ -4,6 +4,7 @@ The kernel's readouts of some rows are checked against float64; then it is timed
 whose rate is the ceiling, chunked torch, and torch.compile of that. Times are medians, the ways taking turns.
 """
 
+import importlib.util
 import statistics
 import sys
 from collections.abc import Callable
