@@ -173,7 +173,7 @@ def read_on_cpu(
 ) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size]: one matrix product, then one pass over its rows on the CPU.
 
-    The product is made where the states are, as the Triton kernel does not read all of them.
+    Of states on a GPU, which the Triton kernel can't read then, the product is made there, and its logits come here.
     """
     count, sites, hidden_size = states.shape
     size = count * sites
@@ -184,19 +184,8 @@ def read_on_cpu(
     rank, known_rank = torch.empty(2, size, dtype=torch.int32)
     numbers, there = logits.numpy(), known.clamp(min=0)
     logits_into(head, states.reshape(size, hidden_size), logits, spread)
-    spread(
-        summarize,
-        size,
-        numbers,
-        wanted.numpy(),
-        there.numpy(),
-        top.numpy(),
-        ids.numpy(),
-        normalizer.numpy(),
-        entropy.numpy(),
-        rank.numpy(),
-        known_rank.numpy(),
-    )
+    filled = (wanted, there, top, ids, normalizer, entropy, rank, known_rank)
+    spread(summarize, size, numbers, *(each.numpy() for each in filled))
     spread(diverge, count, numbers, normalizer.numpy(), sites, js.numpy(), kl.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
     reference = logits.gather(1, there[:, None])[:, 0].masked_fill(known < 0, math.nan)

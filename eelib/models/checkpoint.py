@@ -34,11 +34,10 @@ from eelib.common.files import data_folder
 from eelib.common.machine import cpu_slowdown
 from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
-from eelib.models.gguf import find_gguf, read_header
 from eelib.models.lens_adapters import FILES
 from eelib.models.lora import CONFIG as LORA_CONFIG
 from eelib.models.lora import merge_lora
-from eelib.models.packaged import PACKAGED, describe, packaged_folder
+from eelib.models.packaged import PACKAGED, describe, find_gguf, packaged_folder, read_header
 from eelib.models.probe import embeddings_of
 
 SLOW = 1.5  # times float32 from which a dtype on a CPU is called slow
@@ -86,36 +85,27 @@ def path_of(name: str | Path) -> str:
 
 def kind_of(config: PretrainedConfig) -> str:
     """One of CLASSES, from the architecture that a checkpoint names. CheckpointError if it is of none of them."""
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    text_classes = {
-        kind: set(names.values())
-        for kind, names in (
-            ("causal", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-            ("masked", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
-            ("seq2seq", auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
-            ("classifier", auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    named = (getattr(config, "architectures", None) or [""])[0]
+    causal, masked, seq2seq, classifier = (
+        named in classes.values()
+        for classes in (
+            auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+            auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+            auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         )
-    }
-    if architecture in text_classes["classifier"] or architecture.endswith("ForSequenceClassification"):
+    )
+    writes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    if classifier or named.endswith("ForSequenceClassification"):
         return "classifier"
-    only_causal = architecture in text_classes["causal"] and architecture not in text_classes["seq2seq"]
-    if config.is_encoder_decoder and not only_causal:
+    if config.is_encoder_decoder and (seq2seq or not causal):
         return "seq2seq"
-    if architecture.endswith("ForMaskedLM") or (
-        architecture in text_classes["masked"]
-        and architecture not in text_classes["seq2seq"]
-        and not (getattr(config, "is_decoder", False) or getattr(config, "causal", False))
-    ):
+    if named.endswith("ForMaskedLM") or (masked and not seq2seq and not writes):
         return "masked"
-    if (
-        architecture in text_classes["causal"] | text_classes["seq2seq"]
-        or not architecture
-        or architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
-    ):
+    if causal or seq2seq or not named or named.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
         return "causal"
     raise CheckpointError(
-        f"architecture {architecture} is not a causal, encoder-decoder or masked language model or a "
-        "sequence classifier"
+        f"architecture {named} is not a causal, encoder-decoder or masked language model or a sequence classifier"
     )
 
 

@@ -10,8 +10,7 @@ import transformers
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import first_line, reason
-from eelib.models.gguf import find_gguf
-from eelib.models.packaged import describe
+from eelib.models.packaged import describe, find_gguf
 
 INDEX = "model.safetensors.index.json"
 HASHED = (".safetensors", ".json", ".jinja", ".txt", ".model", ".spm", ".py")

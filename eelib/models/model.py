@@ -319,6 +319,8 @@ def prepare(
     ids, adapter = probe_ids(network, tokenizer), MODEL_KINDS[kind]
     runs = record(network, adapter.plain_inputs(network, adapter.probe_ids(network, ids)))
     blocks = find_blocks(network, runs, name, adapter.stack(network))
+    if not bool(torch.isfinite(runs.logits).all()):
+        raise CheckpointError(f"{name}: the logits hold values that are not finite")
     head, position = adapter.find_head(network, blocks[-1], runs, name)
     prove_head(network, head, blocks, runs, name, position)
     try:

@@ -421,7 +421,7 @@ TEMPLATES = [
 def test_a_chat_template_that_fails_or_does_not_end(template, message, model_of, monkeypatch, one_line):
     """It is stopped in any thread, and the thread is left as it was."""
     model, found = model_of("llama"), []
-    monkeypatch.setattr("eelib.models.model.TEMPLATE_SECONDS", 0.5)
+    monkeypatch.setattr("eelib.models.model.TEMPLATE_SECONDS", 0.5 if message == "does not end" else 60.0)
     monkeypatch.setattr(model.tokenizer, "chat_template", template)
 
     def encode():
@@ -430,7 +430,7 @@ def test_a_chat_template_that_fails_or_does_not_end(template, message, model_of,
 
     thread = threading.Thread(target=encode)
     thread.start()
-    thread.join(20)
+    thread.join(90)
     assert found == [None]
 
 
@@ -457,7 +457,7 @@ def test_without_a_network_an_unknown_id_is_refused_at_once(silent, online, one_
         online.listen()
     began = time.monotonic()
     one_line(CheckpointError, ("no-one/no-such-model", "connect"), lambda: eelib.load_model("no-one/no-such-model"))
-    assert time.monotonic() - began < 20 and not constants.HF_HUB_OFFLINE
+    assert time.monotonic() - began < 60 and not constants.HF_HUB_OFFLINE
 
 
 def test_a_hub_that_answers_is_asked_where_a_network_is_wanted(online, monkeypatch):
