@@ -1,4 +1,4 @@
-"""How fast is a trace? Timed beside its floor, the plain way and the peers, all on the same checkpoints and prompts.
+"""How fast is a trace? Timed beside its floor, the plain way and tuned-lens, on the same checkpoints and prompts.
 
 The floor is bare greedy decoding and bare products of all states with the head. Texts are also read as they are, beside
 a plain loop and tuned-lens's own evaluation. Each way runs in a process of its own (`checks/peers/run.py`) with the
@@ -26,9 +26,8 @@ from eelib.common.tolerances import TOLERANCES
 from eelib.models.checkpoint import path_of
 from eelib.models.folder import weights_hash
 
-PEERS = ("nnsight", "transformer-lens", "tuned-lens")
-READERS = ("trace", "plain", "tuned-lens")  # of given texts
-OURS = ("trace", "decode", "head", "plain")
+PEER = "tuned-lens"
+WAYS, READERS = ("trace", "decode", "head", "plain", PEER), ("trace", "plain", PEER)  # of prompts and of given texts
 RUNNER, CACHE = Path(__file__).parent / "peers" / "run.py", Path(__file__).parent / ".cache"
 CELLS = {  # batch -> (sequences, new tokens of each), so that each takes seconds
     "pocket-llama": {1: (2, 64), 16: (16, 64), 64: (64, 32)},
@@ -49,18 +48,18 @@ Row = dict[str, Any]
 # ---- processes
 
 
-def environment(peer: str) -> str:
-    """The Python of a peer's own environment, made on demand from its pinned requirements.
+def environment() -> str:
+    """The Python of tuned-lens's own environment, made on demand from pinned requirements.
 
     Raises:
         RuntimeError: it can't be made; pip's last line.
     """
-    pins = RUNNER.with_name(f"{peer}.txt")
-    folder = CACHE / "envs" / f"{peer}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:8]}"
+    pins = RUNNER.with_name(f"{PEER}.txt")
+    folder = CACHE / "envs" / f"{PEER}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:8]}"
     python = str(folder / "bin" / "python")
     if (folder / "done").exists():
         return python
-    print(f"{peer}: making its environment, a minute or two", flush=True)
+    print(f"{PEER}: making its environment, some minutes", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, "-r", str(pins)]):
@@ -73,7 +72,7 @@ def environment(peer: str) -> str:
 
 def started(way: str, model: str, threads: int) -> subprocess.Popen[str]:
     """The process of a way on a model; its errors are in checks/.cache."""
-    python = sys.executable if way in OURS else environment(way)
+    python = environment() if way == PEER else sys.executable
     settings = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
     settings |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     CACHE.mkdir(exist_ok=True)
@@ -192,7 +191,7 @@ def goals(rows: list[Row]) -> list[Goal]:
     found = worst("time of a trace, as a multiple of the floor", ratio, " times", at_most=MOST_OF_FLOOR)
     name = f"the same, of {REAL[0]} at batch {REAL[1]}"
     found += worst(name, {at: value for at, value in ratio.items() if at == REAL}, " times", at_most=MOST_OF_REAL)
-    for way in ("plain", *PEERS):
+    for way in READERS[1:]:
         faster = {at: 1 / value for at, value in times(way).items()}
         found += worst(f"speed of a trace, as a multiple of {way}", faster, " times", at_least=1)
     for way in READERS[1:]:
@@ -216,7 +215,7 @@ def goals(rows: list[Row]) -> list[Goal]:
 def main() -> None:
     """The command line."""
     parser = options(__doc__, "trace_speed")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[*PEERS], help="beside which peers (all)")
+    parser.add_argument("--no-peer", action="store_true", help="leave tuned-lens out")
     parser.add_argument("--repeats", type=int, default=2, help="how often each cell is measured (2)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of every way (all cores)")
     parser.add_argument("--quick", action="store_true", help="a few tokens of one model, to see that it runs")
@@ -227,19 +226,15 @@ def main() -> None:
         parser.error("repeats and threads must be at least 1")
     (models, positions), rows = QUICK if asked.quick else (CELLS, GIVEN), list[Row]()
     head = headed("trace_speed", "numpy", depends=(*TRACES, "checks/peers", "checks/given.py"))
-    head["versions"] |= dict(
-        line.split("==")
-        for peer in asked.peers
-        for line in RUNNER.with_name(f"{peer}.txt").read_text().split()
-        if line.startswith(f"{peer}==")
-    )
+    pins = RUNNER.with_name(f"{PEER}.txt").read_text().split()
+    head["versions"] |= {PEER: next(pin.split("==")[1] for pin in pins if pin.startswith(f"{PEER}=="))}
     head["machine"]["threads"] = asked.threads
     for model, cells in models.items():
         tokenizer, notes = eelib.load_model(model, device="cpu").tokenizer, list[Row]()
         head["models"][model] = weights_hash(Path(path_of(model)))
         with ExitStack() as stack:
             processes = dict[str, subprocess.Popen[str]]()
-            for way in (*OURS, *asked.peers):
+            for way in WAYS[:-1] if asked.no_peer else WAYS:
                 try:
                     processes[way] = stack.enter_context(started(way, model, asked.threads))
                 except RuntimeError as error:

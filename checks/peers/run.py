@@ -1,7 +1,7 @@
 """One way to get the readouts of a model, in a process of its own: `python run.py WAY CHECKPOINT`.
 
-It loads a checkpoint once, then answers one request per line on stdin with one line of JSON. The peers run it in
-environments of their own, so it needs torch, numpy and transformers only, and imports what a way needs inside of it.
+It loads a checkpoint once, then answers one request per line on stdin with one line of JSON. tuned-lens runs in an
+environment of its own, so this needs torch, numpy and transformers only, and imports what a way needs inside of it.
 A request is {ids, texts, given, batch, new_tokens, out}: prompts that are continued, or texts that are read (`given`).
 """
 
@@ -198,72 +198,7 @@ def readouts(logits: Tensor, chosen: Tensor, target: Tensor, state: Tensor, last
     }
 
 
-# ---- the peers: less than a trace gives, so that none does needless work
-
-
-def top1_of(kept: list[Tensor], steps: int, head: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
-    """Top-1s [batch, steps, L+1] of states [batch, width], step after step and in each layer after layer.
-
-    Top-10 probabilities and entropy are computed as well.
-    """
-    states = torch.stack(kept).unflatten(0, (steps, -1)).permute(2, 0, 1, 3)  # [batch, steps, L+1, width]
-    found = []
-    for part in states.flatten(0, 2).split(max(1, LOGITS // vocabulary)):
-        logs = head(part).log_softmax(-1)
-        top, ids = logs.topk(min(10, vocabulary))
-        found.append((ids[:, 0], top.exp(), -(logs.exp() * logs).sum(-1)))
-    return torch.cat([ids for ids, _, _ in found]).view(states.shape[:3])
-
-
-def load_nnsight(folder: str) -> Any:
-    """The checkpoint behind nnsight, weights loaded at once."""
-    from nnsight import TransformersModel
-
-    model = TransformersModel(folder, task="text-generation", dispatch=True, dtype=torch.float32)
-    model._module.generation_config.eos_token_id = None
-    return model
-
-
-def run_nnsight(model: Any, request: Request) -> dict:
-    """Generate inside a tracing context, save each block's state at each step, then its head over all of them."""
-    import nnsight
-
-    steps, tokens, top1, module = request["new_tokens"], [], [], model._module
-    for ids in batches(request):
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        with model.generate(inputs, max_new_tokens=steps, do_sample=False) as tracer:
-            kept = nnsight.save([])
-            for _ in tracer.iter[:steps]:
-                kept.append(model.model.layers[0].input[:, -1])
-                for layer in model.model.layers:
-                    kept.append(layer.output[:, -1])
-            made = tracer.result.save()
-        vocabulary = module.lm_head.weight.shape[0]
-        top1.append(top1_of(list(kept), steps, lambda h: module.lm_head(module.model.norm(h)), vocabulary))
-        tokens.append(made[:, ids.shape[1] :])
-    return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
-
-
-def load_transformer_lens(folder: str) -> Any:
-    """The checkpoint behind TransformerLens's bridge, with its own weights (nothing folded)."""
-    from transformer_lens.model_bridge import TransformerBridge
-
-    return TransformerBridge.boot_transformers(folder, device="cpu", dtype=torch.float32)
-
-
-def run_transformer_lens(model: Any, request: Request) -> dict:
-    """Generate with hooks on the residual stream, then ln_final and unembed, which take [batch, position, width]."""
-    steps, tokens, top1 = request["new_tokens"], [], []
-    names = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(model.cfg.n_layers))]
-    options = {"max_new_tokens": steps, "do_sample": False, "stop_at_eos": False, "verbose": False}
-    for ids in batches(request):
-        kept: list[Tensor] = []
-        keep = [(name, lambda state, hook: kept.append(state[:, -1].clone())) for name in names]
-        with model.hooks(fwd_hooks=keep):
-            made = model.generate(ids, return_type="tokens", **options)
-        top1.append(top1_of(kept, steps, lambda h: model.unembed(model.ln_final(h[None]))[0], model.cfg.d_vocab))
-        tokens.append(made[:, ids.shape[1] :])
-    return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
+# ---- tuned-lens: it gives less than a trace, and does no needless work
 
 
 def load_tuned_lens(folder: str) -> Any:
@@ -276,18 +211,23 @@ def load_tuned_lens(folder: str) -> Any:
 
 
 def run_tuned_lens(network: Any, request: Request) -> dict:
-    """transformers' generate with hidden states, then the logit lens over all of them."""
-    steps, tokens, top1 = request["new_tokens"], [], []
-    (lens,), head, vocabulary = network.logit_lens, network.get_output_embeddings(), network.config.vocab_size
+    """transformers' generate with hidden states, then the logit lens over all of them: top-10 and entropy."""
+    tokens, top1 = [], []
+    (lens,), head, rows = network.logit_lens, network.get_output_embeddings(), LOGITS // network.config.vocab_size
     for ids in batches(request):
-        made, layers = generate(network, ids, steps), []
-        depth = len(made.hidden_states[0])
-        for layer in range(depth):
-            # The last hidden state of transformers is normed already; the lens would norm it again.
-            read = head if layer + 1 == depth else lambda h, at=layer: lens(h, at)
-            layers.append(top1_of([step[layer][:, -1] for step in made.hidden_states], steps, read, vocabulary))
-        top1.append(torch.cat(layers, dim=-1))
-        tokens.append(made.sequences[:, ids.shape[1] :])
+        made, layers = generate(network, ids, request["new_tokens"]), []
+        new = made.sequences[:, ids.shape[1] :]
+        for layer in range(len(made.hidden_states[0])):
+            states, found = torch.stack([step[layer][:, -1] for step in made.hidden_states], dim=1).flatten(0, 1), []
+            for part in states.split(max(1, rows)):
+                # The last hidden state of transformers is normed already; the lens would norm it again.
+                logits = head(part) if layer + 1 == len(made.hidden_states[0]) else lens(part, layer)
+                logs = logits.log_softmax(-1)
+                top, best = logs.topk(10)
+                found.append((best[:, 0], top.exp(), -(logs.exp() * logs).sum(-1)))
+            layers.append(torch.cat([best for best, _, _ in found]).view(new.shape))
+        top1.append(torch.stack(layers, dim=-1))
+        tokens.append(new)
     return {"tokens": torch.cat(tokens), "top1": torch.cat(top1)}
 
 
@@ -313,8 +253,6 @@ WAYS: dict[str, tuple[Callable, Callable, Callable | None]] = {  # how to load, 
     "decode": (load_network, run_decode, None),
     "head": (load_network, run_head, None),
     "plain": (load_network, run_plain, read_plain),
-    "nnsight": (load_nnsight, run_nnsight, None),
-    "transformer-lens": (load_transformer_lens, run_transformer_lens, None),
     "tuned-lens": (load_tuned_lens, run_tuned_lens, read_tuned_lens),
 }
 
@@ -334,7 +272,7 @@ def serve(way: str, folder: str) -> None:
     torch.set_grad_enabled(False)
     load, *runs = WAYS[way]
     model = load(folder)
-    for weight in (getattr(model, "network", None) or getattr(model, "_module", None) or model).parameters():
+    for weight in getattr(model, "network", model).parameters():
         weight.detach().sum()  # read once, so that weights mapped from the file count as the model's own memory
     settle()
     loaded = memory("VmRSS")
@@ -342,7 +280,7 @@ def serve(way: str, folder: str) -> None:
         request = json.loads(line)
         try:
             answer = measured(model, runs[request["given"]], request, loaded)
-        except Exception as error:  # a peer that cannot do a cell is a result
+        except Exception as error:  # a way that cannot do a cell is a result
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         answers.write(json.dumps(answer) + "\n")
 

@@ -13,7 +13,7 @@ ANSWERS = {
     "decode": [{"seconds": 1.0, "peak_mb": 20.0}],
     "head": [{"seconds": 2.0, "peak_mb": 10.0}],
     "plain": [{"seconds": 3.0, "peak_mb": 10.0}],
-    "nnsight": [{"error": "no such thing"}],
+    "tuned-lens": [{"error": "no such thing"}],
 }
 SAME = "top-1s that are not the plain way's, ties within rounding aside"
 
@@ -22,7 +22,7 @@ def test_the_floor_is_decoding_plus_products_and_what_fails_is_noted():
     rows = trace_speed.rows_of(CELL, ANSWERS, {})
     found = {row["way"]: row for row in rows}
     assert found["floor"]["seconds"] == 3.0 and found["trace"]["tokens_per_second"] == 12 / 3.3
-    assert found["nnsight"]["note"] == "no such thing" and found["nnsight"]["seconds"] is None
+    assert found["tuned-lens"]["note"] == "no such thing" and found["tuned-lens"]["seconds"] is None
     assert missed(trace_speed.goals(rows)) == ["speed of a trace, as a multiple of plain", SAME]  # without top-1s
     slow = [row | {"seconds": 3.9, "peak_mb": 300.0} if row["way"] == "trace" else row for row in rows]
     assert len(missed(trace_speed.goals(slow))) == 4
@@ -37,18 +37,18 @@ def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_c
     # Row 0 goes another way at position 1 by a tie: position 2 is not compared. Row 1: a real difference at layer 0.
     other = {"tokens": np.array([[5, 9, 8], [1, 2, 3]])}
     other["top1"] = np.array([[[0, 5], [0, 9], [3, 8]], [[4, 1], [9, 2], [4, 3]]])
-    outputs = {"plain": expected, "trace": other, "nnsight": expected, "head": {}}
+    outputs = {"plain": expected, "trace": other, "tuned-lens": expected, "head": {}}
     assert trace_speed.compared(outputs, "trace") == {"top1_differences": 1, "ties": 1, "not_compared": 1}
     assert trace_speed.compared(outputs, "head") == {}
-    for way, met in (("trace", False), ("nnsight", True)):
+    for way, met in (("trace", False), ("tuned-lens", True)):
         row = CELL | {"way": "trace", "seconds": None} | trace_speed.compared(outputs, way)
         assert missed(trace_speed.goals([row])) == ([] if met else [SAME])
 
 
 @pytest.mark.slow
 def test_the_benchmark_of_traces_runs(tmp_path):
-    _, found = run("trace_speed", "--quick", "--peers", "--threads", "1", "--output", str(tmp_path / "a.json"))
-    assert {row["way"] for row in found["rows"]} == {*trace_speed.OURS, "floor"}
+    _, found = run("trace_speed", "--quick", "--no-peer", "--threads", "1", "--output", str(tmp_path / "a.json"))
+    assert {row["way"] for row in found["rows"]} == {*trace_speed.WAYS[:-1], "floor"}
     assert {row["way"] for row in found["rows"] if not row["batch"]} == {"trace", "plain"}
     assert found["goals"][-1]["met"] and found["goals"] == trace_speed.goals(found["rows"])
 
