@@ -365,17 +365,8 @@ def note_ignored_generation(network: PreTrainedModel, name: str) -> None:
     asked = getattr(network, "generation_config", None)
     if asked is None:
         return
-    kept = {
-        "eos_token_id",
-        "bos_token_id",
-        "pad_token_id",
-        "decoder_start_token_id",
-        "transformers_version",
-        "_from_model_config",
-        "use_cache",
-        "max_length",
-        "max_new_tokens",
-    }
-    ignored = {k: v for k, v in asked.to_diff_dict().items() if k not in kept and v not in (None, False)}
+    tokens = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id")
+    lengths = ("max_length", "max_new_tokens", "use_cache", "transformers_version", "_from_model_config")
+    ignored = {k: v for k, v in asked.to_diff_dict().items() if k not in tokens + lengths and v not in (None, False)}
     if ignored:
         print(f"{name}: greedy decoding ignores " + ", ".join(f"{k}={v}" for k, v in sorted(ignored.items())))
