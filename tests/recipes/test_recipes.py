@@ -19,6 +19,7 @@ from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.models.probe import block_states
 from eelib.tasks.classification import LABELS
+from eelib.tasks.structured import structured_prompt
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode, states_of
 from recipes import card as cards
@@ -27,6 +28,7 @@ from recipes.__main__ import RECIPES, main
 from recipes.batches import Phase
 from recipes.card import hashes
 from recipes.fine_tuning import LLAMA_JSON, T5_FREE
+from recipes.orders import orders
 from recipes.pocket_bert import LENGTH, SST2_JOINT, WINDOW, masked
 from recipes.texts import PARTS, SEED, SEEN, WHOLE
 from recipes.training import Schedule
@@ -321,6 +323,27 @@ def test_agreement_by_hand(made, monkeypatch):
     found = quality.agreement(model, ["translation/de-en"])
     assert found == {"by layer": [round(100 * n / tokens, 1) for n in agreed], "items": tokens}
     assert found["by layer"][-1] == 100.0
+
+
+def test_a_model_is_measured_on_what_it_knows(corpora, made, monkeypatch):
+    """Public test sets and the shipped texts, each with how many items it is of; the best reference counts."""
+    model = made("pocket-llama")
+    monkeypatch.setattr(quality, "load_model", lambda *_, **__: model)
+    monkeypatch.setattr(quality, "agreement", lambda *_: {"items": 1})
+    known = {structured_prompt(row["note"]): json.dumps(row["record"]) for row in orders("test", 150)}
+    monkeypatch.setattr(quality, "greedy_texts", lambda _m, prompts, _most: [known.get(p, "The cat.") for p in prompts])
+    found = quality.measure(corpora, corpora, "cpu")
+    names = [f"{name} {pair}" for name in ("Multi30k test2016", "Tatoeba held out") for pair in ("de-en", "en-fr")]
+    assert {*names, "FairytaleQA test", "SQuADShifts held out", "Reuters test", *quality.TEXTS} - {
+        quality.ORDERS
+    } < set(found)
+    rooms = {kind: found[f"rooms {kind}"]["items"] for kind in ("one", "two", "three", "count", "unknown")}
+    assert rooms == {"one": 75, "two": 75, "three": 75, "count": 45, "unknown": 30}
+    tales = {"F1": 100.0, "EM": 100.0, "items": 2, "beyond the window": 1}  # "a cat" is the answer to each
+    assert found["FairytaleQA test"] == tales and all(scores["items"] for scores in found.values())
+    few = LLAMA_JSON.measure(corpora, corpora, "cpu")
+    assert few[quality.ORDERS] == {"exact": 100.0, "valid": 100.0, "field F1": 100.0, "items": 150}
+    assert not {"Reuters test", "FairytaleQA test", "Tatoeba held out de-en"} & set(few)
 
 
 def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stories):
