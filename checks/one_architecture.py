@@ -3,13 +3,12 @@
 A row: architecture, model_type, kind; built; attention_based (every layer of one of its stacks holds attention, softmax
 or linear); readout, sublayers and decoding: pass, refused, fail, or none where its kind has none; padding: batched,
 equal lengths or fail; dtype: what it was last compared in, float32 where the network has no float64, and no_float64:
-what it then raised; reason; seconds.
+what it then raised; reason. The caller adds seconds.
 """
 
 import copy
 import inspect
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,17 +57,8 @@ def passes(row: dict) -> bool:
 
 
 def check(kind: str, model_type: str) -> dict:
-    """The row of one architecture."""
-    row, began = new_row(kind, model_type), time.monotonic()
-    try:
-        fill(row, kind, model_type)
-    finally:
-        row["seconds"] = round(time.monotonic() - began, 1)
-    return row
-
-
-def fill(row: dict, kind: str, model_type: str) -> None:
-    """Build, save, load, compare; each step's verdict goes into the row."""
+    """The row of one architecture: build, save, load, compare."""
+    row = new_row(kind, model_type)
     with tempfile.TemporaryDirectory() as folder:
         try:
             network = build(kind, model_type)
@@ -76,18 +66,15 @@ def fill(row: dict, kind: str, model_type: str) -> None:
             network.save_pretrained(folder)
             tokenizer_for("masked" if kind == "classifier" else kind).save_pretrained(folder)
         except Exception as error:
-            row.update(reason="not built: " + short(error), readout="fail" if our_fault(error) else "")
-            return
+            return row | {"reason": "not built: " + short(error), "readout": "fail" if our_fault(error) else ""}
         row["built"] = True
         try:
             model = eelib.load_model(folder, device="cpu")
         except Exception as error:
-            refused = isinstance(error, ValueError) and not our_fault(error)
-            row.update(
-                dict.fromkeys(("readout", "sublayers", "decoding"), "refused") if refused else {"readout": "fail"}
-            )
-            row["reason"] = short(error, folder) if refused else f"load: {type(error).__name__} {short(error)}"
-            return
+            if isinstance(error, ValueError) and not our_fault(error):
+                refused = dict.fromkeys(("readout", "sublayers", "decoding"), "refused")
+                return row | refused | {"reason": short(error, folder)}
+            return row | {"readout": "fail", "reason": f"load: {type(error).__name__} {short(error)}"}
         network = type(network).from_pretrained(folder).eval().requires_grad_(False)
     oracle = as_double(row, network, model)
     prompts = [ids[:40] for ids in model.tokenizer(PROMPTS)["input_ids"]]
@@ -100,6 +87,7 @@ def fill(row: dict, kind: str, model_type: str) -> None:
             row.update({name: "fail", "reason": row["reason"] or f"{name}: {said}"})
     if row["sublayers"] == "refused":
         row["reason"] = row["reason"] or short(model.components_error, model.name)
+    return row
 
 
 def verdict(row: dict, step: Callable, model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
