@@ -97,7 +97,7 @@ def main() -> None:
     parser = options(__doc__, "products")
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct", help="name, folder or hub id of a decoder")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads (1 2)")
-    parser.add_argument("--repeats", type=int, default=5, help="counted runs of each way (5)")
+    parser.add_argument("--repeats", type=int, default=3, help="counted runs of each way (3)")
     parser.add_argument("--new-tokens", type=int, default=64, help="length of each output (64)")
     asked = parser.parse_args()
     if min(*asked.threads, asked.new_tokens, asked.repeats) < 1:

@@ -30,10 +30,10 @@ PEER = "tuned-lens"
 WAYS, READERS = ("trace", "decode", "head", "plain", PEER), ("trace", "plain", PEER)  # of prompts and of given texts
 RUNNER, CACHE = Path(__file__).parent / "peers" / "run.py", Path(__file__).parent / ".cache"
 CELLS = {  # batch -> (sequences, new tokens of each), so that each takes seconds
-    "pocket-llama": {1: (2, 64), 16: (16, 64), 64: (64, 32)},
-    "smollm2-135m-instruct": {1: (1, 32), 16: (16, 16)},
+    "pocket-llama": {1: (2, 48), 16: (16, 32), 64: (64, 16)},
+    "smollm2-135m-instruct": {1: (1, 24), 16: (16, 8)},
 }
-GIVEN = {"smollm2-135m-instruct": 1000}  # positions of texts that are read, in cells that are called batch 0
+GIVEN = {"smollm2-135m-instruct": 300}  # positions of texts that are read, in cells that are called batch 0
 QUICK: tuple[dict[str, dict[int, tuple[int, int]]], dict[str, int]] = (
     {"pocket-llama": {4: (6, 3)}},
     {"pocket-llama": 50},
