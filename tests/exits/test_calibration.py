@@ -55,7 +55,6 @@ def test_learn_then_test_goes_down_until_one_is_not_rejected():
     assert published.threshold == 0.2 and published.certified.startswith("nothing")
     assert learn_then_test(ones(100, 1, 1, 1, 0), VALUES, 0.1, 0.1, as_published=True).threshold == 0.1
     assert learn_then_test(ones(100, 3, 6, 5, 0), VALUES, 0.1, 0.1, way="bonferroni").threshold == 0.1
-    assert learn_then_test(ones(100, 4, 4, 4, 0), VALUES, 0.1, 0.1, way="bonferroni").threshold == 0.1
     assert learn_then_test(ones(100, 4, 4, 4, 0), VALUES, 0.1, 0.09, way="bonferroni").threshold == 0.4
 
 
@@ -128,8 +127,7 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("share", [0.5, 0.3])
+@pytest.mark.parametrize("seed, share", [(0, 0.5), (1, 0.3)])
 def test_groups_are_parted_once_and_for_all(seed, share):
     found = split(TASKS, share, seed)
     for name, (first, second) in found.items():
@@ -137,10 +135,7 @@ def test_groups_are_parted_once_and_for_all(seed, share):
         assert abs(len(first) - share * len(set(TASKS[name]))) <= 0.5
     assert not found["a"].calibration & found["b"].report and not found["a"].report & found["b"].calibration
     assert found == split(TASKS, share, seed) != split(TASKS, share, seed + 1)
-
-
-def test_it_does_not_depend_on_the_order_of_the_labels():
-    assert split({"a": TASKS["a"][::-1]}) == split({"a": TASKS["a"]})
+    assert split({"a": TASKS["a"][::-1]}) == split({"a": TASKS["a"]})  # the order of the groups is nothing
 
 
 def test_rows_of_a_side_are_those_of_its_groups():

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from exits_made import policy_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import eelib
@@ -15,7 +16,7 @@ from eelib.exits.cost import Sizes, exit_costs, parameters, sizes_of
 from eelib.exits.exit_rule import Constant, Estimated, ExitRule, fixed_exit
 from eelib.exits.forecast import Costs, Forecast, Line, Planned, measure, seconds, step_seconds
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.policy import Policy, head_hash
+from eelib.exits.gates.state import StateClassifier
 from eelib.exits.trace_scores import exits_of, make_scores
 from eelib.exits.trace_scores import scores as scored
 from eelib.tasks.task import Task
@@ -62,7 +63,7 @@ def test_a_loaded_models_sizes(model_of):
     assert parameters(t5.blocks[0]) == parameters(t5.blocks[1])  # the looked-up one does not count
 
 
-def test_exit_costs_by_hand():
+def test_exit_costs_by_hand(one_line):
     def cost(gate, rule=(), **more):
         return exit_costs(SMALL, ExitRule(gate_named(gate, **more), **dict(rule))).tolist()
 
@@ -73,14 +74,14 @@ def test_exit_costs_by_hand():
     assert cost("patience", {"minimum_layer": 3}) == [4, 8, 12, 16]  # it is stateful, so it has to be asked before
     assert cost("shortlist", k=5) == [1 + 3, 2 + 3.5, 3 + 4, 4 + 4 + 3]
     assert cost("shortlist", layer=2, k=5) == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
-    listed = cost("shortlist", {"exit_layers": (2, 3)}, layer=1, k=5)  # lists where it is asked first
+    listed = cost("shortlist", {"exit_layers": (2, 3)}, k=5)  # lists where it is asked first
     assert listed == [1 + 3, 2 + 3, 3 + 3.5, 4 + 3.5 + 3]
-    assert all((np.diff(cost(gate)) >= 0).all() for gate in ("confidence", "fixed", "entropy", "schedule"))
-
-
-def test_layers_that_are_not_there(one_line):
-    rule = ExitRule(gate_named("fixed"), minimum_layer=5)
-    one_line(InputError, "allowed are layers 1 to 4", lambda: exit_costs(SMALL, rule))
+    classifier = StateClassifier.of(StateClassifier.build(10), "tiny")  # of 10 * 10 + 10 * 2 weights; reads no head
+    assert exit_costs(SMALL, ExitRule(classifier)) == pytest.approx(
+        [1 + 1.2 + 3, 2 + 2.4 + 3, 3 + 3.6 + 3, 4 + 3.6 + 3]
+    )
+    beyond = ExitRule(gate_named("fixed"), minimum_layer=5)
+    one_line(InputError, "allowed are layers 1 to 4", lambda: exit_costs(SMALL, beyond))
 
 
 # ---- measured
@@ -189,6 +190,7 @@ def test_rows_are_left_behind_where_that_is_quicker():
 L = 4
 COSTS = Costs(L, call=2.0, block=Line(1.0), head=Line(0.5), ask=Line(0.25), key=0.1, step=3.0, prompt=10.0)
 RULE = ExitRule(gate_named("confidence"), 0.9, exit_layers=(1, 2))
+SHAPE = {"gate": "confidence", "kv_policy": "verified", "exit_layers": (1,), "full_depth_tokens": 2}
 
 
 def plan(exits, agrees=None):
@@ -295,25 +297,10 @@ def test_the_call_with_drafts(folder_of, family, draft):
     assert replace(found, draft="").speed_up == 1.0
 
 
-def policy_of(model, thresholds, **other):
-    """A policy as calibration makes it, for a model as it is in memory."""
-    own = {"model": model.name, "model_hash": model.hash, "head_hash": head_hash(model)}
-    gate = {"gate": "confidence", "gate_parameters": {}, "gate_hash": "", "gate_package": "eelib", "exit_layers": (1,)}
-    shape = {
-        "kv_policy": "verified",
-        "minimum_layer": 1,
-        "full_depth_tokens": 2,
-        "thresholds": thresholds,
-        "date": "2026-01-01",
-    }
-    told = {"calibrated_on": {}, "certified": {}, "risks": {}, "epsilon": 0.1, "delta": 0.1}
-    return Policy(**own | gate | shape | told | other)
-
-
 def test_a_policy_in_place_of_a_gate(folder_of, tmp_path):
     """The file's gate, threshold of the task's kind, exits, first tokens and keys."""
     model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
-    made = policy_of(model, {"prompts": 0.005, "translation": 2.0})
+    made = policy_of(model, {"prompts": 0.005, "translation": 2.0}, **SHAPE)
     made.save(tmp_path / "policy.json")
     rule = ExitRule(gate_named("confidence"), 0.005, (1,), 1, 2)
     by_hand = eelib.forecast(model, rule, "verified", task=PROMPTS, max_new_tokens=5)
@@ -329,7 +316,7 @@ def test_a_policy_in_place_of_a_gate(folder_of, tmp_path):
 
 def test_a_policy_is_refused_where_decoding_by_it_is(folder_of, tmp_path, one_line):
     model, other = (eelib.load_model(str(folder_of(name)), device="cpu") for name in ("gpt2", "llama"))
-    made, given = policy_of(model, {"prompts": 0.5}), {"task": PROMPTS, "max_new_tokens": 3}
+    made, given = policy_of(model, {"prompts": 0.5}, **SHAPE), {"task": PROMPTS, "max_new_tokens": 3}
     for refused in (eelib.forecast, eelib.generate):
         one_line(InputError, "with other weights", lambda: refused(other, policy=made, **given))
         for beside in ({"gate": "confidence"}, {"kv_policy": "copy"}, {"exit_layers": (1,)}):
@@ -337,7 +324,7 @@ def test_a_policy_is_refused_where_decoding_by_it_is(folder_of, tmp_path, one_li
         one_line(InputError, "no policy that can be read", lambda: refused(model, policy=tmp_path / "none", **given))
         one_line(InputError, "needs a causal", lambda: refused("gpt2", policy=made, **given))
     one_line(InputError, "no threshold for translation", lambda: eelib.forecast(model, policy=made))
-    never = policy_of(model, {"prompts": None})
+    never = policy_of(model, {"prompts": None}, **SHAPE)
     one_line(InputError, "no token of prompts exit", lambda: eelib.forecast(model, policy=never, **given))
 
 

@@ -1,4 +1,4 @@
-"""Policies: calibrated by hand on made-up scores, kept in a file, refused once anything has changed."""
+"""Policies: calibrated by hand on made-up scores, stored in a file, refused once anything has changed."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoints
 import numpy as np
 import pytest
 import torch
-from exits_made import Made
+from exits_made import Made, by_sequence
 
 import eelib
 from checks.tiny_texts import PROMPTS
@@ -15,62 +15,57 @@ from eelib.common.errors import InputError
 from eelib.exits import policy as policies
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.policy import Policy, calibrate, grid_of, head_hash
+from eelib.exits.policy import Policy, calibrate
 from eelib.exits.trace_scores import Scores
 from eelib.tasks.task import Task
 
 TEXTS = [f"{prompt} {number}" for number in range(30) for prompt in PROMPTS[:3]]
+HALF = {"epsilon": 0.5, "delta": 0.5}
 
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory, folder_of):
     """(model, tasks, traces) of a tiny decoder."""
-    model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
-    task = Task.from_prompts(TEXTS)
+    model, task = eelib.load_model(str(folder_of("gpt2")), device="cpu"), Task.from_prompts(TEXTS)
     made = eelib.trace(model, task, max_new_tokens=6, folder=tmp_path_factory.mktemp("runs"), progress=False)
     return model, {"made": task}, {"made": made}
 
 
-def test_a_policy_leaves_as_its_rule_would(setting, tmp_path):
-    model, tasks, traces = setting
-    made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
-    value = made.thresholds["prompts"]
-    assert (
-        value is not None and 0 <= made.risks["prompts"]["estimate"] <= 1 and made.calibrated_on["made"]["groups"] == 45
-    )
-    made.save(tmp_path / "policy.json")
-    assert Policy.load(tmp_path / "policy.json") == made
-    (row,) = made.to_frame().to_dict("records")
-    about = {"kind": "prompts", "threshold": value, "certified": made.certified["prompts"]}
-    assert row == about | made.risks["prompts"]
-    by_file = eelib.generate(model, PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6)
+@pytest.fixture(scope="module")
+def policy(setting):
+    """What is calibrated there."""
+    return calibrate(*setting, **HALF)
+
+
+def test_a_policy_exits_as_its_rule_would(setting, policy, tmp_path):
+    """Read again from its file, too."""
+    value, risk = policy.thresholds["prompts"], policy.risks["prompts"]
+    assert 0 <= risk["estimate"] <= 1 and policy.calibrated_on["made"]["groups"] == 45
+    policy.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json") == policy
+    (row,) = policy.to_frame().to_dict("records")
+    assert row == {"kind": "prompts", "threshold": value, "certified": policy.certified["prompts"]} | risk
+    by_file = eelib.generate(setting[0], PROMPTS, policy=tmp_path / "policy.json", max_new_tokens=6)
     rule = ExitRule(gate_named("softmax_difference"), value)
-    by_hand = eelib.generate(model, PROMPTS, gate=rule, kv_policy="deferred", max_new_tokens=6)
+    by_hand = eelib.generate(setting[0], PROMPTS, rule, kv_policy="deferred", max_new_tokens=6)
     assert by_file.tokens.equals(by_hand.tokens)
 
 
-def test_the_risk_is_of_outputs_that_differ(setting):
+def test_the_risk_is_of_outputs_that_differ(setting, policy):
     """Deferred decoding differs from full decoding in as many of the outputs that serve for nothing else."""
-    model, tasks, traces = setting
-    made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
-    units = dict(zip(tasks["made"].groups, tasks["made"].units))
+    model, task = setting[0], setting[1]["made"]
+    units = dict(zip(task.groups, task.units))
     half = policies.split({"made": set(units.values())}, 0.5, 0)["made"].report
     rest = policies.split({"made": half}, 1 / 3, 0)["made"].report  # a third gave the thresholds
-    report = sorted(int(group) for group, unit in units.items() if unit in rest)
-    full = eelib.generate(model, tasks["made"].pick(report), max_new_tokens=6).sequences["output"]
-    early = eelib.generate(model, tasks["made"].pick(report), policy=made, max_new_tokens=6).tokens
-    plain = eelib.generate(model, tasks["made"].pick(report), max_new_tokens=6).tokens
-    differ = [
-        not np.array_equal(a["token_id"], b["token_id"])
-        for (_, a), (_, b) in zip(early.groupby("sequence"), plain.groupby("sequence"))
-    ]
-    assert len(full) == 30 and np.mean(differ) == pytest.approx(made.risks["prompts"]["estimate"])
+    report = task.pick(sorted(int(group) for group, unit in units.items() if unit in rest))
+    full, early = (by_sequence(eelib.generate(model, report, policy=one, max_new_tokens=6)) for one in (None, policy))
+    assert len(full) == 30
+    assert np.mean([a != b for a, b in zip(full, early)]) == pytest.approx(policy.risks["prompts"]["estimate"])
 
 
 def test_an_output_that_misses_its_end_is_lost(setting, monkeypatch):
     """Every token but the end token is right at layer 1."""
-    model = setting[0]
-    trace = Made()
+    model, trace = setting[0], Made()
     final = trace.tokens["token_id"].to_numpy()
     trace.top1[:] = final[:, None]
     trace.top1[trace.tokens["is_eos"], 1 : model.layers] += 1
@@ -81,49 +76,46 @@ def test_an_output_that_misses_its_end_is_lost(setting, monkeypatch):
     monkeypatch.setattr(policies, "make_scores", lambda *_, **__: None)
     monkeypatch.setattr(policies, "scores", lambda *_: found)
     tasks = {"made": replace(Task.from_prompts(["a"]), groups=sorted(set(trace.tokens["group"])), units=[])}
-    missed = calibrate(model, tasks, {"made": trace}, epsilon=0.5, delta=0.5)
+    missed = calibrate(model, tasks, {"made": trace}, **HALF)
     found.tokens[:] = torch.tensor(final)[:, None]
-    right = calibrate(model, tasks, {"made": trace}, epsilon=0.5, delta=0.5)
+    right = calibrate(model, tasks, {"made": trace}, **HALF)
     assert right.risks["prompts"]["estimate"] == 0
     assert right.thresholds["prompts"] < (missed.thresholds["prompts"] or np.inf)
 
 
 def test_where_nothing_is_certified_all_layers_run(setting):
-    model, tasks, traces = setting
-    made = calibrate(model, tasks, traces, epsilon=0.01, delta=0.1)
+    """Whatever the length of drafts that is asked for."""
+    model = setting[0]
+    made = calibrate(*setting, kv_policy="verified", epsilon=0.01, delta=0.1)
     assert made.thresholds == {"prompts": None} and "at least 230 are needed" in made.certified["prompts"]
-    assert (eelib.generate(model, PROMPTS, policy=made, max_new_tokens=3).tokens["exit_layer"] == model.layers).all()
+    found = eelib.generate(model, PROMPTS, policy=made, draft_length=2, max_new_tokens=4)
+    assert by_sequence(found) == by_sequence(eelib.generate(model, PROMPTS, max_new_tokens=4))
+    assert (found.tokens["exit_layer"] == model.layers).all()
 
 
-def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, folder_of, tmp_path):
-    model, tasks, traces = setting
-    made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
-    with pytest.raises(InputError, match="no threshold for translation; it was calibrated for: prompts"):
-        eelib.generate(model, eelib.load_task("translation/de-en", limit=1), policy=made)
-    with pytest.raises(InputError, match="give it alone"):
-        eelib.generate(model, PROMPTS, policy=made, kv_policy="copy")
-    other = eelib.load_model(str(folder_of("llama")), device="cpu")
-    with pytest.raises(InputError, match="with other weights") as error:
-        eelib.generate(other, PROMPTS, policy=made)
-    assert "\n" not in str(error.value)
-    before = head_hash(model)
-    changed = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folder_of, monkeypatch, one_line):
+    other, changed = (eelib.load_model(str(folder_of(name)), device="cpu") for name in ("llama", "gpt2"))
     with torch.no_grad():
         next(iter(changed.unembed.parameters())).add_(0.5)
-    assert head_hash(changed) != before
-    with pytest.raises(InputError, match="other output head"):
-        eelib.generate(changed, PROMPTS, policy=made)
+    translation = eelib.load_task("translation/de-en", limit=1)
+    by_class = replace(policy, gate="by_class", gate_package="eestudy")
+    assert policy.gate_package == "eelib"
+    monkeypatch.setattr(policies, "entry_points", lambda group: EntryPoints())
+    for model, task, given, message in (
+        (setting[0], translation, {}, "no threshold for translation; it was calibrated for: prompts"),
+        (setting[0], PROMPTS, {"kv_policy": "copy"}, "give it alone"),
+        (other, PROMPTS, {}, "with other weights"),
+        (changed, PROMPTS, {}, "other output head"),
+        (setting[0], PROMPTS, {"policy": by_class}, ["gate by_class", "of package eestudy"]),
+    ):
+        one_line(InputError, message, lambda: eelib.generate(model, task, **{"policy": policy} | given))
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"form": 1}', '{"form": 2}', json.dumps({"form": 2, "model": "x"})]
-)
-def test_a_file_that_is_no_policy(setting, tmp_path, content):
-    (tmp_path / "policy.json").write_text(content)
-    with pytest.raises(InputError, match="is no policy that can be read"):
-        eelib.generate(setting[0], PROMPTS, policy=tmp_path / "policy.json")
-    with pytest.raises(InputError, match="is no policy"):
-        Policy.load(tmp_path / "none.json")
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"form": 1}', '{"form": 2}', '{"form": 2, "model": "x"}'])
+def test_a_file_that_is_no_policy(tmp_path, content, one_line):
+    if content is not None:
+        (tmp_path / "policy.json").write_text(content)
+    one_line(InputError, "is no policy that can be read", lambda: Policy.load(tmp_path / "policy.json"))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +124,7 @@ def test_a_file_that_is_no_policy(setting, tmp_path, content):
         ("thresholds", {"prompts": "0.9"}),
         ("thresholds", {"prompts": float("nan")}),
         ("thresholds", [0.9]),
-        ("kv_policy", "copy"),
+        ("kv_policy", "copy"),  # under which nobody has measured the certified risk
         ("kv_policy", 3),
         ("exit_layers", "12"),
         ("exit_layers", [2, 1]),
@@ -143,81 +135,39 @@ def test_a_file_that_is_no_policy(setting, tmp_path, content):
         ("gate", None),
     ],
 )
-def test_a_malformed_field_is_named(setting, tmp_path, one_line, name, value):
-    """A policy whose risk is certified can't have keys and values under which nobody has measured it, either."""
+def test_a_malformed_field_is_named(policy, tmp_path, one_line, name, value):
     path = tmp_path / "policy.json"
-    calibrate(*setting, epsilon=0.5, delta=0.5).save(path)
+    policy.save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     one_line(InputError, ["is no policy that can be read", name.removesuffix("s")], lambda: Policy.load(path))
 
 
-def test_a_group_of_several_tasks_is_one_unit(setting):
-    """Two tasks with the same groups certify no more than one of them."""
+def test_old_words_name_the_new_ones(policy, tmp_path, one_line):
+    path = tmp_path / "policy.json"
+    for old, now in (("keys", "kv_policy"), ("exits", "exit_layers"), ("first_tokens", "full_depth_tokens")):
+        policy.save(path)
+        content = json.loads(path.read_text())
+        content[old] = content.pop(now)
+        path.write_text(json.dumps(content | {"form": 1}))
+        one_line(InputError, f"{old!r} is now {now!r}", lambda: Policy.load(path))
+
+
+def test_a_text_of_several_tasks_is_one_unit(setting, policy, tmp_path):
+    """In whatever order it stands there; other texts are other units, though their rows have the same numbers."""
     model, tasks, traces = setting
-    both = ({"a": of["made"], "b": of["made"]} for of in (tasks, traces))
-    one, two = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5), calibrate(model, *both, epsilon=0.5, delta=0.5)
-    assert two.thresholds == pytest.approx(one.thresholds, rel=0.01)  # quantiles of twice the scores
-    assert two.risks["prompts"]["sequences"] == one.risks["prompts"]["sequences"] == 30
-    assert two.calibrated_on["a"]["groups"] == two.calibrated_on["b"]["groups"] == 45
+    for texts, units in ((TEXTS, 30), (TEXTS[::-1], 30), ([f"{text}!" for text in TEXTS], 60)):
+        task = Task.from_prompts(texts)
+        made = eelib.trace(model, task, max_new_tokens=6, folder=tmp_path, progress=False)
+        two = calibrate(model, {"a": tasks["made"], "b": task}, {"a": traces["made"], "b": made}, **HALF)
+        assert two.risks["prompts"]["sequences"] == pytest.approx(units)
+        assert two.calibrated_on["a"]["groups"] == two.calibrated_on["b"]["groups"] == 45
+        if units == 30:
+            assert two.thresholds == pytest.approx(policy.thresholds, rel=0.01)  # quantiles of twice the scores
 
 
-def calibrated_with(setting, folder, texts):
-    """A policy of the setting's task and of another with these texts, whose rows have the same numbers."""
-    model, tasks, traces = setting
-    other = Task.from_prompts(texts)
-    made = eelib.trace(model, other, max_new_tokens=6, folder=folder, progress=False)
-    both = {"a": tasks["made"], "b": other}, {"a": traces["made"], "b": made}
-    return calibrate(model, *both, epsilon=0.5, delta=0.5)
-
-
-def test_other_texts_are_other_units(setting, tmp_path):
-    two = calibrated_with(setting, tmp_path, [f"{text}!" for text in TEXTS])
-    assert two.risks["prompts"]["sequences"] == 60
-
-
-def test_the_same_texts_in_another_order_are_the_same_units(setting, tmp_path):
-    one = calibrate(*setting, epsilon=0.5, delta=0.5)
-    two = calibrated_with(setting, tmp_path, TEXTS[::-1])
-    assert two.thresholds == pytest.approx(one.thresholds, rel=0.01)
-    assert two.risks["prompts"] == pytest.approx(one.risks["prompts"], abs=0.1)  # of 30 units, not of 60
-
-
-def test_bad_input(setting):
-    model, tasks, traces = setting
-    with pytest.raises(InputError, match="can't be calibrated from traces; allowed: deferred, full, verified"):
-        calibrate(model, tasks, traces, kv_policy="copy")
-    with pytest.raises(InputError, match="has no score in these traces"):
-        grid_of(ExitRule(gate_named("confidence")), [np.full((3, 2), -np.inf)])
-
-
-def test_drafts_of_a_policy_that_lets_nothing_leave_are_none(setting):
-    """Serving goes on where nothing is certified, whatever the length of drafts it asks for."""
-    model, tasks, traces = setting
-    made = calibrate(model, tasks, traces, kv_policy="verified", epsilon=0.5, delta=0.5)
-    none = replace(made, thresholds=dict.fromkeys(made.thresholds))
-    found = eelib.generate(model, PROMPTS, policy=none, draft_length=2, max_new_tokens=4)
-    assert (
-        found.tokens["token_id"].tolist()
-        == eelib.generate(model, PROMPTS, max_new_tokens=4).tokens["token_id"].tolist()
+def test_bad_input(setting, one_line):
+    one_line(
+        InputError, "calibrated from traces; allowed: deferred, full", lambda: calibrate(*setting, kv_policy="copy")
     )
-
-
-@pytest.mark.parametrize(
-    "old, now", [("keys", "kv_policy"), ("exits", "exit_layers"), ("first_tokens", "full_depth_tokens")]
-)
-def test_an_old_word_names_the_new_one(setting, tmp_path, old, now, one_line):
-    model, tasks, traces = setting
-    calibrate(model, tasks, traces, epsilon=0.5, delta=0.5).save(tmp_path / "policy.json")
-    content = json.loads((tmp_path / "policy.json").read_text())
-    content[old] = content.pop(now)
-    (tmp_path / "policy.json").write_text(json.dumps(content | {"form": 1}))
-    one_line(InputError, f"{old!r} is now {now!r}", lambda: Policy.load(tmp_path / "policy.json"))
-
-
-def test_a_gate_of_a_package_that_is_not_there(setting, monkeypatch, one_line):
-    model, tasks, traces = setting
-    made = calibrate(model, tasks, traces, epsilon=0.5, delta=0.5)
-    assert made.gate_package == "eelib"
-    monkeypatch.setattr(policies, "entry_points", lambda group: EntryPoints())
-    other = replace(made, gate="by_class", gate_package="eestudy")
-    one_line(InputError, ["gate by_class", "of package eestudy"], lambda: eelib.generate(model, PROMPTS, policy=other))
+    no_layer = {"minimum_layer": setting[0].layers, "epsilon": 0.5}
+    one_line(InputError, "has no score in these traces", lambda: calibrate(*setting, **no_layer))

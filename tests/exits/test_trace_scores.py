@@ -1,40 +1,29 @@
-"""A rule over a trace against a plain loop over tokens and layers, and while decoding; curves of all thresholds."""
+"""A rule over a trace against a plain loop over tokens and layers; curves of all thresholds."""
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import traces
-from exits_made import LAYERS, Made, between
-from hypothesis import given
-from hypothesis import strategies as st
-from live import LiveRule
+from exits_made import LAYERS, Made, between, untrained
 
 from eelib.common.errors import InputError
 from eelib.common.files import exclusive
 from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
-from eelib.exits.gates.gate import NO_EXIT, gate_named, own_gates
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.trace_scores import (
-    Scores,
     Tokens,
     curve,
     decide,
-    exits_by,
     exits_of,
     make_scores,
     oracle,
     rule_at,
-    running_maxima,
     scores,
-    together,
 )
-from eelib.tracing.decode import encode, greedy_decode
-
-WRITERS = ["llama", "gpt2", "t5", "gemma2"]
 
 
 def plain(rule, layers, values, positions):
@@ -80,77 +69,23 @@ def test_a_rule_leaves_where_a_plain_loop_does(rule, made):
     np.testing.assert_array_equal(again.score, found.score)
 
 
-@pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("gate", own_gates())
-def test_offline_equals_live(gate, name, model_of, tmp_path):
-    """The same score for each token at each layer over the finished trace and while the tokens are made."""
-    model, task = model_of(name), traces.TASK
-    trace = traces.make(model, tmp_path)
-    rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate), minimum_layer=1)
-    if {"state", "head"} & set(rule.gate.needs):
-        make_scores(model, task, trace, [rule], progress=False)
-        found = scores(rule, trace)
-    else:
-        found = scores(rule, trace)
-    exits = exits_of(rule, found, Tokens(trace).positions)
-    table, live = watched(model, task, trace, rule)
-    assert torch.equal(found.score == NO_EXIT, live.score == NO_EXIT)
-    torch.testing.assert_close(found.score, live.score, rtol=2e-4, atol=2e-4)
-    clear = (
-        (found.score - rule.threshold.at(exits)).abs().gt(1e-3).all(dim=1)
-    )  # rounding can't carry it over the threshold
-    clear |= torch.tensor(rule.gate.inclusive)  # whole numbers
-    assert clear.float().mean() > 0.9
-    np.testing.assert_array_equal(table["exit_layer"][clear.numpy()], exits[clear])
-
-
-def untrained(name, model):
-    """A rule of a trained gate with random weights, at a threshold that some tokens pass."""
-    torch.manual_seed(0)
-    network = TRAINED[name].build(model.hidden_size)
-    for parameter in network.parameters():
-        parameter.data *= 4  # so that scores lie far from the threshold
-    return ExitRule(TRAINED[name].of(network, model.name), 0.5)
-
-
-def watched(model, task, trace, rule):
-    """(table, scores) of the whole task decoded with a rule beside it, in the trace's batches and order."""
-    tables, found = [], []
-    for rows in trace.manifest["plan"]:
-        watch = LiveRule(model, rule, len(rows))
-        greedy_decode(model, encode(model, task, rows), traces.STEPS, watch)
-        table, part = watch.finish()
-        tables.append(table.assign(sequence=np.array(rows)[table["sequence"]]))
-        found.append(part)
-    table = pd.concat(tables)
-    order = np.lexsort((table["position"].to_numpy(), table["sequence"].to_numpy()))
-    table = table.iloc[order].reset_index(drop=True)
-    assert (table[["sequence", "position"]].to_numpy() == trace.tokens[["sequence", "position"]].to_numpy()).all()
-    return table, Scores(*(torch.cat(parts)[order] for parts in zip(*found)))
-
-
-def test_free_learns_the_same_offline_and_live(model_of, tmp_path):
-    """Sequence by sequence; the rule itself stays as it was over a trace."""
-    model, task = model_of("llama"), traces.TASK
-    trace = traces.make(model, tmp_path, batch_size=1)
-    middle = between(scores(ExitRule(gate_named("confidence"), exit_layers=(2,)), trace).score[:, 1])
-    rule = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,))
-    exits, found = decide(rule, trace)
-    assert rule.threshold == Estimated(middle) and set(exits.tolist()) == {2, trace.layers}
-    live, said = ExitRule(gate_named("confidence"), Estimated(middle), exit_layers=(2,)), []
-    for row in range(len(task)):
-        watch = LiveRule(model, live, 1)
-        greedy_decode(model, encode(model, task, [row]), traces.STEPS, watch)
-        said.append(watch.finish()[0]["exit_layer"].to_numpy())
-    np.testing.assert_array_equal(np.concatenate(said), exits)
-    deep = (exits == trace.layers).numpy()
-    wanted = found.tokens[deep, 1] == Tokens(trace).final[deep]
-    assert live.threshold.agreed == wanted.tolist()
-    np.testing.assert_allclose(live.threshold.scores, found.score[deep, 1], rtol=1e-3)
-
-
-def test_free_has_one_exit(one_line):
-    one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate_named("confidence"), Estimated()))
+def test_free_learns_sequence_by_sequence(made):
+    """Of tokens that ran all blocks, before the next sequence begins; the rule itself stays as it was."""
+    trace = made("llama")
+    shallow = ExitRule(gate_named("confidence"), exit_layers=(2,))
+    found, tokens = scores(shallow, trace), Tokens(trace)
+    middle = between(found.score[:, 1])
+    rule = ExitRule(shallow.gate, Estimated(middle), exit_layers=(2,))
+    limit, expected = Estimated(middle), []
+    for _, rows in trace.tokens.groupby("sequence"):
+        limit.begin_sequence()
+        score = found.score[rows.index, 1]
+        deep = ~(score > limit.value)
+        expected += [trace.layers if one else 2 for one in deep.tolist()]
+        limit.learn(score[deep].tolist(), (found.tokens[rows.index, 1] == tokens.final[rows.index])[deep].tolist())
+    exits, again = decide(rule, trace)
+    assert exits.tolist() == expected and set(expected) == {2, trace.layers}
+    assert rule.threshold == Estimated(middle) and torch.equal(again.score, found.score)
 
 
 @pytest.mark.parametrize("progress", [True, False])
@@ -168,31 +103,22 @@ def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, 
 
 @pytest.mark.parametrize("gate", ["lstm", "three_states", "state_saturation"])
 def test_scores_do_not_depend_on_what_is_scored_together(gate, model_of, tmp_path, monkeypatch):
-    """One sequence at a time, and all at once."""
+    """One sequence at a time, a few, and all at once."""
     model, found = model_of("llama"), []
     rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate))
-    for most in (1, 10**6):
+    for most in (1, 20, 10**6):
         monkeypatch.setattr("eelib.exits.trace_scores.AT_ONCE", most)
         trace = traces.make(model, tmp_path / str(most))
         make_scores(model, traces.TASK, trace, [rule], progress=False)
         found.append(scores(rule, trace))
-    torch.testing.assert_close(found[0].score, found[1].score, rtol=1e-4, atol=1e-5)
-    assert torch.equal(found[0].tokens, found[1].tokens)
-
-
-@given(st.lists(st.integers(0, 20), max_size=30), st.integers(1, 40))
-def test_sequences_scored_together_are_few_enough_and_all_there(lengths, most):
-    found = list(together(lengths, most))
-    assert [i for part in found for i in range(part.start, part.stop)] == list(range(len(lengths)))
-    assert all(sum(lengths[part]) <= most or part.stop - part.start == 1 for part in found)
-    starts = [sum(lengths[part]) + lengths[after.start] for part, after in pairwise(found)]
-    assert all(tokens > most for tokens in starts)  # none is cut shorter than it must be
+    for other in found[1:]:
+        torch.testing.assert_close(found[0].score, other.score, rtol=1e-4, atol=1e-5)
+        assert torch.equal(found[0].tokens, other.tokens)
 
 
 def test_a_gate_on_states_says_where_to_get_them(made, model_of, one_line):
     rule = ExitRule(gate_named("state_saturation"))
     one_line(InputError, ["state_saturation", "make_scores"], lambda: scores(rule, made("llama")))
-    one_line(InputError, ["has no scores", "make_scores"], lambda: scores(rule, made("llama")))
     one_line(InputError, "is not of", lambda: make_scores(model_of("gpt2"), traces.TASK, made("llama"), [rule]))
     with pytest.raises(InputError, match="layers 1 to"):
         scores(ExitRule(gate_named("confidence"), exit_layers=(99,)), made("llama"))
@@ -218,29 +144,14 @@ def made_up():
 
 
 @pytest.mark.parametrize("rule", CURVES, ids=lambda rule: f"{rule.gate.name} {rule.threshold}")
-def test_exit_layers_are_those_of_a_plain_loop_at_any_threshold(rule, made_up):
-    found, positions = made_up.scores(rule), torch.tensor(made_up.tokens["position"].to_numpy())
-    highest = running_maxima(rule, found.score, positions)
-    decaying = isinstance(rule.threshold, Decaying)
-    edges = [] if decaying else [-0.1, np.inf, 1, 2, 3]
-    for value in [*made_up.random.random(50), *found.score[:5].flatten().tolist(), *edges, 0.0, 1.0]:
-        if np.isneginf(value) or (decaying and not 0 <= value <= 1):
-            continue
-        rule = rule_at(rule, value)
-        np.testing.assert_array_equal(
-            exits_by(rule, highest, positions), plain(rule, LAYERS, found.score, positions), str(value)
-        )
-
-
-@pytest.mark.parametrize("rule", CURVES, ids=lambda rule: f"{rule.gate.name} {rule.threshold}")
 def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(rule, made_up):
     found = made_up.scores(rule)
     whole = curve(rule, found, made_up, points=10**6)
     counted, tokens = made_up.statistic_rows(), made_up.tokens
     positions = torch.tensor(tokens["position"].to_numpy())
-    final = torch.tensor(tokens["token_id"].to_numpy())
+    final, decaying = torch.tensor(tokens["token_id"].to_numpy()), isinstance(rule.threshold, Decaying)
     for at, value in enumerate(whole.values):
-        exits = exits_of(rule_at(rule, value), found, positions)
+        exits = torch.tensor(plain(rule_at(rule, value), LAYERS, found.score, positions))
         right = (found.emitted(exits) == final).numpy()
         by_group = pd.DataFrame({"layer": exits.numpy(), "right": right, "n": 1})[counted].groupby(
             tokens["group"].to_numpy()[counted]
@@ -250,10 +161,10 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
         assert whole.mean_layers[at] == pytest.approx(exits.numpy()[counted].mean())
         assert whole.agreement[at] == pytest.approx(right[counted].mean())
     assert (np.diff(whole.mean_layers) > 0).all() and (np.diff(whole.values) > 0).all()
-    if not isinstance(rule.threshold, Decaying):
+    if not decaying:
         assert whole.mean_layers[-1] == LAYERS and whole.agreement[-1] == 1.0
     seen = set(whole.mean_layers.round(9))
-    finest = np.linspace(0, 1, 801) if isinstance(rule.threshold, Decaying) else np.linspace(-0.1, 6.1, 801)
+    finest = np.linspace(0, 1, 801) if decaying else np.linspace(-0.1, 6.1, 801)
     for value in finest:  # no threshold parts the tokens in another way
         layers = exits_of(rule_at(rule, value), found, positions).numpy()[counted].mean()
         assert round(layers, 9) in seen, value
@@ -262,18 +173,6 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
     assert thin.mean_layers[[0, -1]] == pytest.approx(whole.mean_layers[[0, -1]])
     again = curve(rule, found, made_up, values=thin.values.tolist())
     np.testing.assert_array_equal(again.exited, thin.exited)
-
-
-def test_a_real_trace_gives_what_single_thresholds_give(made):
-    trace = made("llama")
-    rule = ExitRule(gate_named("confidence"))
-    found = scores(rule, trace)
-    whole = curve(rule, found, trace)
-    rows, positions = trace.statistic_rows(), torch.tensor(trace.tokens["position"].to_numpy())
-    layers = [exits_of(rule_at(rule, value), found, positions).numpy()[rows].mean() for value in whole.values]
-    np.testing.assert_allclose(whole.mean_layers, layers)
-    bound = oracle(trace)
-    assert bound.agreement[-1] == 1.0 and bound.mean_layers[-1] == trace.exit_layer("first")[rows].mean()
 
 
 def test_no_rule_agrees_more_than_the_oracle_at_its_mean_layers(made_up):

@@ -1,17 +1,16 @@
-"""Fitted gates against scikit-learn's own predictions, and offline against live where they look back."""
+"""Fitted gates against scikit-learn's own predictions, and over a trace against whole runs."""
 
 import numpy as np
 import pytest
 import torch
 import traces
-from live import LiveRule
+from exits_made import whole_scores
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from eelib.common.errors import InputError, NotEstimable
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.trace_scores import Tokens, decide
-from eelib.tracing.decode import encode, greedy_decode
+from eelib.exits.trace_scores import Tokens, decide, exits_of
 from eestudy.exits.fit import fit, halves
 from eestudy.exits.gates import FEATURES, Fitted, columns
 from eestudy.words import CLASSES, PieceTable, piece_table
@@ -64,22 +63,20 @@ def test_risk_is_calibrated_on_the_other_half(trace):
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_offline_and_live_are_the_same(name, model_of, trace):
+def test_exits_over_a_trace_are_those_of_whole_runs(name, model_of, trace):
+    """Gates that look back see where the token before has really exited."""
     model = model_of("llama")
     table = piece_table(model.tokenizer, model.vocab_size)
     gate = fit(name, trace, np.ones(len(trace), dtype=bool), table)
     scores = decide(ExitRule(gate), trace)[1].score[:, 1].unique()
-    middle = float(scores[len(scores) // 2 - 1 : len(scores) // 2 + 1].mean())  # an isotonic step has many tokens
-    rule = ExitRule(gate, middle)
+    rule = ExitRule(gate, float(scores[len(scores) // 2 - 1 : len(scores) // 2 + 1].mean()))
     exits, found = decide(rule, trace)
-    rows = trace.manifest["plan"][0]
-    watch = LiveRule(model, rule, len(rows))
-    greedy_decode(model, encode(model, traces.TASK, rows), traces.STEPS, watch)
-    table, live = watch.finish()
-    order = np.lexsort((table["position"].to_numpy(), np.array(rows)[table["sequence"]]))
-    clear = (live.score[order] - middle).abs().gt(1e-5).all(dim=1).numpy()
-    assert len(set(exits.tolist())) > 1 and clear.mean() > 0.8
-    np.testing.assert_array_equal(table["exit_layer"].to_numpy()[order][clear], exits.numpy()[clear])
+    prompts = model.tokenizer(traces.TASK.prompts)["input_ids"]
+    outputs = trace.tokens.groupby("sequence")["token_id"].agg(list).tolist()
+    whole = whole_scores(model, rule, prompts, outputs, exits)
+    torch.testing.assert_close(found.score, whole.score, rtol=1e-3, atol=1e-4)
+    again = exits_of(rule, found, torch.tensor(trace.tokens["position"].to_numpy()))
+    assert torch.equal(exits, again) and len(set(exits.tolist())) > 1
 
 
 def test_bad_input_is_one_line(trace, one_line):

@@ -2,15 +2,14 @@
 
 import math
 import tomllib
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 import torch
 
-from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
-from eelib.exits.decoding.generate import generate
 from eelib.exits.gates import gate as gate_file
 from eelib.exits.gates.gate import GROUP, NO_EXIT, LayerOutput, gate_named
 from eestudy.exits.gates import ByClass, Fitted
@@ -34,14 +33,6 @@ def test_score_by_hand():
     score = found.score(seen, found.start(4))
     assert score.tolist() == pytest.approx([0.1, -0.1, NO_EXIT, -0.1], abs=1e-6)
     assert found.token(seen, {}).tolist() == [0, 1, 2, 1]
-    assert found.needs == ("readout",) and not found.stateful
-
-
-def test_what_it_refuses():
-    with pytest.raises(ValueError, match="by_class needs 6 thresholds, one for each of: none, word start"):
-        ByClass(gate_named("confidence"), TABLE, (0.5,))
-    with pytest.raises(ValueError, match="by_class can't stand on gate patience"):
-        ByClass(gate_named("patience"), TABLE, (0.5,) * len(CLASSES))
 
 
 @pytest.fixture
@@ -60,12 +51,13 @@ def test_by_name_through_entry_points(installed, model_of):
     )
     fitted = gate_named("fitted", model, features="risk", weights=[[0.0] * 5] * 2, steps=[[0.0, 1.0], [0.1, 0.9]])
     assert isinstance(fitted, Fitted) and fitted.name == "risk" and fitted.steps == ((0.0, 1.0), (0.1, 0.9))
-    made = generate(model, PROMPTS[:2], gate=by_class, kv_policy="deferred", max_new_tokens=4)
-    assert len(made.tokens)
 
 
-def test_by_name_in_one_line(installed, model_of, one_line):
-    model = model_of("llama")
+def test_bad_input_is_one_line(installed, model_of, one_line):
+    model, values = model_of("llama"), (0.5,) * len(CLASSES)
+    by_class = gate_named("by_class", model, base="confidence", thresholds=[0.5] * len(CLASSES))
+    one_line(InputError, "one for each of: none, word start", lambda: replace(by_class, thresholds=(0.5,)))
+    one_line(InputError, "can't stand on gate patience", lambda: ByClass(gate_named("patience"), TABLE, values))
     one_line(InputError, "give the model with its name", lambda: gate_named("by_class", thresholds=[0.5]))
     one_line(InputError, "by_class needs 6 thresholds", lambda: gate_named("by_class", model, base="confidence"))
     one_line(InputError, ["no parameter 'table'", "base"], lambda: gate_named("by_class", model, table=1))

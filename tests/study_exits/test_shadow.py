@@ -1,15 +1,14 @@
 """The alarm's evidence by hand, how often it is wrong and how late, and a service that it stops."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from exits_made import policy_of
 
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
-from eelib.exits.policy import Policy, head_hash
 from eestudy.exits.shadow import DriftAlarm, Service, bets
 
 
@@ -53,17 +52,15 @@ def test_false_alarms_are_rare_however_long_one_looks():
     assert wrong > 0  # it is no alarm that never goes off
 
 
-def policy_of(model, threshold):
-    """A policy that was never calibrated."""
-    hashes = (model.name, model.hash, head_hash(model))
-    given = ("softmax_difference", {}, "", "eelib", None, 1, 0, "deferred", {"prompts": threshold})
-    return Policy(*hashes, *given, {}, {}, {}, 0.05, 0.1, "2026-01-01")
+def service_of(model, threshold, risk=0.05, kv_policy="deferred", **more):
+    """A service of a policy that was never calibrated."""
+    return Service(model, policy_of(model, {"prompts": threshold}, kv_policy=kv_policy), DriftAlarm(risk), **more)
 
 
 def test_a_service_goes_back_to_full_depth(model_of):
     """Once outputs differ too often; what the shadow saw is what was served."""
     model = model_of("llama")
-    service = Service(model, policy_of(model, -1.0), DriftAlarm(0.05), share=0.5)
+    service = service_of(model, -1.0, share=0.5)
     full = eelib.generate(model, PROMPTS, max_new_tokens=6)
     assert service.early
     calls = 0
@@ -78,7 +75,7 @@ def test_a_service_goes_back_to_full_depth(model_of):
 
 def test_a_service_that_keeps_its_promise_goes_on(model_of):
     model = model_of("llama")
-    service = Service(model, policy_of(model, 2.0), DriftAlarm(0.05), share=1.0)
+    service = service_of(model, 2.0, share=1.0)
     for _ in range(10):
         service.generate(PROMPTS, max_new_tokens=4)
     assert service.early and service.alarm.lost == 0 and service.shadowed == list(range(10 * len(PROMPTS)))
@@ -88,7 +85,7 @@ def test_the_kill_switch(model_of, tmp_path):
     """A file: while it is there, all blocks run."""
     model = model_of("llama")
     kill = tmp_path / "off"
-    service = Service(model, policy_of(model, -1.0), DriftAlarm(0.05), share=0.0, kill=kill)
+    service = service_of(model, -1.0, share=0.0, kill=kill)
     shallow = lambda: (service.generate(PROMPTS, max_new_tokens=4).tokens["exit_layer"] < model.layers).any()  # noqa: E731
     assert shallow()
     kill.touch()
@@ -100,8 +97,7 @@ def test_the_kill_switch(model_of, tmp_path):
 def test_drafts_end_with_early_exit(model_of, tmp_path):
     """What was asked of verified drafts is not asked of full depth, beside them or in their place."""
     model, kill = model_of("llama"), tmp_path / "off"
-    policy = replace(policy_of(model, -1.0), kv_policy="verified")
-    service = Service(model, policy, DriftAlarm(0.05), share=1.0, kill=kill)
+    service = service_of(model, -1.0, kv_policy="verified", share=1.0, kill=kill)
     drafted = service.generate(PROMPTS, max_new_tokens=4, draft_length=2)
     kill.touch()
     plain = service.generate(PROMPTS, max_new_tokens=4, draft_length=2)
@@ -112,11 +108,11 @@ def test_drafts_end_with_early_exit(model_of, tmp_path):
 def test_bad_input(model_of, folder_of, one_line):
     model = model_of("llama")
     coarse = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
-    policy = policy_of(model, 0.5)
     one_line(InputError, "risk 0", lambda: DriftAlarm(0.0))
     one_line(InputError, "alpha 1", lambda: DriftAlarm(0.1, 1.0))
     one_line(InputError, "loss 2", lambda: DriftAlarm(0.1).see(2))
-    one_line(InputError, "share 2", lambda: Service(model, policy, DriftAlarm(0.1), share=2))
-    one_line(InputError, ["bfloat16", "share=0"], lambda: Service(coarse, policy, DriftAlarm(0.1)))
-    assert Service(coarse, policy_of(coarse, 0.5), DriftAlarm(0.1), share=0).early
-    one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), policy, DriftAlarm(0.1)))
+    one_line(InputError, "share 2", lambda: service_of(model, 0.5, share=2))
+    one_line(InputError, ["bfloat16", "share=0"], lambda: service_of(coarse, 0.5))
+    assert service_of(coarse, 0.5, share=0).early
+    other = policy_of(model, {"prompts": 0.5})
+    one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), other, DriftAlarm(0.1)))

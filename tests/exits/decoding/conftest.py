@@ -1,8 +1,8 @@
-"""What all policies are held against: a rule asked by hand, and prompts of many lengths."""
+"""What decoding is held against: a rule asked by hand, and prompts of many lengths."""
 
 import pytest
 import torch
-from exits_made import between
+from exits_made import between, untrained
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding import drafters
@@ -10,13 +10,13 @@ from eelib.exits.decoding.gate_runner import read_logits
 from eelib.exits.decoding.pass_costs import ROWS, PassCosts
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import LayerOutput, gate_named
-
-MANY = [*PROMPTS, *(f"{prompt} {extra}" for prompt in PROMPTS for extra in ("dog", "ist das über?")), "over"]
+from eelib.exits.gates.state import TRAINED
+from eelib.tracing.decode import states_of
 
 
 @pytest.fixture(autouse=True)
 def costs(monkeypatch):
-    """costs(more): let each further token of a pass cost so much of a pass of one; a fifth as long as nobody says."""
+    """costs(more): let each further token of a pass cost so much of a pass of one; a fifth unless a test says more."""
 
     def set_costs(more):
         def of(model, sequences=1):
@@ -32,22 +32,18 @@ def costs(monkeypatch):
 @pytest.fixture
 def many():
     """16 prompts."""
-    return MANY
+    return [*PROMPTS, *(f"{prompt} {extra}" for prompt in PROMPTS for extra in ("dog", "ist das über?")), "over"]
 
 
 class ByHand:
-    """One row's gate, asked layer by layer about single states."""
+    """One sequence's gate, asked layer by layer about single states."""
 
     def __init__(self, model, rule):
         self.model, self.rule, self.exits, self.tokens = model, rule, [], []
-        self.begin()
-
-    def begin(self):
-        """The next token."""
-        self.memory = self.rule.gate.start(1)
+        self.gate_state = rule.gate.start(1)
 
     def exits_at(self, layer, state):
-        """Whether a state [1, hidden_size] after a block leaves, and the top-1 there."""
+        """Whether a state [1, hidden_size] after a block exits, and the top-1 there."""
         readout = read_logits(self.model.unembed(state))
         top1 = int(readout["top1"])
         if layer == self.model.layers:
@@ -55,18 +51,16 @@ class ByHand:
         if not self.rule.asks(layer, self.model.layers):
             return False, top1
         position = torch.tensor([len(self.tokens)])
-        before = [
-            torch.tensor([values[-1] if values else none]) for values, none in ((self.tokens, -1), (self.exits, 0))
-        ]
-        seen = LayerOutput(layer, self.model.layers, position, readout, state, self.model.unembed, *before)
-        score = self.rule.gate.score(seen, self.memory).float()
+        before = [torch.tensor([(start + values)[-1]]) for start, values in (([-1], self.tokens), ([0], self.exits))]
+        output = LayerOutput(layer, self.model.layers, position, readout, state, self.model.unembed, *before)
+        score = self.rule.gate.score(output, self.gate_state).float()
         return bool(self.rule.exits(layer, score, position)), top1
 
     def emit(self, layer, token):
-        """Where the token left."""
+        """The token exited here; the next one begins."""
         self.exits.append(layer)
         self.tokens.append(token)
-        self.begin()
+        self.gate_state = self.rule.gate.start(1)
 
 
 @pytest.fixture
@@ -75,22 +69,19 @@ def by_hand():
     return ByHand
 
 
-def middle(model, prompts, gate="confidence", **parameters):
+def middle(model, prompts, gate="confidence"):
     """A rule whose gate some tokens pass and some do not: among its scores on states after the prompts."""
-    from eelib.tracing.decode import states_of
-
-    rule = ExitRule(gate_named(gate, **parameters))
+    if gate in TRAINED:
+        return untrained(gate, model)
+    rule = ExitRule(gate_named(gate))
     encoded = model.tokenizer(prompts)["input_ids"]
     states = states_of(model, encoded, [[5, 9, 77]] * len(encoded))[0]
-    scores = []
-    memory = rule.gate.start(len(states))
+    scores, gate_state = [], rule.gate.start(len(states))
+    zeros = torch.zeros(len(states), dtype=torch.long)
     for layer in range(1, model.layers):
         readout = read_logits(model.unembed(states[:, layer]))
-        positions = torch.zeros(len(states), dtype=torch.long)
-        seen = LayerOutput(
-            layer, model.layers, positions, readout, states[:, layer], model.unembed, positions, positions
-        )
-        scores.append(rule.gate.score(seen, memory))
+        output = LayerOutput(layer, model.layers, zeros, readout, states[:, layer], model.unembed, zeros, zeros)
+        scores.append(rule.gate.score(output, gate_state))
     return ExitRule(rule.gate, between(torch.stack(scores).detach(), 0.6))
 
 

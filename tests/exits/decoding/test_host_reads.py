@@ -1,6 +1,4 @@
-"""How often a decoding waits for the device: what is read of it by the host, counted."""
-
-from contextlib import contextmanager
+"""How often a step of decoding waits for the device: what the host reads of it, counted."""
 
 import pytest
 import torch
@@ -17,61 +15,47 @@ READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal
 class Counting(TorchDispatchMode):
     """Counts operations that need values on the host."""
 
-    def __init__(self):
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += any(name in func.__name__ for name in READS)
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def counted(monkeypatch):
-    """`tolist` and `numpy` go round the dispatcher."""
-    mode = Counting()
-    with monkeypatch.context() as patch, mode:
-        for name in ("tolist", "numpy"):
-            plain = getattr(torch.Tensor, name)
-
-            def reading(self, *args, plain=plain, **kwargs):
-                mode.count += 1
-                return plain(self, *args, **kwargs)
-
-            patch.setattr(torch.Tensor, name, reading)
-        yield mode
-
-
-def reads(model, monkeypatch, steps, **given):
-    """Reads of one row, of so many tokens."""
-    with counted(monkeypatch) as mode:
-        made = eelib.generate(model, PROMPTS[:1], max_new_tokens=steps, **given)
-    assert len(made.tokens) == steps
-    return mode.count
-
-
 def per_step(model, monkeypatch, **given):
-    """Of a step after the prompt."""
-    long, short = (reads(model, monkeypatch, steps, **given) for steps in (9, 5))
-    assert (long - short) % 4 == 0
-    return (long - short) // 4
+    """Reads of a step of one sequence after the prompt."""
+    counts = []
+    for steps in (9, 5):
+        with monkeypatch.context() as patch, Counting() as mode:
+            for name in ("tolist", "numpy"):  # which go round the dispatcher
+                plain = getattr(torch.Tensor, name)
+
+                def reading(self, *args, plain=plain, **kwargs):
+                    mode.count += 1
+                    return plain(self, *args, **kwargs)
+
+                patch.setattr(torch.Tensor, name, reading)
+            made = eelib.generate(model, PROMPTS[:1], max_new_tokens=steps, **given)
+        assert len(made.tokens) == steps
+        counts.append(mode.count)
+    assert (counts[0] - counts[1]) % 4 == 0
+    return (counts[0] - counts[1]) // 4
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
 def test_reads_per_step(name, model_of, eos, monkeypatch):
-    """One per step without a gate; one more per layer that is asked and may stop, and none at the others."""
+    """One a step without a gate; one more per layer that is asked and may stop, and none at the others."""
     model = model_of(name)
     eos(model, {model.vocab_size + 1})
-    reads(model, monkeypatch, 2)  # what is tried once
-    plain = per_step(model, monkeypatch)
-    confidence = gate_named("confidence")
-    for exits, asked in (((2,), 1), (None, model.layers - 1)):
-        rule = ExitRule(confidence, 2.0, exit_layers=exits)
+    eelib.generate(model, PROMPTS[:1], max_new_tokens=2)  # what is tried once
+    plain, confidence = per_step(model, monkeypatch), gate_named("confidence")
+    for rule, asked in (
+        (ExitRule(confidence, 2.0, exit_layers=(2,)), 1),
+        (ExitRule(confidence, 2.0), model.layers - 1),
+        (ExitRule(confidence, 2.0, full_depth_tokens=20), 0),
+        (ExitRule(gate_named("patience"), 9.0, minimum_layer=model.layers - 1), 1),
+    ):
         gated = per_step(model, monkeypatch, gate=rule, kv_policy="deferred")
-        assert gated == plain + asked + 1  # and the scores, once per step
-    late = ExitRule(confidence, 2.0, full_depth_tokens=20)
-    assert per_step(model, monkeypatch, gate=late, kv_policy="deferred") == plain + 1
-    memory = ExitRule(gate_named("patience"), 9.0, minimum_layer=model.layers - 1)
-    assert per_step(model, monkeypatch, gate=memory, kv_policy="deferred") == plain + 1 + 1
-    leaving = per_step(model, monkeypatch, exit_layers=(1,), kv_policy="deferred")
-    assert leaving <= plain + 2  # whether, the score and the token, in place of the last layer's token
+        assert gated == plain + asked + 1  # and the scores, once a step
+    fixed = per_step(model, monkeypatch, exit_layers=(1,), kv_policy="deferred")
+    assert fixed <= plain + 2  # whether, the score and the token, in place of the last layer's token

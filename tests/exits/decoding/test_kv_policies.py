@@ -1,89 +1,69 @@
-"""Each policy of keys and values against plain ways to the same: whole runs, or a cache that is changed by hand."""
+"""Each KV policy against plain ways to the same: whole runs, or a cache that is changed by hand.
+
+Whether sequences that exit stay behind, or run on with the others of their batch, changes no output.
+"""
 
 import pytest
 import torch
+from exits_made import by_sequence
 from families import CORE, in_pairs
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding.generate import generate
-from eelib.exits.exit_rule import ExitRule
+from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import gate_named
+from eelib.models.block_runner import BlockRunner
 from eelib.models.probe import output_of, with_tensor
 from eelib.tracing.decode import greedy_decode, states_of
 
 STEPS = 9
-NEVER = ExitRule(gate_named("confidence"), 2.0)
-
-
-def ids_of(made):
-    """Token ids of each sequence."""
-    return made.tokens.groupby("sequence")["token_id"].agg(list).tolist()
-
-
-def exits_of(made):
-    """Exit layers of each sequence."""
-    return made.tokens.groupby("sequence")["exit_layer"].agg(list).tolist()
+SOME = 4  # tokens times blocks that a smaller call has to save
+NO_TOKEN = ExitRule(gate_named("confidence"), 2.0)  # exits
 
 
 @pytest.mark.parametrize("name", CORE)
-def test_without_leaving_all_policies_are_plain_decoding(name, model_of, many):
+def test_without_exits_all_policies_are_plain_decoding(name, model_of, many):
     model = model_of(name)
     expected = greedy_decode(model, model.tokenizer(many)["input_ids"], STEPS)
     made = generate(model, many, batch_size=5, max_new_tokens=STEPS)
-    assert ids_of(made) == expected
+    assert by_sequence(made) == expected
     assert (made.tokens[["exit_layer", "layers_run"]] == model.layers).all(axis=None)
     assert (made.tokens["head_reads"] == 1).all()
-    for keys in ("copy", "project", "deferred", "verified"):
-        made = generate(model, PROMPTS, gate=NEVER, kv_policy=keys, batch_size=3, max_new_tokens=STEPS)
-        assert ids_of(made) == expected[: len(PROMPTS)]
+    for kv_policy in ("copy", "project", "deferred", "verified"):
+        made = generate(model, PROMPTS, NO_TOKEN, kv_policy=kv_policy, batch_size=3, max_new_tokens=STEPS)
+        assert by_sequence(made) == expected[: len(PROMPTS)]
         assert (made.tokens["exit_layer"] == model.layers).all()
 
 
-def from_scratch(model, hand, prompt, ends):
-    """A row whose keys are true: each token reads a whole run over all that was emitted before it."""
-    while len(hand.tokens) < STEPS and not (hand.tokens and hand.tokens[-1] in ends):
+def from_scratch(model, hand, prompt):
+    """A sequence whose keys are true: each token reads a whole run over all that was emitted before it."""
+    while len(hand.tokens) < STEPS and not (hand.tokens and hand.tokens[-1] in model.eos_ids):
         states = states_of(model, [prompt], [[*hand.tokens, 0]])[0][-1]
         for layer in range(1, model.layers + 1):
-            leaves, token = hand.exits_at(layer, states[None, layer])
-            if leaves:
+            exits, token = hand.exits_at(layer, states[None, layer])
+            if exits:
                 hand.emit(layer, token)
                 break
     return hand
 
 
-@pytest.mark.parametrize("gate, keys, name", in_pairs(["confidence", "patience"], ["full", "deferred"], CORE))
-def test_true_keys_are_those_of_whole_runs(name, keys, gate, model_of, by_hand, middle_rule):
-    """Rows leave at different layers and wait at different depths."""
-    model = model_of(name)
-    rule = ExitRule(gate_named(gate), 1) if gate == "patience" else middle_rule(model, PROMPTS)
-    prompts = model.tokenizer(PROMPTS)["input_ids"]
-    hands = [from_scratch(model, by_hand(model, rule), prompt, model.eos_ids) for prompt in prompts]
-    for batch_size in (1, 5):
-        made = generate(model, PROMPTS, gate=rule, kv_policy=keys, batch_size=batch_size, max_new_tokens=STEPS)
-        assert ids_of(made) == [hand.tokens for hand in hands]
-        assert exits_of(made) == [hand.exits for hand in hands]
-    if gate == "confidence":
-        assert len({layer for hand in hands for layer in hand.exits}) > 1
-    run = made.tokens["layers_run"]
-    assert (run >= made.tokens["exit_layer"]).all() and (keys == "deferred" or (run == model.layers).all())
-
-
 @torch.no_grad()
-def changed_by_hand(model, hand, prompt, keys, ends):
-    """A row whose cache is changed after each step: above the exit the keys copied, or made of the exit's state."""
+def changed_by_hand(model, hand, prompt, kv_policy):
+    """A sequence whose cache is changed after each step: keys above the exit are copied, or made of its state."""
     adapter = model.adapter
     inputs, cache = adapter.begin([prompt], 60)
-    while len(hand.tokens) < STEPS and not (hand.tokens and hand.tokens[-1] in ends):
-        left, handles, whole = [], [], not hand.tokens
+    while len(hand.tokens) < STEPS and not (hand.tokens and hand.tokens[-1] in model.eos_ids):
+        exited, handles, prefill = [], [], not hand.tokens
 
         def after(layer):
             def hook(_module, _args, output):
                 state = output_of(output)
-                if left:
-                    return with_tensor(output, state, left[0][2]) if keys == "project" and not whole else None
-                leaves, token = hand.exits_at(layer, state[:, -1])
-                if leaves:
-                    left.append((layer, token, state.clone()))
+                if exited:
+                    replaced = kv_policy == "project" and not prefill
+                    return with_tensor(output, state, exited[0][2]) if replaced else None
+                exits, token = hand.exits_at(layer, state[:, -1])
+                if exits:
+                    exited.append((layer, token, state.clone()))
 
             return hook
 
@@ -92,8 +72,8 @@ def changed_by_hand(model, hand, prompt, keys, ends):
         cache = model.network(**inputs, **adapter.cached(cache)).past_key_values
         for handle in handles:
             handle.remove()
-        layer, token, _ = left[0]
-        if keys == "copy" and not whole:
+        layer, token, _ = exited[0]
+        if kv_policy == "copy" and not prefill:
             layers = getattr(cache, "self_attention_cache", cache).layers
             for above in layers[layer:]:
                 above.keys[:, :, -1] = layers[layer - 1].keys[:, :, -1]
@@ -103,26 +83,57 @@ def changed_by_hand(model, hand, prompt, keys, ends):
     return hand
 
 
-@pytest.mark.parametrize("keys", ["copy", "project"])
+def assert_by_hand(model, rule, kv_policy, hands, batch_size, batch_split):
+    """Decoding gives the tokens and exits that were found by hand; returns its table."""
+    given = {"batch_size": batch_size, "batch_split": batch_split, "max_new_tokens": STEPS}
+    made = generate(model, PROMPTS, rule, kv_policy=kv_policy, **given)
+    assert by_sequence(made) == [hand.tokens for hand in hands]
+    assert by_sequence(made, "exit_layer") == [hand.exits for hand in hands]
+    assert (made.tokens["layers_run"] >= made.tokens["exit_layer"]).all()
+    return made.tokens
+
+
+CASES = [
+    *in_pairs(["confidence", "patience"], ["full", "deferred"], CORE),
+    *(("schedule", "schedule", name) for name in ("llama", "gpt2", "t5", "marian")),
+]
+
+
+@pytest.mark.parametrize("gate, kv_policy, name", CASES)
+def test_true_keys_are_those_of_whole_runs(gate, kv_policy, name, model_of, by_hand, middle_rule):
+    """Sequences exit at different layers, and their tokens are pending at different depths."""
+    model = model_of(name)
+    rules = {
+        "confidence": middle_rule(model, PROMPTS),
+        "patience": ExitRule(gate_named("patience"), 1),
+        "schedule": ExitRule(gate_named("schedule", least=1, longest=STEPS - 2)),
+    }
+    prompts, rule = model.tokenizer(PROMPTS)["input_ids"], rules[gate]
+    hands = [from_scratch(model, by_hand(model, rule), prompt) for prompt in prompts]
+    if gate != "patience":
+        assert len({layer for hand in hands for layer in hand.exits}) > 1
+    for batch_size, split in ((1, 0), (5, 0), (5, None), (5, SOME)):
+        tokens = assert_by_hand(model, rule, kv_policy, hands, batch_size, split)
+        assert kv_policy != "full" or (tokens["layers_run"] == model.layers).all()
+
+
+@pytest.mark.parametrize("kv_policy", ["copy", "project"])
 @pytest.mark.parametrize("name", CORE)
-def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, keys, model_of, by_hand, middle_rule):
+def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, kv_policy, model_of, by_hand, middle_rule):
     model = model_of(name)
     prompts = model.tokenizer(PROMPTS)["input_ids"]
-    for rule in (
-        middle_rule(model, PROMPTS),
-        ExitRule(gate_named("fixed"), 1),
-        ExitRule(gate_named("fixed"), 2, full_depth_tokens=4),
-    ):
-        hands = [changed_by_hand(model, by_hand(model, rule), prompt, keys, model.eos_ids) for prompt in prompts]
-        for batch_size in (1, 5):
-            made = generate(
-                model, PROMPTS, gate=rule, kv_policy=keys, batch_size=batch_size, max_new_tokens=STEPS, batch_split=0
-            )
-            assert ids_of(made) == [hand.tokens for hand in hands]
-            assert exits_of(made) == [hand.exits for hand in hands]
-        made = made.tokens[made.tokens["position"] > 0]
-        assert (made["layers_run"] == made["exit_layer"]).all()
-        assert (made["kv_only_layers"] == (model.layers - made["exit_layer"] if keys == "project" else 0)).all()
+    fixed = gate_named("fixed")
+    for rule in (middle_rule(model, PROMPTS), ExitRule(fixed, 1), ExitRule(fixed, 2, full_depth_tokens=4)):
+        hands = [changed_by_hand(model, by_hand(model, rule), prompt, kv_policy) for prompt in prompts]
+        ran = []
+        for batch_size, split in ((1, 0), (5, 0), (5, SOME), (5, None)):
+            tokens = assert_by_hand(model, rule, kv_policy, hands, batch_size, split)
+            tokens = tokens[tokens["position"] > 0]
+            skipped = model.layers - tokens["exit_layer"]
+            assert (tokens["kv_only_layers"] == (skipped if kv_policy == "project" else 0)).all()
+            assert split != 0 or (tokens["layers_run"] == tokens["exit_layer"]).all()
+            ran.append(tokens["layers_run"].sum())
+        assert ran == sorted(ran) and (rule.gate == fixed or ran[0] < ran[-1])
 
 
 def test_the_two_kinds_of_corrupted_keys_are_no_true_ones(model_of, middle_rule):
@@ -130,22 +141,64 @@ def test_the_two_kinds_of_corrupted_keys_are_no_true_ones(model_of, middle_rule)
     model = model_of("llama")
     rule = middle_rule(model, PROMPTS)
     copied, projected, true = (
-        ids_of(generate(model, PROMPTS, gate=rule, kv_policy=keys, max_new_tokens=STEPS))
-        for keys in ("copy", "project", "deferred")
+        by_sequence(generate(model, PROMPTS, rule, kv_policy=kv_policy, max_new_tokens=STEPS))
+        for kv_policy in ("copy", "project", "deferred")
     )
     assert copied != projected and projected != true and copied != true
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "marian"])
-def test_a_schedule_never_misses_a_key(name, model_of, by_hand):
-    """So its outputs are those of whole runs at the depth of each position."""
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_batch_is_split_where_it_saves_enough(name, model_of, eos, monkeypatch):
+    """One of two sequences exits after block 1 of 3: two blocks of one token are saved."""
     model = model_of(name)
-    rule = ExitRule(gate_named("schedule", least=1, longest=STEPS - 2))
-    prompts = model.tokenizer(PROMPTS)["input_ids"]
-    hands = [from_scratch(model, by_hand(model, rule), prompt, model.eos_ids) for prompt in prompts]
-    assert sorted(hands[0].exits, reverse=True) == hands[0].exits and set(hands[0].exits) == {1, 2, 3}
-    for batch_size in (1, 5):
-        made = generate(model, PROMPTS, gate=rule, kv_policy="schedule", batch_size=batch_size, max_new_tokens=STEPS)
-        assert ids_of(made) == [hand.tokens for hand in hands]
-        assert exits_of(made) == [hand.exits for hand in hands]
-        assert (made.tokens["head_reads"] == 1).all()
+    eos(model, {model.vocab_size + 1})
+    plain = generate(model, PROMPTS[:2], max_new_tokens=2).tokens
+    first, second = plain.loc[plain["position"] == 0, "token_id"]
+    assert first != second
+
+    class First(type(gate_named("fixed"))):
+        name = "first"
+
+        def score(self, output, gate_state):
+            return (output.token_before == first).float()
+
+    calls, prepare = [], BlockRunner.prepare
+
+    def counted(self, inputs):
+        call = prepare(self, inputs)
+        calls.append(tuple(call.embeddings.shape[:2]))  # sequences, tokens of each
+        return call
+
+    monkeypatch.setattr(BlockRunner, "prepare", counted)
+    rule = ExitRule(First(), 0.5, exit_layers=(1,))
+    for split, later in ((2, [(2, 1), (1, 1)]), (3, [(2, 1)]), (None, [(2, 1)])):
+        calls.clear()
+        generate(model, PROMPTS[:2], rule, kv_policy="copy", batch_split=split, max_new_tokens=2)
+        steps = [call for call in calls if call[1] == 1]
+        assert steps[name == "t5" :] == later  # whose prompt is one token
+
+
+def test_the_same_call_runs_the_same_blocks(model_of, many, middle_rule):
+    """The rule looks at no clock: three calls give the same tables, layers that ran included."""
+    model = model_of("gpt2")
+    given = dict(gate=middle_rule(model, PROMPTS), kv_policy="copy", batch_size=16, max_new_tokens=STEPS)
+    first, *others = (generate(model, many, **given) for _ in range(3))
+    assert all(first.tokens.equals(one.tokens) and first.sequences.equals(one.sequences) for one in others)
+
+
+@pytest.mark.parametrize("batch_split", [0, None])
+def test_free_learns_of_tokens_that_went_deep(batch_split, model_of, many, middle_rule):
+    """Their score at the shallow exit, and whether it agreed, sequence by sequence of a batch; exits teach nothing."""
+    model = model_of("llama")
+    rule = ExitRule(gate_named("confidence"), Estimated(middle_rule(model, many).threshold.value), exit_layers=(2,))
+    given = dict(kv_policy="deferred", batch_size=16, max_new_tokens=STEPS, batch_split=batch_split)
+    made = generate(model, many, rule, **given)
+    states = states_of(model, model.tokenizer(many)["input_ids"], by_sequence(made))[0]
+    shallow = model.unembed(states[:, 2]).argmax(-1).numpy()
+    deep = (made.tokens["exit_layer"] == model.layers).to_numpy()
+    assert 0.1 < deep.mean() < 0.9
+    wanted = sorted(zip(made.tokens["score"][deep], shallow[deep] == made.tokens["token_id"][deep]))
+    found = sorted(zip(rule.threshold.scores, rule.threshold.agreed))
+    assert len({agreed for _, agreed in wanted}) == 2
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in wanted], rel=1e-5)
+    assert [agreed for _, agreed in found] == [agreed for _, agreed in wanted]
