@@ -1,15 +1,14 @@
 """Classification: rows of GLUE's tasks, labels by any name, GLUE's scores and the majority class."""
 
-import json
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from task_rows import write
 
-from eelib.tasks.classification import LABELS, named
+from eelib.tasks.classification import LABELS
 from eelib.tasks.task import Task, known_tasks, load_task, task_of_rows
 from eestudy.exits.task_quality import quality_interval
 
@@ -34,9 +33,9 @@ def rows_of(name, count=4):
     ]
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+def file_of(path, rows):
+    """The path of a file of rows, as a task's name."""
+    return str(write(path, rows))
 
 
 # Reading rows
@@ -46,7 +45,7 @@ def write(path, rows):
 def test_rows_of_each_task(name, tmp_path):
     """GLUE's fields and numbers, the shipped files' fields and names, and a mixture: the same texts and labels."""
     rows = rows_of(name)
-    task = load_task(write(tmp_path / f"my.{name}.jsonl", rows))
+    task = load_task(file_of(tmp_path / f"my.{name}.jsonl", rows))
     first, *second = OWN[name]
     assert (task.kind, task.labels, task.name) == ("classification", LABELS[name], f"my.{name}")
     assert task.prompts == [row[first] for row in rows]
@@ -59,7 +58,7 @@ def test_rows_of_each_task(name, tmp_path):
         dict(zip(plain, (row[field] for field in OWN[name]))) | {"label": LABELS[name][row["label"]].upper()}
         for row in rows
     ]
-    again = load_task(write(tmp_path / f"my-{name}.jsonl", named_rows))
+    again = load_task(file_of(tmp_path / f"my-{name}.jsonl", named_rows))
     assert (again.prompts, again.seconds, again.references) == (task.prompts, task.seconds, task.references)
 
 
@@ -80,7 +79,7 @@ def test_label_order_is_glues():
 def test_questions_have_the_six_coarse_classes_of_trec(tmp_path):
     """A set of more than two labels is judged by accuracy; a model may call a label by name or number."""
     rows = [{"sentence": f"What is {i}?", "label": label} for i, label in enumerate(LABELS["questions"])] * 2
-    task = load_task(write(tmp_path / "questions.jsonl", rows + [rows[4]]))
+    task = load_task(file_of(tmp_path / "questions.jsonl", rows + [rows[4]]))
     assert task.labels == ("abbreviation", "description", "entity", "person", "place", "number")
     assert task.prompts[5] == "What is 5?" and task.references[-1] == ["place"] and task.seconds == []
     assert task.baseline == {"accuracy": pytest.approx(100 * 3 / 13)}
@@ -94,7 +93,7 @@ def test_questions_have_the_six_coarse_classes_of_trec(tmp_path):
 def test_pairs_travel_with_their_rows(tmp_path):
     rows = rows_of("rte", 6)
     rows[3]["sentence1"] = rows[0]["sentence1"]
-    task = load_task(write(tmp_path / "rte.jsonl", rows))
+    task = load_task(file_of(tmp_path / "rte.jsonl", rows))
     assert task.take(2).seconds == task.seconds[:2] and task.pick([4, 1]).seconds == [task.seconds[4], task.seconds[1]]
     assert task.groups[0] == task.groups[3] and len(set(task.groups)) == 5  # one premise is one group
     other = replace(task, seconds=[*task.seconds[:5], "another"])
@@ -110,36 +109,31 @@ def test_pairs_travel_with_their_rows(tmp_path):
         ("sst2", {"label": 2}, "field label is 2"),
         ("sst2", {"label": True}, "field label is True"),
         ("sst2", {"label": "good"}, "field label is 'good'; allowed: negative, positive"),
-        ("sst2", {"label": None}, "field label is None"),
         ("sst2", {"label": 1.0}, "field label is 1.0"),
-        ("sst2", {"label": [1]}, "field label is [1]"),
         ("mrpc", {"label": "entailment"}, "not_equivalent, equivalent"),
-        ("sst2", {"sentence": " "}, "field sentence is empty"),
         ("rte", {"sentence2": 5}, "field sentence2 is not a"),
         ("qnli", {"question": "a\0"}, "field question holds a NUL"),
-        ("qqp", {"question2": ""}, "field question2 is empty"),
-        ("mnli", {"hypothesis": None}, "field hypothesis is not a string"),
     ],
 )
 def test_bad_rows_are_named(name, change, part, tmp_path, one_line):
     rows = rows_of(name)
-    path = write(tmp_path / f"{name}.jsonl", [rows[0], rows[1] | change])
+    path = file_of(tmp_path / f"{name}.jsonl", [rows[0], rows[1] | change])
     one_line(ValueError, (f"{name}.jsonl, line 2: ", part), lambda: load_task(path))
 
 
 def test_missing_fields_and_names(tmp_path, one_line):
     row = rows_of("mrpc")[0]
     for field in row.keys() - {"idx"}:
-        path = write(tmp_path / "mrpc.jsonl", [row, {key: value for key, value in row.items() if key != field}])
+        path = file_of(tmp_path / "mrpc.jsonl", [row, {key: value for key, value in row.items() if key != field}])
         one_line(ValueError, f"line 2: field {field} is missing", lambda: load_task(path))
-    one_line(ValueError, "field sentence is missing", lambda: load_task(write(tmp_path / "sst2.jsonl", [row])))
+    one_line(ValueError, "field sentence is missing", lambda: load_task(file_of(tmp_path / "sst2.jsonl", [row])))
     for name in ("mine", "carte", "sst2-more"):  # carte ends in rte, but is no word of its own
         one_line(
             ValueError,
             (repr(name), "must end in cola, mrpc"),
-            lambda: load_task(write(tmp_path / f"{name}.jsonl", [row])),
+            lambda: load_task(file_of(tmp_path / f"{name}.jsonl", [row])),
         )
-    path = write(tmp_path / "sst2.jsonl", [{"x": 1}])
+    path = file_of(tmp_path / "sst2.jsonl", [{"x": 1}])
     one_line(ValueError, ("fit no task", "sentence + label"), lambda: load_task(path))
 
 
@@ -147,38 +141,6 @@ def test_shipped_names_and_hub_names_are_known():
     assert {f"glue/{name}" for name in GLUE} == {name for name in known_tasks() if name.startswith("glue/")}
     for name in ("cola", "mrpc", "rte", "sst2"):
         assert set(sum(load_task(f"classification/{name}").references, [])) == set(LABELS[name])
-
-
-@pytest.mark.parametrize("name", ["sst2", "qnli", "mnli"])
-@pytest.mark.parametrize("form", ["hub", "parquet", "jsonl"])
-def test_local_copies_of_hub_data(name, form, tmp_path, monkeypatch, one_line):
-    """As on the hub (a folder for each task, named in the card), or one task's files alone."""
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    split, rows, copied = "validation_matched" if name == "mnli" else "validation", rows_of(name), tmp_path / "copy"
-    folder = copied / {"hub": name, "parquet": "data", "jsonl": "."}[form]
-    folder.mkdir(parents=True)
-    if form == "jsonl":
-        card = f"configs:\n- config_name: default\n  data_files: [{{split: {split}, path: {split}.jsonl}}]\n"
-        write(folder / f"{split}.jsonl", rows)
-    else:
-        pd.DataFrame(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
-        pd.DataFrame(rows).assign(label=-1).to_parquet(folder / "test-00000-of-00001.parquet")
-        card = "configs:\n" + "".join(
-            f"- config_name: {c}\n  data_files: [{{split: {split}, path: {c}/{split}-*}}]\n" for c in (name, "ax")
-        )
-    if form == "hub":
-        (copied / "ax").mkdir()
-        pd.DataFrame(rows[:1]).to_parquet(copied / f"ax/{split}-00000-of-00001.parquet")
-    if form != "parquet":
-        (copied / "README.md").write_text(f"---\n{card}---\n")
-    task = load_task(f"glue/{name}", limit=3, source=str(copied))
-    assert (len(task), task.name, task.labels) == (3, f"glue/{name}", LABELS[name])
-    assert task.prompts == [row[OWN[name][0]] for row in rows[:3]]
-    assert task.references == [[LABELS[name][row["label"]]] for row in rows[:3]]
-    missing = str(tmp_path / "no")
-    one_line(ValueError, ("glue/rte", "could not be loaded"), lambda: load_task("glue/rte", source=missing))
 
 
 # Scores
@@ -198,35 +160,22 @@ def labelled(name, references):
     )
 
 
-def test_scores_by_hand():
-    """Three right positives, one false, two missed, four right negatives."""
-    truth = [1, 1, 1, 0, 1, 1, 0, 0, 0, 0]
-    said = [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
-
-    def scores(name):
-        labels = LABELS[name]
-        return labelled(name, [labels[i] for i in truth]).quality([labels[i] for i in said])
-
-    assert scores("sst2") == scores("rte") == scores("qnli") == {"accuracy": pytest.approx(70.0)}
-    for name in ("mrpc", "qqp"):
-        assert scores(name) == {"F1": pytest.approx(100 * 2 * 3 / (2 * 3 + 1 + 2)), "accuracy": pytest.approx(70.0)}
-    assert scores("cola") == {"Matthews": pytest.approx(100 * (3 * 4 - 1 * 2) / (4 * 6 * 5 * 5) ** 0.5)}
-    assert labelled("mnli", LABELS["mnli"]).quality(["neutral"] * 3) == {"accuracy": pytest.approx(100 / 3)}
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(sorted(LABELS)), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=20)
 )
 def test_scores_are_scikit_learns(name, pairs):
+    """However a model calls its labels."""
     labels, (truth, given_labels) = LABELS[name], zip(*pairs)
     wanted = {
         "accuracy": accuracy_score(truth, given_labels),
         "F1": f1_score(truth, given_labels, zero_division=0.0),
         "Matthews": matthews_corrcoef(truth, given_labels) if len({*truth, *given_labels}) > 1 else 0.0,
     }
-    found = labelled(name, [labels[i] for i in truth]).quality([labels[i] for i in given_labels])
-    assert found == pytest.approx({score: 100 * wanted[score] for score in found}, abs=1e-9)
+    task = labelled(name, [labels[i] for i in truth])
+    for call in (lambda i: labels[i].upper(), lambda i: f"LABEL_{i}", str, lambda i: f" {labels[i].title()} "):
+        found = task.quality([call(i) for i in given_labels])
+        assert found == pytest.approx({score: 100 * wanted[score] for score in found}, abs=1e-9)
 
 
 def test_outputs_that_are_no_labels(one_line):
@@ -234,25 +183,6 @@ def test_outputs_that_are_no_labels(one_line):
     for outputs in (["positive", "good"], ["LABEL_2", "positive"], ["", "positive"], ["entailment"] * 2):
         one_line(ValueError, ("glue/sst2", repr(outputs[1]), "negative, positive"), lambda: task.quality(outputs))
     one_line(ValueError, "1 outputs for 2", lambda: task.quality(["positive"]))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.sampled_from(sorted(LABELS)), st.data())
-def test_scores_are_within_range_and_know_labels_by_any_name(name, data):
-    """How a model calls its labels changes nothing; perfect answers get 100 wherever both classes are there."""
-    labels = LABELS[name]
-    numbers = st.lists(st.integers(0, len(labels) - 1), min_size=1, max_size=12)
-    truth = data.draw(numbers)
-    said = data.draw(st.lists(st.integers(0, len(labels) - 1), min_size=len(truth), max_size=len(truth)))
-    task = labelled(name, [labels[i] for i in truth])
-    scores = task.quality([labels[i] for i in said])
-    assert all(-100 <= v <= 100 for v in scores.values())
-    assert all(v >= 0 for metric, v in scores.items() if metric != "Matthews")
-    for call in (lambda i: labels[i].upper(), lambda i: f"LABEL_{i}", str, lambda i: f" {labels[i].title()} "):
-        assert task.quality([call(i) for i in said]) == scores
-    assert all(named(call, labels) == label for label in labels for call in (label, label.upper()))
-    if set(truth) >= {0, 1}:
-        assert set(task.quality([labels[i] for i in truth]).values()) == {100.0}
 
 
 @settings(max_examples=50, deadline=None)
@@ -273,11 +203,11 @@ def test_nobody_beats_the_majority_by_saying_one_thing(name, truth):
 def test_majority_baselines_by_hand(tmp_path):
     """Of eight pairs five are equivalent; picking rows counts anew."""
     rows = [row | {"label": int(i < 5)} for i, row in enumerate(rows_of("mrpc", 8))]
-    task = load_task(write(tmp_path / "mrpc.jsonl", rows))
+    task = load_task(file_of(tmp_path / "mrpc.jsonl", rows))
     assert task.baseline == {"F1": pytest.approx(100 * 10 / 13), "accuracy": pytest.approx(62.5)}
     assert task.pick([4, 5, 6, 7]).baseline == {"F1": pytest.approx(40.0), "accuracy": pytest.approx(75.0)}
     assert task.pick([]).baseline == task.baseline
-    cola = load_task(write(tmp_path / "cola.jsonl", rows_of("cola")), limit=2)
+    cola = load_task(file_of(tmp_path / "cola.jsonl", rows_of("cola")), limit=2)
     assert cola.baseline == {"Matthews": 0.0} and not cola.above_baseline({"Matthews": 0.0})
-    balanced = load_task(write(tmp_path / "sst2.jsonl", rows_of("sst2")))
+    balanced = load_task(file_of(tmp_path / "sst2.jsonl", rows_of("sst2")))
     assert balanced.baseline == {"accuracy": 50.0}

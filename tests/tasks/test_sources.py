@@ -1,23 +1,19 @@
 """Rows of tasks: local files and folders, and copies in the hub's and sacreBLEU's own formats; a bad row is named."""
 
-import gzip
-import json
 import os
 import sys
 
 import pandas as pd
 import pytest
+from task_rows import PAIR, QUESTION, write
 
+from eelib.tasks.classification import LABELS
 from eelib.tasks.task import Task, load_task, task_names
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt
 from eestudy.exits.task_quality import quality_interval
 
-PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
-QUESTION = {"context": "Ann has a red kite.", "question": "What has Ann?", "answers": ["a kite", "kite"]}
 SQUAD = [
     {
-        "id": str(i),
-        "title": "t",
         "context": f"Passage {i // 2} tells.",
         "question": f"Who {i}?",
         "answers": {"text": ["Ann", "Ann Lee"], "answer_start": [0, 0]},
@@ -33,14 +29,8 @@ NARRATIVE = [
     for i in range(4)
 ]
 NEWS = [{"article": f"Long story {i}.", "highlights": f"Short {i}.", "id": str(i)} for i in range(4)]
-README = """---
-configs:
-- config_name: 1.0.0
-  data_files: [{split: validation, path: "1.0.0/validation-*"}]
-- config_name: 3.0.0
-  data_files: [{split: validation, path: "3.0.0/validation-*"}]
----
-"""
+REVIEWS = [{"sentence": f"Film {i}.", "label": i % 2, "idx": i} for i in range(4)]
+CLAIMS = [{"premise": f"It is {i}.", "hypothesis": "It is.", "label": i % 3, "idx": i} for i in range(4)]
 XML = """<?xml version='1.0' encoding='utf-8'?>
 <dataset id="wmttest2022.de-en"><collection id="general">
 <doc origlang="de" id="one"><src lang="de"><p><seg id="1">Guten  Morgen.</seg><seg id="2">Wie geht es?</seg></p></src>
@@ -53,19 +43,17 @@ XML = """<?xml version='1.0' encoding='utf-8'?>
 """
 
 
-def write(path, rows):
-    """A JSON Lines file, gzipped by its name."""
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
-
-
-def test_local_folder_and_files(tmp_path, one_line):
-    write(tmp_path / "my.de-en/a.jsonl", [PAIR])
-    write(tmp_path / "my.de-en/deeper/b.jsonl.gz", [PAIR | {"source": "Nein."}])
-    folder = load_task(str(tmp_path / "my.de-en"))
-    assert folder.sources == ["Der Hund schläft.", "Nein."] and folder.target_language == "en"
+def test_local_folders_and_files(tmp_path, one_line):
+    """Hidden copies are not read, and pipes are not waited for; a file that is there plain and packed is refused."""
+    folder = tmp_path / "my.de-en"
+    write(folder / "a.jsonl", [PAIR])
+    write(folder / "deeper/b.jsonl.gz", [PAIR | {"source": "Nein."}])
+    write(folder / ".ipynb_checkpoints/a-checkpoint.jsonl", [PAIR])
+    os.mkfifo(folder / "c.jsonl")
+    task = load_task(str(folder))
+    assert task.sources == ["Der Hund schläft.", "Nein."] and task.target_language == "en"
+    write(folder / "deeper/b.jsonl", [PAIR])
+    one_line(ValueError, "both b.jsonl and b.jsonl.gz", lambda: load_task(str(folder)))
     packed = load_task(str(write(tmp_path / "news.fr-de.jsonl.gz", [PAIR] * 3)), limit=2)
     assert (packed.name, len(packed), packed.source_language) == ("news.fr-de", 2, "fr")
     (tmp_path / "empty").mkdir()
@@ -74,69 +62,56 @@ def test_local_folder_and_files(tmp_path, one_line):
     one_line(ValueError, ("direction", "de"), lambda: load_task(str(write(tmp_path / "x.jsonl", [PAIR]))))
 
 
-@pytest.mark.parametrize(
-    "rows, part",
-    [
-        ([PAIR, "{broken"], "line 2"),
-        ([PAIR, "[1]"], "line 2"),
-        ([PAIR, ""], "line 2"),
-        ([PAIR, "[" * 100_000], "line 2: not a JSON object"),
-        ([PAIR, {"source": "Hm."}], "line 2: field references is missing"),
-        ([PAIR, PAIR | {"source": " "}], "line 2: field source is empty"),
-        ([PAIR, PAIR | {"source": "a\0b"}], "line 2: field source holds a NUL"),
-        (
-            [PAIR, PAIR | {"source": "a\ud83d"}],
-            "line 2: field source holds half a character (the surrogate U+D83D alone)",
-        ),
-        ([PAIR, PAIR | {"source": 7}], "line 2: field source is not a string"),
-        ([PAIR, PAIR | {"references": ["ok", ""]}], "line 2: a text in field references is empty"),
-        ([PAIR, PAIR | {"references": None}], "line 2: field references is not a list"),
-        ([PAIR, PAIR | {"references": "The dog."}], "line 2: field references is not a list"),
-        (
-            [{"translation": {"de": "Ja.", "en": "Yes."}}, {"translation": {"de": "Ja."}}],
-            "line 2: field translation.en is missing",
-        ),
-        ([{"verse": "no task has this"}], "fields verse fit no task"),
-        ([{"text": "ok"}, {"text": " "}], "line 2: field text is empty"),
-        ([QUESTION, QUESTION | {"answers": [" "]}], "line 2: a text in field answers is empty"),
-        ([QUESTION, QUESTION | {"answers": "a kite"}], "line 2: field answers is not a list"),
-        ([QUESTION, QUESTION | {"context": 5}], "line 2: field context is not a string"),
-        ([QUESTION, QUESTION | {"question": None}], "line 2: field question is not a string"),
-        ([NARRATIVE[0], NARRATIVE[1] | {"document": "x"}], "line 2: field document.summary is missing"),
-        ([NARRATIVE[0], NARRATIVE[1] | {"answers": ["so"]}], "line 2: field answers.text is missing"),
-        ([NEWS[0], {"article": "A story."}], "line 2: field highlights is missing"),
-    ],
-)
+BAD = [
+    ([PAIR, "{broken"], "line 2: not a JSON object"),
+    ([PAIR, "[1]"], "line 2: not a JSON object"),
+    ([PAIR, ""], "line 2: not a JSON object"),
+    ([PAIR, "[" * 100_000], "line 2: not a JSON object"),
+    ([PAIR, {"source": "Hm."}], "line 2: field references is missing"),
+    ([PAIR, PAIR | {"source": " "}], "line 2: field source is empty"),
+    ([PAIR, PAIR | {"source": "a\0b"}], "line 2: field source holds a NUL"),
+    ([PAIR, PAIR | {"source": "a\ud83d"}], "field source holds half a character (the surrogate U+D83D alone)"),
+    ([PAIR, PAIR | {"source": 7}], "line 2: field source is not a string"),
+    ([PAIR, PAIR | {"references": ["ok", ""]}], "line 2: a text in field references is empty"),
+    ([PAIR, PAIR | {"references": "The dog."}], "line 2: field references is not a list"),
+    ([{"translation": {"de": "Ja.", "en": "Yes."}}, {"translation": {"de": "Ja."}}], "translation.en is missing"),
+    ([{"verse": "no task has this"}], "fields verse fit no task"),
+    ([{"text": "ok"}, {"text": " "}], "line 2: field text is empty"),
+    ([QUESTION, QUESTION | {"answers": "a kite"}], "line 2: field answers is not a list"),
+    ([QUESTION, QUESTION | {"question": None}], "line 2: field question is not a string"),
+    ([NARRATIVE[0], NARRATIVE[1] | {"document": "x"}], "line 2: field document.summary is missing"),
+    ([NARRATIVE[0], NARRATIVE[1] | {"answers": ["so"]}], "line 2: field answers.text is missing"),
+    ([NEWS[0], {"article": "A story."}], "line 2: field highlights is missing"),
+]
+
+
+@pytest.mark.parametrize("rows, part", BAD, ids=[part for _, part in BAD])
 def test_bad_rows_are_named(rows, part, tmp_path, one_line):
     path = write(tmp_path / "bad.de-en.jsonl", rows)
     one_line(ValueError, ("bad.de-en", part), lambda: load_task(str(path)))
 
 
-def test_not_utf8_is_named_by_line(tmp_path, one_line):
-    """The line itself, however far the file was read ahead; a byte order mark at the start is none of the text."""
+def test_bytes_that_are_no_text(tmp_path, one_line):
+    """The line itself is named; a byte order mark at the start is none of the text; a cut archive is one line."""
     path = write(tmp_path / "bad.de-en.jsonl", [PAIR] * 5)
     lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\xef\xbb\xbf" + lines[0] + b"\n")
+    assert load_task(str(path)).sources == [PAIR["source"]]
     lines[2] = lines[2].replace(b"dog", b"d\xffg")
     path.write_bytes(b"\n".join(lines))
     one_line(ValueError, "bad.de-en.jsonl, line 3: not UTF-8", lambda: load_task(str(path)))
-    marked = tmp_path / "marked.de-en.jsonl"
-    marked.write_bytes(b"\xef\xbb\xbf" + lines[0] + b"\n")
-    assert load_task(str(marked)).sources == [PAIR["source"]]
+    packed = write(tmp_path / "bad.de-en.jsonl.gz", [PAIR] * 50)
+    packed.write_bytes(packed.read_bytes()[:-20])
+    one_line(ValueError, "bad.de-en.jsonl.gz", lambda: load_task(str(packed)))
 
 
 def test_weird_but_valid_texts(tmp_path):
-    """Emoji, right to left, combining marks, markup, 100,000 characters: kept as they are."""
-    texts = [
-        "👩‍👩‍👧 🏳️‍🌈",
-        "שלום \u202eabc",
-        "Z\u0338\u0330a\u0335",
-        "<script>alert(1)</script>",
-        "\u2028 line",
-        "x " * 50_000,
-        "$a$ `b` | c",
-    ]
-    path = write(tmp_path / "odd.de-en.jsonl", [PAIR | {"source": text} for text in texts])
-    assert load_task(str(path)).sources == texts and Task.from_prompts(texts).prompts == texts
+    """Emoji, right to left, combining marks, markup, 100,000 characters, braces: they stay as they are."""
+    texts = ["👩‍👩‍👧 🏳️‍🌈", "שלום \u202eabc", "Z\u0338\u0330", "<script>alert(1)</script>", "\u2028 line", "x " * 50_000]
+    texts += ["{text}", "a {src} b", "50 % {", "### Response:\n"]
+    task = load_task(str(write(tmp_path / "odd.de-en.jsonl", [PAIR | {"source": text} for text in texts])))
+    assert task.sources == texts and all(f"\n{text}\n" in prompt for text, prompt in zip(texts, task.prompts))
+    assert Task.from_prompts(texts).prompts == texts
 
 
 def test_plain_texts(tmp_path, one_line):
@@ -147,74 +122,56 @@ def test_plain_texts(tmp_path, one_line):
     assert task.prompts == task.sources == ["  One day,\nit rained.", "The end. ", "No: \u00e9t\u00e9"]
     assert (task.name, task.kind, task.references) == ("my tales", "texts", [[], [], []])
     assert task.quality(["x"] * 3) == quality_interval(task, ["x"] * 3) == {} and task_names(str(path)) == [str(path)]
-    assert load_task(str(write(tmp_path / "same.jsonl", [{"text": text} for text in task.prompts]))).kind == "texts"
-    path.write_bytes(b"One.\n\nTwo \xff.")
-    one_line(ValueError, "my tales.txt, line 3: not UTF-8", lambda: load_task(str(path)))
-    path.write_bytes(b"One.\n\nTwo\nand\0.")
-    one_line(ValueError, "my tales.txt, line 3: field text holds a NUL", lambda: load_task(str(path)))
-    path.write_bytes(b"\n \n")
-    one_line(ValueError, "no rows", lambda: load_task(str(path)))
-
-
-def test_damaged_gzip_is_one_line(tmp_path, one_line):
-    path = write(tmp_path / "bad.de-en.jsonl.gz", [PAIR] * 50)
-    path.write_bytes(path.read_bytes()[:-20])
-    one_line(ValueError, "bad.de-en.jsonl.gz", lambda: load_task(str(path)))
+    for content, part in (
+        (b"One.\n\nTwo \xff.", "my tales.txt, line 3: not UTF-8"),
+        (b"One.\n\nTwo\nand\0.", "my tales.txt, line 3: field text holds a NUL"),
+        (b"\n \n", "no rows"),
+    ):
+        path.write_bytes(content)
+        one_line(ValueError, part, lambda: load_task(str(path)))
 
 
 @pytest.mark.parametrize(
-    "name, rows, file",
+    "name, rows, config, file",
     [
-        ("squad", SQUAD, "plain_text/validation-00000-of-00001.parquet"),
-        ("narrativeqa", NARRATIVE, "data/test-00000-of-00001.parquet"),
-        ("cnn_dailymail", NEWS, "3.0.0/validation-00000-of-00001.parquet"),
-        ("squad", SQUAD, "validation.jsonl"),
-        ("narrativeqa", NARRATIVE, "test.jsonl"),
+        ("squad", SQUAD, "", "plain_text/validation-00000-of-00001.parquet"),
+        ("narrativeqa", NARRATIVE, "", "test.jsonl"),
+        ("cnn_dailymail", NEWS, "3.0.0", "3.0.0/validation-00000-of-00001.parquet"),
+        ("glue/sst2", REVIEWS, "sst2", "sst2/validation-00000-of-00001.parquet"),
+        ("glue/mnli", CLAIMS, "", "validation_matched.jsonl"),
     ],
 )
-def test_local_copies_of_hub_data(name, rows, file, tmp_path, monkeypatch):
+def test_local_copies_of_hub_data(name, rows, config, file, tmp_path, monkeypatch, one_line):
+    """As on the hub (several configurations, named in the card), or one task's files alone."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    copy = tmp_path / "copy"
-    (copy / file).parent.mkdir(parents=True, exist_ok=True)
-    if file.endswith("parquet"):
-        pd.DataFrame(rows).to_parquet(copy / file)
-    else:
-        write(copy / file, rows)
-    if name == "cnn_dailymail":  # as on the hub: several configurations, named in the card
-        (copy / "1.0.0").mkdir()
-        pd.DataFrame(rows[:1]).to_parquet(copy / "1.0.0/validation-00000-of-00001.parquet")
-        (copy / "README.md").write_text(README)
-    task = load_task(name, limit=3, source=str(copy))
+    source, split = tmp_path / "copy", file.split("/")[-1].split("-")[0].removesuffix(".jsonl")
+    for folder in (config, "ax") if config else ("",):
+        path = source / folder / file.removeprefix(f"{config}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".parquet":
+            pd.DataFrame(rows if folder == config else rows[:1]).to_parquet(path)
+        else:
+            write(path, rows)
+    files = [(one, f"{one}/{split}-*") for one in (config, "ax")] if config else [("default", path.name)]
+    if config or path.suffix == ".jsonl":
+        card = "".join(f'- config_name: {one}\n  data_files: [{{split: {split}, path: "{at}"}}]\n' for one, at in files)
+        (source / "README.md").write_text(f"---\nconfigs:\n{card}---\n")
+    task = load_task(name, limit=3, source=str(source))
     assert len(task) == 3 and task.name == name
-    if name == "squad":
-        assert task.prompts[0] == question_prompt("Passage 0 tells.", "Who 0?")
-        assert task.references == [["Ann", "Ann Lee"]] * 3
-    elif name == "narrativeqa":
-        assert task.prompts[2] == question_prompt("Story 1.", "Why 2?") and task.references[0] == ["because", "so"]
-    else:
-        assert task.prompts[1] == summarization_prompt("Long story 1.") and task.references[1] == ["Short 1."]
-    if name != "cnn_dailymail":  # questions about one passage are resampled together
-        assert task.groups[0] == task.groups[1] != task.groups[2]
-
-
-def test_missing_local_copy(tmp_path, one_line):
-    one_line(ValueError, ("squad", str(tmp_path)), lambda: load_task("squad", source=str(tmp_path)))
-
-
-def test_a_folder_s_hidden_copies_are_not_read_and_pipes_are_not_waited_for(tmp_path):
-    write(tmp_path / "my.de-en/a.jsonl", [PAIR])
-    write(tmp_path / "my.de-en/.ipynb_checkpoints/a-checkpoint.jsonl", [PAIR])
-    write(tmp_path / "my.de-en/.b.jsonl", [PAIR])
-    os.mkfifo(tmp_path / "my.de-en/c.jsonl")
-    assert len(load_task(str(tmp_path / "my.de-en"))) == 1
-
-
-def test_a_file_that_is_there_plain_and_packed_is_refused(tmp_path, one_line):
-    for name in ("a.jsonl", "a.jsonl.gz", "b.jsonl"):
-        write(tmp_path / "my.de-en/sub" / name, [PAIR])
-    one_line(ValueError, ("both a.jsonl and a.jsonl.gz",), lambda: load_task(str(tmp_path / "my.de-en")))
+    prompts, references = {
+        "squad": (question_prompt("Passage 1 tells.", "Who 2?"), ["Ann", "Ann Lee"]),
+        "narrativeqa": (question_prompt("Story 1.", "Why 2?"), ["because", "so"]),
+        "cnn_dailymail": (summarization_prompt("Long story 2."), ["Short 2."]),
+        "glue/sst2": ("Film 2.", [LABELS["sst2"][0]]),
+        "glue/mnli": ("It is 2.", [LABELS["mnli"][2]]),
+    }[name]
+    assert (task.prompts[2], task.references[2]) == (prompts, references)
+    shared = task.groups[0] == task.groups[1] != task.groups[2]  # questions about one passage
+    assert shared == (name in ("squad", "narrativeqa"))
+    missing = str(tmp_path / "no")
+    one_line(ValueError, (name, "could not be loaded", missing), lambda: load_task(name, source=missing))
 
 
 @pytest.mark.parametrize("imported", [False, True])

@@ -1,27 +1,13 @@
 """Tasks: names, limits, hashes, prompts and wordings, scores and baselines."""
 
-import gzip
-import json
-
 import pytest
+from task_rows import PAIR, QUESTION, write
 
-import eelib
 from eelib.tasks.kind import Item, TaskKind
 from eelib.tasks.metrics import mean_of
 from eelib.tasks.task import BASELINES, KINDS, Task, load_task, shipped_tasks, task_names
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from eestudy.exits.task_quality import quality_interval
-
-PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
-QUESTION = {"context": "Ann has a red kite.", "question": "What has Ann?", "answers": ["a kite", "kite"]}
-
-
-def write(path, rows):
-    """A JSON Lines file, gzipped by its name."""
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
 
 
 @pytest.fixture
@@ -33,38 +19,34 @@ def texts(tmp_path, monkeypatch):
     monkeypatch.setenv("EELIB_DATA", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "pattern, names",
-    [
+def test_names(texts):
+    for pattern, names in (
         ("translation/de-en", ["translation/de-en"]),
-        ("translation/*", ["translation/de-en", "translation/en-de"]),
         ("*", ["question_answering/short", "translation/de-en", "translation/en-de"]),
         (" translation/en-de , translation/* ", ["translation/en-de", "translation/de-en"]),
         ("squad,wmt22/zh-en", ["squad", "wmt22/zh-en"]),
-    ],
-)
-def test_names(pattern, names, texts):
-    assert task_names(pattern) == names
+    ):
+        assert task_names(pattern) == names
 
 
-@pytest.mark.parametrize("pattern", ["", "translation/xx", "translations/*", "translation/de-en,", "wmt22/de-pl"])
-def test_unknown_names(pattern, texts, one_line):
-    part = repr(pattern.split(",")[-1])
-    one_line(ValueError, (part, "translation/de-en", "squad", "pattern"), lambda: task_names(pattern))
-    one_line(ValueError, "is not known", lambda: load_task(pattern.split(",")[-1] or "?"))
+def test_unknown_names(texts, one_line):
+    for pattern in ("", "translation/xx", "translations/*", "translation/de-en,", "wmt22/de-pl"):
+        part = repr(pattern.split(",")[-1])
+        one_line(ValueError, (part, "translation/de-en", "squad", "pattern"), lambda: task_names(pattern))
+    for name in ("translation/xx", "", 5, None, "x" * 5000, "a\0b"):  # some of them no file can have
+        one_line(ValueError, "is not known", lambda: load_task(name))
 
 
 def test_shipped_texts_load():
     """All of data/texts is readable, not empty, and of the kind that its folder says; "prose" is of texts to read."""
-    without = ("instructions", "continuation", "texts")
     names = shipped_tasks()
     assert "translation/de-en" in names
     for name in names:
-        task = load_task(name)
+        task, folder = load_task(name), name.split("/")[0]
         assert task.name == name and len(set(zip(task.prompts, task.sources))) == len(task)
         assert len(task.references) == len(task.groups) == len(task.sources) == len(task)
-        assert all(bool(known) != (task.kind in without) for known in task.references)
-        folder = name.split("/")[0]
+        without = task.kind in ("instructions", "continuation", "texts")
+        assert all(bool(known) != without for known in task.references)
         assert task.kind == {"prose": "texts"}.get(folder, folder)
         if task.kind == "translation":
             assert f"{task.source_language}-{task.target_language}" == name.split("/")[1]
@@ -72,33 +54,17 @@ def test_shipped_texts_load():
             assert len(set(task.groups)) < len(task)
 
 
-def test_translation_task(texts):
-    task = load_task("translation/de-en")
-    assert task.prompts[0] == translation_prompt("Der Hund schläft.", "de", "en") and task.sources[1] == "Ja."
-    assert (task.kind, task.source_language, task.target_language) == ("translation", "de", "en")
-    assert task.references[0] == PAIR["references"] and task.groups == ["1", "2"]
-
-
 def test_limit(texts, one_line):
+    whole, part = load_task("translation/de-en"), load_task("translation/de-en", 1)
     assert [len(load_task("translation/de-en", limit=n)) for n in (None, 0, 1, 2, 9)] == [2, 2, 1, 2, 2]
-    assert load_task("translation/de-en", 1).prompts == load_task("translation/de-en").prompts[:1]
+    assert part.prompts == whole.prompts[:1] and whole.hash == load_task("translation/de-en").hash != part.hash
     for bad in (-1, "5", 2.0, True):
         one_line(ValueError, (f"limit {bad!r}", "0 (all)"), lambda: load_task("translation/de-en", bad))
-        one_line(ValueError, f"limit {bad!r}", lambda: load_task("translation/de-en").take(bad))
-
-
-@pytest.mark.parametrize("name", ["", 5, None, "x" * 5000, "a\0b"])
-def test_names_that_no_file_can_have(name, one_line):
-    one_line(ValueError, "is not known", lambda: load_task(name))
-
-
-def test_hash_follows_content(texts):
-    whole, part = load_task("translation/de-en"), load_task("translation/de-en", 1)
-    assert whole.hash == load_task("translation/de-en").hash != part.hash
+        one_line(ValueError, f"limit {bad!r}", lambda: whole.take(bad))
 
 
 def test_prompts_of_shipped_tasks_are_those_of_the_traces_that_are_there():
-    """Hashes as they were before kinds had wordings; a trace is found by its task's hash."""
+    """A trace is found by its task's hash."""
     known = {
         "classification/mrpc": "e87741b153ed44d3",
         "question_answering/passages": "afddf3d76b81b6a9",
@@ -110,11 +76,10 @@ def test_prompts_of_shipped_tasks_are_those_of_the_traces_that_are_there():
     for name, start in known.items():
         task = load_task(name)
         assert task.hash.startswith(start)
-        if task.kind != "classification":
-            assert task.worded("paper") == task
+        assert task.kind == "classification" or task.worded("paper") == task
 
 
-def test_prompts_are_the_papers():
+def test_prompts_are_the_papers(texts):
     """P, Table 8."""
     assert translation_prompt("x y", "de", "fr") == (
         "### Instruction:\nTranslate German to French:\n### Input:\nx y\n### Response:\n"
@@ -126,32 +91,31 @@ def test_prompts_are_the_papers():
         "### Instruction:\nI will provide a context and a question to you. You need to answer me the question based on "
         "the context.\n### Context:\nc d\n### Question:\nq?\n### Answer:\n"
     )
-
-
-@pytest.mark.parametrize("text", ["{text}", "a {src} b", "50 % {", "### Response:\n"])
-def test_prompts_take_any_text(text):
-    assert f"\n{text}\n" in translation_prompt(text, "en", "de") and text in question_prompt(text, "q?")
+    task = load_task("translation/de-en")
+    assert task.prompts[0] == translation_prompt("Der Hund schläft.", "de", "en") and task.sources[1] == "Ja."
+    assert (task.kind, task.source_language, task.target_language) == ("translation", "de", "en")
+    assert task.references[0] == PAIR["references"] and task.groups == ["1", "2"]
 
 
 def test_free_prompts(one_line):
     task = Task.from_prompts(["one", "two"])
     assert (task.kind, task.references, task.groups) == ("prompts", [[], []], ["0", "1"])
-    assert task.quality(["x", "y"]) == {}
+    assert task.quality(["x", "y"]) == {} and task.above_baseline({})
     assert Task.from_prompts(["one"], references=[["a b c d"]]).quality(["a b c d"])["chrF"] == pytest.approx(100)
-    for prompts, part in (
-        (["ok", " "], "prompt 1"),
-        (["a\0"], "prompt 0"),
-        ([], "at least one"),
-        ("text", "list"),
-        (["ok", 5], "prompt 1"),
-        (["a\ud800"], "U+D800"),
-        (None, "list"),
+    for prompts, more, part in (
+        (["ok", " "], {}, "prompt 1"),
+        (["a\0"], {}, "prompt 0"),
+        (["a\ud800"], {}, "U+D800"),
+        (["ok", 5], {}, "prompt 1"),
+        ([], {}, "at least one"),
+        ("text", {}, "list"),
+        (None, {}, "list"),
+        (["a"], {"name": ""}, "name is empty"),
+        (["a"], {"references": ["x"]}, "must be a list"),
+        (["a"], {"references": [["x", 3]]}, "prompt 0 is not a string"),
+        (["a", "b"], {"references": [["x"]]}, "references"),
     ):
-        one_line(ValueError, part, lambda: Task.from_prompts(prompts))
-    one_line(ValueError, "name is empty", lambda: Task.from_prompts(["a"], name=""))
-    for references, part in ((["x"], "must be a list"), ([["x", 3]], "prompt 0 is not a string")):
-        one_line(ValueError, part, lambda: Task.from_prompts(["a"], references=references))
-    one_line(ValueError, "references", lambda: Task.from_prompts(["a", "b"], references=[["x"]]))
+        one_line(ValueError, part, lambda: Task.from_prompts(prompts, **more))
 
 
 def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
@@ -182,16 +146,12 @@ BRACES = "{note} {text} {"  # in a text they are no fields
         ("a", QUESTION | {"context": BRACES}, {"context": BRACES, "question": "What has Ann?"}),
         ("a", {"article": BRACES, "highlights": "x"}, {"text": BRACES}),
         ("a.de-en", PAIR, {"source": "Der Hund schläft.", "source_language": "German", "target_language": "English"}),
-        (
-            "a",
-            {"id": "1", "category": "list", "instruction": "Name {two} birds."},
-            {"instruction": "Name {two} birds."},
-        ),
-        ("a", {"id": "1", "category": "story", "opening": "One day,"}, {"opening": "One day,"}),
+        ("a", {"id": "1", "instruction": "Name {two} birds."}, {"instruction": "Name {two} birds."}),
+        ("a", {"id": "1", "opening": "One day,"}, {"opening": "One day,"}),
     ],
 )
 def test_wordings(name, row, fields, tmp_path, one_line):
-    """Every field in its place, once; picked items keep theirs; braces around anything else are text."""
+    """Every field in its place, once; picked items have theirs; braces around anything else are text."""
     task = load_task(str(write(tmp_path / f"{name}.jsonl", [row, row | {"id": "2"}])))
     assert task.worded("paper") == task
     template = '{"as": [{}]} ' + " | ".join(f"{{{name}}}" for name in fields)
@@ -225,12 +185,6 @@ def test_kinds_without_references(field, kind, instructs, tmp_path):
     assert task.quality(["a", "b"]) == {} == quality_interval(task, ["a", "b"]) and task.baseline == {}
 
 
-def test_an_unknown_kind_is_named(one_line):
-    task = Task("t", "poetry", ["p"], [["r"]], ["s"], ["0"])
-    for call in (lambda: task.quality(["x"]), lambda: quality_interval(task, ["x"])):
-        one_line(ValueError, ("'poetry'", "translation"), call)
-
-
 def test_further_columns_travel_with_their_rows(tmp_path):
     """They are not part of the hash: no prompt depends on them."""
     rows = [QUESTION | {"question": f"Who {i}?", "facts": i, "kind": "rooms"} for i in range(4)]
@@ -257,5 +211,7 @@ def test_quality_and_baseline(kind, metrics, one_line):
     assert set(perfect) == metrics and all(v == pytest.approx(100) for v in perfect.values())
     assert task.above_baseline(perfect)
     assert not any(task.above_baseline(quality) for quality in (nothing, BASELINES[kind], {}))
-    assert eelib.Task.from_prompts(["a"]).above_baseline({})
     one_line(ValueError, "2 outputs for 1", lambda: task.quality(["a", "b"]))
+    poetry = Task("t", "poetry", ["p"], [["r"]], ["s"], ["0"])
+    for call in (lambda: poetry.quality(["x"]), lambda: quality_interval(poetry, ["x"])):
+        one_line(ValueError, ("'poetry'", "translation"), call)

@@ -10,7 +10,6 @@ from traces import assert_same, assert_top_ids, clear_tops, make
 
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
-from eelib.common.machine import report_halving
 from eelib.tracing import make as making
 from eelib.tracing.columns import READOUTS
 from eelib.tracing.trace import PAIR_TOKENS, Sites, exit_layer
@@ -72,11 +71,12 @@ def test_batches_are_what_single_texts_are(name, given, model_of, tmp_path, monk
     assert_same(whole, single, exact=False)
 
 
-def test_what_is_kept_of_texts(given, model_of):
+def test_what_is_stored_of_texts(given, model_of, one_line):
     """The window's end cuts a text, and is counted; a single token predicts nothing; no text was decoded."""
     trace, model = given("llama"), model_of("llama")
     assert trace.given and trace.manifest["settings"] == {"given": True, "dtype": "float32", "device": "cpu"}
     assert (trace.manifest["skipped"], trace.manifest["cut"], trace.manifest["mismatches"]) == (1, 1, 0)
+    one_line(ValueError, "2 of 8 texts", lambda: given("llama", strict=True))
     sequences = trace.sequences
     assert sequences["sequence"].tolist() == READ and sequences["prompt"].tolist() == [TEXTS.prompts[i] for i in READ]
     assert sequences["truncated"].tolist() == [row == 5 for row in READ]
@@ -113,42 +113,6 @@ def test_found_again_whatever_does_not_matter_and_apart_from_a_decoding(given, m
     assert made("llama").folder.name != trace.folder.name
 
 
-class Killed(BaseException):
-    """What a kill looks like from inside."""
-
-
-@pytest.mark.parametrize("survive", [1, 2])
-def test_a_half_made_trace_is_finished(survive, given, model_of, tmp_path, monkeypatch):
-    """Killed in one of three batches, then asked again: only the rest is made; all is as if never killed."""
-    calls, plain = [], making.read_given
-
-    def killed(*args):
-        calls.append(args)
-        if len(calls) == survive + 1:
-            raise Killed
-        return plain(*args)
-
-    monkeypatch.setattr(making, "read_given", killed)
-    with pytest.raises(Killed):
-        read(model_of("gpt2"), tmp_path)
-    assert_same(read(model_of("gpt2"), tmp_path), given("gpt2"))
-    assert len(calls) == 4
-
-
-def test_out_of_memory_halves_the_batch(given, model_of, tmp_path, monkeypatch, capsys):
-    plain = making.read_given
-
-    def small(model, firsts, rest):
-        if len(firsts) > 1:
-            raise torch.OutOfMemoryError("no room")
-        return plain(model, firsts, rest)
-
-    monkeypatch.setattr(making, "read_given", small)
-    report_halving.cache_clear()
-    assert_same(read(model_of("gpt2"), tmp_path), given("gpt2"), exact=False)
-    assert capsys.readouterr().out.count("halved") == 1
-
-
 def test_sites_and_pairs_of_given_texts(given):
     """The block's site is the block's readout in the trace, ranks of the last layer's top-1 included."""
     trace = given("llama", sites=2, pairs=1)
@@ -162,16 +126,11 @@ def test_sites_and_pairs_of_given_texts(given):
 
 
 @pytest.mark.parametrize(
-    "name, part", [("t5", "encoder-decoder"), ("bert", "in place without given=True"), ("bert_labels", "classifier")]
-)
-def test_other_kinds_of_models_are_refused(name, part, model_of, tmp_path, one_line):
-    one_line(ValueError, ("decoder-only", part), lambda: read(model_of(name), tmp_path / "runs"))
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
     "options, part",
     [
+        ({"model": "t5"}, ("decoder-only", "encoder-decoder")),
+        ({"model": "bert"}, ("decoder-only", "in place without given=True")),
+        ({"model": "bert_labels"}, ("decoder-only", "classifier")),
         ({"given": "yes"}, "given 'yes'"),
         ({"given": 1}, "given 1"),
         ({"task": eelib.Task.from_prompts(["The hill"], chat=True)}, "chat=False"),
@@ -180,14 +139,9 @@ def test_other_kinds_of_models_are_refused(name, part, model_of, tmp_path, one_l
     ],
 )
 def test_what_does_not_go_with_given_texts(options, part, model_of, tmp_path, one_line):
-    options = {"given": True, **options}
-    one_line(ValueError, part, lambda: make(model_of("llama"), tmp_path / "runs", **options))
+    options = {"given": True, "model": "llama", **options}
+    one_line(ValueError, part, lambda: make(model_of(options.pop("model")), tmp_path / "runs", **options))
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_finished_trace_is_refused_to_a_strict_caller(given, one_line):
-    assert given("llama").manifest["cut"] == 1
-    one_line(ValueError, "2 of 8 texts", lambda: given("llama", strict=True))
 
 
 def test_a_plain_text_file(model_of, tmp_path):

@@ -31,26 +31,19 @@ def test_manifest(made, model_of):
     assert not list(trace.folder.glob("*.partial"))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_makes_another_trace(made, model_of, monkeypatch):
+    trace, model = made("llama"), model_of("llama")
+    folder = trace.folder.parents[1]
+    for change in (
         {"max_new_tokens": 5},
         {"task": eelib.Task.from_prompts(PROMPTS)},
         {"task": eelib.Task.from_prompts(TASK.prompts, references=[["other"]] * 8)},
-    ],
-)
-def test_what_makes_another_trace(change, made, model_of):
-    trace = made("llama")
-    assert make(model_of("llama"), trace.folder.parent.parent, **change).folder != trace.folder
-
-
-def test_weights_and_the_version_make_another_trace(made, model_of, monkeypatch):
-    trace, model = made("llama"), model_of("llama")
-    monkeypatch.setattr(model, "hash", "other weights")
-    assert make(model, trace.folder.parent.parent).folder != trace.folder
-    monkeypatch.undo()
-    monkeypatch.setattr(plan, "TRACE_VERSION", plan.TRACE_VERSION + 1)
-    assert make(model, trace.folder.parent.parent).folder != trace.folder
+    ):
+        assert make(model, folder, **change).folder != trace.folder
+    for part, name, value in ((model, "hash", "other weights"), (plan, "TRACE_VERSION", plan.TRACE_VERSION + 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(part, name, value)
+            assert make(model, folder).folder != trace.folder
 
 
 def test_another_kind_of_gpu_makes_another_trace(model_of, monkeypatch):
@@ -89,7 +82,9 @@ def closed(monkeypatch):
     return lambda: monkeypatch.setattr(files, "acquire", denied)
 
 
-def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, model_of, monkeypatch, one_line, closed):
+def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(
+    made, model_of, monkeypatch, one_line, closed, tmp_path
+):
     """All that is asked for is there; what is not is refused for the folder's sake, before the model runs."""
     trace = made("llama")
 
@@ -101,11 +96,9 @@ def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, mode
     for more in ({"sites": 3}, {"max_new_tokens": STEPS + 1}):
         call = partial(make, model_of("llama"), trace.folder.parents[1], **more)
         one_line(StorageError, ("can't be made or written to", "Permission denied"), call)
-
-
-def test_a_runs_folder_that_is_a_file(model_of, tmp_path, one_line):
-    (tmp_path / "runs").touch()
-    one_line(StorageError, "can't be made or written to", lambda: make(model_of("llama"), tmp_path / "runs"))
+    monkeypatch.undo()
+    (tmp_path / "file").touch()
+    one_line(StorageError, "can't be made or written to", lambda: make(model_of("llama"), tmp_path / "file"))
 
 
 @pytest.mark.parametrize("damage", ["shard", "manifest", "identity"])
@@ -114,7 +107,7 @@ def test_what_is_damaged_there_is_not(damage, made, model_of, closed, tmp_path, 
     place = shutil.copytree(whole.folder, tmp_path / whole.folder.parent.name / whole.folder.name)
     manifest = store.load_manifest(place)
     if damage == "shard":
-        delete_shard(place)
+        (place / "tokens-00001.parquet").unlink()
     elif damage == "manifest":
         (place / "manifest.json").write_text("{}")
     else:
@@ -123,49 +116,14 @@ def test_what_is_damaged_there_is_not(damage, made, model_of, closed, tmp_path, 
     one_line(StorageError, "Permission denied", lambda: make(model_of("llama"), tmp_path))
 
 
-class Killed(BaseException):
-    """What a kill looks like from inside."""
-
-
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_killed_while_decoding(name, made, model_of, tmp_path, monkeypatch):
-    """Killed in the second shard of three, then asked again: only the rest is made; all is as if never killed."""
-    calls, model = [], model_of(name)
-
-    def killed(*args):
-        calls.append(args)
-        if len(calls) == 2:
-            raise Killed
-        return plain(*args)
-
-    plain = decode.greedy_decode
-    monkeypatch.setattr(decode, "greedy_decode", killed)
-    with pytest.raises(Killed):
-        make(model, tmp_path)
-    trace = make(model, tmp_path)
-    assert len(calls) == 4  # three shards, one of them begun twice
-    assert_same(trace, made(name))
-    assert trace.manifest["rows"] == len(trace.tokens)
-
-
-def delete_shard(place):
-    (place / "tokens-00001.parquet").unlink()
-
-
 @pytest.mark.parametrize(
     "options, part",
     [
         ({"max_new_tokens": 0}, "max_new_tokens 0"),
-        ({"max_new_tokens": -3}, "max_new_tokens -3"),
         ({"max_new_tokens": "8"}, "max_new_tokens '8'"),
         ({"max_new_tokens": 2.0}, "max_new_tokens 2.0"),
-        ({"max_new_tokens": True}, "max_new_tokens True"),
-        ({"max_new_tokens": None}, "max_new_tokens None"),
         ({"batch_size": 0}, "batch_size 0"),
-        ({"batch_size": "4"}, "batch_size '4'"),
-        ({"sites": -1}, "sites -1"),
         ({"sites": "yes"}, "sites 'yes'"),
-        ({"pairs": -2}, "pairs -2"),
         ({"pairs": 0.5}, "pairs 0.5"),
         ({"task": "translation/de-en"}, "eelib.load_task"),
     ],
@@ -176,10 +134,9 @@ def test_bad_arguments_write_nothing(options, part, model_of, tmp_path, one_line
 
 
 def test_sites_that_cannot_be_read_are_refused_before_decoding(model_of, tmp_path, monkeypatch, one_line):
-    model = model_of("llama")
-    monkeypatch.setattr(model, "components", [])
-    monkeypatch.setattr(model, "components_error", "no sub-layers were found")
-    one_line(ValueError, "no sub-layers", lambda: make(model, tmp_path / "runs", sites=1))
+    monkeypatch.setattr(model_of("llama"), "components", [])
+    monkeypatch.setattr(model_of("llama"), "components_error", "no sub-layers were found")
+    one_line(ValueError, "no sub-layers", lambda: make(model_of("llama"), tmp_path / "runs", sites=1))
     assert not (tmp_path / "runs").exists()
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import pytest
 from traces import make
 
 import eelib
@@ -45,13 +44,11 @@ def test_a_tokenizer_that_knows_less_than_half_of_a_text_is_refused(folder_of, t
 ROW = 50_000 * 32 * 4 * (2 * 3 + 16)  # bytes: tokens, hidden size, float32, caches and activations of three blocks
 
 
-@pytest.mark.parametrize(
-    "memory, size", [(1 << 40, 32), (2 * ROW * 20, 16), (2 * ROW * 16, 16), (2 * ROW * 16 - 1, 8), (1 << 20, 1)]
-)
-def test_batch_size_from_free_memory(memory, size, model_of, monkeypatch):
+def test_batch_size_from_free_memory(model_of, monkeypatch):
     """A power of two whose rows fill half of it, one at least, a shard at most."""
-    monkeypatch.setattr(plan, "free_memory", lambda _device: memory)
-    assert plan.batch_that_fits(model_of("llama"), 50_000) == size
+    for memory, size in ((1 << 40, 32), (2 * ROW * 20, 16), (2 * ROW * 16, 16), (2 * ROW * 16 - 1, 8), (1 << 20, 1)):
+        monkeypatch.setattr(plan, "free_memory", lambda _device, memory=memory: memory)
+        assert plan.batch_that_fits(model_of("llama"), 50_000) == size
 
 
 def test_files_of_another_model_s_trace_are_not_taken_for_this_one_s(model_of, tmp_path, capsys):
