@@ -1,15 +1,74 @@
-"""The study file: what it refuses, what it runs with which parameters, what its pages depend on."""
+"""The study file: what it refuses in one line before anything runs, what it runs with which parameters, and on what its
+pages depend.
+"""
 
 import json
+import os
 import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from eelib.common.errors import InputError
+from eestudy.book import sources
 from eestudy.book.study_file import StudyFile
 from eestudy.claims import claims
 
 ROOT = Path(__file__).parents[2]
+GOOD = "models: {a: {}}\nnotebooks: {n: {}}\n"
+BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
+    ("", "it is None; allowed is a mapping with notebooks and models"),
+    ("[models, notebooks]", "it is ['models', 'notebooks']; allowed is a mapping"),
+    ("models: {a: {}}", "it has no notebooks"),
+    ("parameter: {}\n" + GOOD, "parameter"),
+    ("models: {}\nnotebooks: {n: {}}", "models is {}; allowed is a mapping of at least one model"),
+    ("models: {a: {enabled: false}}\nnotebooks: {n: {}}", "no model"),
+    ("models: {a: {}}\nnotebooks: [n]", "notebooks is ['n']; allowed is a mapping of at least one notebook"),
+    ("models: {a: [1]}\nnotebooks: {n: {}}", "model a is [1]; allowed is a mapping of settings"),
+    ("models: {a: {}}\nnotebooks: {n: [1]}", "notebook n is [1]; allowed is a mapping of parameters"),
+    ("models: {a: {}}\nnotebooks: {unheard: {}}", "notebook unheard is not known; there are a, architectures, b"),
+    *((f"threads: {n}\n{GOOD}", f"threads is {n}; allowed is a whole number, at least 1") for n in (0, 1.5, True)),
+    ("first: n\n" + GOOD, "first is 'n'; allowed is a list of names of notebooks"),
+    ("first: [m]\n" + GOOD, "first is ['m']; allowed is a list of some of n"),
+    ("first: [[n]]\n" + GOOD, "first[0] is ['n']; allowed is a text"),
+    ("parameters: [limit]\n" + GOOD, "parameters is ['limit']; allowed is a mapping of parameters"),
+    ("parameters: {limit: [1]}\n" + GOOD, "parameters.limit is [1]; allowed is a text, a number, true or false"),
+    ("parameters: {limit: }\n" + GOOD, "parameters.limit is None"),
+    ("parameters: {limit: 2026-01-01}\n" + GOOD, "parameters.limit is datetime.date"),
+    ("parameters: {'a b': 1}\n" + GOOD, "whose names are of letters, digits and _"),
+    ("parameters: {results_folder: /etc}\n" + GOOD, "none of model, runs_folder, results_folder"),
+    ("models: {x/a: {memory: 3}}\nnotebooks: {n: {}}", "memory"),
+    *(
+        (f"models: {{x/a.b: {{{setting}: {given}}}}}\nnotebooks: {{n: {{}}}}", f"model x/a.b: {setting} is {part}")
+        for setting, given, part in (
+            ("memory_gb", "much", "'much'; allowed is a whole number, at least 1"),
+            ("memory_gb", ".inf", "inf;"),
+            ("host_memory_gb", "0", "0; allowed is a whole number, at least 1"),
+            ("workers", "-1", "-1; allowed is a whole number, at least 0"),
+            ("hours", "0", "0; allowed is a whole number, at least 1"),
+            ("partition", "'a b'", "'a b'; allowed is a name of letters"),
+            ("enabled", "1", "1; allowed is true or false"),
+            ("gpu", "0x7fffffffffff", "140737488355327; allowed is a whole number, at least 0, at most 100,000"),
+            ("notebooks", "[m]", "['m']; allowed is a list of some of n"),
+            ("notebooks", "[n, n]", "['n', 'n']; allowed is a list of names of notebooks, each once"),
+            ("parameters", "{model: other}", "{'model': 'other'}; allowed is a mapping of parameters"),
+        )
+    ),
+    ("models: {7: {}}\nnotebooks: {n: {}}", "line 1: the key '7' is not a text"),
+    ("models: {a: {}, [b]: {}}\nnotebooks: {n: {}}", "is not a text"),
+    ("models: {a: {}, a: {}}\nnotebooks: {n: {}}", "line 1: the key 'a' is there for the second time"),
+    ("models: {x/m: {}, y/m: {}}\nnotebooks: {n: {}}", "two models would share the folder results/m"),
+    (f"models: {{{'x' * 300}: {{}}}}\nnotebooks: {{n: {{}}}}", "has 300 characters; allowed are at most 100"),
+    ("models: &a {a: *a}\nnotebooks: {n: {}}", "model a: unknown ['a']"),
+    ("models: {a: {}\nnotebooks: {n: {}}", "line 2: "),
+    ("models: !!python/object:os.system {}\nnotebooks: {n: {}}", "could not determine a constructor"),
+    ("\x07", "not YAML"),
+    ("[" * 1_000_000, "nested too deeply"),
+]
+NAMES = ("..", "$(touch made)", "a;touch made", "a'b", 'a"b', "{a}", "<b>a<b>", "a\nb", "a\u202eb", "\u00e9", "*")
 
 
 @pytest.fixture(autouse=True)
@@ -17,79 +76,100 @@ def here(tmp_path, monkeypatch):
     """A project with notebooks of a few names, in which each test works."""
     monkeypatch.chdir(tmp_path)
     Path("notebooks").mkdir()
-    for name in ("a", "b", "n", "m", "length", "architectures", "tiny"):
+    for name in ("a", "architectures", "b", "length", "n"):
         Path(f"notebooks/{name}.ipynb").write_text("{}")
 
 
-def write_study(folder: Path, text: str) -> Path:
-    path = folder / "study.yml"
-    path.write_text(text, encoding="utf-8")
-    return path
+def load(text: str) -> StudyFile:
+    Path("study.yml").write_text(text, encoding="utf-8")
+    return StudyFile.load("study.yml")
 
 
-def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the_shared(tmp_path):
-    study = StudyFile.load(
-        write_study(
-            tmp_path,
-            """
-        parameters: {limit: 1, tasks: a, dtype: float32}
-        notebooks: {length: {limit: 3}}
-        models: {some/model: {parameters: {limit: 2, tasks: b}}, idle: {enabled: false}}""",
-        )
+@pytest.mark.parametrize("text, part", BAD, ids=range(len(BAD)))
+def test_a_study_that_is_none_is_refused_in_one_line_and_in_seconds(text, part, one_line):
+    began = time.process_time()
+    one_line(InputError, ("study.yml: ", part), lambda: load(text))
+    assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_no_folder_or_shell_should_see_are_refused(name, one_line):
+    model = json.dumps({"models": {f"x/{name}": {}}, "notebooks": {"n": {}}})
+    notebook = json.dumps({"models": {"a": {}}, "notebooks": {name: {}}})
+    for text, part in ((model, "the last part of its name"), (notebook, "notebook")):
+        one_line(InputError, part, lambda text=text: load(text))
+
+
+def test_a_study_file_that_can_not_be_read(one_line):
+    Path("latin.yml").write_bytes(b"models: {\xff: {}}")
+    os.mkfifo("pipe.yml")
+    for name in ("latin.yml", "pipe.yml", "none.yml", "notebooks"):
+        one_line(InputError, name, lambda name=name: StudyFile.load(name))
+
+
+def test_a_wrong_study_is_refused_before_anything_large_is_imported():
+    """As `make book` does it, before Snakemake is started."""
+    Path("study.yml").write_text("threads: 0\n" + GOOD)
+    code = (
+        "import runpy, sys; sys.argv[1:] = ['study.yml']\n"
+        "try: runpy.run_module('eestudy.book', run_name='__main__')\n"
+        "finally: print(sorted({'torch', 'pandas', 'snakemake', 'transformers'} & set(sys.modules)))"
     )
-    assert list(study.models) == ["model"]
-    assert study.parameters("model", "length") == {
-        "model": "some/model",
-        "limit": 3,
-        "tasks": "b",
-        "dtype": "float32",
-        "runs_folder": "runs",
-        "results_folder": "results",
-    }
-    assert {"file": "results/model/length"} in study.contents()["parts"][0]["chapters"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "[]\n"
+    assert done.stderr == "study.yml: threads is 0; allowed is a whole number, at least 1, at most 100,000\n"
 
 
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("models: {a: {}}\nnotebooks: {n: {}}\nparameter: {}", "parameter"),
-        ("models: {a: {memory: 3}}\nnotebooks: {n: {}}", "memory"),
-        ("models: {a/m: {}, b/m: {}}\nnotebooks: {n: {}}", "results/m"),
-        ("models: {a: {enabled: false}}\nnotebooks: {n: {}}", "no model"),
-        ("models: {a: {notebooks: [m]}}\nnotebooks: {n: {}}", r"model a: notebooks is \['m'\]; allowed is .* n$"),
-        ("models: {a: {notebooks: n}}\nnotebooks: {n: {}}", "model a: notebooks is 'n'"),
-        ("models: {a: {notebooks: []}}\nnotebooks: {n: {}}", "model a: notebooks"),
-        ("first: [m]\nmodels: {a: {}}\nnotebooks: {n: {}}", r"first is \['m'\]; allowed is a list of some of n"),
-        ("models: {a/..: {}}\nnotebooks: {n: {}}", r"model 'a/..': the last part of its name, '..' is not allowed"),
-        ("models: {a: {}}\nnotebooks: {../n: {}}", r"notebook '\.\./n' is not allowed"),
-    ],
-)
-def test_a_wrong_study_is_refused_by_name(tmp_path, text, named):
-    with pytest.raises(ValueError, match=named):
-        StudyFile.load(write_study(tmp_path, text))
-
-
-def test_a_model_runs_the_notebooks_that_it_names_or_all(tmp_path):
-    study = StudyFile.load(
-        write_study(
-            tmp_path,
-            """
-        notebooks: {length: {}, architectures: {}}
-        models: {some/model: {}, other/classifier: {notebooks: [architectures]}}""",
-        )
-    )
-    assert study.runs == [("model", "length"), ("model", "architectures"), ("classifier", "architectures")]
+def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the_shared():
+    """Texts stay texts in papermill's arguments, and models run the notebooks that they name, or all."""
+    study = load("""
+        first: [length]
+        threads: 8.0
+        parameters: {limit: 1, tasks: '7', dtype: float32}
+        notebooks: {architectures: , length: {limit: 3}}
+        models:
+          some/model: &same {parameters: {limit: 2, tasks: ''}, threads: 1}
+          other/classifier: {<<: *same, notebooks: [architectures], threads: 2}
+          idle: {enabled: false}""")
+    folders = {"runs_folder": "runs", "results_folder": "results"}
+    known = {"model": "some/model", "limit": 3, "tasks": "", "dtype": "float32"} | folders
+    assert study.parameters("model", "length") == known and study.first == ("length",)
+    assert [study.threads_of(model) for model in study.models] == [1, 2] and study.threads == 8
+    words = shlex.split(study.arguments("model", "length"))
+    assert words[words.index("tasks") - 1 :][:3] == ["-r", "tasks", ""]
+    assert words[words.index("limit") - 1 :][:3] == ["-p", "limit", "3"]
+    assert study.runs == [("model", "architectures"), ("model", "length"), ("classifier", "architectures")]
     chapters = [part["chapters"] for part in study.contents()["parts"]]
+    assert {"file": "results/model/length"} in chapters[0]
     assert chapters[2] == [{"file": "results/classifier/architectures"}]
 
 
-def test_a_model_has_its_own_threads_and_the_longest_notebooks_go_first(tmp_path):
-    text = "threads: 8\nfirst: [b]\nnotebooks: {a: {}, b: {}}\nmodels: {small: {threads: 1}, large: {}}"
-    study = StudyFile.load(write_study(tmp_path, text))
-    assert [study.threads_of(model) for model in study.models] == [1, 8] and study.first == ("b",)
+def test_what_workers_make_is_what_the_notebooks_ask_for():
+    """The study's values, else the notebook's own; once each, and the second model that a study names."""
+    source = ['model: str = "none"\n', 'tasks: str = "a,b"\n', "limit: int = 0  # all\n", "repeats: int = -1\n"]
+    cells = [{"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": source}]
+    for name in ("n", "a", "length"):
+        Path(f"notebooks/{name}.ipynb").write_text(json.dumps({"cells": cells}))
+    study = load("""
+        parameters: {limit: 1}
+        notebooks: {n: {}, a: {}, length: {tasks: c, after: other/model}}
+        models: {some/model: {workers: 3}, alone: {notebooks: [n]}}""")
+    first = {"model": "some/model", "tasks": "a,b", "limit": 1, "runs_folder": "runs", "results_folder": "results"}
+    third = first | {"tasks": "c"}
+    assert study.asked("model") == [first, third, third | {"model": "other/model"}]
+    assert list(study.workers_of("model")) == [0, 1, 2] and not study.workers_of("alone")
+    assert {"eestudy/book/worker.py", "eelib/tracing/store.py"} <= set(study.worker_sources("model"))
 
 
-def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_path, monkeypatch):
+@pytest.mark.parametrize("settings, found", [("", 4), ("memory_gb: 9", 9), ("memory_gb: 80, gpu: 1", 16)])
+def test_memory_of_a_gpu_is_not_that_of_the_host(settings, found):
+    assert load(f"models: {{a: {{{settings}}}}}\nnotebooks: {{n: {{}}}}").host_memory("a") == found
+    more = f"{settings}, host_memory_gb: 40".removeprefix(", ")
+    assert load(f"models: {{a: {{{more}}}}}\nnotebooks: {{n: {{}}}}").host_memory("a") == 40
+
+
+def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(monkeypatch):
     monkeypatch.setenv("EELIB_DATA", "data")
     for name in ("main", "beside", "beside-2", "other"):
         Path(f"data/models/{name}").mkdir(parents=True)
@@ -97,107 +177,66 @@ def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(tmp_
     Path("data/gates/beside").mkdir(parents=True)
     Path("data/gates/beside/lstm.safetensors").write_text("gate", encoding="utf-8")
     Path("notebooks/n.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 'beside on a'"}]}))
-    study = StudyFile.load(write_study(tmp_path, "notebooks: {n: {after: other}, m: {}}\nmodels: {main: {}}"))
+    study = load("notebooks: {n: {after: other}, a: {}}\nmodels: {main: {}}")
     weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if "models" in file}
     assert weights == {"main", "beside", "other"}
     assert "data/gates/beside/lstm.safetensors" in study.notebook_sources("main", "n")
 
 
-def test_the_study_decodes_as_many_sequences_as_claims_need(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    source = json.loads(Path("notebooks/speed.ipynb").read_text())["cells"][1]["source"]
-    default = next(int(line.split("=")[1].split("#")[0]) for line in source if line.startswith("sequences: int"))
-    asked = StudyFile.load("study.yml").parameters("smollm2-135m-instruct", "speed").get("sequences", default)
-    assert asked >= max(claim.minimum_sequences for claim in claims("speed"))
-
-
-def test_a_page_depends_on_kept_figures_that_its_code_reads(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    study = StudyFile.load(ROOT / "study.yml")
-    for notebook, kept in (("architectures", "scale"), ("joint_optimization", "ablation"), ("length", None)):
-        found = {Path(file).name for file in study.notebook_sources("smollm2-135m-instruct", notebook)}
-        assert found & {"scale.json", "ablation.json"} == ({f"{kept}.json"} if kept else set())
-
-
-def test_local_files_are_those_that_parameters_name_hidden_ones_aside(tmp_path, monkeypatch):
+def test_a_page_depends_on_the_local_files_that_parameters_name_hidden_ones_aside(tmp_path):
     for name in ("model/model.safetensors", "model/.git/index", "model/sub/a.json", "texts/x.de-en.jsonl", "runs/t"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     beside = f"pocket-t5 on {tmp_path}/texts/x.de-en.jsonl,translation/*; a > {tmp_path}/none; ~nobody/x"
-    text = f"notebooks: {{n: {{beside: '{beside}'}}}}\nmodels: {{{tmp_path}/model: {{}}}}"
-    study = StudyFile.load(write_study(tmp_path, text))
+    study = load(f"notebooks: {{n: {{beside: '{beside}'}}}}\nmodels: {{{tmp_path}/model: {{}}}}")
     found = [line.split()[0] for line in study.local_files("model", "n")]
     names = ("model/model.safetensors", "model/sub/a.json", "texts/x.de-en.jsonl")
     assert found == [str(tmp_path / name) for name in names]
+
+
+def test_a_page_depends_on_the_modules_that_it_imports_and_on_no_others(tmp_path, monkeypatch):
+    """A small package in place of the real one; a module depends on itself, too."""
+    modules = {
+        "eelib/__init__": "from eelib.models.model import load",
+        "eelib/models/__init__": "",
+        "eelib/models/model": "import os\nload = 1",
+        "eestudy/analysis/__init__": "",
+        "eestudy/analysis/words": "def f():\n    from eelib.common.deep import x",
+        "eelib/common/__init__": "",
+        "eelib/common/deep": "import eelib.models.model",
+        "eelib/exits/__init__": "",
+        "eelib/exits/loop": "from eelib import models",
+    }
+    for name, code in modules.items():
+        (tmp_path / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path / "eelib")
+
+    def behind(path):
+        return {str(file.relative_to(tmp_path).with_suffix("")) for file in sources.modules_behind(tmp_path / path)}
+
+    code = "%matplotlib inline\nfrom eestudy.analysis import words\nwords.f()"
+    cells = [{"cell_type": "code", "source": code}, {"cell_type": "markdown", "source": "import eelib.exits.loop"}]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert behind("n.ipynb") == {name for name in modules if "exits" not in name}
+    found = behind("eelib/exits/loop.py")
+    assert "eelib/exits/loop" in found and "eestudy/analysis/words" not in found
+
+
+def test_the_study_of_this_project(monkeypatch):
+    """It decodes as many sequences as claims need; a page depends on kept figures that its code reads."""
     monkeypatch.chdir(ROOT)
-    assert not StudyFile.load("study.yml").local_files("smollm2-135m-instruct", "saturation")
-
-
-@pytest.mark.parametrize("note", ["", "7", "true", "None"])
-def test_texts_stay_texts_in_papermill_s_arguments(tmp_path, note):
-    text = f"parameters: {{note: '{note}', limit: 3}}\nnotebooks: {{tiny: {{}}}}\nmodels: {{some/model: {{}}}}"
-    words = shlex.split(StudyFile.load(write_study(tmp_path, text)).arguments("model", "tiny"))
-    assert words[words.index("note") - 1 :][:3] == ["-r", "note", note]
-    assert words[words.index("limit") - 1 :][:3] == ["-p", "limit", "3"]
-
-
-def test_what_the_lens_loads_depends_on_weights_texts_and_code_and_its_page_on_the_scripts(monkeypatch):
-    monkeypatch.chdir(ROOT)
+    study, model = StudyFile.load("study.yml"), "smollm2-135m-instruct"
+    source = json.loads(Path("notebooks/speed.ipynb").read_text())["cells"][1]["source"]
+    default = next(int(line.split("=")[1].split("#")[0]) for line in source if line.startswith("sequences: int"))
+    asked = study.parameters(model, "speed").get("sequences", default)
+    assert asked >= max(claim.minimum_sequences for claim in claims("speed"))
+    for notebook, kept in (("architectures", "scale"), ("joint_optimization", "ablation"), ("length", None)):
+        found = {Path(file).name for file in study.notebook_sources(model, notebook)}
+        assert found & {"scale.json", "ablation.json"} == ({f"{kept}.json"} if kept else set())
+    assert not study.local_files(model, "saturation")
     made = StudyFile.lens_sources()
     assert {"eestudy/browser/weights.py", "eelib/tracing/make.py"} <= set(made)
     for name in ("models/pocket-llama/model.safetensors", "texts/translation/de-en.jsonl"):
         assert str(ROOT / "data" / name) in made
-    study = StudyFile.load("study.yml")
     assert "lens" in study.pages and "book/scripts/lens/llama.js" in study.page_sources()
-
-
-NOTEBOOK = {
-    "cells": [
-        {"cell_type": "markdown", "metadata": {}, "source": ["# A page"]},
-        {
-            "cell_type": "code",
-            "metadata": {"tags": ["parameters"]},
-            "source": [
-                'model: str = "none"\n',
-                'tasks: str = "a,b"\n',
-                "limit: int = 0  # all\n",
-                "repeats: int = -1\n",
-            ],
-        },
-    ]
-}
-
-
-def test_what_workers_make_is_what_the_notebooks_ask_for(tmp_path):
-    """The study's values, else the notebook's own; once each, and the second model that a study names."""
-    for name in ("n", "m", "length"):
-        Path(f"notebooks/{name}.ipynb").write_text(json.dumps(NOTEBOOK))
-    study = StudyFile.load(
-        write_study(
-            tmp_path,
-            """
-        parameters: {limit: 1}
-        notebooks: {n: {}, m: {}, length: {tasks: c, after: other/model}}
-        models: {some/model: {workers: 3}, alone: {notebooks: [n]}}""",
-        )
-    )
-    folders = {"runs_folder": "runs", "results_folder": "results"}
-    first = {"model": "some/model", "tasks": "a,b", "limit": 1} | folders
-    third = first | {"tasks": "c"}
-    assert study.asked("model") == [first, third, third | {"model": "other/model"}]
-    assert list(study.workers_of("model")) == [0, 1, 2] and not study.workers_of("alone")
-    assert {"eestudy/book/worker.py", "eelib/tracing/store.py"} <= set(study.worker_sources("model"))
-
-
-@pytest.mark.parametrize(
-    "settings, found",
-    [
-        ("{}", 4),
-        ("{memory_gb: 9}", 9),
-        ("{memory_gb: 80, gpu: 1}", 16),
-        ("{memory_gb: 80, gpu: 1, host_memory_gb: 40}", 40),
-    ],
-)
-def test_memory_of_a_gpu_is_not_that_of_the_host(settings, found, tmp_path):
-    study = StudyFile.load(write_study(tmp_path, f"models: {{a: {settings}}}\nnotebooks: {{n: {{}}}}"))
-    assert study.host_memory("a") == found

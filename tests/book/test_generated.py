@@ -1,0 +1,331 @@
+"""Generated parts of pages: they say all that is on record and in results, count it right, and hold no markup of it."""
+
+import importlib.util
+import json
+import re
+import subprocess
+from io import BytesIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from markdown_it import MarkdownIt
+from pybtex.database import Entry, Person
+
+from eelib.common.files import data_folder
+from eestudy.book import front, pages, sources
+from eestudy.book.citation import bibtex, commit_of
+from eestudy.book.engine import PARTS_OF_STORE, engine
+from eestudy.book.layout import data_of, dressed
+from eestudy.book.models import clone, models
+from eestudy.book.notebooks import executed, front_figures, heading
+from eestudy.book.papers import papers
+from eestudy.book.references import ByAuthorAndYear, Labels
+from eestudy.book.scoreboard import scoreboard
+from eestudy.book.study_file import StudyFile
+from eestudy.book.verdicts import LOOKS, chip
+from eestudy.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims, judging, tables
+from eestudy.markup.markdown import card_parts, fenced, table, text
+from eestudy.markup.text import harmless, visible
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) {glue}`x` $x$ | ```"
+STUDY = """
+parameters: {tasks: 'translation/*', limit: 100, max_new_tokens: 128}
+notebooks: {speed: {}, joint_optimization: {}}
+models:
+  m: {memory_gb: 4}
+  owner/large: {enabled: false, gpu: 1, memory_gb: 1604, parameters: {dtype: bfloat16}}
+"""
+JUDGED = {"verdict": HOLDS, "estimate": 0.7, "low": 0.6, "high": 0.8, "sequences": 1234, "p": 0.02, "weights": ["ours"]}
+INFORMATIVE = JUDGED | {"weights": ["informative"]}
+ROWS = [
+    {"id": "P-S1"} | JUDGED,
+    {"id": "P-S2"} | INFORMATIVE | {"p": 0.04},
+    {"id": "P-S4"} | INFORMATIVE | {"verdict": FAILS, "p": 1e-9},
+    {"id": "P-S5"} | INFORMATIVE | {"verdict": UNDECIDED, "p": 0.5},
+    {"id": "P-S3", "verdict": UNTESTABLE, "reason": "too few", "p": None},
+]
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A project of two notebooks, one of them with a title, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("notebooks", "book/generated", "book/results/a"):
+        (tmp_path / folder).mkdir(parents=True)
+    cells = [{"cell_type": "code", "source": ["# no\n"]}, {"cell_type": "markdown", "source": ["# Speed?\n", "# No"]}]
+    (tmp_path / "notebooks/speed.ipynb").write_text(json.dumps({"cells": cells}))
+    (tmp_path / "notebooks/joint_optimization.ipynb").write_text("")
+    (tmp_path / "study.yml").write_text(STUDY)
+    return StudyFile.load("study.yml")
+
+
+def board(study, rows):
+    """The scoreboard's page, and its tables of informative verdicts, of others, and of claims without one."""
+    page = BeautifulSoup(scoreboard(study, {("m", "saturation"): {"claims": rows}}), "lxml")
+    return page, page.select("table.ee-scoreboard")
+
+
+def test_the_scoreboard_has_a_row_for_each_claim_and_begins_with_informative_verdicts(study):
+    page, shown = board(study, ROWS)
+    ids = [[row["id"] for row in one.select("tbody tr")] for one in shown]
+    assert ids[:2] == [["P-S2", "P-S4", "P-S5"], ["P-S1"]]
+    assert sorted(sum(ids, [])) == sorted(row.id for row in claims())
+    for one in shown:
+        headings = [cell.get_text() for cell in one.select("thead th[scope=col]")]
+        assert one.caption.get_text() and headings[0] == "Claim"
+        for row in one.select("tbody tr"):
+            assert row.th["scope"] == "row" and [cell["data-label"] for cell in row.select("td")] == headings[1:]
+    said = page.get_text()
+    assert "3 verdicts on m, or on the models named beside them, are informative: 1 hold, 1 do not hold" in said
+    assert "1 of the 2 that are decided stand" in said and "1 not testable here" in said
+    assert said.index("## Details") < said.index("Verdicts that weigh less")
+    assert "0.70 (0.60 to 0.80)" in shown[1].get_text() and "1,234" in shown[1].get_text()
+    assert claim("P-S1").statistic in shown[1].get_text() and "too few" in shown[2].find(id="P-S3").get_text()
+    assert "not run" in shown[2].find(id="P-W1").get_text()
+    taken_back = {row["id"] for row in page.select("tbody tr") if "does not stand" in row.get_text().lower()}
+    assert taken_back == {"P-S1", "P-S2"}  # by Holm's correction: 0.02 and 0.04 of four
+    counts = [item.b.get_text() for item in page.select(".ee-tally li")]
+    assert counts == ["1", "1", "1"]  # of the informative ones
+
+
+def test_the_scoreboard_says_when_each_claim_was_fixed_and_amended(study):
+    said = board(study, [])[0].get_text()
+    fixed = said.split("When claims were fixed")[1].split("Claims that were amended")[0]
+    assert all(row.id in fixed for row in claims())
+    made = [change for row in claims() for change in row.amended]
+    late = sum("been seen" in change["why"] for change in made)
+    assert all(change["commit"] in said for change in made) and all(change["was"] in said for change in judging())
+    assert f"{len(made)} times in all, {late} of these after a verdict had been seen" in said and 0 < late < len(made)
+
+
+def test_the_scoreboard_s_tables_are_numbered_and_can_be_taken_away(study):
+    kept = {}
+    page = dressed(str(board(study, ROWS)[0].body), lambda name, content: kept.setdefault(name, content) and name)
+    first, second, _ = BeautifulSoup(page, "lxml").select("[id^=table-] > table.ee-scoreboard")
+    assert second.caption.get_text() == "Table 2. Verdicts that weigh less on m."
+    (line,) = pd.read_csv(BytesIO(kept["table-2.csv"])).to_dict("records")
+    assert (line["claim"], line["weight"], line["low"], line["sequences"]) == ("P-S1", "ours", 0.6, 1234)
+    assert pd.read_csv(BytesIO(kept["table-3.csv"])).set_index("claim")["why"]["P-S3"] == "too few"
+
+
+def test_a_second_model_s_rows_have_ids_of_their_own(study):
+    study.models["other"] = {}
+    ids = [row["id"] for row in board(study, ROWS)[0].select("table.ee-scoreboard tbody tr")]
+    assert len(set(ids)) == len(ids) == 2 * len(claims()) and {"P-S1", "other-P-S1"} <= set(ids)
+
+
+def test_a_chip_says_its_verdict_without_colour_and_what_weighs_less():
+    assert len({icon for verdict, (icon, _) in LOOKS.items() if verdict in (HOLDS, FAILS, UNDECIDED)}) == 3
+    for verdict, (icon, kind) in LOOKS.items():
+        shown = BeautifulSoup(chip(verdict, "P-S1", "x.html#P-S1", 'a "claim"', "ours"), "lxml").a
+        assert shown.get_text() == f"P-S1 {icon} {verdict} (ours)" and f"ee-{kind}" in shown["class"]
+        assert shown["href"] == "x.html#P-S1" and shown["title"] == 'a "claim"'
+
+
+def test_each_page_has_a_card_with_its_title_and_its_verdicts(study):
+    result = {
+        "overall": {},
+        "claims": [{"id": "P-T1", "verdict": HOLDS, "weights": ["ours"]}],
+        "answer": f"**{HOSTILE}**",
+    }
+    results = {("m", "speed"): result}
+    first, second = BeautifulSoup(front.questions(study, results), "lxml").select(".ee-cards > li")
+    assert first.a["href"] == "results/m/speed.html" and first.a.get_text() == heading("speed") == "Speed?"
+    ids = ("P-K1", "P-K2", "P-K3", "P-T1", "P-T2", "M-E2")
+    assert [chip["href"] for chip in first.select(".ee-chip")] == [f"scoreboard.html#{name}" for name in ids]
+    assert "✓ holds (ours)" in first.get_text() and "not run" in first.get_text()
+    assert second.a.get_text() == "joint optimization"  # no title: its name
+    shown = BeautifulSoup(front.page_chips(study, results, "m", "speed"), "lxml")
+    assert shown.a["href"] == "../../scoreboard.html#P-K1" and "onerror" not in shown.get_text()
+    assert "&lt;img" in front.front(study, results) and "<img" not in front.front(study, results)
+
+
+def test_no_figure_ends_its_fence_on_the_front_page(study, tmp_path):
+    html = "<figure><img src=x>\n````\n```{include} /etc/hosts\n```\n</figure>"
+    cell = {"metadata": {"tags": ["front-page"]}, "outputs": [{"data": {"text/html": html}}]}
+    (tmp_path / "book/results/a/n.ipynb").write_text(json.dumps({"cells": [cell]}))
+    (token,) = MarkdownIt().parse(front_figures("a", ["n"])[0])
+    assert token.type == "fence" and token.info == "{raw} html" and token.content == html + "\n"
+    assert executed("a", "none") == {} and front_figures("a", ["none"]) == ("", "")
+
+
+def test_nothing_in_results_is_markup(study):
+    """Names, reasons and tasks that a result may hold are shown as they are, in every generated page."""
+    result = {
+        "claims": [
+            {"id": "P-S1", "verdict": UNTESTABLE, "reason": HOSTILE, "models": HOSTILE},
+            {"id": "P-S2"} | JUDGED | {"models": HOSTILE},
+        ],
+        "tasks": {HOSTILE: {"perc_first": {"estimate": 0.5}}},
+        "manifest": {"device": HOSTILE, "versions": {HOSTILE: HOSTILE}},
+        "parameters": {"tasks": HOSTILE},
+        "date": HOSTILE,
+    }
+    results = {("m", "saturation"): result}
+    for page in (scoreboard(study, results), pages.runs(results)):
+        assert "onerror" in page and "<img" not in page.replace("\\<img", "")
+        for block in [token.content for token in MarkdownIt().parse(page) if token.info == "{raw} html"]:
+            assert "mathjax_ignore" in block or "ee-tally" in block
+            page = page.replace(block, "")
+        assert not re.search(r"(?<!\\)(<img|\[a\]|\{glue|\$x|`x)", page)
+    settings = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
+    assert "ui/safe" in settings["mathjax3_config"]["loader"]["load"]
+
+
+def test_every_model_says_what_it_needs_and_the_address_to_clone_is_that_of_the_settings(study, tmp_path):
+    lines = models(study).splitlines()
+    assert "| m | yes | 2 | float32 | 4 GB |" in lines
+    assert "| owner/large | no | 2 | bfloat16 | 1604 GB of a GPU |" in lines
+    settings = tmp_path / "_config.yml"
+    for content, part in (
+        ("title: x\n", ""),
+        ("repository: {url: 'https://a.org/x'}\n", "clone --depth 1 https://a.org"),
+    ):
+        settings.write_text(content)
+        assert ("git clone" in clone(settings)) == bool(part) and part in clone(settings)
+
+
+def test_the_page_on_the_papers_says_all_that_is_on_record():
+    page = papers()
+    for name in tables():
+        record = json.loads((data_folder("papers") / f"{name}.json").read_text(encoding="utf-8"))
+        assert text(record["title"]) in page and all(page.count(f"- {text(note)}\n") == 1 for note in record["notes"])
+    parts = {part.partition("\n")[0]: part for part in page.split("### ")[1:]}
+    assert len(parts) == len(tables()) and {"P: Text", "M: Text"} <= set(parts)
+    assert "Layers count from 1." in parts["P: Table 3"]
+    assert "From where layers count is not said." in parts["P: Table 2"]
+    assert "rows on record can't be read to their end" in parts["P: Table 11"]
+    assert "can't be read" not in parts["P: Table 2"]
+
+
+GOALS = [
+    {"goal": "kills", "measured": 301, "bound": "at least 300", "met": True},
+    {"goal": HOSTILE, "measured": 0.123456, "bound": "at most 0", "met": False},
+]
+REPORT = {"command": "python -m checks store crashes", "date": "2026-01-02", "commit": "1234567", "goals": GOALS}
+REPORT |= {"machine": {"cpu": "made", "cores": 2, "memory_gib": 23.5}}
+
+
+def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path / "project/eelib")
+    monkeypatch.setenv("EELIB_DATA", str(tmp_path))
+    assert all("No result of this check" in part for part in engine().values())
+    names = ("eelib/deep/a.py", "checks/one.py", "checks/__pycache__/one.pyc", "eelib/.hidden")
+
+    def write(names, code):
+        for name in names:
+            (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "project" / name).write_text(code)
+
+    def page(report):
+        (tmp_path / "measured").mkdir(exist_ok=True)
+        (tmp_path / "measured/crashes.json").write_text(json.dumps(report))
+        return BeautifulSoup(engine()["engine_crashes"], "lxml")
+
+    write(names, "a = 1")
+    depends = ["eelib", "checks/one.py", "none"]
+    report = REPORT | {"depends": depends, "code": sources.code_hash(depends)}
+    cells = [[cell.get_text() for cell in row.select("td")] for row in page(report).select("tbody tr")]
+    assert cells == [["kills", "301", "at least 300", "met"], [HOSTILE, "0.1235", "at most 0", "not met"]]
+    said = " ".join(page(report).get_text().split())
+    assert "1 of 2 goals are met. Measured on 2026-01-02 at commit 1234567 on made, 2 cores, 23.5 GiB of memory" in said
+    write(("checks/__pycache__/one.pyc", "eelib/.hidden", "checks/other.py"), "a = 2")
+    assert "is still the same" in page(report).get_text()
+    write(names[:1], "a = 2")
+    assert all("has changed since" in page(one).get_text() for one in (report, REPORT))  # older results have no hash
+
+
+def test_every_section_has_its_check_and_every_kept_result_of_a_check_its_section():
+    names = {name.removeprefix("engine_") for name in engine()}
+    for name in names:
+        assert importlib.util.find_spec(f"checks.{'store' if name in PARTS_OF_STORE else name}"), name
+    assert {file.stem for file in data_folder("measured").glob("*.json")} - names <= {"ablation", "scale"}
+
+
+def entry(*authors, year="2024"):
+    made = Entry("misc", fields={"year": year}, persons={"author": [Person(name) for name in authors]})
+    made.key = "key"
+    return made
+
+
+def test_references_are_listed_as_the_text_cites_them():
+    entries = [
+        entry("Zou, G."),
+        entry("{A group}"),
+        entry("Shan, A", "B, C", "D, E"),
+        entry("Korn, A.", "van Berg, B."),
+    ]
+    found = list(Labels().format_labels(ByAuthorAndYear().sort(entries)))
+    assert found == ["A group, 2024", "Korn and Berg, 2024", "Shan et al., 2024", "Zou, 2024"]
+
+
+def test_the_citation_has_a_place_for_a_doi_and_says_where_files_differ_from_the_commit(tmp_path):
+    authors = [{"name": "The X group"}, {"family-names": "Y", "given-names": "Z"}]
+    citation = {"title": "A, B", "version": 1.2, "license": "MIT", "authors": authors}
+    plain = bibtex(citation, "2026", commit="abc")
+    assert all(part in plain for part in ("author = {{The X group} and Y, Z},", "title = {{A, B}},", "{commit abc}"))
+    assert plain.startswith("% no DOI yet") and "url" not in plain
+    both = bibtex(citation | {"doi": "10.1/x"}, "2026", "https://a.org")
+    assert both.startswith("@software{") and "doi = {10.1/x}," in both and "url = {https://a.org}," in both
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    assert commit_of(tmp_path) == ""
+    (tmp_path / "a").write_text("1")
+    for words in (["init", "-q"], ["add", "a"], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *words], check=True)
+    clean = commit_of(tmp_path)
+    (tmp_path / "a").write_text("2")
+    assert len(clean) >= 7 and commit_of(tmp_path) == f"{clean}+"
+
+
+@pytest.mark.parametrize("values", [[[25, 4.0], [50, 2.0]], [4.0, 2.0]])
+def test_a_card_s_curve_keeps_its_numbers(values):
+    """Pairs of a step and a value, and values alone, which are counted from 1."""
+    figure = BeautifulSoup(pages.curve(values, "loss by step", "pocket"), "lxml").figure
+    kept = {link.get_text(): data_of(link["href"])[1] for link in figure.select(".ee-take a")}
+    pairs = values if isinstance(values[0], list) else [[1, 4.0], [2, 2.0]]
+    assert pd.read_csv(BytesIO(kept["CSV"])).values.tolist() == pairs
+    assert figure.figcaption.get_text().startswith("pocket, loss by step: from 4")
+
+
+def test_cards_keep_every_value():
+    quality = {"a": {"BLEU": 1.5}, "b": {"BLEU": 2.5, "items": 9}}
+    card = {"steps": 7, "quality": quality, "loss": [[i, 3 / (i + 1)] for i in range(10)]}
+    card["loss by part"] = {"text": [float(i) for i in range(10)], "parts": 1}
+    page = "\n".join(card_parts(card, lambda values, name: f"{name}: {values[0]} to {values[-1]}"))
+    assert "|  | BLEU | items |" in page and "| b | 2.5 | 9 |" in page and "| a | 1.5 | – |" in page
+    assert "| steps | 7 |" in page and "loss: [0, 3.0] to [9, 0.3]" in page
+    assert "loss by part, text: 0.0 to 9.0" in page
+
+
+@pytest.mark.parametrize(
+    "write, value, shown",
+    [
+        (text, 0.61234, "0.612"),
+        (text, 12345, "12,345"),
+        (text, None, "–"),
+        (text, True, "yes"),
+        (text, [1, "a"], "1, a"),
+        (text, "a|b\n*c* $d$", r"a\|b \*c\* \$d\$"),
+        (text, "see https://example.org/a_b.", "see <https://example.org/a_b>."),
+        (visible, " the", "␣the"),
+        (visible, "a\nb", "a↵b"),
+        (visible, "", "∅"),
+        (visible, "\u202edoc\x1b[31m", "U+202EdocU+001B[31m"),
+        (visible, "שלום 👩\u200d👧 e\u0301 <b>$x$", "שלום␣👩\u200d👧␣e\u0301␣<b>$x$"),
+        (harmless, "a b\n\u202edoc\x1b[31m\u0000", "a b\nU+202EdocU+001B[31mU+0000"),
+        (harmless, "שלום 👩\u200d👧", "שלום 👩\u200d👧"),
+    ],
+)
+def test_values_and_texts_are_made_fit_to_be_looked_at(write, value, shown):
+    assert write(value) == shown
+
+
+def test_a_caption_makes_a_directive_and_a_fence_holds_fences():
+    shown = table(["a"], [[1]], "What *it* is: all of it.")
+    assert shown.startswith(":::{table} What \\*it\\* is: all of it.\n| a |") and shown.endswith("| 1 |\n\n:::\n")
+    outer = fenced("{dropdown} more", shown)
+    assert outer.startswith("::::{dropdown} more\n:::{table}") and outer.endswith(":::\n\n::::\n")
