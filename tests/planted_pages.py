@@ -9,11 +9,12 @@ import eelib
 from checks.tiny_texts import WINDOW, tokenizer_for
 
 
-def deep_model(folder, layers=10, seed=0):
+def deep_model(folder, layers=10, seed=0, window=WINDOW):
     """A checkpoint as tiny as may be, of so many blocks."""
     tokenizer = tokenizer_for("causal")
+    tokenizer.model_max_length = window
     torch.manual_seed(seed)
-    size = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": WINDOW, "vocab_size": len(tokenizer)}
+    size = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": window, "vocab_size": len(tokenizer)}
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     hf.GPT2LMHeadModel(hf.GPT2Config(**size, **ids)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -94,7 +94,7 @@ def test_runs_alone_and_writes_its_results(runs, name):
     written = json.loads((results / f"{name}.json").read_text())
     assert written["model"] == "gpt2" and written["parameters"]["limit"] == 4
     assert {claim["id"] for claim in written["claims"]} == {claim.id for claim in claims(name)}
-    # Random weights know no task, so nothing is judged: what is concluded of a task that is known, test_planted_* test.
+    # Random weights know no task, so nothing is judged: what is concluded of a task that is known, tests/eestudy shows.
     assert not any(written["learnt"].values())
     assert all(claim["verdict"] in (UNTESTABLE, NOT_APPLICABLE) and claim["reason"] for claim in written["claims"])
     errors = [o for cell in nbformat.read(out, 4).cells for o in cell.get("outputs", []) if o.output_type == "error"]
@@ -102,7 +102,7 @@ def test_runs_alone_and_writes_its_results(runs, name):
 
 
 def test_each_notebook_is_judged_on_planted_data():
-    files = [*(ROOT / "tests").glob("test_planted_*.py"), *(ROOT / "tests/eestudy").glob("test_page*.py")]
+    files = (ROOT / "tests/eestudy").glob("test_page*.py")
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     judged = set(re.findall(r'(?:verdicts|run_page)\(\s*"(\w+)"', code))
     assert judged == {notebook.stem for notebook in NOTEBOOKS}
@@ -130,20 +130,6 @@ def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
     assert process.returncode != 0
     lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
     assert lines and "'modle' is not known; allowed: model, tasks" in lines[-1]
-    assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_a_checkpoint_beside_that_is_not_there_stops_with_one_clear_line(tmp_path):
-    process = papermill(
-        ROOT / "notebooks/architectures.ipynb",
-        tmp_path / "out.ipynb",
-        tmp_path,
-        beside="pocket-none on translation/de-en",
-    )
-    assert process.returncode != 0
-    lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
-    assert lines and "parameter beside: model 'pocket-none' could not be loaded" in lines[-1]
     assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
 
 

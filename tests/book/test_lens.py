@@ -100,32 +100,15 @@ def test_every_layer_says_what_a_trace_says(loaded, model, tmp_path):
 
 def odd_texts() -> list[str]:
     """A few hundred: shipped sentences of four languages' letters, and what tokenizers trip over."""
+    odd = [
+        "", " ", "  two  spaces ", "tab\tand\nline\r\n\nend\n", "10000 3,14 1234567 ½ ², ١٢٣", "\x00\x01\x7f",
+        "naïve cafe\u0301 e\u0301\u0323", "👩‍👩‍👧 🇩🇪 👍🏽!", "汉字 かな 한국어", "שלום עולם", "\u0301 alone",
+        "a\u0085b\ufeffc\u200bd\u00a0e\u3000f\u180eg", "<|end|>", "x<|pad|>y", "\n### Response:\n### Response:\n",
+        "don't ''' \"quoted\" – — … ###", "ÄÖÜ äöü ß ŒœÆæ çéèêëîïôùûÿ ÀÉÈ", "İıǅﬁ", "𝔘𝔫𝔦 𐍈 \U0001f9ff",
+    ]  # fmt: skip
     texts = [text for name in DIRECTIONS for text in eelib.load_task(f"translation/{name}").sources[:60]]
-    texts += [
-        "",
-        " ",
-        "  two  spaces ",
-        "tab\tand\nline\r\n\nend\n",
-        "10000 3,14 1234567 ½ ², ١٢٣",
-        "naïve cafe\u0301 e\u0301\u0323",
-    ]
-    texts += [
-        "👩‍👩‍👧 🇩🇪 👍🏽!",
-        "汉字 かな 한국어",
-        "שלום עולם",
-        "a\u0085b\ufeffc\u200bd\u00a0e\u3000f\u180eg",
-        "\u0301 alone",
-        "\x00\x01\x7f",
-    ]
-    texts += [
-        "<|end|>",
-        "x<|pad|>y",
-        "### Instruction:\n### Input:\n\n### Input:\n",
-        "\n### Response:\n### Response:\n",
-    ]
-    texts += ["don't ''' \"quoted\" – — … ###", "ÄÖÜ äöü ß ŒœÆæ çéèêëîïôùûÿ ÀÉÈ", "İıǅﬁ", "𝔘𝔫𝔦 𐍈 \U0001f9ff"]
     letters, seed = "aé ß\n.,!?'-9#ü😀\u0301\u00a0Ω漢<|end|>", random.Random(0)
-    return texts + ["".join(seed.choices(letters, k=seed.randint(1, 24))) for _ in range(200)]
+    return [*texts, *odd, *("".join(seed.choices(letters, k=seed.randint(1, 24))) for _ in range(200))]
 
 
 def test_the_tokenizer_is_that_of_the_model(loaded, model):
@@ -270,28 +253,15 @@ def test_after_a_crash_of_the_worker_the_model_is_loaded_anew(site, window):
     assert not text_of(window, "complaint") and "a second" in text_of(window, "status")
 
 
-def test_thresholds_span_what_the_model_can_reach(loaded):
-    """Of the shipped model, and of one with 30 layers and 49,152 tokens."""
-    spans = (
-        """(layers, vocabulary) => Object.values(Lens.gates).map(({ range }) => range({ layers, vocabulary }).max)"""
-    )
-    assert call(loaded, spans, 30, 49152) == [1, 1, 10.8, 29]
-    assert call(loaded, spans, 12, loaded.run("Lens.stored.vocabulary")) == [1, 1, 9, 11]
-
-
 def test_stored_outputs_are_explored_without_a_model_and_are_never_markup(site, window):
     """What a result page holds: choose an output, look at a cell; names and texts of tokens stay text."""
     texts = ["</script><img src=x onerror='window.broken=1'>", "<b>&lt;", "é", "$x$"]
-    outputs = [
-        {
-            "name": texts[0],
-            "tokens": [{"id": 1, "ids": [[0, 1], [1, 0]], "shares": [[0.6, 0.4]] * 2, "entropy": [0.5] * 2}],
-        },
-        {
-            "name": "other",
-            "tokens": [{"id": 2, "ids": [[3, 2], [2, 3]], "shares": [[0.9, 0.1]] * 2, "entropy": [0.2] * 2}] * 3,
-        },
-    ]
+
+    def token(first, second):
+        ids, shares = [[first, second], [second, first]], [[0.6, 0.4]] * 2
+        return {"id": second, "ids": ids, "shares": shares, "entropy": [0.2] * 2}
+
+    outputs = [{"name": texts[0], "tokens": [token(0, 1)]}, {"name": "other", "tokens": [token(3, 2)] * 3}]
     page = explorer(outputs, texts.__getitem__, base="lens/")
     (site / "explore.html").write_text(f'<!doctype html><meta charset="utf-8">{page}', "utf-8")
     window.open(f"{site}/explore.html")

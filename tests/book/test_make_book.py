@@ -1,15 +1,20 @@
-"""`make book` on a tiny study: the real Makefile, Snakefile and papermill; Jupyter Book alone is stood in for."""
+"""`make book` on a tiny study: the real Makefile, Snakefile, papermill and workers; Jupyter Book is stood in for."""
 
 import json
 import os
+import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
 import pytest
 from book_built import up_to_date
+
+import eelib
+from eelib.common.errors import InputError
+from eestudy.book import __main__ as book
+from eestudy.book import worker
 
 ROOT = Path(__file__).parents[2]
 # Writes every page of the table of contents, as `jupyter-book build` does.
@@ -22,7 +27,6 @@ echo made > _build/html/index.html
 """
 PARAMETERS = 'model: str = "none"\nnote: str = "default"\nruns_folder: str = ""\nresults_folder: str = ""\n'
 CODE = """import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 assert not Path("broken").exists(), "it broke"
 folder = Path(results_folder, Path(model).name)
@@ -31,10 +35,13 @@ given = {"model": model, "note": note}
 kept = {"claims": [], "manifest": {}, "parameters": given, "date": "2026-01-02"}
 (folder / "tiny.json").write_text(json.dumps(kept))
 """
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+LINKED = ["Makefile", "Snakefile", "eelib", "eestudy", "checks", "workflow"]
+LINKED += ["_config.yml", "constraints.txt", "pyproject.toml", "book/engine.md"]
+SLEEPER = "import sys, time; print('ready', flush=True); time.sleep(60)"
+slow = pytest.mark.slow
 
 
-def say(folder: Path, models: dict | None = None, **parameters) -> None:
+def write_study(folder: Path, models: dict | None = None, **parameters) -> None:
     """Write the study file: one notebook on `models`."""
     content = {
         "threads": 1,
@@ -46,22 +53,13 @@ def say(folder: Path, models: dict | None = None, **parameters) -> None:
 
 
 def make_project(folder: Path) -> Path:
-    """A project of one notebook, with the code of this one."""
-    for name in (
-        "Makefile",
-        "Snakefile",
-        "eelib",
-        "eestudy",
-        "checks",
-        "workflow",
-        "_config.yml",
-        "constraints.txt",
-        "pyproject.toml",
-    ):
-        (folder / name).symlink_to(ROOT / name)
-    for name in ("book", "notebooks", "venv/bin"):
+    """A project of one notebook, with the code of this one, in which a call of Snakemake was killed."""
+    for name in ("book", "notebooks", "venv/bin", ".snakemake/locks"):
         (folder / name).mkdir(parents=True)
-    (folder / "book/engine.md").symlink_to(ROOT / "book/engine.md")
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("0.input.lock", "0.output.lock"):
+        (folder / ".snakemake/locks" / name).write_text("results/model/tiny.json\nbook/results/model/tiny.ipynb\n")
     cells = [nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}), nbformat.v4.new_code_cell(CODE)]
     notebook = nbformat.v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
     nbformat.write(notebook, folder / "notebooks/tiny.ipynb")
@@ -70,15 +68,15 @@ def make_project(folder: Path) -> Path:
         (folder / "venv/bin" / name).write_text(script)
         (folder / "venv/bin" / name).chmod(0o755)
     (folder / "venv/.installed").touch()
-    say(folder)
+    write_study(folder)
     return folder
 
 
-def make_book(folder: Path) -> subprocess.CompletedProcess:
-    """`make book` in a project; both streams in `stdout`."""
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """`make` in a project; both streams in `stdout`."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
-        ["make", "book", "VENV=venv", "CORES=1"],
+        ["make", *arguments],
         cwd=folder,
         env=environment | {"OMP_NUM_THREADS": "1"},
         text=True,
@@ -86,6 +84,10 @@ def make_book(folder: Path) -> subprocess.CompletedProcess:
         stderr=subprocess.STDOUT,
         timeout=900,
     )
+
+
+def make_book(folder: Path) -> subprocess.CompletedProcess:
+    return make(folder, "book", "VENV=venv", "CORES=1")
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +99,24 @@ def project(tmp_path_factory):
     return folder
 
 
-def test_an_untouched_book_says_that_nothing_has_changed(project):
+@slow
+def test_an_untouched_book_stays_and_one_older_than_a_source_is_not_up_to_date(project):
     made = [*project.glob("book/**/*"), *project.glob("results/**/*")]
     before = {path: path.stat().st_mtime_ns for path in made}
-    assert up_to_date(project)
     done = make_book(project)
-    assert done.returncode == 0 and "Nothing has changed" in done.stdout
+    assert done.returncode == 0 and "Nothing has changed" in done.stdout and up_to_date(project)
     assert {path: path.stat().st_mtime_ns for path in made} == before
+    prose = project / "book/more.md"
+    prose.write_text("# More")
+    assert not up_to_date(project)
+    prose.unlink()
+    write_study(project, note="another")
+    assert not up_to_date(project)
+    write_study(project)
+    assert up_to_date(project)
 
 
+@slow
 @pytest.mark.parametrize("paths", [["results/model/tiny.json"], ["index.html", "results/model/tiny.html"]])
 def test_what_is_missing_is_made_again(project, paths):
     files = [project / path if path.endswith("json") else project / "book/_build/html" / path for path in paths]
@@ -117,18 +128,8 @@ def test_what_is_missing_is_made_again(project, paths):
     assert all(file.exists() for file in files)
 
 
-def test_a_book_older_than_a_source_is_not_up_to_date(project):
-    prose = project / "book/more.md"
-    prose.write_text("# More")
-    assert not up_to_date(project)
-    prose.unlink()
-    assert up_to_date(project)
-    say(project, note="another")
-    assert not up_to_date(project)
-    say(project)
-
-
-def test_a_failing_notebook_stays_red_and_a_missing_page_is_made_again_once_it_is_mended(project):
+@slow
+def test_a_failing_notebook_stays_red_until_it_is_mended(project):
     page = project / "book/results/model/tiny.ipynb"
     (project / "broken").touch()
     page.unlink()
@@ -136,17 +137,15 @@ def test_a_failing_notebook_stays_red_and_a_missing_page_is_made_again_once_it_i
         done = make_book(project)
         assert done.returncode and "Nothing has changed" not in done.stdout, done.stdout
         assert "The reasons are above, or in logs/" in done.stdout
-        assert "it broke" in (project / "logs/model/tiny.log").read_text()
-        assert not page.exists()
+        assert "it broke" in (project / "logs/model/tiny.log").read_text() and not page.exists()
     (project / "broken").unlink()
-    done = make_book(project)
-    assert done.returncode == 0 and "Nothing has changed" not in done.stdout, done.stdout
-    assert page.exists()
+    assert make_book(project).returncode == 0 and page.exists()
 
 
 HOSTILE = "a b; touch canary $(touch canary) `touch canary` {note} {wildcards.model} {{x}} ' \" \\ <b> || true"
 
 
+@slow
 def test_hostile_parameters_reach_the_notebook_as_they_are_and_a_moved_file_runs_it_again(tmp_path):
     """One project for both: a folder of a model under a hostile path, hostile values, then older weights in place."""
     project = make_project(tmp_path)
@@ -154,7 +153,7 @@ def test_hostile_parameters_reach_the_notebook_as_they_are_and_a_moved_file_runs
     place.mkdir(parents=True)
     (place / "model.safetensors").write_text("old")
     model = str(place.relative_to(project))
-    say(project, {model: {}}, note=HOSTILE)
+    write_study(project, {model: {}}, note=HOSTILE)
     done = make_book(project)
     assert done.returncode == 0, done.stdout
     kept = project / "results/weights/tiny.json"
@@ -169,33 +168,6 @@ def test_hostile_parameters_reach_the_notebook_as_they_are_and_a_moved_file_runs
     assert done.returncode == 0 and kept.stat().st_mtime_ns > before, done.stdout
 
 
-def test_a_hostile_name_is_refused_in_one_line_and_nothing_runs(tmp_path):
-    project = make_project(tmp_path)
-    (project / "x$(touch canary)").mkdir()
-    say(project, {"./x$(touch canary)": {}})
-    before = set(project.rglob("*"))
-    done = make_book(project)
-    assert done.returncode
-    said = [line for line in done.stdout.splitlines() if "study.yml" in line]
-    assert len(said) == 1 and "must be of letters, digits" in said[0]
-    assert "Traceback" not in done.stdout
-    made = {path.relative_to(project).parts[0] for path in set(project.rglob("*")) - before}
-    assert made <= {".snakemake", "eelib", "eestudy"}  # compiled files of the code that is linked there
-
-
-def test_a_killed_call_leaves_no_lock_and_two_at_once_take_turns(tmp_path):
-    project = make_project(tmp_path)
-    locks = project / ".snakemake/locks"
-    locks.mkdir(parents=True)
-    for name in ("0.input.lock", "0.output.lock"):
-        (locks / name).write_text("results/model/tiny.json\nbook/results/model/tiny.ipynb\n")
-    with ThreadPoolExecutor(2) as pool:
-        calls = list(pool.map(lambda _: make_book(project), range(2)))
-    assert all(call.returncode == 0 for call in calls), [call.stdout for call in calls]
-    said = [call.stdout for call in calls]
-    assert sum("this one waits" in text for text in said) == 1
-
-
 INSTALLER = f"""#!/bin/sh
 case "$*" in
 "-m venv"*) echo "$*" >> calls; for last; do :; done; mkdir -p "$last/bin"
@@ -208,30 +180,131 @@ esac
 """
 
 
-def start_install(project: Path) -> subprocess.Popen:
-    """`make` of a fresh environment by a Python that notes its calls; in a process group of its own."""
-    (project / "python3").write_text(INSTALLER)
-    (project / "python3").chmod(0o755)
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    asked = ["make", "VENV=fresh", f"PYTHON={project}/python3", "fresh/.installed"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(asked, cwd=project, env=clean, start_new_session=True, **streams)
-
-
-def calls_in(project: Path) -> list[str]:
-    """What the installing Python, and its pip, were called with."""
-    path = project / "calls"
-    return path.read_text().splitlines() if path.exists() else []
-
-
+@slow
 def test_an_environment_whose_making_was_broken_off_is_made_anew(tmp_path):
-    """The Python that makes it is killed once, before there is a pip."""
+    """The Python that makes it notes its calls, and is killed once, before there is a pip."""
     project = make_project(tmp_path)
     (project / "once").touch()
-    said = []
-    for _ in range(3):
-        call = start_install(project)
-        said.append((call.communicate(timeout=300)[0], call.returncode))
-    assert said[0][1] and said[1][1] == said[2][1] == 0, said
+    (project / "python3").write_text(INSTALLER)
+    (project / "python3").chmod(0o755)
+    done = [make(project, "VENV=fresh", f"PYTHON={project}/python3", "fresh/.installed") for _ in range(3)]
+    assert done[0].returncode and done[1].returncode == done[2].returncode == 0, [one.stdout for one in done]
     assert not (project / "fresh.making").exists()
-    assert calls_in(project) == ["-m venv fresh", "-m venv --clear fresh", "pip"]
+    calls = (project / "calls").read_text().splitlines()
+    assert calls == ["-m venv fresh", "-m venv --clear fresh", "pip"]
+
+
+# ---- before Snakemake starts: one call at a time
+
+
+def in_place_of_snakemake(here: Path, code: str) -> dict:
+    """How to start a program in a folder where `snakemake` runs some Python code."""
+    (here / "notebooks").symlink_to(ROOT / "notebooks")
+    program = here / "bin/snakemake"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\n{code}\n")
+    program.chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    return {"env": environment, "cwd": here, "text": True, "stdout": subprocess.PIPE}
+
+
+CALL = [sys.executable, "-m", "eestudy.book", str(ROOT / "study.yml")]
+
+
+def test_the_lock_ends_with_the_process_however_that_ends(tmp_path):
+    started = in_place_of_snakemake(tmp_path, SLEEPER)
+    first = subprocess.Popen(CALL, **started)
+    assert first.stdout.readline() == "ready\n"
+    second = subprocess.Popen(CALL, **started)
+    assert second.stdout.readline() == "Another make is running in this folder; this one waits.\n"
+    first.kill()
+    first.wait()
+    assert second.stdout.readline() == "ready\n"
+    second.kill()
+    second.wait()
+
+
+def test_without_a_lock_the_command_runs(tmp_path):
+    (tmp_path / ".snakemake").mkdir()
+    (tmp_path / ".snakemake/turn").symlink_to(tmp_path / "target")
+    started = in_place_of_snakemake(tmp_path, "import sys; print('ran', *sys.argv[-2:])")
+    done = subprocess.run([*CALL, "--cores", "1", "--dry-run", "results"], **started, stderr=subprocess.PIPE)
+    assert done.returncode == 0 and done.stdout == "ran --dry-run results\n" and "No lock could be taken" in done.stderr
+
+
+def test_a_profile_without_its_executor_is_refused(monkeypatch, one_line):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    one_line(InputError, "pip install", lambda: book.command("study.yml", "all", "workflow/profiles/slurm", []))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    given = book.command("study.yml", "all", "workflow/profiles/slurm", ["results"])
+    assert given[-1] == "results" and "cluster=slurm" in given and "--cores" not in given
+
+
+# ---- workers: the traces that a model's notebooks ask for are there before them
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch, folder_of):
+    """A study of a tiny model and two notebooks, in whose folder the test works."""
+    values = {
+        "model": "",
+        "tasks": "",
+        "limit": 0,
+        "max_new_tokens": 9,
+        "batch_size": 1,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    source = [f"{name}: {type(value).__name__} = {value!r}\n" for name, value in values.items()]
+    cell = {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": source}
+    (tmp_path / "notebooks").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"notebooks/{name}.ipynb").write_text(json.dumps({"cells": [cell]}))
+    content = {
+        "parameters": {"tasks": "translation/de-en,translation/fr-en", "limit": 3, "max_new_tokens": 2},
+        "notebooks": {"a": {}, "b": {"limit": 2}},
+        "models": {str(folder_of("llama")): {"workers": 2, "gpu": 2, "memory_gb": 80, "hours": 3, "partition": "long"}},
+    }
+    (tmp_path / "study.yml").write_text(json.dumps(content))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_worker_makes_what_the_notebooks_ask_for(study, folder_of, monkeypatch):
+    model = folder_of("llama")
+    monkeypatch.setattr(sys, "argv", ["worker", "--model", model.name])
+    worker.main()
+    made = sorted(path.parent for path in study.glob("runs/*/*/manifest.json"))
+    assert len(made) == 4  # two tasks, two limits
+    for folder in made:
+        trace = eelib.tracing.trace.Trace(folder)
+        assert trace.model_name == model.name and trace.manifest["settings"]["max_new_tokens"] == 2
+
+
+@pytest.mark.parametrize("name, part", [("other", "not enabled in study.yml; enabled: "), ("../x", "'../x' is not")])
+def test_an_unknown_model_is_refused_in_a_line(name, part, study, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["worker", "--model", name])
+    with pytest.raises(SystemExit, match=f"(?s)^(?!.*\n).*{part}"):
+        worker.main()
+
+
+@slow
+@pytest.mark.parametrize("cluster", ["", "slurm"])
+def test_the_snakefile_runs_workers_first(cluster, study, folder_of):
+    for name in ("eelib", "eestudy", "_config.yml"):
+        (study / name).symlink_to(ROOT / name)
+    (study / "book").mkdir()
+    source = (ROOT / "Snakefile").read_text()
+    (study / "Snakefile").write_text(re.sub(r" +message:\n.*\n", "", source))  # it stands in place of the resources
+    command = [sys.executable, "-m", "snakemake", "-n", "--cores", "2", "results", "--config", f"cluster={cluster}"]
+    environment = os.environ | {"PYTHONPATH": str(study)}
+    done = subprocess.run(command, cwd=study, capture_output=True, text=True, env=environment)
+    shown, name = done.stdout + done.stderr, folder_of("llama").name
+    assert done.returncode == 0, shown
+    rules = [part for part in re.split(r"\nrule |\nJob stats", shown) if "output: book/results" in part]
+    assert len(rules) == 2
+    assert all(f"logs/{name}/traces-{number}.made" in rule for rule in rules for number in (0, 1))
+    assert "mem_mb=16384" in rules[0] and "81920" not in shown
+    asked = ("gres=gpu:2", "runtime=180", "slurm_partition=long") if cluster else (" gpu=2",)
+    assert all(each in rules[0] for each in asked), rules[0]
+    assert (" gpu=2" in rules[0]) == (not cluster)

@@ -1,4 +1,4 @@
-"""Weights go over bit by bit, and what the page's network can't run is refused."""
+"""What the page with the lens is given, and what it refuses; tests/book/test_lens.py runs the page."""
 
 import base64
 import json
@@ -11,38 +11,39 @@ from safetensors.torch import load_file, save_file
 
 from eelib.common.errors import CheckpointError
 from eelib.common.files import data_folder
-from eestudy.browser.weights import packed, pieces_of_weights, read_bfloat16, shape_of
+from eestudy.browser.tokenizer import tokenizer_of
+from eestudy.browser.weights import packed, read_bfloat16, shape_of
 
 SOURCE = data_folder("models", "pocket-llama")
 
 
-def unpacked(part: dict) -> np.ndarray:
-    """The numbers of `packed`, by the plain way."""
+def test_weights_go_over_bit_by_bit():
+    numbers = np.arange(2**16, dtype="<u2")  # every pattern of bits
+    part = packed(numbers)
     low = np.frombuffer(base64.b64decode(part["low"]), np.uint8).astype("<u2")
     high = np.frombuffer(zlib.decompress(base64.b64decode(part["high"])), np.uint8).astype("<u2")
-    assert len(low) == len(high) == part["count"]
-    return low | high << 8
-
-
-def test_every_number_comes_back():
-    places, numbers = read_bfloat16(SOURCE / "model.safetensors")
-    pieces = pieces_of_weights(numbers)
-    np.testing.assert_array_equal(np.concatenate([unpacked(piece) for piece in pieces]), numbers)
-    assert [piece["start"] for piece in pieces] == list(np.cumsum([0, *(piece["count"] for piece in pieces[:-1])]))
-    assert sorted(places.values())[0][0] == 0 and max(end for _, end in places.values()) == len(numbers)
-    assert sum(len(piece["low"]) + len(piece["high"]) for piece in pieces) < 30e6
-
-
-def test_every_pattern_of_bits_comes_back():
-    numbers = np.arange(2**16, dtype="<u2")
-    np.testing.assert_array_equal(unpacked(packed(numbers)), numbers)
-
-
-def test_the_numbers_are_the_tensors():
+    np.testing.assert_array_equal(low | high << 8, numbers)
     places, numbers = read_bfloat16(SOURCE / "model.safetensors")
     for name, tensor in load_file(SOURCE / "model.safetensors").items():
         found = torch.from_numpy(numbers[slice(*places[name])].astype(np.int32) << 16).view(torch.float32)
         assert torch.equal(found, tensor.float().flatten()), name
+
+
+@pytest.mark.parametrize(
+    "part, change",
+    [
+        (None, {"normalizer": {"type": "NFC"}}),
+        ("model", {"type": "Unigram"}),
+        ("model", {"byte_fallback": True}),
+        (None, {"pre_tokenizer": {"type": "Whitespace"}}),
+        (None, {"pre_tokenizer": None}),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused(part, change, tmp_path, one_line):
+    content = json.loads((SOURCE / "tokenizer.json").read_text(encoding="utf-8"))
+    (content[part] if part else content).update(change)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    one_line(CheckpointError, "byte-level BPE", lambda: tokenizer_of(tmp_path / "tokenizer.json"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,19 +14,6 @@ from eestudy import claims as papers
 from eestudy.statistics import NOTHING, Interval, interval
 
 FOLDER = data_folder("papers")
-BUILT = {
-    "saturation": ["P-S1", "P-S2", "P-S3", "P-S4", "P-S5"],
-    "length": ["P-L1", "P-L2", "P-L3"],
-    "subwords": ["P-W1", "P-W2", "P-W3"],
-    "sublayers": ["P-B1", "P-B2", "P-B3", "P-B4"],
-    "difficulty": ["M-D1", *(f"M-D{number}" for number in range(3, 8))],  # M-D2 was merged into M-D1
-    "architectures": ["P-A1", "P-A2", "P-A3"],
-    "monotonicity": [f"M-M{number}" for number in range(1, 6)],
-    "gates": ["P-G1", "P-G2", "P-G3", "M-E1", "M-E3"],
-    "speed": ["P-K1", "P-K2", "P-K3", "P-T1", "P-T2", "M-E2"],
-    "production": ["A-P1", "A-P2", "A-P3", "A-P4"],
-}
-LATER = {"joint_optimization"}
 
 
 @pytest.mark.parametrize("table", papers.tables())
@@ -42,12 +28,6 @@ def test_every_number_has_source_units_and_base(table):
         assert set(row) == {"row", *record["columns"]}
         assert row.get("layer_base", 0) in bases
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
-
-
-def test_all_tables_are_there():
-    tables_of_p = [f"P-table-{number}" for number in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11)]
-    of_m = ["M-blog", "M-text", "M-figure-1", "M-figure-2", "M-table-1"]
-    assert papers.tables() == [*of_m, "P-text", *tables_of_p]
 
 
 def test_tables_agree_where_the_papers_do():
@@ -70,14 +50,6 @@ def test_tables_agree_where_the_papers_do():
     assert curves["distilled"].idxmax() == 10 and curves["distilled"][2] > curves["distilled"][3:7].max()
 
 
-def test_layers_stay_inside_their_base():
-    for table in ("P-table-6", "P-table-11"):
-        layers = papers.published(table).exit_layers.explode()
-        assert layers.between(0, 31).all() and (layers == 31).any()
-    example = papers.published("P-table-10")
-    assert example.layer.max() == 40 and example[example.complete].top_10.map(len).eq(10).all()
-
-
 def test_published_carries_its_notes_and_is_a_copy():
     frame = papers.published("P-table-1")
     assert frame.attrs["source"]["table"] == "Table 1" and frame.attrs["notes"]
@@ -95,18 +67,16 @@ def test_as_depth_shows_an_unknown_base_under_both():
 
 
 def test_claims_are_complete_and_unique():
+    """Each has its paper, statistic, bound and weight, and says since when it stands."""
     every = papers.claims()
     ids = [claim.id for claim in every]
-    assert len(set(ids)) == len(ids)
-    for notebook, expected in BUILT.items():
-        assert [claim.id for claim in papers.claims(notebook)] == expected
-    assert {claim.notebook for claim in every} == set(BUILT) | LATER
+    assert len(set(ids)) == len(ids) > 40
     for claim in every:
         assert claim.paper == claim.id[0] and claim.reference.startswith(claim.paper)
         assert claim.direction in ("above", "below", "within")
         assert (claim.tolerance is not None) == (claim.direction == "within")
         assert claim.minimum_sequences == (100 if claim.id == "M-D3" else 30)
-        assert claim.claim and claim.statistic
+        assert claim.claim and claim.statistic and dated(claim.fixed)
         assert claim.weight in papers.WEIGHTS and (claim.weight == papers.INFORMATIVE) == (not claim.weight_why)
         assert not claim.ours or claim.weight in (papers.OURS, papers.CONSTRUCTED)
     with pytest.raises(ValueError, match="no claims for notebook 'lenght'"):
@@ -174,33 +144,17 @@ def test_what_cannot_be_tested_says_why():
         assert verdict.verdict == papers.UNTESTABLE and reason in verdict.reason
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: papers.judge("P-X9", Interval(0, 0, 0, 30)), "no claim 'P-X9'"),
-        (lambda: papers.judge("P-S1", Interval(0, 1, 0, 30)), "not an interval for P-S1"),
-    ],
-)
-def test_bad_input_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="no claim 'P-X9'"):
+        papers.judge("P-X9", Interval(0, 0, 0, 30))
+    with pytest.raises(ValueError, match="not an interval for P-S1"):
+        papers.judge("P-S1", Interval(0, 1, 0, 30))
 
 
 def test_table_and_json_show_the_verdict():
     holding = papers.judge("P-S1", Interval(0.61234, 0.58, 0.645, 200))
     verdicts = [holding, papers.judge("M-D4", NOTHING)]
     table = papers.verdict_table(verdicts)
-    assert list(table.columns) == [
-        "Claim",
-        "Verdict",
-        "Weight",
-        "This run",
-        "Holds if",
-        "Paper",
-        "Statistic",
-        "Sequences",
-        "Source",
-    ]
     assert list(table["This run"]) == ["0.612\u00a0[0.580,\u00a00.645]", "–"]
     assert list(table["Paper"]) == ["0.933", papers.NOT_IN_PAPER]
     assert list(table["Verdict"]) == ["holds", "not testable here (no tokens of a task that can be judged)"]
@@ -211,26 +165,15 @@ def test_table_and_json_show_the_verdict():
     assert papers.verdict_table([]).empty
 
 
-def test_another_data_folder(tmp_path, monkeypatch):
-    (tmp_path / "papers").mkdir()
-    shutil.copy(FOLDER / "claims.json", tmp_path / "papers")
-    monkeypatch.setenv("EELIB_DATA", str(tmp_path))
-    assert papers.claims("length") and papers.tables() == []
-
-
 def dated(moment):
     """Whether it has a date and a commit."""
     return re.fullmatch(r"\d{4}-\d\d-\d\d", moment["date"]) and re.fullmatch("[0-9a-f]{7,}", moment["commit"])
 
 
-def test_every_claim_says_since_when_it_stands():
-    assert all(dated(claim.fixed) for claim in papers.claims())
-
-
 def test_amended_claims_keep_their_earlier_words():
-    """Fields of a claim, other than now, with a date and a reason."""
+    """Fields of a claim, other than now, with a date and a reason; so do the rules for all claims."""
     changed = [(claim, change) for claim in papers.claims() for change in claim.amended]
-    assert {claim.id for claim, _ in changed} >= {"P-S2", "P-S3"}
+    assert {claim.id for claim, _ in changed} >= {"P-S2", "P-S3", "M-D1", "P-K1", "A-P3"}
     for claim, change in changed:
         assert set(change) == {"date", "commit", "why", "was"} and change["why"]
         assert dated(change) and claim.fixed["date"] <= change["date"]
@@ -239,28 +182,9 @@ def test_amended_claims_keep_their_earlier_words():
         for field in {field for change in claim.amended for field in change["was"]}:
             words = [change["was"][field] for change in claim.amended if field in change["was"]]
             assert all(before != after for before, after in zip(words, [*words[1:], getattr(claim, field)]))
-
-
-def test_what_changed_for_all_claims_is_on_record():
-    changes = papers.judging()
-    assert all(dated(change) and change["why"] and change["was"] for change in changes)
-    assert [change["date"] for change in changes] == sorted(change["date"] for change in changes)
-    assert any("percentile" in change["was"] for change in changes)
-
-
-def test_every_field_that_history_changed_has_its_earlier_words():
-    changed = {
-        "M-D1": "note",
-        "M-E1": "note",
-        "P-K1": "notebook",
-        "P-K2": "notebook",
-        "P-K3": "notebook",
-        "P-A2": "note",
-        "P-T2": "note",
-        "A-P3": "minimum_sequences",
-    }
-    for claim_id, field in changed.items():
-        assert field in {name for change in papers.claim(claim_id).amended for name in change["was"]}, claim_id
+    rules = papers.judging()
+    assert all(dated(change) and change["why"] and change["was"] for change in rules)
+    assert [change["date"] for change in rules] == sorted(change["date"] for change in rules)
 
 
 def test_a_verdict_that_one_task_carries_says_so():
@@ -301,9 +225,6 @@ def test_p_value_says_at_which_level_the_interval_would_reach_the_bound():
     assert papers.p_value(tolerance, Interval(0.04, 0.03, 0.05, 40)) == pytest.approx(0.05)
     assert papers.p_value(tolerance, Interval(0.08, 0.05, 0.11, 40)) == pytest.approx(0.05)
     assert papers.p_value(tolerance, Interval(0.06, 0.03, 0.09, 40)) > 0.05
-
-
-def test_groups_that_are_all_the_same_give_no_p_value():
     alike = interval(pd.DataFrame({"value": [1.0] * 30, "group": range(30)}), "value", kind="mean")
     assert math.isnan(papers.p_value(papers.claim("P-S1"), alike)) and papers.judge("P-S1", alike).p is None
 

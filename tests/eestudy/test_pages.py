@@ -1,18 +1,15 @@
 """Every claim of a page about one model tried both ways on planted traces, and runs on which nothing is concluded."""
 
-import json
 import re
 from dataclasses import dataclass
 
 import families
-import nbformat
 import numpy as np
 import pytest
 import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts
-from planted import NOUNS, STEPS, exits, pairs, plant, rewrite
+from planted import NOUNS, STEPS, exits, pairs, plant, rewrite, sentences, write_task
 from planted_pages import asked, deep_model, varied
-from test_planted_verdicts import SATURATION, questions, wide_model
 
 import eelib
 from eestudy.parameters import ParameterError
@@ -20,18 +17,48 @@ from eestudy.parameters import ParameterError
 NEW = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
+WIDE = 256  # a window, in tokens, that holds a question's prompt
+
+
+def test_a_planted_trace_is_what_was_planted(planted_model, planted_tasks, tmp_path):
+    """References as outputs, the exit layers that were asked for, and readouts that agree with them."""
+    task = eelib.load_task(planted_tasks[0], limit=4)
+    made = plant(planted_model, task, tmp_path / "runs", lambda t: exits(1 + t["position"] % 3, 3), STEPS)
+    assert list(made.sequences["output"]) == [known for (known,) in task.references] and made.manifest["finished"]
+    assert not made.sequences["truncated"].any() and made.tokens["is_eos"].sum() == 4
+    for definition in ("first", "stable"):
+        np.testing.assert_array_equal(made.exit_layer(definition), 1 + made.tokens["position"] % 3)
+    agreement = made["final_rank"] == 1
+    emitted = np.broadcast_to(made.tokens["token_id"].to_numpy()[:, None], agreement.shape)
+    np.testing.assert_array_equal(made["top1"] == emitted, agreement)
+    np.testing.assert_array_equal(made["topk_ids"][..., 0], made["top1"])
+
+
+# The exit layer of a token by its position: of a task into English, of one out of it, and of answers to questions. The
+# model has three layers. Four tasks of questions are one kind, but four of six in the averages over tasks.
+SATURATION = {
+    "holds": [lambda at: 1 + 0 * at, lambda at: np.where(at < 2, 3, 1), *[lambda at: 1 + 0 * at] * 4],
+    "does not hold": [
+        lambda at: 3 + 0 * at,
+        lambda at: np.where(at % 5 % 2 == 1, 1, 3),
+        *[lambda at: 3 + 0 * at] * 4,
+    ],
+}
+
+
 @pytest.mark.parametrize("verdict", SATURATION)
 def test_saturation(verdict, planted_tasks, tmp_path):
     """Nearly all tokens early, at nearly the same layer, most of all into English; or nearly none, and less into it."""
-    model = wide_model(tmp_path / "wide")
-    tasks = [*planted_tasks, *(questions(tmp_path, f"asked{n}") for n in range(4))]
+    model, tasks = deep_model(tmp_path / "wide", 3, window=WIDE), [*planted_tasks]
+    rows = [{"context": "A room.", "question": "What?", "answers": row["references"]} for row in pairs(64)]
+    for name in ("asked0", "asked1", "asked2", "asked3"):
+        tasks.append(str(tmp_path / f"{name}.jsonl"))
+        write_task(tmp_path / f"{name}.jsonl", rows)
     for name, layer in zip(tasks, SATURATION[verdict], strict=True):
         plant(model, eelib.load_task(name), tmp_path / "runs", lambda t: exits(varied(t, layer), 3), STEPS)
     space = run_page("saturation", **asked(tmp_path, tmp_path / "wide", ",".join(tasks)))[0]
-    found = result(space)
-    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict.fromkeys(
-        ("P-S1", "P-S2", "P-S3", "P-S4", "P-S5"), verdict
-    )
+    found = {row["id"]: row["verdict"] for row in result(space)["claims"]}
+    assert found == dict.fromkeys(("P-S1", "P-S2", "P-S3", "P-S4", "P-S5"), verdict)
 
 
 MIDDLE = 18  # tokens of a planted output: no output of the shorter half is longer
@@ -57,16 +84,14 @@ LENGTH = {
 def test_length(name, planted_model, tmp_path):
     """References have one to eight words; each half of the outputs has groups enough for a verdict."""
     words = [[NOUNS[(i + j) % 10] for j in range(1 + i % 8)] for i in range(80)]
-    rows = [{"source": f"Satz {i}.", "references": [" ".join(of_row)]} for i, of_row in enumerate(words)]
     file = tmp_path / "tiny.de-en.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    layer, wanted = LENGTH[name]
+    task, (layer, wanted) = write_task(file, sentences(map(" ".join, words))), LENGTH[name]
 
     def agrees(tokens):
         length = tokens.groupby("sequence")["position"].transform("max")  # the end token's place
         return exits(layer(tokens["position"].to_numpy(), length.to_numpy()), 3)
 
-    made = plant(planted_model, eelib.load_task(str(file)), tmp_path / "runs", agrees, STEPS)
+    made = plant(planted_model, task, tmp_path / "runs", agrees, STEPS)
     assert 40 <= (made.sequences["length"] <= MIDDLE).sum() <= 50
     space = run_page("length", **asked(tmp_path, planted_model.name, str(file)) | {"model": str(tmp_path / "gpt2")})[0]
     found = result(space)
@@ -113,8 +138,7 @@ def planted_difficulty(tmp_path_factory):
     """planted_difficulty(verdict, entropy): folder, model and task of a finished run with these curves."""
     folder = tmp_path_factory.mktemp("difficulty")
     rows = [row if i % 6 else row | {"references": [f"A dog ran {i}."]} for i, row in enumerate(pairs(500))]
-    (folder / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    model, task = deep_model(folder / "deep"), eelib.load_task(str(folder / "tiny.de-en.jsonl"))
+    model, task = deep_model(folder / "deep"), write_task(folder / "tiny.de-en.jsonl", rows)
 
     def plant_curves(verdict, entropy):
         def readouts(tokens):
@@ -144,10 +168,9 @@ def test_difficulty(verdict, reversed_by, planted_difficulty):
 
 def test_known_difficulty(planted_tasks, tmp_path):
     """Answers to hard questions whose states are similar two layers later, or earlier, than those to easy ones."""
-    model, levels = wide_model(tmp_path / "wide"), ["one", "two", "three"]
+    model, levels = deep_model(tmp_path / "wide", 3, window=WIDE), ["one", "two", "three"]
     rows = [row | {"kind": levels[i % 3]} for i, row in enumerate(pairs(90))]
-    (tmp_path / "known.de-en.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    task = eelib.load_task(str(tmp_path / "known.de-en.jsonl"))
+    task = write_task(tmp_path / "known.de-en.jsonl", rows)
 
     def similar(tokens):
         first = 1 + tokens["sequence"].to_numpy() % 3  # the first similar state
@@ -302,8 +325,7 @@ SUBWORDS = {
 def test_subwords(name, llama, tmp_path):
     cut, layers, wanted = SUBWORDS[name]
     path = tmp_path / "tiny.de-en.jsonl"
-    rows = [{"source": f"Satz {i}.", "references": [text]} for i, text in enumerate(outputs(cut))]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    task = write_task(path, sentences(outputs(cut)))
 
     def agrees(tokens):
         assert (tokens.groupby("sequence").size() == 2 * (16 + cut) + 1).all()  # each output cut as it should be
@@ -313,7 +335,7 @@ def test_subwords(name, llama, tmp_path):
         other = first_piece & (first_piece.groupby(tokens["sequence"]).cumsum() == 1) & (tokens["sequence"] % 7 == 0)
         return exits(np.where(other, OTHER[layers["prefix"][0]], found), 3)  # groups that are all alike show nothing
 
-    plant(llama, eelib.load_task(str(path)), tmp_path / "runs", agrees, STEPS)
+    plant(llama, task, tmp_path / "runs", agrees, STEPS)
     space = run_page("subwords", **asked(tmp_path, tmp_path / "llama", str(path)))[0]
     found = result(space)
     assert {row["id"]: row["verdict"] for row in found["claims"]} == dict(zip(("P-W1", "P-W2", "P-W3"), wanted))
@@ -359,7 +381,7 @@ def test_architectures(verdict, planted_model, planted_tasks, tmp_path):
 def labelled(folder):
     """A file of 36 pairs of texts with one of three labels."""
     rows = [{"premise": f"Dog {i} ran", "hypothesis": "a dog", "label": i % 3} for i in range(36)]
-    (folder / "tiny.mnli.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_task(folder / "tiny.mnli.jsonl", rows)
     return str(folder / "tiny.mnli.jsonl")
 
 
@@ -380,10 +402,8 @@ def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
     "beside, part",
     [
         ("pocket-t5", "allowed are entries such as"),
-        (" on translation/*", "allowed are entries such as"),
         ("pocket-t5 on nothing/x", "parameter beside, pocket-t5: .*'nothing/x'"),
         ("pocket-t5 on translation/de-en; pocket-t5 on translation/en-de", "names pocket-t5 twice"),
-        ("pocket-none on translation/de-en", "parameter beside: model 'pocket-none' could not be loaded"),
         ("{tmp_path}/absent on translation/de-en", "parameter beside: model folder .* does not exist"),
     ],
 )
@@ -398,14 +418,14 @@ def test_models_beside_are_refused_before_anything_is_decoded(beside, part, plan
 @pytest.mark.parametrize("family, rows", [("gpt2", 5), ("t5", 5), ("bert_labels", 40)])
 def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
     """Five texts on which a random model writes nonsense, and a classifier that guesses."""
-    texts_of = [{"source": f"Satz {i}.", "references": [f"Sentence {i}."]} for i in range(rows)]
+    texts_of = sentences(f"Sentence {i}." for i in range(rows))
     if family == "bert_labels":
         texts_of = [
             {"premise": f"The dog {i} ran", "hypothesis": "a green dog " * (i % 4 + 1), "label": i % 3}
             for i in range(rows)
         ]
     name = tmp_path / ("tiny.mnli.jsonl" if family == "bert_labels" else "tiny.de-en.jsonl")
-    name.write_text("\n".join(map(json.dumps, texts_of)))
+    write_task(name, texts_of)
     same = str(folder_of(family))
     more = {
         "joint_optimization": {"after": same, "others": ""},
@@ -419,24 +439,3 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
     found = result(space)
     assert {row["verdict"] for row in found["claims"]} <= {"not testable here", "not applicable"}
     assert "nothing can be concluded" in found["answer"] and not re.search(r"\bnan\b", texts(shown), re.IGNORECASE)
-
-
-@pytest.mark.parametrize("notebook", NEW)
-def test_a_page_shows_its_computation(notebook):
-    """A visible cell asserts that it finds what the library finds; no cell is longer than sixteen lines of code."""
-    cells = [c for c in nbformat.read(NOTEBOOKS / f"{notebook}.ipynb", 4).cells if c.cell_type == "code"]
-    open_cells = [c.source for c in cells if not {"hide-input", "parameters"} & set(c.metadata.get("tags", []))]
-    assert any(line.startswith("assert ") for source in open_cells for line in source.splitlines())
-    assert max(len([line for line in source.splitlines() if line.strip()]) for source in open_cells) <= 16
-    assert sum("answer" in cell.metadata.get("tags", []) for cell in cells) == 1
-
-
-def test_planted_layers_are_what_a_page_counts(planted_tasks, tmp_path):
-    """The mean exit layer that the page states is that of the planted layers."""
-    model = wide_model(tmp_path / "wide")
-    task = eelib.load_task(planted_tasks[0])
-    plant(model, task, tmp_path / "runs", lambda t: exits(1 + t["position"] % 3, 3), STEPS)
-    space, _ = run_page("saturation", **asked(tmp_path, tmp_path / "wide", planted_tasks[0]))
-    positions = space["tokens"]["position"].to_numpy()
-    np.testing.assert_array_equal(space["tokens"]["first"], 1 + positions % 3)
-    assert result(space)["overall"]["mean_first"]["estimate"] == pytest.approx(float(np.mean(1 + positions % 3)))

@@ -237,9 +237,8 @@ def test_speed(name, planted_model, tmp_path, monkeypatch):
     seconds, start, made_of, wanted = SPEED[name]
     words = [" ".join(NOUNS[(i + j) % 10] for j in range(3 + i % 5)) for i in range(40)]
     file = tmp_path / "tiny.de-en.jsonl"
-    rows = [{"source": f"Satz {i}.", "references": [f"{start}{text}"]} for i, text in enumerate(words)]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    task, after = eelib.load_task(str(file)), families.save("gpt2", tmp_path / "after", seed=1)
+    task = write_task(file, sentences(start + text for text in words))
+    after = families.save("gpt2", tmp_path / "after", seed=1)
     for model in (planted_model, eelib.load_model(str(after), device="cpu")):
         made = plant(model, task, tmp_path / "runs", lambda t: exits(np.full(len(t), 3), 3), STEPS)
     full = dict(zip(task.prompts, made.tokens.groupby("sequence")["token_id"].agg(list)))

@@ -30,16 +30,16 @@ show_all: bool = False  # ours
 unit: str = "token"  # ours"""
 
 
-def check(injected="", magics="", **choices):
+def check(injected="", least=None, **choices):
     """check_parameters as a notebook with these cells would call it."""
-    cells = ["import eelib", magics, DECLARED, f"# Parameters\n{injected}\n"]
+    cells = ["import eelib", "%matplotlib inline\nx: int = 3", DECLARED, f"# Parameters\n{injected}\n"]
     namespace: dict = {}
     exec(DECLARED + "\n" + injected, namespace)
-    return check_parameters(choices or None, cells, namespace)
+    return check_parameters(choices or None, cells, namespace, least=least)
 
 
 def test_values():
-    found = check('limit = 5\ntasks = "translation/*"\nthreshold = 1', magics="%matplotlib inline\nx: int = 3")
+    found = check('limit = 5\ntasks = "translation/*"\nthreshold = 1')
     assert (found.limit, found["tasks"], found.threshold, found.show_all) == (5, "translation/*", 1, False)
     assert list(found) == [line.split(":")[0] for line in DECLARED.splitlines()] and len(found) == 11
     with pytest.raises(AttributeError):
@@ -73,13 +73,14 @@ def test_bad_parameter(injected, parts, one_line):
     one_line(ParameterError, parts, lambda: check(injected))
 
 
-def test_choices(one_line):
-    one_line(
-        ParameterError,
-        ("unit", "'word'", "'token', 'output'"),
-        lambda: check('unit = "word"', unit=("token", "output")),
-    )
-    assert check('unit = "output"', unit=("token", "output")).unit == "output"
+def test_choices_and_least_values(one_line):
+    for bad, parts in (
+        ('unit = "word"', ("unit", "'word'", "'token', 'output'")),
+        ("limit = 4", "it must be 5 or more"),
+    ):
+        one_line(ParameterError, parts, lambda bad=bad: check(bad, {"limit": 5}, unit=("token", "output")))
+    found = check('unit = "output"\nlimit = 5', {"limit": 5}, unit=("token", "output"))
+    assert (found.unit, found.limit) == ("output", 5)
 
 
 @pytest.fixture
@@ -192,15 +193,6 @@ def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     kept = Task.from_prompts(task.prompts[1:], references=task.references[1:])
     expected = kept.quality(list(made.sequences["output"]))
     assert next(iter(study.quality.values())) == expected
-
-
-def test_least(one_line):
-    cells = [DECLARED, "# Parameters\nlimit = 4"]
-    namespace: dict = {}
-    exec(DECLARED + "\nlimit = 4", namespace)
-    assert check_parameters(None, cells, namespace, least={"limit": 4}).limit == 4
-    message = "parameter limit is 4; it must be 5 or more"
-    one_line(ParameterError, message, lambda: check_parameters(None, cells, namespace, least={"limit": 5}))
 
 
 def a_type_error():
