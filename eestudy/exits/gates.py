@@ -1,9 +1,5 @@
-"""Gates of our own: a threshold for each class of token, and gates that are fitted to a calibration split.
+"""Gates of our own, fitted to a calibration split; eelib finds them through its entry points as "fitted"."""
 
-eelib finds them by name through the entry points `eelib.gates`: by_class and fitted.
-"""
-
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eelib.common.errors import InputError
-from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, check_parameters, gate_named
+from eelib.exits.gates.gate import Gate, GateState, LayerOutput, check_parameters
 from eelib.models.model import Model
 from eestudy.words import CLASSES, PieceTable, piece_table
 
@@ -23,69 +19,6 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "risk": ("position", "probability", "margin", "entropy"),
 }
 READ = {"probability", "margin", "entropy"}
-
-
-@dataclass(frozen=True)
-class ByClass(Gate):
-    """The score of `base` less the threshold of the token's class, so that a token exits above 0.
-
-    No class is forced to the risk of another: an exit on punctuation is not one on a name or a number (A, "From one GPU
-    to a production service").
-
-    Attributes:
-        base: the gate whose score it is.
-        table: classes of the vocabulary; the class is that of the token that would be emitted here.
-        thresholds: one for each of `eestudy.words.CLASSES`; infinite for a class that may never exit early.
-
-    Raises:
-        InputError: another number of thresholds; a base of which a score equal to the threshold exits.
-    """
-
-    base: Gate
-    table: PieceTable
-    thresholds: tuple[float, ...]
-    name: ClassVar[str] = "by_class"
-    default: ClassVar[float] = 0.0
-
-    def __post_init__(self) -> None:
-        if len(self.thresholds) != len(CLASSES) or any(math.isnan(value) for value in self.thresholds):
-            raise InputError(f"by_class needs {len(CLASSES)} thresholds, one for each of: {', '.join(CLASSES)}")
-        if self.base.inclusive:
-            raise InputError(f"by_class can't stand on gate {self.base.name}, whose scores are counts")
-
-    @classmethod
-    def from_parameters(cls, model: Model | None, **parameters: object) -> Gate:
-        """Of `base`, a gate's name, and `thresholds`; None among them stands for a class that may never exit early."""
-        check_parameters(cls.name, parameters, ["base", "thresholds"])
-        given = parameters.get("thresholds", ())
-        values = given if isinstance(given, (list, tuple)) else ()
-        closed = tuple(math.inf if value is None else float(value) for value in values)
-        return cls(gate_named(str(parameters.get("base", "softmax_difference")), model), table_of(model), closed)
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # the base's
-        """What the base needs, and the readout, which has the token."""
-        return tuple(dict.fromkeys(("readout", *self.base.needs)))
-
-    @property
-    def stateful(self) -> bool:  # type: ignore[override]
-        """As the base."""
-        return self.base.stateful
-
-    def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
-        """The base's."""
-        return self.base.start(count, device)
-
-    def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """float32 [n]: how far the base's score is above the threshold of the token's class."""
-        score = self.base.score(output, gate_state).float()
-        limits = torch.tensor(self.thresholds, dtype=torch.float32, device=score.device)
-        limit = limits[self.table.of(self.base.token(output, gate_state))]
-        return torch.where(torch.isposinf(limit) | (score == NO_EXIT), NO_EXIT, score - limit)
-
-    def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """The base's."""
-        return self.base.token(output, gate_state)
 
 
 @dataclass(frozen=True)

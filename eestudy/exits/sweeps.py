@@ -15,12 +15,9 @@ from torch import Tensor
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.readout import Confidence
 from eelib.exits.trace_scores import (
-    POINTS,
-    Curve,
     Scores,
     Tokens,
     counted_rows,
-    counts,
     estimated_exits,
     exits_by,
     exits_of,
@@ -210,23 +207,3 @@ def mixed(
         return replace(one, scores=torch.where(mask, one.scores, other.scores))
     assert isinstance(one, ThresholdSweep) and isinstance(other, ThresholdSweep)
     return replace(one, found=one.found._replace(score=torch.where(mask, one.found.score, other.found.score)))
-
-
-def curve_of(way: Sweep, trace: Trace, rows: np.ndarray | None = None, points: int = POINTS) -> Curve:
-    """The curve of a sweep at its values; counted are the statistic rows, of `rows` where given.
-
-    A value at which fewer layers run than at one below it is left out, so that mean layers rise.
-    """
-    found = curve_at(way, trace, way.values(rows, points), rows)
-    kept = np.flatnonzero(found.mean_layers >= np.maximum.accumulate(found.mean_layers))
-    return replace(found, values=found.values[kept], exited=found.exited[:, kept], agreed=found.agreed[:, kept])
-
-
-def curve_at(
-    way: Sweep, trace: Trace, values: Sequence[float], rows: np.ndarray | None = None, ends: bool = False
-) -> Curve:
-    """The same at some values, with all of them; `ends`: end tokens count, too."""
-    counted = counted_rows(trace, rows, ends)
-    right = (way.tokens[counted] == way.tokens[counted][:, -1:]).numpy()
-    exits = (one[counted].numpy() for one in way.exits(values))
-    return counts(way.name, values, exits, right, trace.tokens["group"].to_numpy()[counted])

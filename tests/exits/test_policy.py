@@ -98,7 +98,7 @@ def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folde
     with torch.no_grad():
         next(iter(changed.unembed.parameters())).add_(0.5)
     translation = eelib.load_task("translation/de-en", limit=1)
-    by_class = replace(policy, gate="by_class", gate_package="eestudy")
+    fitted = replace(policy, gate="fitted", gate_package="eestudy")
     assert policy.gate_package == "eelib"
     monkeypatch.setattr(policies, "entry_points", lambda group: EntryPoints())
     for model, task, given, message in (
@@ -106,7 +106,7 @@ def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folde
         (setting[0], PROMPTS, {"kv_policy": "copy"}, "give it alone"),
         (other, PROMPTS, {}, "with other weights"),
         (changed, PROMPTS, {}, "other output head"),
-        (setting[0], PROMPTS, {"policy": by_class}, ["gate by_class", "of package eestudy"]),
+        (setting[0], PROMPTS, {"policy": fitted}, ["gate fitted", "of package eestudy"]),
     ):
         one_line(InputError, message, lambda: eelib.generate(model, task, **{"policy": policy} | given))
 

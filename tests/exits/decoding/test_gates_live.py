@@ -20,7 +20,7 @@ from eelib.exits.gates.gate import NO_EXIT, Gate, gate_named, own_gates
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.trace_scores import exits_of, make_scores, scores
 from eelib.tracing.decode import greedy_decode, states_of
-from eestudy.exits.gates import FEATURES, ByClass, Fitted
+from eestudy.exits.gates import FEATURES, Fitted
 from eestudy.words import CLASSES, PieceTable
 
 STEPS = 9
@@ -48,15 +48,12 @@ def rule_of(middle_rule):
         if gate in FEATURES:
             return fitted(gate, model)
         middle = middle_rule(model, PROMPTS, gate if gate in (*SIMPLE, *TRAINED) else "confidence")
-        if gate == "by_class":
-            thresholds = tuple(middle.threshold.value if number % 2 else torch.inf for number in range(len(CLASSES)))
-            return ExitRule(ByClass(middle.gate, classes_of(model), thresholds))
         return middle if middle.gate.name == gate else ExitRule(gate_named(gate))
 
     return rule
 
 
-CASES = in_pairs([*own_gates(), *FEATURES, "by_class"], NAMES)[::2] + [(gate, "llama") for gate in SIMPLE]
+CASES = in_pairs([*own_gates(), *FEATURES], NAMES)[::2] + [(gate, "llama") for gate in SIMPLE]
 
 
 @pytest.mark.parametrize("gate, name", sorted(set(CASES)))
@@ -74,10 +71,7 @@ def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of, ru
     assert clear.mean() > 0.9
     np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
     np.testing.assert_array_equal(made.tokens["token_id"][clear], found.emitted(exits)[clear])
-    assert gate not in (*SIMPLE, *FEATURES, "by_class") or len(set(exits.tolist())) > 1
-    if gate == "by_class":
-        early = made.tokens[made.tokens["exit_layer"] < model.layers]
-        assert (early["token_id"] % len(CLASSES) % 2 == 1).all()
+    assert gate not in (*SIMPLE, *FEATURES) or len(set(exits.tolist())) > 1
 
 
 @pytest.mark.parametrize("gate, name", in_pairs(list(own_gates()), NAMES)[::2])
