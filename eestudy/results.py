@@ -54,7 +54,6 @@ class Results:
         self.notebook, self.study, self.beside, self.names = notebook, study, beside, names
         self.headline = ""
         self.numbers: dict[str, Any] = {}
-        self.by_task: dict[str, dict[str, Any]] = {}
         self.verdicts: list[Verdict] = []
         style.style()
 
@@ -62,10 +61,6 @@ class Results:
     def folder(self) -> Path:
         """Where this page's results lie: results_folder/<model>."""
         return Path(self.study.parameters.results_folder) / self.study.model.name
-
-    def add(self, name: str, value: Value, task: str = "") -> None:
-        """Keep a number, of one task or of all, that no sentence states."""
-        (self.by_task.setdefault(task, {}) if task else self.numbers)[name] = as_dict(value)
 
     def say(self, template: str, **values: Value) -> None:
         """Show a paragraph of Markdown and keep its numbers; nothing is shown for an empty one.
@@ -104,7 +99,6 @@ class Results:
             self.study,
             self.beside,
             answer=self.headline,
-            tasks=self.by_task,
             overall=self.numbers,
             claims=[verdict.to_dict() for verdict in self.verdicts],
         )
@@ -115,7 +109,7 @@ class Results:
         given = {**self.names, "why": self.study.why_not(), "name": self.study.name, **values}
         used = meta.find_undeclared_variables(TEMPLATES.parse(template))
         for name in sorted(name for name in used if isinstance(given.get(name), (Interval, str, Number))):
-            self.add(name, given[name])
+            self.numbers[name] = as_dict(given[name])
         return " ".join(TEMPLATES.from_string(template).render(given).split())
 
 

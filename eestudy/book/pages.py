@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from textwrap import fill
 
 import matplotlib.pyplot as plt
@@ -17,22 +16,6 @@ from eestudy.book.verdicts import Written, tally, verdicts
 from eestudy.figures import forms, style
 from eestudy.markup.markdown import Markdown, card_parts, table, text
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "numpy",
-    "scipy",
-    "pandas",
-    "pyarrow",
-    "spacy",
-    "sacrebleu",
-    "rouge-score",
-    "papermill",
-    "jupyter-book",
-    "snakemake",
-)
 ALONG = re.compile(r"(.*?),? by (step|epoch|layer)$")
 COUNTED = "place in the list, from 1"
 
@@ -83,7 +66,7 @@ def curve(values: list, label: str, of: str) -> str:
 def runs(results: Written) -> str:
     """Run times, settings and versions."""
     headings = ["Model", "Notebook", "Date", "Time", "Device", "Number format", "Tasks", "Limit", "Most new tokens"]
-    rows, versions = [], {package: _version(package) for package in PACKAGES}
+    rows, versions = [], {}
     for (model, notebook), result in results.items():
         manifest, parameters = result["manifest"], result["parameters"]
         seconds = executed(model, notebook).get("metadata", {}).get("papermill", {}).get("duration")
@@ -98,14 +81,7 @@ def runs(results: Written) -> str:
             ]
         )
         versions |= manifest.get("versions", {})
-    packages = table(["Package", "Version"], versions.items(), "The versions of packages that all of it ran with.")
+    packages = table(["Package", "Version"], versions.items(), "Versions that the traces were made with.")
     return "\n".join(
         [table(headings, rows, "When, for how long and on what each page ran."), "## Versions\n", packages]
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

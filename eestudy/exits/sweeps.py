@@ -164,7 +164,6 @@ class FreeSweep:
 
     trace: Trace
     layers: tuple[int, ...]
-    as_published: bool = False
     name: str = "free"
 
     @cached_property
@@ -192,7 +191,7 @@ class FreeSweep:
 
     def rule_at(self, value: float) -> ExitRule:
         """FREE's rule with this exit."""
-        return ExitRule(Confidence(), Estimated(as_published=self.as_published), exit_layers=(int(value),))
+        return ExitRule(Confidence(), Estimated(), exit_layers=(int(value),))
 
 
 def mixed(

@@ -160,7 +160,6 @@ def test_nothing_in_results_is_markup(study):
             {"id": "P-S1", "verdict": UNTESTABLE, "reason": HOSTILE, "models": HOSTILE},
             {"id": "P-S2"} | JUDGED | {"models": HOSTILE},
         ],
-        "tasks": {HOSTILE: {"perc_first": {"estimate": 0.5}}},
         "manifest": {"device": HOSTILE, "versions": {HOSTILE: HOSTILE}},
         "parameters": {"tasks": HOSTILE},
         "date": HOSTILE,

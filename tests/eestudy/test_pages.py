@@ -50,7 +50,9 @@ SATURATION = {
 def test_saturation(verdict, planted_tasks, tmp_path):
     """Nearly all tokens early, at nearly the same layer, most of all into English; or nearly none, and less into it."""
     model, tasks = deep_model(tmp_path / "wide", 3, window=WIDE), [*planted_tasks]
-    rows = [{"context": "A room.", "question": "What?", "answers": row["references"]} for row in pairs(64)]
+    rows = [
+        {"context": f"Room {i}.", "question": "What?", "answers": row["references"]} for i, row in enumerate(pairs(64))
+    ]
     for name in ("asked0", "asked1", "asked2", "asked3"):
         tasks.append(str(tmp_path / f"{name}.jsonl"))
         write_task(tmp_path / f"{name}.jsonl", rows)

@@ -140,15 +140,10 @@ def test_study_and_results(parameters, tmp_path):
     results.say("{{ share|num(1) }} {{ digits }}", digits=3)
     assert {key: value["estimate"] for key, value in results.numbers.items()}["digits"] == 3
     assert set(results.numbers) == {"share", "name", "why", "digits"}  # a list is no number
-    results.add("avg", Interval(1.5, 1.0, 2.0, 3), given.tasks)
-    results.add("nothing", math.nan, given.tasks)
     path = results.save()
     assert path == tmp_path / "results/gpt2/saturation.json"
     saved = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert saved["tasks"][given.tasks] == {
-        "avg": {"estimate": 1.5, "low": 1.0, "high": 2.0, "sequences": 3},
-        "nothing": {"estimate": None},
-    }
+    assert saved["overall"]["share"] == {"estimate": 0.5, "low": 0.25, "high": 0.75, "sequences": 9}
     assert saved["parameters"]["limit"] == 3 and saved["model"] == "gpt2" and saved["quality"] == study.quality
     kept = saved["traces"][given.tasks]
     assert kept["rows"] == len(made.tokens) and kept["mismatches"] == 0
