@@ -66,7 +66,8 @@ def curve(values: list, label: str, of: str) -> str:
 def runs(results: Written) -> str:
     """Run times, settings and versions."""
     headings = ["Model", "Notebook", "Date", "Time", "Device", "Number format", "Tasks", "Limit", "Most new tokens"]
-    rows, versions = [], {}
+    rows: list[list] = []
+    versions: dict[str, str] = {}
     for (model, notebook), result in results.items():
         manifest, parameters = result["manifest"], result["parameters"]
         seconds = executed(model, notebook).get("metadata", {}).get("papermill", {}).get("duration")
