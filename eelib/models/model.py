@@ -161,7 +161,7 @@ class Model:
         return next(i for i in ids if isinstance(i, int) and i >= 0)
 
     def adapted(self, layer: int, states: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """The states [rows, new, hidden_size] of a layer in one call of the network with `inputs`: after the adapter
+        """The states [rows, new, hidden_size] of a layer in one call of the network with `inputs`: after the draft
         block's, what it makes of them. Each call has to come here once, for it keeps keys and values of its own.
         """
         if self.adapter_block is None or layer != self.adapter_block.layer:
