@@ -1,0 +1,78 @@
+"""The page on when drafts pay, with planted layers, costs and a planted race, in all of which the answer is known."""
+
+import re
+
+import numpy as np
+import pytest
+from pages import result, run_page, texts
+from planted import STEPS, exits, plant
+from planted_pages import asked, deep_model
+
+import eelib
+from eelib.common.errors import InputError
+from eestudy import measured as kept_results
+
+LAYERS, LATE, HEAD, MOST = 10, 8, 2.0, 15
+FLAT = {"layers": LAYERS, "rows": [1, 512], "call": [0.0, 0.0], "blocks": [float(LAYERS)] * 2, "head": [HEAD] * 2}
+
+
+def race(weights, right, off):
+    """Kept results in which `right` of 100 rounds of one draft are right, and forecasts are off by a share."""
+    own = {"kind": "lossless", "method": "block", "drafted": 100, "accepted": right, "passes": 110, "times_plain": 1.6}
+    own |= {"seconds": [6.0, 6.2], "forecast": 1.6 * (1 + off)}
+    rows = [own, {"kind": "plain", "method": "plain", "seconds": [10.0, 10.4]}]
+    rows.append({"kind": "part", "method": "prompts alone", "seconds": [2.0, 2.2]})
+    head = {"models": {"any": weights}, "date": "2026-01-01", "commit": "abc", "machine": {"cpu": "a processor"}}
+    every = [{"task": "a/b", "batch": size, "texts": 10} | row for size in (1, 16) for row in rows]
+    return {"race": head | {"rows": every}, "race_forecast": head | {"rows": [], "costs": {"1": FLAT, "16": FLAT}}}
+
+
+def least_when_flat(layer):
+    """The least chance at which drafts of a layer pay if a pass costs the same for any number of tokens, plainly."""
+    for chance in np.arange(1, 1001) / 1000:
+        for drafts in range(1, MOST + 1):
+            tokens = sum(chance**n for n in range(drafts + 1))
+            if tokens * (LAYERS + HEAD) > drafts * (layer + HEAD) + LAYERS + HEAD + 1e-9:
+                return chance
+    return np.nan
+
+
+@pytest.fixture
+def page(monkeypatch, planted_tasks, tmp_path):
+    """page(kept): the results and texts of the page where three of four tokens exit by layer 8, with kept results."""
+    model, task = deep_model(tmp_path / "deep", LAYERS), eelib.load_task(planted_tasks[0])
+    plant(model, task, tmp_path / "runs", lambda t: exits(np.where(t["position"] % 4, LATE, LAYERS), LAYERS), STEPS)
+
+    def run(kept):
+        def read(name):
+            if not kept:
+                raise InputError("no result has this name")
+            return kept(model.hash)[name]
+
+        monkeypatch.setattr(kept_results, "measured", read)
+        space, shown = run_page("should_i_use_it", **asked(tmp_path, tmp_path / "deep", planted_tasks[0]))
+        return space, result(space), re.sub(r"\s+", " ", texts(shown))
+
+    return run
+
+
+@pytest.mark.parametrize("right, off, goals", [(90, 0.01, "meets its goals"), (10, 0.3, "misses its goals")])
+def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, page):
+    space, found, shown = page(lambda weights: race(weights, right, off))
+    numbers = {name: value["estimate"] for name, value in found["overall"].items()}
+    assert numbers["block_right"] == pytest.approx(right) and numbers["error"] == pytest.approx(off)
+    assert numbers["layer_needed"] == pytest.approx(100 * least_when_flat(LATE))
+    own = space["study"].tokens.query("counted")
+    assert numbers["layer_right"] == pytest.approx(100 * (own["position"] % 4 > 0).mean())
+    assert list(space["points"]["estimate"]) == pytest.approx([2.025] * 2)  # 8 / 4 and 8.2 / 4
+    assert f"{goals}: its median error is {round(100 * off)}%" in shown
+    assert ("So the map is wrong here" in found["answer"]) == (right == 10)
+    assert "1.60 times as fast with drafts" in found["answer"]
+
+
+@pytest.mark.parametrize("kept", [None, lambda weights: race("others", 90, 0.01)])
+def test_without_a_race_of_these_weights_the_page_says_so(kept, page):
+    space, found, shown = page(kept)
+    assert not space["raced"] and not len(space["points"])
+    assert "No forecast of this model was held against a race." in shown
+    assert "No trained block was timed." in found["answer"] and "untrained layer 8" in found["answer"]
