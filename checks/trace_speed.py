@@ -48,18 +48,18 @@ Row = dict[str, Any]
 # ---- processes
 
 
-def environment() -> str:
-    """The Python of tuned-lens's own environment, made on demand from pinned requirements.
+def environment(peer: str) -> str:
+    """The Python of a peer's own environment, made on demand from pinned requirements.
 
     Raises:
         RuntimeError: it can't be made; pip's last line.
     """
-    pins = RUNNER.with_name(f"{PEER}.txt")
-    folder = CACHE / "envs" / f"{PEER}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:8]}"
+    pins = RUNNER.with_name(f"{peer}.txt")
+    folder = CACHE / "envs" / f"{peer}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:8]}"
     python = str(folder / "bin" / "python")
     if (folder / "done").exists():
         return python
-    print(f"{PEER}: making its environment, some minutes", flush=True)
+    print(f"{peer}: making its environment, some minutes", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]  # all are pinned
     for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, "-r", str(pins)]):
@@ -72,7 +72,7 @@ def environment() -> str:
 
 def started(way: str, model: str, threads: int) -> subprocess.Popen[str]:
     """The process of a way on a model; its errors are in checks/.cache."""
-    python = environment() if way == PEER else sys.executable
+    python = environment(way) if way == PEER else sys.executable
     settings = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
     settings |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     CACHE.mkdir(exist_ok=True)

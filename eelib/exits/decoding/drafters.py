@@ -65,6 +65,7 @@ class LayerDrafts(GateRunner, ModelDrafts):
         block = model.adapter_block
         self.block = block if isinstance(block, DraftBlock) and block.layer == layer else None
         self.head = DraftHead(model, self.block) if self.block else None
+        self.expected = self.block.accepted if self.block else ()
         if self.block:
             use_fast_products(self.block, like=model.network)
 
@@ -114,7 +115,7 @@ class FeatureDrafts(ModelDrafts):
 
     def __init__(self, model: Model, block: DraftBlock, timer: Timer):
         self.model, self.block, self.timer, self.layer = model, block, timer, model.layers
-        self.head = DraftHead(model, block)
+        self.head, self.expected = DraftHead(model, block), block.accepted
         use_fast_products(block, like=model.network)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
@@ -245,7 +246,9 @@ def quickest(model: Model, costs: PassCosts) -> str:
         except InputError:
             continue
         made = costs.upto(1, 1 if kind == "features" else block.layer + 1, len(block.ids) / model.vocab_size)
-        speed_up, _ = expected_speed_up(costs, [FIRST] * MOST, made, 0 if kind == "features" else block.layer)
+        right = block.accepted or (FIRST,)
+        right += right[-1:] * (MOST - len(right))
+        speed_up, _ = expected_speed_up(costs, right, made, 0 if kind == "features" else block.layer)
         if speed_up > best:
             found, best = f"prompt+{kind}", speed_up
     return found

@@ -24,7 +24,7 @@ MATCHED = (0.25, 0.55, 0.65, 0.8, 0.85, 0.85, 0.85, 0.95)
 WEIGHT = 8.0  # drafts for which what is expected beforehand counts
 FORGET = 0.98  # of what earlier drafts of the same kind have shown, at each new one
 FADE = 0.9  # of what earlier rounds have shown of the seconds that a token takes
-FIRST = 0.5  # how often a model's draft is right, before there are any
+FIRST = 0.5  # how often a model's draft is right, where nothing is known beforehand
 SURE = 0.85  # of what drafts are expected to save counts: what is expected is the best of many guesses
 Kind = tuple[str, int]
 
@@ -80,11 +80,13 @@ class ModelDrafts:
     Attributes:
         layer: whose readout a draft is.
         in_network: a draft is an exit of the network's own blocks, of which verifying it need not run `shared` again.
+        expected: how often its first, second ... draft in a row is right, before there are any; empty: not known.
         extra_layer: it has keys and values in one more layer of the batch's cache.
     """
 
     layer: int
     shared: int = 0
+    expected: tuple[float, ...] = ()
     in_network: bool = False
     extra_layer: bool = False
 
@@ -213,7 +215,7 @@ class Drafting:
             some = some if self.made < self.length else []
         elif some and not self.pays(some):
             if not self.made:
-                right = self.rates.of(("model", -1), FIRST)
+                right = self.rates.of(("model", -1), self.first)
                 share = self.drafts.seconds(self.costs, self.rows) / self.costs.whole(self.rows)
                 self.ended = (
                     f"a draft of layer {self.drafts.layer} costs {share:.2f} of a pass and is right with a chance of "
@@ -227,10 +229,16 @@ class Drafting:
             self.widen(self.made, self.drafts.shared)
         return some
 
+    @property
+    def first(self) -> float:
+        """How often a model's draft is right, before there are any."""
+        known = self.drafts.expected if self.drafts else ()
+        return known[0] if known else FIRST
+
     def pays(self, some: list[DecodedSequence]) -> bool:
         """Whether one more draft of each saves more than it takes to make and to verify it."""
         assert self.drafts
-        right = self.rates.of(("model", -1), FIRST)
+        right = self.rates.of(("model", -1), self.first)
         saved = self.value * right * sum(self.chances[s] for s in some)
         more = max(self.made + 1, self.width)
         more_verified = self.verifying(more, self.drafts.shared) - self.verifying(self.width, self.drafts.shared)
