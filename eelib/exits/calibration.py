@@ -96,13 +96,9 @@ def lowest(values: Sequence[float] | np.ndarray, met: np.ndarray, what: str, n: 
 # ---- with a guarantee
 
 
-def losses_of(curve: Curve, kind: Literal["any", "share"] = "any") -> np.ndarray:
-    """Losses [G, K] of a curve's groups: whether "any" token differs from full depth's, or the "share" that does.
-
-    A group is a sequence, or all those that share a text.
-    """
-    wrong = curve.tokens[:, None] - curve.agreed
-    return (wrong > 0).astype(float) if kind == "any" else wrong / curve.tokens[:, None]
+def losses_of(curve: Curve) -> np.ndarray:
+    """Losses [G, K] of a curve's groups, sequences or those of one text: 1 where any token is not full depth's."""
+    return (curve.tokens[:, None] > curve.agreed).astype(float)
 
 
 def learn_then_test(

@@ -323,20 +323,6 @@ def curve(
     return counts(rule.gate.name, values, exits, right, trace.tokens["group"].to_numpy()[counted])
 
 
-def oracle(trace: Trace, rows: np.ndarray | None = None) -> Curve:
-    """The bound of all gates, at L points: tokens whose first exit layer is at most `value` exit there, others at 1.
-
-    So agreement is the highest that any rule can have at these mean layers; at the last point it is 1.
-    """
-    counted = counted_rows(trace, rows)
-    first = trace.exit_layer("first")[counted]
-    right = trace["top1"][counted][:, 1:] == trace.tokens["token_id"].to_numpy()[counted, None]
-    right[:, -1] = True
-    values = range(1, trace.layers + 1)
-    exits = (np.where(first <= value, first, 1) for value in values)
-    return counts("oracle", values, exits, right, trace.tokens["group"].to_numpy()[counted])
-
-
 def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> np.ndarray:
     """Indices of the statistic rows among `rows`; `ends`: end tokens, too. InputError where there is none."""
     counts = trace.statistic_rows() | (ends & trace.tokens["is_eos"].to_numpy())

@@ -163,17 +163,10 @@ class Task:
     def pick(self, rows: Iterable[int]) -> "Task":
         """The items with these numbers, in this order."""
         rows = list(rows)
-        picked = replace(
-            self,
-            prompts=[self.prompts[i] for i in rows],
-            references=[self.references[i] for i in rows],
-            sources=[self.sources[i] for i in rows],
-            groups=[self.groups[i] for i in rows],
-            units=[self.units[i] for i in rows if self.units],
-            seconds=[self.seconds[i] for i in rows if self.seconds],
-            fields=[self.fields[i] for i in rows if self.fields],
-            columns={key: [values[i] for i in rows] for key, values in self.columns.items()},
-        )
+        lists = {name: values for name, values in vars(self).items() if isinstance(values, list) and values}
+        chosen: dict[str, Any] = {name: [values[i] for i in rows] for name, values in lists.items()}
+        chosen["columns"] = {key: [values[i] for i in rows] for key, values in self.columns.items()}
+        picked = replace(self, **chosen)
         depends = kind_named(self.kind).baseline_of and rows  # on the references: counted anew
         return replace(picked, baseline=kind_named(self.kind).baseline_for(picked)) if depends else picked
 

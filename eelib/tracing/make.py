@@ -26,7 +26,7 @@ from eelib.tasks.task import Task
 from eelib.tracing import store
 from eelib.tracing.columns import STORED, STORED_OF_SITES, describe_all
 from eelib.tracing.decode import encode, read_given, read_outputs, split_given, states_of
-from eelib.tracing.plan import Job, begin, is_of, is_refused
+from eelib.tracing.plan import Job, begin, is_of
 from eelib.tracing.store import add_file, finished, intact, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import PAIR_TOKENS, Trace, extra_file
 
@@ -41,7 +41,6 @@ def trace(
     batch_size: int | None = None,
     sites: bool | int = False,
     pairs: bool | int = False,
-    strict: bool = False,
     progress: bool = True,
     given: bool = False,
 ) -> Trace:
@@ -56,8 +55,6 @@ def trace(
         sites: whether to read the sub-layers, of SUBSET sequences; or of how many.
         pairs: whether to compare all pairs of layers, likewise, at PAIR_TOKENS tokens of each sequence, in the middle
             of as many parts of it.
-        strict: refuse a task with prompts beyond the model's window, which are otherwise counted and skipped (given
-            texts: cut).
         progress: show a bar, and print that this process waits for another one.
         given: decode nothing; the prompts are texts, and one pass of a decoder-only model reads all positions of each
             up to the window's end. The last layer's top-1 is the final token of a position; "token_id",
@@ -67,7 +64,7 @@ def trace(
         InputError: an argument is not allowed, or does not fit the model; one line.
         StorageError: the disk is at fault; one line.
     """
-    job = Job(model, task, max_new_tokens, folder, batch_size, strict, progress, given)
+    job = Job(model, task, max_new_tokens, folder, batch_size, progress, given)
     for kind, wanted in (("sites", sites), ("pairs", pairs)):
         if not isinstance(wanted, bool):
             check_whole(kind, wanted, 0, "True, False or a number of sequences")
@@ -104,9 +101,9 @@ def make_free_shards(
 
 
 def has_all(job: Job, extras: dict[str, int]) -> bool:
-    """Tell whether a trace is finished, unaltered, not to be refused, and what is asked for beside it there."""
+    """Tell whether a trace is finished and unaltered, and what is asked for beside it there."""
     known = load_manifest(job.folder)
-    if not known.get("finished") or not is_of(job, known) or is_refused(job, known):
+    if not known.get("finished") or not is_of(job, known):
         return False
     whole = all(finished(job.folder, known, index) for index in range(len(known["plan"])))
     return whole and all(intact(job.folder, known, extra_file(kind, count)) for kind, count in extras.items())

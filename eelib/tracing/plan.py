@@ -39,7 +39,6 @@ class Job:
     max_new_tokens: int
     runs: str | Path
     batch_size: int | None = None
-    strict: bool = False
     progress: bool = True
     given: bool = False
 
@@ -120,7 +119,7 @@ def begin(job: Job) -> dict:
     trace lie in this one's place.
     """
     known = load_manifest(job.folder)
-    if is_of(job, known) and not is_refused(job, known):
+    if is_of(job, known):
         return known
     manifest = new_manifest(job)
     if (job.folder / "manifest.json").exists():
@@ -137,18 +136,14 @@ def is_of(job: Job, manifest: dict) -> bool:
     return all(manifest.get(key) == value for key, value in job.identity.items())
 
 
-def is_refused(job: Job, manifest: dict) -> bool:
-    """Tell whether the caller is strict and some of the prompts are left out, or cut."""
-    return job.strict and bool(manifest["skipped"] or manifest.get("cut"))
-
-
 def new_manifest(job: Job) -> dict:
     """Plan a trace.
 
-    A given text longer than the window is cut there; one of a single token predicts nothing, and is left out.
+    Prompts beyond the model's window are left out. A given text longer than the window is cut there; one of a single
+    token predicts nothing, and is left out.
 
     Raises:
-        InputError: a prompt is empty, or none fits (with `strict`: one does not fit).
+        InputError: a prompt is empty, or none fits.
     """
     model, lengths, window = job.model, prompt_lengths(job), job.model.context_length
     if 0 in lengths:
@@ -157,12 +152,10 @@ def new_manifest(job: Job) -> dict:
     left_out = {"skipped": len(lengths) - len(fits)}
     if job.given:
         left_out["cut"] = sum(n > window for n in lengths)
-    if not fits or is_refused(job, left_out):
-        what = "texts have a single token or" if job.given else "prompts"
-        raise InputError(
-            f"{job.task.name}: {sum(left_out.values())} of {len(lengths)} {what} do not fit {model.name}'s window "
-            f"of {window} tokens (longest: {max(lengths)})"
-        )
+    if not fits:
+        why = "has a single token" if job.given else f"does not fit {model.name}'s window of {window} tokens"
+        what = "text" if job.given else "prompt"
+        raise InputError(f"{job.task.name}: each {what} {why} (longest: {max(lengths)})")
     longest = min(max(lengths[i] for i in fits) + (0 if job.given else job.max_new_tokens), window)
     size = job.batch_size or batch_that_fits(model, longest)
     return {

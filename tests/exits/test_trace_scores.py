@@ -20,7 +20,6 @@ from eelib.exits.trace_scores import (
     decide,
     exits_of,
     make_scores,
-    oracle,
     rule_at,
     scores,
 )
@@ -173,15 +172,6 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
     assert thin.mean_layers[[0, -1]] == pytest.approx(whole.mean_layers[[0, -1]])
     again = curve(rule, found, made_up, values=thin.values.tolist())
     np.testing.assert_array_equal(again.exited, thin.exited)
-
-
-def test_no_rule_agrees_more_than_the_oracle_at_its_mean_layers(made_up):
-    bound = oracle(made_up)
-    assert bound.mean_layers[0] == 1.0 and bound.agreement[-1] == 1.0
-    for rule in CURVES:
-        one = curve(rule, made_up.scores(rule), made_up)
-        most = np.interp(one.mean_layers, bound.mean_layers, bound.agreement)
-        assert (one.agreement <= most + 1e-9).all()
 
 
 def test_only_the_rows_asked_for_count(made_up):
