@@ -62,8 +62,8 @@ def test_rows_of_each_task(name, tmp_path):
     assert (again.prompts, again.seconds, again.references) == (task.prompts, task.seconds, task.references)
 
 
-def test_label_order_is_glues():
-    """Numbers as the GLUE paper's data has them: these decide what a model's LABEL_0 means."""
+def test_the_order_of_labels():
+    """As GLUE numbers them, which decides what a model's LABEL_0 means; questions have TREC's six coarse classes."""
     assert {name: LABELS[name][1] for name in GLUE} == {
         "cola": "acceptable",
         "mrpc": "equivalent",
@@ -74,20 +74,7 @@ def test_label_order_is_glues():
         "sst2": "positive",
     }
     assert {name: len(LABELS[name]) for name in GLUE} == {n: 3 if n == "mnli" else 2 for n in GLUE}
-
-
-def test_questions_have_the_six_coarse_classes_of_trec(tmp_path):
-    """A set of more than two labels is judged by accuracy; a model may call a label by name or number."""
-    rows = [{"sentence": f"What is {i}?", "label": label} for i, label in enumerate(LABELS["questions"])] * 2
-    task = load_task(file_of(tmp_path / "questions.jsonl", rows + [rows[4]]))
-    assert task.labels == ("abbreviation", "description", "entity", "person", "place", "number")
-    assert task.prompts[5] == "What is 5?" and task.references[-1] == ["place"] and task.seconds == []
-    assert task.baseline == {"accuracy": pytest.approx(100 * 3 / 13)}
-    right = [known for (known,) in task.references]
-    assert task.quality(right) == task.quality([f"LABEL_{LABELS['questions'].index(x)}" for x in right])
-    assert task.quality(["place"] * 13) == task.baseline and not task.above_baseline(task.baseline)
-    found = quality_interval(task, right[:-1] + ["number"])["accuracy"]
-    assert found.estimate == pytest.approx(100 * 12 / 13) and found.groups == 13
+    assert LABELS["questions"] == ("abbreviation", "description", "entity", "person", "place", "number")
 
 
 def test_pairs_travel_with_their_rows(tmp_path):
@@ -209,5 +196,8 @@ def test_majority_baselines_by_hand(tmp_path):
     assert task.pick([]).baseline == task.baseline
     cola = load_task(file_of(tmp_path / "cola.jsonl", rows_of("cola")), limit=2)
     assert cola.baseline == {"Matthews": 0.0} and not cola.above_baseline({"Matthews": 0.0})
-    balanced = load_task(file_of(tmp_path / "sst2.jsonl", rows_of("sst2")))
-    assert balanced.baseline == {"accuracy": 50.0}
+    questions = load_task(file_of(tmp_path / "questions.jsonl", rows_of("questions", 13)))
+    assert questions.baseline == {"accuracy": pytest.approx(100 * 3 / 13)}
+    right = [known for (known,) in questions.references]
+    found = quality_interval(questions, right[:-1] + ["number"])["accuracy"]
+    assert found.estimate == pytest.approx(100 * 12 / 13) and found.groups == 13
