@@ -1,16 +1,12 @@
 """Every notebook through papermill at small size, on a tiny model of another family; the book runs them on its own."""
 
-import ast
-import importlib
 import json
 import os
-import pkgutil
 import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import families
 import gguf_made
@@ -165,18 +161,3 @@ def test_every_notebook_is_in_the_study():
 
     study = yaml.safe_load((ROOT / "study.yml").read_text())
     assert {n.stem for n in NOTEBOOKS} == set(study["notebooks"])
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_every_name_that_it_takes_from_a_module_is_there(path):
-    code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
-    nodes, modules = list(ast.walk(ast.parse(code))), {}
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module.startswith(("eelib", "eestudy")):
-            room = importlib.import_module(node.module)
-            for name in node.names:
-                found = getattr(room, name.name, None) or pkgutil.resolve_name(f"{node.module}.{name.name}")
-                modules[name.asname or name.name] = found
-    asked = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    asked = [(modules[node.value.id], node.attr) for node in asked if node.value.id in modules]
-    assert asked and all(hasattr(found, name) for found, name in asked if isinstance(found, ModuleType))

@@ -1,7 +1,6 @@
 """What notebooks share: a bad parameter is one clear line, and results are whole."""
 
 import json
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,7 @@ from eelib.tasks.task import Task, load_task
 from eestudy.markup.markdown import text
 from eestudy.parameters import ParameterError, Parameters, check_parameters
 from eestudy.resampling import Interval
-from eestudy.results import Results, clean
+from eestudy.results import Results
 from eestudy.study import Study, pair_of, prompted
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name
@@ -51,22 +50,15 @@ def test_values():
     [
         ("limt = 5", ("'limt'", "limit", "max_new_tokens")),
         ('limit = "5"', ("limit", "'5'", "int")),
-        ("limit = True", ("limit", "True", "int")),
         ("limit = 2.5", ("limit", "int")),
-        ("limit = None", ("limit", "None")),
         ("show_all = 1", ("show_all", "bool")),
         ('threshold = "x"', ("threshold", "float")),
-        ("model = 3", ("model", "str")),
         ('model = " "', ("model", "empty")),
         ("limit = -1", ("limit", "-1")),
         ("max_new_tokens = 0", ("max_new_tokens", "1 or more")),
-        ("batch_size = -2", "batch_size"),
-        ("seed = -1", "seed"),
         ('dtype = "int8"', ("dtype", "'int8'", "bfloat16")),
         ('tasks = "translation/xx"', ("'translation/xx'", "translation/de-en")),
-        ('tasks = "nothing/*"', "'nothing/*'"),
         ('device = "gpu"', ("'gpu'", "cuda")),
-        ('device = "cuda:77"', "'cuda:77'"),
     ],
 )
 def test_bad_parameter(injected, parts, one_line):
@@ -94,7 +86,10 @@ def shell():
 
 
 def test_in_a_kernel(shell, capsys):
-    """Cells are found by themselves, and the failure shows as one line without a traceback."""
+    """Cells are found by themselves, and the failure shows as one line without a traceback.
+
+    An error of another library behind it is shown whole, before the line.
+    """
     for cell in ("from eestudy.parameters import check_parameters", DECLARED, "# Parameters\nlimt = 3"):
         assert shell.run_cell(cell, store_history=True).success
     capsys.readouterr()
@@ -102,6 +97,21 @@ def test_in_a_kernel(shell, capsys):
     shown = "".join(capsys.readouterr()).strip()
     assert isinstance(result.error_in_exec, ParameterError)
     assert shown.splitlines() == [shown] and shown.startswith("ParameterError: parameter 'limt' is not known")
+    shell.run_cell("""
+from eelib.common.errors import CheckpointError, InputError
+from eestudy.parameters import ParameterError
+def refuse(cause):
+    try:
+        raise CheckpointError("it can't be read") from cause
+    except InputError as error:
+        raise ParameterError("model x can't be read") from error
+""")
+    shell.run_cell("refuse(InputError('no such file'))")
+    assert "".join(capsys.readouterr()).strip() == "ParameterError: model x can't be read"
+    shell.run_cell("try:\n    '1' + 1\nexcept TypeError as error:\n    refuse(error)")
+    shown = "".join(capsys.readouterr()).strip().splitlines()
+    assert shown[0].startswith("Traceback") and shown[-2].startswith("TypeError: ")
+    assert shown[-1] == "ParameterError: model x can't be read"
 
 
 PAIRS = [{"source": f"Satz {i}.", "references": [f"Sentence {i}."]} for i in range(4)]
@@ -161,8 +171,6 @@ def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
     "change, part",
     [
         ({"model": "no-such-model"}, "no-such-model"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"limit": -4}, "limit -4"),
         ({"model": "data/.."}, "'..' is not allowed"),  # it would write beside the folder of results
         ({"model": "."}, "the last part of parameter model, '' is not allowed"),
         ({"model": "$(touch x)"}, "'$(touch x)' is not allowed"),
@@ -190,17 +198,6 @@ def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     assert next(iter(study.quality.values())) == expected
 
 
-def a_type_error():
-    return "1" + 1
-
-
-def a_value_error_of_numpy():
-    return np.arange(2) + np.arange(3)
-
-
-BUGS = [(a_type_error, TypeError, "concatenate str"), (a_value_error_of_numpy, ValueError, "could not be broadcast")]
-
-
 def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
     monkeypatch.setattr("eelib.common.files.data_folder", tmp_path.joinpath)
     (tmp_path / "models/tiny-joint").mkdir(parents=True)
@@ -210,43 +207,15 @@ def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
     assert check_parameters(None, cells, {"model": "tiny", "after": "mine"}).after == "mine"
 
 
-@pytest.mark.parametrize("bug, kind, part", BUGS)
-def test_a_bug_in_a_trace_is_no_parameters_fault(bug, kind, part, parameters, monkeypatch):
-    monkeypatch.setattr(Task, "hash", property(lambda task: bug()))
-    with pytest.raises(kind, match=part) as caught:
+def test_a_bug_in_a_trace_is_no_parameters_fault(parameters, monkeypatch):
+    monkeypatch.setattr(Task, "hash", property(lambda task: np.arange(2) + np.arange(3)))
+    with pytest.raises(ValueError, match="could not be broadcast") as caught:
         Study(parameters())
-    assert type(caught.value) is kind and caught.value.__cause__ is None
-
-
-def test_what_is_behind_a_refusal_is_shown_before_its_line(shell, capsys):
-    """An error of another library, whole; where only errors of our own are behind it, the line alone."""
-    shell.run_cell("""
-from eelib.common.errors import CheckpointError, InputError
-from eestudy.markup.markdown import text
-from eestudy.parameters import ParameterError
-def refuse(cause):
-    try:
-        raise CheckpointError("it can't be read") from cause
-    except InputError as error:
-        raise ParameterError("model x can't be read") from error
-def bug():
-    return "1" + 1
-""")
-    capsys.readouterr()
-    shell.run_cell("refuse(InputError('no such file'))")
-    assert "".join(capsys.readouterr()).strip() == "ParameterError: model x can't be read"
-    shell.run_cell("try:\n    bug()\nexcept TypeError as error:\n    refuse(error)")
-    shown = "".join(capsys.readouterr()).strip().splitlines()
-    assert shown[0].startswith("Traceback") and any("in bug" in line for line in shown)
-    assert shown[-2].startswith("TypeError: ") and shown[-1] == "ParameterError: model x can't be read"
-
-
-def test_clean():
-    assert clean({"a": [math.nan, 1.0, (math.inf, "x")], "b": None}) == {"a": [None, 1.0, [None, "x"]], "b": None}
+    assert type(caught.value) is ValueError and caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "given, part",
     [
         ({"results_folder": "a file"}, "results_folder '.*a file' can't be written"),
         ({"results_folder": "a file/below"}, "results_folder '.*a file/below' can't be written"),
@@ -254,14 +223,14 @@ def test_clean():
         ({"EELIB_DATA": "nowhere"}, "there is no folder nowhere/papers; EELIB_DATA is 'nowhere'"),
     ],
 )
-def test_what_fails_at_the_end_is_said_before_decoding(given, said, parameters, tmp_path, monkeypatch):
+def test_what_fails_at_the_end_is_said_before_decoding(given, part, parameters, tmp_path, monkeypatch):
     (tmp_path / "a file").touch()
     if "EELIB_DATA" in given:
         monkeypatch.setenv("EELIB_DATA", given["EELIB_DATA"])
         given = {}
     if "results_folder" in given:
         given = {"results_folder": str(tmp_path / given["results_folder"])}
-    with pytest.raises(ParameterError, match=said):
+    with pytest.raises(ParameterError, match=part):
         Study(parameters(**given))
     assert not (tmp_path / "runs").exists()
 
