@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from bs4 import BeautifulSoup
 
@@ -153,14 +152,11 @@ def nth(name: str, kind: str, before: list[tuple[str, str]]) -> str:
 
 
 def data_of(link: str) -> tuple[str, bytes]:
-    """Kind (of KINDS) and content of a `data:` address; neither where it is another address, or of another kind."""
-    head, _, content = link.partition(",")
-    media = head.removeprefix("data:").split(";")
-    kind = next((kind for kind, media_type in KINDS.items() if media[0] == media_type), "")
-    if not head.startswith("data:") or not kind:
-        return "", b""
+    """Kind (of KINDS) and content of an address that `as_address` made; neither where it is another one."""
+    head, _, content = link.partition(";base64,")
+    kind = next((kind for kind, media_type in KINDS.items() if head == f"data:{media_type}"), "")
     try:
-        return kind, base64.b64decode(content) if media[-1] == "base64" else unquote_to_bytes(content)
+        return (kind, base64.b64decode(content)) if kind else ("", b"")
     except binascii.Error:
         return "", b""
 
