@@ -122,19 +122,10 @@ def decode(
 
 def run(model: Model, task: Task, setup: DecodingSetup, longest: int) -> GenerateOutput:
     """One batch; drafts of a gate that cost more than they save are decoded, too."""
-    if setup.draft:
-        length, size = setup.draft_length, len(task)
-        return generate(model, task, draft=setup.draft, draft_length=length, batch_size=size, max_new_tokens=longest)
-    return generate(
-        model,
-        task,
-        setup.rule,
-        kv_policy=setup.kv_policy,
-        draft_length=setup.draft_length,
-        batch_size=len(task),
-        max_new_tokens=longest,
-        always_draft=True,
-    )
+    gated: dict[str, Any] = {"gate": setup.rule, "kv_policy": setup.kv_policy, "always_draft": True}
+    way: dict[str, Any] = {"draft": setup.draft} if setup.draft else gated
+    size: dict[str, Any] = {"draft_length": setup.draft_length, "batch_size": len(task), "max_new_tokens": longest}
+    return generate(model, task, **way, **size)
 
 
 def against_full_depth(

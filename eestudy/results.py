@@ -93,15 +93,27 @@ class Results:
         style.table(about[["model", *about.columns[:-1]]], "Tasks of the run.")
 
     def save(self) -> Path:
-        """Write results/<model>/<notebook>.json, whole or not at all."""
-        path = write_results(
-            self.folder / f"{self.notebook}.json",
-            self.study,
-            self.beside,
-            answer=self.headline,
-            overall=self.numbers,
-            claims=[verdict.to_dict() for verdict in self.verdicts],
-        )
+        """Write results/<model>/<notebook>.json, whole or not at all: what was found, and what it rests on."""
+        study, path = self.study, self.folder / f"{self.notebook}.json"
+        content = {
+            "notebook": self.notebook,
+            "model": study.model.name,
+            "date": time.strftime("%Y-%m-%d"),
+            "parameters": dict(study.parameters),
+            "manifest": {
+                "device": study.model.device.type,
+                "dtype": study.model.dtype,
+                "versions": next(iter(study.traces.values())).manifest["versions"],
+            },
+            **described(study),
+            "answer": self.headline,
+            "overall": self.numbers,
+            "claims": [verdict.to_dict() for verdict in self.verdicts],
+        }
+        if self.beside:
+            content["beside"] = {other.model.name: described(other) for other in self.beside}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
         display(HTML(f"<p class='ee-written'>{text(path.name)} is written.</p>"))
         return path
 
@@ -159,28 +171,6 @@ TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, finalize=shown)
 TEMPLATES.filters |= {f.__name__: f for f in (pct, num, ci, pct_ci, side)}
 
 # ---- JSON
-
-
-def write_results(path: Path, study: Study, beside: Sequence[Study], **found: Any) -> Path:
-    """Write what a notebook found, below what it rests on: its model, parameters and traces."""
-    content = {
-        "notebook": path.stem,
-        "model": study.model.name,
-        "date": time.strftime("%Y-%m-%d"),
-        "parameters": dict(study.parameters),
-        "manifest": {
-            "device": study.model.device.type,
-            "dtype": study.model.dtype,
-            "versions": next(iter(study.traces.values())).manifest["versions"],
-        },
-        **described(study),
-        **found,
-    }
-    if beside:
-        content["beside"] = {other.model.name: described(other) for other in beside}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
-    return path
 
 
 def described(study: Study) -> dict[str, Any]:

@@ -19,7 +19,7 @@ BOX = "pst-scrollable-table-container"  # the theme's, around tables of Markdown
 WORD = 24  # characters of a cell's single word that is never broken
 TEXT = 60  # characters from which on a cell is running text
 MANY = 7  # columns from which on letters are smaller
-RANGE = re.compile(r"^(.*\S)\s+(\[[^\[\]]*\]|\([^()]* to [^()]*\))$", re.DOTALL)  # an estimate and its interval
+RANGE = re.compile(r"^(.*\S)\s+(\[[^\[\]]*\])$", re.DOTALL)  # an estimate and its interval
 SCORES = re.compile(r"^\S+ [\d.]+(?:, \S+ [\d.]+)+$")  # BLEU 29.0, chrF 48.5
 NUMBER = re.compile(r"^[<>~±+−-]?\d[\d.,]*\s?%?$")
 

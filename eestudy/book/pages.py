@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from textwrap import fill
 
 import matplotlib.pyplot as plt
@@ -35,17 +34,15 @@ def cards() -> str:
         for path in sorted(data_folder().glob(pattern)):
             card = json.loads(path.read_text(encoding="utf-8"))
             name = card.pop("name", path.parent.name)
-            pieces += [f"## {heading}: {text(name)}\n", *card_parts(card, curves_of(name))]
+            pieces += [
+                f"## {heading}: {text(name)}\n",
+                *card_parts(card, lambda values, label, of=name: raw(curve(values, label, of))),
+            ]
     return "\n".join(pieces)
 
 
-def curves_of(name: str) -> Callable[[list, str], str]:
-    """How the curves of a card become figures."""
-    return lambda values, label: raw(curve(values, label, name))
-
-
 def curve(values: list, label: str, of: str) -> str:
-    """Numbers, or (x, y) pairs, as a figure's HTML. `label`, such as "loss by step", names the axes; `of`, the card."""
+    """Numbers, or (x, y) pairs, as a figure's HTML in a fence. `label`, such as "loss by step", names the axes; `of`, the card."""
     pairs = isinstance(values[0], (list, tuple))
     xs, ys = zip(*(values if pairs else enumerate(values, 1)))
     what, across = label.removeprefix("quality, "), COUNTED
@@ -60,7 +57,7 @@ def curve(values: list, label: str, of: str) -> str:
     drawn = drawn._replace(frame=frame[[across, "estimate"]].rename(columns={"estimate": what}))
     shown = style.figure_html(drawn, f"A line: {said}.", f"{said}.", "curve", "curve")
     plt.close(drawn.panels[0])
-    return shown
+    return raw(shown)
 
 
 def runs(results: Written) -> str:

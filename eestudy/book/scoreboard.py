@@ -27,9 +27,10 @@ from eestudy.book.verdicts import (
     weight,
 )
 from eestudy.claims import Claim, amended, claims, judging, wanted
-from eestudy.markup.markdown import interval, table, text
+from eestudy.markup.markdown import table, text
 from eestudy.markup.offers import as_csv, offered
 from eestudy.markup.text import PLAIN
+from eestudy.resampling import Interval
 
 NO_RUN = "Its notebook was not run."
 
@@ -79,6 +80,7 @@ def judged_table(
     rows = []
     for claim, row in judged:
         p, holm = row.get("p"), corrected.get(claim.id)
+        measured = Interval(row["estimate"], row["low"], row["high"], row["sequences"])
         taken_back = row["verdict"] in DECIDED and holm is not None and holm >= LEVEL
         rows.append(
             [
@@ -86,9 +88,9 @@ def judged_table(
                 verdict_cell(model, claim, row, results)
                 + small(weighed(claim, row))
                 + small("Does not stand after Holm’s correction." if taken_back else ""),
-                f"{escape(interval(row))}{small(f'claimed: {wanted(claim)}')}",
+                f"{escape(str(measured))}{small(f'claimed: {wanted(claim)}')}",
                 f"{written(p) if holm is not None else '–'}<small>Holm: {written(holm)}</small>",
-                escape(f"{row['sequences']:,}") if row.get("sequences") is not None else "–",
+                f"{row['sequences']:,}",
             ]
         )
     taken = [

@@ -143,23 +143,18 @@ def spread(frame: pd.DataFrame) -> pd.DataFrame:
             columns[column] = frame[column]
             continue
         for number, end in enumerate(("", " (low)", " (high)")):
-            columns[f"{column}{end}"] = [v[number] if is_interval(v) else v for v in frame[column]]
+            columns[f"{column}{end}"] = [v[number] if isinstance(v, Interval) else v for v in frame[column]]
     return pd.DataFrame(columns)
 
 
 def intervals(frame: pd.DataFrame) -> list[str]:
     """The columns that hold Intervals."""
-    return [column for column in frame if any(is_interval(value) for value in frame[column])]
-
-
-def is_interval(value: object) -> bool:
-    """Whether a value is an estimate with bounds."""
-    return hasattr(value, "low") and hasattr(value, "estimate")
+    return [column for column in frame if any(isinstance(value, Interval) for value in frame[column])]
 
 
 def written(value: object, pattern: str = "") -> object:
     """A table's value as text, where it is an Interval or its column has a pattern; a dash for what is not finite."""
-    if is_interval(value):
+    if isinstance(value, Interval):
         return str(value)
     if not pattern or not isinstance(value, (int, float, np.number)):
         return value

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from eestudy.markup.text import harmless, in_step, short_number
+from eestudy.markup.text import harmless, short_number
 
 
 def text(value: Any) -> str:
@@ -44,15 +44,6 @@ def fenced(directive: str, content: str) -> str:
 
 class Markdown(str):
     """Text that is Markdown already."""
-
-
-def interval(result: dict[str, Any]) -> str:
-    """An estimate with its interval; a dash where there is none."""
-    values = [result.get(key) for key in ("estimate", "low", "high")]
-    if None in values:
-        return text(values[0])
-    estimate, low, high = in_step(*(float(value) for value in values if value is not None))
-    return f"{estimate} ({low} to {high})"
 
 
 def card_parts(card: dict[str, Any], draw: Callable[[list, str], str], title: str = "") -> Iterator[str]:

@@ -83,7 +83,7 @@ def test_the_scoreboard_has_a_row_for_each_claim_and_begins_with_informative_ver
     assert "3 verdicts on m, or on the models named beside them, are informative: 1 hold, 1 do not hold" in said
     assert "1 of the 2 that are decided stand" in said and "1 not testable here" in said
     assert said.index("## Details") < said.index("Verdicts that weigh less")
-    assert "0.70 (0.60 to 0.80)" in shown[1].get_text() and "1,234" in shown[1].get_text()
+    assert "0.70\u00a0[0.60,\u00a00.80]" in shown[1].get_text() and "1,234" in shown[1].get_text()
     assert claim("P-S1").statistic in shown[1].get_text() and "too few" in shown[2].find(id="P-S3").get_text()
     assert "not run" in shown[2].find(id="P-W1").get_text()
     taken_back = {row["id"] for row in page.select("tbody tr") if "does not stand" in row.get_text().lower()}

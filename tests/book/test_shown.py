@@ -33,7 +33,7 @@ ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td", "p", "b", "br", "
 MARKDOWN = """<section><h2>Versions<a class="headerlink" href="#versions">#</a></h2>
 <div class="pst-scrollable-table-container"><table class="table"><thead><tr><th class="head"><p>Package</p></th>
 <th class="head"><p>Version</p></th></tr></thead><tbody><tr><td><p><strong>torch</strong></p></td>
-<td><p>0.5 (0.4 to 0.6)</p></td></tr></tbody></table></div></section>"""
+<td><p>0.5 [0.4, 0.6]</p></td></tr></tbody></table></div></section>"""
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_table_of_markdown_is_called_after_its_heading_and_one_without_heading
     captions = [caption.get_text() for caption in page.select("caption")]
     assert captions == ["Versions.", "Table 1. Versions.", "Table 2. Versions."]  # a bold cell is no heading
     assert page.select_one(".ee-scroll > table") and not page.select(".pst-scrollable-table-container")
-    assert files["table-1.csv"].decode() == "Package,Version\ntorch,0.5 (0.4 to 0.6)\n" and len(files) == 2
+    assert files["table-1.csv"].decode() == 'Package,Version\ntorch,"0.5 [0.4, 0.6]"\n' and len(files) == 2
     first = page.select_one("table")
     assert first.th["scope"] == "row" and "ee-unseen" in first.caption["class"] and not first.thead
 
