@@ -34,15 +34,12 @@ def cards() -> str:
         for path in sorted(data_folder().glob(pattern)):
             card = json.loads(path.read_text(encoding="utf-8"))
             name = card.pop("name", path.parent.name)
-            pieces += [
-                f"## {heading}: {text(name)}\n",
-                *card_parts(card, lambda values, label, of=name: raw(curve(values, label, of))),
-            ]
+            pieces += [f"## {heading}: {text(name)}\n", *card_parts(card, partial(curve, of=name))]
     return "\n".join(pieces)
 
 
 def curve(values: list, label: str, of: str) -> str:
-    """Numbers, or (x, y) pairs, as a figure's HTML in a fence. `label`, such as "loss by step", names the axes; `of`, the card."""
+    """Numbers, or (x, y) pairs, as a figure. `label`, such as "loss by step", names the axes; `of`, the card."""
     pairs = isinstance(values[0], (list, tuple))
     xs, ys = zip(*(values if pairs else enumerate(values, 1)))
     what, across = label.removeprefix("quality, "), COUNTED
