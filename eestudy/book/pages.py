@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from textwrap import fill
 
 import matplotlib.pyplot as plt
