@@ -135,6 +135,8 @@ def test_against_plain_transformers(case, paired, classifier_of, tmp_path):
     task = pairs_task(texts) if paired else Task.from_prompts([text for (text,) in texts])
     model = classifier_of(case)
     trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=2, pairs=3, progress=False)
+    assert trace["topk_ids"].shape == (len(texts), trace.layers + 1, 3) and trace.sites["top1"].shape[0] == 2
+    assert trace.statistic_rows().all() and not trace.tokens["truncated"].any()
     order = torch.tensor(trace["topk_ids"]).long()
     (near, rounded), (shares, entropy) = (shares_and_entropy(scores, order) for scores in (plain, layers))
     assert_as_near(torch.tensor(trace["topk_probability"]), near, shares, "probabilities")
@@ -177,7 +179,7 @@ def test_causal_classifier_reads_a_pair_at_its_end(tmp_path):
     families.save(name, tmp_path / name)
     model = eelib.load_model(str(tmp_path / name), device="cpu")
     model.tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    trace = eelib.trace(model, pairs_task(), folder=tmp_path, progress=False)
+    trace = eelib.trace(model, pairs_task(), folder=tmp_path, batch_size=2, progress=False)
     prompts = [model.tokenizer(a)["input_ids"] + model.tokenizer(b)["input_ids"] for a, b in PAIRS]
     found = []
     for network in (families.build(name), families.build(name).double()):

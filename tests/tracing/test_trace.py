@@ -1,6 +1,5 @@
 """A trace holds what the oracle gives: outputs, readouts, exit layers, sub-layers; what stops a run."""
 
-import families
 import numpy as np
 import plain_runs
 import pyarrow.parquet as pq
@@ -177,25 +176,6 @@ class Given:
 
     def __getattr__(self, name):
         return getattr(self.plain, name)
-
-
-@pytest.mark.parametrize("name", families.CLASSIFIERS)
-def test_classifier(name, tmp_path):
-    """One row for each text: the label, read at the position that the network judges by, layer by layer."""
-    family, position = families.CLASSIFIERS[name]
-    written = [0] if family.kind == "causal" else None  # the oracle runs a prompt and what it wrote but the last
-    model = eelib.load_model(str(families.save(name, tmp_path / name)))
-    task = eelib.Task.from_prompts(PROMPTS)
-    trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=True, progress=False)
-    oracle, prompts = families.build(name).double(), model.tokenizer(PROMPTS)["input_ids"]
-    runs = [plain_runs.oracle_run(oracle, family, p, written or p) for p in prompts]
-    logits = family.unembed(oracle, torch.stack([run["states"][position] for run in runs])).detach()
-    assert trace["top1"].tolist() == logits.argmax(-1).tolist()
-    np.testing.assert_allclose(trace["probability"], logits.softmax(-1).amax(-1), rtol=1e-3, atol=1e-5)
-    assert trace["topk_ids"].shape == (len(PROMPTS), 4, 3)
-    assert trace.sequences["output"].tolist() == [f"LABEL_{i}" for i in trace["top1"][:, -1]]
-    assert trace.statistic_rows().all() and not trace.tokens["truncated"].any()
-    assert trace.sites["top1"].shape[:2] == (len(PROMPTS), 3)
 
 
 def test_states_that_are_not_finite_leave_nothing(folder_of, tmp_path, one_line):
