@@ -16,9 +16,10 @@ LAYERS, LATE, HEAD, MOST = 10, 8, 2.0, 15
 FLAT = {"layers": LAYERS, "rows": [1, 512], "call": [0.0, 0.0], "blocks": [float(LAYERS)] * 2, "head": [HEAD] * 2}
 
 
-def race(weights, right, off):
+def race(weights, right, off, drafted=100):
     """Kept results in which `right` of 100 rounds of one draft are right, and forecasts are off by a share."""
-    own = {"kind": "lossless", "method": "block", "drafted": 100, "accepted": right, "passes": 110, "times_plain": 1.6}
+    own = {"kind": "lossless", "method": "block", "drafted": drafted, "accepted": right, "passes": 110}
+    own["times_plain"] = 1.6
     own |= {"seconds": [6.0, 6.2], "forecast": 1.6 * (1 + off)}
     rows = [own, {"kind": "plain", "method": "plain", "seconds": [10.0, 10.4]}]
     rows.append({"kind": "part", "method": "prompts alone", "seconds": [2.0, 2.2]})
@@ -67,7 +68,14 @@ def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, page):
     assert list(space["points"]["estimate"]) == pytest.approx([2.025] * 2)  # 8 / 4 and 8.2 / 4
     assert f"{goals}: its median error is {round(100 * off)}%" in shown
     assert ("So the map is wrong here" in found["answer"]) == (right == 10)
-    assert "1.60 times as fast with drafts" in found["answer"]
+    assert "1.60 times as fast as plain decoding with drafts" in found["answer"]
+
+
+def test_a_block_that_drafted_nothing_has_no_acceptance(page):
+    space, found, shown = page(lambda weights: race(weights, 0, 0.0, drafted=0))
+    assert np.isnan(space["block_right"]) and "drafted nothing." in found["answer"]
+    assert "% of them are right.**" in found["answer"]
+    assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("kept", [None, lambda weights: race("others", 90, 0.01)])
