@@ -42,7 +42,7 @@ class Study:
     Args:
         parameters: as `check_parameters` returns them.
         sites, pairs, given: what `eelib.trace` takes.
-        model, tasks, template, limit, max_new_tokens: in place of the parameters', for a page about several models:
+        model, tasks, wording, limit, max_new_tokens: in place of the parameters', for a page about several models:
             Study(p, model=p.after).
         loaded: the model, where another study has loaded it already.
 
@@ -58,12 +58,12 @@ class Study:
         given: bool = False,
         model: str | None = None,
         tasks: str | None = None,
-        template: str | None = None,
+        wording: str | None = None,
         limit: int | None = None,
         max_new_tokens: int | None = None,
         loaded: Model | None = None,
     ) -> None:
-        other = {"model": model, "tasks": tasks, "template": template, "limit": limit, "max_new_tokens": max_new_tokens}
+        other = {"model": model, "tasks": tasks, "wording": wording, "limit": limit, "max_new_tokens": max_new_tokens}
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
         self.parameters = p = Parameters(
@@ -79,8 +79,8 @@ class Study:
             check_name("the last part of parameter model,", Path(p.model).name)  # names the folder of results
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = loaded or load_model(p.model, dtype=p.dtype, device=p.device)
-            wording = p.get("template") or p.get("wording", "auto")
-            self.tasks = {n: prompted(t, self.model, p.get("chat", "auto"), wording) for n, t in self.tasks.items()}
+            asked = p.get("chat", "auto"), p.get("wording", "auto")
+            self.tasks = {name: prompted(task, self.model, *asked) for name, task in self.tasks.items()}
             if sites and not self.model.components:  # before hours of decoding, not after
                 raise InputError(self.model.components_error)
             for task in self.tasks.values() if len(self.tasks) > 1 else ():  # while others make one, go to the next
@@ -256,7 +256,7 @@ def studies_beside(p: Parameters) -> list[Study]:
     Raises:
         ParameterError: one line, as of `models_beside`.
     """
-    asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens, "template": ""}
+    asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens, "wording": "auto"}
     return [Study(p, model=model, tasks=tasks, **asked) for model, tasks in models_beside(p)]
 
 

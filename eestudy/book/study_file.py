@@ -27,7 +27,8 @@ OF_TRACES = (  # parameters that decide on traces, and where these lie
     "batch_size",
     "dtype",
     "device",
-    "template",
+    "chat",
+    "wording",
     "runs_folder",
     "results_folder",
 )

@@ -152,10 +152,11 @@ def test_what_workers_make_is_what_the_notebooks_ask_for():
     for name in ("n", "a", "length"):
         Path(f"notebooks/{name}.ipynb").write_text(json.dumps({"cells": cells}))
     study = load("""
-        parameters: {limit: 1}
+        parameters: {limit: 1, wording: short}
         notebooks: {n: {}, a: {}, length: {tasks: c, after: other/model}}
         models: {some/model: {workers: 3}, alone: {notebooks: [n]}}""")
-    first = {"model": "some/model", "tasks": "a,b", "limit": 1, "runs_folder": "runs", "results_folder": "results"}
+    first = {"model": "some/model", "tasks": "a,b", "limit": 1, "wording": "short"}
+    first |= {"runs_folder": "runs", "results_folder": "results"}
     third = first | {"tasks": "c"}
     assert study.asked("model") == [first, third, third | {"model": "other/model"}]
     assert list(study.workers_of("model")) == [0, 1, 2] and not study.workers_of("alone")
