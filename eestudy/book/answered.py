@@ -11,8 +11,8 @@ from typing import Any
 
 from docutils import nodes
 
-from eestudy.book.html import raw
 from eestudy.book.study_file import GENERATED
+from eestudy.markup.markdown import raw
 
 ANSWERS = "answers"  # a folder: MODEL/NOTEBOOK.html
 FOLDED = {  # tag of a cell -> what unfolds it

@@ -7,9 +7,9 @@ from typing import Any
 from jinja2 import Environment
 
 from eelib.common.errors import InputError
-from eestudy.book.html import raw
 from eestudy.book.sources import code_hash
 from eestudy.book.study_file import BOOK
+from eestudy.markup.markdown import raw
 from eestudy.measured import FOLDER, measured, provenance
 
 TEMPLATE = """

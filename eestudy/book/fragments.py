@@ -7,8 +7,7 @@ import yaml
 from eestudy.book.answered import ANSWERS
 from eestudy.book.engine import engine
 from eestudy.book.front import front, page_chips, questions
-from eestudy.book.models import clone, models
-from eestudy.book.pages import cards, findings, runs
+from eestudy.book.pages import cards, clone, findings, models, runs
 from eestudy.book.papers import papers
 from eestudy.book.scoreboard import scoreboard
 from eestudy.book.study_file import BOOK, GENERATED, StudyFile

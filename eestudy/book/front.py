@@ -3,11 +3,10 @@
 import re
 from html import escape
 
-from eestudy.book.html import raw
 from eestudy.book.notebooks import front_figures, heading
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import Written, chips, place, verdicts
-from eestudy.markup.markdown import text
+from eestudy.markup.markdown import raw, text
 from eestudy.markup.text import PLAIN
 
 LEAD = ("saturation", "gates", "speed")  # notebooks whose main sentences open the first page

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from eestudy.book.html import raw
 from eestudy.book.study_file import BOOK, notebook_file
+from eestudy.markup.markdown import raw
 
 
 def heading(notebook: str) -> str:

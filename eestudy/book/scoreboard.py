@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 
-from eestudy.book.html import raw
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import (
     DECIDED,
@@ -27,7 +26,7 @@ from eestudy.book.verdicts import (
     weight,
 )
 from eestudy.claims import Claim, amended, claims, judging, wanted
-from eestudy.markup.markdown import table, text
+from eestudy.markup.markdown import raw, table, text
 from eestudy.markup.offers import as_csv, offered
 from eestudy.markup.text import PLAIN
 from eestudy.resampling import Interval

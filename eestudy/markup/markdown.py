@@ -42,6 +42,13 @@ def fenced(directive: str, content: str) -> str:
     return f"{fence}{directive}\n{content}\n{fence}\n"
 
 
+def raw(html: str) -> str:
+    """HTML as Markdown keeps it untouched: in a fence that nothing in it ends, without what turns text around."""
+    html = harmless(html)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", html))])
+    return f"{fence}{{raw}} html\n{html}\n{fence}\n"
+
+
 class Markdown(str):
     """Text that is Markdown already."""
 

@@ -12,12 +12,6 @@ from eestudy.claims import UNTESTABLE, claims
 
 
 @slow
-def test_every_page_of_the_study_has_an_answer(pages):
-    for model, notebook in StudyFile.load(ROOT / "study.yml").runs:
-        assert json.loads((ROOT / f"results/{model}/{notebook}.json").read_text())["answer"], notebook
-
-
-@slow
 def test_every_page_of_the_study_is_in_the_book(pages):
     study = StudyFile.load(ROOT / "study.yml")
     wanted = {HTML / "results" / model / f"{notebook}.html" for model, notebook in study.runs}

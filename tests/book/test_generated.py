@@ -19,8 +19,8 @@ from eestudy.book import front, pages, sources
 from eestudy.book.citation import bibtex, commit_of
 from eestudy.book.engine import PARTS_OF_STORE, engine
 from eestudy.book.layout import data_of, dressed
-from eestudy.book.models import clone, models
 from eestudy.book.notebooks import executed, front_figures, heading
+from eestudy.book.pages import clone, models
 from eestudy.book.papers import papers
 from eestudy.book.references import ByAuthorAndYear, Labels
 from eestudy.book.scoreboard import scoreboard
