@@ -5,6 +5,7 @@ from typing import Any
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
+from eelib.models.model import Model
 
 FOLDER = "measured"
 
@@ -20,6 +21,15 @@ def measured(name: str) -> dict[str, Any]:
         there = ", ".join(sorted(file.stem for file in folder.glob("*.json"))) or "none"
         raise InputError(f"no result {name!r} is in {folder}; allowed are {there}")
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def measured_on(name: str, model: Model) -> dict[str, Any] | None:
+    """A kept result, if there is one and the model's weights are still those that it was measured on."""
+    try:
+        found = measured(name)
+    except InputError:
+        return None
+    return found if found["models"].get(model.name) == model.hash else None
 
 
 def provenance(report: dict[str, Any]) -> str:
