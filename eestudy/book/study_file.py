@@ -132,7 +132,8 @@ class StudyFile:
         source = notebook_file(notebook)
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
         code = modules(source)
-        kept = [str(file) for file in data_folder("measured").glob("*.json") if f'measured(\\"{file.stem}\\")' in said]
+        named = set(re.findall(r'measured(?:_on)?\(\\"(\w+)\\"', said))
+        kept = [str(file) for file in data_folder("measured").glob("*.json") if file.stem in named]
         return [str(source), *code, *data_behind(model, said, "papers", "tagged", "models/pocket-tagger"), *kept]
 
     def worker_sources(self, model: str) -> list[str]:

@@ -23,7 +23,7 @@ def race(weights, right, off, drafted=100):
     own |= {"seconds": [6.0, 6.2], "forecast": 1.6 * (1 + off)}
     rows = [own, {"kind": "plain", "method": "plain", "seconds": [10.0, 10.4]}]
     rows.append({"kind": "part", "method": "prompts alone", "seconds": [2.0, 2.2]})
-    head = {"models": {"any": weights}, "date": "2026-01-01", "commit": "abc", "machine": {"cpu": "a processor"}}
+    head = {"models": {"deep": weights}, "date": "2026-01-01", "commit": "abc", "machine": {"cpu": "a processor"}}
     every = [{"task": "a/b", "batch": size, "texts": 10} | row for size in (1, 16) for row in rows]
     return {"race": head | {"rows": every}, "race_forecast": head | {"rows": [], "costs": {"1": FLAT, "16": FLAT}}}
 
