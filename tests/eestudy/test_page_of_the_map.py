@@ -67,7 +67,7 @@ def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, page):
     assert numbers["layer_right"] == pytest.approx(100 * (own["position"] % 4 > 0).mean())
     assert list(space["points"]["estimate"]) == pytest.approx([2.025] * 2)  # 8 / 4 and 8.2 / 4
     assert f"{goals}: its median error is {round(100 * off)}%" in shown
-    assert ("So the map is wrong here" in found["answer"]) == (right == 10)
+    assert ("The race does not confirm this" in found["answer"]) == (right == 10)
     assert "1.60 times as fast as plain decoding with drafts" in found["answer"]
 
 
