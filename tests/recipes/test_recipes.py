@@ -36,7 +36,9 @@ from recipes.tuned_lens import Lens, Taking
 
 SHORT = Schedule(steps=3, peak=1e-2, warmup=1, decay=1)
 # Outputs are never kept; the others are trained in legs and come into data/models with their last one.
-UNFINISHED = {f"smollm2-135m-instruct-{part}" for part in ("joint", "block", "features")}  # shipped, and trained on in further legs
+UNFINISHED = {
+    f"smollm2-135m-instruct-{part}" for part in ("joint", "block", "features")
+}  # shipped, and trained on in further legs
 NOT_YET = {f"smollm2-135m-instruct-{part}" for part in ("outputs",)}
 SHIPPED = sorted({*RECIPES} - NOT_YET - UNFINISHED)
 
