@@ -14,7 +14,7 @@ GROUPS = {
     "bench": [*TIMED, "race --texts 6 --few 2 --repeats 1 --sizes 1 4"],
     "measure": [
         *("architectures", "store crashes", "store many_prompts", "store reproducible", "cluster", "coverage"),
-        *("statistics", "arithmetic", "given", "dtypes", *TIMED, "race"),
+        *("statistics", "arithmetic", "given", "dtypes", *TIMED, "race --predict", "race"),
     ],
 }
 ENTRIES = [

@@ -260,7 +260,9 @@ def main() -> None:
     if asked.predict:
         expected = predicted(model, asked, drafts_of(model, layer))
         costs = {size: asdict(pass_costs(model, size)) for size in asked.sizes}
-        file.write_text(json.dumps(head | {"rows": expected, "costs": costs}, indent=1) + "\n", encoding="utf-8")
+        file.write_text(
+            json.dumps(head | {"goals": [], "rows": expected, "costs": costs}, indent=1) + "\n", encoding="utf-8"
+        )
         print(file)
         return
     models = {
