@@ -23,7 +23,6 @@ from checks.products import margin
 from checks.report import TRACES, Goal, all_of, finish, goal, headed, options
 from checks.trace_speed import asked_of, environment
 from eelib.common.errors import InputError
-from eelib.common.files import data_folder
 from eelib.exits.decoding.drafters import trained_block
 from eelib.exits.decoding.generate import batches, encoded, generate
 from eelib.exits.decoding.pass_costs import pass_costs
@@ -253,7 +252,7 @@ def main() -> None:
     asked = parser.parse_args()
     model = eelib.load_model(asked.model, device="cpu")
     layer = asked.layer or max(1, model.layers * 5 // 6)
-    file = data_folder("measured", "race_forecast.json")
+    file = asked.output.with_name("race_forecast.json")
     head = headed("race", "numba", depends=(*TRACES, "eelib/exits"))
     head["models"] = {model.name: model.hash}
     head["machine"] |= {"instructions": torch.backends.cpu.get_cpu_capability()}

@@ -5,7 +5,6 @@ from typing import Any
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.models.model import Model
 
 FOLDER = "measured"
 
@@ -23,8 +22,8 @@ def measured(name: str) -> dict[str, Any]:
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def measured_on(name: str, model: Model) -> dict[str, Any] | None:
-    """A kept result, if there is one and the model's weights are still those that it was measured on."""
+def measured_on(name: str, model: Any) -> dict[str, Any] | None:
+    """A kept result, if there is one and it was measured on a model of this name and hash."""
     try:
         found = measured(name)
     except InputError:

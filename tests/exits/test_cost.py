@@ -13,6 +13,8 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.cost import Sizes, exit_costs, parameters, sizes_of
+from eelib.exits.decoding.generate import batches, encoded
+from eelib.exits.decoding.pass_costs import pass_costs
 from eelib.exits.exit_rule import Constant, Estimated, ExitRule, fixed_exit
 from eelib.exits.forecast import Costs, Forecast, Line, Planned, measure, seconds, step_seconds
 from eelib.exits.gates.gate import gate_named
@@ -292,6 +294,9 @@ def test_the_call_with_drafts(folder_of, family, draft):
     counts = ("passes", "drafted", "accepted")
     assert [getattr(found, name) for name in counts] == made.sequences[[*counts]].sum().tolist()
     assert found.tokens == len(made.tokens) and found.prompts > 0 and min(found.decoding) > 0
+    lengths, costs = made.sequences["length"], pass_costs(model, 2)
+    alone = [max(lengths[batch]) - 1 for batch in batches(model, encoded(model, PROMPTS), 2)]
+    assert costs.whole(1) * sum(alone) <= found.decoding[0] * (1 + 1e-9) <= costs.whole(2) * sum(alone) * (1 + 2e-9)
     assert found.speed_up == (found.prompts + found.decoding[0]) / (found.prompts + found.decoding[1])
     assert str(found).splitlines()[0].startswith(f"{model.name} on prompts: draft='{draft}', batch 2: ")
     assert replace(found, draft="").speed_up == 1.0

@@ -202,7 +202,7 @@ def drafting_of(
     costs, block = pass_costs(model, batch_size), draft if isinstance(draft, DraftBlock) else None
     name = block.kind if block else str(draft)
     if auto := name == "auto":
-        name = quickest(model, costs)
+        name = quickest(model, costs, batch_size)
     if length is not None:
         check_whole("draft_length", length, 1)
         if length >= model.context_length:
@@ -233,11 +233,11 @@ def drafting_of(
     return model, gate, Drafting(costs, from_text, drafts, length), name
 
 
-def quickest(model: Model, costs: PassCosts) -> str:
+def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
     """What "auto" is: the text's n-grams where verifying a sure draft saves time, and the trained block whose drafts
     are expected to save most, if any do; "" where nothing does.
     """
-    if costs.whole(2) > 2 * costs.whole(1):
+    if costs.whole(2 * sequences) > 2 * costs.whole(sequences):
         return ""
     found, best = "prompt", GAIN
     for kind in ("block", "features"):
@@ -245,10 +245,10 @@ def quickest(model: Model, costs: PassCosts) -> str:
             block = trained_block(model, kind)
         except InputError:
             continue
-        made = costs.upto(1, 1 if kind == "features" else block.layer + 1, len(block.ids) / model.vocab_size)
+        made = costs.upto(sequences, 1 if kind == "features" else block.layer + 1, len(block.ids) / model.vocab_size)
         right = block.accepted or (FIRST,)
         right += right[-1:] * (MOST - len(right))
-        speed_up, _ = expected_speed_up(costs, right, made, 0 if kind == "features" else block.layer)
+        speed_up, _ = expected_speed_up(costs, right, made, 0 if kind == "features" else block.layer, sequences)
         if speed_up > best:
             found, best = f"prompt+{kind}", speed_up
     return found

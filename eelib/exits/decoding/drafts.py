@@ -25,7 +25,8 @@ WEIGHT = 8.0  # drafts for which what is expected beforehand counts
 FORGET = 0.98  # of what earlier drafts of the same kind have shown, at each new one
 FADE = 0.9  # of what earlier rounds have shown of the seconds that a token takes
 FIRST = 0.5  # how often a model's draft is right, where nothing is known beforehand
-SURE = 0.85  # of what drafts are expected to save counts: what is expected is the best of many guesses
+SURE = {"text": 0.6, "model": 0.85}  # of what drafts are expected to save counts: the best of many guesses is chosen
+ENOUGH = 100  # tokens of outputs after which it is judged whether drafts have saved time
 Kind = tuple[str, int]
 
 
@@ -121,8 +122,9 @@ class Drafting:
         self.costs, self.from_text, self.drafts, self.length = costs, from_text, drafts, length
         self.rates = Rates()
         self.share = 1.0  # seconds of a token, as a share of plain decoding's
-        self.ended = ""  # why the model drafts no more
-        self.seconds = self.plain_seconds = 0.0  # by the costs: of all rounds, and of the same tokens without drafts
+        self.ended = ""  # why nothing, or nothing but the text's n-grams, is drafted any more
+        self.tokens = 0  # of all outputs
+        self.seconds = self.plain_seconds = 0.0  # by the costs: of all rounds, and of the same batches without drafts
         self.spent, self.written, self.rows = 0.0, 0, 0  # of this round
         self.texts: dict[DecodedSequence, tuple[Ngrams, int]] = {}  # and how much of the sequence is in it
         self.kinds: dict[DecodedSequence, list[Kind]] = {}  # of this round's drafts
@@ -151,13 +153,27 @@ class Drafting:
         if self.written:
             plain = self.written * self.costs.whole(self.rows) / self.rows
             self.share = min(FADE * self.share + (1 - FADE) * self.spent / plain, 1.0)
-            self.seconds, self.plain_seconds = self.seconds + self.spent, self.plain_seconds + plain
-            self.written = 0
+            self.seconds, self.written = self.seconds + self.spent, 0
 
-    @property
-    def value(self) -> float:
-        """Seconds that one more token is sure to save."""
-        return SURE * self.share * self.costs.whole(self.rows) / self.rows
+    def finish(self, lengths: list[int]) -> None:
+        """A batch has ended, with outputs of these lengths: without drafts, each step runs those that are not done."""
+        self.settle()
+        steps = range(1, max(lengths))  # the first token comes with the prompt
+        self.plain_seconds += sum(self.costs.whole(sum(length > step for length in lengths)) for step in steps)
+        self.tokens += sum(lengths)
+        drafting, slower = self.from_text or self.drafts, self.seconds > self.plain_seconds
+        if drafting and slower and not self.length and self.tokens > ENOUGH:
+            self.end(f"with drafts, outputs took {self.seconds / self.plain_seconds:.2f} times as long as without")
+            self.from_text = False
+
+    def end(self, why: str) -> None:
+        """Let the model draft no more, and say so."""
+        self.ended, self.drafts = f"{why}: drafting costs more than it saves, so it ends here", None
+        print(self.ended)
+
+    def value(self, source: str) -> float:
+        """Seconds that one more token is sure to save. Less in a batch, which lasts as long as its longest output."""
+        return SURE[source] * self.share * self.costs.whole(self.rows) / self.rows**1.5
 
     def verifying(self, width: int, shared: int = 0) -> float:
         """Seconds of a pass that verifies `width` drafts of each sequence; all have run `shared` blocks."""
@@ -190,7 +206,7 @@ class Drafting:
             saved = [0.0]
             for number in range(max(len(chances) for _, _, chances in found.values())):
                 at = sum(chances[number] for _, _, chances in found.values() if number < len(chances))
-                saved.append(saved[-1] + at * self.value)
+                saved.append(saved[-1] + at * self.value("text"))
             width = max(range(len(saved)), key=lambda w: saved[w] - self.verifying(w))
         for sequence, (guessed, kinds, chances) in found.items():
             for token, kind, chance in zip(guessed[:width], kinds, chances):
@@ -208,7 +224,7 @@ class Drafting:
 
     def wanted(self, sequences: list[DecodedSequence]) -> list[DecodedSequence]:
         """The sequences for which the model makes one more draft: those without guesses, while it pays."""
-        if self.drafts is None or self.ended:
+        if self.drafts is None:
             return []
         some = [s for s in sequences if s.room and not s.draining and s not in self.guessed and s.drafts == self.made]
         if self.length:
@@ -217,13 +233,12 @@ class Drafting:
             if not self.made:
                 right = self.rates.of(("model", -1), self.first)
                 share = self.drafts.seconds(self.costs, self.rows) / self.costs.whole(self.rows)
-                self.ended = (
-                    f"a draft of layer {self.drafts.layer} costs {share:.2f} of a pass and is right with a chance of "
-                    f"{right:.0%}: drafting costs more than it saves, so it ends here"
+                layer = self.drafts.layer
+                self.end(
+                    f"a draft of layer {layer} costs {share:.2f} of a pass and is right with a chance of {right:.0%}"
                 )
-                print(self.ended)
             some = []
-        if some:
+        if some and self.drafts:
             self.made += 1
             self.spent += self.drafts.seconds(self.costs, len(some))
             self.widen(self.made, self.drafts.shared)
@@ -239,7 +254,7 @@ class Drafting:
         """Whether one more draft of each saves more than it takes to make and to verify it."""
         assert self.drafts
         right = self.rates.of(("model", -1), self.first)
-        saved = self.value * right * sum(self.chances[s] for s in some)
+        saved = self.value("model") * right * sum(self.chances[s] for s in some)
         more = max(self.made + 1, self.width)
         more_verified = self.verifying(more, self.drafts.shared) - self.verifying(self.width, self.drafts.shared)
         return self.made < MOST and saved > self.drafts.seconds(self.costs, len(some)) + more_verified

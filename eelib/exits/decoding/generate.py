@@ -146,7 +146,6 @@ def generate(
     made = output_of_sequences(model, sequences, timer.seconds, kv.name)
     made.draft = name
     if drafting:
-        drafting.settle()
         made.ended, made.expected = drafting.ended, (drafting.plain_seconds, drafting.seconds)
     return made
 

@@ -120,6 +120,8 @@ class Decoder:
                     if self.drafting:
                         self.drafting.drop(sequence)
                 finished += ended
+        if self.drafting:
+            self.drafting.finish([len(sequence.tokens) for sequence in finished])
         return sorted(finished, key=lambda sequence: sequence.index)
 
     def forget(self) -> None:

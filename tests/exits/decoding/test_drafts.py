@@ -20,7 +20,7 @@ from eelib.common.machine import Timer
 from eelib.exits.decoding import drafters, loop, pass_costs
 from eelib.exits.decoding import sequences as sequences_file
 from eelib.exits.decoding.drafters import quickest, trained_block
-from eelib.exits.decoding.drafts import LONGEST, Ngrams
+from eelib.exits.decoding.drafts import LONGEST, Drafting, Ngrams
 from eelib.exits.decoding.gate_runner import GateRunner
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.kv_policies import KV_POLICIES
@@ -256,10 +256,22 @@ def test_drafts_end_where_they_cost_more_than_they_save(model_of, many, costs, c
     for more in (0.0, 5.0):
         costs(more)
         for draft in ("prompt", "layer:1"):
-            found[draft, more] = generate(model, many, draft=draft, max_new_tokens=STEPS)
+            found[draft, more] = generate(model, many, draft=draft, batch_size=1, max_new_tokens=STEPS)
             assert (found[draft, more].sequences["drafted"].sum() > 0) == (more == 0)
     ended = found["layer:1", 5.0].ended
     assert ended.endswith("so it ends here") and ended in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seconds", [0.9, 1.1])
+def test_drafts_of_the_text_end_where_outputs_took_longer_with_them(seconds, capsys):
+    """Of two outputs of 60 and 40 tokens, plain decoding runs 39 steps of two rows and 20 of one."""
+    found = Drafting(PassCosts(1, (1, 2), (1.0, 2.0), (0.0, 0.0), (0.0, 0.0)), True, None, None)
+    for batch in (1, 2):
+        found.seconds = seconds * batch * (39 * 2 + 20)
+        found.finish([60, 40])
+        assert found.plain_seconds == batch * (39 * 2 + 20)
+        assert found.from_text == (batch == 1 or seconds < 1) and bool(found.ended) != found.from_text
+    assert ("1.10 times as long" in capsys.readouterr().out) == (seconds > 1)
 
 
 def test_a_gates_drafting_ends_where_it_cannot_pay(model_of, plain, eos, many, monkeypatch, capsys):
