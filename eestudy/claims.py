@@ -119,14 +119,9 @@ class Verdict:
         }
 
 
-def claims(notebook: str | None = None) -> list[Claim]:
-    """All claims, or those of one notebook, in the order of the record."""
-    rows = [Claim(**row | {"amended": tuple(row.get("amended", ()))}) for row in _read("claims")["claims"]]
-    chosen = [row for row in rows if notebook in (None, row.notebook)]
-    if not chosen:
-        names = ", ".join(dict.fromkeys(row.notebook for row in rows))
-        raise InputError(f"no claims for notebook {notebook!r}; there are: {names}")
-    return chosen
+def claims() -> list[Claim]:
+    """All claims, in the order of the record."""
+    return [Claim(**row | {"amended": tuple(row.get("amended", ()))}) for row in _read("claims")["claims"]]
 
 
 def judging() -> list[dict[str, str]]:

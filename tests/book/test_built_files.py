@@ -26,7 +26,7 @@ def test_pages_are_as_they_must_be(check, pages):
 
 @slow
 def test_pages_of_results_begin_with_their_answer(pages):
-    assert not list(answers(pages, lambda notebook: len(claims(notebook))))
+    assert not list(answers(pages, lambda notebook: sum(claim.notebook == notebook for claim in claims())))
 
 
 @slow

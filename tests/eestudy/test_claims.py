@@ -79,8 +79,6 @@ def test_claims_are_complete_and_unique():
         assert claim.claim and claim.statistic and dated(claim.fixed)
         assert claim.weight in papers.WEIGHTS and (claim.weight == papers.INFORMATIVE) == (not claim.weight_why)
         assert not claim.ours or claim.weight in (papers.OURS, papers.CONSTRUCTED)
-    with pytest.raises(ValueError, match="no claims for notebook 'lenght'"):
-        papers.claims("lenght")
 
 
 def test_published_values_follow_from_the_tables():
