@@ -9,7 +9,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -352,9 +352,11 @@ class Draft(Training):
     head: int = 5900
     drafts: int = 1
     of_prompts: float = 0.3
+    read: dict[bytes, Tensor] = field(default_factory=dict, repr=False)  # last states of texts, by their tokens
 
     def begin(self, model: Model, work: Path, out: Path) -> tuple[DraftBlock, dict]:
         """A new block is a copy of one of the model's own."""
+        self.read.clear()
         tokens = most_written(self.outputs(work), self.head)
         layer = self.layer if self.kind == "block" else model.layers
         found = DraftBlock(model, self.kind, layer, tokens).to(model.device)
@@ -376,19 +378,29 @@ class Draft(Training):
             "the block drafts what the model gives next",
         )
 
-    def drafted(self, model: Model, found: DraftBlock, places: Places, drafts: int) -> list[Tensor]:
+    def last_states(self, model: Model, texts: list[OwnText], ids: Tensor) -> Tensor:
+        """The last layer's states [texts, tokens, hidden_size], which are computed once for each text of a leg."""
+        keys = [text.ids.numpy().tobytes() for text in texts]
+        if any(key not in self.read for key in keys):
+            with torch.no_grad(), block_states(model.blocks) as states:
+                model.network.base_model(input_ids=ids, use_cache=False)
+            for key, text, own in zip(keys, texts, states[-1]):
+                self.read[key] = own[: len(text.ids)].cpu()
+        return nn.utils.rnn.pad_sequence([self.read[key] for key in keys], batch_first=True).to(model.device)
+
+    def drafted(
+        self, model: Model, found: DraftBlock, texts: list[OwnText], places: Places, drafts: int
+    ) -> list[Tensor]:
         """The logits [n, head] that the block gives to the token after each place: as the first of a row of drafts, as
         the second after a right one, and so on. A block after a layer drafts each like the first.
         """
         ids, rows, at = places.ids, places.rows, places.at
-        inputs = {"input_ids": ids, "use_cache": False}
         if self.kind == "block":
             with torch.no_grad():
-                states = state_at(model, self.layer, inputs)
+                states = state_at(model, self.layer, {"input_ids": ids, "use_cache": False})
             return [found.logits(found.features(found(states)[rows, at]))] * drafts
-        with torch.no_grad(), block_states(model.blocks) as all_states:
-            model.network.base_model(**inputs)
-            features, following = found.features(all_states[-1])[:, :-1], ids[:, 1:]
+        with torch.no_grad():
+            features, following = found.features(self.last_states(model, texts, ids))[:, :-1], ids[:, 1:]
         positions, seen = (one.to(model.device) for one in rollouts(following.shape[1], drafts))
         taken, length, logits = [found.joined(features, following)], following.shape[1], []
         for step in range(1, drafts + 1):
@@ -410,7 +422,7 @@ class Draft(Training):
         numbers = numbers[top]
         shares, able = likely.exp() * (numbers >= 0), numbers[:, 0] >= 0
         losses, shown = [], []
-        for logits in self.drafted(model, trained, places, self.drafts):
+        for logits in self.drafted(model, trained, batch, places, self.drafts):
             each = logits[able].float().log_softmax(-1).gather(1, numbers[able].clamp(min=0))
             soft = (each * shares[able]).sum(1) / shares[able].sum(1)
             hard = -(each[:, 0] * weights[able]).sum() / weights[able].sum()
@@ -423,7 +435,7 @@ class Draft(Training):
         """Of each text, whether each token of its output is drafted right, as number 1 to 4 in a row: bool [4, n]."""
         hits = []
         for batch in packs(texts, self.tokens, random.Random(SEED)):
-            logits = self.drafted(model, found, places_of(batch, 0.0, model.device), IN_A_ROW)
+            logits = self.drafted(model, found, batch, places_of(batch, 0.0, model.device), IN_A_ROW)
             drafts = torch.stack([found.ids[one.argmax(-1)] for one in logits])
             sizes = [len(text.output) for text in batch]
             for text, own in zip(batch, drafts.cpu().split(sizes, dim=1)):

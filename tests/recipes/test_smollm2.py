@@ -123,7 +123,7 @@ def test_drafts_in_a_row_at_once_are_those_one_after_the_other(made):
     found = sharpened(model, "features", model.layers, torch.arange(30))
     ids, nothing = torch.arange(20, 30), torch.zeros(9, 1)
     text = OwnText(0, "story", ids, 4, nothing, nothing)
-    at_once = FEATURES.drafted(model, found, places_of([text], 0.0, model.device), 3)
+    at_once = FEATURES.drafted(model, found, [text], places_of([text], 0.0, model.device), 3)
     with torch.no_grad(), eelib.models.probe.block_states(model.blocks) as states:
         model.network(ids[None])
     features = found.features(states[-1])
