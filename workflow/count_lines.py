@@ -32,6 +32,8 @@ def main() -> None:
     for part in PARTS:
         rooms: dict[str, Counter[str]] = {}
         for path in sorted((ROOT / part).rglob("*.py")):
+            if ".cache" in path.parts:  # environments of other programs
+                continue
             source = path.read_text(encoding="utf-8")
             code, docs = lines_of(source)
             room = ".".join(path.relative_to(ROOT).parts[:-1][:2])
