@@ -126,7 +126,7 @@ def measure(model: Model, task: Task, rule: ExitRule, batch: int = 8, repeats: i
         return parts, lengths.sum() / steps, reads
 
     never = replace(rule, threshold=Constant(np.inf))
-    least = model.adapter_block.layer if model.adapter_block else 1  # keys are made from there on
+    least = model.draft_block.layer if model.draft_block else 1  # keys are made from there on
     (one, _, _), (many, rows, _) = per_step(1), per_step(wide)
     (asking, _, reads), (asking_many, asking_rows, _) = per_step(1, never), per_step(wide, never)
     (shallow, _, _), (projected, _, _) = (per_step(1, fixed_exit(least), keys) for keys in ("deferred", "project"))

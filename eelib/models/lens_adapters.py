@@ -248,7 +248,7 @@ def with_lens_adapter(model: "Model", folder: Path) -> "Model":
     if isinstance(found, Translators):
         read.translators = found
     else:
-        read.adapter_block = found
+        read.draft_block = found
     return read
 
 

@@ -57,7 +57,7 @@ class Model:
         remark: what is odd about the weights.
         title: the name for captions, with the quantization where there is one.
         translators: inner states are read through them.
-        adapter_block: a trained block that drafts; the states of its layer are read through it.
+        draft_block: a trained block that drafts; the states of its layer are read through it.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Model:
     remark: str = ""
     title: str = ""
     translators: Translators | None = None
-    adapter_block: DraftBlock | None = None
+    draft_block: DraftBlock | None = None
 
     @property
     def adapter(self) -> ModelKind:
@@ -164,9 +164,9 @@ class Model:
         """The states [rows, new, hidden_size] of a layer in one call of the network with `inputs`: after the draft
         block's, what it makes of them. Each call has to come here once, for it keeps keys and values of its own.
         """
-        if self.adapter_block is None or layer != self.adapter_block.layer:
+        if self.draft_block is None or layer != self.draft_block.layer:
             return states
-        return self.adapter_block(states, inputs.get("attention_mask"), inputs.get("past_key_values"))
+        return self.draft_block(states, inputs.get("attention_mask"), inputs.get("past_key_values"))
 
     def read_through(self, states: Tensor) -> Tensor:
         """States [n, L+1, hidden_size] as they are read: translated, where there are translators."""

@@ -197,7 +197,7 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
     Returns:
         The state [1, tokens, hidden_size] after that block; after a draft block's layer, the draft block's.
     """
-    block, beside = model.blocks[layer - 1], model.adapter_block
+    block, beside = model.blocks[layer - 1], model.draft_block
     calls = model.blocks[:layer].count(block)  # blocks that share weights are one module, called several times
 
     def leave(_module: nn.Module, _args: tuple, output: Any) -> None:

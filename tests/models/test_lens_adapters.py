@@ -90,7 +90,7 @@ def test_its_layers_say_the_same_in_a_trace_whole_and_in_steps(both, tmp_path, b
     for prompt, (_, own) in zip(ids, full.groupby("sequence")):
         states = wanted_states(model, found, prompt, own["token_id"].tolist())
         assert own["token_id"].tolist() == model.unembed(states[:, LAYER]).argmax(-1).tolist()
-    draft = "block" if read.adapter_block else f"layer:{LAYER}"
+    draft = "block" if read.draft_block else f"layer:{LAYER}"
     assert eelib.generate(read, PROMPTS, draft=draft, **how).tokens["token_id"].tolist() == sum(plain, [])
 
 

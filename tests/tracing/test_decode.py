@@ -123,7 +123,7 @@ def test_a_run_up_to_a_block_gives_its_states_and_runs_no_block_after_it(name, m
 
 def test_blocks_that_share_weights_are_counted_by_their_calls():
     block = torch.nn.Linear(3, 3)
-    shared = SimpleNamespace(blocks=[block] * 3, layers=3, adapter_block=None, adapted=lambda layer, states, _: states)
+    shared = SimpleNamespace(blocks=[block] * 3, layers=3, draft_block=None, adapted=lambda layer, states, _: states)
     shared.network = lambda x: block(block(block(x)))
     x = torch.randn(1, 2, 3)
     with torch.no_grad():

@@ -62,7 +62,7 @@ class LayerDrafts(GateRunner, ModelDrafts):
         super().__init__(model, None, timer)
         self.layer = self.shared = layer
         self.layers, self.in_network = frozenset({layer}), True
-        block = model.adapter_block
+        block = model.draft_block
         self.block = block if isinstance(block, DraftBlock) and block.layer == layer else None
         self.head = DraftHead(model, self.block) if self.block else None
         self.expected = self.block.accepted if self.block else ()
@@ -175,7 +175,7 @@ def trained_block(model: Model, kind: str) -> DraftBlock:
 
     InputError where there is none.
     """
-    own = model.adapter_block
+    own = model.draft_block
     if isinstance(own, DraftBlock) and own.kind == kind:
         return own
     file = data_folder("models", f"{model.name}-{kind}", DRAFT_FILE)
@@ -223,7 +223,7 @@ def drafting_of(
         drafts = LayerDrafts(model, int(layer), timer)
     elif kind == "block":
         block = block or trained_block(model, kind)
-        model = replace(model, adapter_block=block)
+        model = replace(model, draft_block=block)
         drafts = LayerDrafts(model, block.layer, timer)
     elif kind == "features":
         drafts = FeatureDrafts(model, block or trained_block(model, kind), timer)

@@ -286,8 +286,8 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
         )
     if kv.name == "schedule":
         check_schedule(model, rule, max_new_tokens)
-    if model.adapter_block and kv.name in ("copy", "project"):
-        least = model.adapter_block.layer
+    if model.draft_block and kv.name in ("copy", "project"):
+        least = model.draft_block.layer
         if any(rule.asks(layer, model.layers) for layer in range(1, least)):
             raise InputError(
                 f"kv_policy={kv.name!r}: of a token that exits before layer {least} the draft block of {model.name} "

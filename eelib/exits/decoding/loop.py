@@ -84,7 +84,7 @@ class Decoder:
         self.model, self.kv, self.gate, self.timer = model, kv, gate, timer
         self.draft_length, self.batch_split = draft_length, batch_split
         self.eos_ids, self.tie = model.eos_ids, tie_of(model)
-        block = model.adapter_block
+        block = model.draft_block
         self.trained_block_layer = block.layer if block and block.layer in gate.layers else 0
         self.drafts = DraftRecord(math.inf if always_draft else ENOUGH_DRAFTS)
         self.batch: Batch

@@ -147,7 +147,7 @@ class Batch:
         self.moves = extra_layer or not takes_holes(model)  # tokens of a row lie in one piece
         self.visible = torch.ones(len(prompts), capacity + SLACK, dtype=torch.bool, device=self.device)
         self.cache = RaggedKVCache(
-            model.layers, len(prompts), capacity, bool(self.context), extra_layer or bool(model.adapter_block), timer
+            model.layers, len(prompts), capacity, bool(self.context), extra_layer or bool(model.draft_block), timer
         )
 
     def groups(self, sequences: list[DecodedSequence] | None = None) -> list[list[DecodedSequence]]:
