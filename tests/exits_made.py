@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import torch
+import traces
 from safetensors import safe_open
 
 from eelib.exits.decoding.gate_runner import read_logits
@@ -65,7 +66,7 @@ def policy_of(model, thresholds, **other):
     return Policy(**own | gate | shape | found | other)
 
 
-class Made:
+class Made(traces.Made):
     """As much of a trace as a curve reads: 12 sequences of 10 tokens, the last one their end token."""
 
     def __init__(self, seed=0):
@@ -81,16 +82,7 @@ class Made:
         self.sequences = pd.DataFrame({"sequence": sequence[::10], "group": group[::10]})
         self.top1 = self.random.integers(3, size=(TOKENS, LAYERS + 1))
         self.top1[:, -1] = final
-
-    def statistic_rows(self):
-        return ~self.tokens["is_eos"].to_numpy()
-
-    def exit_layer(self, definition):
-        agrees = self.top1[:, 1:] == self.tokens["token_id"].to_numpy()[:, None]
-        return agrees.argmax(axis=1) + 1
-
-    def __getitem__(self, name):
-        return {"top1": self.top1}[name]
+        self.readouts = {"top1": self.top1}
 
     def scores(self, rule):
         if rule.gate.name == "fixed":

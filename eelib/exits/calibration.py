@@ -81,16 +81,12 @@ def by_agreement(curve: Curve, least: float) -> Choice:
     check_values(curve.values.tolist(), int(curve.tokens.sum()))
     check_level("agreement", least, closed=True)
     what = f"agreement of at least {least:.6g} on the calibration side"
-    highest = f"the highest is {curve.agreement.max():.6g}"
-    return lowest(curve.values, curve.agreement >= least, what, len(curve.groups), highest)
-
-
-def lowest(values: Sequence[float] | np.ndarray, met: np.ndarray, what: str, n: int, why: str) -> Choice:
-    """The lowest value at and above which something is met."""
-    if not met[-1]:
-        return Choice(None, "nothing", n, f"no threshold reaches {what}: {why}")
-    at = len(met) - int(np.argmin(met[::-1])) if not met.all() else 0
-    return Choice(float(values[at]), what, n, "", at)
+    below, n = np.flatnonzero(curve.agreement < least), len(curve.groups)
+    at = int(below[-1]) + 1 if len(below) else 0
+    if at == len(curve.values):
+        highest = f"the highest is {curve.agreement.max():.6g}"
+        return Choice(None, "nothing", n, f"no threshold reaches {what}: {highest}")
+    return Choice(float(curve.values[at]), what, n, "", at)
 
 
 # ---- with a guarantee

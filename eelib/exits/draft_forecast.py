@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from eelib.common.values import check_whole
-from eelib.exits.decoding.generate import generate
+from eelib.exits.decoding.generate import GenerateOutput, generate
 from eelib.models.lens_adapters import DraftBlock
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -15,35 +15,29 @@ class DraftForecast:
 
     Attributes:
         of: the model and the task.
-        draft: what drafts; "" where nothing does.
         batch: sequences that are decoded together.
         prompts: seconds in which all prompts are read, timed.
-        decoding: seconds of all tokens after the prompts, in plain decoding and with drafts, by what passes cost.
-        tokens, passes: of all outputs. drafted, accepted: drafts, and those that were right.
+        made: what was decoded with drafts; seconds after the prompts are its `expected`, by what passes cost.
     """
 
     of: str
-    draft: str
     batch: int
     prompts: float
-    decoding: tuple[float, float]
-    tokens: int
-    passes: int
-    drafted: int
-    accepted: int
+    made: GenerateOutput
 
     @property
     def speed_up(self) -> float:
-        """Tokens per second, as a multiple of plain decoding's, prompts included."""
-        plain, drafting = self.decoding
-        return (self.prompts + plain) / (self.prompts + drafting) if self.draft else 1.0
+        """Tokens per second, as a multiple of plain decoding's, prompts included; 1 where nothing drafts."""
+        plain, drafting = self.made.expected
+        return (self.prompts + plain) / (self.prompts + drafting) if self.made.draft else 1.0
 
     def __str__(self) -> str:
         """Two lines for a person."""
-        each = self.tokens / max(self.passes, 1)
+        total = self.made.sequences[["passes", "drafted", "accepted"]].sum()
+        each = len(self.made.tokens) / max(total["passes"], 1)
         return (
-            f"{self.of}: draft={self.draft!r}, batch {self.batch}: {self.speed_up:.2f} times plain decoding expected\n"
-            f"{self.accepted} of {self.drafted} drafts are right; a pass gives {each:.2f} tokens."
+            f"{self.of}: draft={self.made.draft!r}, batch {self.batch}: {self.speed_up:.2f} times plain decoding "
+            f"expected\n{total['accepted']} of {total['drafted']} drafts are right; a pass gives {each:.2f} tokens."
         )
 
 
@@ -63,15 +57,5 @@ def forecast_draft(
     asked = {"draft_length": draft_length, "batch_size": batch_size, "draft": draft}
     made = generate(model, task, max_new_tokens=max_new_tokens, **asked)  # type: ignore[arg-type]
     alone = (generate(model, task, batch_size=batch_size, max_new_tokens=1) for _ in range(2))
-    drafted, accepted, passes = (int(made.sequences[name].sum()) for name in ("drafted", "accepted", "passes"))
-    return DraftForecast(
-        f"{model.name} on {task.name}",
-        made.draft,
-        batch_size,
-        min(sum(one.times.values()) for one in alone),
-        made.expected,
-        len(made.tokens),
-        passes,
-        drafted,
-        accepted,
-    )
+    prompts = min(sum(one.times.values()) for one in alone)
+    return DraftForecast(f"{model.name} on {task.name}", batch_size, prompts, made)

@@ -263,9 +263,6 @@ class Forecast:
         batch: rows.
         draft: most drafts in a row.
         of: model and task, for `print`.
-
-    Raises:
-        InputError: no plans; an unknown policy.
     """
 
     costs: Costs
@@ -275,11 +272,6 @@ class Forecast:
     batch: int = 1
     draft: int = DRAFT_LENGTH
     of: str = ""
-
-    def __post_init__(self) -> None:
-        kv_policy_named(self.keys)
-        if not self.plans:
-            raise InputError("a forecast needs at least one sequence")
 
     @cached_property
     def speed_up(self) -> float:

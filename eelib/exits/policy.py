@@ -34,7 +34,6 @@ EXACT = ("deferred", "full", "verified")  # under these, keys and values are tru
 POINTS = 50  # thresholds that are tested
 FORM = 2  # of the file
 OURS = "eelib"
-OLD = {"exits": "exit_layers", "keys": "kv_policy", "first_tokens": "full_depth_tokens"}  # words of form 1
 
 
 @dataclass(frozen=True)
@@ -127,11 +126,9 @@ class Policy:
 
     @classmethod
     def load(cls, path: Path | str) -> "Policy":
-        """Read one. InputError, one line, for a file that is none, or that has words of before."""
+        """Read one. InputError, one line, for a file that is none."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if old := [f"{word!r} is now {now!r}" for word, now in OLD.items() if word in content]:
-                raise ValueError("; ".join(old))
             if content.pop("form") != FORM or {field.name for field in fields(cls)} != set(content):
                 raise ValueError("its fields are not those of this version")
             check_fields(content)

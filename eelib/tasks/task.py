@@ -19,8 +19,6 @@ from eelib.tasks.structured import STRUCTURED
 
 # All kinds, in the order in which a row is held against them. A new kind is one more.
 KINDS = {kind.name: kind for kind in (*text_kinds.SCORED_KINDS, STRUCTURED, CLASSIFICATION, *text_kinds.PLAIN_KINDS)}
-# On a task where a model's scores are not above these, no claim is judged.
-BASELINES = {kind.name: kind.baseline for kind in KINDS.values() if kind.baseline}
 
 
 def kind_named(name: str) -> TaskKind:

@@ -158,7 +158,7 @@ def make_shard(job: Job, sequences: list[int], index: int) -> None:
     for part in store.PARTS:
         add_file(job.folder, record, f"{part}-{index:05d}", to_bytes(frames[part]))
     record |= {"seconds": round(time.monotonic() - began, 2), "date": time.strftime("%Y-%m-%d")}
-    store.save_record(job.folder, index, record)
+    store.save_sealed(store.record_file(job.folder, index), record)
 
 
 def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int]]) -> tuple[list[list[int]], Readout]:

@@ -23,11 +23,6 @@ from eelib.tracing.store import load_manifest, save_manifest
 TRACE_VERSION = 3  # to be raised by a change of the code that changes what a trace holds: it is then made again
 SHARD = {"cpu": 32, "cuda": 128}  # most sequences in a batch, and so in a shard, where no batch size is given
 CHUNK = 2000  # prompts that are encoded together
-INSTEAD = {  # of given=True
-    "seq2seq": "an encoder-decoder writes its output from a source, so there is no given text",
-    "masked": "each position of a text is read in place without given=True",
-    "classifier": "a classifier reads one position of a text, without given=True",
-}
 
 
 @dataclass
@@ -107,7 +102,7 @@ def check_labels(model: Model, task: Task) -> None:
 def check_given(model: Model, task: Task) -> None:
     """InputError where a model does not predict the next token of each position, or a task is no plain texts."""
     if model.kind != "causal":
-        raise InputError(f"given=True is for decoder-only models; {model.name} is {model.kind}: {INSTEAD[model.kind]}")
+        raise InputError(f"given=True is for decoder-only models; {model.name} is {model.kind}")
     if task.chat:
         raise InputError(f"{task.name}: given texts are read as they are; allowed with given=True is chat=False")
 

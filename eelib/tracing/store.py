@@ -84,26 +84,20 @@ def checksum(content: dict) -> str:
 # ---- shards
 
 
-def save_record(folder: Path, index: int, record: dict) -> None:
-    """Record that a shard is made.
-
-    Args:
-        folder: the trace's.
-        index: of the shard in the plan.
-        record: sequences, files (their checksums), counts (rows, mismatches), seconds, date.
-    """
-    save_sealed(folder / f"{SHARD}{index:05d}.json", record)
+def record_file(folder: Path, index: int) -> Path:
+    """Where it is recorded that a shard is made: its sequences, files (checksums), counts, seconds and date."""
+    return folder / f"{SHARD}{index:05d}.json"
 
 
 def records(folder: Path, manifest: dict) -> dict[int, dict]:
     """Read the records of shards that are made as the manifest plans them, by index."""
-    found = {i: load_sealed(folder / f"{SHARD}{i:05d}.json") for i in range(len(manifest.get("plan", ())))}
+    found = {i: load_sealed(record_file(folder, i)) for i in range(len(manifest.get("plan", ())))}
     return {i: record for i, record in found.items() if record.get("sequences") == manifest["plan"][i]}
 
 
 def finished(folder: Path, manifest: dict, index: int) -> bool:
     """Tell whether both files of a shard are there, unaltered."""
-    record = load_sealed(folder / f"{SHARD}{index:05d}.json")
+    record = load_sealed(record_file(folder, index))
     known = record if record.get("sequences") == manifest["plan"][index] else manifest
     return all(intact(folder, known, f"{part}-{index:05d}") for part in PARTS)
 

@@ -116,7 +116,7 @@ class Trace:
 
     def exit_layer(self, definition: str) -> np.ndarray:
         """int [tokens], 1..L. "first": smallest l >= 1 whose top-1 is `final_ids` (P, §4); "stable": smallest l
-        from which the top-1 never changes again (the saturation event, P §2 after Geva et al. 2020).
+        from which the top-1 never changes again (the saturation event of Geva et al. 2022; P, §2).
         """
         return exit_layer(self["top1"], self.final_ids, definition)
 
@@ -178,17 +178,7 @@ class Sites:
 
 
 def exit_layer(top1: np.ndarray, final: np.ndarray, definition: str) -> np.ndarray:
-    """Find the exit layer of each token.
-
-    Args:
-        top1: token ids [tokens, L+1], the best token after each block; column 0 is of the embeddings.
-        final: the emitted tokens [tokens].
-        definition: "first": the first block whose best token is the final one (P, section 4); "stable": the first
-            block from which the best token never changes again (the saturation event of Geva et al. 2022).
-
-    Returns:
-        int [tokens], from 1 to L.
-    """
+    """`Trace.exit_layer` of top-1 ids [tokens, L+1] and final ids [tokens]."""
     if definition not in DEFINITIONS:
         raise InputError(f"definition {definition!r} is not known; allowed: {', '.join(DEFINITIONS)}")
     agrees = top1[:, 1:] == final[:, None]

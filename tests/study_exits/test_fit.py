@@ -4,16 +4,14 @@ import numpy as np
 import pytest
 import torch
 import traces
-from exits_made import whole_scores
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from eelib.common.errors import InputError, NotEstimable
-from eelib.exits.exit_rule import ExitRule
-from eelib.exits.trace_scores import Tokens, decide, exits_of
+from eelib.exits.trace_scores import Tokens
 from eestudy.exits.fit import fit, halves
 from eestudy.exits.gates import FEATURES, Fitted, columns
-from eestudy.words import CLASSES, PieceTable, piece_table
+from eestudy.words import CLASSES, PieceTable
 
 TABLE = PieceTable(torch.arange(1000, dtype=torch.int64).remainder(5).add(1).to(torch.uint8))
 
@@ -60,23 +58,6 @@ def test_risk_is_calibrated_on_the_other_half(trace):
     np.testing.assert_allclose(told, theirs, atol=1e-3)
     assert told.mean() == pytest.approx(agrees.mean(), abs=1e-3)
     assert (told >= 0).all() and (told <= 1).all()
-
-
-@pytest.mark.parametrize("name", FEATURES)
-def test_exits_over_a_trace_are_those_of_whole_runs(name, model_of, trace):
-    """Gates that look back see where the token before has really exited."""
-    model = model_of("llama")
-    table = piece_table(model.tokenizer, model.vocab_size)
-    gate = fit(name, trace, np.ones(len(trace), dtype=bool), table)
-    scores = decide(ExitRule(gate), trace)[1].score[:, 1].unique()
-    rule = ExitRule(gate, float(scores[len(scores) // 2 - 1 : len(scores) // 2 + 1].mean()))
-    exits, found = decide(rule, trace)
-    prompts = model.tokenizer(traces.TASK.prompts)["input_ids"]
-    outputs = trace.tokens.groupby("sequence")["token_id"].agg(list).tolist()
-    whole = whole_scores(model, rule, prompts, outputs, exits)
-    torch.testing.assert_close(found.score, whole.score, rtol=1e-3, atol=1e-4)
-    again = exits_of(rule, found, torch.tensor(trace.tokens["position"].to_numpy()))
-    assert torch.equal(exits, again) and len(set(exits.tolist())) > 1
 
 
 def test_bad_input_is_one_line(trace, one_line):

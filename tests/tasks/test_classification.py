@@ -133,18 +133,10 @@ def test_shipped_names_and_hub_names_are_known():
 # Scores
 
 
-def labelled(name, references):
-    """A task of these labels."""
-    count = len(references)
-    return Task(
-        f"glue/{name}",
-        "classification",
-        ["a"] * count,
-        [[label] for label in references],
-        ["a"] * count,
-        [str(i) for i in range(count)],
-        labels=LABELS[name],
-    )
+def labelled(name, truth):
+    """A task of items with these labels, by number."""
+    rows = [{"label": label} | dict.fromkeys(OWN[name], f"{number}") for number, label in enumerate(truth)]
+    return task_of_rows(f"glue/{name}", [("", row) for row in rows])
 
 
 @settings(max_examples=100, deadline=None)
@@ -159,14 +151,14 @@ def test_scores_are_scikit_learns(name, pairs):
         "F1": f1_score(truth, given_labels, zero_division=0.0),
         "Matthews": matthews_corrcoef(truth, given_labels) if len({*truth, *given_labels}) > 1 else 0.0,
     }
-    task = labelled(name, [labels[i] for i in truth])
+    task = labelled(name, truth)
     for call in (lambda i: labels[i].upper(), lambda i: f"LABEL_{i}", str, lambda i: f" {labels[i].title()} "):
         found = task.quality([call(i) for i in given_labels])
         assert found == pytest.approx({score: 100 * wanted[score] for score in found}, abs=1e-9)
 
 
 def test_outputs_that_are_no_labels(one_line):
-    task = labelled("sst2", ["positive", "negative"])
+    task = labelled("sst2", [1, 0])
     for outputs in (["positive", "good"], ["LABEL_2", "positive"], ["", "positive"], ["entailment"] * 2):
         one_line(ValueError, ("glue/sst2", repr(outputs[1]), "negative, positive"), lambda: task.quality(outputs))
     one_line(ValueError, "1 outputs for 2", lambda: task.quality(["positive"]))
@@ -176,8 +168,7 @@ def test_outputs_that_are_no_labels(one_line):
 @given(st.sampled_from(sorted(LABELS)), st.lists(st.integers(0, 1), min_size=1, max_size=12))
 def test_nobody_beats_the_majority_by_saying_one_thing(name, truth):
     """The baseline is reached by constant answers, metric by metric, and never passed by one."""
-    labels, rows = LABELS[name], [{"label": i} | dict.fromkeys(OWN[name], f"{k}") for k, i in enumerate(truth)]
-    task = task_of_rows(name, [("", row) for row in rows])
+    labels, task = LABELS[name], labelled(name, truth)
     constant = [task.quality([label] * len(truth)) for label in labels]
     assert set(task.baseline) == set(constant[0])
     for metric, value in task.baseline.items():

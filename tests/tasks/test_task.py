@@ -5,7 +5,7 @@ from task_rows import PAIR, QUESTION, write
 
 from eelib.tasks.kind import Item, TaskKind
 from eelib.tasks.metrics import mean_of
-from eelib.tasks.task import BASELINES, KINDS, Task, load_task, shipped_tasks, task_names
+from eelib.tasks.task import KINDS, Task, load_task, shipped_tasks, task_names
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from eestudy.exits.task_quality import quality_interval
 
@@ -206,11 +206,11 @@ def test_further_columns_travel_with_their_rows(tmp_path):
 )
 def test_quality_and_baseline(kind, metrics, one_line):
     """A perfect output is above the baseline; an empty one and the baseline itself are not."""
-    task = Task("t", kind, ["p"], [["the small dog sleeps here"]], ["s"], ["0"], baseline=BASELINES[kind])
+    task = Task("t", kind, ["p"], [["the small dog sleeps here"]], ["s"], ["0"], baseline=KINDS[kind].baseline)
     perfect, nothing = task.quality(["the small dog sleeps here"]), task.quality([""])
     assert set(perfect) == metrics and all(v == pytest.approx(100) for v in perfect.values())
     assert task.above_baseline(perfect)
-    assert not any(task.above_baseline(quality) for quality in (nothing, BASELINES[kind], {}))
+    assert not any(task.above_baseline(quality) for quality in (nothing, task.baseline, {}))
     one_line(ValueError, "2 outputs for 1", lambda: task.quality(["a", "b"]))
     poetry = Task("t", "poetry", ["p"], [["r"]], ["s"], ["0"])
     for call in (lambda: poetry.quality(["x"]), lambda: quality_interval(poetry, ["x"])):

@@ -127,8 +127,8 @@ def test_sites_and_pairs_of_given_texts(given):
 @pytest.mark.parametrize(
     "options, part",
     [
-        ({"model": "t5"}, ("decoder-only", "encoder-decoder")),
-        ({"model": "bert"}, ("decoder-only", "in place without given=True")),
+        ({"model": "t5"}, ("decoder-only", "seq2seq")),
+        ({"model": "bert"}, ("decoder-only", "masked")),
         ({"model": "bert_labels"}, ("decoder-only", "classifier")),
         ({"given": "yes"}, "given 'yes'"),
         ({"given": 1}, "given 1"),

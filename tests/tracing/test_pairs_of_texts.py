@@ -15,7 +15,7 @@ from traces import assert_close, assert_top_ids
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
 from eelib.tasks.classification import LABELS
-from eelib.tasks.task import Task, load_task
+from eelib.tasks.task import Task, load_task, task_of_rows
 
 PAIRS = [
     ("The small dog", "a dog"),
@@ -27,19 +27,10 @@ PAIRS = [
 NAMES = ("Entailment", "NEUTRAL", "contradiction")
 
 
-def pairs_task(pairs=PAIRS, labels=LABELS["mnli"]):
+def pairs_task(pairs=PAIRS):
     """A task of pairs without a file."""
-    firsts, seconds = [a for a, _ in pairs], [b for _, b in pairs]
-    return Task(
-        "glue/mnli",
-        "classification",
-        firsts,
-        [[labels[i % 3]] for i in range(len(pairs))],
-        firsts,
-        [str(i) for i in range(len(pairs))],
-        labels=labels,
-        seconds=seconds,
-    )
+    rows = [{"premise": first, "hypothesis": second, "label": i % 3} for i, (first, second) in enumerate(pairs)]
+    return task_of_rows("glue/mnli", [("", row) for row in rows])
 
 
 def tokenizer_with_pairs(pair, types):

@@ -1,7 +1,5 @@
 """Files of a trace: whatever is killed, damaged, full or asked for twice, the bytes are those of a quiet run."""
 
-import errno
-import fcntl
 import json
 import multiprocessing
 import os
@@ -302,22 +300,16 @@ def test_several_make_one_trace(model_of, alone, tmp_path):
     assert content(only(tmp_path / "runs")) == alone
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_a_killed_maker_s_shard_is_taken_over(locks, model_of, alone, tmp_path, monkeypatch):
-    """Killed while it holds a shard's lock, or its lease on a file system without locks, which another awaits."""
+def test_a_killed_maker_s_shard_is_taken_over(model_of, alone, tmp_path):
+    """Killed while it holds a shard's lock, which another awaits."""
     log = tmp_path / "log"
-
-    def no_locks(*_args):
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     def stop(index):
         while index == 2:
             time.sleep(0.01)
 
-    if not locks:
-        monkeypatch.setattr(fcntl, "flock", no_locks)
     first = start(model_of("llama"), tmp_path / "runs", log, stop)
-    wait_until(lambda: list(tmp_path.glob(f"runs/*/*/.shard-00002.lock{'' if locks else '.lease'}")))
+    wait_until(lambda: list(tmp_path.glob("runs/*/*/.shard-00002.lock")))
     second = start(model_of("llama"), tmp_path / "runs", log)
     wait_until(lambda: log.exists() and len(made_by(log)) == 7)
     assert second.is_alive()

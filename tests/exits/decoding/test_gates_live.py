@@ -10,7 +10,6 @@ from exits_made import by_sequence, whole_scores
 from families import in_pairs
 
 from checks.tiny_texts import PROMPTS
-from eelib.common.errors import InputError
 from eelib.exits.decoding import loop
 from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eelib.exits.decoding.generate import generate
@@ -18,7 +17,7 @@ from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, gate_named, own_gates
 from eelib.exits.gates.state import TRAINED
-from eelib.exits.trace_scores import exits_of, make_scores, scores
+from eelib.exits.trace_scores import decide, exits_of, make_scores
 from eelib.tracing.decode import greedy_decode, states_of
 from eestudy.exits.gates import FEATURES, Fitted
 from eestudy.words import CLASSES, PieceTable
@@ -74,21 +73,22 @@ def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of, ru
     assert gate not in (*SIMPLE, *FEATURES) or len(set(exits.tolist())) > 1
 
 
-@pytest.mark.parametrize("gate, name", in_pairs(list(own_gates()), NAMES)[::2])
+@pytest.mark.parametrize("gate, name", in_pairs([*own_gates(), *FEATURES], NAMES)[::2])
 def test_scores_of_a_trace_are_those_of_whole_runs(gate, name, model_of, rule_of, made, tmp_path):
-    """Gates on states, whose scores are stored beside the trace, too."""
+    """Of gates on states, whose scores are stored beside the trace; of gates that see where the token before exited."""
     model, trace = model_of(name), made(name)
     rule = rule_of(gate, model)
     if {"state", "head"} & set(rule.gate.needs):
         trace = traces.make(model, tmp_path)
         make_scores(model, traces.TASK, trace, [rule], progress=False)
-    found = scores(rule, trace)
+    exits, found = decide(rule, trace)
     prompts = model.tokenizer(traces.TASK.prompts)["input_ids"]
-    outputs = trace.tokens.groupby("sequence")["token_id"].agg(list).tolist()
-    whole = whole_scores(model, rule, prompts, outputs, torch.zeros(len(trace), dtype=torch.long))
+    whole = whole_scores(model, rule, prompts, by_sequence(trace), exits)
     assert torch.equal(found.score == NO_EXIT, whole.score == NO_EXIT)
     torch.testing.assert_close(found.score, whole.score, rtol=2e-4, atol=2e-4)
     assert (found.tokens == whole.tokens).float().mean() > 0.99
+    assert torch.equal(exits, exits_of(rule, found, torch.tensor(trace.tokens["position"].to_numpy())))
+    assert gate not in FEATURES or len(set(exits.tolist())) > 1
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,6 @@ def test_the_oracle_exits_at_the_first_layer_that_agrees(kv_policy, name, model_
     for prompt, ids, layers in zip(PROMPTS, by_sequence(made), by_sequence(made, "exit_layer")):
         known = generate(model, [prompt], Known(tuple(layers)), kv_policy=kv_policy, max_new_tokens=STEPS)
         assert (by_sequence(known), by_sequence(known, "exit_layer")) == ([ids], [layers])
-
-
-def test_drafts_teach_no_threshold(model_of, one_line):
-    rule = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
-    call = lambda: generate(model_of("llama"), PROMPTS, rule, kv_policy="verified")  # noqa: E731
-    one_line(InputError, ["'verified'", "deferred"], call)
 
 
 @pytest.mark.parametrize("late", [True, False])

@@ -178,14 +178,6 @@ def test_a_batch_is_split_where_it_saves_enough(name, model_of, eos, monkeypatch
         assert steps[name == "t5" :] == later  # whose prompt is one token
 
 
-def test_the_same_call_runs_the_same_blocks(model_of, many, middle_rule):
-    """The rule looks at no clock: three calls give the same tables, layers that ran included."""
-    model = model_of("gpt2")
-    given = dict(gate=middle_rule(model, PROMPTS), kv_policy="copy", batch_size=16, max_new_tokens=STEPS)
-    first, *others = (generate(model, many, **given) for _ in range(3))
-    assert all(first.tokens.equals(one.tokens) and first.sequences.equals(one.sequences) for one in others)
-
-
 @pytest.mark.parametrize("batch_split", [0, None])
 def test_free_learns_of_tokens_that_went_deep(batch_split, model_of, many, middle_rule):
     """Their score at the shallow exit, and whether it agreed, sequence by sequence of a batch; exits teach nothing."""
