@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from eelib.common.errors import InputError
 from eelib.common.files import PACKAGE, data_folder, joint_version
 from eelib.common.values import check_name
-from eestudy.book.sources import files_in, modules_behind
+from eestudy.book.sources import files_in
 from eestudy.book.study_schema import WHOLE, read_study
 
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
@@ -32,8 +33,7 @@ OF_TRACES = (  # parameters that decide on traces, and where these lie
     "runs_folder",
     "results_folder",
 )
-
-STUDY_CODE = PACKAGE.parent / "eestudy"
+APART = ("eestudy/book/", "eestudy/browser/")  # code that no page of results depends on
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,13 @@ class StudyFile:
         """
         source = notebook_file(notebook)
         said = source.read_text(encoding="utf-8") + str(self.parameters(model, notebook))
-        code = modules(source)
         named = set(re.findall(r'measured(?:_on)?\(\\"(\w+)\\"', said))
         kept = [str(file) for file in data_folder("measured").glob("*.json") if file.stem in named]
-        return [str(source), *code, *data_behind(model, said, "papers", "tagged", "models/pocket-tagger"), *kept]
+        return [str(source), *code(), *data_behind(model, said, "papers", "tagged", "models/pocket-tagger"), *kept]
 
     def worker_sources(self, model: str) -> list[str]:
         """Files that the traces of a model depend on, among them texts and weights."""
-        return [
-            *modules(STUDY_CODE / "book" / "worker.py"),
-            *data_behind(model, str(self.asked(model))),
-        ]
+        return [*code("eestudy/book/worker.py"), *data_behind(model, str(self.asked(model)))]
 
     def arguments(self, model: str, notebook: str) -> str:
         """`parameters` as papermill's arguments, quoted for a shell; texts are not guessed to be numbers."""
@@ -195,10 +191,7 @@ class StudyFile:
             *data_folder().glob("measured/*.json"),
             *data_folder().rglob("card.json"),
             *Path().glob("CITATION.cff"),
-            *modules(STUDY_CODE / "book" / "__main__.py"),
-            *modules(STUDY_CODE / "book" / "fragments.py"),
-            *modules(STUDY_CODE / "book" / "answered.py"),
-            *modules(STUDY_CODE / "book" / "extension.py"),
+            *code("eestudy/book"),
             *measured(),
         ]
         return sorted({self.path, "_config.yml", *map(str, found)})
@@ -207,7 +200,7 @@ class StudyFile:
     def lens_sources() -> list[str]:
         """Files that what the page with the lens loads depends on: code, weights, example texts."""
         data = [*data_folder("models", LENS).glob("*"), *data_folder("texts", "translation").glob("*")]
-        return [*modules(STUDY_CODE / "browser" / "__main__.py"), *sorted(map(str, data))]
+        return [*code("eestudy/browser"), *sorted(map(str, data))]
 
 
 def notebook_file(name: str) -> Path:
@@ -248,13 +241,17 @@ def data_behind(model: str, said: str, *more: str) -> list[str]:
     return sorted(map(str, files))
 
 
-def modules(source: Path) -> list[str]:
-    """Files of eelib behind a notebook or a module, relative to the project."""
-    return [str(file.relative_to(PACKAGE.parent)) for file in modules_behind(source)]
+def code(*more: str) -> list[str]:
+    """Files of eelib and eestudy, relative to the project: those APART only where `more` names them or their folder."""
+    return [file for file in relative(["eelib", "eestudy"]) if not file.startswith(APART)] + relative(more)
 
 
-def measured() -> list[Path]:
+def relative(places: Iterable[str]) -> list[str]:
+    """`files_in` the places, relative to the project."""
+    return [str(file.relative_to(PACKAGE.parent)) for file in files_in(places)]
+
+
+def measured() -> list[str]:
     """Files of code that kept results of checks are of: the book says whether these are still the same."""
     reports = (json.loads(file.read_text(encoding="utf-8")) for file in data_folder("measured").glob("*.json"))
-    places = {str(place) for report in reports for place in report.get("depends", ())}
-    return [file.relative_to(PACKAGE.parent) for file in files_in(places)]
+    return relative({str(place) for report in reports for place in report.get("depends", ())})

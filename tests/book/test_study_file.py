@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from eelib.common.errors import InputError
-from eestudy.book import sources
 from eestudy.book.study_file import StudyFile
 from eestudy.claims import claims
 
 ROOT = Path(__file__).parents[2]
+WORKER = "eestudy/book/worker.py"
 GOOD = "models: {a: {}}\nnotebooks: {n: {}}\n"
 BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
     ("", "it is None; allowed is a mapping with notebooks and models"),
@@ -160,7 +160,7 @@ def test_what_workers_make_is_what_the_notebooks_ask_for():
     third = first | {"tasks": "c"}
     assert study.asked("model") == [first, third, third | {"model": "other/model"}]
     assert list(study.workers_of("model")) == [0, 1, 2] and not study.workers_of("alone")
-    assert {"eestudy/book/worker.py", "eelib/tracing/store.py"} <= set(study.worker_sources("model"))
+    assert {WORKER, "eelib/tracing/store.py"} <= set(study.worker_sources("model"))
 
 
 @pytest.mark.parametrize("settings, found", [("", 4), ("memory_gb: 9", 9), ("memory_gb: 80, gpu: 1", 16)])
@@ -179,7 +179,7 @@ def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(monk
     Path("data/gates/beside/lstm.safetensors").write_text("gate", encoding="utf-8")
     Path("notebooks/n.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 'beside on a'"}]}))
     study = load("notebooks: {n: {after: other}, a: {}}\nmodels: {main: {}}")
-    weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if "models" in file}
+    weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if file.startswith("data/models")}
     assert weights == {"main", "beside", "other"}
     assert "data/gates/beside/lstm.safetensors" in study.notebook_sources("main", "n")
 
@@ -195,35 +195,6 @@ def test_a_page_depends_on_the_local_files_that_parameters_name_hidden_ones_asid
     assert found == [str(tmp_path / name) for name in names]
 
 
-def test_a_page_depends_on_the_modules_that_it_imports_and_on_no_others(tmp_path, monkeypatch):
-    """A small package in place of the real one; a module depends on itself, too."""
-    modules = {
-        "eelib/__init__": "from eelib.models.model import load",
-        "eelib/models/__init__": "",
-        "eelib/models/model": "import os\nload = 1",
-        "eestudy/analysis/__init__": "",
-        "eestudy/analysis/words": "def f():\n    from eelib.common.deep import x",
-        "eelib/common/__init__": "",
-        "eelib/common/deep": "import eelib.models.model",
-        "eelib/exits/__init__": "",
-        "eelib/exits/loop": "from eelib import models",
-    }
-    for name, code in modules.items():
-        (tmp_path / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
-    monkeypatch.setattr(sources, "PACKAGE", tmp_path / "eelib")
-
-    def behind(path):
-        return {str(file.relative_to(tmp_path).with_suffix("")) for file in sources.modules_behind(tmp_path / path)}
-
-    code = "%matplotlib inline\nfrom eestudy.analysis import words\nwords.f()"
-    cells = [{"cell_type": "code", "source": code}, {"cell_type": "markdown", "source": "import eelib.exits.loop"}]
-    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}), encoding="utf-8")
-    assert behind("n.ipynb") == {name for name in modules if "exits" not in name}
-    found = behind("eelib/exits/loop.py")
-    assert "eelib/exits/loop" in found and "eestudy/analysis/words" not in found
-
-
 def test_the_study_of_this_project(monkeypatch):
     """It decodes as many sequences as claims need; a page depends on kept figures that its code reads."""
     monkeypatch.chdir(ROOT)
@@ -232,6 +203,9 @@ def test_the_study_of_this_project(monkeypatch):
     default = next(int(line.split("=")[1].split("#")[0]) for line in source if line.startswith("sequences: int"))
     asked = study.parameters(model, "speed").get("sequences", default)
     assert asked >= max(claim.minimum_sequences for claim in claims() if claim.notebook == "speed")
+    for page in study.notebook_sources(model, "length"), study.worker_sources(model):
+        assert {"eelib/tracing/store.py", "eestudy/study.py"} <= set(page)
+        assert {file for file in page if file.startswith(("eestudy/book/", "eestudy/browser/"))} <= {WORKER}
     for notebook, kept in (("architectures", "scale"), ("joint_optimization", "ablation"), ("length", None)):
         found = {Path(file).name for file in study.notebook_sources(model, notebook)}
         assert found & {"scale.json", "ablation.json"} == ({f"{kept}.json"} if kept else set())
@@ -240,4 +214,5 @@ def test_the_study_of_this_project(monkeypatch):
     assert {"eestudy/browser/weights.py", "eelib/tracing/make.py"} <= set(made)
     for name in ("models/pocket-llama/model.safetensors", "texts/translation/de-en.jsonl"):
         assert str(ROOT / "data" / name) in made
-    assert "lens" in study.pages and "book/scripts/lens/llama.js" in study.page_sources()
+    assert "lens" in study.pages
+    assert {"book/scripts/lens/llama.js", "eestudy/book/layout.py", "eelib/common/files.py"} <= {*study.page_sources()}
