@@ -9,8 +9,9 @@ what it then raised; reason. The caller adds seconds.
 import copy
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from eelib.common.tolerances import apart, close, same, tolerance
 from eelib.models.components import site_states
 from eelib.models.model import Model
 from eelib.models.model_kinds import Seq2Seq
-from eelib.models.probe import Unsupported, block_states, first_tensor, raised_in
+from eelib.models.probe import Unsupported, block_states, output_of, output_replaced, raised_in, with_tensor
 from eelib.tracing.decode import greedy_decode
 
 STEPS = 6
@@ -176,41 +177,6 @@ def captured(model: Model, network: nn.Module, prompt: list[int], output: list[i
     return list(states)
 
 
-def state_in(value: Any) -> Tensor:
-    """The first floating tensor of a module's output, which has one."""
-    found = first_tensor(value)
-    assert found is not None
-    return found
-
-
-def swap(value: Any, new: Tensor) -> Any:
-    """A module's output with its first floating tensor replaced."""
-    if isinstance(value, Tensor):
-        return new if value.is_floating_point() else value
-    if isinstance(value, (tuple, list)):
-        index = next(i for i, v in enumerate(value) if isinstance(v, Tensor) and v.is_floating_point())
-        return type(value)([*value[:index], new, *value[index + 1 :]])
-    value = copy.copy(value)
-    value[next(k for k, v in value.items() if isinstance(v, Tensor))] = new
-    return value
-
-
-@contextmanager
-def output_is(module: nn.Module, new: Tensor, call: int = 1) -> Iterator[None]:
-    """While open, what the module gives at call number `call` of a forward is `new`."""
-    calls = []
-
-    def hook(_module: nn.Module, _args: tuple, output: Any) -> Any:
-        calls.append(1)
-        return swap(output, new.reshape(state_in(output).shape)) if len(calls) == call else None
-
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def agree(got: Tensor, expected: Tensor, what: str) -> None:
     """Raise Differs unless the two are close in their dtype: both networks run in it, by two ways.
 
@@ -236,7 +202,7 @@ def readouts(model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
     last = oracle.get_submodule(next(name for name, module in model.network.named_modules() if module is block))
     position = [model.read_at(prompt)] if model.labels else slice(None)
     for layer, state in enumerate(states):
-        with output_is(last, state, model.blocks.count(block)):
+        with output_replaced(last, state, model.blocks.count(block) - 1):
             expected = logits_of(model, oracle, prompt, OUTPUT)
         got = model.unembed(state.reshape(-1, state.shape[-1])[position])
         agree(got, expected, f"readout of layer {layer}")
@@ -268,7 +234,7 @@ def sublayers(model: Model, oracle: nn.Module, prompts: list[list[int]]) -> str:
         else:
             total = states[index]
             for norm, more in zip(own.post_norm, added):
-                total = state_in(norm(total + more))
+                total = output_of(norm(total + more))
         agree(total, states[index + 1], f"skip plus sub-layers of block {index + 1}")
     if len(set(model.blocks)) == len(model.blocks):
         mixing(model, given, states)
@@ -290,16 +256,16 @@ def mixing(model: Model, given: dict, states: list[Tensor]) -> None:
             return (state, *args[1:]) if args else (), kwargs if args else {**kwargs, "hidden_states": state}
 
         def leave(module: nn.Module, _args: tuple, output: Any) -> Any:
-            seen[module] = state_in(output).reshape(states[index].shape).clone()
-            return swap(output, frozen[module].reshape(state_in(output).shape)) if frozen and module in frozen else None
+            old = output_of(output)
+            seen[module] = old.reshape(states[index].shape).clone()
+            return with_tensor(output, old, frozen[module].reshape(old.shape)) if frozen and module in frozen else None
 
-        handles = [block.register_forward_pre_hook(bend, with_kwargs=True)] if bent_at is not None else []
-        handles += [module.register_forward_hook(leave) for modules in own.sums.values() for module, _ in modules]
-        try:
+        with ExitStack() as hooks:
+            if bent_at is not None:
+                hooks.enter_context(block.register_forward_pre_hook(bend, with_kwargs=True))
+            for module, _ in chain.from_iterable(own.sums.values()):
+                hooks.enter_context(module.register_forward_hook(leave))
             model.network(**inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
         return seen
 
     plain, bent = run(None), run(-2)

@@ -43,7 +43,6 @@ def load_network(folder: str) -> Any:
 
 
 def generate(network: Any, ids: Tensor, new_tokens: int) -> Any:
-    """transformers' greedy `generate`, with hidden states."""
     options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": new_tokens}
     options |= {"output_hidden_states": True, "return_dict_in_generate": True}
     return network.generate(ids, attention_mask=torch.ones_like(ids), **options)
@@ -131,11 +130,8 @@ def product_seconds(weight: Tensor, rows: int, chunk: int) -> float:
 def last_states(network: Any) -> Iterator[list[Tensor]]:
     """What goes into the last norm, call by call: transformers norms the last of its hidden states."""
     found: list[Tensor] = []
-    hook = network.model.norm.register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0]))
-    try:
+    with network.model.norm.register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0])):
         yield found
-    finally:
-        hook.remove()
 
 
 def run_plain(network: Any, request: Request) -> dict:

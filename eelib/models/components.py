@@ -2,18 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import same, tolerance
-from eelib.models.probe import Call, Runs, output_of, state_of, with_tensor
+from eelib.models.probe import Call, Runs, output_of, output_replaced, state_of, with_tensor
 
 Scale = float | Tensor  # one factor, or one for each dimension [hidden_size]
 ONE: Scale = 1.0
@@ -265,28 +264,16 @@ def run_block(
         old = state_of(args, kwargs)
         return with_tensor(args, old, state), with_tensor(kwargs, old, state)
 
-    def hold(value: Tensor) -> Callable[[nn.Module, tuple, object], object]:
-        def hook(_module: nn.Module, _args: tuple, output: object) -> object:
-            old = output_of(output)
-            return with_tensor(output, old, value.reshape(old.shape).to(old.device))
-
-        return hook
-
     def leave(_module: nn.Module, _args: tuple, output: object) -> None:
         seen.append(output_of(output).reshape(block.given.shape).clone().to(block.given.device))
         raise Enough
 
-    handles = [block.module.register_forward_pre_hook(enter, with_kwargs=True)]
-    for call, value in zip(chosen[:index], plain):
-        handles.append(call.module.register_forward_hook(hold(value)))
-    handles.append(chosen[index].module.register_forward_hook(leave))
-    try:
+    with ExitStack() as hooks, suppress(Enough):
+        hooks.enter_context(block.module.register_forward_pre_hook(enter, with_kwargs=True))
+        for call, value in zip(chosen[:index], plain):
+            hooks.enter_context(output_replaced(call.module, value))
+        hooks.enter_context(chosen[index].module.register_forward_hook(leave))
         network(**inputs)
-    except Enough:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen[0]
 
 
@@ -321,7 +308,6 @@ def site_states(blocks: list[nn.Module], components: list[BlockComponents]) -> I
     block. A sub-layer's state is what it adds to the block's output.
     """
     sites: dict[str, list[Tensor]] = {}
-    handles: list[RemovableHandle] = []
     counts: dict[nn.Module, int] = {}
     current: dict[nn.Module, tuple[int, torch.Size]] = {}
     home: list[torch.device] = []
@@ -358,18 +344,15 @@ def site_states(blocks: list[nn.Module], components: list[BlockComponents]) -> I
     def took(block: nn.Module) -> Callable[[nn.Module, tuple, dict], None]:
         return lambda _m, args, kwargs: put(block, "after_attention", state_of(args, kwargs))
 
-    for block, own in dict(reversed(list(zip(blocks, components)))).items():
-        handles.append(block.register_forward_pre_hook(enter(block), with_kwargs=True))
-        for site, modules in own.sums.items():
-            for number, (module, scale) in enumerate(modules):
-                handles.append(module.register_forward_hook(leave(block, site, scale, number > 0)))
-        if own.post_norm is not None:
-            handles.append(own.post_norm[0].register_forward_hook(leave(block, "after_attention")))
-        elif own.after is not None:
-            handles.append(own.after.register_forward_pre_hook(took(block), with_kwargs=True))
-        handles.append(block.register_forward_hook(leave(block, "block")))
-    try:
+    with ExitStack() as hooks:
+        for block, own in dict(reversed(list(zip(blocks, components)))).items():
+            hooks.enter_context(block.register_forward_pre_hook(enter(block), with_kwargs=True))
+            for site, modules in own.sums.items():
+                for number, (module, scale) in enumerate(modules):
+                    hooks.enter_context(module.register_forward_hook(leave(block, site, scale, number > 0)))
+            if own.post_norm is not None:
+                hooks.enter_context(own.post_norm[0].register_forward_hook(leave(block, "after_attention")))
+            elif own.after is not None:
+                hooks.enter_context(own.after.register_forward_pre_hook(took(block), with_kwargs=True))
+            hooks.enter_context(block.register_forward_hook(leave(block, "block")))
         yield sites
-    finally:
-        for handle in handles:
-            handle.remove()

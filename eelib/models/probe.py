@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -145,7 +145,7 @@ def arguments_of(forward: Callable[..., object]) -> frozenset[str]:
 @torch.no_grad()
 def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
     """Run a network once, on the ids [1, tokens] among its arguments, and keep every module's input and output."""
-    runs, handles, home = Runs(inputs=inputs), [], inputs["input_ids"].device
+    runs, home = Runs(inputs=inputs), inputs["input_ids"].device
 
     def hook(name: str) -> Callable[[nn.Module, tuple, dict, object], None]:
         def keep(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
@@ -156,14 +156,11 @@ def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
 
         return keep
 
-    for name, module in network.named_modules():
-        handles.append(module.register_forward_hook(hook(name), with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for name, module in network.named_modules():
+            hooks.enter_context(module.register_forward_hook(hook(name), with_kwargs=True))
         logits = getattr(network(**runs.inputs), "logits", None)
-        runs.scores = logits if logits is None else logits.detach().to(home)
-    finally:
-        for handle in handles:
-            handle.remove()
+    runs.scores = logits if logits is None else logits.detach().to(home)
     return runs
 
 
@@ -229,13 +226,11 @@ def block_states(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
     def leave(_module: nn.Module, _args: tuple, output: object) -> None:
         states.append(output_of(output).to(states[0].device))
 
-    handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
-    handles += [block.register_forward_hook(leave) for block in dict.fromkeys(blocks)]
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(blocks[0].register_forward_pre_hook(enter, with_kwargs=True))
+        for block in dict.fromkeys(blocks):
+            hooks.enter_context(block.register_forward_hook(leave))
         yield states
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -249,8 +244,5 @@ def output_replaced(module: nn.Module, new: Tensor, call: int = 0) -> Iterator[N
         old = output_of(output)
         return with_tensor(output, old, new.reshape(old.shape).to(old.device)) if count == call + 1 else None
 
-    handle = module.register_forward_hook(swap)
-    try:
+    with module.register_forward_hook(swap):
         yield
-    finally:
-        handle.remove()
