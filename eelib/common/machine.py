@@ -80,17 +80,9 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def run_in_halves(work: Callable[[list[Item]], Result], items: list[Item]) -> list[Result]:
-    """Run `work` on all items, or, where memory runs out, on as many parts of them as it takes.
+    """What `work` gives of all items, or, where memory runs out, of as many parts of them as it takes, in their order.
 
-    Args:
-        work: takes a list of items.
-        items: a batch.
-
-    Returns:
-        What `work` gives of each part, in the order of the items.
-
-    Raises:
-        Exception: whatever `work` raises of a single item, and whatever is no lack of memory.
+    Whatever `work` raises of a single item, and whatever is no lack of memory, is raised.
     """
     try:
         return [work(items)]
@@ -121,11 +113,7 @@ class Timer:
         self.part, self.since = "python", time.perf_counter()
 
     def charge(self, part: str) -> str:
-        """Charge the time since the last call to the current part, and make `part` the current one.
-
-        Returns:
-            The part that was current before.
-        """
+        """Charge the time since the last call to the current part and make `part` the current one; the one before."""
         now, before = time.perf_counter(), self.part
         self.seconds[before] += now - self.since
         self.part, self.since = part, now
@@ -133,7 +121,6 @@ class Timer:
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
-        """While open, `part` is the current part."""
         before = self.charge(part)
         try:
             yield

@@ -189,8 +189,9 @@ def read_on_cpu(
     spread(diverge, count, numbers, normalizer.numpy(), sites, js.numpy(), kl.numpy())
     own = logits.gather(1, wanted[:, None])[:, 0]
     reference = logits.gather(1, there[:, None])[:, 0].masked_fill(known < 0, math.nan)
-    rows = (top, ids, normalizer, entropy, rank, own, known_rank, reference, js, kl)
-    return finish(states, head.vocab_size, *rows)
+    got = dict(top_logits=top, top_ids=ids, log_normalizer=normalizer, entropy=entropy, js=js, kl=kl)
+    got |= dict(final_rank=rank, final_logit=own, reference_rank=known_rank, reference_logit=reference)
+    return finish(states, head.vocab_size, got)
 
 
 def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
@@ -209,42 +210,27 @@ def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k:
     last = torch.arange(count, device=device).repeat_interleave(sites) * sites + sites - 1
     norms = got["log_normalizer"]
     js, kl = read_divergences(hidden, projection, norms, hidden[last], norms[last])
-    names = ("top_logits", "top_ids", "log_normalizer", "entropy", "final_rank", "final_logit")
-    rows = [got[name] for name in names] + [got.get(name, unknown) for name in ("reference_rank", "reference_logit")]
-    rows += [js, kl]
-    return finish(states, head.vocab_size, *rows)
+    known_of = {"reference_rank": unknown, "reference_logit": unknown}
+    return finish(states, head.vocab_size, known_of | got | {"js": js, "kl": kl})
 
 
-def finish(
-    states: Tensor,
-    vocab_size: int,
-    top: Tensor,
-    ids: Tensor,
-    normalizer: Tensor,
-    entropy: Tensor,
-    rank: Tensor,
-    own: Tensor,
-    reference_rank: Tensor,
-    reference: Tensor,
-    js: Tensor,
-    kl: Tensor,
-) -> dict[str, Tensor]:
+def finish(states: Tensor, vocab_size: int, got: dict[str, Tensor]) -> dict[str, Tensor]:
     """Readouts [n, S] and [n, S, k] of states [n, S, hidden_size], on the CPU.
 
-    The rest are rows [n S]: logits of the top-k [n S, k], of the final token, and of the reference's token, NaN where
-    there is none; ranks, entropies and divergences.
+    got: rows [n S], as `triton_readout.read_rows` has them, with divergences js and kl; the reference's are NaN where
+    there is none.
     """
-    shares = (top - normalizer[:, None]).clamp(max=0.0).exp()
+    normalizer, reference = got["log_normalizer"], got["reference_logit"]
     found = {
-        "topk_ids": ids,
-        "topk_probability": shares,
-        "entropy": entropy.clamp(0.0, math.log(vocab_size)),
-        "final_rank": rank.float(),
-        "final_probability": (own - normalizer).clamp(max=0.0).exp(),
-        "reference_rank": reference_rank.float().masked_fill(reference.isnan(), math.nan),
+        "topk_ids": got["top_ids"],
+        "topk_probability": (got["top_logits"] - normalizer[:, None]).clamp(max=0.0).exp(),
+        "entropy": got["entropy"].clamp(0.0, math.log(vocab_size)),
+        "final_rank": got["final_rank"].float(),
+        "final_probability": (got["final_logit"] - normalizer).clamp(max=0.0).exp(),
+        "reference_rank": got["reference_rank"].float().masked_fill(reference.isnan(), math.nan),
         "reference_probability": (reference - normalizer).clamp(max=0.0).exp(),
-        "js_final": js.clamp(0.0, math.log(2.0)),
-        "kl_final": kl.clamp(min=0.0),
+        "js_final": got["js"].clamp(0.0, math.log(2.0)),
+        "kl_final": got["kl"].clamp(min=0.0),
     }
     found = {name: value.reshape(*states.shape[:2], *value.shape[1:]) for name, value in found.items()}
     return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}

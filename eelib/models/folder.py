@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-import struct
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import transformers
+from safetensors import SafetensorError, safe_open
 
 from eelib.common.errors import CheckpointError
 from eelib.common.values import first_line, reason
@@ -146,24 +147,15 @@ def kept_numbers(folder: Path, name: str) -> tuple[int, int]:
     tensors = numbers = 0
     for file in files:
         try:
-            with open(file, "rb") as content:
-                (size,) = struct.unpack("<Q", content.read(8))
-                if size > MOST_JSON:
-                    raise ValueError(f"a header of {size:,} bytes")
-                header = json.loads(content.read(size))
-            header.pop("__metadata__", None)
-            coded = [key for key, entry in header.items() if entry["dtype"] in CODED and key.endswith(".weight")]
+            with safe_open(file, "pt") as content:
+                parts = {key: content.get_slice(key) for key in sorted(content.keys())}
+            coded = [key for key, part in parts.items() if part.get_dtype() in CODED and key.endswith(".weight")]
             if coded:
-                kinds = f"{header[coded[0]]['dtype']} in {len(coded)} tensors, as {coded[0]}"
+                kinds = f"{parts[coded[0]].get_dtype()} in {len(coded)} tensors, as {coded[0]}"
                 raise ValueError(f"quantized weights, {kinds}, and a configuration that does not say how to read them")
-            shapes = [entry["shape"] for entry in header.values()]
-            for shape in shapes:
-                product = 1
-                for length in shape:
-                    product *= int(length)
-                numbers += product
-            tensors += len(shapes)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+            numbers += sum(prod(part.get_shape()) for part in parts.values())
+            tensors += len(parts)
+        except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {reason(error)})") from error
     return tensors, numbers
 

@@ -123,11 +123,7 @@ class RaggedKVLayer(CacheLayerMixin):
             self.buffers[number][:, :, :before] = old
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store the call's keys and values [n, heads, new, size].
-
-        Returns:
-            Those of the rows that run, from the first slot on.
-        """
+        """Store the call's keys and values [n, heads, new, size]; gives those of the rows that run, from slot 0 on."""
         before, view = self.timer.charge("cache"), self.view
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -102,7 +102,8 @@ class DraftBlock(nn.Module):
         mask, new = mask.to(states.device), states.shape[1]
         places = (mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
         if cache is not None:
-            self.kept_in(cache)
+            while len(cache.layers) <= self.layers:  # the last one is for this block's keys and values
+                cache.layers.append(GrowingLayer())
         return self.at(states, places, visible(mask, new), cache)
 
     def at(self, states: Tensor, places: Tensor, seen: Tensor, cache: Cache | None = None) -> Tensor:
@@ -130,12 +131,6 @@ class DraftBlock(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """The logits [..., n] of `tokens`, from normed states."""
         return F.linear(features, self.whole[0].network.get_output_embeddings().weight[self.ids])
-
-    def kept_in(self, cache: Cache) -> Any:
-        """The layer of a cache that holds this block's keys and values; made where there is none."""
-        while len(cache.layers) <= self.layers:
-            cache.layers.append(GrowingLayer())
-        return cache.layers[self.layers]
 
 
 def rollouts(length: int, steps: int) -> tuple[Tensor, Tensor]:

@@ -50,11 +50,6 @@ class ModelKind:
         return {"input_ids": ids}
 
     @staticmethod
-    def uncached(network: PreTrainedModel) -> Inputs:
-        """The argument that keeps a network from keeping a cache, where it takes one."""
-        return {}
-
-    @staticmethod
     def probe_ids(network: PreTrainedModel, ids: Tensor) -> Tensor:
         """Ids [1, tokens] for the probe run."""
         return ids
@@ -182,6 +177,7 @@ class GenerativeKind(ModelKind):
 
     @staticmethod
     def uncached(network: PreTrainedModel) -> Inputs:
+        """The argument that keeps a network from keeping a cache, where it takes one."""
         return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
 
     def shown(self, prompt: list[int], output: list[int]) -> list[int]:

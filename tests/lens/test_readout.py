@@ -145,10 +145,3 @@ def test_reference_is_known_while_the_output_follows_it():
     known = buffer.finish()["reference_probability"][:, 0]
     expected = torch.tensor([1 / 20, 1 / 20, math.nan] + [math.nan] * 3)  # the first departure is still known
     torch.testing.assert_close(known, expected, equal_nan=True)
-
-
-def test_more_states_at_once_than_the_buffer_holds():
-    states = torch.randn(50, 3, 20)
-    buffer = ReadoutBuffer(identity_unembed(20), [[]])
-    buffer.add(states, [0] * 50, list(range(20)) * 2 + [0] * 10)
-    assert buffer.finish()["entropy"].shape == (50, 3)

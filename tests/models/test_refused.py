@@ -131,6 +131,16 @@ def resized(folder):
     network.save_pretrained(folder)
 
 
+def only_named(tokenizer):
+    """transformers would make one of such a class with hardly any tokens."""
+
+    def make(folder):
+        (folder / "tokenizer.json").unlink()
+        change(folder / "tokenizer_config.json", tokenizer_class=tokenizer)
+
+    return make
+
+
 def coded(held):
     return {key: (value * 50).round().to(torch.int8) if value.dim() > 1 else value for key, value in held.items()}
 
@@ -144,7 +154,7 @@ DAMAGES = [
     (weights(lambda held: {k: v for k, v in held.items() if "layers.1.mlp.up_proj" not in k}), "up_proj"),
     (weights(coded), ("quantized weights, I8", "does not say")),
     (lambda folder: sorted(sharded(folder).glob("model-*.safetensors"))[1].unlink(), "lacks 1 of"),
-    (holding(WEIGHTS, (2**60).to_bytes(8, "little") + b"{}"), "a header of"),
+    (holding(WEIGHTS, (2**60).to_bytes(8, "little") + b"{}"), "header too large"),
     *((holding(WEIGHTS, len(text).to_bytes(8, "little") + text), WEIGHTS) for text in (b"{{{", b"[]", b'{"a": 7}')),
     *((holding(WEIGHTS, text), WEIGHTS) for text in (b"", b"<html></html>")),
     (in_place_of_weights(lambda file: file.mkdir()), "hostile"),
@@ -153,6 +163,7 @@ DAMAGES = [
     *((index(text), (INDEX, "could not be loaded")) for text in ([], {"weight_map": {"a": 3}}, {"weight_map": [7]}, 7)),
     # tokenizer
     (without("*token*"), "tokenizer"),
+    *((only_named(name), "has no tokenizer; needed is one of") for name in ("LlamaTokenizer", "T5Tokenizer")),
     *((holding("tokenizer.json", text), "has no tokenizer") for text in (b"[]", b"{}")),
     (holding("tokenizer_config.json", b"[]"), "has no tokenizer"),
     (resized, ("280", "another model's")),
@@ -184,6 +195,7 @@ DAMAGES = [
         for key in ("architectures", "quantization_config")
         for value in ("LlamaForCausalLM", [7], 7)
     ),
+    (config(n_positions=0), "n_positions is 0"),
     (config(num_hidden_layers=0), "num_hidden_layers is 0"),
     (config(num_hidden_layers=2), ("leaves out weights", "layers.2.")),
     (config(num_hidden_layers=200_000), "200,000 layers"),
@@ -234,17 +246,6 @@ def test_a_damaged_folder_is_refused_in_one_line(damage, parts, copy_of):
     assert all(part in text for part in ((parts,) if isinstance(parts, str) else parts)), text
 
 
-def test_a_window_of_nothing_and_no_tokenizer_in_other_families(folder_of, tmp_path, one_line):
-    folder = shutil.copytree(folder_of("gpt2"), tmp_path / "gpt2")
-    change(folder / "config.json", n_positions=0)
-    one_line(CheckpointError, "n_positions is 0", lambda: eelib.load_model(str(folder)))
-    folder = shutil.copytree(folder_of("t5"), tmp_path / "t5")
-    for file in folder.glob("*token*"):
-        if file.name != "tokenizer_config.json":
-            file.unlink()
-    one_line(CheckpointError, "tokenizer", lambda: eelib.load_model(str(folder)))
-
-
 @pytest.mark.parametrize("damage", [cut, holding("config.json", b"{"), without("*token*")])
 def test_what_another_library_raised_is_the_cause(damage, copy_of):
     folder = copy_of()
@@ -257,14 +258,6 @@ def test_what_another_library_raised_is_the_cause(damage, copy_of):
 # Names and options
 
 
-@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a;b", "$(touch x)", "a\nb", "é", "<b>", "{model}"])
-def test_a_name_that_no_folder_may_have_is_refused_before_anything_is_read(name, tmp_path, one_line):
-    (tmp_path / name).mkdir()
-    given = str(tmp_path / name)
-    one_line(InputError, (repr(given), repr(name), "letters, digits"), lambda: eelib.load_model(given))
-    one_line(InputError, (repr(f"org/{name}"), "letters, digits"), lambda: eelib.load_model(f"org/{name}"))
-
-
 @pytest.mark.parametrize(
     "name, parts",
     [
@@ -273,6 +266,7 @@ def test_a_name_that_no_folder_may_have_is_refused_before_anything_is_read(name,
         ("a\0b", "model holds a NUL"),
         ("/", "letters, digits"),
         ("org/..", "letters, digits"),
+        ("org/$(touch x)", ("'org/$(touch x)'", "letters, digits")),
         ("~nobody-of-this-name/llama", "can't be looked for"),
         ("a" * 5000, "can't be looked for"),
         ("no-such-model", ("no-such-model", "shipped models")),
@@ -284,9 +278,12 @@ def test_a_name_that_names_nothing_is_refused_in_one_line(name, parts, one_line)
     one_line(InputError, parts, lambda: eelib.load_model(name))
 
 
-def test_a_folder_has_its_own_name_however_it_is_written(folder_of, model_of, tmp_path, monkeypatch):
+def test_a_folder_has_its_own_name_however_it_is_written(folder_of, model_of, tmp_path, monkeypatch, one_line):
+    """One that nothing else can be named by is refused before anything is read."""
     folder = folder_of("llama")
     (folder / "inner").mkdir(exist_ok=True)
+    (tmp_path / "a b").mkdir()
+    one_line(InputError, ("'a b'", "letters, digits"), lambda: eelib.load_model(tmp_path / "a b"))
     (tmp_path / "linked").symlink_to(folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder.parent))
@@ -410,7 +407,6 @@ TEMPLATES = [
     ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "does not end"),
     ("{{ raise_exception('no') }}", "fails (TemplateError: no)"),
     ("{% for %}", "fails (TemplateSyntaxError"),
-    ("{{ messages[9]['content'] }}", "fails (UndefinedError"),
     ("{{ 1 / 0 }}", "fails (ZeroDivisionError"),
     ("{{ cycler.__init__.__globals__ }}", "fails (SecurityError"),
     ("{{ 'word ' * 1000000 }}", "makes 5,000,000 characters of 1"),
