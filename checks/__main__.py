@@ -37,7 +37,6 @@ def run_group(name: str) -> None:
 
 
 def main() -> None:
-    """Run what the first word names."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in GROUPS:
         run_group(name)

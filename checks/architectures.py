@@ -49,7 +49,6 @@ def checked(kind: str, model_type: str) -> dict:
 
 
 def line_of(row: dict) -> str:
-    """A row as a line of text."""
     verdicts = " ".join(f"{row[k] or '-':13s}" for k in VERDICTS)
     return f"{row['kind']:10s} {row['model_type']:24s} {verdicts} {row['seconds']:5.1f}  {row['reason']}"
 
@@ -82,16 +81,13 @@ def sample() -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command line."""
     parser = options(__doc__, "architectures")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="model types to check (default: all)")
-    parser.add_argument("--kind", nargs="+", choices=[*KINDS], default=[*KINDS], help="kinds of networks (all)")
     asked = parser.parse_args()
-    names = [(kind, name) for kind in asked.kind for name in KINDS[kind]]
-    wanted = [(kind, name) for kind, name in names if not asked.only or name in asked.only]
+    wanted = [(kind, name) for kind, names in KINDS.items() for name in names if not asked.only or name in asked.only]
     if not wanted:
         parser.error("no architecture of that name; allowed are transformers' model types, such as llama or bert")
-    if len(wanted) < sum(map(len, KINDS.values())) and asked.output == parser.get_default("output"):
+    if asked.only and asked.output == parser.get_default("output"):
         parser.error("a part of the architectures needs an --output of its own")
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")

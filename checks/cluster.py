@@ -36,7 +36,7 @@ CODE = (
     *("eelib", "eestudy", "notebooks", "workflow"),
 )
 FAMILIES, NOTEBOOKS, WORKERS = ("llama", "gpt2"), ("saturation", "length", "subwords"), 2
-ASKED = {"tasks": "translation/de-en", "max_new_tokens": 48, "batch_size": 2, "device": "cpu"}
+ASKED = {"tasks": "translation/de-en", "limit": 24, "max_new_tokens": 48, "batch_size": 2, "device": "cpu"}
 PATIENCE = 3600  # seconds until what has to happen has happened
 WORKER = "eestudy.book.worker"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
@@ -163,7 +163,7 @@ def make_environment(folder: Path) -> None:
     subprocess.run([folder / "bin/python", "-m", "pip", "install", "-qq", *pins], check=True)
 
 
-def make_project(folder: Path, limit: int, **settings: Any) -> None:
+def make_project(folder: Path, **settings: Any) -> None:
     """A copy of this checkout's code with tiny models and a study; data are linked, results are its own."""
     folder.mkdir()
     for name in CODE:
@@ -171,7 +171,7 @@ def make_project(folder: Path, limit: int, **settings: Any) -> None:
         copy(ROOT / name, folder / name)
     (folder / "data").symlink_to(data_folder())
     models = {f"tiny/{family}": {"memory_gb": 2} | settings for family in FAMILIES}
-    study = {"threads": 1, "parameters": ASKED | {"limit": limit}, "models": models}
+    study = {"threads": 1, "parameters": ASKED, "models": models}
     study["notebooks"] = {name: {} for name in NOTEBOOKS}
     (folder / "study.yml").write_text(yaml.safe_dump(study))
     for family in FAMILIES:
@@ -232,13 +232,13 @@ def traces(project: Path) -> dict[tuple[str, ...], Any]:
     return {(f"{folder.name}/{name}",): data for folder in folders for name, data in content(folder).items()}
 
 
-def run(folder: Path, limit: int) -> dict[str, Any]:
+def run(folder: Path) -> dict[str, Any]:
     """Everything in a folder; what came of it."""
     cluster, plain, slurm = folder / "cluster", folder / "plain", folder / "slurm"
     with one_node(slurm):
         make_environment(folder / "venv")
-        make_project(cluster, limit, workers=WORKERS, hours=1)
-        make_project(plain, limit)
+        make_project(cluster, workers=WORKERS, hours=1)
+        make_project(plain)
         found: dict[str, Any] = {"slurm": printed(slurm, "squeue", "--version").split()[-1]}
         found |= disturbed(slurm, cluster)
     with called(plain, "--cores", "2") as process:
@@ -274,16 +274,13 @@ def end(*_: object) -> None:
 
 
 def main() -> None:
-    """The command line."""
-    parser = options(__doc__, "cluster")
-    parser.add_argument("--limit", type=int, default=24, help="texts that each model decodes (24)")
-    asked = parser.parse_args()
+    asked = options(__doc__, "cluster").parse_args()
     depends = ("eelib", "eestudy", "notebooks", "workflow", "Snakefile", *TINY)
     head = headed("cluster", "snakemake", "papermill", depends=depends)
     signal.signal(signal.SIGTERM, end)
     with tempfile.TemporaryDirectory(prefix="eelib-cluster-") as folder:
         try:
-            found = run(Path(folder), asked.limit)
+            found = run(Path(folder))
         except NoSlurm as error:
             sys.exit(f"There is no Slurm here: {error}")
     finish(asked.output, head, goals(found), models=len(FAMILIES), notebooks=len(NOTEBOOKS), **found)

@@ -61,7 +61,6 @@ def differences(
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(": `")[0])
     parser.add_argument("before", type=Path, help="a folder of results")
     parser.add_argument("after", type=Path, help="another")

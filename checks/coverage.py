@@ -100,7 +100,6 @@ def sample() -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command line."""
     parser = options(__doc__, "coverage")
     parser.add_argument("--draws", type=int, default=1000, help="calibration sets of each kind (1000)")
     asked = parser.parse_args()

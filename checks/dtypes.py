@@ -16,6 +16,7 @@ from eelib.tasks.task import Task
 from eelib.tracing.trace import Trace
 
 MODEL, NEW_TOKENS = "smollm2-135m-instruct", 64
+TEXTS = 60  # of each kind
 COMPARED = 2000  # tokens
 SAMPLE = 2, 16  # texts and new tokens that are traced again by `make test-all`
 NEAR = 1e-3  # of the two largest probabilities, below which a layer's best token may change
@@ -68,15 +69,12 @@ def goals(dtypes: dict[str, int]) -> list[Goal]:
 
 
 def main() -> None:
-    """The command line."""
-    parser = options(__doc__, "dtypes")
-    parser.add_argument("--texts", type=int, default=60, help="texts of each kind that are traced in both dtypes (60)")
-    asked = parser.parse_args()
+    asked = options(__doc__, "dtypes").parse_args()
     head = headed("dtypes", depends=TRACES)
     models = {dtype: eelib.load_model(MODEL, dtype=dtype, device="cpu") for dtype in ("float32", "bfloat16")}
     head["models"] = {MODEL: models["float32"].hash}
     with tempfile.TemporaryDirectory() as folder:
-        task = task_of(asked.texts)
+        task = task_of(TEXTS)
         made = [eelib.trace(one, task, NEW_TOKENS, Path(folder) / dtype) for dtype, one in models.items()]
         dtypes = between(*made)
     finish(asked.output, head, goals(dtypes), sample=sample(models["float32"]), dtypes=dtypes)

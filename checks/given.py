@@ -71,7 +71,6 @@ def compared(network: Any, tokenizer: Any, trace: Trace, task: Task) -> dict[str
 
 
 def goals(found: dict[str, dict[str, Any]]) -> list[Goal]:
-    """What is read is right and enough."""
     rows = []
     for name, one in found.items():
         shown = f"{one['differ']:,} of {one['top1']:,}; of {one['near_ties']:,} near ties {one['near_ties_differ']:,}"
@@ -97,17 +96,13 @@ def sample() -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command line."""
-    parser = options(__doc__, "given")
-    parser.add_argument("--models", nargs="+", default=[*MODELS], help="llama-like checkpoints: names or folders")
-    parser.add_argument("--positions", type=int, help="positions that are read (100,000 and 5,000)")
-    asked = parser.parse_args()
+    asked = options(__doc__, "given").parse_args()
     head, found = headed("given", depends=TRACES), dict[str, dict[str, Any]]()
-    for name in asked.models:
+    for name, positions in MODELS.items():
         model = eelib.load_model(name, dtype="float32", device="cpu")
         network = AutoModelForCausalLM.from_pretrained(path_of(name), dtype=torch.float32).eval()
         tokenizer = AutoTokenizer.from_pretrained(path_of(name))
-        task = Task.from_prompts(texts_of(tokenizer, asked.positions or MODELS.get(name, 1000)), name="texts")
+        task = Task.from_prompts(texts_of(tokenizer, positions), name="texts")
         with tempfile.TemporaryDirectory() as folder:
             trace = eelib.trace(model, task, folder=folder, given=True)
             found[model.name], head["models"][model.name] = compared(network, tokenizer, trace, task), model.hash

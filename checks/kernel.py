@@ -18,6 +18,7 @@ if importlib.util.find_spec("triton"):
     from eelib.lens import triton_readout as kernel
 
 LEAST = 0.85  # of the matmul's rate
+ROWS, WIDTH, VOCABULARIES, REPEATS = (64, 4096, 16_384), 4096, (32_000, 131_072), 15
 TOP = 10
 SAMPLE = 48  # rows compared with float64
 CHUNK = 1 << 28  # logits that chunked torch holds at a time: 1 GiB in float32
@@ -71,10 +72,10 @@ def chunked(read: Callable, hidden: Tensor, weight: Tensor, final: Tensor) -> li
 
 
 @torch.no_grad()
-def timed(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def timed(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Median seconds of each way; one call of each is not counted, then they take turns."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(repeats + 1):
+    for turn in range(REPEATS + 1):
         for name, way in ways.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -86,11 +87,11 @@ def timed(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, floa
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def measure(count: int, width: int, vocabulary: int, repeats: int) -> dict:
+def measure(count: int, vocabulary: int) -> dict:
     """All ways at one shape, in bfloat16."""
     torch.manual_seed(0)
-    hidden = torch.randn(count, width, device="cuda").bfloat16()
-    weight = (torch.randn(vocabulary, width, device="cuda") * 3 / width**0.5).bfloat16()
+    hidden = torch.randn(count, WIDTH, device="cuda").bfloat16()
+    weight = (torch.randn(vocabulary, WIDTH, device="cuda") * 3 / WIDTH**0.5).bfloat16()
     final = torch.randint(0, vocabulary, (count,), device="cuda")
     worst = compare(hidden, weight, final)
     scores = torch.empty(count, vocabulary, dtype=torch.bfloat16, device="cuda")
@@ -101,16 +102,15 @@ def measure(count: int, width: int, vocabulary: int, repeats: int) -> dict:
         "chunked torch": lambda: chunked(chunk, hidden, weight, final),
         "torch.compile": lambda: chunked(compiled, hidden, weight, final),
     }
-    seconds = timed(ways, repeats)
-    rates = {name: 2e-12 * count * width * vocabulary / value for name, value in seconds.items()}
+    seconds = timed(ways)
+    rates = {name: 2e-12 * count * WIDTH * vocabulary / value for name, value in seconds.items()}
     share = {name: rate / rates["matmul"] for name, rate in rates.items()}
-    print(f"{count} rows, width {width}, vocabulary {vocabulary}: {share}", flush=True)
-    shape = {"rows": count, "width": width, "vocabulary": vocabulary, "dtype": "bfloat16"}
+    print(f"{count} rows, width {WIDTH}, vocabulary {vocabulary}: {share}", flush=True)
+    shape = {"rows": count, "width": WIDTH, "vocabulary": vocabulary, "dtype": "bfloat16"}
     return shape | {"worst_error": worst, "seconds": seconds, "teraflops": rates, "share_of_matmul": share}
 
 
 def goals(rows: list[dict]) -> list[Goal]:
-    """The kernel's rate, shape by shape."""
     found = []
     for row in rows:
         shape = f"{row['rows']:,} rows of width {row['width']:,}, vocabulary {row['vocabulary']:,}"
@@ -120,18 +120,12 @@ def goals(rows: list[dict]) -> list[Goal]:
 
 
 def main() -> None:
-    """The command line."""
-    parser = options(__doc__, "kernel")
-    parser.add_argument("--width", type=int, default=4096, help="width of the states (4096)")
-    parser.add_argument("--vocabulary", type=int, nargs="+", default=[32_000, 131_072], help="sizes of the vocabulary")
-    parser.add_argument("--rows", type=int, nargs="+", default=[64, 4096, 16_384], help="numbers of states")
-    parser.add_argument("--repeats", type=int, default=15, help="timings of each way (15)")
-    asked = parser.parse_args()
+    asked = options(__doc__, "kernel").parse_args()
     if not torch.cuda.is_available():
         sys.exit("There is no GPU here, so there is nothing to measure and nothing was written.")
     head = headed("kernel", "triton", depends=("eelib/lens",), seed=0)
     gpu = torch.cuda.get_device_properties(0)
     head["machine"] |= {"gpu": f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"}
     head["versions"] |= {"cuda": torch.version.cuda}
-    rows = [measure(count, asked.width, size, asked.repeats) for size in asked.vocabulary for count in asked.rows]
-    finish(asked.output, head, goals(rows), repeats=asked.repeats, rows=rows)
+    rows = [measure(count, size) for size in VOCABULARIES for count in ROWS]
+    finish(asked.output, head, goals(rows), repeats=REPEATS, rows=rows)

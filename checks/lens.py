@@ -25,6 +25,7 @@ from eestudy.browser.example import DIRECTIONS
 
 BOOK = Path(__file__).parents[1] / "book"
 MODEL, LEAST, WANTED, LONGEST = "pocket-llama", 1.0, 20.0, 900  # tokens a second; seconds that all may take
+EACH = 3  # sentences of each direction
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HEADLESS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 WRITES = """<script>
@@ -88,16 +89,13 @@ def goals(rows: list[dict], load: float) -> list[Goal]:
 
 
 def main() -> None:
-    """The command line."""
-    parser = options(__doc__, "lens")
-    parser.add_argument("--each", type=int, default=3, help="sentences of each direction (3)")
-    asked = parser.parse_args()
+    asked = options(__doc__, "lens").parse_args()
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         sys.exit("There is no Chromium here, so the lens was not timed; tests/browser.sh installs one, as root.")
     head = headed("lens", depends=("eestudy/browser", "book/scripts/lens", "book/lens.md"))
     release = subprocess.run([browser, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    sources = {name: load_task(f"translation/{name}").sources[: asked.each] for name in DIRECTIONS}
+    sources = {name: load_task(f"translation/{name}").sources[:EACH] for name in DIRECTIONS}
     with tempfile.TemporaryDirectory() as folder:
         site(Path(folder), [(name, sentence) for name, chosen in sources.items() for sentence in chosen])
         rows = measured(browser, Path(folder))

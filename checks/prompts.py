@@ -22,7 +22,7 @@ from eelib.tracing.decode import greedy_decode
 
 FOLDER = data_folder("prompts")
 TRIALS: dict[str, dict[str, Any]] = json.loads((FOLDER / "wordings.json").read_text(encoding="utf-8"))
-BATCH = 20
+MODEL, BATCH = "smollm2-135m-instruct", 20
 
 
 def on_topic(output: str, source: str) -> bool:
@@ -85,19 +85,14 @@ def goals(kinds: dict[str, Any]) -> list[Goal]:
 
 
 def main() -> None:
-    """The command line."""
     parser = options(__doc__, "prompts")
     parser.set_defaults(output=FOLDER / "log.json")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or a folder, with a chat template")
-    parser.add_argument("--kinds", nargs="+", choices=TRIALS, default=[*TRIALS], help="kinds of tasks (all)")
     asked = parser.parse_args()
-    if len(asked.kinds) < len(TRIALS) and asked.output == FOLDER / "log.json":
-        parser.error("some kinds alone need an --output of their own")
     depends = ("eelib/common", "eelib/models", "eelib/tasks", "data/prompts/development", "data/prompts/wordings.json")
     head = headed("prompts", "sacrebleu", "rouge-score", depends=depends)
-    model, kinds = load_model(asked.model), dict[str, Any]()
-    for kind in asked.kinds:
-        file, trial = FOLDER / "development" / f"{kind}.jsonl", TRIALS[kind]
+    model, kinds = load_model(MODEL), dict[str, Any]()
+    for kind, trial in TRIALS.items():
+        file = FOLDER / "development" / f"{kind}.jsonl"
         task, rows = load_task(str(file)), dict[str, dict[str, Any]]()
         for name, wording in trial["wordings"].items():
             worded = replace(task.worded(wording["template"]), chat=wording["chat"])

@@ -39,7 +39,6 @@ def sizes(random: Random, groups: int, mean: float = 12) -> np.ndarray:
 
 
 def framed(values: np.ndarray, groups: np.ndarray, **columns: np.ndarray) -> pd.DataFrame:
-    """A row for each value."""
     return pd.DataFrame({"value": values, "group": groups, **columns})
 
 
@@ -233,7 +232,6 @@ mean_of = partial(interval, value="value", kind="mean", draws=DRAWS)
 
 
 def mean_value(frame: pd.DataFrame) -> float:
-    """The mean of all rows."""
     return float(frame["value"].mean())
 
 
@@ -244,7 +242,6 @@ def split_of(name: str) -> tuple[Callable[[pd.DataFrame], Interval], Callable[[p
 
 
 def share(p: float, alike: float = 0.0, mean: float = 1, tasks: int = 1) -> Kind:
-    """A share of rows."""
     how = f"groups of rows alike by {alike:g}" if alike else "one row a group"
     name = f"share {p:g}, " + (f"mean over {tasks} tasks" if tasks > 1 else how)
     drawn = partial(shares, share=p, alike=alike, mean=mean)
@@ -406,16 +403,13 @@ def sample() -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command line."""
-    parser = options(__doc__, "statistics")
-    parser.add_argument("--replications", type=int, default=REPLICATIONS, help=f"samples of each kind ({REPLICATIONS})")
-    asked = parser.parse_args()
+    asked = options(__doc__, "statistics").parse_args()
     depends = ("eestudy/resampling.py", "eestudy/statistics.py")
     head, rows = headed("statistics", "numpy", "scipy", depends=depends, seed=0), []
     statistics.RESPLITS = DRAWS
     for kind in KINDS:
         truth = true_value(kind)
         for groups in sorted({*GROUPS, kind.least}):
-            rows.append(simulate(kind, truth, groups, asked.replications))
+            rows.append(simulate(kind, truth, groups, REPLICATIONS))
             print(rows[-1], flush=True)
-    finish(asked.output, head, goals(rows), sample=sample(), replications=asked.replications, draws=DRAWS, rows=rows)
+    finish(asked.output, head, goals(rows), sample=sample(), replications=REPLICATIONS, draws=DRAWS, rows=rows)

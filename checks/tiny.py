@@ -164,7 +164,6 @@ def some_of_each(values: list) -> list:
 
 
 def tiny_config(kind: str, model_type: str) -> PretrainedConfig:
-    """The shrunken configuration of an architecture."""
     tokenizer = tokenizer_for("masked" if kind == "classifier" else kind)
     made = CONFIG_MAPPING[model_type]
     given = {**OVERRIDES.get(model_type, {}), **OVERRIDES.get(f"{kind}/{model_type}", {})}

@@ -49,11 +49,7 @@ Row = dict[str, Any]
 
 
 def environment(peer: str) -> str:
-    """The Python of a peer's own environment, made on demand from pinned requirements.
-
-    Raises:
-        RuntimeError: it can't be made; pip's last line.
-    """
+    """The Python of a peer's own environment, made on demand from pinned requirements; RuntimeError if it fails."""
     pins = RUNNER.with_name(f"{peer}.txt")
     folder = CACHE / "envs" / f"{peer}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:8]}"
     python = str(folder / "bin" / "python")
