@@ -11,7 +11,6 @@ character that is completed where it stands.
 import hashlib
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -140,7 +139,7 @@ def find_words(text: str) -> list[Word]:
     return found
 
 
-def words_of(trace: Trace, special_ids: Collection[int] | None = None) -> pd.DataFrame:
+def words_of(trace: Trace) -> pd.DataFrame:
     """One row per token of `trace`, in its order and with its index: what the token is to the word that it is in.
 
     Columns: sequence, position, group, is_eos as in the trace; word: index of the word in its sequence, or -1; piece:
@@ -150,11 +149,10 @@ def words_of(trace: Trace, special_ids: Collection[int] | None = None) -> pd.Dat
         digits           inside a word without letters, as in 1,024 (two words)
         mixed            part of a word together with anything else, another word included; `word` is the first it holds
         punctuation      anything else that is visible, symbols and emoji included
-        special          end of sequence, the tokenizer's special tokens and ids in `special_ids` (default: the
-                         manifest's "special_ids"), white space only, characters never completed, and the last word
-                         of a truncated output (perhaps unfinished)
+        special          end of sequence, the tokenizer's special tokens and the manifest's "special_ids", white space
+                         only, characters never completed, and the last word of a truncated output (perhaps unfinished)
     """
-    special = set(trace.manifest.get("special_ids", ()) if special_ids is None else special_ids)
+    special = set(trace.manifest.get("special_ids", ()))
     outputs = trace.sequences.set_index("sequence")["output"]
     tokens = trace.tokens
     frame = tokens[["sequence", "position", "group", "is_eos"]].copy()

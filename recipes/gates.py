@@ -165,14 +165,12 @@ def in_turn(every: list[list[str]]) -> Iterator[str]:
 class Fitting:
     """How a gate is fitted: AdamW, `batch` tokens a step, each at all its layers, for so many epochs.
 
-    `loss`: "balanced", cross-entropy with classes weighted to the same sum (CALM's; M's text says so, too), or
-    "adjusted", on logits that have the logarithm of their class's frequency added (M's code). Of the `tokens` that are
-    decoded a fifth is held out, so 8,000 are learned from: 7 to 10 thousand are published, as are epochs and rate. The
-    size of a batch is ours. `normed`: on states after the final norm; published are the states themselves. On the
-    pocket models normed states learn more, and with them a rate of 1e-3 again; the published ones are the defaults.
+    The loss is cross-entropy with classes weighted to the same sum (CALM's; M's text says so, too). Of the `tokens`
+    that are decoded a fifth is held out, so 8,000 are learned from: 7 to 10 thousand are published, as are epochs and
+    rate. The size of a batch is ours. `normed`: on states after the final norm; published are the states themselves. On
+    the pocket models normed states learn more, and with them a rate of 1e-3 again; the published ones are the defaults.
     """
 
-    loss: str = "balanced"
     tokens: int = 10_000
     epochs: int = 5
     rate: float = 1e-4
@@ -188,11 +186,9 @@ class Fitting:
             )
 
 
-def loss_of(logits: Tensor, agrees: Tensor, frequency: Tensor, kind: str) -> Tensor:
+def loss_of(logits: Tensor, agrees: Tensor, frequency: Tensor) -> Tensor:
     """Of logits [n, 2] and labels bool [n]; `frequency` [2] is that of each class in all of the training."""
-    if kind == "balanced":
-        return F.cross_entropy(logits, agrees.long(), weight=0.5 / frequency)
-    return F.cross_entropy(logits + frequency.log(), agrees.long())
+    return F.cross_entropy(logits, agrees.long(), weight=0.5 / frequency)
 
 
 def fit(network: Network, taken: States, how: Fitting) -> list[float]:
@@ -213,7 +209,7 @@ def fit(network: Network, taken: States, how: Fitting) -> list[float]:
         total = 0.0
         for rows in torch.randperm(len(labels), generator=generator).split(how.batch):
             logits = network(taken.states[rows].to(device).float())
-            loss = loss_of(logits.flatten(0, 1), labels[rows].to(device).flatten(), frequency, how.loss)
+            loss = loss_of(logits.flatten(0, 1), labels[rows].to(device).flatten(), frequency)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -339,7 +335,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--gates", default=",".join(TRAINED), help="which, several with commas; lstm-as-published is M's code's LSTM"
     )
-    parser.add_argument("--loss", default=usual.loss, choices=("balanced", "adjusted"), help="CALM's or M's code's")
     parser.add_argument("--normed", action="store_true", help="on states after the final norm")
     parser.add_argument("--tokens", type=int, default=usual.tokens, help=f"to decode (default: {usual.tokens})")
     parser.add_argument("--epochs", type=int, default=usual.epochs, help=f"default: {usual.epochs}")
@@ -348,7 +343,7 @@ def main(arguments: list[str]) -> None:
     if given.corpora is not None and not given.corpora.is_dir():
         parser.error(f"--corpora {given.corpora} is not a folder")
     try:
-        how = Fitting(given.loss, given.tokens, given.epochs, given.rate, normed=given.normed)
+        how = Fitting(given.tokens, given.epochs, given.rate, normed=given.normed)
         model = load_model(given.model, device=given.device)
         out, work = given.out or data_folder("gates", model.name), given.work or Path("checkpoints/gates")
         run(model, given.tasks, given.corpora, out, work, how, given.gates.split(","), given.outputs)

@@ -49,28 +49,24 @@ def untrained(name):
     return TRAINED[name].build(SIZE)
 
 
-@pytest.mark.parametrize("kind", ["balanced", "adjusted"])
-def test_losses_by_hand(kind):
+def test_the_loss_by_hand():
     logits = [[0.3, -0.4], [1.0, 2.0], [0.0, 0.5]]
     agrees, frequency = [False, True, False], [0.25, 0.75]
     losses, weights = [], []
     for (stay, go), label in zip(logits, agrees):
-        if kind == "adjusted":
-            stay, go = stay + math.log(0.25), go + math.log(0.75)
         losses.append(math.log(math.exp(stay) + math.exp(go)) - (go if label else stay))
-        weights.append(1.0 if kind == "adjusted" else 1 / frequency[label])
+        weights.append(1 / frequency[label])
     wanted = sum(loss * weight for loss, weight in zip(losses, weights)) / sum(weights)
-    found = loss_of(torch.tensor(logits), torch.tensor(agrees), torch.tensor(frequency), kind)
+    found = loss_of(torch.tensor(logits), torch.tensor(agrees), torch.tensor(frequency))
     assert found.item() == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["balanced", "adjusted"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_states_say_is_learned(name, loss):
+def test_what_states_say_is_learned(name):
     """And neither class is favoured, though one is four times as frequent."""
     network, (training, held) = untrained(name), made().split()
     before = accuracy(network, held)["balanced"]
-    curve = fit(network, training, Fitting(loss, rate=1e-2, epochs=8))
+    curve = fit(network, training, Fitting(rate=1e-2, epochs=8))
     found = accuracy(network, held)
     assert before < 70 and found["balanced"] > 88 and found["area"] > 95 and curve[-1] < curve[0] / 2
     assert [value is None for value in found["balanced by layer"]] == [layer < network.first for layer in range(1, 6)]
@@ -135,7 +131,6 @@ def test_one_command_trains_gates_for_any_model(family, folder_of, model_of, own
         assert gate.name == name and not gate.normed
     card = card_of(tmp_path / "out" / "classifier.safetensors")
     assert card["recipe"] == {
-        "loss": "balanced",
         "tokens": 100,
         "epochs": 5,
         "rate": Fitting().rate,
