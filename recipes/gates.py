@@ -147,7 +147,7 @@ def texts_of(name: str, corpora: Path | None, work: Path, rng: random.Random) ->
         if corpora is None:
             raise InputError(f"training texts {name!r} need the corpora: --corpora DIR; allowed without: task files")
         work.mkdir(parents=True, exist_ok=True)
-        return [text.prompt for text in alone(PARTS[name](corpora, work, SEEN), 1, rng)]
+        return [text.prompt for text in alone(PARTS[name](corpora, work, SEEN), rng)]
     task, judged = load_task(str(Path(name).resolve())), shipped_texts()
     inside = Path(name).resolve().is_relative_to(data_folder("texts").resolve())
     if inside or any(source.strip().lower() in judged for source in task.sources):

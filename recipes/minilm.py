@@ -5,7 +5,6 @@ optimization). Rates and steps are the same kind for all and were not tuned on G
 are the low-rank updates, the pooler and the classifier.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,18 +13,26 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import AutoModel, AutoTokenizer
 
 from eelib.common.files import write_atomically
 from eelib.models.folder import weights_hash
 from eelib.models.lora import WEIGHTS
 from eelib.models.model import Model, load_model, prepare
 from eelib.models.packaged import packaged_folder
-from eelib.tasks.classification import LABELS
 from recipes.batches import from_step
 from recipes.card import save_card
 from recipes.losses import uniform_weights
-from recipes.pocket_bert import GlueTraining, Row, epoch_batches, label_loss, last_alone, rows_of, scored
+from recipes.pocket_bert import (
+    GlueTraining,
+    Row,
+    epoch_batches,
+    label_loss,
+    last_alone,
+    new_classifier,
+    rows_of,
+    scored,
+)
 from recipes.texts import SEED
 from recipes.training import Loss, Optimizer, Schedule, by_step, quicker, train
 
@@ -33,7 +40,6 @@ START = "all-minilm-l6-v2"
 KIND = "BertForSequenceClassification, 6 layers of width 384: LoRA adapters of rank {}, pooler and classifier, bfloat16"
 OWN = ("pooler", "classifier")  # modules that are trained whole
 WINDOW = 256  # tokens; the few longer texts are left out
-DROPOUT = 0.1
 # BERT-base-cased on GLUE's validation sets, as the text-classification example of transformers reports it.
 BERT_BASE = {"sst2": {"accuracy": 92.3}, "mrpc": {"F1": 88.9}, "rte": {"accuracy": 65.7}, "cola": {"Matthews": 56.5}}
 
@@ -84,14 +90,7 @@ class MiniLM(GlueTraining):
 def begin(base: Path, task: str, device: str) -> Model:
     """The encoder in a folder with its pooler and a new classifier, the same in every call, in float32."""
     encoder = AutoModel.from_pretrained(base)
-    config: BertConfig = deepcopy(encoder.config)
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = DROPOUT
-    config.classifier_dropout = 0.0  # the loss of a layer goes through the readout, which has none
-    config.architectures = ["BertForSequenceClassification"]
-    config.id2label = dict(enumerate(LABELS[task]))
-    config.label2id = {label: number for number, label in enumerate(LABELS[task])}
-    torch.manual_seed(SEED)
-    network = BertForSequenceClassification(config)
+    network = new_classifier(encoder.config, task)
     network.bert.load_state_dict(encoder.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(base, model_max_length=WINDOW)
     return prepare(network.to(device).eval(), tokenizer, task, "classifier")

@@ -299,19 +299,26 @@ def label_loss(model: Model, weights: list[float], rows: list[Row], step: int) -
     return Loss(loss, inputs["input_ids"].numel())
 
 
-def begin(start: str, task: str, device: str = "cpu") -> Model:
-    """The model `start` with a new pooler and classifier, the same in every call, bf16.
+def new_classifier(encoder: BertConfig, task: str) -> BertForSequenceClassification:
+    """A classifier of a task's labels on an encoder of this shape, with the same random weights in every call.
 
-    There is no dropout between these two: the loss of a layer goes through the model's unembed, which has none.
+    There is no dropout between pooler and classifier: the loss of a layer goes through the model's unembed, which has
+    none.
     """
-    pretrained = load_model(start, dtype="bfloat16", device=device)
-    config = deepcopy(pretrained.network.config)
+    config = deepcopy(encoder)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = DROPOUT
     config.classifier_dropout = 0.0
+    config.architectures = ["BertForSequenceClassification"]
     config.id2label = dict(enumerate(LABELS[task]))
     config.label2id = {label: number for number, label in enumerate(LABELS[task])}
     torch.manual_seed(SEED)
-    network = BertForSequenceClassification(config).to(device=device, dtype=torch.bfloat16)
+    return BertForSequenceClassification(config)
+
+
+def begin(start: str, task: str, device: str = "cpu") -> Model:
+    """The model `start` with a new pooler and classifier, bf16."""
+    pretrained = load_model(start, dtype="bfloat16", device=device)
+    network = new_classifier(pretrained.network.config, task).to(device=device, dtype=torch.bfloat16)
     new, _ = network.bert.load_state_dict(pretrained.network.bert.state_dict(), strict=False)
     if any(not name.startswith("pooler.") for name in new):
         raise InputError(f"{start} lacks weights: {', '.join(new)}")

@@ -93,14 +93,9 @@ def part_batches(
     epoch: int,
     most: int = TOKENS_PER_BATCH,
 ) -> list[list[Text]]:
-    """The batches of one part's epoch, each of about `most` padded tokens."""
-    return in_batches(encoded(PARTS[part](corpora, work, epoch), tokenizer, WINDOW), epoch, most)
-
-
-def in_batches(texts: list[Text], epoch: int, most: int = TOKENS_PER_BATCH) -> list[list[Text]]:
-    """The texts in batches, each of like lengths and about `most` padded tokens."""
+    """The batches of one part's epoch, each of like lengths and about `most` padded tokens."""
     return packed(
-        texts,
+        encoded(PARTS[part](corpora, work, epoch), tokenizer, WINDOW),
         bucket=lambda text: len(text.ids) // 8,
         widths=lambda text: (len(text.ids),),
         rng=generator(epoch),

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from eelib.common.errors import InputError
@@ -110,13 +111,8 @@ def part_batches(
 ) -> list[list[Text]]:
     """The batches of one part's epoch, alike in both lengths, each of about `most` padded tokens of both sides."""
     texts = asked_apart_or_together(PARTS[part](corpora, work, epoch), generator(epoch))
-    return in_batches(encoded(texts, tokenizer, WINDOW), epoch, most)
-
-
-def in_batches(texts: list[Text], epoch: int, most: int = TOKENS_PER_BATCH) -> list[list[Text]]:
-    """The texts in batches of about `most` padded tokens, alike in both lengths."""
     return packed(
-        texts,
+        encoded(texts, tokenizer, WINDOW),
         bucket=lambda text: (text.wanted.sum() // 8, (~text.wanted).sum()),
         widths=lambda text: (int((~text.wanted).sum()), int(text.wanted.sum())),
         rng=generator(epoch),
@@ -124,19 +120,15 @@ def in_batches(texts: list[Text], epoch: int, most: int = TOKENS_PER_BATCH) -> l
     )
 
 
-def padded(rows: list[list[int]], fill: int, device: torch.device) -> Tensor:
-    """The rows, filled up on the right: [rows, longest]."""
-    width = max(len(row) for row in rows)
-    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
-
-
 def inputs_of(model: T5ForConditionalGeneration, texts: list[Text]) -> tuple[dict, Tensor]:
     """(arguments of the network, labels [texts, longest] with IGNORED for padding)."""
-    prompts = [text.ids[~text.wanted].tolist() for text in texts]
-    labels = padded([text.ids[text.wanted].tolist() for text in texts], IGNORED, model.device)
+    ids, wanted = zip(*((torch.from_numpy(text.ids.astype("int64")), torch.from_numpy(text.wanted)) for text in texts))
+    prompts = [one[~target] for one, target in zip(ids, wanted)]
+    targets = [one[target] for one, target in zip(ids, wanted)]
+    labels = pad_sequence(targets, True, IGNORED).to(model.device)
     return {
-        "input_ids": padded(prompts, model.config.pad_token_id, model.device),
-        "attention_mask": padded([[1] * len(p) for p in prompts], 0, model.device),
+        "input_ids": pad_sequence(prompts, True, model.config.pad_token_id).to(model.device),
+        "attention_mask": pad_sequence([torch.ones_like(p) for p in prompts], True).to(model.device),
         "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels),
         "use_cache": False,
     }, labels

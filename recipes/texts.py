@@ -265,8 +265,8 @@ def notes(_corpora: Path, _work: Path, epoch: int) -> list[Example]:
     ]
 
 
-def alone(texts: list[Example], most: int, rng: random.Random) -> list[Example]:
-    """At most `most` questions of each passage, each with the passage as P's Table 8 has it.
+def alone(texts: list[Example], rng: random.Random) -> list[Example]:
+    """One question of each passage, with the passage as P's Table 8 has it.
 
     Of text without a prompt the first HALVED letters are halved: the second half is predicted from the first.
     """
@@ -279,7 +279,7 @@ def alone(texts: list[Example], most: int, rng: random.Random) -> list[Example]:
             continue
         passage = text.prompt.partition(FURTHER_QUESTION.partition("{")[0])[0]
         every = [Example(text.prompt, text.target), *(Example(passage + asks, answer) for asks, answer in text.more)]
-        found += rng.sample(every, min(most, len(every)))
+        found += rng.sample(every, 1)
     return found
 
 
@@ -290,7 +290,7 @@ def asked_apart_or_together(texts: list[Example], rng: random.Random) -> list[Ex
     """
     found = []
     for text in texts:
-        found += [text] if text.more and rng.random() < TOGETHER else alone([text], 1, rng)
+        found += [text] if text.more and rng.random() < TOGETHER else alone([text], rng)
     return found
 
 
