@@ -60,7 +60,7 @@ def whole_scores(model, rule, prompts, outputs, exited):
 def policy_of(model, thresholds, **other):
     """A policy as calibration makes it, for a model as it is in memory."""
     own = {"model": model.name, "model_hash": model.hash, "head_hash": head_hash(model), "thresholds": thresholds}
-    gate = {"gate": "softmax_difference", "gate_parameters": {}, "gate_hash": "", "gate_package": "eelib"}
+    gate = {"gate": "softmax_difference", "gate_parameters": {}, "gate_hash": ""}
     shape = {"exit_layers": None, "minimum_layer": 1, "full_depth_tokens": 0, "kv_policy": "deferred"}
     found = {"calibrated_on": {}, "certified": {}, "risks": {}, "epsilon": 0.1, "delta": 0.1, "date": "2026-01-01"}
     return Policy(**own | gate | shape | found | other)

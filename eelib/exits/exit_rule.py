@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +17,6 @@ from eelib.exits.gates.gate import Gate
 from eelib.exits.gates.schedule import Fixed
 
 
-class Threshold(Protocol):
-    """What a score is held against."""
-
-    def at(self, positions: Tensor) -> Tensor:
-        """The threshold of tokens at `positions` int [n], 0 for the first: float32 [n], or [] for all."""
-        ...
-
-
 @dataclass(frozen=True)
 class Constant:
     """One number for all tokens."""
@@ -32,7 +24,7 @@ class Constant:
     value: float
 
     def at(self, positions: Tensor) -> Tensor:
-        """The number, []."""
+        """The threshold of tokens at `positions` int [n], 0 for the first: float32 [n], or [] for all, as here."""
         return torch.tensor(float(self.value), device=positions.device)
 
     def value_for(self, scores: Tensor, positions: Tensor) -> Tensor:
@@ -135,6 +127,9 @@ def by_moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float] |
     return (mean * size, (1 - mean) * size) if size > 0 else None
 
 
+Threshold = Constant | Decaying | Estimated  # what a score is compared with
+
+
 @dataclass(frozen=True, init=False)
 class ExitRule:
     """Exit at the first layer at which the gate's score passes the threshold; else at layer L.
@@ -165,11 +160,11 @@ class ExitRule:
         check_whole("minimum_layer", minimum_layer, 1)
         check_whole("full_depth_tokens", full_depth_tokens, 0)
         check_exit_layers(exit_layers)
-        given = gate.default if threshold is None else threshold
-        number = isinstance(given, Real) and not isinstance(given, bool)
-        if (number and math.isnan(given)) or not (number or hasattr(given, "at")):  # type: ignore[arg-type]
-            raise InputError(f"threshold {given!r} is not allowed; it must be a number, or a threshold that changes")
-        limit = Constant(float(given)) if number else given  # type: ignore[arg-type]
+        limit: Any = gate.default if threshold is None else threshold
+        if isinstance(limit, Real) and not isinstance(limit, bool) and not math.isnan(limit):
+            limit = Constant(float(limit))
+        if not isinstance(limit, Threshold):
+            raise InputError(f"threshold {limit!r} is not allowed; it must be a number, or a threshold that changes")
         if isinstance(limit, Estimated) and len(exit_layers or ()) != 1:
             raise InputError("an estimated threshold is fitted at one exit (FREE); give it as exit_layers=(layer,)")
         values = (gate, limit, exit_layers, minimum_layer, full_depth_tokens)
@@ -196,15 +191,8 @@ class ExitRule:
         return [layer for layer in range(1, layers) if self.asks(layer, layers)]
 
     def exits(self, layer: int, score: Tensor, positions: Tensor) -> Tensor:
-        """Which of n tokens exit at a layer at which the gate was asked.
-
-        Args:
-            layer: 1..L-1.
-            score: [n], the gate's.
-            positions: int [n], 0 for the first generated token.
-
-        Returns:
-            bool [n].
+        """Which of n tokens exit at a layer 1..L-1 at which the gate was asked, bool [n], by its `score` [n] and their
+        positions int [n], 0 for the first generated token.
         """
         if layer < self.minimum_layer:
             return torch.zeros(len(score), dtype=torch.bool, device=score.device)

@@ -192,8 +192,6 @@ def seconds(
     gate would run all blocks or `draft` are made, and each draft is right with the same chance.
 
     Args:
-        costs: of the parts.
-        plans: the sequences.
         keys: the policy of keys and values; of schedule as of copy.
         asked: layers at which the gate is asked.
         batch: rows.
@@ -374,16 +372,11 @@ def forecast(
     is left out. The question is P's (section 6).
 
     Args:
-        model: the model.
-        gate: as in `generate`.
-        kv_policy: as there.
+        gate, kv_policy, exit_layers, draft_length, policy: as in `generate`.
         batch_size: rows that are decoded together.
         task: a task or a list of prompts; by default, German to be translated.
-        exit_layers: as in `generate`.
-        draft_length: as there.
         max_new_tokens: most tokens of each output.
-        policy: a calibrated one (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy.
-        draft: as in `generate`, in place of them all: prompts are decoded with these drafts, without a trace.
+        draft: as in `generate`, in place of gate and policy: prompts are decoded with these drafts, without a trace.
 
     Returns:
         Of drafts a `DraftForecast`. Of exits `speed_up`, `plain` and `early` (seconds per token), `mean_layers`,

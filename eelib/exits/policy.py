@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from eelib.common.files import write_atomically
 from eelib.common.values import check_whole
 from eelib.exits.calibration import learn_then_test, losses_of, split
 from eelib.exits.exit_rule import ExitRule, check_exit_layers
-from eelib.exits.gates.gate import GROUP, NO_EXIT, gate_named
+from eelib.exits.gates.gate import NO_EXIT, gate_named
 from eelib.exits.trace_scores import Curve, curve, make_scores, scores
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -32,8 +31,7 @@ from eelib.tracing.trace import Trace
 
 EXACT = ("deferred", "full", "verified")  # under these, keys and values are true, so a trace shows which tokens differ
 POINTS = 50  # thresholds that are tested
-FORM = 2  # of the file
-OURS = "eelib"
+FORM = 3  # of the file
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class Policy:
 
     Attributes:
         model: its name, with `model_hash` of its weights and `head_hash` of its head.
-        gate: its name, with `gate_parameters`, `gate_hash` of a trained gate's weights ("" of others), and the package
-            that the gate is of, `gate_package`.
+        gate: its name, with `gate_parameters`, and `gate_hash` of a trained gate's weights ("" of others).
         exit_layers: as in `ExitRule`; so are `minimum_layer` and `full_depth_tokens`.
         kv_policy: what is done about keys and values. Under verified the risks are of drafts, and outputs are full
             depth's, token for token.
@@ -63,7 +60,6 @@ class Policy:
     gate: str
     gate_parameters: dict[str, Any]
     gate_hash: str
-    gate_package: str
     exit_layers: tuple[int, ...] | None
     minimum_layer: int
     full_depth_tokens: int
@@ -95,10 +91,6 @@ class Policy:
             raise InputError(
                 f"the policy has no threshold for {kind.replace('_', ' ')}; it was calibrated for: "
                 f"{', '.join(self.thresholds)}"
-            )
-        if self.gate_package != OURS and self.gate not in entry_points(group=GROUP).names:
-            raise InputError(
-                f"gate {self.gate} of the policy is of package {self.gate_package}, which is not installed"
             )
         gate = gate_named(self.gate, model, **self.gate_parameters)
         if getattr(gate, "weights", "") != self.gate_hash:
@@ -140,7 +132,7 @@ class Policy:
 
 def check_fields(content: dict[str, Any]) -> None:
     """ValueError or InputError that names the first field of a policy's file that is not what it has to be."""
-    texts = ("model", "model_hash", "head_hash", "gate", "gate_hash", "gate_package", "kv_policy", "date")
+    texts = ("model", "model_hash", "head_hash", "gate", "gate_hash", "kv_policy", "date")
     mappings = ("gate_parameters", "thresholds", "calibrated_on", "certified", "risks")
     for names, form, what in ((texts, str, "a text"), (mappings, dict, "names with values")):
         for name in names:
@@ -194,19 +186,13 @@ def calibrate(
     unit of a task counts as lost if any of its tokens differs, an end token that does not come among them.
 
     Args:
-        model: the model.
-        tasks: by name.
-        traces: of the same names.
-        gate: its name.
+        tasks, traces: by the same names.
         kv_policy: deferred (or full), under which a trace shows where an output would differ; or verified, where
             what is lost is a draft, not the output.
         epsilon: the share of units that may differ.
         delta: the chance that more do.
-        exit_layers: as in `ExitRule`.
-        minimum_layer: as there.
-        full_depth_tokens: as there.
+        exit_layers, minimum_layer, full_depth_tokens: as in `ExitRule`.
         share: of the units, to calibrate on.
-        seed: of the parts.
         parameters: of the gate.
 
     Raises:
@@ -250,7 +236,6 @@ def calibrate(
         gate=gate,
         gate_parameters=dict(parameters),
         gate_hash=getattr(rule.gate, "weights", ""),
-        gate_package=type(rule.gate).__module__.partition(".")[0],
         exit_layers=exit_layers,
         minimum_layer=minimum_layer,
         full_depth_tokens=full_depth_tokens,
@@ -266,14 +251,8 @@ def calibrate(
 
 
 def losses_by_unit(curves: Mapping[str, Curve], units: Mapping[str, Mapping[str, str]]) -> np.ndarray:
-    """Losses [units, K] of several tasks: whether any token of a text differs.
-
-    Args:
-        curves: by task.
-        units: by task, {group: the name of its text}.
-
-    Returns:
-        The mean over the tasks that have a text: the tests need units that are independent.
+    """Losses [units, K] of several tasks: whether any token of a text differs, the mean over the tasks that have it,
+    since the tests need units that are independent. `units`: by task, {group: the name of its text}.
     """
     parts = [
         pd.DataFrame(losses_of(one), index=[units[name][group] for group in one.groups]) for name, one in curves.items()

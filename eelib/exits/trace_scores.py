@@ -149,8 +149,7 @@ def with_states(model: Model, tokens: Tokens, rows: Tensor, states: Tensor, laye
     """The output of the tokens `rows` with their states [n, L+1, hidden_size], on the states' device."""
     known, device = tokens.output(layer, rows), states.device
     readout = {name: values.to(device) for name, values in known.readout.items()}
-    before = tokens.before[rows].to(device)
-    given = (readout, states[:, layer], model.unembed, before)
+    given = (readout, states[:, layer], model.unembed, tokens.before[rows].to(device))
     return LayerOutput(layer, model.layers, known.positions.to(device), *given)
 
 
@@ -341,7 +340,7 @@ def turning_values(rule: ExitRule, highest: Tensor, positions: Tensor, points: i
     after = torch.cat([layer[:, 1:], torch.full((count, 1), width + 1)], dim=1)
     gained = (after.flip(1).cummin(dim=1).values.flip(1) - layer)[risen].numpy()  # layers more once this one is closed
     at = positions[:, None].expand_as(risen)[risen]
-    changes = rule_at(rule, 0.0).threshold.value_for(highest[risen].double(), at).numpy()  # type: ignore[attr-defined]
+    changes = rule_at(rule, 0.0).threshold.value_for(highest[risen].double(), at).numpy()  # type: ignore[union-attr]
     between = isinstance(rule.threshold, Decaying)
     if between:
         gained, changes = gained[(changes >= 0) & (changes <= 1)], changes[(changes >= 0) & (changes <= 1)]

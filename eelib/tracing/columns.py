@@ -18,15 +18,9 @@ BROKEN = "\ufffd"  # what decoders write for bytes that are no whole character
 def describe_all(
     model: Model, task: Task, rows: Iterable[tuple[int, list[int], list[int], bool]]
 ) -> tuple[dict[str, list], dict[str, list]]:
-    """Describe some sequences and their tokens.
+    """The columns of the tokens of some sequences, and those of the sequences.
 
-    Args:
-        model: that made the outputs.
-        task: of the sequences.
-        rows: of each sequence its number in the task, the ids of its prompt and output, and whether that was cut.
-
-    Returns:
-        The columns of the tokens, and those of the sequences.
+    `rows`: of each sequence its number in the task, the ids of its prompt and output, and whether that was cut.
     """
     described = [describe(model, task, *row) for row in rows]
     tokens = {name: [value for columns, _ in described for value in columns[name]] for name in described[0][0]}

@@ -19,15 +19,8 @@ from eelib.tasks.task import Task
 
 
 def encode(model: Model, task: Task, chosen: Sequence[int] | None = None) -> list[list[int]]:
-    """Encode prompts, with the tokenizer's own special tokens, or in its chat template where the task asks.
-
-    Args:
-        model: whose tokenizer encodes.
-        task: whose prompts.
-        chosen: numbers of the prompts; all where None.
-
-    Returns:
-        Token ids of each.
+    """Token ids of a task's prompts, or of those with the numbers `chosen`: with the tokenizer's own special tokens, or
+    in its chat template where the task asks.
     """
     rows = range(len(task)) if chosen is None else chosen
     seconds = [task.seconds[i] for i in rows if task.seconds]
@@ -39,11 +32,7 @@ def greedy_decode(
 ) -> list[list[int]]:
     """Decode prompts by plain argmax, with the model's own cache, until an end token, the window, or `max_new_tokens`.
 
-    Args:
-        model: that writes text.
-        prompts: token ids.
-        max_new_tokens: longest output.
-        reader: is given the states of each token, those of the position which predicted it.
+    `reader` is given the states of each token, those of the position which predicted it.
 
     Returns:
         Token ids of each output, the end token included if it was reached.
@@ -129,11 +118,7 @@ def read_outputs(
 
     Of a masked model each position of the prompts is read in place; of a classifier, the one that it judges by.
 
-    Args:
-        model: that decodes.
-        prompts: token ids.
-        references: of each prompt, the token ids whose probability is read beside; may be empty.
-        max_new_tokens: longest output.
+    `references`: of each prompt, the token ids whose probability is read beside; may be empty.
 
     Returns:
         The token ids of each output, and the readouts of all of them, in order.

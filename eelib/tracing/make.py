@@ -187,15 +187,9 @@ def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
 
 
 def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
-    """Count the tokens whose top-1 at layer L is not the emitted one; the readout stays as it was read.
+    """Count the tokens whose top-1 at layer L is not the emitted one, int [n]; the readout stays as it was read.
 
-    Args:
-        readout: of n tokens.
-        emitted: int [n].
-        model: that emitted them.
-
-    Raises:
-        SelfCheckError: in float32, where rounding does not explain it.
+    SelfCheckError in float32, where rounding does not explain it.
     """
     top1 = readout["top1"][:, -1]
     wrong = top1 != emitted

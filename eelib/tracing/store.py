@@ -108,8 +108,6 @@ def claim_shards(
     """Yield the index of each missing shard while holding its lock. Shards that another process makes are skipped.
 
     Args:
-        folder: the trace's.
-        manifest: with its plan.
         missing: indices of shards that were not finished when this process began.
         wait: stay until every shard is made, and take over those whose process died.
         verbose: print that this process waits.

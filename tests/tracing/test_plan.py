@@ -62,22 +62,6 @@ def test_files_of_another_model_s_trace_are_not_taken_for_this_one_s(model_of, t
     assert "another trace's" in capsys.readouterr().out
 
 
-def test_prompts_are_encoded_by_shard_and_by_chunk(model_of, tmp_path, monkeypatch):
-    """The plan is the same however many are encoded at once; a shard encodes its own; a finished trace none."""
-    model, asked = model_of("llama"), []
-    plain = model.encode
-    monkeypatch.setattr(model, "encode", lambda prompts, *a, **k: asked.append(len(prompts)) or plain(prompts, *a, **k))
-    whole = make(model, tmp_path / "whole")
-    assert asked == [8, 3, 3, 2]
-    asked.clear()
-    monkeypatch.setattr(plan, "CHUNK", 3)
-    chunked = make(model, tmp_path / "chunked")
-    assert asked == [3, 3, 2, 3, 3, 2] and chunked.manifest["files"] == whole.manifest["files"]
-    asked.clear()
-    make(model, tmp_path / "whole")
-    assert not asked
-
-
 def test_a_prompt_s_number_is_that_in_the_task(model_of, tmp_path, monkeypatch, one_line):
     model = model_of("llama")
     monkeypatch.setattr(plan, "CHUNK", 2)

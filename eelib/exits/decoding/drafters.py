@@ -193,6 +193,13 @@ def trained_block(model: Model, kind: str) -> DraftBlock:
     return found
 
 
+def check_draft_length(model: Model, length: int) -> None:
+    """InputError for a number of drafts below 1, or beyond the window."""
+    check_whole("draft_length", length, 1)
+    if length >= model.context_length:
+        raise InputError(f"draft_length {length} is longer than {model.name}'s window of {model.context_length} tokens")
+
+
 def drafting_of(
     model: Model, draft: str | DraftBlock, length: int | None, batch_size: int, timer: Timer
 ) -> tuple[Model, GateRunner, Drafting | None, str]:
@@ -204,11 +211,7 @@ def drafting_of(
     if auto := name == "auto":
         name = quickest(model, costs, batch_size)
     if length is not None:
-        check_whole("draft_length", length, 1)
-        if length >= model.context_length:
-            raise InputError(
-                f"draft_length {length} is longer than {model.name}'s window of {model.context_length} tokens"
-            )
+        check_draft_length(model, length)
     if auto and not name:
         return model, GateRunner(model, None, timer), None, ""
     from_text = name.startswith("prompt")

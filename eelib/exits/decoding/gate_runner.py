@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eelib.common.machine import Timer
-from eelib.exits.decoding.sequences import DecodedSequence, DecodedToken
+from eelib.exits.decoding.sequences import DecodedSequence
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows
 from eelib.lens.readout import FROM_TOP_K, TOP_K, from_top_k, top_k
@@ -94,10 +94,6 @@ class ExitDecision:
     score: float
     head_reads: int
     state: Tensor
-
-    def token(self, layers_run: int, kv_only_layers: int, drafted: bool) -> DecodedToken:
-        """As a token of the output."""
-        return DecodedToken(self.token_id, self.layer, layers_run, self.head_reads, self.score, kv_only_layers, drafted)
 
 
 class GateRunner:
@@ -193,14 +189,8 @@ class GateRunner:
         self.state = select_rows(self.state, index)
 
     def tokens(self, seen: LayerOutput, state: GateState, rows: list[int]) -> tuple[list[int], int]:
-        """Token ids that exiting sequences emit.
-
-        Args:
-            seen, state: the gate's answer at this layer.
-            rows: which of its n sequences exit.
-
-        Returns:
-            (token ids, number of head reads that each has cost so far).
+        """(ids of the tokens that those of the n sequences emit that exit, `rows`; reads of the head that each has cost
+        so far). `seen` and `state`: the gate's answer at this layer.
         """
         own = cast(LazyReadout, seen.readout)
         unread = own.read is None

@@ -1,6 +1,6 @@
 """eelib.generate: greedy decoding that stops early where a gate says so."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -12,11 +12,11 @@ from eelib.common.errors import InputError
 from eelib.common.machine import Timer, run_in_halves
 from eelib.common.tolerances import close
 from eelib.common.values import check_whole
-from eelib.exits.decoding.drafters import drafting_of
+from eelib.exits.decoding.drafters import check_draft_length, drafting_of
 from eelib.exits.decoding.gate_runner import FirstAgreeing, GateRunner, OracleGate, oracle_rule
 from eelib.exits.decoding.kv_policies import KV_POLICIES, KVPolicy
 from eelib.exits.decoding.loop import Decoder
-from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
+from eelib.exits.decoding.sequences import Batch, DecodedSequence
 from eelib.exits.exit_rule import Estimated, ExitRule, check_exit_layers, fixed_exit
 from eelib.exits.gates.gate import NEEDS, Gate, LayerOutput, gate_named
 from eelib.exits.gates.schedule import Schedule
@@ -29,12 +29,12 @@ from eelib.models.probe import Unsupported, block_states, foreign_code
 from eelib.tasks.task import Task
 from eelib.tracing.columns import token_texts
 from eelib.tracing.decode import encode
+from eelib.tracing.plan import cut
 
 DRAFT_LENGTH = 4  # most tokens drafted in a row, unless another number is given
 # Tokens times blocks that a smaller call has to save. One more call takes as long as 19 of them on pocket-llama, 7 on
 # SmolLM2-135M (`Costs.call / Costs.block.each` of `eelib.exits.forecast`, two cores of an AMD EPYC with AVX-512).
 BATCH_SPLIT = 24
-COLUMNS = ("sequence", "position", "text", *(field.name for field in fields(DecodedToken)))
 
 
 @dataclass
@@ -167,9 +167,7 @@ def output_of_sequences(
                 "accepted": sequence.accepted,
             }
         )
-    return GenerateOutput(
-        pd.DataFrame(token_rows, columns=list(COLUMNS)), pd.DataFrame(sequence_rows), times, kv_policy
-    )
+    return GenerateOutput(pd.DataFrame(token_rows), pd.DataFrame(sequence_rows), times, kv_policy)
 
 
 def check_writes(model: object) -> None:
@@ -315,9 +313,7 @@ def draft_length_of(model: Model, kv: KVPolicy, draft_length: int | None) -> int
             )
         return 0
     length = DRAFT_LENGTH if draft_length is None else draft_length
-    check_whole("draft_length", length, 1)
-    if length >= model.context_length:
-        raise InputError(f"draft_length {length} is longer than {model.name}'s window of {model.context_length} tokens")
+    check_draft_length(model, length)
     return length
 
 
@@ -335,14 +331,8 @@ def encoded(model: Model, task: Task | list[str]) -> list[list[int]]:
 
 def batches(model: Model, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
     """Prompts by number in batches, the shortest first; of one length where padding would change a row."""
-    found: list[list[int]] = []
-    for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
-        same = model.pads or (found and len(prompts[found[-1][-1]]) == len(prompts[i]))
-        if found and same and len(found[-1]) < batch_size:
-            found[-1].append(i)
-        else:
-            found.append([i])
-    return found
+    lengths = [len(prompt) for prompt in prompts]
+    return cut(lengths, sorted(range(len(prompts)), key=lengths.__getitem__), batch_size, model.pads)
 
 
 PARTS_TOKENS = 3  # tokens that go through the blocks in two parts

@@ -246,11 +246,12 @@ class Decoder:
         for sequence in group:
             beyond = not (sequence.draining or sequence in exits)  # its newest position is answered by the last layer
             if sequence in exits:
-                ran = sequence.pending[-1].depth if sequence.pending else layers
-                kv_only = layers - exits[sequence].layer if kv.projects and not prefill else 0
+                found, ran = exits[sequence], sequence.pending[-1].depth if sequence.pending else layers
+                kv_only = layers - found.layer if kv.projects and not prefill else 0
                 if not kv.defers:
                     sequence.pending.clear()
-                token = exits[sequence].token(ran, kv_only, drafted=kv.verifies)
+                read = (found.token_id, found.layer, ran, found.head_reads, found.score)
+                token = DecodedToken(*read, kv_only, drafted=kv.verifies)
                 sequence.emit(token, self.eos_ids, verified=not kv.verifies)
             if sequence not in answers:
                 continue

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
-from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -95,8 +94,10 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
             found = PassCosts(**read_json(file) if time.time() - file.stat().st_mtime < FRESH else {})
         except (OSError, TypeError):
             found = measured(model, sequences)
-            if model.hash:
-                keep(found, file)
+            with suppress(OSError, StorageError):  # a folder that can't be written
+                if model.hash:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(file, json.dumps(asdict(found)).encode())
         known[sequences] = found if sequences == 1 else pass_costs(model).beside(found)
     return known[sequences]
 
@@ -124,13 +125,6 @@ def expected_speed_up(
         speed_up = (1 + saved) * plain / (length * draft + verified)
         best = (speed_up, length) if speed_up > best[0] else best
     return best
-
-
-def keep(found: PassCosts, file: Path) -> None:
-    """Write costs to a file, if its folder can be written."""
-    with suppress(OSError, StorageError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(asdict(found)).encode())
 
 
 @torch.inference_mode()

@@ -253,7 +253,6 @@ def trained_gate(model: Model, name: str, folder: Path | str | None = None, **pa
     """A gate that was trained for this model.
 
     Args:
-        model: the model.
         name: of TRAINED.
         folder: where its file is; default: data/gates/ and the model's name.
         parameters: those of its shape: `as_published` of lstm.
