@@ -412,5 +412,5 @@ def forecast(
     costs = measure(model, some, deepcopy(rule), batch_size)
     length = DRAFT_LENGTH if draft_length is None else draft_length
     return Forecast(
-        costs, plans, rule, kv_policy_named(kv_policy).name, batch_size, length, f"{model.name} on {some.name}"
+        costs, plans, rule, kv_policy_named(kv_policy, rule).name, batch_size, length, f"{model.name} on {some.name}"
     )

@@ -3,18 +3,17 @@ of given outputs, of given texts, up to one block.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eelib.common.errors import InputError, SelfCheckError
 from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
 from eelib.models.components import site_states
 from eelib.models.model import Model
-from eelib.models.probe import block_states, first_tensor, foreign_code
+from eelib.models.probe import block_states, foreign_code
 from eelib.tasks.task import Task
 
 
@@ -166,47 +165,26 @@ def read_given(model: Model, firsts: list[list[int]], rest: list[list[int]]) -> 
 class EndOfRun(BaseException):
     """Raised after the block at which a run ends; no network's own handler catches it."""
 
-    def __init__(self, state: Tensor):
-        self.state = state
-
 
 @torch.no_grad()
 def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
-    """Run the network up to one block.
-
-    Args:
-        model: whose blocks run.
-        layer: the last block that runs, 1..L.
-        inputs: arguments of the network.
+    """Run the network, with arguments that hold no cache, up to block `layer` (1..L).
 
     Returns:
         The state [1, tokens, hidden_size] after that block; after a draft block's layer, the draft block's.
     """
-    block, beside = model.blocks[layer - 1], model.draft_block
-    calls = model.blocks[:layer].count(block)  # blocks that share weights are one module, called several times
 
-    def leave(_module: nn.Module, _args: tuple, output: Any) -> None:
-        nonlocal calls
-        calls -= 1
-        if not calls:
-            state = first_tensor(output)
-            assert state is not None
-            raise EndOfRun(model.adapted(layer, state, inputs))
+    def end(*_: object) -> None:
+        if len(states) == layer + 1:  # a block that shares its weights is called several times
+            raise EndOfRun
 
-    def keep(_module: nn.Module, _args: tuple, output: Any) -> None:
-        state = first_tensor(output)
-        assert beside and state is not None
-        model.adapted(beside.layer, state, inputs)  # for its keys and values
-
-    handles = [block.register_forward_hook(leave)]
-    if beside and beside.layer < layer:
-        handles.append(model.blocks[beside.layer - 1].register_forward_hook(keep))
-    try:
-        with foreign_code():
-            model.network(**inputs)
-    except EndOfRun as end:
-        return end.state
-    finally:
-        for handle in handles:
+    with block_states(model.blocks[:layer]) as states:
+        handle = model.blocks[layer - 1].register_forward_hook(end)  # runs after that which takes the states
+        try:
+            with suppress(EndOfRun), foreign_code():
+                model.network(**inputs)
+        finally:
             handle.remove()
-    raise SelfCheckError(f"{model.name}: block {layer} did not run")
+    if len(states) <= layer:
+        raise SelfCheckError(f"{model.name}: block {layer} did not run")
+    return model.adapted(layer, states[layer], inputs)

@@ -125,7 +125,7 @@ def generate(
         if policy is not None:
             gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
         rule = rule_of(model, gate, exit_layers, kv_policy)
-        kv = kv_policy_named(default_kv_policy(rule) if kv_policy is None else kv_policy)
+        kv = kv_policy_named(kv_policy, rule)
         check_fit(model, kv, rule, max_new_tokens)
         length = draft_length_of(model, kv, draft_length if policy is None or rule is not None else None)
         self_test(model, kv)
@@ -205,17 +205,15 @@ def by_policy(
     return rule, policy.kv_policy if rule is not None else "full"
 
 
-def default_kv_policy(rule: ExitRule | None) -> str:
-    """The KV policy of a rule that is given without one."""
-    if rule is None or isinstance(rule.gate, FirstAgreeing):
-        return "full"
-    if isinstance(rule.threshold, Estimated):
-        return "deferred"
-    return "schedule" if isinstance(rule.gate, Schedule) else "verified"
-
-
-def kv_policy_named(name: str | None) -> KVPolicy:
-    """The KV policy. InputError for an unknown one."""
+def kv_policy_named(name: str | None, rule: ExitRule | None = None) -> KVPolicy:
+    """The KV policy; of None, that of a rule which is given without one. InputError for an unknown one."""
+    if name is None:
+        if rule is None or isinstance(rule.gate, FirstAgreeing):
+            name = "full"
+        elif isinstance(rule.threshold, Estimated):
+            name = "deferred"
+        else:
+            name = "schedule" if isinstance(rule.gate, Schedule) else "verified"
     if not isinstance(name, str) or name not in KV_POLICIES:
         raise InputError(f"kv_policy {name!r} is not known; allowed: {', '.join(KV_POLICIES)}")
     return KV_POLICIES[name]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exits_made import between, untrained
+from exits_made import between, untrained, whole_scores
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding import drafters
@@ -11,7 +11,6 @@ from eelib.exits.decoding.pass_costs import ROWS, PassCosts
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import LayerOutput, gate_named
 from eelib.exits.gates.state import TRAINED
-from eelib.tracing.decode import states_of
 
 
 @pytest.fixture(autouse=True)
@@ -73,16 +72,10 @@ def middle(model, prompts, gate="confidence"):
     """A rule whose gate some tokens pass and some do not: among its scores on states after the prompts."""
     if gate in TRAINED:
         return untrained(gate, model)
-    rule = ExitRule(gate_named(gate))
-    encoded = model.tokenizer(prompts)["input_ids"]
-    states = states_of(model, encoded, [[5, 9, 77]] * len(encoded))[0]
-    scores, gate_state = [], rule.gate.start(len(states))
-    zeros = torch.zeros(len(states), dtype=torch.long)
-    for layer in range(1, model.layers):
-        readout = read_logits(model.unembed(states[:, layer]))
-        output = LayerOutput(layer, model.layers, zeros, readout, states[:, layer], model.unembed, zeros, zeros)
-        scores.append(rule.gate.score(output, gate_state))
-    return ExitRule(rule.gate, between(torch.stack(scores).detach(), 0.6))
+    rule, encoded = ExitRule(gate_named(gate)), model.tokenizer(prompts)["input_ids"]
+    outputs = [[5, 9, 77]] * len(encoded)
+    found = whole_scores(model, rule, encoded, outputs, torch.zeros(3 * len(encoded), dtype=torch.long))
+    return ExitRule(rule.gate, between(found.score, 0.6))
 
 
 @pytest.fixture
