@@ -22,6 +22,7 @@ FROM_TEXT = 0  # the exit layer of a draft that no layer has made
 # How often a guess is right after a match of 1 to 8 tokens, before there are any: as in SmolLM2-135M's outputs, about.
 MATCHED = (0.25, 0.55, 0.65, 0.8, 0.85, 0.85, 0.85, 0.95)
 WEIGHT = 8.0  # drafts for which what is expected beforehand counts
+TRAINED_WEIGHT = 40.0  # the same, of all drafts of a trained block: how often they are right was measured in training
 FORGET = 0.98  # of what earlier drafts of the same kind have shown, at each new one
 FADE = 0.9  # of what earlier rounds have shown of the seconds that a token takes
 FIRST = 0.5  # how often a model's draft is right, where nothing is known beforehand
@@ -65,9 +66,9 @@ class Rates:
         self.right: dict[Kind, float] = defaultdict(float)
         self.tried: dict[Kind, float] = defaultdict(float)
 
-    def of(self, kind: Kind, expected: float) -> float:
+    def of(self, kind: Kind, expected: float, weight: float = WEIGHT) -> float:
         """The rate of a kind, of which `expected` is known beforehand."""
-        return (self.right[kind] + WEIGHT * expected) / (self.tried[kind] + WEIGHT)
+        return (self.right[kind] + weight * expected) / (self.tried[kind] + weight)
 
     def add(self, kind: Kind, right: bool) -> None:
         """One more draft, all of those before which were right."""
@@ -231,7 +232,7 @@ class Drafting:
             some = some if self.made < self.length else []
         elif some and not self.pays(some):
             if not self.made:
-                right = self.rates.of(("model", -1), self.first)
+                right = self.right()
                 share = self.drafts.seconds(self.costs, self.rows) / self.costs.whole(self.rows)
                 layer = self.drafts.layer
                 self.end(
@@ -244,17 +245,15 @@ class Drafting:
             self.widen(self.made, self.drafts.shared)
         return some
 
-    @property
-    def first(self) -> float:
-        """How often a model's draft is right, before there are any."""
+    def right(self) -> float:
+        """How often a model's draft is right."""
         known = self.drafts.expected if self.drafts else ()
-        return known[0] if known else FIRST
+        return self.rates.of(("model", -1), *((known[0], TRAINED_WEIGHT) if known else (FIRST,)))
 
     def pays(self, some: list[DecodedSequence]) -> bool:
         """Whether one more draft of each saves more than it takes to make and to verify it."""
         assert self.drafts
-        right = self.rates.of(("model", -1), self.first)
-        saved = self.value("model") * right * sum(self.chances[s] for s in some)
+        saved = self.value("model") * self.right() * sum(self.chances[s] for s in some)
         more = max(self.made + 1, self.width)
         more_verified = self.verifying(more, self.drafts.shared) - self.verifying(self.width, self.drafts.shared)
         return self.made < MOST and saved > self.drafts.seconds(self.costs, len(some)) + more_verified
