@@ -1,12 +1,14 @@
 """Where a trace's tokens exit as one number rises: a rule's threshold, or the layer of FREE's one exit.
 
-So that rules whose tokens depend on each other can be drawn, calibrated and scored as all others are.
+So that rules whose tokens depend on each other can be drawn, calibrated and scored as all others are. Every sweep has
+`tokens`: what an exit at layers 1..L emits, int64 [n, L]; `values`: numbers worth a look, rising, by `rows` (bool [n];
+all where None), with the last one of which no quality is lost; `exits`: exit layers 1..L of all n tokens at each of
+some numbers, int64 [n]; `rule_at`: the rule that a number stands for.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,43 +32,12 @@ from eelib.exits.trace_scores import (
 from eelib.tracing.trace import Trace
 
 
-class Sweep(Protocol):
-    """`tokens`: what an exit at layers 1..L emits, int64 [n, L]."""
-
-    @property
-    def name(self) -> str:
-        """For messages and tables."""
-        ...
-
-    @property
-    def tokens(self) -> Tensor:
-        """See above."""
-        ...
-
-    def values(self, rows: np.ndarray | None, points: int) -> list[float]:
-        """Numbers worth a look, rising, by `rows` (bool [n]; all where None); with the last one no quality is lost."""
-        ...
-
-    def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
-        """Exit layers 1..L of all n tokens at each of the numbers, int64 [n]."""
-        ...
-
-    def rule_at(self, value: float) -> ExitRule:
-        """The rule that a number stands for."""
-        ...
-
-
 @dataclass(frozen=True)
 class RuleSweep:
     """A sweep whose number is a rule's threshold, over a trace."""
 
     rule: ExitRule
     trace: Trace
-
-    @property
-    def name(self) -> str:
-        """The gate's."""
-        return self.rule.gate.name
 
     @cached_property
     def positions(self) -> Tensor:
@@ -164,7 +135,6 @@ class FreeSweep:
 
     trace: Trace
     layers: tuple[int, ...]
-    name: str = "free"
 
     @cached_property
     def found(self) -> Scores:
@@ -192,6 +162,9 @@ class FreeSweep:
     def rule_at(self, value: float) -> ExitRule:
         """FREE's rule with this exit."""
         return ExitRule(Confidence(), Estimated(), exit_layers=(int(value),))
+
+
+Sweep = ThresholdSweep | SequentialSweep | FreeSweep
 
 
 def mixed(
