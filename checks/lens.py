@@ -20,8 +20,8 @@ from checks.report import Goal, finish, goal, headed, options
 from eelib.common.files import data_folder
 from eelib.models.folder import weights_hash
 from eelib.tasks.task import load_task
+from eestudy.browser.__main__ import DIRECTIONS
 from eestudy.browser.__main__ import main as write_scripts
-from eestudy.browser.example import DIRECTIONS
 
 BOOK = Path(__file__).parents[1] / "book"
 MODEL, LEAST, WANTED, LONGEST = "pocket-llama", 1.0, 20.0, 900  # tokens a second; seconds that all may take

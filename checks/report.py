@@ -19,7 +19,7 @@ import torch
 
 from eelib.common.files import PACKAGE, data_folder, write_atomically
 from eelib.common.machine import host, versions
-from eestudy.book.sources import code_hash
+from eestudy.measured import code_hash
 
 Head = dict[str, Any]
 Goal = dict[str, Any]

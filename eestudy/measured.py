@@ -1,10 +1,18 @@
-"""What takes too long for the book: `python -m checks` measured it and wrote it to data/measured, a file each."""
+"""What takes too long for the book: `python -m checks` measured it and wrote it to data/measured, a file each.
 
+A result keeps the hash of the code that it depends on, so that a page can say whether that code is still the same.
+"""
+
+import hashlib
 import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from eelib.common.errors import InputError
-from eelib.common.files import data_folder
+from eelib.common.files import PACKAGE, data_folder
 
 FOLDER = "measured"
 
@@ -37,3 +45,23 @@ def provenance(report: dict[str, Any]) -> str:
     texts = {"cpu": "{}", "cores": "{} cores", "memory_gib": "{} GiB of memory", "gpu": "{}"}
     parts = [text.format(machine[key]) for key, text in texts.items() if key in machine]
     return f"on {report['date']} at commit {report['commit']} on {', '.join(parts)}"
+
+
+HIDDEN = r"/\.|/__pycache__/"
+
+
+def files_in(places: Iterable[str]) -> list[Path]:
+    """Files in folders of the project, and single files, by their paths in it; hidden and compiled ones aside."""
+    root, found = PACKAGE.parent, set[Path]()
+    for place in (os.path.join(root, place) for place in places):  # os.path: any text may be a place
+        below = Path(place).rglob("*") if os.path.isdir(place) else [Path(place)] if os.path.isfile(place) else []
+        found |= {file for file in below if file.is_file() and not re.search(HIDDEN, f"/{file.relative_to(root)}")}
+    return sorted(found)
+
+
+def code_hash(places: Iterable[str]) -> str:
+    """Hash of `files_in` the places as they are now: their paths and what they hold."""
+    digest = hashlib.sha256()
+    for file in files_in(places):
+        digest.update(str(file.relative_to(PACKAGE.parent)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -2,21 +2,29 @@
 
 import json
 import posixpath
+import subprocess
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from eestudy.book import references
-from eestudy.book.citation import bibtex, commit_of, read_citation
+import yaml
+from pybtex.plugin import register_plugin
+from pybtex.style.formatting.unsrt import Style
+from pybtex.style.labels import BaseLabelStyle
+from pybtex.style.sorting.author_year_title import SortingStyle
+
 from eestudy.book.layout import dressed
 from eestudy.markup.text import harmless
 
 FILES = "files"  # folder of the book for what can be taken away
+STYLE = "author_year"  # of the list of references; _config.yml asks for it
+BRACES = str.maketrans("", "", "{}")  # they hold a name of several words together, and are no part of it
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
-    references.register()
+    register_plugin("pybtex.style.formatting", STYLE, ByAuthorAndYear)
     app.connect("html-page-context", lay_out)
     app.connect("build-finished", keep_citation)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -75,3 +83,79 @@ def keep_citation(app: Any, failed: Exception | None) -> None:
     known, url = origin(project, frozenset(app.env.found_docs)), app.config.html_theme_options.get("repository_url", "")
     year = known["dates"][-1][:4] if known["dates"] else ""
     (out / "cite.bib").write_text(bibtex(citation, year, url, known["commit"]), encoding="utf-8")
+
+
+# ---- how to cite the study
+
+
+def read_citation(folder: Path) -> dict[str, Any]:
+    """CITATION.cff of a project; empty where it has none."""
+    path = folder / "CITATION.cff"
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def bibtex(citation: dict[str, Any], year: str, url: str = "", commit: str = "") -> str:
+    """An entry of BibTeX. A DOI that there is not yet has its place in a comment above."""
+    authors = " and ".join(name_of(author) for author in citation.get("authors", []))
+    values = {
+        "title": f"{{{citation.get('title', '')}}}",
+        "author": authors,
+        "year": year,
+        "version": citation.get("version"),
+        "note": f"commit {commit}" if commit else "",
+        "doi": citation.get("doi"),
+        "url": url,
+    }
+    lines = [f"  {key} = {{{value}}}" for key, value in values.items() if value]
+    comment = "" if citation.get("doi") else "% no DOI yet: one in CITATION.cff is written here as doi = {...}\n"
+    return "\n".join([f"{comment}@software{{early_exit_study,", *(f"{line}," for line in lines), "}\n"])
+
+
+def name_of(author: dict[str, str]) -> str:
+    """An author as BibTeX has it: a group's name is not taken apart."""
+    if "family-names" in author:
+        return f"{author['family-names']}, {author.get('given-names', '')}".removesuffix(", ")
+    return f"{{{author['name']}}}"
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that a working tree is at, with "+" where tracked files differ from it; "" where there is none."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+# ---- the list of references under the names that the text cites them by
+
+
+class Labels(BaseLabelStyle):
+    """Shan et al., 2024: as `bibtex_reference_style: author_year` writes it in the text."""
+
+    def format_labels(self, sorted_entries: Iterable[Any]) -> Iterator[str]:
+        """A label for each entry, in their order."""
+        for entry in sorted_entries:
+            names = [" ".join(person.last_names) for person in entry.persons.get("author", [])]
+            who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+            who = who.translate(BRACES) or entry.key
+            yield f"{who}, {entry.fields.get('year', 'n.d.')}"
+
+
+class Sorting(SortingStyle):
+    """By authors, years and titles, a name in braces among the others."""
+
+    def sorting_key(self, entry: Any) -> tuple[str, ...]:
+        """What an entry is sorted by."""
+        return tuple(part.translate(BRACES).lower() for part in super().sorting_key(entry))
+
+
+class ByAuthorAndYear(Style):
+    """Entries in alphabetical order, with such labels."""
+
+    default_label_style = Labels
+    default_sorting_style = Sorting

@@ -5,10 +5,8 @@ import argparse
 import yaml
 
 from eestudy.book.answered import ANSWERS
-from eestudy.book.engine import engine
 from eestudy.book.front import front, page_chips, questions
-from eestudy.book.pages import cards, clone, findings, models, runs
-from eestudy.book.papers import papers
+from eestudy.book.pages import cards, clone, engine, findings, models, papers, runs
 from eestudy.book.scoreboard import scoreboard
 from eestudy.book.study_file import BOOK, GENERATED, StudyFile
 from eestudy.book.verdicts import load_results

@@ -1,22 +1,27 @@
-"""Parts of pages in Markdown: what was found, cards, when and on what it all ran, and the models of the study file."""
+"""Parts of pages in Markdown: findings, cards, runs, the study file's models, what papers print, the engine's goals."""
 
 import json
 import re
 from functools import partial
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
+from jinja2 import Environment
 
+from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eestudy.book.notebooks import executed
-from eestudy.book.study_file import StudyFile
+from eestudy.book.front import executed
+from eestudy.book.study_file import BOOK, StudyFile
 from eestudy.book.study_schema import read_study
 from eestudy.book.verdicts import Written, tally, verdicts
+from eestudy.claims import published, tables
 from eestudy.figures import forms, style
 from eestudy.markup.markdown import Markdown, card_parts, raw, table, text
+from eestudy.measured import FOLDER, code_hash, measured, provenance
 
 ALONG = re.compile(r"(.*?),? by (step|epoch|layer)$")
 COUNTED = "place in the list, from 1"
@@ -104,3 +109,96 @@ def clone(config: Path = Path("_config.yml")) -> str:
     url = (yaml.safe_load(config.read_text(encoding="utf-8")).get("repository") or {}).get("url")
     fetch = f"git clone --depth 1 {url} early-exit\ncd early-exit\n" if url else ""
     return f"In a clone of the repository:\n\n```bash\n{fetch}make book\n```\n"
+
+
+# ---- what the papers print, table by table
+
+
+BASES = {0: "from 0", 1: "from 1", "unknown": "in some places it is not said from where"}
+
+
+def papers() -> str:
+    """A part for each paper: its version, then what was noted of each of its tables and figures, and of its text."""
+    sources = json.loads((data_folder("papers") / "sources.json").read_text(encoding="utf-8"))
+    pieces = []
+    for paper, record in sources.items():
+        pieces += [f"## {text(paper)}: {text(record['title'])}\n", version(record)]
+        for name in tables():
+            frame = published(name)
+            if frame.attrs["source"]["paper"] != paper:
+                continue
+            where, heading = frame.attrs["source"], f"{paper}: {name.partition('-')[2].replace('-', ' ').capitalize()}"
+            part = "" if where["section"].startswith("see") else f", section {where['section']}"
+            said = f"{text(frame.attrs['title'])} ({text(where['table'] + part)}). {counted(frame)}".strip()
+            pieces += [f"### {text(heading)}\n", f"{said}\n"]
+            pieces.append("\n".join(f"- {text(note)}" for note in frame.attrs["notes"]) + "\n")
+    return "\n".join(pieces)
+
+
+def version(record: dict[str, Any]) -> str:
+    """By whom a paper is, which version of it was read, and what is said of it as a whole."""
+    authors = record["authors"][:1].upper() + record["authors"][1:]
+    year = f", {record['year']:d}" if "year" in record else ""
+    return f"{text(authors)}{year}. {text(record['where'])}. {text(record['note'])}\n"
+
+
+def counted(frame: Any) -> str:
+    """From where a table's layers count, and how many of its rows can't be read whole."""
+    bases = {column["layer_base"] for column in frame.attrs["columns"].values()}
+    bases |= set(frame["layer_base"]) if "layer_base" in frame else set()
+    found = [words for base, words in BASES.items() if base in bases]
+    said = f"Layers count {', '.join(found)}." if found else ""
+    said = "From where layers count is not said." if bases & set(BASES) == {"unknown"} else said
+    damaged = int((~frame["complete"].astype(bool)).sum()) if "complete" in frame else 0
+    return f"{said} {damaged} of {len(frame)} rows on record can't be read to their end.".strip() if damaged else said
+
+
+# ---- the goals of every check whose result is kept in data/measured
+
+
+TEMPLATE = """
+<div class="tex2jax_ignore mathjax_ignore">
+<p><strong>{{ goals | selectattr("met") | list | length }} of {{ goals | length }} goals are met.</strong>
+ Measured {{ where }} by <code>{{ command }}</code>.
+{% if unchanged %}The code that it depends on is still the same.
+{%- else %}The code that it depends on has changed since.{% endif %}{% if remark %} {{ remark }}{% endif %}</p>
+<table>
+<caption>What <code>{{ check }}</code> was to reach, and what was measured.</caption>
+<thead><tr><th>Goal</th><th>Measured</th><th>Bound</th><th>Verdict</th></tr></thead>
+<tbody>
+{% for goal in goals %}
+<tr><td>{{ goal.goal }}</td><td>{{ goal.measured | number }}</td><td>{{ goal.bound | number }}</td>
+<td>{{ "met" if goal.met else "not met" }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>"""
+PAGE = BOOK / "engine.md"
+PARTS_OF_STORE = ("crashes", "many_prompts", "reproducible")  # of the check `store`, each with a result of its own
+
+
+def number(value: Any) -> str:
+    """A number in at most four digits, or with commas where it is whole; a text as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def engine(page: Path = PAGE) -> dict[str, str]:
+    """{name: Markdown} of the fragments that the page includes, from the results in data/measured."""
+    checks = re.findall(r"generated/engine_(\w+)\.md", page.read_text(encoding="utf-8"))
+    return {f"engine_{check}": fragment(check) for check in checks}
+
+
+def fragment(check: str) -> str:
+    """One check's goals with what was measured, when, where, and whether the code has changed since."""
+    try:
+        report = measured(check)
+    except InputError:
+        name = f"store {check}" if check in PARTS_OF_STORE else check
+        return f"No result of this check is in `data/{FOLDER}` yet: `python -m checks {name}` makes it.\n"
+    unchanged = "code" in report and report["code"] == code_hash(report["depends"])
+    environment = Environment(autoescape=True, trim_blocks=True)
+    environment.filters["number"] = number
+    given = report | {"check": check, "unchanged": unchanged, "where": provenance(report)}
+    return raw(environment.from_string(TEMPLATE).render(given))

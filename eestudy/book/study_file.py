@@ -12,8 +12,8 @@ from typing import Any
 from eelib.common.errors import InputError
 from eelib.common.files import PACKAGE, data_folder, joint_version
 from eelib.common.values import check_name
-from eestudy.book.sources import files_in
 from eestudy.book.study_schema import WHOLE, read_study
+from eestudy.measured import files_in
 
 BOOK, RESULTS, NOTEBOOKS = Path("book"), Path("results"), Path("notebooks")
 GENERATED = BOOK / "generated"

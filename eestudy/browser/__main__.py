@@ -7,12 +7,50 @@ from pathlib import Path
 from typing import Any
 
 from eelib.common.files import data_folder
-from eelib.models.model import load_model
-from eestudy.browser.example import directions, examples
-from eestudy.browser.tokenizer import tokenizer_of
-from eestudy.browser.weights import pieces_of_weights, read_bfloat16, shape_of
+from eelib.models.model import Model, load_model
+from eelib.tasks.task import Task, load_task
+from eelib.tasks.text_kinds import LANGUAGES, translation_prompt
+from eelib.tracing.make import trace
+from eelib.tracing.trace import Trace
+from eestudy.browser.weights import pieces_of_weights, read_bfloat16, shape_of, tokenizer_of
+from eestudy.figures.grids import grid_of, ids_in
 
+DIRECTIONS = ("de-en", "en-de", "fr-en", "en-fr")
 ROOM = 128  # most tokens of an output, as in the study
+HERE = "\0"  # where the sentence stands in a template
+
+
+def directions() -> list[dict[str, str]]:
+    """The shipped translations: name, label, and the prompt's text before and after the sentence."""
+    found = []
+    for name in DIRECTIONS:
+        source, target = name.split("-")
+        before, after = translation_prompt(HERE, source, target).split(HERE)
+        label = f"{LANGUAGES[source]} to {LANGUAGES[target]}"
+        found.append({"name": name, "label": label, "before": before, "after": after})
+    return found
+
+
+def examples(model: Model, folder: str | Path, room: int, count: int = 2) -> list[dict[str, Any]]:
+    """The first `count` sentences of each shipped translation, decoded up to `room` tokens; traces go to `folder`."""
+    found = []
+    for name in DIRECTIONS:
+        task = load_task(f"translation/{name}").take(count)
+        made = trace(model, task, max_new_tokens=room, folder=folder, progress=False)
+        found += [{"direction": name} | example for example in described(model, task, made)]
+    return found
+
+
+def described(model: Model, task: Task, made: Trace) -> list[dict[str, Any]]:
+    """Per sequence: source, reference, `tokens` of its grid, `pieces`: the vocabulary's spelling of all ids there."""
+    found = []
+    for sequence in made.sequences["sequence"]:
+        tokens = grid_of(made, sequence)
+        named = ids_in(tokens)
+        pieces = dict(zip(map(str, named), model.tokenizer.convert_ids_to_tokens(named)))
+        source, references = task.sources[int(sequence)], task.references[int(sequence)]
+        found.append({"source": source, "reference": " / ".join(references), "tokens": tokens, "pieces": pieces})
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -15,14 +15,12 @@ from markdown_it import MarkdownIt
 from pybtex.database import Entry, Person
 
 from eelib.common.files import data_folder
-from eestudy.book import front, pages, sources
-from eestudy.book.citation import bibtex, commit_of
-from eestudy.book.engine import PARTS_OF_STORE, engine
+from eestudy import measured
+from eestudy.book import front, pages
+from eestudy.book.extension import ByAuthorAndYear, Labels, bibtex, commit_of
+from eestudy.book.front import executed, front_figures, heading
 from eestudy.book.layout import data_of, dressed
-from eestudy.book.notebooks import executed, front_figures, heading
-from eestudy.book.pages import clone, models
-from eestudy.book.papers import papers
-from eestudy.book.references import ByAuthorAndYear, Labels
+from eestudy.book.pages import PARTS_OF_STORE, clone, engine, models, papers
 from eestudy.book.scoreboard import scoreboard
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import LOOKS, chip
@@ -210,7 +208,7 @@ REPORT |= {"machine": {"cpu": "made", "cores": 2, "memory_gib": 23.5}}
 
 
 def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "PACKAGE", tmp_path / "project/eelib")
+    monkeypatch.setattr(measured, "PACKAGE", tmp_path / "project/eelib")
     monkeypatch.setenv("EELIB_DATA", str(tmp_path))
     assert all("No result of this check" in part for part in engine().values())
     names = ("eelib/deep/a.py", "checks/one.py", "checks/__pycache__/one.pyc", "eelib/.hidden")
@@ -227,7 +225,7 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
 
     write(names, "a = 1")
     depends = ["eelib", "checks/one.py", "none"]
-    report = REPORT | {"depends": depends, "code": sources.code_hash(depends)}
+    report = REPORT | {"depends": depends, "code": measured.code_hash(depends)}
     cells = [[cell.get_text() for cell in row.select("td")] for row in page(report).select("tbody tr")]
     assert cells == [["kills", "301", "at least 300", "met"], [HOSTILE, "0.1235", "at most 0", "not met"]]
     said = " ".join(page(report).get_text().split())

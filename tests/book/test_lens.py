@@ -16,8 +16,7 @@ from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.trace_scores import Tokens, exits_of, scores
 from eelib.tasks.task import Task
-from eestudy.browser.__main__ import main
-from eestudy.browser.example import DIRECTIONS
+from eestudy.browser.__main__ import DIRECTIONS, main
 from eestudy.figures.grids import explorer
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from eelib.common.errors import CheckpointError
 from eelib.common.files import data_folder
-from eestudy.browser.tokenizer import tokenizer_of
-from eestudy.browser.weights import packed, read_bfloat16, shape_of
+from eestudy.browser.weights import packed, read_bfloat16, shape_of, tokenizer_of
 
 SOURCE = data_folder("models", "pocket-llama")
 
