@@ -26,20 +26,20 @@ SIZES = [
     (r".*vocab_size.*|.*_vocab|num_hash_buckets", 64),
     (
         r"hidden_size_per_layer_input|index_head_dim|.*head_dim|kv_channels|d_kv|d_head|dim_head|attention_head_size"
-        r"|mamba_d_head|mamba_headdim",
+        r"|mamba_d_head",
         8,
     ),
     (
         r"(.*_)?(hidden_size|d_model|n_embd|emb_dim|embedding_size|lru_width|word_embed_proj_dim|hidden_sizes)"
-        r"|dim|dim_model_base|feat_dim|d_rel",
+        r"|dim|dim_model_base|d_rel",
         32,
     ),
     (
-        r".*(intermediate|ffn|feed_forward|feedforward|ff|expert)_?(hidden_)?(size|dim)(_mlp)?|d_ff|dff|dim_ff|d_inner|n_inner"
-        r"|hidden_dim|mamba_d_ssm|ffn_hidden_size",
+        r".*(intermediate|ffn|feed_forward|feedforward|ff|expert)_?(hidden_)?(size|dim)(_mlp)?|d_ff|dff|dim_ff|d_inner"
+        r"|hidden_dim|mamba_d_ssm",
         64,
     ),
-    (r"num_key_value_heads|num_kv_heads|swa_num_key_value_heads|num_query_groups", 2),
+    (r"num_key_value_heads|num_kv_heads|swa_num_key_value_heads", 2),
     (r"index_n_heads|mamba_n_heads|mamba_num_heads|n_mamba_heads", 8),
     (r".*(attention_heads|num_heads|n_heads?|num_attention_heads)|linear_num_(key|value)_heads", 4),
     (
@@ -47,25 +47,24 @@ SIZES = [
         r"|t2u_(en|de)coder_layers",
         LAYERS,
     ),
-    (r"num_experts_per_tok(en)?|moe_topk?|moe_k|num_experts_per_token", 2),
+    (r"num_experts_per_tok(en)?|moe_topk?|moe_k", 2),
     (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|zero_expert_num", 4),
-    (r"n_group|topk_group|num_expert_group|num_nextn_predict_layers", 1),
+    (r"n_group|topk_group", 1),
     (
         r"max_(position_embeddings|seq_len|source_positions|target_positions|.*_position_embeddings)|n_positions|n_ctx"
-        r"|context_length|model_max_length|original_max_position_embeddings",
+        r"|context_length|original_max_position_embeddings",
         WINDOW,
     ),
     (r"sliding_window(_size)?|attention_window(_size)?|local_attention|window_size|attention_chunk_size", 8),
-    (r".*lora_rank|.*dt_rank|time_step_rank|adapter_rank|laurel_rank|.*_rank|router_hidden_size|hc_lowrank", 16),
+    (r".*lora_rank|.*dt_rank|time_step_rank|adapter_rank|laurel_rank|.*_rank|hc_lowrank", 16),
     (r".*(state_size|d_state)", 8),
     (r"(mamba_)?chunk_size", 16),
     (r"index_topk.*", 64),
     (r"image_size", 16),
     (r"patch_size", 8),
     (r"num_mel_bins", 16),
-    (r"mamba_expand|expand", 2),
     (r"prompt_length", 4),
-    (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|moe_num_shared_experts|n_shared_experts", 1),
+    (r"first_k_dense_replace|num_dense_layers|moe_num_shared_experts|n_shared_experts", 1),
     (r"num_kv_shared_layers", 0),
     (r".*_pattern|interleave_moe_layer_step|global_attn_every_n_layers|layer_group_size", 2),
     (r"residual_multiplier", 0.6),

@@ -260,7 +260,6 @@ def merge_kernel(
     reference_ids,
     reference_logits,
     log_normalizer,
-    maximum,
     entropy,
     rank,
     rank_of_reference,
@@ -294,7 +293,6 @@ def merge_kernel(
     mass = tl.where(there, mass, 1.0)
     log_mass = tl.log(mass)
     tl.store(log_normalizer + rows, best + log_mass, mask=there)
-    tl.store(maximum + rows, best, mask=there)
     tl.store(entropy + rows, tl.minimum(tl.maximum(log_mass - moment / mass, 0.0), limit), mask=there)
 
     final = tl.load(final_ids + rows, mask=there, other=-1)
@@ -484,12 +482,12 @@ def read_rows(
         tiles: in place of the tuned tile shape.
 
     Returns:
-        On the states' device: float32 [n] log_normalizer, max, entropy (nats) and final_logit; int32 [n] final_rank (1:
+        On the states' device: float32 [n] log_normalizer, entropy (nats) and final_logit; int32 [n] final_rank (1:
         no logit is above the final token's); float32 [n, k] top_logits, falling, and int32 top_ids, the lower id first
         where logits are equal; with `reference_ids` float32 [n] reference_logit and int32 reference_rank.
     """
     n, device = len(hidden), hidden.device
-    names = ["log_normalizer", "max", "entropy", "final_rank", "top_logits", "top_ids"]
+    names = ["log_normalizer", "entropy", "final_rank", "top_logits", "top_ids"]
     names += [] if reference_ids is None else ["reference_rank"]
     result = {
         name: torch.empty(
@@ -523,7 +521,6 @@ def read_divergences(
     log_normalizer: Tensor,
     hidden_last: Tensor,
     log_normalizer_last: Tensor,
-    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Divergences [n] in nats of the readouts of two sets of states [n, hidden_size]: Jensen-Shannon, 0 to ln 2, and
     Kullback-Leibler of the last one from the first, at least 0.
@@ -531,7 +528,7 @@ def read_divergences(
     The log-normalizers [n] are those of `read_rows`; the rest is as there. Both matmuls are done again, side by side.
     """
     n = len(hidden)
-    tiles = tiles or (SMALL if INTERPRETED else PAIRED_FLOAT32 if hidden.dtype == torch.float32 else PAIRED)
+    tiles = SMALL if INTERPRETED else PAIRED_FLOAT32 if hidden.dtype == torch.float32 else PAIRED
     hidden, hidden_last = contiguous(hidden), contiguous(hidden_last)
     grid, layout = plan(tiles, head.weight, hidden, hidden_last)
     js, kl = torch.empty(2, layout["splits"], n, dtype=torch.float32, device=hidden.device)
@@ -615,7 +612,7 @@ def merge(parts: list[Tensor], ids: dict[str, Tensor | None], result: dict[str, 
     slots, lanes = triton.next_power_of_2(k), triton.next_power_of_2(splits)
     rows = max(1, min(16, 4096 // (slots * lanes)))
     tokens = (ids["final"], result["final_logit"], ids["reference"], result.get("reference_logit"))
-    names = ("log_normalizer", "max", "entropy", "final_rank", "reference_rank", "top_logits", "top_ids")
+    names = ("log_normalizer", "entropy", "final_rank", "reference_rank", "top_logits", "top_ids")
     given = (*parts, *tokens, *map(result.get, names), n, splits, math.log(vocabulary))
     options = dict(k=k, SLOTS=slots, SPLITS=lanes, REFERENCE=ids["reference"] is not None, ROWS=rows)
     merge_kernel[(math.ceil(n / rows),)](*given, **options, num_warps=4)

@@ -1,7 +1,6 @@
 """A checkpoint: where it is, which class its config names, its weights and tokenizer; refusals of one line."""
 
 import copy
-import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -112,8 +111,6 @@ def kind_of(config: PretrainedConfig) -> str:
 def resolve_device(device: str) -> torch.device | None:
     """The device of "auto" (CUDA if there is any), of "balanced" (None: spread over all), or one that exists here."""
     if device == "balanced":
-        if importlib.util.find_spec("accelerate") is None:
-            raise CheckpointError("device 'balanced' needs the library accelerate, which is not installed")
         return None
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -31,7 +31,8 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
     check_files(folder, name)
     config = read_object(folder / "config.json", name)
     check_sizes(config, name)
-    if config.get("auto_map") and not trust_remote_code and not known_class(config):
+    known = hasattr(transformers, (config.get("architectures") or [""])[0])
+    if config.get("auto_map") and not trust_remote_code and not known:
         raise CheckpointError(
             f"model {name!r} needs code of its own from its folder; allowed only with trust_remote_code=True"
         )
@@ -129,12 +130,6 @@ def shards_of(folder: Path, name: str) -> list[str]:
         if PurePosixPath(shard).is_absolute() or ".." in PurePosixPath(shard).parts or "\0" in shard:
             raise CheckpointError(f"model {name!r}: {INDEX} names {shard!r}; allowed are files inside its folder")
     return shards
-
-
-def known_class(config: dict[str, Any]) -> bool:
-    """Whether the installed transformers has the architecture that a config names."""
-    named = config.get("architectures") or [""]
-    return isinstance(named, list) and hasattr(transformers, str(named[0]) or "-")
 
 
 def kept_numbers(folder: Path, name: str) -> tuple[int, int]:

@@ -99,9 +99,6 @@ class CacheView:
 class RaggedKVLayer(CacheLayerMixin):
     """One layer: `buffers` are keys and values [rows, heads, slots, size]; none before the first update."""
 
-    is_sliding = False
-    is_croppable = False
-
     def __init__(self, view: CacheView, timer: Timer):
         super().__init__()
         self.view, self.timer = view, timer
@@ -159,8 +156,6 @@ class RaggedKVLayer(CacheLayerMixin):
 
 class SourceLayer(CacheLayerMixin):
     """Keys and values of an encoder-decoder's source, made once; read for the rows that run."""
-
-    is_sliding = False
 
     def __init__(self, view: CacheView):
         super().__init__()

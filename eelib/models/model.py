@@ -256,7 +256,7 @@ def load_model(
     Args:
         name: what to load.
         dtype: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16 or float16.
-        device: auto, balanced (spread over all devices; needs accelerate), cpu, cuda or cuda:N.
+        device: auto, balanced (spread over all devices), cpu, cuda or cuda:N.
         revision: of a hub id.
         trust_remote_code: whether code of the checkpoint's own may run.
         fast_products: on a CPU in float32, linear layers multiply few rows by products of ours where these take less

@@ -106,15 +106,12 @@ def add_missing_types() -> None:
 def read_header(file: Path, name: str) -> GgufFile:
     """Read and check the header of a GGUF file, without its weights; `name` is the model's, for messages.
 
-    CheckpointError: the library gguf is missing, the header is damaged, or a tensor lies outside of the file.
+    CheckpointError: the header is damaged, or a tensor lies outside of the file.
     """
-    try:
-        from gguf import GGMLQuantizationType
-        from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
+    from gguf import GGMLQuantizationType
+    from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
 
-        add_missing_types()
-    except ImportError as error:
-        raise CheckpointError(f"model {name!r} is a GGUF file, which needs the library gguf ({error})") from error
+    add_missing_types()
     try:
         header = GgufHeader.from_file(str(file))
         size, weights = file.stat().st_size, Counter[str]()

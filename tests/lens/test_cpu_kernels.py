@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from near import assert_as_near
 from torch import nn
 
@@ -125,18 +123,6 @@ def test_divergence_from_what_is_masked():
         logs = torch.tensor(pair).log_softmax(-1)
         assert kl[0] == pytest.approx(float(plain_divergences(logs, logs[1:])[1][0]), rel=1e-5)
         assert (kl[0] > 1000) == (expected == "far") and abs(kl[1]) < 1e-6 and js[0] <= math.log(2)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.floats(-87, 0, width=32))
-def test_exponential(x):
-    assert cpu_kernels.exp(np.float32(x)) == pytest.approx(math.exp(x), rel=5e-7)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.floats(2.0**-126, 1, width=32))
-def test_logarithm(x):
-    assert cpu_kernels.log(np.float32(x)) == pytest.approx(math.log(x), rel=3e-7, abs=3e-7)
 
 
 def head(width, vocabulary, fits):
