@@ -185,14 +185,8 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
             continue
         if any(c.input is None or c.output is None for c in found) or len(found) < 2 <= len(module):
             continue
-        odd = next(
-            (
-                c
-                for c in found
-                if c.given.ndim != 3 or c.given.shape[:2] != (1, tokens) or c.given.shape != found[0].given.shape
-            ),
-            None,
-        )
+        shape = (1, tokens, *found[0].given.shape[-1:])
+        odd = next((c for c in found if c.given.shape != shape), None)
         bad = next((c.name for c in found if odd is None and not bool(torch.isfinite(c.given).all())), None)
         if bad is not None:
             raise CheckpointError(f"{name}: the output of block {bad} holds values that are not finite")

@@ -22,16 +22,7 @@ from eelib.common.machine import (
 from eelib.lens.cpu_kernels import summarize
 
 ROOT = Path(__file__).parents[2]
-CODE = """
-import numpy as np
-from numba.core import caching
-caching.CacheImpl._locator_classes = []  # as with a checkout and a home that can't be written to
-from eelib.lens.cpu_kernels import summarize
-found = np.empty((1, 2), np.float32), np.empty((1, 2), np.int32), *np.empty((2, 1), np.float32), np.empty(1, np.int32)
-found += (np.empty(1, np.int32),)
-summarize(0, 1, np.array([[0, 2, 1]], np.float32), np.array([1]), np.array([0]), *found)
-print(found[1].tolist(), found[4].tolist(), found[5].tolist())
-"""
+CODE = "from eelib.common.machine import compiled; print(compiled()(lambda number: number + 1)(1))"  # it is in no file
 
 
 def test_machine_and_versions():
@@ -67,15 +58,12 @@ def test_an_error_that_smaller_batches_do_not_help_is_raised(error):
         raise error
 
     with pytest.raises(type(error)):
-        run_in_halves(work, [1])
-    if isinstance(error, RuntimeError):
-        with pytest.raises(RuntimeError):
-            run_in_halves(work, [1, 2])
+        run_in_halves(work, [1, 2])
 
 
 def test_without_a_place_for_a_cache():
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "[[1, 2]] [1] [3]\n", done.stderr
+    assert done.stdout == "2\n", done.stderr
 
 
 def test_with_one_it_is_used():
