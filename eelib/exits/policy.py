@@ -32,6 +32,7 @@ from eelib.tracing.trace import Trace
 EXACT = ("deferred", "full", "verified")  # under these, keys and values are true, so a trace shows which tokens differ
 POINTS = 50  # thresholds that are tested
 FORM = 3  # of the file
+OLD = {"exits": "exit_layers", "keys": "kv_policy", "first_tokens": "full_depth_tokens"}  # words of form 1
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,11 @@ class Policy:
 
     @classmethod
     def load(cls, path: Path | str) -> "Policy":
-        """Read one. InputError, one line, for a file that is none."""
+        """Read one. InputError, one line, for a file that is none, or that has words of before."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if old := [f"{word!r} is now {now!r}" for word, now in OLD.items() if word in content]:
+                raise ValueError("; ".join(old))
             if content.pop("form") != FORM or {field.name for field in fields(cls)} != set(content):
                 raise ValueError("its fields are not those of this version")
             check_fields(content)

@@ -138,6 +138,16 @@ def test_a_malformed_field_is_named(policy, tmp_path, one_line, name, value):
     one_line(InputError, ["is no policy that can be read", name.removesuffix("s")], lambda: Policy.load(path))
 
 
+def test_old_words_name_the_new_ones(policy, tmp_path, one_line):
+    path = tmp_path / "policy.json"
+    for old, now in (("keys", "kv_policy"), ("exits", "exit_layers"), ("first_tokens", "full_depth_tokens")):
+        policy.save(path)
+        content = json.loads(path.read_text())
+        content[old] = content.pop(now)
+        path.write_text(json.dumps(content | {"form": 1}))
+        one_line(InputError, f"{old!r} is now {now!r}", lambda: Policy.load(path))
+
+
 def test_a_text_of_several_tasks_is_one_unit(setting, policy, tmp_path):
     """In whatever order it stands there; other texts are other units, though their rows have the same numbers."""
     model, tasks, traces = setting

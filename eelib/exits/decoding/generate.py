@@ -35,6 +35,7 @@ DRAFT_LENGTH = 4  # most tokens drafted in a row, unless another number is given
 # Tokens times blocks that a smaller call has to save. One more call takes as long as 19 of them on pocket-llama, 7 on
 # SmolLM2-135M (`Costs.call / Costs.block.each` of `eelib.exits.forecast`, two cores of an AMD EPYC with AVX-512).
 BATCH_SPLIT = 24
+OLD_WORDS = {"exits": "exit_layers", "keys": "kv_policy", "parting": "batch_split"}
 
 
 @dataclass
@@ -73,6 +74,7 @@ def generate(
     batch_split: int | None = BATCH_SPLIT,
     always_draft: bool = False,
     draft: str | DraftBlock | None = None,
+    **old: object,
 ) -> GenerateOutput:
     """Decode a task's prompts, or a list of them, greedily: each token exits where the gate says so, or tokens are
     drafted and verified, which changes no output.
@@ -108,6 +110,9 @@ def generate(
             range, a prompt that does not fit the window.
     """
     check_writes(model)
+    for name in old:
+        new = f"; it is {OLD_WORDS[name]}= now" if name in OLD_WORDS else ""
+        raise InputError(f"generate takes no {name}={new}")
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("batch_size", batch_size, 1)
     if batch_split is not None:

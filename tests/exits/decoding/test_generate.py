@@ -92,6 +92,8 @@ BAD = [
     (dict(policy="none.json"), ["none.json is no policy"]),
     (dict(max_new_tokens="4"), "max_new_tokens '4'"),
     (dict(batch_split="3"), "batch_split '3'"),
+    (dict(keys="copy"), ["no keys=", "kv_policy="]),
+    (dict(temperature=0.5), "no temperature="),
     (dict(exit_layers=(2,)), ["without a gate needs a kv_policy", "draft='layer:2'"]),
     (dict(draft="layer:3"), ["draft='layer:3'", "layers 1 to 2"]),
     (dict(draft="layer:"), ["draft='layer:'", "layers 1 to 2"]),
