@@ -90,7 +90,6 @@ OVERRIDES: dict[str, dict] = {
     "zaya": {"num_experts_per_tok": 1},
     "mamba2": {"num_heads": 8},
     "esm": {"vocab_size": VOCABULARY},
-    "gemma4_assistant": {"text_config.hidden_size_per_layer_input": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "attention_layers": ["global", "local"] * 2},
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [8, 16]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
