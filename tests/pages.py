@@ -59,3 +59,8 @@ def result(namespace: dict[str, Any]) -> dict[str, Any]:
     """The results file that a notebook wrote."""
     found = namespace["results"]
     return json.loads((found.folder / f"{found.notebook}.json").read_text(encoding="utf-8"))
+
+
+def verdicts(namespace: dict[str, Any]) -> dict[str, str]:
+    """The verdict on each claim in the results file that a notebook wrote."""
+    return {row["id"]: row["verdict"] for row in result(namespace)["claims"]}

@@ -16,7 +16,7 @@ import torch
 import transformers as hf
 
 import eelib
-from checks.tiny_texts import tokenizer_for
+from checks.tiny_texts import WINDOW, tokenizer_for
 from eelib.models.model import Model
 from eelib.tasks.classification import named
 from eelib.tasks.task import Task
@@ -187,22 +187,32 @@ def ranked(emitted: int, vocabulary: int, k: int) -> tuple[list[int], list[int]]
     return [emitted, *rest, instead][:k], [instead, emitted, *rest][:k]
 
 
-WIDE = 512  # tokens: a window that holds every prompt
-
-
-def save(folder: Path, last_place: float = 0.0) -> Model:
-    """A tiny checkpoint; `last_place` is added to the weights of a position that no text reaches."""
+def deep_model(folder: Path, layers: int = 10, seed: int = 0, window: int = WINDOW, last_place: float = 0.0) -> Model:
+    """A checkpoint as tiny as may be, of so many blocks; `last_place` is added to the weights of its last position."""
     tokenizer = tokenizer_for("causal")
-    tokenizer.model_max_length = WIDE
-    torch.manual_seed(0)
-    size = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": WIDE, "vocab_size": len(tokenizer)}
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    network = hf.GPT2LMHeadModel(hf.GPT2Config(initializer_range=0.3, **size, **ids))
+    tokenizer.model_max_length = window
+    torch.manual_seed(seed)
+    size = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": window, "vocab_size": len(tokenizer)}
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    network = hf.GPT2LMHeadModel(hf.GPT2Config(**size, **ids))
     with torch.no_grad():
         network.transformer.wpe.weight[-1] += last_place
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return eelib.load_model(str(folder), device="cpu")
+
+
+def varied(tokens, layer):
+    """Exit layers by position, but for one token of every seventh output: groups that are all alike show nothing."""
+    layers = layer(tokens["position"].to_numpy())
+    other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
+    return np.where(other, 4 - layers, layers)
+
+
+def asked(folder, model, tasks):
+    """Parameters of a page whose texts, traces and results lie in `folder`."""
+    kept = {"runs_folder": str(folder / "runs"), "results_folder": str(folder / "results")}
+    return kept | {"model": str(model), "tasks": tasks, "limit": 0, "max_new_tokens": STEPS, "device": "cpu"}
 
 
 def write_task(path, rows):

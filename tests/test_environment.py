@@ -47,11 +47,6 @@ def test_tests_install_everything():
     assert own.extras == EXTRAS.keys() - {"test"}
 
 
-def test_jupyter_book_stays_below_2():
-    book = next(dependency for dependency in DEPENDENCIES if dependency.name == "jupyter-book")
-    assert not book.specifier.contains("2.0.0")
-
-
 def test_installed_versions_are_the_pinned_ones():
     assert sys.version_info >= (3, 11)
     wrong = {

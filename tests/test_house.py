@@ -156,11 +156,6 @@ def test_each_public_name_is_on_the_page_of_functions():
     assert sorted(re.findall(r"auto(?:function|class):: eelib\.(\w+)$", page, re.MULTILINE)) == sorted(eelib.__all__)
 
 
-def test_the_book_does_not_wait_for_torch():
-    code = "import eelib, eestudy.book.__main__, sys; print({'torch', 'transformers', 'numba'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
-
-
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "README.md", "CHANGELOG.md"])
 def test_links_inside_the_project_lead_somewhere(name):
     text = (ROOT / name).read_text(encoding="utf-8")

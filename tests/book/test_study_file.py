@@ -113,7 +113,7 @@ def test_a_wrong_study_is_refused_before_anything_large_is_imported():
     code = (
         "import runpy, sys; sys.argv[1:] = ['study.yml']\n"
         "try: runpy.run_module('eestudy.book', run_name='__main__')\n"
-        "finally: print(sorted({'torch', 'pandas', 'snakemake', 'transformers'} & set(sys.modules)))"
+        "finally: print(sorted({'torch', 'numba', 'pandas', 'snakemake', 'transformers'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

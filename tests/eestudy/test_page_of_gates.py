@@ -1,13 +1,10 @@
 """Every claim of the page on gates tried both ways on planted traces."""
 
-import json
-
 import families
 import numpy as np
 import pytest
-from pages import result, run_page
-from planted import STEPS, consistent, exits, pairs, plant
-from planted_pages import asked, deep_model
+from pages import run_page, verdicts
+from planted import STEPS, asked, consistent, deep_model, exits, pairs, plant, write_task
 
 import eelib
 from eelib.exits.gates.state import TRAINED, save_gate
@@ -51,13 +48,12 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_gates(name, tmp_path):
     path = tmp_path / "tiny.de-en.jsonl"
-    path.write_text("\n".join(map(json.dumps, pairs(160))))
-    task = eelib.load_task(str(path))
+    task = write_task(path, pairs(160))
     for seed, (role, tells) in enumerate(zip(("before", "after"), PAIRS[name])):
         model = eelib.load_model(str(families.save("gpt2", tmp_path / role, seed=seed)), device="cpu")
         plant(model, task, tmp_path / "runs", early_at(1, 3), STEPS, scores_of(model.vocab_size, *tells))
     space = run_page("gates", **asked(tmp_path, tmp_path / "before", str(path)), after=str(tmp_path / "after"))[0]
-    found = {row["id"]: row["verdict"] for row in result(space)["claims"]}
+    found = verdicts(space)
     assert tuple(found[f"P-G{number}"] for number in (1, 2, 3)) == PAIRS[name][2]
 
 
@@ -102,7 +98,7 @@ def families_page(folder, file, agrees, found, gates):
     gates(models[1])
     more = {"after": str(folder / "m"), "gates_folder": str(folder / "gates")}
     space = run_page("gates", **asked(folder, folder / "own", file), **more)[0]
-    return {row["id"]: row["verdict"] for row in result(space)["claims"]}
+    return verdicts(space)
 
 
 @pytest.mark.parametrize("verdict", ["holds", "does not hold"])

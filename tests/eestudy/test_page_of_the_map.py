@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 from pages import result, run_page, texts
-from planted import STEPS, exits, plant
-from planted_pages import asked, deep_model
+from planted import STEPS, asked, deep_model, exits, plant
 
 import eelib
 from eelib.common.errors import InputError

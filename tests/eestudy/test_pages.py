@@ -7,9 +7,8 @@ import families
 import numpy as np
 import pytest
 import transformers as hf
-from pages import NOTEBOOKS, result, run_page, texts
-from planted import NOUNS, STEPS, exits, pairs, plant, rewrite, sentences, write_task
-from planted_pages import asked, deep_model, varied
+from pages import NOTEBOOKS, result, run_page, texts, verdicts
+from planted import NOUNS, STEPS, asked, deep_model, exits, pairs, plant, rewrite, sentences, varied, write_task
 
 import eelib
 from eestudy.parameters import ParameterError
@@ -59,8 +58,7 @@ def test_saturation(verdict, planted_tasks, tmp_path):
     for name, layer in zip(tasks, SATURATION[verdict], strict=True):
         plant(model, eelib.load_task(name), tmp_path / "runs", lambda t: exits(varied(t, layer), 3), STEPS)
     space = run_page("saturation", **asked(tmp_path, tmp_path / "wide", ",".join(tasks)))[0]
-    found = {row["id"]: row["verdict"] for row in result(space)["claims"]}
-    assert found == dict.fromkeys(("P-S1", "P-S2", "P-S3", "P-S4", "P-S5"), verdict)
+    assert verdicts(space) == dict.fromkeys(("P-S1", "P-S2", "P-S3", "P-S4", "P-S5"), verdict)
 
 
 MIDDLE = 18  # tokens of a planted output: no output of the shorter half is longer
@@ -97,7 +95,7 @@ def test_length(name, planted_model, tmp_path):
     assert 40 <= (made.sequences["length"] <= MIDDLE).sum() <= 50
     space = run_page("length", **asked(tmp_path, planted_model.name, str(file)) | {"model": str(tmp_path / "gpt2")})[0]
     found = result(space)
-    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict(zip(("P-L1", "P-L2", "P-L3"), wanted))
+    assert verdicts(space) == dict(zip(("P-L1", "P-L2", "P-L3"), wanted))
     own, levels = space["own"], np.eye(48)
     at_position = np.column_stack([own["length"], levels[own["position"]]]).astype(float)
     of_output = np.column_stack([own["position"], np.eye(80)[own["sequence"]]]).astype(float)
@@ -244,8 +242,7 @@ def test_sublayers(name, planted_model, planted_tasks, tmp_path):
 
     rewrite(planted_model, task, tmp_path / "runs", f"sites-{OUTPUTS}", change)
     space = run_page("sublayers", **asked(tmp_path, tmp_path / planted_model.name, planted_tasks[0]))[0]
-    verdicts = ["holds" if one == "1" else "does not hold" for one in wanted]
-    assert [row["verdict"] for row in result(space)["claims"]] == verdicts
+    assert list(verdicts(space).values()) == ["holds" if one == "1" else "does not hold" for one in wanted]
     counts, ids = made.sites["topk_ids"].shape[1], space["ids"].tolist()  # in plain loops
     site, last = space["SITES"].index("attention"), space["SITES"].index("block")
     shared = [[len({*row[at][site]} & {*row[-1][last]}) / 10 for at in range(counts)] for row in ids]
@@ -340,7 +337,7 @@ def test_subwords(name, llama, tmp_path):
     plant(llama, task, tmp_path / "runs", agrees, STEPS)
     space = run_page("subwords", **asked(tmp_path, tmp_path / "llama", str(path)))[0]
     found = result(space)
-    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict(zip(("P-W1", "P-W2", "P-W3"), wanted))
+    assert verdicts(space) == dict(zip(("P-W1", "P-W2", "P-W3"), wanted))
     prefix, words = layers["prefix"][0], 2 * 32 * cut
     gap = prefix - layers["suffix"][0] + 5 * (OTHER[prefix] - prefix) / words  # of outputs 0, 7, 14, 21 and 28
     assert found["overall"]["inside"]["estimate"] == pytest.approx(gap)
@@ -368,7 +365,7 @@ def test_architectures(verdict, planted_model, planted_tasks, tmp_path):
     more |= {"beside_limit": 0, "beside_new_tokens": STEPS, "timed_texts": 0}
     space = run_page("architectures", **asked(tmp_path, own, planted_tasks[0]), **more)[0]
     found = result(space)
-    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict.fromkeys(("P-A1", "P-A2", "P-A3"), verdict)
+    assert verdicts(space) == dict.fromkeys(("P-A1", "P-A2", "P-A3"), verdict)
     assert [row["models"] for row in found["claims"]] == ["t5", "bert_labels", "bert_labels"]
     rows = space["parts"][2]  # of the classifier: swapped labels in plain loops
     top1, random, early, depth = space["studies"][2]["top1"], np.random.default_rng(0), [], []

@@ -1,15 +1,13 @@
 """Every claim of a page about a model before and after a training, tried both ways on planted traces."""
 
-import json
 from pathlib import Path
 
 import families
 import numpy as np
 import pandas as pd
 import pytest
-from pages import result, run_page, texts
-from planted import NOUNS, STEPS, exits, pairs, plant, rewrite, save, sentences, write_task
-from planted_pages import asked, deep_model
+from pages import result, run_page, texts, verdicts
+from planted import NOUNS, STEPS, asked, deep_model, exits, pairs, plant, rewrite, sentences, write_task
 
 import eelib
 from eelib.exits.decoding.generate import GenerateOutput
@@ -51,9 +49,8 @@ def test_joint_optimization(verdict, planted_model, planted_tasks, tmp_path):
             plant_pairs(model, eelib.load_task(name), tmp_path / "runs", *state)
     models = {"model": str(tmp_path / "gpt2"), "after": str(tmp_path / "after"), "others": ""}
     space, _ = run_page("joint_optimization", **asked(tmp_path, planted_model.name, ",".join(planted_tasks)) | models)
-    found = result(space)
-    assert {row["id"]: row["verdict"] for row in found["claims"]} == dict.fromkeys(("P-J1", "P-J2", "P-J3"), verdict)
-    assert found["overall"]["lost"]["estimate"] == 0  # both write the references
+    assert verdicts(space) == dict.fromkeys(("P-J1", "P-J2", "P-J3"), verdict)
+    assert result(space)["overall"]["lost"]["estimate"] == 0  # both write the references
 
 
 DEPTH, FIRST_EXIT = 6, 2  # with six layers, a sixth of the depth is a whole one
@@ -88,8 +85,7 @@ def objectives(tmp_path):
     def planted(name):
         plain, weighted, peak, wanted = MONOTONICITY[name]
         texts = 200 if wanted.endswith("holds") else 64  # what never happens in 64 texts may happen in 2% of them
-        (tmp_path / "tiny.de-en.jsonl").write_text("\n".join(map(json.dumps, pairs(texts))))
-        task = eelib.load_task(file)
+        task = write_task(Path(file), pairs(texts))
         plants = {"plain": (plain, GROWING), "weighted": (weighted, GROWING), "distilled": (3, peak)}
         for seed, (role, (layer, final)) in enumerate(plants.items()):
             model = deep_model(tmp_path / role, DEPTH, seed)
@@ -185,7 +181,9 @@ def test_production(early, wanted, tmp_path):
         other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)  # groups that are all alike show nothing
         return exits(np.where(other, 4 - layers, layers), 3)
 
-    before, after = (save(tmp_path / name, last_place=at) for at, name in enumerate(("before", "after")))
+    before, after = (
+        deep_model(tmp_path / name, 3, window=512, last_place=at) for at, name in enumerate(("before", "after"))
+    )
     for name in ("tiny.de-en", "rooms"):
         plant(before, tasks[name], tmp_path / "runs", agrees, STEPS, margins(agrees, 0.05, 0.05))
     for name, wrong in zip(rows, [(0.1, 0.1), (0.5, 0.5), (0.1, 0.5), (0.1, 0.1)]):
@@ -195,7 +193,7 @@ def test_production(early, wanted, tmp_path):
     given |= {"after": str(tmp_path / "after"), "structured": str(tmp_path / "after"), "sequences": 4}
     given |= {"structured_task": files["orders"], "structured_beside": files["beside.de-en"], "timed_tokens": 2}
     space, _ = run_page("production", **given)
-    found = {row["id"]: row["verdict"] for row in result(space)["claims"]}
+    found = verdicts(space)
     assert found.pop("A-P3") != "not testable here"  # it depends on times
     assert found == {"A-P1": wanted, "A-P2": "holds", "A-P4": "holds"}
     assert space["revision"].estimate > 0 and space["changed"].estimate == 0

@@ -15,11 +15,9 @@ from recipes.losses import (
     calm_weights,
     distillation_loss,
     divergence,
-    exit_weights,
     imitation_loss,
     layers_loss,
     turning_weights,
-    uniform_weights,
 )
 from recipes.training import Loss, Optimizer, Schedule, by_step, train
 
@@ -199,11 +197,7 @@ def test_tables_and_heads_are_no_matrices(tokenizer):
     assert len(muon) == 3 * 6 + 1 and "bert.pooler.dense.weight" in muon
 
 
-def test_weights_by_hand():
-    """Four layers: a quarter each; 1 to 4 tenths; exits 1 and 4 as 1 to 4; some layers at some steps."""
-    assert uniform_weights(4) == [0.25] * 4
-    assert calm_weights(4) == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert exit_weights(4, [1]) == pytest.approx([0.2, 0.0, 0.0, 0.8])
+def test_some_layers_have_a_weight_at_some_steps():
     assert turning_weights(4, 6, 1) == [0.25] * 4
     assert turning_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
 
