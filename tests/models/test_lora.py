@@ -92,7 +92,7 @@ WRONG_WEIGHTS = {
     "fits no weight": lambda tensors: tensors | {"base_model.model.model.nothing.weight": torch.ones(2)},
     "fits no weight of": lambda tensors: {k: v for k, v in tensors.items() if "q_proj.lora_B" not in k},
     "lora_B.weight' fits no weight": lambda tensors: {k: v for k, v in tensors.items() if "q_proj.lora_A" not in k},
-    "not finite": spoiled,
+    "adapter_model.safetensors holds values that are not finite": spoiled,
 }
 
 
