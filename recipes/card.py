@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from eelib.common.files import data_folder
 from eelib.common.machine import machine
 from recipes.quality import measure
 from recipes.texts import ARTICLE_WORDS, HELD_OUT_PASSAGES, HELD_OUT_SHARE, PASSAGE_WORDS, SEED, WHOLE, corpora_of
@@ -33,11 +32,6 @@ HELD_OUT = {
     "rooms": "stories with other names, things and templates",
     "orders": "notes with other names, things, cities, first letters of identifiers and templates",
 }
-
-
-def kind_of(name: str) -> str:
-    """What a shipped model is, as its card says; today's recipe of this name may make another edition of it."""
-    return json.loads(data_folder("models", name, "card.json").read_text())["kind"]
 
 
 def write_card(
