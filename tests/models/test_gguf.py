@@ -77,6 +77,7 @@ DAMAGES = {
     "another magic": put(b"GGML", 0),
     "version 9": put((9).to_bytes(4, "little"), 4),
     "2**60 tensors": put(HUGE, 8),
+    "neither tensors nor layers": lambda content: put(bytes(4), 4, COUNT)(put(bytes(8), 8)(content)),
     "2**60 values": put(HUGE, 16),
     "a name of 2**60 bytes": put(HUGE, 24),
     "2**31 layers": put((2**31 - 1).to_bytes(4, "little"), 4, COUNT),
