@@ -19,7 +19,7 @@ from eestudy.measured import measured, provenance
 
 KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(data_folder("measured").glob("*.json"))}
 CHECKS = {name: report for name, report in KEPT.items() if "trainings" not in report}
-OLD = {"architectures", "cluster", "crashes", "lens", "many_prompts", "statistics"}  # to be measured again
+OLD = {"architectures", "cluster", "crashes", "lens", "many_prompts"}  # to be measured again
 MODELS = [(name, *pair) for name, report in CHECKS.items() for pair in report["models"].items()]
 
 
