@@ -231,8 +231,8 @@ def predicted(model: Model, asked: Any, drafts: list[str]) -> list[Row]:
             for draft in drafts:
                 found: Any = forecast(model, draft=draft, task=others, batch_size=size, max_new_tokens=asked.new_tokens)
                 about = {"task": name, "batch": size, "method": draft, "forecast": found.speed_up}
-                about |= {key: getattr(found, key) for key in ("draft", "tokens", "passes", "drafted", "accepted")}
-                rows.append(about)
+                counted = found.made.sequences[["passes", "drafted", "accepted"]].sum().to_dict()
+                rows.append(about | {"draft": found.made.draft, "tokens": len(found.made.tokens)} | counted)
                 print(name, size, draft, f"{found.speed_up:.2f}", flush=True)
     return rows
 
