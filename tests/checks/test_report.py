@@ -10,7 +10,7 @@ import pytest
 
 from checks import report
 from checks.__main__ import ENTRIES, GROUPS
-from eestudy.book import sources
+from eestudy import measured
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def test_a_head_names_the_commit_and_the_code_with_what_was_not_committed(tmp_pa
         own = ["-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *own, *words], cwd=tmp_path, check=True, capture_output=True)
 
-    for module in (sources, report):
+    for module in (measured, report):
         monkeypatch.setattr(module, "PACKAGE", tmp_path / "eelib")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     (tmp_path / "eelib").mkdir()
