@@ -14,7 +14,7 @@ from book_built import HTML, ROOT, slow
 
 LAYERS = 30  # of the study's first model
 MOST = 10_500  # visible words of the main pages: 45 minutes at 230 words a minute
-LONGEST = 1_050  # of one page; the first page has the answers of all others
+LONGEST = 1_000  # of one page
 HIDDEN = (
     "details, table, figure, pre, script, style, nav, .ee-foot, .ee-take, .ee-caption, .ee-chips, .toggle, .cell_input"
 )
