@@ -379,8 +379,9 @@ class Draft(Training):
         )
 
     def last_states(self, model: Model, texts: list[OwnText], ids: Tensor) -> Tensor:
-        """The last layer's states [texts, tokens, hidden_size], computed once for each text of a leg and held in memory:
-        2.3 kB a token in float32, so about 3 GB for the outputs to 8,192 prompts.
+        """The last layer's states [texts, tokens, hidden_size], computed once for each text of a leg.
+
+        They are held in memory: 2.3 kB a token in float32, so about 3 GB for the outputs to 8,192 prompts.
         """
         keys = [text.ids.numpy().tobytes() for text in texts]
         if any(key not in self.read for key in keys):
