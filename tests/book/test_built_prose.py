@@ -12,6 +12,8 @@ import pytest
 import yaml
 from book_built import HTML, ROOT, slow
 
+from eestudy.measured import measured
+
 LAYERS = 30  # of the study's first model
 MOST = 10_500  # visible words of the main pages: 45 minutes at 230 words a minute
 LONGEST = 1_000  # of one page
@@ -89,16 +91,16 @@ def test_every_number_of_a_headline_is_in_a_figure_or_table_of_its_page(pages):
 
 @slow
 def test_the_readme_says_what_the_study_found(pages):
-    """Its three percentages, within two points: other processors may round tokens to others."""
-    said = re.search(
-        r"about (\d+)% of tokens.*about (\d+)% of the\s+layers.*about (\d+)%",
-        (ROOT / "README.md").read_text(),
-        re.DOTALL,
-    )
+    """Its three percentages, within two points: other processors may round tokens to others; the speeds of the race."""
+    readme = (ROOT / "README.md").read_text()
+    said = re.search(r"about (\d+)% of tokens.*about (\d+)% of the\s+layers.*about (\d+)%", readme, re.DOTALL)
     folder = ROOT / "results/smollm2-135m-instruct"
     found = {name: json.loads((folder / f"{name}.json").read_text())["overall"] for name in ("saturation", "gates")}
     values = [found["saturation"]["known"], found["gates"]["saved_tokens"], found["gates"]["bound"]]
     assert [int(number) for number in said.groups()] == pytest.approx([100 * one["estimate"] for one in values], abs=2)
+    rows = [row for row in measured("race")["rows"] if row["kind"] == "lossless" and row["batch"] == 1]
+    best = pd.DataFrame(rows).groupby("task")["times_plain"].max()
+    assert f"{best.min():.2f} to {best.max():.2f} times as fast" in readme
 
 
 def values_of(file: Path) -> list[float]:
