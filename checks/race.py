@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
@@ -23,7 +24,7 @@ from checks.products import margin
 from checks.report import TRACES, Goal, all_of, finish, goal, headed, options
 from checks.trace_speed import asked_of, environment
 from eelib.common.errors import InputError
-from eelib.exits.decoding.drafters import trained_block
+from eelib.exits.decoding.drafters import KINDS, int8_model, trained_block
 from eelib.exits.decoding.generate import batches, encoded, generate
 from eelib.exits.decoding.pass_costs import pass_costs
 from eelib.exits.forecast import forecast
@@ -105,14 +106,12 @@ def llama_cpp(model: Model, file: str, new_tokens: int) -> Callable[[Task, int],
 
 
 def drafts_of(model: Model, layer: int) -> list[str]:
-    """What drafts without loss; a trained block only where the model has one."""
-    found = []
-    for draft in ("auto", "prompt", f"layer:{layer}", "block", "prompt+block", "features", "prompt+features"):
-        kind = next((kind for kind in ("block", "features") if draft.endswith(kind)), "")
-        try:
-            found += [draft] if not kind or trained_block(model, kind) else []
-        except InputError:
-            continue
+    """What drafts without loss; a trained block only where the model has one, int8 where weights of 8 bits are used."""
+    found = ["auto", "prompt", f"layer:{layer}"]
+    for kind in KINDS:
+        with suppress(InputError):
+            _ = int8_model(model) if kind == "int8" else trained_block(model, kind)
+            found += [kind, f"prompt+{kind}"]
     return found
 
 

@@ -115,6 +115,25 @@ def test_gradients_are_those_of_torch(calls):
     assert not calls
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] % products.LANES == 0])
+def test_products_of_8_bits_are_those_of_rounded_weights(shape, bias, calls, cores):
+    """Each weight is at most half a step of its row off; the sums are as near to float64 as torch's."""
+    made = layer(*shape, bias, fits=False)
+    with torch.no_grad():
+        made.weight[0] = 0.0
+        step = made.weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
+        rounded = copy.deepcopy(made)
+        rounded.weight.copy_((made.weight / step).round() * step)
+        assert ((rounded.weight - made.weight).abs() <= 0.5001 * step).all()
+        assert products.use_int8_products(made) == 1
+        for count in (1, 2, 3, 4, 7, 16, 17):
+            x = torch.randn(2, count, shape[1])
+            exact = copy.deepcopy(rounded).double()(x.double())
+            assert_as_near(made(x), rounded(x), exact)
+    assert calls == [2, 4, 6, 8, 14, 32, 34]
+
+
 CHANGES = {
     "in place": lambda made: made.weight.mul_(2.0),
     "through .data": lambda made: made.weight.data.add_(1.0),

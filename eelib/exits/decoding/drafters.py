@@ -1,11 +1,13 @@
-"""What drafts with a part of the model: one of its layers, a trained block after a layer, or a trained block that reads
-the last layer's features (EAGLE, Li et al. 2024).
+"""What drafts with a part of the model: one of its layers, a trained block after a layer, a trained block that reads
+the last layer's features (EAGLE, Li et al. 2024), or all layers with weights of 8 bits.
 
 A trained block reads some rows of the head only: those of the tokens that the model writes most (FR-Spec, Zhao et al.
 2025), and of the prompts' tokens.
 """
 
+from copy import deepcopy
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
@@ -21,10 +23,15 @@ from eelib.exits.decoding.pass_costs import PassCosts, expected_speed_up, pass_c
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, visible
 from eelib.models.model import Model
-from eelib.models.products import use_fast_products
+from eelib.models.products import use_fast_products, use_int8_products
 
-DRAFTS = ("auto", "prompt", "block", "features", "prompt+block", "prompt+features", "layer:K")
-GAIN = 1.15  # a block has to be expected to make decoding so many times as fast: it runs in each pass, too
+KINDS = ("block", "features", "int8")
+DRAFTS = ("auto", "prompt", *KINDS, *(f"prompt+{kind}" for kind in KINDS), "layer:K")
+GAIN = 1.15  # these have to be expected to make decoding so many times as fast: they cost time in each pass, too
+INT8_RIGHT: tuple[float, ...] = (
+    0.97,
+)  # of int8 drafts, before there are any: a little less than of SmolLM2-135M's, .985
+INT8_MODELS: "WeakKeyDictionary[nn.Module, Model]" = WeakKeyDictionary()
 
 
 class DraftHead:
@@ -111,7 +118,7 @@ class FeatureDrafts(ModelDrafts):
     drafts are what the block itself has made, until a pass has verified them.
     """
 
-    extra_layer = True
+    stores_kv = True
 
     def __init__(self, model: Model, block: DraftBlock, timer: Timer):
         self.model, self.block, self.timer, self.layer = model, block, timer, model.layers
@@ -170,6 +177,57 @@ class FeatureDrafts(ModelDrafts):
         self.features.pop(sequence, None)
 
 
+class Int8Drafts(ModelDrafts):
+    """Drafts of all layers, with weights of 8 bits. The keys and values that they leave in the model's own cache are
+    written anew by the pass that verifies them.
+    """
+
+    stores_kv, expected = True, INT8_RIGHT
+
+    def __init__(self, model: Model, batch_size: int):
+        self.model, self.layer = int8_model(model), model.layers
+        self.costs = pass_costs(self.model, batch_size)
+
+    def seconds(self, costs: PassCosts, rows: int) -> float:
+        """Of one draft for each of so many sequences."""
+        return self.costs.whole(rows)
+
+    def chance(self, score: float) -> float:
+        """That a draft is right."""
+        return max(score, self.expected[0])
+
+    def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
+        """Draft one more token of each sequence of a group."""
+        batch.align(group)
+        logits = self.model.network(**batch.inputs(dict.fromkeys(group, 1))).logits[:, -1].float()
+        best, ids = logits.max(-1)
+        for sequence, token, score in zip(group, ids.tolist(), (best - logits.logsumexp(-1)).exp().tolist()):
+            draft = DecodedToken(token, self.layer, 0, 1, score, drafted=True)
+            sequence.emit(draft, eos_ids, verified=False)
+
+
+def int8_model(model: Model) -> Model:
+    """A copy of a model with linear layers of 8 bits; it shares all other weights.
+
+    It is made once. If the model's weights change later, drafts are worse and outputs still the model's.
+
+    Raises:
+        InputError: no layer is multiplied so.
+    """
+    if model.network not in INT8_MODELS:
+        shared = {id(tensor): tensor for tensor in (*model.network.parameters(), *model.network.buffers())}
+        network, blocks, unembed = deepcopy((model.network, model.blocks, model.unembed), shared)
+        if not use_int8_products(network):
+            raise InputError(
+                f"draft='int8': {model.name} runs on {model.device.type} in {model.dtype}, or its layers are too small;"
+                " weights of 8 bits are for large layers on a CPU in float32"
+            )
+        copied = replace(model, network=network, blocks=blocks, unembed=unembed, components=[])
+        own = f"{model.hash}-int8" if model.hash else ""
+        INT8_MODELS[model.network] = replace(copied, hash=own, translators=None, draft_block=None)
+    return INT8_MODELS[model.network]
+
+
 def trained_block(model: Model, kind: str) -> DraftBlock:
     """The draft block of a kind that belongs to a model: the one that it was loaded with, or the shipped one.
 
@@ -216,7 +274,7 @@ def drafting_of(
         return model, GateRunner(model, None, timer), None, ""
     from_text = name.startswith("prompt")
     kind = name.removeprefix("prompt").removeprefix("+") if from_text else name
-    drafts: LayerDrafts | FeatureDrafts | None = None
+    drafts: LayerDrafts | FeatureDrafts | Int8Drafts | None = None
     if kind.startswith("layer:") and not from_text:
         layer = kind.removeprefix("layer:")
         if not layer.isdecimal() or not 1 <= int(layer) < model.layers:
@@ -230,6 +288,8 @@ def drafting_of(
         drafts = LayerDrafts(model, block.layer, timer)
     elif kind == "features":
         drafts = FeatureDrafts(model, block or trained_block(model, kind), timer)
+    elif kind == "int8":
+        drafts = Int8Drafts(model, batch_size)
     elif name != "prompt":
         raise InputError(f"draft={draft!r} is not known; allowed: {', '.join(DRAFTS)}, a trained block, None")
     gate = drafts if isinstance(drafts, LayerDrafts) else GateRunner(model, None, timer)
@@ -237,21 +297,25 @@ def drafting_of(
 
 
 def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
-    """What "auto" is: the text's n-grams where verifying a sure draft saves time, and the trained block whose drafts
-    are expected to save most, if any do; "" where nothing does.
+    """What "auto" is: the text's n-grams where verifying a sure draft saves time, and the model's drafts that are
+    expected to save most, if any do; "" where nothing does.
     """
     if costs.whole(2 * sequences) > 2 * costs.whole(sequences):
         return ""
     found, best = "prompt", GAIN
-    for kind in ("block", "features"):
+    for kind in KINDS:
+        right, shared = INT8_RIGHT, 0
         try:
-            block = trained_block(model, kind)
+            if kind == "int8":
+                made = pass_costs(int8_model(model), sequences).whole(sequences)
+            else:
+                block = trained_block(model, kind)
+                right, shared = block.accepted or (FIRST,), 0 if kind == "features" else block.layer
+                made = costs.upto(sequences, 1 + shared, len(block.ids) / model.vocab_size)
         except InputError:
             continue
-        made = costs.upto(sequences, 1 if kind == "features" else block.layer + 1, len(block.ids) / model.vocab_size)
-        right = block.accepted or (FIRST,)
         right += right[-1:] * (MOST - len(right))
-        speed_up, _ = expected_speed_up(costs, right, made, 0 if kind == "features" else block.layer, sequences)
+        speed_up, _ = expected_speed_up(costs, right, made, shared, sequences)
         if speed_up > best:
             found, best = f"prompt+{kind}", speed_up
     return found

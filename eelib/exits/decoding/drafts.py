@@ -83,18 +83,22 @@ class ModelDrafts:
         layer: whose readout a draft is.
         in_network: a draft is an exit of the network's own blocks, of which verifying it need not run `shared` again.
         expected: how often its first, second ... draft in a row is right, before there are any; empty: not known.
-        extra_layer: it has keys and values in one more layer of the batch's cache.
+        stores_kv: it stores keys and values in the batch's cache, in one more layer or in place of the model's.
     """
 
     layer: int
     shared: int = 0
     expected: tuple[float, ...] = ()
     in_network: bool = False
-    extra_layer: bool = False
+    stores_kv: bool = False
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         """Of one draft for each of so many sequences."""
         raise NotImplementedError
+
+    def chance(self, score: float) -> float:
+        """That a draft is right, to which the model gave this probability, before there are any."""
+        return min(max(score, 0.0), 1.0)
 
     def begin_prompts(self, prompts: list[list[int]]) -> None:
         """A new batch."""
@@ -260,10 +264,11 @@ class Drafting:
 
     def drafted(self, sequences: list[DecodedSequence]) -> None:
         """The model has made a draft of each; a token's score is the probability that it gave to it."""
+        assert self.drafts
         for sequence in sequences:
-            score = min(max(sequence.tokens[-1].score, 0.0), 1.0)
+            score = sequence.tokens[-1].score
             kind = ("model", int(4.999 * score))
-            self.add(sequence, kind, self.rates.of(kind, score))
+            self.add(sequence, kind, self.rates.of(kind, self.drafts.chance(score)))
 
     def learn(self, sequence: DecodedSequence, drafts: list[DecodedToken]) -> None:
         """Drafts of a sequence that were verified: how many were right."""

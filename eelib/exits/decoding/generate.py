@@ -102,8 +102,8 @@ def generate(
         draft: what drafts tokens, in place of a gate; all are verified, so that the output is plain decoding's.
             "prompt": what followed the text's last tokens where they stood before (prompt lookup); "layer:K": layer K
             through the head; "block": a trained block after a layer; "features": a trained block on the last layer's
-            states; "prompt+block": what stood before, and the block where nothing did; a trained block itself; "auto":
-            what is quickest on this machine. None: nothing.
+            states; "int8": all layers, with weights of 8 bits; "prompt+block": what stood before, and the block where
+            nothing did; a trained block itself; "auto": what is quickest on this machine. None: nothing.
 
     Raises:
         InputError: a model that writes nothing or can't be stopped, an unknown gate or policy, exit layers out of

@@ -97,7 +97,7 @@ class Decoder:
         self.gate.begin_batch()
         drafts = self.drafting.drafts if self.drafting else None
         with self.timer.timing("blocks"):
-            self.batch = Batch(self.model, prompts, max_new_tokens, self.timer, bool(drafts and drafts.extra_layer))
+            self.batch = Batch(self.model, prompts, max_new_tokens, self.timer, bool(drafts and drafts.stores_kv))
         self.blocks = BlockRunner(self.model, self.batch.cache.view)
         self.ties = TieBreaker(self.model, prompts, self.timer)
         if self.drafting:

@@ -129,11 +129,11 @@ def takes_holes(model: Model) -> bool:
 class Batch:
     """Sequences that are decoded together. Where padding changes a row, only rows of one length run in one call.
 
-    `extra_layer`: the cache has one more layer, for a trained block beside the model.
+    `stores_kv`: what drafts stores keys and values, too; the cache has one more layer, for a block beside the model.
     """
 
     def __init__(
-        self, model: Model, prompts: list[list[int]], max_new_tokens: int, timer: Timer, extra_layer: bool = False
+        self, model: Model, prompts: list[list[int]], max_new_tokens: int, timer: Timer, stores_kv: bool = False
     ):
         self.model, self.device, self.pad_id = model, model.device, model.pad_id  # asked for once: slow
         self.writer, self.sequences = model.writer, list[DecodedSequence]()
@@ -144,10 +144,10 @@ class Batch:
         self.padded = self.writer.left and model.pads
         self.context = self.writer.context(prompts)
         capacity = max(s.prompt_length for s in self.sequences) + max(s.limit for s in self.sequences) + SLACK
-        self.moves = extra_layer or not takes_holes(model)  # tokens of a row lie in one piece
+        self.moves = stores_kv or not takes_holes(model)  # tokens of a row lie in one piece
         self.visible = torch.ones(len(prompts), capacity + SLACK, dtype=torch.bool, device=self.device)
         self.cache = RaggedKVCache(
-            model.layers, len(prompts), capacity, bool(self.context), extra_layer or bool(model.draft_block), timer
+            model.layers, len(prompts), capacity, bool(self.context), stores_kv or bool(model.draft_block), timer
         )
 
     def groups(self, sequences: list[DecodedSequence] | None = None) -> list[list[DecodedSequence]]:

@@ -15,11 +15,15 @@ from eelib.exits.gates.state import TRAINED
 
 @pytest.fixture(autouse=True)
 def costs(monkeypatch):
-    """costs(more): let each further token of a pass cost so much of a pass of one; a fifth unless a test says more."""
+    """costs(more): let each further token of a pass cost so much of a pass of one; a fifth unless a test says more.
 
-    def set_costs(more):
+    A pass with weights of 8 bits costs `of_8_bits` of a pass.
+    """
+
+    def set_costs(more, of_8_bits=1.0):
         def of(model, sequences=1):
-            passes = tuple(1 + more * (rows - 1) for rows in ROWS)
+            share = of_8_bits if model.hash.endswith("-int8") else 1.0
+            passes = tuple(share * (1 + more * (rows - 1)) for rows in ROWS)
             return PassCosts(model.layers, ROWS, (0.0,) * len(ROWS), passes, (0.0,) * len(ROWS))
 
         monkeypatch.setattr(drafters, "pass_costs", of)

@@ -5,6 +5,7 @@ What is drafted is what its source says, and as much as pays.
 
 import os
 from itertools import combinations
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from eelib.common.errors import InputError
 from eelib.common.machine import Timer
 from eelib.exits.decoding import drafters, loop, pass_costs
 from eelib.exits.decoding import sequences as sequences_file
-from eelib.exits.decoding.drafters import quickest, trained_block
+from eelib.exits.decoding.drafters import int8_model, quickest, trained_block
 from eelib.exits.decoding.drafts import LONGEST, Drafting, Ngrams
 from eelib.exits.decoding.gate_runner import GateRunner
 from eelib.exits.decoding.generate import generate
@@ -29,6 +30,7 @@ from eelib.exits.decoding.pass_costs import ROWS, PassCosts, expected_speed_up
 from eelib.exits.decoding.verify import PlainDecoding
 from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.gates.gate import gate_named
+from eelib.models import products
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, save_draft
 from eelib.tracing.decode import greedy_decode, states_of
 
@@ -49,7 +51,11 @@ def blocks(model_of, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def shipped(blocks, monkeypatch):
-    """Where the blocks of models are found; drafts go on, however few are accepted."""
+    """Where the blocks of models are found; weights of 8 bits are for layers of any size; drafts go on, however few are
+    accepted.
+    """
+    monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(drafters, "INT8_MODELS", WeakKeyDictionary())
     monkeypatch.setattr(drafters, "data_folder", lambda *parts: blocks.joinpath(*parts))
     monkeypatch.setattr(loop, "ENOUGH_DRAFTS", OFTEN)
 
@@ -79,7 +85,7 @@ def plain(model_of):
     return run
 
 
-CASES = in_pairs(CORE, ["prompt", "layer:1", "layer:2"], [None, 2, 5], [1, 4, 16])
+CASES = in_pairs(CORE, ["prompt", "layer:1", "layer:2", "int8", "prompt+int8"], [None, 2, 5], [1, 4, 16])
 BLOCKS = in_pairs(["auto", "block", "features", "prompt+block", "prompt+features"], [None, 3], [1, 4, 16])
 
 
@@ -192,6 +198,23 @@ def test_a_model_in_bfloat16_drafts(draft, folder_of, many):
 # What is drafted
 
 
+@pytest.mark.parametrize("name", CORE)
+def test_drafts_of_8_bits_are_those_of_a_copy(name, model_of, many, eos):
+    """Which shares all tensors of the model and leaves its products as they were; most of its drafts are right."""
+    model = model_of(name)
+    eos(model, {model.vocab_size + 1})
+    prompts = model.tokenizer(many)["input_ids"]
+    before = greedy_decode(model, prompts, STEPS)
+    copied = int8_model(model)
+    assert copied is int8_model(model) and copied.network is not model.network
+    own = {tensor.data_ptr() for tensor in model.network.parameters()}
+    assert all(tensor.data_ptr() in own for tensor in copied.network.parameters())
+    made = generate(model, many, draft="int8", draft_length=3, batch_size=1, max_new_tokens=STEPS)
+    assert by_sequence(made) == before == greedy_decode(model, prompts, STEPS)
+    total = made.sequences[["drafted", "accepted"]].sum()
+    assert total["accepted"] > 0.5 * total["drafted"]
+
+
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("kind", ["block", "features"])
 def test_a_block_drafts_what_it_says_of_the_whole_text(kind, batch_size, model_of, many, monkeypatch):
@@ -291,8 +314,9 @@ def test_a_gates_drafting_ends_where_it_cannot_pay(model_of, plain, eos, many, m
 
 def test_the_quickest_way_is_chosen_by_what_passes_cost(model_of, costs, monkeypatch):
     model = model_of("llama")
-    for more, right, wanted in ((2.0, 0.9, ""), (0.5, 0.1, "prompt"), (0.0, 0.9, "prompt+features")):
-        costs(more)
+    cases = [(2.0, 0.5, 0.9, ""), (0.5, 1.0, 0.1, "prompt"), (0.0, 1.0, 0.9, "prompt+features")]
+    for more, of_8_bits, right, wanted in [*cases, (0.0, 0.1, 0.1, "prompt+int8"), (0.0, 0.9, 0.1, "prompt")]:
+        costs(more, of_8_bits)
         monkeypatch.setattr(drafters, "FIRST", right)
         assert quickest(model, drafters.pass_costs(model)) == wanted
     costs(2.0)
