@@ -1,8 +1,9 @@
-"""Which tokens change when sums are rounded otherwise: products of few rows beside torch's.
+"""Which tokens change when sums are rounded otherwise: products of few rows beside torch's, and drafts beside none.
 
 Outputs that were decoded with our products are read once more with torch's, each in one pass: where torch's own best
 token is another one, the two are a near tie, and by how much is noted. Our products multiply as many rows at most as
-was found to pay when the model was loaded; the check fails where a batch has more.
+was found to pay when the model was loaded; the check fails where a batch has more. The same prompts are decoded with
+each way to draft, whether it pays or not, and all tokens have to be those of plain decoding.
 """
 
 from typing import Any
@@ -11,15 +12,18 @@ import numpy as np
 import torch
 
 import eelib
-from checks.products import BATCH, prompts_of
-from checks.report import TRACES, Goal, finish, goal, headed, options
+from checks.products import BATCH, prompts_of, task_of
+from checks.race import drafts_of, first_difference
+from checks.report import TRACES, Goal, all_of, finish, goal, headed, options
 from eelib.common.tolerances import TOLERANCES
+from eelib.exits.decoding.generate import generate
 from eelib.models.model import Model
 from eelib.models.products import FewRows
 from eelib.tracing.decode import greedy_decode
 
 MODEL, NEW_TOKENS, TOKENS = "smollm2-135m-instruct", 96, 20_000
 TIE = TOLERANCES[torch.float32].tie  # of logits, in nats
+DRAFTED = 4  # tokens of each sequence that are drafted before they are verified
 NEAR = 1e-3  # of the two best logits, below which a token of the sample may be another one elsewhere
 
 
@@ -48,11 +52,12 @@ def read_again(
 
 def other_tokens(ours: Model, plain: Model, tokens: int) -> dict[str, Any]:
     """How many tokens of ours are not torch's best after the same text, and by how much."""
-    found: dict[str, Any] = {"batch": BATCH, "rows_limit": rows_limit(ours), "tokens": 0, "margins": []}
+    found: dict[str, Any] = {"batch": BATCH, "rows_limit": rows_limit(ours), "texts": 0, "tokens": 0, "margins": []}
     prompts = prompts_of(ours, 4 * BATCH * tokens // 1000)
     for start in range(0, len(prompts), BATCH):
         ids, below, _ = read_again(ours, plain, prompts[start : start + BATCH], NEW_TOKENS)
         found["tokens"] += len(ids)
+        found["texts"] = min(start + BATCH, len(prompts))
         found["margins"] += below[below > 0].tolist()
         print(f"{found['tokens']:,} tokens, {len(found['margins'])} others", flush=True)
         if found["tokens"] >= tokens:
@@ -60,8 +65,31 @@ def other_tokens(ours: Model, plain: Model, tokens: int) -> dict[str, Any]:
     return found | {"margins": sorted(found["margins"])}
 
 
+def drafted(model: Model, texts: int) -> list[dict[str, Any]]:
+    """Of each way to draft: tokens, drafts, and outputs that are plain decoding's; of others, the margin of the token
+    in which they differ first.
+    """
+    task, rows = task_of(model, texts), list[dict[str, Any]]()
+    asked: dict[str, Any] = {"batch_size": BATCH, "max_new_tokens": NEW_TOKENS}
+    prompts, plain = prompts_of(model, texts), generate(model, task, **asked).tokens
+    expected = plain.groupby("sequence")["token_id"].agg(list).tolist()
+    for draft in drafts_of(model, max(1, model.layers * 5 // 6))[1:]:  # "auto" is one of them
+        made = generate(model, task, draft=draft, draft_length=DRAFTED, **asked)
+        outputs = made.tokens.groupby("sequence")["token_id"].agg(list).tolist()
+        margins = [first_difference(model, *three) for three in zip(prompts, expected, outputs) if three[1] != three[2]]
+        row = made.sequences[["drafted", "accepted"]].sum().to_dict() | {
+            "texts": texts,
+            "texts_equal": texts - len(margins),
+        }
+        rows.append({"draft": draft, "tokens": len(made.tokens)} | row | {"margins": margins})
+        print(rows[-1], flush=True)
+    return rows
+
+
 def goals(found: dict[str, Any]) -> list[Goal]:
-    """Our products multiplied the batches, enough tokens were read, and none is another but in a near tie."""
+    """Our products multiplied the batches, enough tokens were read, and none is another but in a near tie; no draft
+    changes an output.
+    """
     far = sum(margin > TIE for margin in found["margins"])
     others = f"{len(found['margins'])} of {found['tokens']:,} tokens are others"
     shown = f"{far}; {others}, by {max(found['margins'], default=0.0):.2g} nats at most"
@@ -69,6 +97,15 @@ def goals(found: dict[str, Any]) -> list[Goal]:
         goal(f"rows that our products multiply, in batches of {BATCH}", found["rows_limit"], at_least=BATCH),
         goal("tokens that were decoded with our products and read with torch's", found["tokens"], at_least=TOKENS),
         goal(f"tokens of ours that are over {TIE:g} nats below torch's best", far, at_most=0, shown=shown),
+        *(
+            all_of(
+                f"outputs with draft={row['draft']!r} that are plain decoding's ({row['tokens']:,} tokens, "
+                f"{row['accepted']:,} of {row['drafted']:,} drafts accepted)",
+                row["texts_equal"],
+                row["texts"],
+            )
+            for row in found["drafts"]
+        ),
     ]
 
 
@@ -90,8 +127,9 @@ def main() -> None:
     parser = options(__doc__, "arithmetic")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens that are decoded with our products (20,000)")
     asked = parser.parse_args()
-    head = headed("arithmetic", "numba", depends=(*TRACES, "checks/products.py"))
+    head = headed("arithmetic", "numba", depends=(*TRACES, "eelib/exits", "checks/products.py"))
     models = both()
     head["models"] = {MODEL: models[0].hash}
     found = other_tokens(*models, asked.tokens)
+    found["drafts"] = drafted(models[0], found["texts"])
     finish(asked.output, head, goals(found), sample=sample(models), found=found)

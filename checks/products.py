@@ -15,7 +15,9 @@ import torch
 
 import eelib
 from checks.report import TRACES, Goal, finish, goal, headed, options
+from eelib.exits.decoding.generate import encoded
 from eelib.models.model import Model
+from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 
 BATCH = 16
@@ -37,12 +39,17 @@ ASKED = (
 ABOUT = ("the tide", "a bicycle", "bread", "a library", "winter", "a bridge", "salt", "a market day")
 
 
-def prompts_of(model: Model, count: int) -> list[list[int]]:
-    """Token ids of so many prompts, in the chat template where the model has one."""
+def task_of(model: Model, count: int) -> Task:
+    """So many prompts, in the chat template where the model has one."""
     texts = [question.format(subject) for question, subject in product(ASKED, ABOUT)]
     rounds = -(-count // len(texts))
     texts = [f"{text}{' Be brief.' * turn}" for turn in range(rounds) for text in texts][:count]
-    return model.encode(texts, chat=bool(getattr(model.tokenizer, "chat_template", None)))
+    return Task.from_prompts(texts, chat=bool(getattr(model.tokenizer, "chat_template", None)))
+
+
+def prompts_of(model: Model, count: int) -> list[list[int]]:
+    """Token ids of so many prompts."""
+    return encoded(model, task_of(model, count))
 
 
 def loaded(name: str, **settings: Any) -> Model:

@@ -258,7 +258,9 @@ def main() -> None:
     if asked.predict:
         expected = predicted(model, asked, drafts_of(model, layer))
         costs = {size: asdict(pass_costs(model, size)) for size in asked.sizes}
-        found = head | {"goals": [], "rows": expected, "costs": costs, "int8": asdict(pass_costs(int8_model(model)))}
+        found = head | {"goals": [], "rows": expected, "costs": costs}
+        with suppress(InputError):
+            found["int8"] = asdict(pass_costs(int8_model(model)))
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(file)
         return

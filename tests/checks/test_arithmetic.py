@@ -23,9 +23,14 @@ def test_tokens_of_other_products_are_counted_and_only_near_ties_are_allowed(mod
     layer = next(module for module in model.network.modules() if isinstance(module, torch.nn.Linear))
     vars(layer)["forward"] = FewRows(layer, 16)
     assert arithmetic.rows_limit(model) == 16
-    good = {"tokens": arithmetic.TOKENS, "margins": [1e-5], "rows_limit": arithmetic.BATCH}
+    drafts = arithmetic.drafted(model, 3)
+    assert [row["texts_equal"] for row in drafts] == [3] * len(drafts) and {"prompt", "layer:2"} <= {
+        row["draft"] for row in drafts if row["drafted"] > row["accepted"]
+    }
+    good = {"tokens": arithmetic.TOKENS, "margins": [1e-5], "rows_limit": arithmetic.BATCH, "drafts": drafts}
     assert not missed(arithmetic.goals(good))
-    for wrong in ({"margins": [0.1]}, {"tokens": 9}, {"rows_limit": arithmetic.BATCH - 1}):
+    other = [drafts[0] | {"texts_equal": 2}, *drafts[1:]]
+    for wrong in ({"margins": [0.1]}, {"tokens": 9}, {"rows_limit": arithmetic.BATCH - 1}, {"drafts": other}):
         assert len(missed(arithmetic.goals(good | wrong))) == 1, wrong
     counts = dict.fromkeys(("first", "stable", "outputs", "other_outputs"), 1)
     assert missed(dtypes.goals(counts | {"tokens": 9})) and not missed(dtypes.goals(counts | {"tokens": 2000}))
