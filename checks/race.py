@@ -251,7 +251,7 @@ def main() -> None:
     asked = parser.parse_args()
     model = eelib.load_model(asked.model, device="cpu")
     layer = asked.layer or max(1, model.layers * 5 // 6)
-    file = asked.output.with_name("race_forecast.json")
+    file = asked.output.with_stem(f"{asked.output.stem}_forecast")
     head = headed("race", "numba", depends=(*TRACES, "eelib/exits"))
     head["models"] = {model.name: model.hash}
     head["machine"] |= {"instructions": torch.backends.cpu.get_cpu_capability()}
