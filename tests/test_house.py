@@ -124,14 +124,6 @@ def test_checks_import_nothing_from_tests():
         assert not {module.split(".")[0] for module in imports(file.read_text(encoding="utf-8"))} & helpers, file
 
 
-def test_packages_are_empty():
-    for package in ("eelib", "eestudy", "recipes"):
-        folders = {file.parent for file in (ROOT / package).rglob("*.py")}
-        assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
-        inits = [folder / "__init__.py" for folder in folders if folder != ROOT / "eelib"]
-        assert not [file for file in inits if file.read_text(encoding="utf-8").strip()]
-
-
 def test_public_names_are_what_they_are_said_to_be_and_are_found_by_completion():
     tree = ast.parse((ROOT / "eelib/__init__.py").read_text(encoding="utf-8"))
     typed = {

@@ -34,19 +34,9 @@ def test_known():
 
 def run(file: Path, *options: str) -> tuple[int, str]:
     """(status, output) of pytest with this project's settings on a file that lies elsewhere."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-c",
-        ROOT / "pyproject.toml",
-        "-p",
-        "nothing_skipped",
-        "-ra",
-        "--color=no",
-    ]
+    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-p", "nothing_skipped", "-ra"]
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", *options, file],
+        [*command, "--color=no", "-p", "no:cacheprovider", *options, file],
         cwd=file.parent,
         env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
         text=True,
@@ -57,15 +47,13 @@ def run(file: Path, *options: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("workers", [(), ("--numprocesses", "2")])
 def test_skips_are_failures_but_for_gpus_and_what_is_expected_to_fail(workers, tmp_path):
+    """A file that is skipped whole, too."""
     (tmp_path / "test_made.py").write_text(TESTS)
     status, said = run(tmp_path / "test_made.py", "--nothing-skipped", *workers)
     assert status == 1 and "1 failed, 1 passed, 1 skipped, 1 xfailed, 1 error in" in said, said
     assert "no such browser" in said and "no_such_library" in said and "no such GPU" in said
     status, said = run(tmp_path / "test_made.py", *workers)
     assert status == 0 and "1 passed, 3 skipped, 1 xfailed in" in said, said
-
-
-def test_a_file_that_is_skipped_is_a_failure(tmp_path):
     (tmp_path / "test_made.py").write_text('import pytest\n\npytest.importorskip("no_such_library")\n' + TESTS)
-    status, said = run(tmp_path / "test_made.py", "--nothing-skipped")
+    status, said = run(tmp_path / "test_made.py", "--nothing-skipped", *workers)
     assert status and "no_such_library" in said, said

@@ -40,10 +40,6 @@ def gpt2_unembed(n, h):
     return layer_norm(h, n.transformer.ln_f) @ n.transformer.wte.weight.T
 
 
-def opt_unembed(n, h):
-    return layer_norm(h, n.model.decoder.final_layer_norm) @ n.model.decoder.embed_tokens.weight.T
-
-
 def gptj_unembed(n, h):
     return layer_norm(h, n.transformer.ln_f) @ n.lm_head.weight.T + n.lm_head.bias
 

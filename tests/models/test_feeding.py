@@ -3,17 +3,15 @@
 import families
 import pytest
 import torch
-from transformers import DynamicCache, OpenAIGPTConfig, OpenAIGPTLMHeadModel, RobertaConfig, RobertaForCausalLM
+from transformers import DynamicCache, RobertaConfig, RobertaForCausalLM
 
 from checks.tiny_texts import PROMPTS, tokenizer_for
-from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import close
 from eelib.models import kv_cache
 from eelib.models.kv_cache import GrowingLayer, growing_cache
 from eelib.models.model import prepare
-from eelib.models.model_kinds import Causal, TextIds
+from eelib.models.model_kinds import Causal
 from eelib.models.probe import block_states
-from eelib.tracing.decode import greedy_decode
 
 OUTPUT = [40, 9, 77, 200]
 
@@ -50,16 +48,6 @@ def test_positions_start_where_the_family_starts_them():
     ids = torch.tensor([[9, 8, 7]])
     given = model.adapter.step_inputs(ids, torch.ones_like(ids), {})
     torch.testing.assert_close(network(**given).logits, network(input_ids=ids).logits)
-
-
-def test_network_without_a_cache_runs_the_whole_text():
-    config = OpenAIGPTConfig(n_embd=32, n_layer=3, n_head=4, n_positions=32, vocab_size=304)
-    network = OpenAIGPTLMHeadModel(config).eval()
-    model, prompts = prepared(network), [[9, 8, 7, 30], [5, 6, 11, 40]]
-    assert model.cache == "none"
-    for prompt, ids in zip(prompts, greedy_decode(model, prompts, 4), strict=True):
-        for n, token in enumerate(ids):
-            assert int(network(input_ids=torch.tensor([prompt + ids[:n]])).logits[0, -1].argmax()) == token
 
 
 @pytest.mark.parametrize("argument", ["past_key_values", "position_ids", "attention_mask"])
@@ -123,20 +111,6 @@ def test_states_that_are_read_stand_before_the_tokens(kind, name, model_of):
     end = adapter.model.tokenizer.eos_token_id
     special = adapter.are_special([20, end], [30, end, 40][: 2 if kind == "masked" else 3])
     assert special == ([False, True] if kind == "masked" else [False, True, False])
-
-
-def test_a_model_that_reads_in_place_is_no_writer(model_of, one_line):
-    one_line(CheckpointError, ("bert", "writes no tokens"), lambda: model_of("bert").writer)
-
-
-def test_token_types_go_with_their_text(model_of):
-    adapter, pair = model_of("bert_labels").adapter, TextIds([2, 20, 1, 30, 1])
-    assert "token_type_ids" not in adapter.whole_inputs(pair, [])
-    pair.types = [0, 0, 0, 1, 1]
-    assert adapter.whole_inputs(pair, [])["token_type_ids"].tolist() == [pair.types]
-    rows = adapter.rows_of({"input_ids": [[2, 20, 1], [2, 30, 1]], "token_type_ids": [[0, 0, 0], [0, 1, 1]]})
-    assert [row.types for row in rows] == [[0, 0, 0], [0, 1, 1]]
-    assert adapter.rows_of({"input_ids": [[2, 20, 1]], "token_type_ids": [[0, 0, 0]]}) == [[2, 20, 1]]
 
 
 def stepped(model, prompts, outputs, steps, drop=None):

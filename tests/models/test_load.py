@@ -9,8 +9,7 @@ import torch
 from families import CORE, FAMILIES
 from near import assert_as_near
 from transformers import (
-    AlbertConfig,
-    AlbertForMaskedLM,
+    BartConfig,
     BartForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
@@ -118,30 +117,13 @@ def test_classifier_is_read_at_its_one_position(name, tmp_path):
 
 
 def test_end_token_is_where_bart_classifies(one_line):
-    config = FAMILIES["bart"].config(vocab_size=300, pad_token_id=0, eos_token_id=1, bos_token_id=2)
+    config = families.bart_like(BartConfig)(vocab_size=300, pad_token_id=0, eos_token_id=1, bos_token_id=2)
     config.num_labels = 3
     torch.manual_seed(0)
     network = BartForSequenceClassification(config).eval()
     model = prepare(network, tokenizer_for("seq2seq"), "bart", "classifier")
     assert model.read_at([9, 8, 1, 7]) == 2 and "cross_attention" in model.components[0].sums
     one_line(ValueError, "end token", lambda: model.read_at([9, 8]))
-
-
-def test_blocks_that_share_weights_are_one_for_each_pass():
-    """ALBERT runs one block several times: its passes are the layers."""
-    tokenizer = tokenizer_for("masked")
-    torch.manual_seed(0)
-    network = AlbertForMaskedLM(AlbertConfig(**families.WIDE, embedding_size=16, vocab_size=len(tokenizer))).eval()
-    model = prepare(network, tokenizer, "albert", "masked")
-    ids = model.encode(PROMPTS)[1]
-    states, sites = states_of(model, [ids], [ids], sites=True)
-    with torch.no_grad():
-        given = network(input_ids=torch.tensor([ids]), output_hidden_states=True)
-    torch.testing.assert_close(states, torch.stack(given.hidden_states, 2)[0])
-    torch.testing.assert_close(model.unembed(states[:, -1]), given.logits[0])
-    assert model.layers == 3 and torch.equal(sites["block"], states[:, 1:])
-    norm = model.components[0].post_norm[0]
-    torch.testing.assert_close(norm(states[:, 1] + sites["attention"][:, 1]), sites["after_attention"][:, 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -288,16 +270,6 @@ def test_generation_settings_are_ignored_and_named(folder_of, tmp_path, capsys):
     assert "num_beams=3" in printed and "repetition_penalty=1.7" in printed and "eos" not in printed
     eelib.load_model(str(folder_of("llama")))
     assert "ignores" not in capsys.readouterr().out
-
-
-def test_chat_template(model_of, monkeypatch, one_line):
-    model = model_of("llama")
-    assert model.encode(["a b"]) == [model.tokenizer("a b")["input_ids"]]
-    one_line(ValueError, ("llama", "chat template"), lambda: model.encode(["a"], chat=True))
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    template += "{% if add_generation_prompt %}<reply>{% endif %}"
-    monkeypatch.setattr(model.tokenizer, "chat_template", template)
-    assert model.encode(["a b"], chat=True) == [model.tokenizer("<user>a b<reply>")["input_ids"]]
 
 
 def test_tokenizer_without_pad_or_begin(folder_of, tmp_path):

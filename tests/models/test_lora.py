@@ -9,7 +9,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 import eelib
-from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
 from eelib.models.lora import CONFIG, WEIGHTS
 
@@ -52,79 +51,40 @@ def test_sums_are_bfloat16_numbers_where_the_base_is(adapters, tmp_path):
         assert torch.equal(found.network.get_parameter(name), weight.bfloat16().float()), name
 
 
-def test_a_head_that_the_base_lacks(tmp_path, caplog, monkeypatch):
-    """A headless encoder becomes a classifier: the adapters' folder has its configuration, and its head's weights.
-
-    transformers does not report the head as missing, and its level of messages is as before.
-    """
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = hf.BertConfig(vocab_size=300, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}, **sizes)
-    torch.manual_seed(1)
-    tokenizer = tokenizer_for("masked")
-    hf.BertModel(config).save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    options = LoraConfig(
-        r=2, lora_alpha=2, target_modules=["query", "value"], modules_to_save=["classifier"], init_lora_weights=False
-    )
-    network = hf.BertForSequenceClassification.from_pretrained(tmp_path / "base", config=config)
-    tuned = get_peft_model(network, options)
-    tuned.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    tuned.save_pretrained(tmp_path / "tuned")
-    network.config.architectures = ["BertForSequenceClassification"]
-    network.config.save_pretrained(tmp_path / "tuned")
-    level = hf.logging.get_verbosity()
-    monkeypatch.setattr(hf.logging.get_logger("transformers"), "propagate", True)
-    caplog.clear()
-    found = eelib.load_model(str(tmp_path / "tuned"))
-    assert "MISSING" not in caplog.text and hf.logging.get_verbosity() == level
-    ids = torch.arange(5, 12)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(found.network(ids).logits, tuned.eval()(ids).logits, atol=1e-5, rtol=1e-5)
-    assert found.kind == "classifier" and list(found.labels) == ["no", "yes"]
+def settings(**changed):
+    return lambda folder: (folder / CONFIG).write_text(json.dumps(json.loads((folder / CONFIG).read_text()) | changed))
 
 
-def spoiled(tensors: dict) -> dict:
-    key = next(key for key in tensors if key.endswith("lora_B.weight"))
-    return tensors | {key: tensors[key] * torch.nan}
+def weights(change, **said):
+    """The weights as `change` leaves them, and what their file says of itself."""
+
+    def save(folder):
+        tensors = change(load_file(folder / WEIGHTS))
+        save_file({key: value.contiguous() for key, value in tensors.items()}, folder / WEIGHTS, said)
+
+    return save
 
 
-WRONG_WEIGHTS = {
-    "fits no weight": lambda tensors: tensors | {"base_model.model.model.nothing.weight": torch.ones(2)},
-    "fits no weight of": lambda tensors: {k: v for k, v in tensors.items() if "q_proj.lora_B" not in k},
-    "lora_B.weight' fits no weight": lambda tensors: {k: v for k, v in tensors.items() if "q_proj.lora_A" not in k},
-    "adapter_model.safetensors holds values that are not finite": spoiled,
-}
+def without(part):
+    return lambda tensors: {key: value for key, value in tensors.items() if part not in key}
 
 
-@pytest.mark.parametrize("message", WRONG_WEIGHTS)
-def test_weights_that_do_not_fit(message, adapters, one_line):
-    _, folder = adapters
-    changed = {key: value.contiguous() for key, value in WRONG_WEIGHTS[message](load_file(folder / WEIGHTS)).items()}
-    save_file(changed, folder / WEIGHTS)
-    one_line(CheckpointError, message, lambda: eelib.load_model(str(folder)))
+WRONG = [
+    (weights(lambda held: held | {"base_model.model.model.nothing.weight": torch.ones(2)}), "fits no weight"),
+    (weights(without("q_proj.lora_B")), "fits no weight of"),
+    (weights(without("q_proj.lora_A")), "lora_B.weight' fits no weight"),
+    (weights(lambda held: {key: value * torch.nan for key, value in held.items()}), f"{WEIGHTS} holds values that are"),
+    (weights(dict, model_hash="0" * 64), "other weights"),
+    (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50]), "damaged"),
+    (settings(use_dora=True), "use_dora"),
+    (settings(peft_type="IA3"), "peft_type"),
+    (settings(base_model_name_or_path=None), "does not name"),
+    (settings(base_model_name_or_path="no-such-model"), "no-such-model"),
+    (settings(r=0), "r 0"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"use_dora": True}, "use_dora"),
-        ({"peft_type": "IA3"}, "peft_type"),
-        ({"base_model_name_or_path": None}, "does not name"),
-        ({"r": 0}, "r 0"),
-        ({"base_model_name_or_path": "no-such-model"}, "no-such-model"),
-    ],
-)
-def test_adapters_of_another_kind(change, message, adapters, one_line):
-    _, folder = adapters
-    settings = json.loads((folder / CONFIG).read_text())
-    (folder / CONFIG).write_text(json.dumps(settings | change))
-    one_line(CheckpointError, message, lambda: eelib.load_model(str(folder)))
-
-
-def test_files_that_are_damaged_or_of_other_weights(adapters, one_line):
-    _, folder = adapters
-    tensors = load_file(folder / WEIGHTS)
-    save_file(tensors, folder / WEIGHTS, {"model_hash": "0" * 64})
-    one_line(CheckpointError, "other weights", lambda: eelib.load_model(str(folder)))
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50])
-    one_line(CheckpointError, "damaged", lambda: eelib.load_model(str(folder)))
+@pytest.mark.parametrize("spoil, message", WRONG)
+def test_adapters_that_are_damaged_or_of_another_kind_are_refused_in_one_line(spoil, message, adapters, one_line):
+    spoil(adapters[1])
+    one_line(CheckpointError, message, lambda: eelib.load_model(str(adapters[1])))

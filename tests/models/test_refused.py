@@ -238,15 +238,6 @@ def test_a_damaged_folder_is_refused_in_one_line(damage, parts, copy_of):
     assert all(part in text for part in ((parts,) if isinstance(parts, str) else parts)), text
 
 
-@pytest.mark.parametrize("damage", [cut, holding("config.json", b"{"), without("*token*")])
-def test_what_another_library_raised_is_the_cause(damage, copy_of):
-    folder = copy_of()
-    damage(folder)
-    with pytest.raises(CheckpointError) as caught:
-        eelib.load_model(str(folder))
-    assert caught.value.__cause__ is not None and not isinstance(caught.value.__cause__, CheckpointError)
-
-
 # Folders that are read
 
 

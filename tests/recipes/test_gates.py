@@ -147,7 +147,6 @@ def test_one_command_trains_gates_for_any_model(family, folder_of, model_of, own
     [
         (["--tasks", "translation/de-en"], "training texts 'translation/de-en' are not known"),
         (["--tasks", "captions"], "need the corpora"),
-        (["--tasks", "{data}/translation/de-en.jsonl"], "on which gates are judged"),
         (["--gates", "patience"], "trained gate 'patience' is not known"),
         (["--gates", "classifier-deep"], "classifier has no parameter 'deep'"),
         (["--tokens", "0"], "must be positive"),

@@ -3,8 +3,6 @@
 import pytest
 from task_rows import PAIR, QUESTION, write
 
-from eelib.tasks.kind import Item, TaskKind
-from eelib.tasks.metrics import mean_of
 from eelib.tasks.task import KINDS, Task, load_task, shipped_tasks, task_names
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from eestudy.exits.task_quality import quality_interval
@@ -91,10 +89,6 @@ def test_prompts_are_the_papers(texts):
         "### Instruction:\nI will provide a context and a question to you. You need to answer me the question based on "
         "the context.\n### Context:\nc d\n### Question:\nq?\n### Answer:\n"
     )
-    task = load_task("translation/de-en")
-    assert task.prompts[0] == translation_prompt("Der Hund schläft.", "de", "en") and task.sources[1] == "Ja."
-    assert (task.kind, task.source_language, task.target_language) == ("translation", "de", "en")
-    assert task.references[0] == PAIR["references"] and task.groups == ["1", "2"]
 
 
 def test_free_prompts(one_line):
@@ -116,25 +110,6 @@ def test_free_prompts(one_line):
         (["a", "b"], {"references": [["x"]]}, "references"),
     ):
         one_line(ValueError, part, lambda: Task.from_prompts(prompts, **more))
-
-
-def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
-    """Rows of its own, prompt, score, interval and baseline, through the calls that every other kind goes through."""
-    same = TaskKind(
-        name="copying",
-        fields=("copy",),
-        examples=("copy",),
-        fits=lambda fields: "copy" in fields,
-        reader=lambda name, first: lambda row, i: Item(f"Copy: {row['copy']}", row["copy"], [row["copy"]], str(i)),
-        item_stats=lambda task, outputs: {"same": mean_of([o == s for o, s in zip(outputs, task.sources)])},
-        baseline={"same": 50.0},
-    )
-    monkeypatch.setitem(KINDS, same.name, same)
-    task = load_task(str(write(tmp_path / "any.jsonl", [{"copy": word, "size": len(word)} for word in ("a", "bb")])))
-    assert (task.kind, task.prompts, task.baseline) == ("copying", ["Copy: a", "Copy: bb"], {"same": 50.0})
-    assert task.quality(["a", "b"]) == {"same": 50.0} and not task.above_baseline(task.quality(["a", "b"]))
-    assert quality_interval(task, ["a", "bb"])["same"][:4] == (100.0, 100.0, 100.0, 2)
-    assert task.columns == {"size": [1, 2]}
 
 
 BRACES = "{note} {text} {"  # in a text they are no fields
@@ -171,18 +146,6 @@ def test_tasks_of_other_origin_are_worded_too(one_line):
     one_line(ValueError, "allowed", lambda: made.worded("{source}"))
     labelled = load_task("classification/sst2", 1)
     one_line(ValueError, "as they are", lambda: labelled.worded("{sentence}"))
-
-
-@pytest.mark.parametrize(
-    "field, kind, instructs", [("instruction", "instructions", True), ("opening", "continuation", False)]
-)
-def test_kinds_without_references(field, kind, instructs, tmp_path):
-    """Their prompts are the texts themselves; nothing is scored, and the category is a column."""
-    rows = [{"id": f"r{i}", "category": "list", field: f"Name {i} birds."} for i in range(2)]
-    task = load_task(str(write(tmp_path / "rows.jsonl", rows)))
-    assert (task.kind, task.prompts, KINDS[kind].instructs) == (kind, ["Name 0 birds.", "Name 1 birds."], instructs)
-    assert task.columns == {"id": ["r0", "r1"], "category": ["list", "list"]} and task.references == [[], []]
-    assert task.quality(["a", "b"]) == {} == quality_interval(task, ["a", "b"]) and task.baseline == {}
 
 
 def test_further_columns_travel_with_their_rows(tmp_path):
