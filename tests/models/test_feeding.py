@@ -95,24 +95,6 @@ def test_an_error_of_our_own_is_not_taken_for_a_networks_answer(method, monkeypa
 # Each kind of model
 
 
-@pytest.mark.parametrize("kind, name", [("causal", "llama"), ("seq2seq", "t5"), ("masked", "bert")])
-def test_states_that_are_read_stand_before_the_tokens(kind, name, model_of):
-    """`read_positions` of `input_ids_for`, which the argument `target` holds, are as many as tokens, before them."""
-    adapter, prompt = model_of(name).adapter, [20, 30, 40, 50, 60]
-    text, inputs = adapter.input_ids_for(prompt, OUTPUT), adapter.whole_inputs(prompt, OUTPUT)
-    assert inputs[adapter.target].tolist() == [text]
-    read = list(range(len(text)))[adapter.read_positions(prompt)]
-    wanted = {
-        "causal": (prompt + OUTPUT[:-1], [4, 5, 6, 7]),
-        "seq2seq": ([0, *OUTPUT[:-1]], [0, 1, 2, 3]),
-        "masked": (prompt, [0, 1, 2, 3, 4]),
-    }
-    assert (text, read) == wanted[kind] and inputs["input_ids"].tolist()[0][:5] == prompt
-    end = adapter.model.tokenizer.eos_token_id
-    special = adapter.are_special([20, end], [30, end, 40][: 2 if kind == "masked" else 3])
-    assert special == ([False, True] if kind == "masked" else [False, True, False])
-
-
 def stepped(model, prompts, outputs, steps, drop=None):
     """Logits [rows, steps, V] of steps fed with given outputs, and each step's state after the first block."""
     adapter, logits, states = model.adapter, [], []

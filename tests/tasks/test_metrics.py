@@ -27,10 +27,6 @@ def test_bleu_and_chrf():
     assert got == pytest.approx({name: found.score for name, found in wanted.items()}, abs=1e-9)
     assert 0 < got["BLEU"] < 100
     assert bleu_chrf(["a b c d e"], [["a b c d e"]]) == pytest.approx({"BLEU": 100.0, "chrF": 100.0})
-    known = [["the cat sat on the mat"], ["a dog runs home now"]]  # without a match of some order it is smoothed
-    for outputs in (["xyzzy"] * 2, ["the cat sat", "a dog runs home"], ["the cat sat on", "so it is not"]):
-        wanted = sacrebleu.corpus_bleu(outputs, [[one for (one,) in known]]).score
-        assert bleu_chrf(outputs, known)["BLEU"] == pytest.approx(wanted, abs=1e-6)
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=5))
