@@ -50,18 +50,16 @@ def layers_loss(unembed: Head, states: Sequence[Tensor], labels: Tensor, weights
     return by_rows(unembed, states, labels, weights, partial(F.cross_entropy, reduction="sum"))
 
 
-def imitation_loss(
-    unembed: Head, states: Sequence[Tensor], teacher: Head, last: Tensor, weights: Sequence[float]
-) -> Tensor:
-    """Sum over layers of weight times mean KL(the teacher's distribution || the layer's readout), in nats, float32.
+def imitation_loss(unembed: Head, states: Sequence[Tensor], last: Tensor, weights: Sequence[float]) -> Tensor:
+    """Sum over layers of weight times mean KL(the last layer's readout || the layer's), in nats, float32.
 
-    `states` are those of layers 1..L, each [n, hidden_size]; `last` [n, the teacher's hidden_size] is the teacher's
-    last state at the same positions; no gradient reaches it. The heads run on some rows at a time, as in `layers_loss`.
+    `states` are those of the layers with `weights`, `last` those of the last, each [n, hidden_size]; no gradient
+    reaches `last`. The head runs on some rows at a time, as in `layers_loss`.
     """
 
     def targets(part: Tensor) -> Tensor:
         with torch.no_grad():
-            return torch.log_softmax(teacher(part), -1)
+            return torch.log_softmax(unembed(part), -1)
 
     def summed(logits: Tensor, wanted: Tensor) -> Tensor:
         return F.kl_div(torch.log_softmax(logits, -1), wanted, reduction="sum", log_target=True)

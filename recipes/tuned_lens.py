@@ -100,7 +100,7 @@ class Lens:
         def loss_of(rows: Tensor, _step: int) -> Loss:
             states = training[rows].to(model.device).float()
             read, weights = read_through(found, states), uniform_weights(model.layers - 1)
-            return Loss(imitation_loss(model.unembed, read, model.unembed, states[:, -1], weights), len(rows))
+            return Loss(imitation_loss(model.unembed, read, states[:, -1], weights), len(rows))
 
         schedule = Schedule(self.epochs * steps, self.rate, warmup=1, decay=self.epochs * steps)
         optimizer = Optimizer(found, muon=False, clip=torch.inf, betas=(0.9, 0.999), weight_decay=0.01)
@@ -130,7 +130,7 @@ def by_layer(model: Model, found: Translators, states: Tensor, at_once: int = 10
     for part in states.split(at_once):
         wide = part.to(model.device).float()
         read = read_through(found, wide)
-        losses = [imitation_loss(model.unembed, [one], model.unembed, wide[:, -1], [1.0]) for one in read]
+        losses = [imitation_loss(model.unembed, [one], wide[:, -1], [1.0]) for one in read]
         total += len(part) * torch.stack(losses).cpu()
     return [round(float(value), 3) for value in total / len(states)]
 

@@ -6,7 +6,6 @@ import torch
 import eelib
 from eelib.common.errors import CheckpointError, InputError
 from eelib.models.block_runner import BlockRunner
-from eelib.models.kv_cache import growing_cache
 from eelib.models.lens_adapters import (
     DRAFT_FILE,
     TRANSLATORS_FILE,
@@ -107,18 +106,6 @@ def test_inner_layers_are_moved_and_the_ends_stay():
         torch.testing.assert_close(whole[:, layer].double(), torch.stack(wanted), atol=1e-6, rtol=1e-5)
     assert torch.equal(whole[:, 0], states[:, 0]) and torch.equal(whole[:, 3], states[:, 3])
     assert found.at(1, states[:, 1].bfloat16()).dtype == torch.bfloat16
-
-
-def test_a_draft_block_in_steps_on_padded_rows_gives_what_each_row_gives_alone(model_of):
-    block, states, cache = draft_block(model_of("llama")), torch.randn(2, 6, 32), growing_cache()
-    mask = torch.ones(2, 6, dtype=torch.long)
-    mask[1, :2] = 0
-    parts = [block(states[:, :3], mask[:, :3], cache)]
-    parts += [block(states[:, at : at + 1], mask[:, : at + 1], cache) for at in range(3, 6)]
-    steps = torch.cat(parts, dim=1)
-    torch.testing.assert_close(steps[0], block(states[:1])[0])
-    torch.testing.assert_close(steps[1, 2:], block(states[1:, 2:])[0])
-    assert block(states.bfloat16()).dtype == torch.bfloat16
 
 
 def test_later_tokens_find_what_the_network_s_own_state_leaves(both, monkeypatch):
