@@ -1,4 +1,4 @@
-"""Costs by hand, of tiny models from their modules; measured; forecast."""
+"""Costs by hand, of tiny models from their modules; forecasts."""
 
 from dataclasses import replace
 from itertools import product
@@ -13,9 +13,9 @@ from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.cost import Sizes, exit_costs, parameters, sizes_of
 from eelib.exits.decoding.generate import batches, encoded
-from eelib.exits.decoding.pass_costs import pass_costs
+from eelib.exits.decoding.pass_costs import PassCosts, pass_costs
 from eelib.exits.exit_rule import Constant, Estimated, ExitRule, fixed_exit
-from eelib.exits.forecast import Costs, Forecast, Line, Planned, measure, seconds, step_seconds
+from eelib.exits.forecast import Forecast, Planned, seconds, step_seconds
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import StateClassifier
 from eelib.exits.trace_scores import exits_of, make_scores
@@ -60,65 +60,36 @@ def test_exit_costs_by_hand(one_line):
     one_line(InputError, "allowed are layers 1 to 4", lambda: exit_costs(SMALL, beyond))
 
 
-# ---- measured
-
-
-def test_a_line_never_falls():
-    assert Line.through(2.0, 5.0, 4) == Line(1.0, 1.0)
-    assert Line.through(2.0, 1.0, 4) == Line(2.0, 0.0)
-    assert Line.through(2.0, 2.0, 1) == Line(2.0, 0.0)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "t5"])
-def test_costs_are_measured(model_of, family):
-    model = model_of(family)
-    rule = ExitRule(gate_named("softmax_difference"))
-    costs = measure(model, Task.from_prompts(PROMPTS), rule, batch=3, repeats=1)
-    assert costs.layers == model.layers and costs.block.of(1) > 0 and costs.prompt > 0
-    differences = (costs.head.of(1), costs.step, costs.call, costs.key, costs.ask.fixed, costs.ask.each)
-    assert min(*differences, costs.block.each) >= 0 < max(differences)  # each is nothing where the machine was busy
-    assert costs.reads and not measure(model, Task.from_prompts(PROMPTS[:1]), fixed_exit(1), batch=2, repeats=1).reads
-
-
 # ---- in closed form
 
-STEP = Costs(
-    4, call=100.0, block=Line(10.0, 1.0), head=Line(1000.0, 7.0), ask=Line(3.0, 0.5), key=0.25, step=1e4, prompt=1e6
-)
+L = 4
+ROWS = (1, 2, 32)  # a pass over m tokens: call 2, each block 9 + m, the head 50 + 2 m
+COSTS = PassCosts(L, ROWS, (2.0,) * 3, tuple(L * (9.0 + m) for m in ROWS), tuple(50.0 + 2 * m for m in ROWS))
+RULE = ExitRule(gate_named("confidence"), 0.9, exit_layers=(1, 2))
+SHAPE = {"gate": "confidence", "kv_policy": "verified", "exit_layers": (1,), "full_depth_tokens": 2}
 
 
-def one_step(costs, depths, keys, asked, split):
-    """Seconds of a step whose rows exit at `depths`: a loop over blocks."""
-    total, most = costs.step + costs.call * (len(set(depths)) if split else 1), max(depths)
-    for layer in range(1, most + 1):
-        inside = sum(depth >= layer for depth in depths)
-        total += costs.block.of(inside if split else len(depths))
-        total += costs.ask.of(inside) if layer in asked else 0
-    for depth in set(depths):
-        count = depths.count(depth)
-        total += costs.head.of(count) if depth == costs.layers or not costs.reads else 0
-        total += costs.call + costs.key * (costs.layers - depth) if depth < costs.layers and keys == "project" else 0
-    return total
+def plan(exits, agrees=None):
+    return Planned(np.array([L, *exits]), np.array([True, *(agrees or [True] * len(exits))]))
 
 
-@pytest.mark.parametrize("keys", ["copy", "project"])
 @pytest.mark.parametrize("reads", [True, False])
-@pytest.mark.parametrize("split", [True, False])
-def test_a_step_is_the_mean_over_all_ways_in_which_rows_exit(keys, reads, split):
-    costs, exits = replace(STEP, reads=reads), [1, 1, 2, 4, 4]
+def test_a_step_is_the_mean_over_all_ways_in_which_rows_exit(reads):
+    exits, asked = [1, 1, 2, 4, 4], (1, 3)
     for batch in (1, 2, 3):
-        wanted = np.mean(
-            [one_step(costs, list(depths), keys, (1, 3), split) for depths in product(exits, repeat=batch)]
-        )
-        found = step_seconds(costs, np.array(exits), keys, (1, 3), batch, split)
-        assert found == pytest.approx(wanted, rel=1e-12)
+        total = []
+        for depths in product(exits, repeat=batch):
+            most, ends = max(depths), {depth for depth in depths if depth == L or not reads}
+            read = len(ends) + reads * sum(layer <= most for layer in asked)
+            total.append(2 + most * (9 + batch) + read * (50 + 2 * batch))
+        found = step_seconds(COSTS, np.array(exits), "copy", asked, reads, batch)
+        assert found == pytest.approx(np.mean(total), rel=1e-12)
 
 
 def test_deferred_tokens_run_all_blocks_in_the_end():
-    """Two wait at depth 1; the third is alone for one block, then there are three."""
-    found = seconds(STEP, [plan([1, 1, 4])], "deferred")
-    assert found == pytest.approx(1e6 + 3 * 10_100 + 2 * 11 + 11 + 3 * (10 + 3) + 1007)
-    assert seconds(STEP, [plan([1, 1])], "deferred") == pytest.approx(1e6 + 2 * (10_100 + 11))
+    """Of three tokens one runs blocks 2 to 4, each for all three."""
+    found = seconds(COSTS, [plan([1, 1, 4])], "deferred", prompt=1e6)
+    assert found == pytest.approx(1e6 + 3 * (2 + 10) + 3 * (9 + 3) + 52)
 
 
 @pytest.mark.parametrize("draft", [1, 3])
@@ -132,75 +103,41 @@ def test_rounds_of_drafts_are_the_mean_over_all_ways_in_which_they_go(draft):
         for outcome in product([True, False], repeat=made):
             of_it = chance * np.prod([right if one else 1 - right for one in outcome])
             tokens += of_it * (1 + next((i for i, one in enumerate(outcome) if not one), made))
-        drafting = made * (10_100 + (11 * 4 / 3) + 3.5)
-        verifying = 10_100 + 4 * 10 + 4 + made * (4 - 4 / 3) + 1000 + 7 * (1 + made)
-        spent += chance * (drafting + verifying + (3.5 if made < draft else 0.0))
-    found = seconds(STEP, [plan(exits, agrees)], "verified", asked=(1,), draft=draft)
-    assert found == pytest.approx(1e6 + 4 / tokens * spent)
-
-
-def test_rows_are_left_behind_where_that_is_quicker():
-    """Where calls cost nothing and tokens do, and not where a call is dear."""
-    mixed = [plan([1, 1, 1, 1]), plan([L, L, L, L])]
-    for costs, way in ((Costs(L, 0, Line(0, 1), Line(0), Line(0), 0, 0, 0), True), (STEP, False)):
-        by_way = {split: seconds(costs, mixed, "copy", batch=4, split=split) for split in (True, False)}
-        assert seconds(costs, mixed, "copy", batch=4) == by_way[way] < by_way[not way]
-
-
-# ---- the call
-
-L = 4
-COSTS = Costs(L, call=2.0, block=Line(1.0), head=Line(0.5), ask=Line(0.25), key=0.1, step=3.0, prompt=10.0)
-RULE = ExitRule(gate_named("confidence"), 0.9, exit_layers=(1, 2))
-SHAPE = {"gate": "confidence", "kv_policy": "verified", "exit_layers": (1,), "full_depth_tokens": 2}
-
-
-def plan(exits, agrees=None):
-    return Planned(np.array([L, *exits]), np.array([True, *(agrees or [True] * len(exits))]))
+        verifying = 2 + (4 / 3) * 10 + (4 - 4 / 3) * (10 + made) + 52 + 2 * made
+        spent += chance * (made * (2 + 10 * 4 / 3 + 52) + verifying + (52 if made < draft else 0))
+    found = seconds(COSTS, [plan(exits, agrees)], "verified", asked=(1,), draft=draft)
+    assert found == pytest.approx(4 / tokens * spent)
 
 
 def test_one_row_by_hand():
     """Four tokens: the prompt's, one at 1, one at 2, one that runs all blocks and is asked twice."""
-    found = Forecast(COSTS, [plan([1, 2, L], [True, False, True])], RULE, "copy", of="a on b")
-    plain = 10 + 3 * (3 + 2 + L + 0.5)
-    early = 10 + 3 * (3 + 2) + (1 + 2 + L) + (1 + 2 + 2) * 0.25 + 0.5
+    found = Forecast(COSTS, [plan([1, 2, L], [True, False, True])], RULE, "copy", prompt=10.0, of="a on b")
+    plain, early = 10 + 3 * (2 + 40 + 52), 10 + 3 * 2 + 7 * 10 + 6 * 52
     assert found.plain == pytest.approx(plain / 4) and found.early == pytest.approx(early / 4)
     assert found.speed_up == pytest.approx(plain / early)
     assert found.mean_layers == pytest.approx(7 / 3) and found.agreement == pytest.approx(2 / 3)
-    assert found.bound == pytest.approx(3 * (L + 0.5) / (1 + 2 + L + 3 * 0.5))
+    assert found.bound == pytest.approx(3 * 92 / (70 + 3 * 52))
     free = found.if_free
-    assert free["calls and Python"] == pytest.approx((plain - 15) / (early - 15))
-    assert free["the gate and the head"] == pytest.approx((plain - 1.5) / (early - 1.75))
+    assert free["calls"] == pytest.approx((plain - 6) / (early - 6))
+    assert free["the gate and the head"] == pytest.approx((plain - 156) / (early - 312))
     assert free["prompts"] == pytest.approx((plain - 10) / (early - 10)) and len(free) == 3
-    assert next(iter(free)) == "calls and Python" and "calls and Python it would be" in found.limit
+    assert next(iter(free)) == "the gate and the head" and "the gate and the head it would be" in found.limit
     first, second = str(found).splitlines()
-    assert first.startswith("a on b: confidence, keys copy, batch 1: 1.") and "66.7% of tokens" in second
+    assert first.startswith("a on b: confidence, keys copy, batch 1: 0.") and "66.7% of tokens" in second
 
 
 def test_what_else_can_limit():
-    """Wrong drafts, keys that are made, rows that go deep: each is freed alone."""
     wrong = Forecast(COSTS, [plan([1, 1], [False, False])], fixed_exit(1), "verified", draft=2)
     right = Forecast(COSTS, [plan([1, 1])], fixed_exit(1), "verified", draft=2)
     assert wrong.if_free["wrong drafts"] == right.speed_up == right.if_free["wrong drafts"] > wrong.speed_up
-    assert "100.0% of drafts" in str(right) and " 0.0% of drafts" in str(wrong)
-    made, copied = (Forecast(COSTS, [plan([1, 1])], RULE, keys) for keys in ("project", "copy"))
-    assert made.if_free["keys and values of skipped blocks"] == copied.speed_up > made.speed_up
     mixed = [plan([1, 1]), plan([L, L])]
     both = Forecast(COSTS, mixed, RULE, "copy", batch=2)
     assert both.if_free["the other rows of a batch"] == Forecast(COSTS, mixed, RULE, "copy").speed_up
-    bare = Costs(L, 0.0, Line(1.0), Line(0.0), Line(0.0), 0.0, 0.0, 0.0)
-    assert (
-        Forecast(bare, [plan([3, 3])], RULE, "copy").limit
-        == "What limits it is that tokens exit after 3.0 of 4 layers."
-    )
+    none = Forecast(COSTS, [plan([])], RULE, "deferred", prompt=1.0)
+    assert none.agreement == none.speed_up == 1 and none.mean_layers == L
 
 
-def test_no_exit_is_no_gain():
-    found = Forecast(COSTS, [plan([])], RULE, "deferred")
-    assert found.agreement == 1
-    assert found.speed_up == 1 and found.mean_layers == L
-    late = Forecast(COSTS, [plan([L, L])], RULE, "deferred")
-    assert late.speed_up < 1 and late.bound == 1
+# ---- the call
 
 
 @pytest.mark.parametrize("gate", ["softmax_difference", "state_saturation"])
@@ -311,5 +248,3 @@ def test_bad_input_is_one_line(model_of, family, given, message):
     with pytest.raises(InputError, match=message) as error:
         eelib.forecast(model, **asked)
     assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="at least one sequence"):
-        seconds(COSTS, [], "copy")

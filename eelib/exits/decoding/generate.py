@@ -33,7 +33,7 @@ from eelib.tracing.plan import cut
 
 DRAFT_LENGTH = 4  # most tokens drafted in a row, unless another number is given
 # Tokens times blocks that a smaller call has to save. One more call takes as long as 19 of them on pocket-llama, 7 on
-# SmolLM2-135M (`Costs.call / Costs.block.each` of `eelib.exits.forecast`, two cores of an AMD EPYC with AVX-512).
+# SmolLM2-135M (two cores of an AMD EPYC with AVX-512).
 BATCH_SPLIT = 24
 OLD_WORDS = {"exits": "exit_layers", "keys": "kv_policy", "parting": "batch_split"}
 
