@@ -126,6 +126,7 @@ def test_against_plain_transformers(case, paired, classifier_of, tmp_path):
     task = pairs_task(texts) if paired else Task.from_prompts([text for (text,) in texts])
     model = classifier_of(case)
     trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=2, pairs=3, progress=False)
+    assert not trace.tokens["is_special"].any()  # labels are no tokens of the tokenizer
     assert trace["topk_ids"].shape == (len(texts), trace.layers + 1, 3) and trace.sites["top1"].shape[0] == 2
     assert trace.statistic_rows().all() and not trace.tokens["truncated"].any()
     order = torch.tensor(trace["topk_ids"]).long()
