@@ -12,15 +12,14 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from markdown_it import MarkdownIt
-from pybtex.database import Entry, Person
 
 from eelib.common.files import data_folder
 from eestudy import measured
 from eestudy.book import front, pages
-from eestudy.book.extension import ByAuthorAndYear, Labels, bibtex, commit_of
+from eestudy.book.extension import bibtex, commit_of
 from eestudy.book.front import executed, front_figures, heading
 from eestudy.book.layout import data_of, dressed
-from eestudy.book.pages import PARTS_OF_STORE, clone, engine, models, papers
+from eestudy.book.pages import PARTS_OF_STORE, engine, papers
 from eestudy.book.scoreboard import scoreboard
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import LOOKS, chip
@@ -173,19 +172,6 @@ def test_nothing_in_results_is_markup(study):
     assert "ui/safe" in settings["mathjax3_config"]["loader"]["load"]
 
 
-def test_every_model_says_what_it_needs_and_the_address_to_clone_is_that_of_the_settings(study, tmp_path):
-    lines = models(study).splitlines()
-    assert "| m | yes | 2 | float32 | 4 GB |" in lines
-    assert "| owner/large | no | 2 | bfloat16 | 1604 GB of a GPU |" in lines
-    settings = tmp_path / "_config.yml"
-    for content, part in (
-        ("title: x\n", ""),
-        ("repository: {url: 'https://a.org/x'}\n", "clone --depth 1 https://a.org"),
-    ):
-        settings.write_text(content)
-        assert ("git clone" in clone(settings)) == bool(part) and part in clone(settings)
-
-
 def test_the_page_on_the_papers_says_all_that_is_on_record():
     page = papers()
     for name in tables():
@@ -245,23 +231,6 @@ def test_every_section_has_its_check_and_every_kept_result_of_a_check_its_sectio
         "scale",
         "race_forecast",
     }
-
-
-def entry(*authors, year="2024"):
-    made = Entry("misc", fields={"year": year}, persons={"author": [Person(name) for name in authors]})
-    made.key = "key"
-    return made
-
-
-def test_references_are_listed_as_the_text_cites_them():
-    entries = [
-        entry("Zou, G."),
-        entry("{A group}"),
-        entry("Shan, A", "B, C", "D, E"),
-        entry("Korn, A.", "van Berg, B."),
-    ]
-    found = list(Labels().format_labels(ByAuthorAndYear().sort(entries)))
-    assert found == ["A group, 2024", "Korn and Berg, 2024", "Shan et al., 2024", "Zou, 2024"]
 
 
 def test_the_citation_has_a_place_for_a_doi_and_says_where_files_differ_from_the_commit(tmp_path):
@@ -325,8 +294,6 @@ def test_values_and_texts_are_made_fit_to_be_looked_at(write, value, shown):
     assert write(value) == shown
 
 
-def test_a_caption_makes_a_directive_and_a_fence_holds_fences():
-    shown = table(["a"], [[1]], "What *it* is: all of it.")
-    assert shown.startswith(":::{table} What \\*it\\* is: all of it.\n| a |") and shown.endswith("| 1 |\n\n:::\n")
-    outer = fenced("{dropdown} more", shown)
+def test_a_fence_holds_fences():
+    outer = fenced("{dropdown} more", table(["a"], [[1]], "What *it* is."))
     assert outer.startswith("::::{dropdown} more\n:::{table}") and outer.endswith(":::\n\n::::\n")

@@ -102,16 +102,6 @@ def test_a_notebook_s_table_keeps_its_interval_s_bounds(shown):
     assert rows == [["0.50 [0.25,\xa00.75]", "0.1", "a"], ["–", "–", "<b>"]] and frame["share"][1] is NOTHING
 
 
-def test_a_column_that_never_varies_is_written_once(shown):
-    frame = pd.DataFrame({"task": ["a", "a"], "cut": [0, 0]} | {name: [1, 2] for name in "bcdefgh"})
-    for columns in (frame, frame[["task", "cut", "b"]]):  # few columns stay as they are
-        style.table(columns, "All.")
-    first, second = (BeautifulSoup(html, "html.parser") for html in shown)
-    assert [cell.get_text() for cell in first.find_all("th")] == ["task", *"bcdefgh"]
-    assert first.select_one(".ee-caption").get_text() == "All. In every row: cut: 0."
-    assert len(second.find_all("th")) == 3
-
-
 def test_a_table_of_markdown_is_called_after_its_heading_and_one_without_headings_has_no_number():
     empty = MARKDOWN.replace("Package", "").replace("Version</p>", "</p>")
     page, files = laid_out(empty + MARKDOWN + MARKDOWN)

@@ -111,19 +111,6 @@ def test_each_group_is_in_one_half_of_all_frames_and_tasks(study, curves):
     assert (found["nunique"] == 1).all() and set(found["first"]) == {"calibrate", "report"} and len(found) == 12
 
 
-def test_no_gate_beats_the_oracle_and_a_fixed_layer_is_its_threshold(curves):
-    at, found = np.linspace(3, 5, 9), {}
-    for gate in PLAIN:
-        part = curves[curves["gate"] == gate]
-        shares = interval_of(evaluation.wide(part), lambda t: evaluation.agreement_at(t, at))
-        found[gate] = np.array([share.estimate for share in shares])
-        last = part[part["threshold"] == part.groupby("task")["threshold"].transform("max")]
-        assert (last["agreed"] == last["tokens"]).all() and (last["loss"] == 0).all()
-    assert all((found["oracle"] >= found[gate] - 1e-9).all() for gate in PLAIN)
-    fixed = curves[(curves["gate"] == "fixed") & (curves["threshold"] <= LAYERS)]
-    assert (fixed["layers"] == fixed["threshold"] * fixed["tokens"]).all() and fixed["threshold"].nunique() > 3
-
-
 def test_agreement_is_read_off_the_curve_of_each_task(curves):
     part = curves[curves["gate"] == "confidence"]
     sums = part.groupby(["task", "threshold"])[["layers", "agreed", "cost", "tokens"]].sum()

@@ -167,24 +167,6 @@ def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
         one_line(ParameterError, part, lambda: pair_of(parameters(after=after)))
 
 
-@pytest.mark.parametrize(
-    "change, part",
-    [
-        ({"model": "no-such-model"}, "no-such-model"),
-        ({"model": "data/.."}, "'..' is not allowed"),  # it would write beside the folder of results
-        ({"model": "."}, "the last part of parameter model, '' is not allowed"),
-        ({"model": "$(touch x)"}, "'$(touch x)' is not allowed"),
-    ],
-)
-def test_study_stops_in_one_line(change, part, parameters, one_line):
-    one_line(ParameterError, part, lambda: Study(parameters(**change)))
-
-
-def test_a_runs_folder_that_cannot_be_stops_in_one_line(parameters, tmp_path, one_line):
-    (tmp_path / "file").write_text("x")
-    one_line(ParameterError, "can't be made", lambda: Study(parameters(runs_folder=str(tmp_path / "file"))))
-
-
 def test_quality_where_prompts_were_skipped(parameters, tmp_path):
     """Outputs are scored against their own references when a prompt did not fit the window."""
     rows = [{"source": "word " * 200, "references": ["x"]}] + PAIRS[:2]
@@ -207,32 +189,34 @@ def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
     assert check_parameters(None, cells, {"model": "tiny", "after": "mine"}).after == "mine"
 
 
+@pytest.mark.parametrize(
+    "given, part",
+    [
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"model": "data/.."}, "'..' is not allowed"),  # it would write beside the folder of results
+        ({"model": "."}, "the last part of parameter model, '' is not allowed"),
+        ({"model": "$(touch x)"}, "'$(touch x)' is not allowed"),
+        ({"runs_folder": "a file"}, "can't be made"),
+        ({"results_folder": "a file"}, ("results_folder '", "a file' can't be written")),
+        ({"results_folder": "a file/below"}, "a file/below' can't be written"),
+        ({"example_sequence": 3}, "example_sequence 3 is in no task; allowed: -1, or 0 to 2"),
+        ({"EELIB_DATA": "nowhere"}, "there is no folder nowhere/papers; EELIB_DATA is 'nowhere'"),
+    ],
+)
+def test_what_can_not_be_is_said_in_one_line_before_decoding(given, part, parameters, tmp_path, monkeypatch, one_line):
+    (tmp_path / "a file").touch()
+    values = {key: str(tmp_path / value) if "folder" in key else value for key, value in given.items()}
+    if data := values.pop("EELIB_DATA", None):
+        monkeypatch.setenv("EELIB_DATA", data)
+    one_line(ParameterError, part, lambda: Study(parameters(**values)))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_bug_in_a_trace_is_no_parameters_fault(parameters, monkeypatch):
     monkeypatch.setattr(Task, "hash", property(lambda task: np.arange(2) + np.arange(3)))
     with pytest.raises(ValueError, match="could not be broadcast") as caught:
         Study(parameters())
     assert type(caught.value) is ValueError and caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize(
-    "given, part",
-    [
-        ({"results_folder": "a file"}, "results_folder '.*a file' can't be written"),
-        ({"results_folder": "a file/below"}, "results_folder '.*a file/below' can't be written"),
-        ({"example_sequence": 3}, "example_sequence 3 is in no task; allowed: -1, or 0 to 2"),
-        ({"EELIB_DATA": "nowhere"}, "there is no folder nowhere/papers; EELIB_DATA is 'nowhere'"),
-    ],
-)
-def test_what_fails_at_the_end_is_said_before_decoding(given, part, parameters, tmp_path, monkeypatch):
-    (tmp_path / "a file").touch()
-    if "EELIB_DATA" in given:
-        monkeypatch.setenv("EELIB_DATA", given["EELIB_DATA"])
-        given = {}
-    if "results_folder" in given:
-        given = {"results_folder": str(tmp_path / given["results_folder"])}
-    with pytest.raises(ParameterError, match=part):
-        Study(parameters(**given))
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
