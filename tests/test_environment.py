@@ -58,6 +58,14 @@ def test_installed_versions_are_the_pinned_ones():
     assert not wrong
 
 
+def test_continuous_integration_fetches_the_whole_history():
+    """A test looks for the commits that claims name, and is skipped in a copy without them."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/book.yml").read_text(encoding="utf-8"))
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    (checkout,) = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    assert checkout.get("with", {}).get("fetch-depth") == 0
+
+
 def test_targets_run_what_they_say(tmp_path):
     """The quick tests build nothing; of all tests none is skipped in silence, and the book is built before them."""
     (tmp_path / ".installed").touch()

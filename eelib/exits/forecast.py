@@ -82,12 +82,13 @@ def step_seconds(
     at = np.arange(1, costs.layers + 1)
     runs, ends = ((exits[:, None] >= at).mean(axis=0), (exits[:, None] == at).mean(axis=0))
     some = 1 - (1 - runs) ** batch  # the chance that any of the rows runs each block
-    tokens = batch / np.maximum(some, 1e-9) if keys == "deferred" else np.full(costs.layers, batch)
-    each = [np.interp(tokens, np.arange(len(part)), part) for part in costs.table]
+    tokens = batch / np.maximum(some, 1e-9) if keys == "deferred" else np.full(costs.layers, float(batch))
+    call = costs.upto(batch, 0, 0)
+    blocks = some @ [costs.upto(rows, 1, 0) - costs.upto(rows, 0, 0) for rows in tokens.round().astype(int).tolist()]
     read = sum(some[layer - 1] for layer in asked if layer < costs.layers) if reads else 0.0
     emits = ends[-1:] if reads else ends
     read += (1 - (1 - emits) ** batch).sum()
-    return float(costs.table[0][batch] + (some * each[1]).sum() / costs.layers + read * costs.table[2][batch])
+    return float(call + blocks + read * (costs.upto(batch, 0) - call))
 
 
 def seconds(
@@ -117,7 +118,7 @@ def seconds(
         return prompts + steps * step_seconds(costs, exits, keys, asked, reads, batch)
     goes_on, right = early.mean() ** batch, agrees[early].mean()
     drafting, shared = step_seconds(costs, exits[early], "copy", asked, reads, batch), exits[early].mean()
-    asking = costs.table[2][batch] * sum(layer < costs.layers for layer in asked) * reads
+    asking = (costs.upto(batch, 0) - costs.upto(batch, 0, 0)) * sum(layer < costs.layers for layer in asked) * reads
     tokens = sum((goes_on * right) ** number for number in range(draft + 1))  # of a round, per row
     spent = 0.0
     for made in range(draft + 1):

@@ -2,7 +2,7 @@
 
 Decoding multiplies one row, or a few, by every weight of a network, so it takes as long as reading the weights. Where
 torch's products of many rows take longer than ours, too, ours are used for those. Drafts multiply by weights that are
-rounded to 8 bits, which takes half the time.
+rounded to 8 bits, of which there are half as many bytes to read.
 """
 
 import weakref
@@ -200,7 +200,7 @@ class FewRows:
 
 
 class Int8Products:
-    """The forward of a linear layer whose weights are rounded to 8 bits, with one scale for each output."""
+    """The forward of a linear layer on the CPU whose weights are rounded to 8 bits, with one scale for each output."""
 
     def __init__(self, layer: nn.Linear):
         weight = layer.weight.detach()
@@ -209,8 +209,9 @@ class Int8Products:
         self.bias = layer.bias
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Products [..., n] of input [..., k]."""
-        x, y = input.contiguous(), input.new_empty(*input.shape[:-1], len(self.w))
+        """Products [..., n] of input [..., k], float32."""
+        x = input.float().contiguous()  # autocast may have made it shorter
+        y = x.new_empty(*x.shape[:-1], len(self.w))
         multiply(x.data_ptr(), x.numel() // x.shape[-1], self.w, y.data_ptr())
         y.mul_(self.scales)
         return y if self.bias is None else y.add_(self.bias)

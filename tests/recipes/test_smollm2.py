@@ -83,6 +83,13 @@ def own_text(length, task="story", number=0):
     return OwnText(number, task, torch.arange(length + 1) - 1, 1, nothing, nothing)
 
 
+def test_a_text_that_repeats_itself_is_flagged():
+    assert own_text(40).repeated == 0
+    run = [*range(8), 90, *range(8), 91]
+    text = replace(own_text(1), ids=torch.tensor([5, *run]))
+    assert text.repeated == 16 / 18
+
+
 def test_batches_go_on_from_a_place_and_new_outputs_come_before_the_next_epoch(made, tmp_path):
     _, work = made
     outputs = work / OUTPUTS.name

@@ -3,6 +3,8 @@
 import pytest
 from task_rows import PAIR, QUESTION, write
 
+from eelib.tasks.kind import Item, TaskKind
+from eelib.tasks.metrics import mean_of
 from eelib.tasks.task import KINDS, Task, load_task, shipped_tasks, task_names
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from eestudy.exits.task_quality import quality_interval
@@ -178,3 +180,22 @@ def test_quality_and_baseline(kind, metrics, one_line):
     poetry = Task("t", "poetry", ["p"], [["r"]], ["s"], ["0"])
     for call in (lambda: poetry.quality(["x"]), lambda: quality_interval(poetry, ["x"])):
         one_line(ValueError, ("'poetry'", "translation"), call)
+
+
+def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
+    """Rows of its own, prompt, score, interval and baseline, through the calls that every other kind goes through."""
+    same = TaskKind(
+        name="copying",
+        fields=("copy",),
+        examples=("copy",),
+        fits=lambda fields: "copy" in fields,
+        reader=lambda name, first: lambda row, i: Item(f"Copy: {row['copy']}", row["copy"], [row["copy"]], str(i)),
+        item_stats=lambda task, outputs: {"same": mean_of([o == s for o, s in zip(outputs, task.sources)])},
+        baseline={"same": 50.0},
+    )
+    monkeypatch.setitem(KINDS, same.name, same)
+    task = load_task(str(write(tmp_path / "any.jsonl", [{"copy": word, "size": len(word)} for word in ("a", "bb")])))
+    assert (task.kind, task.prompts, task.baseline) == ("copying", ["Copy: a", "Copy: bb"], {"same": 50.0})
+    assert task.quality(["a", "b"]) == {"same": 50.0} and not task.above_baseline(task.quality(["a", "b"]))
+    assert quality_interval(task, ["a", "bb"])["same"][:4] == (100.0, 100.0, 100.0, 2)
+    assert task.columns == {"size": [1, 2]}

@@ -214,14 +214,17 @@ def int8_model(model: Model) -> Model:
     Raises:
         InputError: no layer is multiplied so.
     """
+    refused = InputError(
+        f"draft='int8': {model.name} runs on {model.device.type} in {model.dtype}, or its layers are too small; weights"
+        " of 8 bits are for large layers on a CPU in float32"
+    )
+    if model.device.type != "cpu" or model.dtype != "float32":  # now; a copy of before would be of no use
+        raise refused
     if model.network not in INT8_MODELS:
         shared = {id(tensor): tensor for tensor in (*model.network.parameters(), *model.network.buffers())}
         network, blocks, unembed = deepcopy((model.network, model.blocks, model.unembed), shared)
         if not use_int8_products(network):
-            raise InputError(
-                f"draft='int8': {model.name} runs on {model.device.type} in {model.dtype}, or its layers are too small;"
-                " weights of 8 bits are for large layers on a CPU in float32"
-            )
+            raise refused
         copied = replace(model, network=network, blocks=blocks, unembed=unembed, components=[])
         own = f"{model.hash}-int8" if model.hash else ""
         INT8_MODELS[model.network] = replace(copied, hash=own, translators=None, draft_block=None)

@@ -187,6 +187,14 @@ def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model
     assert len(asked) > len(many)
 
 
+def test_a_copy_of_8_bits_is_not_used_once_the_model_is_of_another_type(folder_of, one_line):
+    model = eelib.load_model(str(folder_of("llama")), device="cpu")
+    int8_model(model)
+    model.network.bfloat16()
+    for draft in ("int8", "prompt+int8"):
+        one_line(InputError, "runs on cpu in bfloat16", lambda draft=draft: generate(model, ["a cat"], draft=draft))
+
+
 @pytest.mark.parametrize("draft", ["prompt", "layer:1", "block", "features"])
 def test_a_model_in_bfloat16_drafts(draft, folder_of, many):
     """Its outputs may differ where tokens are tied, so that only their number is held."""
