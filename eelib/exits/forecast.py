@@ -122,8 +122,7 @@ def seconds(
     tokens = sum((goes_on * right) ** number for number in range(draft + 1))  # of a round, per row
     spent = 0.0
     for made in range(draft + 1):
-        rows = batch * (1 + made)
-        verifying = costs.whole(rows) - costs.upto(rows, shared, 0) + costs.upto(batch, shared, 0)
+        verifying = costs.verifying(batch * (1 + made), batch, shared)
         chance = goes_on**made * (1 - goes_on if made < draft else 1.0)
         spent += chance * (made * drafting + verifying + (asking if made < draft else 0.0))
     return float(prompts + steps / tokens * spent)

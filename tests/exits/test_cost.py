@@ -103,7 +103,8 @@ def test_rounds_of_drafts_are_the_mean_over_all_ways_in_which_they_go(draft):
         for outcome in product([True, False], repeat=made):
             of_it = chance * np.prod([right if one else 1 - right for one in outcome])
             tokens += of_it * (1 + next((i for i, one in enumerate(outcome) if not one), made))
-        verifying = 2 + (4 / 3) * 10 + (4 - 4 / 3) * (10 + made) + 52 + 2 * made
+        calls = 2 if made else 1  # drafts have run some blocks; up to there the newest token runs alone
+        verifying = 2 * calls + (4 / 3) * 10 + (4 - 4 / 3) * (10 + made) + 52 + 2 * made
         spent += chance * (made * (2 + 10 * 4 / 3 + 52) + verifying + (52 if made < draft else 0))
     found = seconds(COSTS, [plan(exits, agrees)], "verified", asked=(1,), draft=draft)
     assert found == pytest.approx(4 / tokens * spent)

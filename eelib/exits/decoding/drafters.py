@@ -73,11 +73,12 @@ class LayerDrafts(GateRunner, ModelDrafts):
         self.head = DraftHead(model, self.block) if self.block else None
         self.expected = self.block.accepted if self.block else ()
         if self.block:
+            self.block_runs = 1
             use_fast_products(self.block, like=model.network)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         """Of one draft for each of so many sequences."""
-        return costs.upto(rows, self.layer + bool(self.block), self.head.share if self.head else 1.0)
+        return costs.upto(rows, self.layer + self.block_runs, self.head.share if self.head else 1.0)
 
     def begin_prompts(self, prompts: list[list[int]]) -> None:
         """A new batch."""
@@ -317,7 +318,7 @@ def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
         except InputError:
             continue
         right += right[-1:] * (MOST - len(right))
-        speed_up, _ = expected_speed_up(costs, right, made, shared, sequences)
+        speed_up, _ = expected_speed_up(costs, right, made, shared, sequences, min(shared, 1))
         if speed_up > best:
             found, best = f"prompt+{kind}", speed_up
     return found

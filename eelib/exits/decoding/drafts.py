@@ -82,12 +82,14 @@ class ModelDrafts:
     Attributes:
         layer: whose readout a draft is.
         in_network: a draft is an exit of the network's own blocks, of which verifying it need not run `shared` again.
+        block_runs: 1 where it is read through a trained block, which runs in each verifying pass, too.
         expected: how often its first, second ... draft in a row is right, before there are any; empty: not known.
         stores_kv: it stores keys and values in the batch's cache, in one more layer or in place of the model's.
     """
 
     layer: int
     shared: int = 0
+    block_runs: int = 0
     expected: tuple[float, ...] = ()
     in_network: bool = False
     stores_kv: bool = False
@@ -149,7 +151,7 @@ class Drafting:
         """A new round."""
         self.settle()
         self.rows, self.width, self.made = len(sequences), 0, 0
-        self.written, self.spent = 0, self.costs.whole(self.rows)
+        self.written, self.spent = 0, self.verifying(0)
         self.chances, self.kinds = dict.fromkeys(sequences, 1.0), {s: [] for s in sequences}
         self.guessed: set[DecodedSequence] = set()
 
@@ -182,8 +184,8 @@ class Drafting:
 
     def verifying(self, width: int, shared: int = 0) -> float:
         """Seconds of a pass that verifies `width` drafts of each sequence; all have run `shared` blocks."""
-        rows, costs = self.rows * (1 + width), self.costs
-        return costs.whole(rows) - costs.upto(rows, shared, 0) + costs.upto(self.rows, shared, 0)
+        block = self.drafts.block_runs if self.drafts else 0
+        return self.costs.verifying(self.rows * (1 + width), self.rows, shared, block)
 
     def widen(self, width: int, shared: int = 0) -> None:
         """Count on a verifying pass over `width` drafts of each sequence."""
@@ -260,6 +262,8 @@ class Drafting:
         saved = self.value("model") * self.right() * sum(self.chances[s] for s in some)
         more = max(self.made + 1, self.width)
         more_verified = self.verifying(more, self.drafts.shared) - self.verifying(self.width, self.drafts.shared)
+        if not self.made:  # without any, a trained block need not run
+            more_verified += self.verifying(0) - self.costs.whole(self.rows)
         return self.made < MOST and saved > self.drafts.seconds(self.costs, len(some)) + more_verified
 
     def drafted(self, sequences: list[DecodedSequence]) -> None:

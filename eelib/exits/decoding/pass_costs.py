@@ -71,6 +71,15 @@ class PassCosts:
         call, through, read = self.table
         return (call[at] + through[at] * blocks / self.layers + read[at] * head) * (rows / at if at else 1.0)
 
+    def verifying(self, rows: int, new: int, shared: float = 0, block: int = 0) -> float:
+        """A pass that verifies drafts: of its `rows` tokens all but the `new` ones have run `shared` blocks.
+
+        The new ones run these in a call of their own, before all go on together; they also run `block` trained blocks.
+        """
+        if not shared or rows == new:
+            return self.whole(rows) + self.upto(new, block, 0) - self.upto(new, 0, 0)
+        return self.upto(new, shared + block, 0) + self.whole(rows) - self.upto(rows, shared, 0) + self.upto(rows, 0, 0)
+
     def beside(self, batch: "PassCosts") -> "PassCosts":
         """These of one sequence up to where those of a batch begin."""
         few = sum(rows < batch.rows[0] for rows in self.rows)
@@ -103,7 +112,7 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
 
 
 def expected_speed_up(
-    costs: PassCosts, right: Sequence[float], draft: float, shared: int = 0, sequences: int = 1
+    costs: PassCosts, right: Sequence[float], draft: float, shared: int = 0, sequences: int = 1, block: int = 0
 ) -> tuple[float, int]:
     """The speed-up over plain decoding to expect of drafts, prompts left out, at the number of drafts that is best.
 
@@ -113,6 +122,7 @@ def expected_speed_up(
         draft: seconds of one draft for all sequences.
         shared: blocks that a drafted token has run, and that verifying it need not run again.
         sequences: that are decoded together.
+        block: 1 where drafts come from a trained block after `shared` blocks, which all tokens run.
 
     Returns:
         (speed-up, number of drafts); (1.0, 0) where no number of drafts saves time.
@@ -120,8 +130,7 @@ def expected_speed_up(
     best, plain, saved = (1.0, 0), costs.whole(sequences), 0.0
     for length, chance in enumerate(accumulate(right, mul), 1):
         saved += chance
-        rows = sequences * (1 + length)
-        verified = costs.whole(rows) - costs.upto(rows, shared, 0) + costs.upto(sequences, shared, 0)
+        verified = costs.verifying(sequences * (1 + length), sequences, shared, block)
         speed_up = (1 + saved) * plain / (length * draft + verified)
         best = (speed_up, length) if speed_up > best[0] else best
     return best

@@ -339,8 +339,10 @@ def test_the_expected_speed_up_by_hand():
     by_hand = [sum_ / (1 + length * 0.125) for length, sum_ in enumerate(tokens, 1)]
     assert expected_speed_up(costs, [0.5] * 3, 0.5) == pytest.approx((max(by_hand), 1 + by_hand.index(max(by_hand))))
     # drafts of layer 1 of 4, which verifying shares: of the pass over two tokens three blocks run both
-    costs = PassCosts(4, (1, 2), (0.0, 0.0), (4.0, 6.0), (0.0, 0.0))
-    assert expected_speed_up(costs, [1.0], 1.0, shared=1) == pytest.approx((2 * 4 / (1 + 1 + 3 / 4 * 6), 1))
+    costs = PassCosts(4, (1, 2), (0.1, 0.1), (4.0, 6.0), (0.0, 0.0))
+    assert expected_speed_up(costs, [1.0], 1.0, shared=1) == pytest.approx((2 * 4.1 / (1 + 1.1 + 0.1 + 3 / 4 * 6), 1))
+    with_block = expected_speed_up(costs, [1.0], 1.0, shared=1, block=1)
+    assert with_block == pytest.approx((2 * 4.1 / (1 + 2.1 + 0.1 + 3 / 4 * 6), 1))
     assert expected_speed_up(costs, [0.1], 1.0) == (1.0, 0)
 
 
