@@ -23,7 +23,7 @@ from eelib.tracing.decode import greedy_decode
 
 MODEL, NEW_TOKENS, TOKENS = "smollm2-135m-instruct", 96, 20_000
 TIE = TOLERANCES[torch.float32].tie  # of logits, in nats
-DRAFTED = 4  # tokens of each sequence that are drafted before they are verified
+DRAFTED = 2  # tokens of each sequence that are drafted before they are verified
 NEAR = 1e-3  # of the two best logits, below which a token of the sample may be another one elsewhere
 
 

@@ -7,7 +7,7 @@ import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import InputError
 from eelib.common.machine import PARTS, report_halving
-from eelib.exits.decoding import generate as generate_file
+from eelib.exits.decoding import self_test
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import Gate, gate_named
@@ -120,7 +120,7 @@ def test_prompts_and_models_that_do_not_fit(model_of, one_line, monkeypatch):
     one_line(InputError, "encoder-decoder", lambda: eelib.generate(model_of("bert"), PROMPTS))
     one_line(InputError, "load_model", lambda: eelib.generate("llama", PROMPTS))
     model = model_of("gpt2")
-    monkeypatch.setattr(generate_file, "TESTED", type(generate_file.TESTED)())
+    monkeypatch.setattr(self_test, "TESTED", type(self_test.TESTED)())
     monkeypatch.setattr(model, "cache", "own")
     one_line(InputError, ["gpt2", "can't be stopped", "cache of its own"], lambda: eelib.generate(model, PROMPTS))
 
