@@ -318,7 +318,7 @@ def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
         except InputError:
             continue
         right += right[-1:] * (MOST - len(right))
-        speed_up, _ = expected_speed_up(costs, right, made, shared, sequences, min(shared, 1))
+        speed_up, _ = expected_speed_up(costs, right, made, shared, sequences, int(kind == "block"))
         if speed_up > best:
             found, best = f"prompt+{kind}", speed_up
     return found

@@ -31,6 +31,7 @@ from eelib.exits.decoding.verify import PlainDecoding
 from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.gates.gate import gate_named
 from eelib.models import products
+from eelib.models.block_runner import BlockRunner
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, save_draft
 from eelib.tracing.decode import greedy_decode, states_of
 
@@ -330,6 +331,24 @@ def test_the_quickest_way_is_chosen_by_what_passes_cost(model_of, costs, monkeyp
     costs(2.0)
     made = generate(model, ["the cat sat on"], draft="auto", max_new_tokens=4)
     assert (made.draft, made.kv_policy, made.sequences["drafted"].sum()) == ("", "full", 0)
+
+
+@pytest.mark.parametrize("draft", ["layer:1", "layer:2", "block"])
+def test_the_seconds_that_are_counted_are_those_of_the_calls_and_blocks_that_run(draft, model_of, eos, monkeypatch):
+    """A call costs 100, a block 1, whatever the number of tokens; the trained block, too. Prompts are left out."""
+    model, ran = model_of("llama"), []
+    eos(model, {model.vocab_size + 1})
+    generate(model, ["a"], max_new_tokens=1)  # which tests, once, that the model can be stopped
+    flat = PassCosts(model.layers, (1, 512), (100.0, 100.0), (float(model.layers),) * 2, (0.0, 0.0))
+    monkeypatch.setattr(drafters, "pass_costs", lambda *_: flat)
+    for of, name, seconds in ((BlockRunner, "prepare", 100), (BlockRunner, "run", 1), (DraftBlock, "forward", 1)):
+        plain = getattr(of, name)
+        counted = lambda *given, plain=plain, seconds=seconds: ran.append(seconds) or plain(*given)  # noqa: E731
+        monkeypatch.setattr(of, name, counted)
+    made = generate(model, PROMPTS[:1], draft=draft, draft_length=2, max_new_tokens=STEPS)
+    assert made.sequences["drafted"].sum() > 2
+    prompt = 100 + model.layers + (draft == "block")
+    assert made.expected[1] == pytest.approx(sum(ran) - prompt)
 
 
 def test_the_expected_speed_up_by_hand():
