@@ -63,7 +63,7 @@ def ours(model: Model, draft: str | None, new_tokens: int) -> Callable[[Task, in
     def run(task: Task, size: int) -> tuple[float, list[list[int]], Row]:
         made = generate(model, task, draft=draft, batch_size=size, max_new_tokens=new_tokens)
         known: Row = {name: int(made.sequences[name].sum()) for name in ("drafted", "accepted", "passes")}
-        return sum(made.times.values()), made.tokens.groupby("sequence")["token_id"].agg(list).tolist(), known
+        return made.seconds, made.tokens.groupby("sequence")["token_id"].agg(list).tolist(), known
 
     return run
 

@@ -114,7 +114,7 @@ def decode(
             made = found[setup.name]
             tokens, outputs, row = against_full_depth(study, task, list(batch), made, most)
             about = {"model": study.model.name, "task": task, "setup": setup.name}
-            row |= about | {"batch_size": len(batch), "batch": number, "seconds": sum(made.times.values())}
+            row |= about | {"batch_size": len(batch), "batch": number, "seconds": made.seconds}
             parts.append((tokens.assign(**about), outputs.assign(**about), row))
     tokens, outputs = (pd.concat([part[at] for part in parts], ignore_index=True) for at in (0, 1))
     return Decoded(tokens[TOKENS], outputs[OUTPUTS], pd.DataFrame([part[2] for part in parts])[TIMED])

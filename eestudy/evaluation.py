@@ -43,7 +43,6 @@ def curves(
     studies: Studies,
     gates: Iterable[str] = GATES,
     thresholds: int | Sequence[float] = 60,
-    cross_fitted: bool = True,
 ) -> pd.DataFrame:
     """Sums over the tokens of each group at many thresholds of each gate.
 
@@ -51,8 +50,6 @@ def curves(
         studies: one, or several.
         gates: of GATES and OUR_GATES. One that a model has no file of is left out, with a printed line.
         thresholds: how many at most, task by task, by even steps of mean layers; or the thresholds themselves, rising.
-        cross_fitted: of gates that are fitted to traces: each half's tokens exit by the gate fitted to the other half.
-            Else all do by the one fitted to "calibrate", which is how a threshold for that gate is chosen.
 
     Returns:
         model, task, gate, half (calibrate or report), threshold, group; sums over the tokens that statistics count:
@@ -63,12 +60,12 @@ def curves(
         layers run than at a lower one, so that layers rise.
     """
     thin = isinstance(thresholds, int)
-    found = _each(studies, gates, cross_fitted)
+    found = _each(studies, gates)
     return _joined((one.curve(one.values(None, thresholds), thin) for one in found), CURVES)
 
 
 def exits(studies: Studies, chosen: pd.DataFrame) -> pd.DataFrame:
-    """Every token that statistics count, at one threshold of each gate and task; no gate is cross-fitted.
+    """Every token that statistics count, at one threshold of each gate and task.
 
     Args:
         studies: one, or several.
@@ -86,7 +83,7 @@ def exits(studies: Studies, chosen: pd.DataFrame) -> pd.DataFrame:
         rows = chosen[chosen["model"] == study.model.name] if "model" in chosen else chosen
         if unknown := sorted(set(rows["task"]) - set(study.traces)):
             raise InputError(f"task {unknown[0]!r} is not in this study; there are {', '.join(study.traces)}")
-        found = {(one.task, one.gate): one for one in _each(study, rows["gate"].unique(), False)}
+        found = {(one.task, one.gate): one for one in _each(study, rows["gate"].unique())}
         for row in rows.to_dict("records"):
             if one := found.get((row["task"], row["gate"])):
                 frames.append(one.tokens_at(row["threshold"]).assign(source=row.get("source", row["task"])))
@@ -97,13 +94,12 @@ def quality(
     studies: Studies,
     gates: Iterable[str] = GATES,
     thresholds: int | Sequence[float] = 12,
-    cross_fitted: bool = True,
 ) -> pd.DataFrame:
     """What the task's first score needs of each output, with early exits and at full depth, at some thresholds.
 
     Args:
         studies: one, or several. Tasks without references are left out.
-        gates, cross_fitted: as in `curves`.
+        gates: as in `curves`.
         thresholds: how many at most, by even steps of mean layers on the half "calibrate", the last one with no early
             exit there; or the thresholds themselves, rising.
 
@@ -112,7 +108,7 @@ def quality(
         layers, tokens; the columns SUMS. Once these are summed over outputs of one task, `score` makes the score.
     """
     thin = isinstance(thresholds, int)
-    scored = (one for one in _each(studies, gates, cross_fitted) if all(one.study.tasks[one.task].references))
+    scored = (one for one in _each(studies, gates) if all(one.study.tasks[one.task].references))
     return _joined((one.quality(one.values(one.calibrates, thresholds), thin) for one in scored), QUALITY)
 
 
@@ -163,13 +159,13 @@ def wide(curve: pd.DataFrame) -> pd.DataFrame:
     return pd.concat({name: table[name].ffill(axis=1) for name in names}, axis=1)
 
 
-def agreement_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray, over: str = "layers") -> np.ndarray:
-    """Agreement [rows, len(at)] where the mean of `over` is `at`, linear between neighbouring thresholds.
+def agreement_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Agreement [rows, len(at)] where mean layers are `at`, linear between neighbouring thresholds.
 
-    `totals`: sums of `wide`, a row for each draw; `over`: "layers" or "cost". NaN below a curve's first point.
+    `totals`: sums of `wide`, a row for each draw. NaN below a curve's first point.
     """
     size = totals["tokens"].to_numpy(float)
-    x, y = (totals[name].to_numpy(float) / size for name in (over, "agreed"))
+    x, y = (totals[name].to_numpy(float) / size for name in ("layers", "agreed"))
     return np.stack([np.interp(at, *points, left=np.nan) for points in zip(x, y)])
 
 
@@ -317,10 +313,10 @@ def _joined(frames: Iterable[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)[columns] if found else pd.DataFrame(columns=columns)
 
 
-def _each(studies: Studies, gates: Iterable[str], cross_fitted: bool) -> Iterator[Evaluated]:
+def _each(studies: Studies, gates: Iterable[str]) -> Iterator[Evaluated]:
     gates = list(gates)
     for study in _several(studies):
-        for task, gate, sweep in sweeps(study, gates, cross_fitted):
+        for task, gate, sweep in sweeps(study, gates):
             yield Evaluated(study, task, gate, sweep, halves(study)[task])
 
 

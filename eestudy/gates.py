@@ -1,8 +1,7 @@
 """The gates that pages compare, and how the tokens of a study's traces exit by them.
 
 Each task's groups are in two halves, one to calibrate on and one to report on; a group of several tasks is in the same
-half of all. Gates that are fitted to traces are cross-fitted, so that the tokens of one half exit by the gate that is
-fitted to the other half. Where a threshold is chosen, all exit by the gate that is fitted to the half to calibrate on.
+half of all. Gates that are fitted to traces are fitted to the half to calibrate on.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ from eelib.exits.gates.state import TRAINED, file_name, trained_gate
 from eelib.exits.trace_scores import Scores, make_scores, scores
 from eestudy.exits.fit import fit
 from eestudy.exits.gates import FEATURES
-from eestudy.exits.sweeps import FreeSweep, SequentialSweep, Sweep, ThresholdSweep, mixed, sequential_sweep
+from eestudy.exits.sweeps import FreeSweep, Sweep, ThresholdSweep, sequential_sweep
 from eestudy.study import Study
 from eestudy.words import PieceTable, piece_table
 
@@ -44,7 +43,7 @@ class OracleSweep(ThresholdSweep):
         return [float(layer) for layer in range(1, self.trace.layers + 1)]
 
 
-def sweeps(study: Study, gates: Iterable[str], cross_fitted: bool = True) -> Iterator[tuple[str, str, Sweep]]:
+def sweeps(study: Study, gates: Iterable[str]) -> Iterator[tuple[str, str, Sweep]]:
     """(task, gate, how its tokens exit) of the gates that there are, on the tasks that have two halves.
 
     Raises:
@@ -57,7 +56,7 @@ def sweeps(study: Study, gates: Iterable[str], cross_fitted: bool = True) -> Ite
     found = [rule for rule in rules.values() if rule]
     for task in halves(study):
         make_scores(study.model, study.tasks[task], study.traces[task], found, progress=False)
-        yield from ((task, gate, sweep_of(study, task, gate, cross_fitted)) for gate in gates if rules.get(gate, True))
+        yield from ((task, gate, sweep_of(study, task, gate)) for gate in gates if rules.get(gate, True))
 
 
 @cache
@@ -99,16 +98,9 @@ def rule_of(study: Study, gate: str) -> ExitRule | None:
 
 
 @cache
-def sweep_of(study: Study, task: str, gate: str, cross_fitted: bool = True) -> Sweep:
+def sweep_of(study: Study, task: str, gate: str) -> Sweep:
     """How the tokens of a trace exit by a gate."""
     trace, minimum = study.traces[task], study.parameters.get("minimum_layer", 1)
-
-    def fitted(rows: np.ndarray) -> ThresholdSweep | SequentialSweep:
-        made = fit(gate, trace, rows & trace.statistic_rows(), pieces_of(study))
-        rule = ExitRule(made, minimum_layer=minimum)
-        needs_exits = "exit before" in made.needs
-        return sequential_sweep(rule, trace) if needs_exits else ThresholdSweep(rule, trace, scores(rule, trace))
-
     if gate == ORACLE:
         rule, first = ExitRule(gate_named(FIXED)), torch.tensor(trace.exit_layer("first"))[:, None]
         score = torch.where(torch.arange(1, trace.layers + 1) < first, first - 1, trace.layers).float()
@@ -117,9 +109,10 @@ def sweep_of(study: Study, task: str, gate: str, cross_fitted: bool = True) -> S
         layers = sorted({max(1, round(share * trace.layers)) for share in FREE_EXITS})
         return FreeSweep(trace, tuple(layer for layer in layers if layer >= minimum))
     if gate in FEATURES:
-        calibrates = halves(study)[task]
-        own = fitted(calibrates)
-        return mixed(fitted(~calibrates), own, calibrates) if cross_fitted else own
+        made = fit(gate, trace, halves(study)[task] & trace.statistic_rows(), pieces_of(study))
+        rule = ExitRule(made, minimum_layer=minimum)
+        needs_exits = "exit before" in made.needs
+        return sequential_sweep(rule, trace) if needs_exits else ThresholdSweep(rule, trace, scores(rule, trace))
     named = rule_of(study, gate)
     assert named
     return ThresholdSweep(named, trace, scores(named, trace))

@@ -2,9 +2,8 @@
 
 import ast
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from eelib.common.errors import InputError, StorageError
@@ -39,26 +38,14 @@ def as_parameter_error() -> Iterator[None]:
         raise ParameterError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class Parameters(Mapping[str, Any]):
-    """The checked parameters of one run, by name."""
-
-    given: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.given[name]
+class Parameters(dict[str, Any]):
+    """The checked parameters of one run, by name: `p["limit"]` or `p.limit`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self.given[name]
+            return self[name]
         except KeyError:
             raise AttributeError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.given)
-
-    def __len__(self) -> int:
-        return len(self.given)
 
 
 def check_parameters(

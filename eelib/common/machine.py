@@ -1,10 +1,9 @@
-"""The machine: its name and versions, free memory, batches halved until they fit, seconds by part, compiled code."""
+"""The machine: its name and versions, free memory, batches halved until they fit, compiled code."""
 
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +16,6 @@ import transformers
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-PARTS = ("blocks", "head", "gate", "draft", "cache", "python")
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -100,32 +98,6 @@ def run_in_halves(work: Callable[[list[Item]], Result], items: list[Item]) -> li
 @cache
 def report_halving() -> None:
     print("out of memory: batches are halved until they fit")
-
-
-class Timer:
-    """Seconds of a decoding by part; a part inside another one is charged to itself alone.
-
-    On a GPU a part is charged with handing out its work; the wait falls where a value is read.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.part, self.since = "python", time.perf_counter()
-
-    def charge(self, part: str) -> str:
-        """Charge the time since the last call to the current part and make `part` the current one; the one before."""
-        now, before = time.perf_counter(), self.part
-        self.seconds[before] += now - self.since
-        self.part, self.since = part, now
-        return before
-
-    @contextmanager
-    def timing(self, part: str) -> Iterator[None]:
-        before = self.charge(part)
-        try:
-            yield
-        finally:
-            self.charge(before)
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

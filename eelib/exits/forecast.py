@@ -62,7 +62,7 @@ def by_sequence(made: Trace, exits: np.ndarray, agrees: np.ndarray) -> dict[int,
 def prompt_seconds(model: Model, task: Task, batch_size: int = 1) -> float:
     """Seconds of one prompt, timed on all of a task's. InputError as of `generate`."""
     alone = (generate(model, task, batch_size=batch_size, max_new_tokens=1) for _ in range(2))
-    return min(sum(one.times.values()) for one in alone) / len(task)
+    return min(one.seconds for one in alone) / len(task)
 
 
 def step_seconds(

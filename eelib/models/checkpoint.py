@@ -33,7 +33,7 @@ from eelib.common.files import data_folder
 from eelib.common.machine import cpu_slowdown
 from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
-from eelib.models.lens_adapters import FILES
+from eelib.models.lens_adapters import TRANSLATORS_FILE
 from eelib.models.lora import CONFIG as LORA_CONFIG
 from eelib.models.lora import merge_lora
 from eelib.models.packaged import PACKAGED, describe, find_gguf, packaged_folder, read_header
@@ -47,6 +47,7 @@ CLASSES = {
     "masked": AutoModelForMaskedLM,
     "classifier": AutoModelForSequenceClassification,
 }
+MODEL_FILES = ("config.json", LORA_CONFIG, TRANSLATORS_FILE)  # one of which a folder with a model has
 UNTIED = 4  # times that a network may hold one weight before what is tied is tied
 HUB_SECONDS = 3.0  # for the hub to answer; the library tries for 20, for each file
 BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
@@ -54,9 +55,7 @@ BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
 def shipped_models() -> list[str]:
     """Names of the language models that come with the project, or that it fetches from the package index."""
-    shipped = {
-        p.parent.name for file in ("config.json", LORA_CONFIG, *FILES) for p in data_folder("models").glob(f"*/{file}")
-    }
+    shipped = {path.parent.name for file in MODEL_FILES for path in data_folder("models").glob(f"*/{file}")}
     return sorted({*shipped, *PACKAGED})
 
 
@@ -71,7 +70,7 @@ def path_of(name: str | Path) -> str:
         return str(packaged_folder(name))
     try:
         path = data_folder("models", name)
-        if not any((path / file).exists() for file in ("config.json", LORA_CONFIG, *FILES)):
+        if not any((path / file).exists() for file in MODEL_FILES):
             path = Path(name).expanduser()
         if path.is_dir() or find_gguf(path):  # . and .. have a name only where they lead; a link keeps its own
             return str(path.resolve() if path.name in ("", "..") else path)

@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from eelib.common.machine import Timer
 from eelib.models.probe import foreign_code
 
 # ---- for plain decoding
@@ -99,9 +98,9 @@ class CacheView:
 class RaggedKVLayer(CacheLayerMixin):
     """One layer: `buffers` are keys and values [rows, heads, slots, size]; none before the first update."""
 
-    def __init__(self, view: CacheView, timer: Timer):
+    def __init__(self, view: CacheView):
         super().__init__()
-        self.view, self.timer = view, timer
+        self.view = view
         self.buffers: list[Tensor] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -121,7 +120,7 @@ class RaggedKVLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store the call's keys and values [n, heads, new, size]; gives those of the rows that run, from slot 0 on."""
-        before, view = self.timer.charge("cache"), self.view
+        view = self.view
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = view.past + key_states.shape[2]
@@ -139,7 +138,6 @@ class RaggedKVLayer(CacheLayerMixin):
             if not view.kv_only:
                 stored = buffer[:, :, :end]
                 found.append(stored if view.rows is None else stored[view.rows])
-        self.timer.charge(before)
         if view.kv_only:
             raise KVWritten
         return found[0], found[1]
@@ -194,10 +192,10 @@ class RaggedKVCache:
     block that reads a layer of the network.
     """
 
-    def __init__(self, layers: int, rows: int, capacity: int, with_source: bool, with_block: bool, timer: Timer):
+    def __init__(self, layers: int, rows: int, capacity: int, with_source: bool, with_block: bool):
         self.view = CacheView(rows, capacity)
-        self.layers = [RaggedKVLayer(self.view, timer) for _ in range(layers)]
-        self.extra = [RaggedKVLayer(self.view, timer)] if with_block else []
+        self.layers = [RaggedKVLayer(self.view) for _ in range(layers)]
+        self.extra = [RaggedKVLayer(self.view)] if with_block else []
         own = DynamicCache()
         own.layers = [*self.layers, *self.extra]
         own.layer_class_to_replicate = None

@@ -6,7 +6,8 @@ tokens: after one layer ("block"), or from the last features and the next token'
 Li et al. 2024, section 4.1). It starts as a copy of one of the network's blocks, is read through the network's own
 final norm, and its head is some rows of the network's own: those of the tokens that the model writes most.
 
-A folder with a lens adapter names its model and the hash of its weights, and loads as a model of its own name.
+A file of either names its model and the hash of its weights. A folder with translators loads as a model of its own
+name; a draft block is for `generate`'s drafts.
 """
 
 import copy
@@ -32,7 +33,7 @@ from eelib.models.probe import output_of
 if TYPE_CHECKING:
     from eelib.models.model import Model
 
-TRANSLATORS_FILE, DRAFT_FILE = FILES = ("translators.safetensors", "draft.safetensors")
+TRANSLATORS_FILE, DRAFT_FILE = "translators.safetensors", "draft.safetensors"
 
 
 class Translators(nn.Module):
@@ -185,15 +186,10 @@ def load_draft(model: "Model", file: Path) -> DraftBlock:
     return found.to(model.device)
 
 
-def file_of(path: str | Path) -> Path | None:
-    """The file of a folder with a lens adapter; None for a folder without, and for what is no folder."""
-    return next((file for name in FILES if (file := Path(path) / name).is_file()), None)
-
-
 def base_of(path: str | Path) -> str:
-    """The model that a folder's lens adapter is for; "" for a folder without, and for what is no folder."""
-    file = file_of(path)
-    return "" if file is None else str(origin_of(file)["model"])
+    """The model that a folder's translators are for; "" for a folder without, and for what is no folder."""
+    file = Path(path) / TRANSLATORS_FILE
+    return str(origin_of(file)["model"]) if file.is_file() else ""
 
 
 def origin_of(file: Path) -> dict[str, Any]:
@@ -210,53 +206,24 @@ def origin_of(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error
 
 
-def with_lens_adapter(model: "Model", folder: Path) -> "Model":
-    """The model, read as a folder says, under the folder's name and with a hash of both.
+def with_translators(model: "Model", folder: Path) -> "Model":
+    """The model, read through a folder's translators, under the folder's name and with a hash of both.
 
-    CheckpointError: the lens adapter was trained on other weights; a damaged file; a draft block for a model that does
-    not write with a cache of ours, or of the kind "features", or after a layer that the model does not have.
+    CheckpointError: they were trained on other weights; a damaged file.
     """
-    file = file_of(folder)
-    assert file is not None
+    file, found = folder / TRANSLATORS_FILE, Translators(model.layers, model.hidden_size)
     origin = origin_of(file)
     if origin["model_hash"] != model.hash:
         raise CheckpointError(
             f"{folder.name} was trained for other weights of {origin['model']} (hash {origin['model_hash'][:12]}) than "
             f"these (hash {model.hash[:12]})"
         )
-    if file.name == DRAFT_FILE:
-        check_draft(model, origin, folder.name)
-    found: Translators | DraftBlock
     try:
-        if file.name == DRAFT_FILE:
-            found = load_draft(model, file)
-        else:
-            found = Translators(model.layers, model.hidden_size)
-            found.load_state_dict({key: value.float() for key, value in safetensors.torch.load_file(file).items()})
-    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+        found.load_state_dict({key: value.float() for key, value in safetensors.torch.load_file(file).items()})
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error
     if not all(bool(torch.isfinite(value).all()) for value in found.parameters()):
         raise CheckpointError(f"{file} holds values that are not finite")
     whole = hashlib.sha256(model.hash.encode() + file.read_bytes()).hexdigest()
     found = found.requires_grad_(False).to(model.device).eval()
-    read = replace(model, name=folder.name, title=folder.name, hash=whole)
-    if isinstance(found, Translators):
-        read.translators = found
-    else:
-        read.draft_block = found
-    return read
-
-
-def check_draft(model: "Model", origin: dict[str, Any], name: str) -> None:
-    """CheckpointError where a model can't be read through the draft block that a file describes."""
-    if model.kind != "causal" or model.cache not in ("growing", "full"):
-        raise CheckpointError(
-            f"{name} is a draft block, which only decoder-only models with an ordinary cache can have; "
-            f"{model.name} is {model.kind}, its cache {model.cache}"
-        )
-    kind, layer = origin.get("kind"), origin.get("layer")
-    if kind != "block" or not isinstance(layer, int) or not 1 <= layer < model.layers:
-        raise CheckpointError(
-            f"{name} has a draft block of the kind {kind!r} after layer {layer!r}; read through it is only "
-            f'the kind "block", after layers 1 to {model.layers - 1}'
-        )
+    return replace(model, name=folder.name, title=folder.name, hash=whole, translators=found)

@@ -27,7 +27,7 @@ from eelib.models.checkpoint import (
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.folder import weights_hash
 from eelib.models.head import Head, prove_head
-from eelib.models.lens_adapters import DraftBlock, Translators, base_of, with_lens_adapter
+from eelib.models.lens_adapters import DRAFT_FILE, Translators, base_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
 from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
 from eelib.models.probe import accepts, embeddings_of, find_blocks, record
@@ -57,7 +57,6 @@ class Model:
         remark: what is odd about the weights.
         title: the name for captions, with the quantization where there is one.
         translators: inner states are read through them.
-        draft_block: a trained block that drafts; the states of its layer are read through it.
     """
 
     name: str
@@ -75,7 +74,6 @@ class Model:
     remark: str = ""
     title: str = ""
     translators: Translators | None = None
-    draft_block: DraftBlock | None = None
 
     @property
     def adapter(self) -> ModelKind:
@@ -160,14 +158,6 @@ class Model:
         ids = [self.tokenizer.pad_token_id, getattr(self.network.config, "pad_token_id", None), *self.eos_ids, 0]
         return next(i for i in ids if isinstance(i, int) and i >= 0)
 
-    def adapted(self, layer: int, states: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """The states [rows, new, hidden_size] of a layer in one call of the network with `inputs`: after the draft
-        block's, what it makes of them. Each call has to come here once, for it keeps keys and values of its own.
-        """
-        if self.draft_block is None or layer != self.draft_block.layer:
-            return states
-        return self.draft_block(states, inputs.get("attention_mask"), inputs.get("past_key_values"))
-
     def read_through(self, states: Tensor) -> Tensor:
         """States [n, L+1, hidden_size] as they are read: translated, where there are translators."""
         return states if self.translators is None else self.translators(states)
@@ -250,8 +240,8 @@ def load_model(
 ) -> Model:
     """Load a shipped or packaged name, a local folder, a GGUF file or a hub id, and check it (see `prepare`).
 
-    A folder with translators or a draft block gives the model that they are of, read through them; one with LoRA
-    adapters in PEFT's format gives the model that they are of, with them added to its weights.
+    A folder with translators gives the model that they are of, read through them; one with LoRA adapters in PEFT's
+    format gives the model that they are of, with them added to its weights.
 
     Args:
         name: what to load.
@@ -273,9 +263,11 @@ def load_model(
     name, path = str(name), path_of(name)
     own_name = Path(path).name.removesuffix(".gguf")
     check_name(f"model {name!r}: the last part of its name,", own_name)  # names the folders of what is made
+    if (Path(path) / DRAFT_FILE).is_file():
+        raise CheckpointError(f"{name} is a trained block that drafts for another model; see `generate`'s draft")
     if base := base_of(path):
         model = load_model(base, dtype, device, revision, trust_remote_code, fast_products)
-        return with_lens_adapter(model, Path(path))
+        return with_translators(model, Path(path))
     base, lora = lora_base(path), None
     if base:
         lora, path = Path(path), path_of(base)

@@ -54,9 +54,7 @@ def greedy_decode(
             emitted = output.logits[:, -1].argmax(-1).tolist()
             live = {index: row for index, row in enumerate(rows) if row is not None}  # place in the batch: row
             if reader:
-                given = inputs | adapter.cached(cache)
-                whole = [model.adapted(layer, states, given) for layer, states in enumerate(captured)]
-                layers = torch.stack([states[:, -1] for states in whole], dim=1)  # [rows, L+1, hidden_size]
+                layers = torch.stack([states[:, -1] for states in captured], dim=1)  # [rows, L+1, hidden_size]
                 layers = model.read_through(layers)
                 reader.add(
                     layers if len(live) == len(rows) else layers[list(live)],
@@ -105,8 +103,7 @@ def states_of(
             model.network(**inputs)
         for site, values in captured.items():
             found.setdefault(site, []).append(torch.stack([value[0, read] for value in values], dim=1))
-        whole = [model.adapted(layer, state, inputs) for layer, state in enumerate(states)]
-        layers.append(model.read_through(torch.stack([state[0, read] for state in whole], dim=1)))
+        layers.append(model.read_through(torch.stack([state[0, read] for state in states], dim=1)))
     return torch.cat(layers), {site: torch.cat(values) for site, values in found.items()}
 
 
@@ -153,10 +150,9 @@ def read_given(model: Model, firsts: list[list[int]], rest: list[list[int]]) -> 
     inputs = model.adapter.plain_inputs(model.network, padded.to(model.device))
     with block_states(model.blocks) as states:
         model.network(**inputs, **model.writer.last_logits())
-    whole = [model.adapted(layer, state, inputs) for layer, state in enumerate(states)]
     reader, finals = ReadoutBuffer(model.unembed, rest, given=True), []
     for row, text in enumerate(texts):
-        layers: Tensor = model.read_through(torch.stack([state[row, : len(text)] for state in whole], dim=1))
+        layers: Tensor = model.read_through(torch.stack([state[row, : len(text)] for state in states], dim=1))
         finals.append(top_ids(model.unembed, layers[:, -1]))
         reader.add(layers, [row] * len(text), finals[-1])
     return finals, reader.finish()
@@ -171,7 +167,7 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
     """Run the network, with arguments that hold no cache, up to block `layer` (1..L).
 
     Returns:
-        The state [1, tokens, hidden_size] after that block; after a draft block's layer, the draft block's.
+        The state [1, tokens, hidden_size] after that block.
     """
 
     def end(*_: object) -> None:
@@ -187,4 +183,4 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
             handle.remove()
     if len(states) <= layer:
         raise SelfCheckError(f"{model.name}: block {layer} did not run")
-    return model.adapted(layer, states[layer], inputs)
+    return states[layer]

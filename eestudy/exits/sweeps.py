@@ -7,7 +7,7 @@ some numbers, int64 [n]; `rule_at`: the rule that a number stands for.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -165,17 +165,3 @@ class FreeSweep:
 
 
 Sweep = ThresholdSweep | SequentialSweep | FreeSweep
-
-
-def mixed(
-    one: ThresholdSweep | SequentialSweep, other: ThresholdSweep | SequentialSweep, rows: np.ndarray
-) -> ThresholdSweep | SequentialSweep:
-    """The sweep by which `rows` (bool [n]) exit as in `one` and the rest as in `other`; whole sequences to each.
-
-    For gates that are fitted to one part of a trace and asked about the other.
-    """
-    mask = torch.tensor(rows)[:, None]
-    if isinstance(one, SequentialSweep) and isinstance(other, SequentialSweep):
-        return replace(one, scores=torch.where(mask, one.scores, other.scores))
-    assert isinstance(one, ThresholdSweep) and isinstance(other, ThresholdSweep)
-    return replace(one, found=one.found._replace(score=torch.where(mask, one.found.score, other.found.score)))

@@ -46,12 +46,12 @@ def lens(trace: Trace, sequence: int, token_text: Callable[[int], str], caption:
     return scrolling(table, caption)
 
 
-def example(trace: Trace, wanted: int = -1, least: int = 8, most: int = 14) -> int:
-    """`wanted`; for -1 the first finished output of `least` to `most` tokens, else the shortest one."""
+def example(trace: Trace, wanted: int = -1) -> int:
+    """`wanted`; for -1 the first finished output of 8 to 14 tokens, else the shortest one."""
     if wanted >= 0 and wanted in set(trace.sequences["sequence"]):
         return wanted
     table = trace.sequences
-    fits = table[(~table["truncated"]) & table["length"].between(least, most)]
+    fits = table[~table["truncated"] & table["length"].between(8, 14)]
     return int((fits if len(fits) else table.sort_values("length"))["sequence"].iloc[0])
 
 

@@ -69,12 +69,12 @@ def style() -> None:
     )
 
 
-def show(drawn: Drawn, caption: str, alt: str, name: str = "figure") -> None:
+def show(drawn: Drawn, caption: str, alt: str) -> None:
     """Show a figure with its caption (model and task belong in it), alt text, and links to its panels as SVG and to the
     plotted frame as CSV; nothing where the frame is empty.
     """
     if len(drawn.frame):
-        display(HTML(figure_html(drawn, alt, caption, name)))
+        display(HTML(figure_html(drawn, alt, caption, "figure")))
     for panel in drawn.panels:
         plt.close(panel)
 

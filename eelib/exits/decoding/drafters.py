@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.common.machine import Timer
 from eelib.common.values import check_whole
 from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
 from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
@@ -64,17 +63,14 @@ class LayerDrafts(GateRunner, ModelDrafts):
     token that is asked about exits there.
     """
 
-    def __init__(self, model: Model, layer: int, timer: Timer):
-        super().__init__(model, None, timer)
+    def __init__(self, model: Model, layer: int, block: DraftBlock | None = None):
+        super().__init__(model, None)
         self.layer = self.shared = layer
         self.layers, self.in_network = frozenset({layer}), True
-        block = model.draft_block
-        self.block = block if isinstance(block, DraftBlock) and block.layer == layer else None
-        self.head = DraftHead(model, self.block) if self.block else None
-        self.expected = self.block.accepted if self.block else ()
-        if self.block:
-            self.block_runs = 1
-            use_fast_products(self.block, like=model.network)
+        self.block, self.head = block, DraftHead(model, block) if block else None
+        if block:
+            self.block_runs, self.expected = 1, block.accepted
+            use_fast_products(block, like=model.network)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         """Of one draft for each of so many sequences."""
@@ -96,13 +92,12 @@ class LayerDrafts(GateRunner, ModelDrafts):
 
     def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
         """All of them exit, by their states [n, hidden_size]; `read`: what a trained block makes of these."""
-        with self.timer.timing("head"):
-            if self.head:
-                ids, chance = self.head.best(self.model.unembed.normed(read))
-            else:
-                logits = self.model.unembed(self.model.read_through_at(layer, read)).float()
-                best, ids = logits.max(-1)
-                chance = (best - logits.logsumexp(-1)).exp()
+        if self.head:
+            ids, chance = self.head.best(self.model.unembed.normed(read))
+        else:
+            logits = self.model.unembed(self.model.read_through_at(layer, read)).float()
+            best, ids = logits.max(-1)
+            chance = (best - logits.logsumexp(-1)).exp()
         tokens, scores, sequences = ids.tolist(), chance.tolist(), self.sequences
         self.sequences = []
         return {
@@ -119,9 +114,10 @@ class FeatureDrafts(ModelDrafts):
     """
 
     stores_kv = True
+    block: DraftBlock
 
-    def __init__(self, model: Model, block: DraftBlock, timer: Timer):
-        self.model, self.block, self.timer, self.layer = model, block, timer, model.layers
+    def __init__(self, model: Model, block: DraftBlock):
+        self.model, self.block, self.layer = model, block, model.layers
         self.head, self.expected = DraftHead(model, block), block.accepted
         use_fast_products(block, like=model.network)
 
@@ -227,18 +223,12 @@ def int8_model(model: Model) -> Model:
             raise refused
         copied = replace(model, network=network, blocks=blocks, unembed=unembed, components=[])
         own = f"{model.hash}-int8" if model.hash else ""
-        INT8_MODELS[model.network] = replace(copied, hash=own, translators=None, draft_block=None)
+        INT8_MODELS[model.network] = replace(copied, hash=own, translators=None)
     return INT8_MODELS[model.network]
 
 
 def trained_block(model: Model, kind: str) -> DraftBlock:
-    """The draft block of a kind that belongs to a model: the one that it was loaded with, or the shipped one.
-
-    InputError where there is none.
-    """
-    own = model.draft_block
-    if isinstance(own, DraftBlock) and own.kind == kind:
-        return own
+    """The shipped draft block of a kind that belongs to a model. InputError where there is none."""
     file = data_folder("models", f"{model.name}-{kind}", DRAFT_FILE)
     if not file.is_file():
         raise InputError(
@@ -262,10 +252,11 @@ def check_draft_length(model: Model, length: int) -> None:
 
 
 def drafting_of(
-    model: Model, draft: str | DraftBlock, length: int | None, batch_size: int, timer: Timer
-) -> tuple[Model, GateRunner, Drafting | None, str]:
-    """(the model, read through a trained block where one drafts; what asks its layers; what is drafted, None for
-    nothing; its name) of `generate`'s `draft`. InputError for an unknown one, or for one that the model does not have.
+    model: Model, draft: str | DraftBlock, length: int | None, batch_size: int
+) -> tuple[GateRunner, Drafting | None, str]:
+    """(what asks the model's layers; what is drafted, None for nothing; its name) of `generate`'s `draft`.
+
+    InputError for an unknown one, or for one that the model does not have.
     """
     costs, block = pass_costs(model, batch_size), draft if isinstance(draft, DraftBlock) else None
     name = block.kind if block else str(draft)
@@ -274,7 +265,7 @@ def drafting_of(
     if length is not None:
         check_draft_length(model, length)
     if auto and not name:
-        return model, GateRunner(model, None, timer), None, ""
+        return GateRunner(model, None), None, ""
     from_text = name.startswith("prompt")
     kind = name.removeprefix("prompt").removeprefix("+") if from_text else name
     drafts: LayerDrafts | FeatureDrafts | Int8Drafts | None = None
@@ -284,19 +275,18 @@ def drafting_of(
             raise InputError(
                 f"draft={draft!r} is not allowed; {model.name} has layers 1 to {model.layers - 1} to draft"
             )
-        drafts = LayerDrafts(model, int(layer), timer)
+        drafts = LayerDrafts(model, int(layer))
     elif kind == "block":
         block = block or trained_block(model, kind)
-        model = replace(model, draft_block=block)
-        drafts = LayerDrafts(model, block.layer, timer)
+        drafts = LayerDrafts(model, block.layer, block)
     elif kind == "features":
-        drafts = FeatureDrafts(model, block or trained_block(model, kind), timer)
+        drafts = FeatureDrafts(model, block or trained_block(model, kind))
     elif kind == "int8":
         drafts = Int8Drafts(model, batch_size)
     elif name != "prompt":
         raise InputError(f"draft={draft!r} is not known; allowed: {', '.join(DRAFTS)}, a trained block, None")
-    gate = drafts if isinstance(drafts, LayerDrafts) else GateRunner(model, None, timer)
-    return model, gate, Drafting(costs, from_text, drafts, length), name
+    gate = drafts if isinstance(drafts, LayerDrafts) else GateRunner(model, None)
+    return gate, Drafting(costs, from_text, drafts, length), name
 
 
 def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:

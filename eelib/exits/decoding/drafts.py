@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eelib.exits.decoding.pass_costs import PassCosts
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
+from eelib.models.lens_adapters import DraftBlock
 
 MOST = 15  # drafts of one sequence in a round
 LONGEST = 8  # tokens of an n-gram; longer matches count as this long
@@ -85,6 +86,7 @@ class ModelDrafts:
         block_runs: 1 where it is read through a trained block, which runs in each verifying pass, too.
         expected: how often its first, second ... draft in a row is right, before there are any; empty: not known.
         stores_kv: it stores keys and values in the batch's cache, in one more layer or in place of the model's.
+        block: what makes the draft, where that is a trained block.
     """
 
     layer: int
@@ -93,6 +95,7 @@ class ModelDrafts:
     expected: tuple[float, ...] = ()
     in_network: bool = False
     stores_kv: bool = False
+    block: DraftBlock | None = None
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         """Of one draft for each of so many sequences."""

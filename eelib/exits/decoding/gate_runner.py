@@ -9,7 +9,6 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from eelib.common.machine import Timer
 from eelib.exits.decoding.sequences import DecodedSequence
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows
@@ -38,8 +37,8 @@ def read_logits(logits: Tensor) -> dict[str, Tensor]:
 class LazyReadout(Mapping[str, Tensor]):
     """One layer's readout, made when the first of it is looked at; for the top-1 alone an argmax is enough."""
 
-    def __init__(self, model: Model, states: Tensor, timer: Timer):
-        self.model, self.states, self.timer = model, states, timer
+    def __init__(self, model: Model, states: Tensor):
+        self.model, self.states = model, states
         self.found: dict[str, Tensor] = {}
         self.read: Tensor | None = None
 
@@ -47,18 +46,16 @@ class LazyReadout(Mapping[str, Tensor]):
     def logits(self) -> Tensor:
         """[n, V], read once."""
         if self.read is None:
-            with self.timer.timing("head"):
-                self.read = self.model.unembed(self.states)
+            self.read = self.model.unembed(self.states)
         return self.read
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.found:
             logits = self.logits
-            with self.timer.timing("head"):
-                if name == "top1":
-                    self.found[name] = logits.argmax(dim=-1)
-                else:
-                    self.found = read_logits(logits)
+            if name == "top1":
+                self.found[name] = logits.argmax(dim=-1)
+            else:
+                self.found = read_logits(logits)
         return self.found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -68,17 +65,16 @@ class LazyReadout(Mapping[str, Tensor]):
         return len(NAMES)
 
 
-class TimedHead:
-    """The head as a gate sees it: its reads are timed, and `read` says whether there was one."""
+class SeenHead:
+    """The head as a gate sees it: `read` says whether it was read."""
 
-    def __init__(self, head: Head, timer: Timer):
-        self.head, self.timer, self.read = head, timer, False
+    def __init__(self, head: Head):
+        self.head, self.read = head, False
 
     def __call__(self, states: Tensor) -> Tensor:
         """[n, V]."""
         self.read = True
-        with self.timer.timing("head"):
-            logits: Tensor = self.head(states)
+        logits: Tensor = self.head(states)
         return logits
 
     def __getattr__(self, name: str) -> Any:
@@ -102,8 +98,8 @@ class GateRunner:
     `sequences`: those that are asked, the ones that have exited left out; `head_reads`: of each of their newest tokens.
     """
 
-    def __init__(self, model: Model, rule: ExitRule | None, timer: Timer):
-        self.model, self.timer, self.sequences = model, timer, list[DecodedSequence]()
+    def __init__(self, model: Model, rule: ExitRule | None):
+        self.model, self.sequences = model, list[DecodedSequence]()
         self.rule = cast(ExitRule, rule)
         self.layers = frozenset(rule.asked(model.layers) if rule else ())
 
@@ -153,18 +149,17 @@ class GateRunner:
         `read`: what a trained block makes of the states, else the same. The device is waited for once, where a token
         might exit.
         """
-        with self.timer.timing("gate"):
-            read = self.model.read_through_at(layer, read)
-            readout, head = LazyReadout(self.model, read, self.timer), TimedHead(self.model.unembed, self.timer)
-            given = (self.positions, readout, read, cast(Head, head), self.token_before, self.exit_before)
-            seen = LayerOutput(layer, self.model.layers, *given)
-            score = self.rule.gate.score(seen, self.state).float()
-            exits = [False] * len(states)
-            if self.may_exit and layer >= self.rule.minimum_layer:
-                exits = self.rule.exits(layer, score, self.positions).tolist()
-            self.head_reads += (readout.read is not None) + head.read
-            self.score, self.rows, self.last = score, list(range(len(states))), (seen, self.state)
-            return seen, exits
+        read = self.model.read_through_at(layer, read)
+        readout, head = LazyReadout(self.model, read), SeenHead(self.model.unembed)
+        given = (self.positions, readout, read, cast(Head, head), self.token_before, self.exit_before)
+        seen = LayerOutput(layer, self.model.layers, *given)
+        score = self.rule.gate.score(seen, self.state).float()
+        exits = [False] * len(states)
+        if self.may_exit and layer >= self.rule.minimum_layer:
+            exits = self.rule.exits(layer, score, self.positions).tolist()
+        self.head_reads += (readout.read is not None) + head.read
+        self.score, self.rows, self.last = score, list(range(len(states))), (seen, self.state)
+        return seen, exits
 
     def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
         """Those of `sequences` whose newest token exits at `layer`, by its states [n, hidden_size]; see `ask`."""
@@ -201,7 +196,7 @@ class GateRunner:
         if not unread:
             top = own["top1"].tolist()
             return [top[row] for row in rows], self.head_reads
-        alone = LazyReadout(self.model, own.states[rows], self.timer)  # the others do not pay for it
+        alone = LazyReadout(self.model, own.states[rows])  # the others do not pay for it
         return alone["top1"].tolist(), self.head_reads + 1
 
     def after(

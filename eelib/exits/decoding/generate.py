@@ -1,5 +1,6 @@
 """eelib.generate: greedy decoding that stops early where a gate says so."""
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pandas as pd
 import torch
 
 from eelib.common.errors import InputError
-from eelib.common.machine import Timer, run_in_halves
+from eelib.common.machine import run_in_halves
 from eelib.common.values import check_whole
 from eelib.exits.decoding.drafters import check_draft_length, drafting_of
 from eelib.exits.decoding.gate_runner import FirstAgreeing, GateRunner, OracleGate, oracle_rule
@@ -42,7 +43,7 @@ class GenerateOutput:
         tokens: a row per token: sequence and position from 0, text, and the fields of `DecodedToken`.
         sequences: a row per prompt: output (as in a trace, without its end token), length in tokens, truncated (no end
             token), passes through all blocks, and of verified decoding the tokens drafted and accepted.
-        times: seconds in blocks, head, gate, cache and Python.
+        seconds: from the encoded prompts to the last token; with draft="auto", what was measured first included.
         kv_policy: the KV policy that was used.
         draft: what drafted; "" where nothing did. `ended`: why it drafted no more, where it costs more than it saves.
         expected: seconds after the prompts by what passes cost, without drafts and with those that were made.
@@ -50,7 +51,7 @@ class GenerateOutput:
 
     tokens: pd.DataFrame
     sequences: pd.DataFrame
-    times: dict[str, float]
+    seconds: float
     kv_policy: str
     draft: str = ""
     ended: str = ""
@@ -113,15 +114,15 @@ def generate(
     check_whole("batch_size", batch_size, 1)
     if batch_split is not None:
         check_whole("batch_split", batch_split, 0)
-    prompts, timer, name = encoded(model, task), Timer(), ""
+    prompts, started, name = encoded(model, task), time.perf_counter(), ""
     if draft is not None:
         if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
             raise InputError("draft stands in place of gate, exit_layers, kv_policy and policy; give it alone")
         kv = KV_POLICIES["verified"]
         self_test(model, kv)
-        model, runner, drafting, name = drafting_of(model, draft, draft_length, min(batch_size, len(prompts)), timer)
+        runner, drafting, name = drafting_of(model, draft, draft_length, min(batch_size, len(prompts)))
         kv = kv if drafting else KV_POLICIES["full"]
-        decoder = Decoder(model, kv, runner, 0, timer, batch_split, drafting=drafting)
+        decoder = Decoder(model, kv, runner, 0, batch_split, drafting=drafting)
     else:
         if policy is not None:
             gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
@@ -132,13 +133,12 @@ def generate(
         self_test(model, kv)
         asks = OracleGate if rule is not None and isinstance(rule.gate, FirstAgreeing) else GateRunner
         drafting = None
-        decoder = Decoder(model, kv, asks(model, rule, timer), length, timer, batch_split, always_draft)
+        decoder = Decoder(model, kv, asks(model, rule), length, batch_split, always_draft)
     sequences: list[DecodedSequence] = []
     for chosen in batches(model, prompts, batch_size):
         parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)
         sequences += [sequence for part in parts for sequence in part]
-    timer.charge("python")
-    made = output_of_sequences(model, sequences, timer.seconds, kv.name)
+    made = output_of_sequences(model, sequences, time.perf_counter() - started, kv.name)
     made.draft = name
     if drafting:
         made.ended, made.expected = drafting.ended, (drafting.plain_seconds, drafting.seconds)
@@ -146,7 +146,7 @@ def generate(
 
 
 def output_of_sequences(
-    model: Model, sequences: list[DecodedSequence], times: dict[str, float], kv_policy: str
+    model: Model, sequences: list[DecodedSequence], seconds: float, kv_policy: str
 ) -> GenerateOutput:
     """The tables of sequences, which are numbered as their prompts."""
     token_rows, sequence_rows = [], []
@@ -168,7 +168,7 @@ def output_of_sequences(
                 "accepted": sequence.accepted,
             }
         )
-    return GenerateOutput(pd.DataFrame(token_rows), pd.DataFrame(sequence_rows), times, kv_policy)
+    return GenerateOutput(pd.DataFrame(token_rows), pd.DataFrame(sequence_rows), seconds, kv_policy)
 
 
 def check_writes(model: object) -> None:
@@ -277,13 +277,6 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
         )
     if kv.name == "schedule":
         check_schedule(model, rule, max_new_tokens)
-    if model.draft_block and kv.name in ("copy", "project"):
-        least = model.draft_block.layer
-        if any(rule.asks(layer, model.layers) for layer in range(1, least)):
-            raise InputError(
-                f"kv_policy={kv.name!r}: of a token that exits before layer {least} the draft block of {model.name} "
-                "has no keys; allowed are exits from there on, or another KV policy"
-            )
 
 
 def check_schedule(model: Model, rule: ExitRule, max_new_tokens: int) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eelib.common.machine import Timer
 from eelib.exits.decoding.drafts import Drafting
 from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
 from eelib.exits.decoding.kv_policies import KVPolicy
@@ -75,17 +74,16 @@ class Decoder:
         kv: KVPolicy,
         gate: GateRunner,
         draft_length: int,
-        timer: Timer,
         batch_split: int | None,
         always_draft: bool = False,
         drafting: Drafting | None = None,
     ):
         self.drafting, self.makes_draft = drafting, False
-        self.model, self.kv, self.gate, self.timer = model, kv, gate, timer
+        self.model, self.kv, self.gate = model, kv, gate
         self.draft_length, self.batch_split = draft_length, batch_split
         self.eos_ids, self.tie = model.eos_ids, tie_of(model)
-        block = model.draft_block
-        self.trained_block_layer = block.layer if block and block.layer in gate.layers else 0
+        drafts = drafting.drafts if drafting else None
+        self.block = drafts.block if drafts and drafts.in_network else None  # runs in each pass, after its layer
         self.drafts = DraftRecord(math.inf if always_draft else ENOUGH_DRAFTS)
         self.batch: Batch
         self.blocks: BlockRunner
@@ -96,10 +94,9 @@ class Decoder:
         """The sequences of one batch, in the order of their prompts (lists of token ids)."""
         self.gate.begin_batch()
         drafts = self.drafting.drafts if self.drafting else None
-        with self.timer.timing("blocks"):
-            self.batch = Batch(self.model, prompts, max_new_tokens, self.timer, bool(drafts and drafts.stores_kv))
+        self.batch = Batch(self.model, prompts, max_new_tokens, bool(drafts and drafts.stores_kv), bool(self.block))
         self.blocks = BlockRunner(self.model, self.batch.cache.view)
-        self.ties = TieBreaker(self.model, prompts, self.timer)
+        self.ties = TieBreaker(self.model, prompts)
         if self.drafting:
             self.drafting.begin(self.batch.sequences, prompts)
             if drafts:
@@ -113,8 +110,7 @@ class Decoder:
                     self.draft(self.drafting)
                 for group in self.batch.groups():
                     self.step(group)
-                with self.timer.timing("cache"):
-                    ended = self.batch.drop_finished()
+                ended = self.batch.drop_finished()
                 for sequence in ended:
                     self.ties.drop(sequence)
                     if self.drafting:
@@ -132,18 +128,17 @@ class Decoder:
 
     def draft(self, drafting: Drafting) -> None:
         """Draft tokens of all sequences of the batch, to be verified by one pass."""
-        with self.timer.timing("draft"):
-            drafting.start(self.batch.sequences)
-            drafting.guess(self.batch.sequences, self.eos_ids)
-            while some := drafting.wanted(self.batch.sequences):
-                for group in self.batch.groups(some):
-                    self.makes_draft = True
-                    if drafting.drafts and drafting.drafts.in_network:
-                        self.step(group)
-                    elif drafting.drafts:
-                        drafting.drafts.next(self.batch, group, self.eos_ids)
-                    self.makes_draft = False
-                drafting.drafted(some)
+        drafting.start(self.batch.sequences)
+        drafting.guess(self.batch.sequences, self.eos_ids)
+        while some := drafting.wanted(self.batch.sequences):
+            for group in self.batch.groups(some):
+                self.makes_draft = True
+                if drafting.drafts and drafting.drafts.in_network:
+                    self.step(group)
+                elif drafting.drafts:
+                    drafting.drafts.next(self.batch, group, self.eos_ids)
+                self.makes_draft = False
+            drafting.drafted(some)
 
     def step(self, group: list[DecodedSequence], prefill: bool = False) -> None:
         """Run one step: each sequence's newest token, and the pending tokens of those that go deep.
@@ -157,40 +152,38 @@ class Decoder:
         model, kv = self.model, self.kv
         for sequence in group:
             sequence.start()
-        with self.timer.timing("cache"):
-            self.batch.align(group)
+        self.batch.align(group)
         self.gate.begin([sequence for sequence in group if self.may_exit(sequence, prefill)])
         stops = kv.stops and not prefill
         exits: dict[DecodedSequence, ExitDecision] = {}
         stopped: set[DecodedSequence] = set()
         running: Counts = {}
         call, states = Call({}), torch.empty(0)
-        with self.timer.timing("blocks"):
-            for layer in range(1, model.layers + 1):
-                # Who runs this block, and with how many tokens? A new answer means a new call of the network.
-                due = {s: n for s in group if s not in stopped and (n := s.due(layer, running.get(s, 0)))}
-                if due != running:
-                    if running:
-                        self.batch.store(running, layer - 1, states)
-                    running = due
-                    if running:
-                        call = self.blocks.prepare(self.batch.inputs(running))
-                        states = self.batch.load(running, call, layer)
-                if not running:
-                    continue  # all have stopped, or the rest join deeper
-                states = self.blocks.run(call, layer, states)
-                read = states
-                over = self.drafting is not None and self.drafting.ended  # the block's keys are not needed any more
-                if layer == self.trained_block_layer and not over:  # of every token, once, on its way through
-                    read = model.adapted(layer, states, call.inputs)
-                new: dict[DecodedSequence, ExitDecision] = {}
-                if layer in self.gate.layers and self.gate.sequences:
-                    rows = rows_of(self.gate.sequences, running)
-                    new = self.gate.decide(layer, states[rows, -1], read[rows, -1])
-                    exits |= new
-                along = stops and layer < model.layers and exits.keys() - stopped
-                if along and self.splits(layer, group, running, exits, stopped, bool(new)):
-                    stopped |= along
+        for layer in range(1, model.layers + 1):
+            # Who runs this block, and with how many tokens? A new answer means a new call of the network.
+            due = {s: n for s in group if s not in stopped and (n := s.due(layer, running.get(s, 0)))}
+            if due != running:
+                if running:
+                    self.batch.store(running, layer - 1, states)
+                running = due
+                if running:
+                    call = self.blocks.prepare(self.batch.inputs(running))
+                    states = self.batch.load(running, call, layer)
+            if not running:
+                continue  # all have stopped, or the rest join deeper
+            states = self.blocks.run(call, layer, states)
+            read = states
+            over = self.drafting is not None and self.drafting.ended  # the block's keys are not needed any more
+            if self.block and layer == self.block.layer and not over:  # of every token, once, on its way through
+                read = self.block(states, call.inputs.get("attention_mask"), call.inputs.get("past_key_values"))
+            new: dict[DecodedSequence, ExitDecision] = {}
+            if layer in self.gate.layers and self.gate.sequences:
+                rows = rows_of(self.gate.sequences, running)
+                new = self.gate.decide(layer, states[rows, -1], read[rows, -1])
+                exits |= new
+            along = stops and layer < model.layers and exits.keys() - stopped
+            if along and self.splits(layer, group, running, exits, stopped, bool(new)):
+                stopped |= along
         if running:
             self.batch.store(running, model.layers, states)
         self.finish(group, running, states, exits, prefill)
@@ -282,10 +275,9 @@ class Decoder:
             states = states[rows_of(deep, running)]
         verifies = self.kv.verifies
         wide = max(running.values()) if verifies and not prefill else 1
-        with self.timer.timing("head"):
-            logits = self.model.unembed(states[:, -wide:].reshape(-1, states.shape[-1]))
-            found = top_or_undecided(logits, self.tie) if verifies else logits.argmax(dim=-1)
-            return dict(zip(deep, found.reshape(len(deep), wide).tolist()))
+        logits = self.model.unembed(states[:, -wide:].reshape(-1, states.shape[-1]))
+        found = top_or_undecided(logits, self.tie) if verifies else logits.argmax(dim=-1)
+        return dict(zip(deep, found.reshape(len(deep), wide).tolist()))
 
 
 def rows_of(some: list[DecodedSequence], running: Counts) -> list[int] | slice:

@@ -21,7 +21,7 @@ from torch import nn
 
 from eelib.common.errors import StorageError
 from eelib.common.files import read_json, write_atomically
-from eelib.common.machine import Timer, machine, synchronize
+from eelib.common.machine import machine, synchronize
 from eelib.exits.decoding.sequences import Batch, DecodedSequence
 from eelib.models.block_runner import BlockRunner
 from eelib.models.model import Model, probe_ids
@@ -145,7 +145,7 @@ def measured(model: Model, sequences: int = 1) -> PassCosts:
     text = probe_ids(model.network, model.tokenizer)[0].tolist()
     past = min(PAST, model.context_length // 2)
     widths = [width for width in (ROWS if sequences == 1 else WIDTHS) if past + width < model.context_length]
-    batch = Batch(model, [(text * past)[:past]] * sequences, widths[-1], Timer())
+    batch = Batch(model, [(text * past)[:past]] * sequences, widths[-1])
     alone = model.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter  # of one thread, other work on the machine is left out
     blocks, end = BlockRunner(model, batch.cache.view), time.monotonic() + SECONDS

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from eelib.common.errors import InputError
-from eelib.common.machine import Timer
 from eelib.common.tolerances import close
 from eelib.exits.decoding.kv_policies import KVPolicy
 from eelib.exits.decoding.sequences import Batch, DecodedSequence
@@ -55,7 +54,7 @@ def run_in_parts(model: Model) -> tuple[str, bool]:
     ids = probe_ids(model.network, model.tokenizer)[0].tolist()
     prompts = [ids, ids[2:] if model.pads else ids]
     with foreign_code():
-        batch = Batch(model, prompts, 2 * PARTS_TOKENS, Timer())
+        batch = Batch(model, prompts, 2 * PARTS_TOKENS)
     blocks, middle = BlockRunner(model, batch.cache.view), (model.layers + 1) // 2
 
     def run(group: list[DecodedSequence], first: int, last: int) -> torch.Tensor:

@@ -9,7 +9,6 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from eelib.common.machine import Timer
 from eelib.models.block_runner import Call
 from eelib.models.kv_cache import RaggedKVCache
 from eelib.models.model import Model
@@ -129,11 +128,17 @@ def takes_holes(model: Model) -> bool:
 class Batch:
     """Sequences that are decoded together. Where padding changes a row, only rows of one length run in one call.
 
-    `stores_kv`: what drafts stores keys and values, too; the cache has one more layer, for a block beside the model.
+    `stores_kv`: what drafts stores keys and values, too. `with_block`: a trained block runs, for which the cache has
+    one more layer.
     """
 
     def __init__(
-        self, model: Model, prompts: list[list[int]], max_new_tokens: int, timer: Timer, stores_kv: bool = False
+        self,
+        model: Model,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        stores_kv: bool = False,
+        with_block: bool = False,
     ):
         self.model, self.device, self.pad_id = model, model.device, model.pad_id  # asked for once: slow
         self.writer, self.sequences = model.writer, list[DecodedSequence]()
@@ -146,9 +151,7 @@ class Batch:
         capacity = max(s.prompt_length for s in self.sequences) + max(s.limit for s in self.sequences) + SLACK
         self.moves = stores_kv or not takes_holes(model)  # tokens of a row lie in one piece
         self.visible = torch.ones(len(prompts), capacity + SLACK, dtype=torch.bool, device=self.device)
-        self.cache = RaggedKVCache(
-            model.layers, len(prompts), capacity, bool(self.context), stores_kv or bool(model.draft_block), timer
-        )
+        self.cache = RaggedKVCache(model.layers, len(prompts), capacity, bool(self.context), stores_kv or with_block)
 
     def groups(self, sequences: list[DecodedSequence] | None = None) -> list[list[DecodedSequence]]:
         """Those of some sequences, or of all, that may share a call."""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eelib.common.machine import Timer
 from eelib.common.tolerances import TOLERANCES
 from eelib.exits.decoding.sequences import DecodedSequence, DecodedToken
 from eelib.models.model import Model
@@ -56,8 +55,8 @@ class PlainDecoding:
 class TieBreaker:
     """Decides ties of the sequences of a batch."""
 
-    def __init__(self, model: Model, prompts: list[list[int]], timer: Timer):
-        self.model, self.prompts, self.timer = model, prompts, timer
+    def __init__(self, model: Model, prompts: list[list[int]]):
+        self.model, self.prompts = model, prompts
         self.plain: dict[DecodedSequence, PlainDecoding] = {}
 
     def decided(self, sequence: DecodedSequence, answer: int) -> int:
@@ -67,8 +66,7 @@ class TieBreaker:
         if sequence not in self.plain:
             limit = sequence.prompt_length + sequence.limit  # as plain decoding of this sequence alone has it
             self.plain[sequence] = PlainDecoding(self.model, self.prompts[sequence.index], limit)
-        with self.timer.timing("blocks"):
-            return self.plain[sequence].next_token([token.token_id for token in sequence.tokens])
+        return self.plain[sequence].next_token([token.token_id for token in sequence.tokens])
 
     def drop(self, sequence: DecodedSequence) -> None:
         """Let go of the cache of a sequence that has ended."""
