@@ -62,14 +62,17 @@ class Results:
         """Where this page's results lie: results_folder/<model>."""
         return Path(self.study.parameters.results_folder) / self.study.model.name
 
-    def say(self, template: str) -> None:
-        """Show a paragraph of Markdown and keep its numbers; nothing is shown for an empty one."""
-        if words := self._fill(template):
+    def say(self, template: str, **values: Value) -> None:
+        """Show a paragraph of Markdown and keep its numbers; nothing is shown for an empty one.
+
+        `values`: numbers beside the notebook's variables.
+        """
+        if words := self._fill(template, values):
             display(Markdown(words))
 
     def answer(self, template: str) -> None:
         """The page's answer: shown, and kept for the first page. The book moves its cell under the page's title."""
-        self.headline = self._fill(template)
+        self.headline = self._fill(template, {})
         display(Markdown(self.headline))
 
     def judge(self, *verdicts: Verdict) -> None:
@@ -114,8 +117,8 @@ class Results:
         display(HTML(f"<p class='ee-written'>{text(path.name)} is written.</p>"))
         return path
 
-    def _fill(self, template: str) -> str:
-        given = {**self.names, "why": self.study.why_not(), "name": self.study.name}
+    def _fill(self, template: str, values: Mapping[str, Value]) -> str:
+        given = {**self.names, "why": self.study.why_not(), "name": self.study.name, **values}
         used = meta.find_undeclared_variables(TEMPLATES.parse(template))
         for name in sorted(name for name in used if isinstance(given.get(name), (Interval, str, Number))):
             self.numbers[name] = as_dict(given[name])

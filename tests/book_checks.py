@@ -1,21 +1,38 @@
-"""What a built book must be: checks over all of its pages, each of which returns what is wrong, page by page.
+"""The book that `make book` builds, and what it must be: checks over all of its pages, each of which returns what is
+wrong, page by page.
 
 They look at `main`, which is on every page, and `counts` asks for what the others look at, so that none of them is
 content because it found nothing.
 """
 
+import fcntl
 import json
 import re
+import subprocess
+import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from bs4 import BeautifulSoup, Tag
 
+ROOT = Path(__file__).parents[1]
+HTML = ROOT / "book/_build/html"
+slow = pytest.mark.slow
 Pages = dict[Path, BeautifulSoup]
 ALLOWED = ("https://cdn.jsdelivr.net/npm/mathjax@",)  # what Jupyter Book itself loads from elsewhere
 MARKS = (r"\{[a-z][\w:+-]*\}`", r"\{(glue|cite|include)\b", r"Traceback \(most recent call last\)")
+
+
+def up_to_date(project: Path) -> bool:
+    """Whether `make book` would find nothing to do in a project; nothing is built."""
+    asked = [sys.executable, "-m", "snakemake", "--dry-run", "--cores", "1"]
+    with open(project / "Snakefile") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # two at once would remove each other's files in .snakemake
+        done = subprocess.run(asked, cwd=project, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode == 0 and "Nothing to be done" in done.stdout
 
 
 def read(folder: Path) -> Pages:

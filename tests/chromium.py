@@ -1,14 +1,19 @@
-"""A headless Chromium for tests, where there is one."""
+"""A headless Chromium for tests, where there is one; what they do in it on the page with the lens; and checks of a page
+of the book in it, which return what is wrong, an unseen picture included.
+"""
 
 import json
 import shutil
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import websocket
+from book_checks import images
+from bs4 import BeautifulSoup
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; as root, tests/browser.sh installs it")
@@ -114,9 +119,10 @@ class Browser:
         self.run("""Promise.all([...document.images].map(image => { image.loading = 'eager';
             return image.decode().catch(() => null); })).then(() => document.fonts.ready).then(() => true)""")
 
-    def run(self, script: str):
-        """Value of an expression on the page; a promise is awaited."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+    def run(self, script: str, *values):
+        """Value of an expression on the page, or of a function given some values; a promise is awaited."""
+        whole = f"({script})({', '.join(map(json.dumps, values))})" if values else script
+        answer = self.call("Runtime.evaluate", expression=whole, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -129,9 +135,24 @@ class Browser:
 
     def faint(self, selector: str, least: int) -> list[list]:
         """[contrast, place] of the text of elements below 4.5 (WCAG 2, level AA); there are at least so many."""
-        found = self.run(f"({CONTRASTS})({json.dumps(selector)})")
+        found = self.run(CONTRASTS, selector)
         assert len(found) >= least, (selector, len(found))
         return [pair for pair in found if pair[0] < 4.5]
+
+    def screen(self, width: int, height: int = 844, media: str = "") -> None:
+        """A screen of that size, or a sheet of paper where `media` is "print"."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 800}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setEmulatedMedia", media=media)
+
+    def scheme(self, name: str) -> None:
+        """Light or dark colours."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def as_usual(self) -> None:
+        """The usual screen and colours again."""
+        self.call("Emulation.setEmulatedMedia", media="", features=[])
+        self.call("Emulation.clearDeviceMetricsOverride")
 
     def close(self) -> None:
         self.process.terminate()
@@ -140,3 +161,94 @@ class Browser:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+# ---- the page with the lens
+
+
+def text_of(window: Browser, name: str) -> str:
+    return window.run(f"document.querySelector('[data-lens={name}]').textContent")
+
+
+def submit(window: Browser, sentence: str) -> None:
+    """Type a sentence, ask for it, and wait until there is an output or a complaint."""
+    window.run(
+        """async (sentence) => {
+            const part = (name) => document.querySelector(`[data-lens=${name}]`);
+            part("sentence").value = sentence;
+            part("sentence").dispatchEvent(new Event("input"));
+            part("form").requestSubmit();
+            while (!part("stop").hidden) await new Promise((go) => setTimeout(go, 20));
+        }""",
+        sentence,
+    )
+
+
+# ---- checks of a page of the book
+
+SCREENS = ((1400, ""), (768, ""), (375, ""), (700, "print"))  # widths; 700: a sheet of A4 less its margins
+PHONE, LEAST = 375, 540  # a figure that scrolls keeps this width there
+WHITE = "rgb(255, 255, 255)"
+# How many parts of a page were looked at; and places of what is wider than the page with no way to reach it, or with
+# one that nobody sees or can focus.
+CUT = """(print) => {
+    const ELSEWHERE = "[data-lens-explore], .lens, .prev-next-area";  // the lens's own boxes, and the theme's own links
+    const wide = (part) => part.scrollWidth > part.clientWidth + 1;
+    const scrolls = (part) => part && !part.matches("article, main")
+        && (["auto", "scroll"].includes(getComputedStyle(part).overflowX) || scrolls(part.parentElement));
+    const edge = (part) => part.closest("article, main").getBoundingClientRect().right + 1;
+    const seen = (selector) => [...document.querySelectorAll(`main :is(${selector})`)]
+        .filter((part) => part.checkVisibility() && !part.closest(ELSEWHERE));
+    const all = seen("table, img, svg, pre, p");
+    const far = all.filter((part) => part.getBoundingClientRect().right > edge(part));
+    const cut = far.filter((part) => print ? part.tagName !== "PRE" : !scrolls(part));
+    const hinted = (part) => part.nextElementSibling.matches(".ee-hint") && part.nextElementSibling.checkVisibility();
+    const dumb = print ? [] : seen(".ee-scroll").filter((part) => wide(part) && !(part.tabIndex === 0 && hinted(part)));
+    const page = document.documentElement.scrollWidth > innerWidth ? [document.body] : [];
+    return [all.length, [...cut, ...dumb, ...page].map((part) => part.outerHTML.slice(0, 120))];
+}"""
+SCROLLING = """[...document.querySelectorAll("main figure:not(.ee-front, .curve) .ee-scroll > a img")]
+    .map((image) => image.getBoundingClientRect().width)"""
+ASIDE = """[...document.querySelectorAll("main .ee-scroll > .ee-panels")].map((panels) => panels.checkVisibility()
+    && new Set([...panels.children].map((panel) => panel.getBoundingClientRect().left)).size > 1)"""
+BACKGROUNDS = "[...document.querySelectorAll('main img')].map((image) => getComputedStyle(image).backgroundColor)"
+
+
+def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
+    """The page never scrolls sideways; what is wider scrolls in a box that says so and takes the focus; on paper all
+    fits. On a phone a figure of results keeps its size, and panels stack.
+    """
+    browser.open(address)
+    for width, media in SCREENS:
+        browser.screen(width, media=media)
+        browser.run("new Promise(done => requestAnimationFrame(() => setTimeout(() => done(true), 50)))")
+        for _ in range(20):  # a page that is busy lays its boxes out later
+            count, found = browser.run(CUT, media == "print")
+            if not found:
+                break
+            time.sleep(0.1)
+        if count < len(images(page)) or ("results/" in address and not count):
+            yield f"{address} at {width}: {count} parts were looked at"
+        yield from (f"{address} at {width}: {part}" for part in found[:5])
+        if width == PHONE:
+            widths = browser.run(SCROLLING)
+            panels = browser.run(ASIDE)
+            if "results/" in address and not (widths or panels):
+                yield f"{address}: no figure that scrolls or stacks"
+            if any(panels):
+                yield f"{address}: {sum(panels)} figures whose panels do not stack"
+            yield from (f"{address}: a figure of {found:.0f} pixels" for found in widths if found < LEAST)
+    browser.as_usual()
+
+
+def dark(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
+    """Pictures stay on white in dark mode."""
+    browser.scheme("dark")
+    browser.open(address)
+    if browser.run("document.documentElement.dataset.theme") != "dark":
+        yield f"{address}: not in dark mode"
+    found = browser.run(BACKGROUNDS)
+    if len(found) != len(images(page)) or ("results/" in address and not found):
+        yield f"{address}: {len(found)} of {len(images(page))} pictures"
+    yield from (f"{address}: a picture on {color}" for color in found if color != WHITE)
+    browser.as_usual()

@@ -7,7 +7,7 @@ from functools import cache
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import families
-import plain_runs
+import oracle
 import planted
 import pytest
 import torch
@@ -71,7 +71,7 @@ def runs_of(model_of, plain_of, oracle_of):
         prompt, output = families.sample(model_of(name))
         mine = states_of(model_of(name), [prompt], [output], sites=True)
         family = families.FAMILIES[name]
-        return *mine, *(plain_runs.oracle_run(of(name), family, prompt, output) for of in (plain_of, oracle_of))
+        return *mine, *(oracle.oracle_run(of(name), family, prompt, output) for of in (plain_of, oracle_of))
 
     return cache(run)
 

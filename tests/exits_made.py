@@ -1,22 +1,23 @@
-"""A trace of random tokens and scores, as much of one as curves and what is calibrated on them read."""
+"""What exits are held against: gates asked by hand or by whole runs, rules, a policy, a random trace with scores."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import torch
 import traces
 from safetensors import safe_open
 
 from eelib.exits.decoding.gate_runner import read_logits
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.gate import NO_EXIT, LayerOutput
+from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.policy import Policy, head_hash
 from eelib.exits.trace_scores import Scores, score_layers
+from eelib.tasks.task import Task
 from eelib.tracing.decode import states_of
 
-LAYERS, TOKENS = 6, 120
+LAYERS = 6
 
 
 def between(scores, share=0.5):
@@ -57,6 +58,44 @@ def whole_scores(model, rule, prompts, outputs, exited):
     return score_layers(rule, model.layers, model.unembed(states[:, -1]).argmax(-1), output)
 
 
+class ByHand:
+    """One sequence's gate, asked layer by layer about single states."""
+
+    def __init__(self, model, rule):
+        self.model, self.rule, self.exits, self.tokens = model, rule, [], []
+        self.gate_state = rule.gate.start(1)
+
+    def exits_at(self, layer, state):
+        """Whether a state [1, hidden_size] after a block exits, and the top-1 there."""
+        readout = read_logits(self.model.unembed(state))
+        top1 = int(readout["top1"])
+        if layer == self.model.layers:
+            return True, top1
+        if not self.rule.asks(layer, self.model.layers):
+            return False, top1
+        position = torch.tensor([len(self.tokens)])
+        before = [torch.tensor([(start + values)[-1]]) for start, values in (([-1], self.tokens), ([0], self.exits))]
+        output = LayerOutput(layer, self.model.layers, position, readout, state, self.model.unembed, *before)
+        score = self.rule.gate.score(output, self.gate_state).float()
+        return bool(self.rule.exits(layer, score, position)), top1
+
+    def emit(self, layer, token):
+        """The token exited here; the next one begins."""
+        self.exits.append(layer)
+        self.tokens.append(token)
+        self.gate_state = self.rule.gate.start(1)
+
+
+def middle_rule(model, prompts, gate="confidence"):
+    """A rule whose gate some tokens pass and some do not: among its scores on states after the prompts."""
+    if gate in TRAINED:
+        return untrained(gate, model)
+    rule, encoded = ExitRule(gate_named(gate)), model.tokenizer(prompts)["input_ids"]
+    outputs = [[5, 9, 77]] * len(encoded)
+    found = whole_scores(model, rule, encoded, outputs, torch.zeros(3 * len(encoded), dtype=torch.long))
+    return ExitRule(rule.gate, between(found.score, 0.6))
+
+
 def policy_of(model, thresholds, **other):
     """A policy as calibration makes it, for a model as it is in memory."""
     own = {"model": model.name, "model_hash": model.hash, "head_hash": head_hash(model), "thresholds": thresholds}
@@ -66,34 +105,24 @@ def policy_of(model, thresholds, **other):
     return Policy(**own | gate | shape | found | other)
 
 
-class Made(traces.Made):
-    """As much of a trace as a curve reads: 12 sequences of 10 tokens, the last one their end token."""
+class Made(traces.Random):
+    """A random trace of 12 outputs, each a group of its own, with scores for any rule."""
 
     def __init__(self, seed=0):
         self.random = np.random.default_rng(seed)
-        self.layers, self.task_name = LAYERS, "made"
-        position = np.tile(np.arange(10), TOKENS // 10)
-        group = np.repeat([f"g{i:02d}" for i in range(TOKENS // 10)], 10)
-        final = self.random.integers(3, size=TOKENS)
-        sequence = np.repeat(np.arange(TOKENS // 10), 10)
-        self.tokens = pd.DataFrame(
-            {"sequence": sequence, "position": position, "group": group, "token_id": final, "is_eos": position == 9}
-        )
-        self.sequences = pd.DataFrame({"sequence": sequence[::10], "group": group[::10]})
-        self.top1 = self.random.integers(3, size=(TOKENS, LAYERS + 1))
-        self.top1[:, -1] = final
-        self.readouts = {"top1": self.top1}
+        groups = [f"g{number:02d}" for number in range(12)]
+        super().__init__(replace(Task.from_prompts(groups), groups=groups), seed, LAYERS, end=1)
 
     def scores(self, rule):
+        shape = (len(self.tokens), LAYERS)
         if rule.gate.name == "fixed":
-            values = torch.arange(1.0, LAYERS + 1).repeat(TOKENS, 1)
+            values = torch.arange(1.0, LAYERS + 1).repeat(len(self.tokens), 1)
         elif rule.gate.name == "patience":
-            values = torch.tensor(self.random.integers(4, size=(TOKENS, LAYERS))).float()
+            values = torch.tensor(self.random.integers(4, size=shape)).float()
         else:
-            values = torch.tensor(self.random.random((TOKENS, LAYERS)).round(2)).float()  # rounded: there are ties
-        values[self.random.random((TOKENS, LAYERS)) < 0.1] = NO_EXIT
-        tokens = torch.tensor(self.top1[:, 1:])
-        return Scores(values, tokens)
+            values = torch.tensor(self.random.random(shape).round(2)).float()  # rounded: there are ties
+        values[self.random.random(shape) < 0.1] = NO_EXIT
+        return Scores(values, torch.tensor(self["top1"][:, 1:]))
 
 
 def card_of(file):

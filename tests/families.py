@@ -1,4 +1,4 @@
-"""Tiny random networks of several families, each with its unembed written out by hand in `unembeds_by_hand`.
+"""Tiny random networks of several families, each with its unembed written out by hand in `oracle`.
 
 In float64 they are the tests' oracle; in float32 the same plain arithmetic says how far rounding alone leads.
 """
@@ -8,23 +8,12 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
 
+import oracle
 import torch
 import transformers as hf
 from torch import Tensor, nn
-from unembeds_by_hand import (
-    bert_labels,
-    bert_unembed,
-    gemma_unembed,
-    gpt2_labels,
-    gpt2_unembed,
-    gptj_unembed,
-    granite_unembed,
-    llama_unembed,
-    marian_unembed,
-    t5_tied_unembed,
-    t5_unembed,
-)
 
+from checks.tiny import randomize
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
 from eelib.models.head import Head
 from eelib.models.model import Model
@@ -115,7 +104,7 @@ FAMILIES = {
         "causal",
         llama_like(hf.LlamaConfig, num_key_value_heads=2),
         hf.LlamaForCausalLM,
-        llama_unembed,
+        oracle.llama_unembed,
         "model.layers",
         PRE,
     ),
@@ -130,7 +119,7 @@ FAMILIES = {
             query_pre_attn_scalar=8,
         ),
         hf.Gemma2ForCausalLM,
-        gemma_unembed,
+        oracle.gemma_unembed,
         "model.layers",
         SANDWICH,
     ),
@@ -138,7 +127,7 @@ FAMILIES = {
         "causal",
         gpt_like(hf.GPT2Config),
         hf.GPT2LMHeadModel,
-        gpt2_unembed,
+        oracle.gpt2_unembed,
         "transformer.h",
         {"attention": "attn", "feed_forward": "mlp"},
     ),
@@ -152,7 +141,7 @@ FAMILIES = {
             residual_multiplier=0.6,
         ),
         hf.GraniteForCausalLM,
-        granite_unembed,
+        oracle.granite_unembed,
         "model.layers",
         PRE,
         scale=0.6,
@@ -161,7 +150,7 @@ FAMILIES = {
         "causal",
         gpt_like(hf.GPTJConfig, rotary_dim=4),
         hf.GPTJForCausalLM,
-        gptj_unembed,
+        oracle.gptj_unembed,
         "transformer.h",
         {"attention": "attn", "feed_forward": "mlp"},
         parallel=True,
@@ -170,16 +159,18 @@ FAMILIES = {
         "seq2seq",
         t5_config(tie_word_embeddings=False, feed_forward_proj="gated-gelu"),
         hf.T5ForConditionalGeneration,
-        t5_unembed,
+        oracle.t5_unembed,
         "decoder.block",
         T5,
     ),
-    "t5_tied": Family("seq2seq", t5_config(), hf.T5ForConditionalGeneration, t5_tied_unembed, "decoder.block", T5),
+    "t5_tied": Family(
+        "seq2seq", t5_config(), hf.T5ForConditionalGeneration, oracle.t5_tied_unembed, "decoder.block", T5
+    ),
     "marian": Family(
         "seq2seq",
         lambda **ids: bart_like(hf.MarianConfig, scale_embedding=True, decoder_vocab_size=ids["vocab_size"])(**ids),
         hf.MarianMTModel,
-        marian_unembed,
+        oracle.marian_unembed,
         "model.decoder.layers",
         MARIAN,
         normed_last=False,
@@ -188,7 +179,7 @@ FAMILIES = {
         "masked",
         llama_like(hf.BertConfig),
         hf.BertForMaskedLM,
-        bert_unembed,
+        oracle.bert_unembed,
         "bert.encoder.layer",
         BERT,
         normed_last=False,
@@ -201,7 +192,7 @@ CLASSIFIERS = {
             "masked",
             llama_like(hf.BertConfig, num_labels=3),
             hf.BertForSequenceClassification,
-            bert_labels,
+            oracle.bert_labels,
             "bert.encoder.layer",
             BERT,
             normed_last=False,
@@ -213,7 +204,7 @@ CLASSIFIERS = {
             "causal",
             gpt_like(hf.GPT2Config, num_labels=3),
             hf.GPT2ForSequenceClassification,
-            gpt2_labels,
+            oracle.gpt2_labels,
             "transformer.h",
             {"attention": "attn", "feed_forward": "mlp"},
         ),
@@ -257,16 +248,7 @@ def build(name: str, seed: int = 0) -> nn.Module:
         )
     )
     network.config._experts_implementation = "eager"  # the other ways of running experts have no float64
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if not parameter.requires_grad:  # Marian's sinusoidal positions are not in a checkpoint
-                continue
-            if parameter.ndim == 1:
-                parameter += 0.4 * torch.randn_like(parameter)
-            else:
-                parameter.copy_(torch.randn_like(parameter) * 1.6 / parameter.shape[-1] ** 0.5)
-        if hasattr(network, "final_logits_bias"):
-            network.final_logits_bias.normal_(0.0, 0.5)
+    randomize(network)
     return network.eval().requires_grad_(False)
 
 

@@ -1,7 +1,12 @@
-"""Notebooks run cell by cell in this process, without a kernel: quick enough to try every claim both ways."""
+"""Notebooks run cell by cell in this process, without a kernel: quick enough to try every claim both ways; and by
+papermill, as a user and the book run them.
+"""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,3 +69,23 @@ def result(namespace: dict[str, Any]) -> dict[str, Any]:
 def verdicts(namespace: dict[str, Any]) -> dict[str, str]:
     """The verdict on each claim in the results file that a notebook wrote."""
     return {row["id"]: row["verdict"] for row in result(namespace)["claims"]}
+
+
+def program(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A program of this environment, run in a folder whose packages it imports; on one thread."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "JUPYTER_PREFER_ENV_PATH": "1",
+    }
+    return subprocess.run(command, cwd=folder, env=environment | variables, capture_output=True, text=True, timeout=900)
+
+
+def papermill(folder: Path, notebook: str, page: Path, /, **values: Any) -> subprocess.CompletedProcess[str]:
+    """One plain papermill call in a folder, as a user types it: a notebook of the folder, and the page to write."""
+    command = [sys.executable, "-m", "papermill", f"notebooks/{notebook}.ipynb", str(page)]
+    command += ["-k", "python3", "--no-progress-bar"]
+    for name, value in values.items():
+        command += ["-r" if isinstance(value, str) else "-p", name, str(value)]
+    return program(folder, *command)

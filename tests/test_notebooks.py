@@ -1,7 +1,6 @@
 """Every notebook through papermill at small size, on a tiny model of another family; the book runs them on its own."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,40 +11,23 @@ import families
 import gguf_made
 import nbformat
 import pytest
+from pages import papermill
 
 from eestudy.claims import NOT_APPLICABLE, UNTESTABLE, claims
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NAMES = [notebook.stem for notebook in NOTEBOOKS]
 SHARED = {"model", "tasks", "limit", "max_new_tokens", "chat", "wording", "batch_size", "dtype", "device", "seed"}
 SHARED |= {"runs_folder", "results_folder"}
 
 
-def papermill(notebook: Path, out: Path, folder: Path, **values) -> subprocess.CompletedProcess:
-    """One plain papermill call, as a user types it, at the project's root."""
-    values = {
-        "tasks": "translation/de-en",
-        "limit": 4,
-        "max_new_tokens": 12,
-        "device": "cpu",
-        "runs_folder": folder / "runs",
-        "results_folder": folder / "results",
-    } | values
-    options = [part for name, value in values.items() for part in ("-p", name, str(value))]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "JUPYTER_PREFER_ENV_PATH": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "papermill", str(notebook), str(out), "-k", "python3", "--no-progress-bar", *options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def papermilled(name: str, folder: Path, /, **values) -> tuple[subprocess.CompletedProcess, Path]:
+    """A notebook's process at small size, and its page, which a folder gets with its runs and results."""
+    small = {"tasks": "translation/de-en", "limit": 4, "max_new_tokens": 12, "device": "cpu"}
+    folders = {"runs_folder": folder / "runs", "results_folder": folder / "results"}
+    page = folder / f"{name}.ipynb"
+    return papermill(ROOT, name, page, **small | folders | values), page
 
 
 def tiny_beside(folder: Path) -> str:
@@ -58,7 +40,7 @@ def tiny_beside(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """{notebook: (finished process, notebook written, folder of results)}, two at a time."""
+    """{notebook: (finished process, page written, folder of results)}, two at a time."""
     folder = tmp_path_factory.mktemp("notebooks")
     model, after = (families.save("gpt2", folder / name, seed=seed) for seed, name in enumerate(("gpt2", "after")))
     others = tiny_beside(folder)
@@ -73,19 +55,17 @@ def runs(tmp_path_factory):
         | {"plain": str(model), "weighted": after, "distilled": after, "beside_new_tokens": 4},
     }
 
-    def run(notebook):
-        out = folder / notebook.name
-        done = papermill(notebook, out, folder, model=str(model), **more.get(notebook.stem, {}))
-        return done, out, folder / "results" / "gpt2"
+    def run(name):
+        return *papermilled(name, folder, model=str(model), **more.get(name, {})), folder / "results" / "gpt2"
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip([notebook.stem for notebook in NOTEBOOKS], pool.map(run, NOTEBOOKS)))
+        return dict(zip(NAMES, pool.map(run, NAMES)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n.stem for n in NOTEBOOKS])
+@pytest.mark.parametrize("name", NAMES)
 def test_runs_alone_and_writes_its_results(runs, name):
-    process, out, results = runs[name]
+    process, page, results = runs[name]
     assert process.returncode == 0, process.stderr[-3000:]
     written = json.loads((results / f"{name}.json").read_text())
     assert written["model"] == "gpt2" and written["parameters"]["limit"] == 4
@@ -93,7 +73,7 @@ def test_runs_alone_and_writes_its_results(runs, name):
     # Random weights know no task, so nothing is judged: what is concluded of a task that is known, tests/eestudy shows.
     assert not any(written["learnt"].values())
     assert all(claim["verdict"] in (UNTESTABLE, NOT_APPLICABLE) and claim["reason"] for claim in written["claims"])
-    errors = [o for cell in nbformat.read(out, 4).cells for o in cell.get("outputs", []) if o.output_type == "error"]
+    errors = [o for cell in nbformat.read(page, 4).cells for o in cell.get("outputs", []) if o.output_type == "error"]
     assert not errors
 
 
@@ -101,7 +81,7 @@ def test_each_notebook_is_judged_on_planted_data():
     files = (ROOT / "tests/eestudy").glob("test_page*.py")
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     judged = set(re.findall(r'(?:verdicts|run_page)\(\s*"(\w+)"', code))
-    assert judged == {notebook.stem for notebook in NOTEBOOKS}
+    assert judged == set(NAMES)
 
 
 @pytest.mark.slow
@@ -110,8 +90,7 @@ def test_a_gguf_file_with_a_chat_template_goes_through_every_notebook_about_one_
     gguf_made.write(tmp_path / "tiny.gguf")
     more = {"beside": ""} if name == "architectures" else {}
     tasks = "translation/de-en,instructions/requests"
-    notebook = ROOT / f"notebooks/{name}.ipynb"
-    process = papermill(notebook, tmp_path / "out.ipynb", tmp_path, model=tmp_path / "tiny.gguf", tasks=tasks, **more)
+    process, _ = papermilled(name, tmp_path, model=tmp_path / "tiny.gguf", tasks=tasks, **more)
     assert process.returncode == 0, process.stderr[-3000:]
     written = json.loads((tmp_path / f"results/tiny/{name}.json").read_text())
     assert written["claims"] and not [claim for claim in written["claims"] if "template" in claim["reason"]]
@@ -122,7 +101,7 @@ def test_a_gguf_file_with_a_chat_template_goes_through_every_notebook_about_one_
 
 @pytest.mark.slow
 def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
-    process = papermill(NOTEBOOKS[0], tmp_path / "out.ipynb", tmp_path, modle="pocket-llama")
+    process, _ = papermilled(NAMES[0], tmp_path, modle="pocket-llama")
     assert process.returncode != 0
     lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
     assert lines and "'modle' is not known; allowed: model, tasks" in lines[-1]
@@ -160,4 +139,4 @@ def test_every_notebook_is_in_the_study():
     import yaml
 
     study = yaml.safe_load((ROOT / "study.yml").read_text())
-    assert {n.stem for n in NOTEBOOKS} == set(study["notebooks"])
+    assert set(NAMES) == set(study["notebooks"])

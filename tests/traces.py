@@ -1,14 +1,10 @@
-"""What the tests of traces share: a task, how a trace of it is made, when two are the same."""
+"""What the tests of traces share: a task, how a trace of it is made, and traces in memory."""
 
 import numpy as np
 import pandas as pd
-import torch
-from near import allowed_error
 
 import eelib
 from checks.tiny_texts import PROMPTS
-from eelib.common.tolerances import close
-from eelib.tracing.columns import READOUTS
 from eelib.tracing.trace import exit_layer
 
 STEPS = 6
@@ -19,40 +15,6 @@ def make(model, folder, task=TASK, **more):
     """A trace without a progress bar, in shards of three sequences."""
     options = {"max_new_tokens": STEPS, "batch_size": 3, "progress": False} | more
     return eelib.trace(model, task, folder=folder, **options)
-
-
-def assert_same(a, b, exact=True):
-    """The same tokens, sequences and readouts, in the same order."""
-    pd.testing.assert_frame_equal(a.tokens, b.tokens)
-    pd.testing.assert_frame_equal(a.sequences, b.sequences)
-    for name in READOUTS:
-        if exact:
-            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-        elif name not in ("topk_ids", "final_rank", "reference_rank"):
-            assert_close(a[name], b[name], name)
-
-
-def assert_close(a, b, what=""):
-    """Readouts of one text, made in two ways: whole numbers equal, NaN in the same places, all else close."""
-    known = ~np.isnan(b)
-    np.testing.assert_array_equal(known, ~np.isnan(a), err_msg=what)
-    if np.issubdtype(b.dtype, np.integer):
-        np.testing.assert_array_equal(a, b, err_msg=what)
-    elif known.any():
-        assert close(torch.tensor(a[known]), torch.tensor(b[known])), what
-
-
-def clear_tops(plain, exact):
-    """Where the top-1 of float64 logits leads by more than twice what the plain float32 logits [..., V] may be off."""
-    first, second = exact.topk(2).values.unbind(-1)
-    return first - second > 2 * allowed_error(plain, exact)
-
-
-def assert_top_ids(ours, plain, exact):
-    """Top-1 ids [...] are those of the float64 logits [..., V], but where rounding explains another; nearly nowhere."""
-    clear = clear_tops(plain, exact)
-    assert torch.equal(ours.long()[clear], exact.argmax(-1)[clear])
-    assert clear.double().mean() > 0.99
 
 
 class Made:

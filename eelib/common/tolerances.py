@@ -2,7 +2,7 @@
 
 Two results in one dtype are compared, as in loading a checkpoint, and the table says how much of the largest value they
 may differ by. So does the sweep over architectures, whose networks and their float64 copies are both run in the one
-dtype. Tests, which have the float64 result at hand, let a result err as much as the plain way errs (tests/near.py).
+dtype. Tests, which have the float64 result at hand, let a result err as much as the plain way errs (tests/oracle.py).
 The numbers were measured over the architectures of transformers: what must agree differs by less, what must not agree
 (another candidate for a sub-layer, a cache that does not fit) by more.
 """

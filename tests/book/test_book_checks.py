@@ -1,7 +1,11 @@
-"""The checks of the built book on a made-up one: nothing is wrong with it, and the check for a fault sees it."""
+"""The checks of the built book on a made-up one, as files and in a browser: nothing is wrong with it, and the check
+for a fault sees it.
+"""
 
 import pytest
 from book_checks import CHECKS, answers, read
+from bs4 import BeautifulSoup
+from chromium import Browser, cut, dark, needs_browser
 
 HEAD = '<html><head><title>{} \u2014 Book</title><link rel="icon" href="icon.svg"></head><body><main><article><section>'
 FIGURE = """<figure class="ee-figure" id="figure-1"><img src="figure-1.png" alt="A rising line."><figcaption>
@@ -96,3 +100,58 @@ def test_a_book_without_results_and_one_without_pages(tmp_path):
     pages = build(tmp_path)
     assert "counts" in found({path: page for path, page in pages.items() if path.name == "other.html"})
     assert "counts" in found({})
+
+
+# ---- in a browser
+
+SVG = "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>"
+IMAGE = f'<img alt="A line" width="600" height="50" src="{SVG}">'
+SCROLLS = f'<div class="ee-scroll" tabindex="0"><a>{IMAGE}</a></div>'
+PANELS = '<div class="ee-scroll"><div class="ee-panels" style="display: grid"><a>1</a><a>2</a></div></div>'
+HINT = '<p class="ee-hint">Scroll sideways.</p>'
+THEME = "document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'"
+SCREEN = f"""<!DOCTYPE html><meta name="viewport" content="width=device-width"><script>{THEME}</script><style>
+.ee-scroll {{ overflow-x: auto }} img {{ background: white }} @media print {{ img {{ max-width: 100% }} }}</style>
+<main><article><p>Text.</p>{PANELS}<figure>{SCROLLS}{HINT}</figure></article></main>"""
+WIDE = '<table style="width: 2000px"><tr><td>1</td></tr></table>'
+UNSIGHTLY = [
+    (cut, "Text.</p>", f"Text.</p>{WIDE}"),
+    (cut, ' tabindex="0"', ""),
+    (cut, HINT, "<p></p>"),
+    (cut, 'width="600"', 'width="300"'),
+    (cut, f"{PANELS}<figure>{SCROLLS}{HINT}</figure>", ""),
+    (cut, "<main><article>", "<article>"),
+    (cut, "display: grid", "display: flex"),
+    (dark, "background: white", "background: none"),
+    (dark, "? 'dark'", "? 'light'"),
+    (dark, IMAGE, ""),
+    (dark, "<main>", "<div>"),
+]
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    """window(page): what `cut` and `dark` find on a page of results."""
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "results").mkdir()
+    browser = Browser(tmp_path_factory.mktemp("chromium"), f"file://{folder}/")
+
+    def look(page):
+        (folder / "results" / "page.html").write_text(page, encoding="utf-8")
+        soup = BeautifulSoup(page, "lxml")
+        return {check for check in (cut, dark) if list(check(browser, "results/page.html", soup))}
+
+    yield look
+    browser.close()
+
+
+@needs_browser
+def test_a_screen_as_it_must_be(window):
+    assert not window(SCREEN)
+
+
+@needs_browser
+@pytest.mark.parametrize("check, old, new", UNSIGHTLY)
+def test_a_fault_on_a_screen_is_seen(check, old, new, window):
+    assert SCREEN.count(old) == 1
+    assert check in window(SCREEN.replace(old, new))

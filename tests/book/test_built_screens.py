@@ -6,11 +6,8 @@ import threading
 from functools import partial
 
 import pytest
-from book_built import HTML, slow
-from book_checks import ALLOWED, images, lasting
-from chromium import Browser, needs_browser
-from lens_page import submit, text_of
-from screen_checks import cut, dark
+from book_checks import ALLOWED, HTML, images, lasting, slow
+from chromium import Browser, cut, dark, needs_browser, submit, text_of
 
 pytestmark = [slow, needs_browser]
 
@@ -33,14 +30,7 @@ def window(pages, tmp_path_factory):
 def browser(window):
     """The browser, whose screen and scheme are the usual ones again after each test."""
     yield window
-    window.call("Emulation.setEmulatedMedia", features=[])
-    window.call("Emulation.clearDeviceMetricsOverride")
-
-
-def screen(browser, width, height=844) -> None:
-    browser.call(
-        "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 800
-    )
+    window.as_usual()
 
 
 def addresses(pages) -> list[str]:
@@ -71,7 +61,7 @@ def test_nothing_is_cut_on_any_screen_or_on_paper_and_figures_stay_on_white(chec
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read(scheme, pages, browser):
     """A contrast of 4.5 between all text of a page, folded or not, and what lies behind it."""
-    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    browser.scheme(scheme)
     faint = {}
     for address in addresses(pages):
         browser.open(address)
@@ -85,7 +75,7 @@ def test_text_can_be_read(scheme, pages, browser):
 @pytest.mark.parametrize("width, links", [(390, {"primary": "scoreboard.html", "secondary": "#"}), (1400, {})])
 def test_menus_open(pages, browser, width, links):
     """On a phone each menu's button shows a link that was out of sight; on a wide screen it puts the menu away."""
-    screen(browser, width, 812)
+    browser.screen(width)
     address = next(address for address in addresses(pages) if address.endswith("saturation.html"))
     seen = """(selector => [...document.querySelectorAll(selector)].some(part => {
         const box = part.getBoundingClientRect();
@@ -105,7 +95,7 @@ def test_menus_open(pages, browser, width, links):
 @pytest.mark.parametrize("width, height", [(1400, 900), (390, 844)])
 def test_the_first_screen_says_what_was_found(width, height, pages, browser):
     """The sentences and all of the figure are in sight before any scrolling."""
-    screen(browser, width, height)
+    browser.screen(width, height)
     browser.open("intro.html")
     for part in ("p.ee-lead", "figure img"):
         top, bottom = browser.run(
@@ -115,13 +105,13 @@ def test_the_first_screen_says_what_was_found(width, height, pages, browser):
 
 
 def test_a_sentence_is_read_on_a_phone_and_the_scoreboard_is_cards_there(pages, browser):
-    screen(browser, 390)
+    browser.screen(390)
     browser.open("lens.html")
     submit(browser, "Der Hund schläft.")
     assert "a second" in text_of(browser, "status") and not browser.errors
     assert browser.run("Math.max(document.documentElement.scrollWidth, innerWidth)") == 390
     label = "getComputedStyle(document.querySelector('.ee-scoreboard tbody td'), '::before').content"
     for width in (390, 1400):
-        screen(browser, width)
+        browser.screen(width)
         browser.open("scoreboard.html")
         assert ("Verdict" in browser.run(label)) is (width < 768)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ import transformers as hf
 import yaml
 from bs4 import BeautifulSoup
 from chromium import Browser, needs_browser
+from pages import papermill, program
 from tokenizers import AddedToken
 
 from checks.tiny import build
@@ -130,14 +130,8 @@ def make_study(project: Path) -> StudyFile:
     return StudyFile.load(project / "study.yml")
 
 
-def run(project: Path, *command: str, **variables: str) -> None:
-    """A program of this environment in the project; what it says where it fails."""
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(project),
-    }
-    environment |= {"OMP_NUM_THREADS": "1", "JUPYTER_PREFER_ENV_PATH": "1"} | variables
-    done = subprocess.run(command, cwd=project, env=environment, text=True, capture_output=True, timeout=900)
+def ended_well(done) -> None:
+    """What a program said, where it failed."""
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 
@@ -155,13 +149,7 @@ def book(tmp_path_factory) -> Path:
     def execute(model: str, notebook: str) -> None:
         page = project / "book/results" / model / f"{notebook}.ipynb"
         page.parent.mkdir(parents=True, exist_ok=True)
-        values = study.parameters(model, notebook)
-        options = [
-            part
-            for key, value in values.items()
-            for part in ("-r" if isinstance(value, str) else "-p", key, str(value))
-        ]
-        run(project, "papermill", f"notebooks/{notebook}.ipynb", str(page), "-k", "python3", *options)
+        ended_well(papermill(project, notebook, page, **study.parameters(model, notebook)))
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda pair: execute(*pair), study.runs))
@@ -180,8 +168,10 @@ def book(tmp_path_factory) -> Path:
         file.write_text(json.dumps(altered))
     for name in ("scripts", "generated/scripts"):
         (project / "book" / name).mkdir(parents=True)
-    run(project, sys.executable, "-m", "eestudy.book.fragments", "--study", "study.yml", EELIB_DATA=str(data))
-    run(project, "jupyter-book", "build", "book", "--config", "_config.yml", "--path-output", "book", "-n", "-W")
+    fragments = (sys.executable, "-m", "eestudy.book.fragments", "--study", "study.yml")
+    ended_well(program(project, *fragments, EELIB_DATA=str(data)))
+    build = ("jupyter-book", "build", "book", "--config", "_config.yml", "--path-output", "book", "-n", "-W")
+    ended_well(program(project, *build))
     return project / "book/_build/html"
 
 

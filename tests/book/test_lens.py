@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chromium import Browser, needs_browser
-from lens_page import call, submit, text_of
+from chromium import Browser, needs_browser, submit, text_of
 
 import eelib
 from eelib.exits.exit_rule import ExitRule
@@ -68,7 +67,7 @@ def write(window: Browser, direction: str, sentence: str, rule: dict | None = No
             ({ pieces, ...token }) => tokens.push(token));
         return { tokens, ...done };
     }"""
-    return call(window, script, {"direction": direction, "sentence": sentence, "rule": rule})
+    return window.run(script, {"direction": direction, "sentence": sentence, "rule": rule})
 
 
 def sentences() -> list[tuple[str, str]]:
@@ -122,7 +121,7 @@ def test_the_tokenizer_is_that_of_the_model(loaded, model):
             return [ids, Lens.textOf(ids.map((id) => tokenizer.pieces[id]))];
         });
     }"""
-    for text, (ids, back) in zip(texts, call(loaded, script, texts), strict=True):
+    for text, (ids, back) in zip(texts, loaded.run(script, texts), strict=True):
         assert ids == model.tokenizer([text])["input_ids"][0], text
         assert back == text
 
@@ -132,8 +131,7 @@ def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_facto
     """Along the stored examples, offline; and while writing, with copied keys, what `eelib.generate` writes."""
     rule = ExitRule(gate_named(name), -bound if name == "entropy" else bound)
     given = {"gate": name, "threshold": bound}
-    exits = call(
-        loaded,
+    exits = loaded.run(
         """(rule) => Lens.stored.examples.map(({ direction, tokens }) => [direction, tokens.map((token) =>
             Lens.exitLayer(rule, token.ids.map((_, layer) => Lens.readout(token, layer))))])""",
         given,
@@ -196,16 +194,13 @@ def test_what_is_typed_is_read_and_is_never_markup(loaded):
 
 def test_writing_with_early_exit_shows_what_did_not_run(loaded):
     submit(loaded, "Der Hund schläft im Garten.")
-    call(
-        loaded,
-        """async () => {
-            const part = (name) => document.querySelector(`[data-lens=${name}]`);
-            part("threshold").value = 0.3;
-            part("threshold").dispatchEvent(new Event("input"));
-            part("restart").click();
-            while (!part("stop").hidden) await new Promise((go) => setTimeout(go, 20));
-        }""",
-    )
+    loaded.run("""(async () => {
+        const part = (name) => document.querySelector(`[data-lens=${name}]`);
+        part("threshold").value = 0.3;
+        part("threshold").dispatchEvent(new Event("input"));
+        part("restart").click();
+        while (!part("stop").hidden) await new Promise((go) => setTimeout(go, 20));
+    })()""")
     assert loaded.run("document.querySelectorAll('.lens-not-run').length") > 0
     assert "did not run" in text_of(loaded, "summary") and text_of(loaded, "early")
     loaded.run("document.querySelector('[data-lens=back]').click()")
@@ -240,14 +235,14 @@ def test_after_a_crash_of_the_worker_the_model_is_loaded_anew(site, window):
     """Who waits gets one line; the next sentence is read."""
     window.open(f"{site}/lens.html")
     submit(window, "Guten Tag.")
-    crash = """async () => {
+    crash = """(async () => {
         const { before, after } = Lens.stored.directions[0];
         const request = { before, after, room: Lens.stored.room, sentence: "Der Hund", rule: null };
         const pending = Lens.model.write(request, () => null).then(() => "it went on", (error) => error.message);
         Lens.model.worker.onerror(new ErrorEvent("error", { message: "out of memory" }));
         return pending;
-    }"""
-    assert call(window, crash) == "out of memory" and not window.run("Lens.model.ready")
+    })()"""
+    assert window.run(crash) == "out of memory" and not window.run("Lens.model.ready")
     submit(window, "Der Hund schläft.")
     assert not text_of(window, "complaint") and "a second" in text_of(window, "status")
 

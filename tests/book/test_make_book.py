@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from book_built import up_to_date
+from book_checks import slow, up_to_date
 
 import eelib
 from eelib.common.errors import InputError
@@ -38,7 +38,6 @@ kept = {"claims": [], "manifest": {}, "parameters": given, "date": "2026-01-02"}
 LINKED = ["Makefile", "Snakefile", "eelib", "eestudy", "checks", "workflow"]
 LINKED += ["_config.yml", "constraints.txt", "pyproject.toml", "book/engine.md"]
 SLEEPER = "import sys, time; print('ready', flush=True); time.sleep(60)"
-slow = pytest.mark.slow
 
 
 def write_study(folder: Path, models: dict | None = None, **parameters) -> None:

@@ -1,31 +1,40 @@
-"""What is kept in data/measured says where it is from, is of today's models, and a part of it is computed again."""
+"""What is kept in data/measured says where it is from, is of today's models, and a part of it is computed again; the
+wordings of prompts are those that their rule takes from what is kept of them.
+"""
 
+import hashlib
 import importlib
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
+from checks import architectures, prompts, report
 from checks.__main__ import ENTRIES, GROUPS
 from checks.report import TINY, differing
+from checks.tiny import KINDS
 from eelib.common.errors import InputError
 from eelib.common.files import PACKAGE, data_folder
 from eelib.models.checkpoint import folder_of, path_of
 from eelib.models.folder import weights_hash
 from eelib.models.lora import hash_with_lora, lora_base
-from eestudy.measured import measured, provenance
+from eelib.tasks.task import KINDS as TASK_KINDS
+from eestudy import measured
 
 KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(data_folder("measured").glob("*.json"))}
-CHECKS = {name: report for name, report in KEPT.items() if "trainings" not in report}
+CHECKS = {name: kept for name, kept in KEPT.items() if "trainings" not in kept}
 OLD = {"architectures", "cluster", "crashes", "lens", "many_prompts"}  # to be measured again
-MODELS = [(name, *pair) for name, report in CHECKS.items() for pair in report["models"].items()]
+MODELS = [(name, *pair) for name, kept in CHECKS.items() for pair in kept["models"].items()]
 
 
-def git(*words):
+def git(*words, cwd=PACKAGE.parent, **options):
     """What git answers in the project."""
-    return subprocess.run(["git", *words], cwd=PACKAGE.parent, capture_output=True, text=True)
+    own = ["-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *own, *words], cwd=cwd, capture_output=True, text=True, **options)
 
 
 SHALLOW = git("rev-parse", "--is-shallow-repository").stdout.strip() != "false"  # a clone without earlier commits
@@ -39,24 +48,24 @@ def hash_of(name):
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_kept_result_names_its_command_commit_day_and_machine(name):
-    report = KEPT[name]
-    assert re.fullmatch(r"[0-9a-f]{7,40}", report["commit"]) and "seed" in report
-    assert SHALLOW or not git("merge-base", "--is-ancestor", report["commit"], "HEAD").returncode
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", report["date"]) and report["machine"]["cpu"]
-    assert report["date"] in provenance(report) and report["machine"]["cpu"] in provenance(report)
-    assert report["goals"] or report.get("trainings") or {"rows", "costs"} <= report.keys()  # of what is expected
+    kept = KEPT[name]
+    assert re.fullmatch(r"[0-9a-f]{7,40}", kept["commit"]) and "seed" in kept
+    assert SHALLOW or not git("merge-base", "--is-ancestor", kept["commit"], "HEAD").returncode
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept["date"]) and kept["machine"]["cpu"]
+    assert kept["date"] in measured.provenance(kept) and kept["machine"]["cpu"] in measured.provenance(kept)
+    assert kept["goals"] or kept.get("trainings") or {"rows", "costs"} <= kept.keys()  # of what is expected
 
 
 def test_old_results_are_of_checks_that_had_other_names_or_options():
-    assert {name for name, report in CHECKS.items() if "code" not in report} == OLD
+    assert {name for name, kept in CHECKS.items() if "code" not in kept} == OLD
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS.keys() - OLD))
 def test_a_kept_result_is_made_by_make_measure_and_names_the_models_that_it_ran(name):
-    report = CHECKS[name]
-    asked = report["command"].removeprefix("python -m checks ")
+    kept = CHECKS[name]
+    asked = kept["command"].removeprefix("python -m checks ")
     assert asked.split()[0] in ENTRIES and any(f"{asked} ".startswith(f"{own} ") for own in GROUPS["measure"])
-    assert report["models"] or "eelib/models" not in report["depends"] or set(TINY) <= set(report["depends"])
+    assert kept["models"] or "eelib/models" not in kept["depends"] or set(TINY) <= set(kept["depends"])
 
 
 @pytest.mark.parametrize("name", sorted(KEPT.keys() - CHECKS.keys()))
@@ -73,7 +82,7 @@ def test_a_kept_result_is_of_the_weights_that_the_model_has_today(result, model,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, report in CHECKS.items() if "sample" in report])
+@pytest.mark.parametrize("name", [name for name, kept in CHECKS.items() if "sample" in kept])
 def test_a_part_is_computed_again(name):
     check = CHECKS[name]["command"].split()[3]
     assert not differing(CHECKS[name]["sample"], importlib.import_module(f"checks.{check}").sample())
@@ -92,4 +101,90 @@ def test_near_ties_may_differ_and_what_follows_them_but_nothing_else():
 
 
 def test_a_result_that_is_not_kept_is_named_in_one_line(one_line):
-    one_line(InputError, ("no result 'none'", "statistics"), lambda: measured("none"))
+    one_line(InputError, ("no result 'none'", "statistics"), lambda: measured.measured("none"))
+
+
+def test_the_kept_result_covers_every_architecture():
+    """Of this version of transformers, as the sample that is computed again can not show."""
+    kept = KEPT["architectures"]
+    assert kept["versions"]["transformers"] == transformers.__version__, f"run {kept['command']} again"
+    rows = kept["rows"]
+    assert [(r["kind"], r["model_type"]) for r in rows] == [(k, m) for k, names in KINDS.items() for m in names]
+    assert kept["goals"] == architectures.goals(rows) and all(row["met"] for row in kept["goals"])
+
+
+def test_a_head_names_the_commit_and_the_code_with_what_was_not_committed(tmp_path, monkeypatch):
+    for module in (measured, report):
+        monkeypatch.setattr(module, "PACKAGE", tmp_path / "eelib")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    (tmp_path / "eelib").mkdir()
+    (tmp_path / "eelib/a.py").write_text("a = 1")
+    assert report.headed("made", depends=["eelib"])["commit"] == "unknown"
+    for words in (("init", "-q"), ("add", "eelib"), ("commit", "-qm", "made")):
+        git(*words, cwd=tmp_path, check=True)
+    (tmp_path / "notes.txt").write_text("no code")
+    before = report.headed("made", depends=["eelib"])
+    (tmp_path / "eelib/a.py").write_text("a = 2")
+    after = report.headed("made", depends=["eelib"])
+    assert before["commit"] + "+changes" == after["commit"] and before["code"] != after["code"]
+    assert "checks/made.py" in before["depends"] and before["machine"]["threads"] >= 1
+
+
+def test_the_entry_runs_a_check_and_lists_them(tmp_path):
+    assert {command.split()[0] for group in GROUPS.values() for command in group} <= set(ENTRIES)
+
+    def checks(*words):
+        command = [sys.executable, "-m", "checks", *words]
+        return subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+
+    done, asked = checks("none"), ["coverage", "--draws", "2", "--output", str(tmp_path / "a.json")]
+    assert done.returncode == 1 and "none: allowed are bench, measure, architectures" in done.stderr
+    checks(*asked)
+    assert json.loads((tmp_path / "a.json").read_text())["command"] == f"python -m checks {' '.join(asked)}"
+
+
+# ---- prompts were chosen by their rule, on texts that no report uses
+
+RUN = 8  # words in a row that no text of a report shares with one that prompts were chosen on
+LOGGED = json.loads((prompts.FOLDER / "log.json").read_text())
+
+
+def test_the_short_wordings_are_those_that_the_rule_takes_from_the_log():
+    kinds = LOGGED["kinds"]
+    assert {name for name, kind in TASK_KINDS.items() if "short" in kind.wordings} == set(kinds) == set(prompts.TRIALS)
+    assert prompts.goals(kinds) == LOGGED["goals"] and all(row["met"] for row in LOGGED["goals"])
+    for kind, log in kinds.items():
+        file, rows = data_folder("prompts", "development", f"{kind}.jsonl"), log["wordings"]
+        wordings = {name: {"template": row["template"], "chat": row["chat"]} for name, row in rows.items()}
+        assert log["texts"] == 20 and log["texts_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+        assert log["rule"] == prompts.rule(kind) and wordings == prompts.TRIALS[kind]["wordings"]
+        assert log["chosen"] == prompts.choice(kind, {name: row["scores"] for name, row in rows.items()})
+
+
+def test_the_rule_takes_the_score_or_the_least_repetition_never_a_wording_outside_the_template():
+    def row(repeated, ended=100.0, topic=100.0, **scores):
+        return {"repeated": repeated, "ended": ended, "on topic": topic} | scores
+
+    scores = {"paper, raw": row(0, F1=90.0), "paper": row(50, F1=70.0), "question last": row(0, F1=60.0)}
+    assert prompts.choice("question_answering", scores) == "paper"
+    scores = {"plain": row(9), "continue": row(1, 49.0, 79.0), "plain, raw": row(0)}
+    assert prompts.choice("continuation", scores) == "plain"  # the second neither ends nor stays on topic
+    assert prompts.choice("continuation", scores | {"continue": row(1, 49.0, 80.0)}) == "continue"
+    scores = {"plain": row(15.0), "briefly": row(10.0), "plain, raw": row(0)}
+    assert prompts.choice("instructions", scores) == "plain"
+    assert prompts.choice("instructions", scores | {"plain": row(15.1)}) == "briefly"
+
+
+def runs(files):
+    """Every run of RUN words in the strings of JSON files, in lower case and without punctuation."""
+    strings = (json.loads(text) for file in files for text in re.findall(r'"(?:[^"\\]|\\.)*"', file.read_text()))
+    words = [prompts.normalised(text) for text in strings]
+    return {tuple(one[i : i + RUN]) for one in words for i in range(len(one) - RUN + 1)}
+
+
+def test_texts_of_reports_share_no_run_of_words_with_those_that_prompts_were_chosen_on(tmp_path):
+    development = [*data_folder("prompts", "development").glob("*.jsonl"), prompts.FOLDER / "wordings.json"]
+    seen = runs(development)
+    assert len(seen) > 3000 and not seen & runs(data_folder("texts").rglob("*.jsonl"))
+    (tmp_path / "shared.jsonl").write_text(f'{{"text": "and {" ".join(next(iter(seen)))}"}}')
+    assert runs([tmp_path / "shared.jsonl"]) & seen  # a shared run would be seen

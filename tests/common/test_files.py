@@ -1,19 +1,28 @@
-"""Files written whole or not at all, and folders that one process at a time may write to."""
+"""Files written whole or not at all, folders that one process at a time may write to, what a folder may be named, and
+what is said of an error in one line.
+"""
 
 import errno
 import fcntl
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from eelib.common import files
-from eelib.common.errors import StorageError
+from eelib.common.errors import InputError, StorageError
+from eelib.common.values import check_name, first_line, reason
+from eelib.lens.cpu_kernels import summarize
 
 FORK = multiprocessing.get_context("fork")
+ROOT = Path(__file__).parents[2]
+CODE = "from eelib.common.machine import compiled; print(compiled()(lambda number: number + 1)(1))"  # it is in no file
 
 
 def failing(number):
@@ -103,16 +112,6 @@ def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
     assert (first.exitcode, waiting.exitcode) == (0, 0) and (place / "made").read_bytes() == b"x"
 
 
-def test_no_folder_is_left_where_nothing_was_made(tmp_path):
-    (tmp_path / "runs").mkdir()
-    with files.exclusive(tmp_path / "runs/model/task"):
-        pass
-    assert not list((tmp_path / "runs").iterdir())
-    with pytest.raises(ValueError), files.exclusive(tmp_path / "other/model/task"):
-        raise ValueError
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.parametrize(
     "content, found",
     [(b'{"a": 1}', {"a": 1}), (b"", {}), (b'{"a"', {}), (b"\x00\xff", {}), (b"[1]", {}), (None, {})],
@@ -121,6 +120,44 @@ def test_json_that_may_be_damaged(content, found, tmp_path):
     if content is not None:
         (tmp_path / "a.json").write_bytes(content)
     assert files.read_json(tmp_path / "a.json") == found
+
+
+def test_compiled_code_is_kept_where_there_is_a_place_and_runs_without_one():
+    assert summarize.stats.cache_path
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["pocket-llama", "Llama-2-7b_hf", "phi-1.5+x", "7", "...", "-x", "x" * 100])
+def test_a_plain_name_passes(name):
+    check_name("model", name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a/b", "a b", "a\n", "$(touch x)", "`x`", "a;b", "'", '"', "{model}", "<b>", "a\\b", "é", "a\0", 7]
+    + ["a\u202eb", "*"],
+)
+def test_any_other_is_refused_in_one_line(name, one_line):
+    one_line(InputError, ["model", repr(name), "letters, digits"], lambda: check_name("model", name))
+
+
+def test_a_name_longer_than_file_systems_take_is_refused(one_line):
+    one_line(InputError, ["model", "has 101 characters"], lambda: check_name("model", "x" * 101))
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (ValueError("one.\ntwo"), "one"),
+        (ValueError("field 'a':\n    it is no number.\nmore"), "field 'a': it is no number"),
+        (ValueError(""), "ValueError"),
+        (KeyError("relu7"), "KeyError: 'relu7'"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_the_first_line_of_an_error_says_something(error, line):
+    assert reason(error) == line and first_line(error) == line.removeprefix("KeyError: ")
 
 
 # Locks, where the file system has them and where it has none

@@ -1,15 +1,19 @@
-"""What gates do on finished traces, against plain loops over the tokens of random ones."""
+"""What gates do on finished traces, and what outputs are worth, against plain loops and whole runs."""
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import oracle
 import pandas as pd
 import pytest
 import torch
 import traces
+from families import FAMILIES
 
 import eelib
+from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.state import Lstm, StateClassifier, save_gate
@@ -17,8 +21,10 @@ from eelib.exits.trace_scores import scores
 from eelib.tasks.metrics import scores_of
 from eelib.tasks.task import kind_named
 from eestudy import evaluation
+from eestudy.decoding import nats, without_references
 from eestudy.exits.fit import fit
 from eestudy.exits.gates import FEATURES
+from eestudy.exits.task_quality import quality_interval
 from eestudy.gates import halves, pieces_of, rule_of, sweep_of
 from eestudy.parameters import Parameters
 from eestudy.statistics import interval_of
@@ -113,12 +119,11 @@ def test_each_group_is_in_one_half_of_all_frames_and_tasks(study, curves):
 
 def test_agreement_is_read_off_the_curve_of_each_task(curves):
     part = curves[curves["gate"] == "confidence"]
-    sums = part.groupby(["task", "threshold"])[["layers", "agreed", "cost", "tokens"]].sum()
-    for over, at in (("layers", 3.3), ("cost", 1.2)):
-        lines = [sums.loc[task].assign(x=lambda t: t[over] / t["tokens"]) for task in ("one", "two")]
-        expected = np.mean([np.interp(at, line["x"], line["agreed"] / line["tokens"]) for line in lines])
-        (found,) = interval_of(evaluation.wide(part), lambda t: evaluation.agreement_at(t, [at], over))
-        assert found.estimate == pytest.approx(expected) and found.low < expected < found.high
+    sums = part.groupby(["task", "threshold"])[["layers", "agreed", "tokens"]].sum()
+    lines = [sums.loc[task].assign(x=lambda t: t["layers"] / t["tokens"]) for task in ("one", "two")]
+    expected = np.mean([np.interp(3.3, line["x"], line["agreed"] / line["tokens"]) for line in lines])
+    (found,) = interval_of(evaluation.wide(part), lambda t: evaluation.agreement_at(t, [3.3]))
+    assert found.estimate == pytest.approx(expected) and found.low < expected < found.high
     assert np.isnan(evaluation.agreement_at(evaluation.wide(part).sum().to_frame().T, [0.5])).all()
 
 
@@ -147,15 +152,11 @@ def test_the_score_at_a_fixed_layer_is_that_of_its_texts(study):
     assert np.isnan(shares[0]) and shares[1:] == pytest.approx([0.25, 0.375, 0.5])
 
 
-def test_a_fitted_gate_is_asked_about_the_half_that_it_was_not_fitted_to(study):
+def test_a_fitted_gate_is_fitted_to_the_half_to_calibrate_on(study):
     trace, first = study.traces["one"], halves(study)["one"]
     sweep = sweep_of(study, "one", "risk")
-    for rows in (first, ~first):
-        rule = ExitRule(fit("risk", trace, ~rows & trace.statistic_rows(), pieces_of(study)))
-        assert torch.equal(sweep.found.score[rows], scores(rule, trace).score[rows])
-    calibrated = sweep_of(study, "one", "risk", cross_fitted=False)
-    assert torch.equal(calibrated.found.score, scores(calibrated.rule, trace).score)
-    assert calibrated.rule.gate == fit("risk", trace, first & trace.statistic_rows(), pieces_of(study))
+    assert torch.equal(sweep.found.score, scores(sweep.rule, trace).score)
+    assert sweep.rule.gate == fit("risk", trace, first & trace.statistic_rows(), pieces_of(study))
     assert set(evaluation.curves(study, FEATURES, 5)["gate"]) == set(FEATURES)
 
 
@@ -198,3 +199,67 @@ def test_what_can_not_be_had_is_one_line(study, capsys):
     frame, printed = evaluation.curves(lone, ["fixed"]), capsys.readouterr().out
     assert list(frame) == evaluation.CURVES and frame.empty
     assert printed.startswith("one: left out") and printed.count("\n") == 1
+
+
+# Quality of outputs
+
+WORDS = ["the", "a", "red", "blue", "dog", "cat", "runs", "sleeps", "in", "on", "under", "house", "tree", "small"]
+
+
+def written(kind, references):
+    """A task of 40 items in 20 groups whose references are made up."""
+    draw = random.Random(0)
+    known = [[" ".join(draw.choices(WORDS, k=draw.randint(6, 14))) for _ in range(references)] for _ in range(40)]
+    return eelib.Task("made-up", kind, ["?"] * 40, known, ["?"] * 40, [str(i // 2) for i in range(40)])
+
+
+@pytest.mark.parametrize(
+    "kind, references", [("translation", 1), ("translation", 3), ("question_answering", 2), ("summarization", 1)]
+)
+def test_estimates_are_the_tasks_own_scores(kind, references):
+    task = written(kind, references)
+    outputs = [" ".join([*known[0].split()[:-2], "dog"]) for known in task.references]
+    found, scores = quality_interval(task, outputs), task.quality(outputs)
+    assert found and set(found) <= set(scores)
+    for name, interval in found.items():
+        assert interval.estimate == pytest.approx(scores[name], abs=1e-6)
+        assert interval.low <= interval.estimate <= interval.high and interval.groups == 20
+    first = next(iter(found))
+    perfect = quality_interval(task, [known[0] for known in task.references])[first]
+    assert perfect[:3] == pytest.approx([100] * 3)
+    with pytest.raises(ValueError, match="1 outputs for 40 prompts"):
+        quality_interval(task, ["a"])
+
+
+# Without references: the full model's own probability of a text
+
+
+@pytest.fixture(scope="module")
+def decoded(model_of, tmp_path_factory):
+    task = eelib.Task.from_prompts(PROMPTS)
+    made = eelib.trace(model_of("llama"), task, 6, tmp_path_factory.mktemp("runs"), progress=False)
+    return SimpleNamespace(model=model_of("llama"), tasks={"made": task}, traces={"made": made})
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_nats_are_those_of_a_float64_run(name, model_of, oracle_of):
+    model, output = model_of(name), [7, 40, 9, 7]
+    (prompt,) = model.encode(["The small dog"])
+    states = oracle.oracle_run(oracle_of(name), FAMILIES[name], prompt, output)["states"][:, -1]
+    logs = FAMILIES[name].unembed(oracle_of(name), states).log_softmax(-1)
+    exact = -float(logs.gather(1, torch.tensor(output)[:, None]).sum())
+    assert nats(model, prompt, output) == pytest.approx(exact, rel=1e-4) and nats(model, prompt, []) == 0
+
+
+def test_full_depths_own_outputs_lose_nothing_and_others_do(decoded):
+    trace = decoded.traces["made"]
+    ids = trace.tokens.groupby("sequence")["token_id"].agg(list)
+    outputs = trace.sequences[["sequence", "group", "output"]].assign(same=True, full=lambda t: t["output"])
+    outputs["token_ids"] = outputs["sequence"].map(ids)
+    found = without_references(decoded, "made", outputs)
+    assert found["nats"].estimate == pytest.approx(-np.log(trace["final_probability"][:, -1]).mean(), rel=1e-4)
+    assert found["more"].estimate == 0 and found["perplexity"] == found["same"] == 1 and found["chrF"] == 100
+    other = outputs.assign(same=False, token_ids=[[5, 9]] * len(outputs), output="x")
+    found = without_references(decoded, "made", pd.concat([other[:1], outputs[1:]]))
+    assert found["more"].estimate > 0 and found["perplexity"] == pytest.approx(np.exp(found["more"].estimate))
+    assert found["same"] == pytest.approx(1 - 1 / len(outputs)) and found["chrF"] < 100

@@ -14,23 +14,7 @@ import eelib
 from eestudy.parameters import ParameterError
 
 NEW = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
-
-
 WIDE = 256  # a window, in tokens, that holds a question's prompt
-
-
-def test_a_planted_trace_is_what_was_planted(planted_model, planted_tasks, tmp_path):
-    """References as outputs, the exit layers that were asked for, and readouts that agree with them."""
-    task = eelib.load_task(planted_tasks[0], limit=4)
-    made = plant(planted_model, task, tmp_path / "runs", lambda t: exits(1 + t["position"] % 3, 3), STEPS)
-    assert list(made.sequences["output"]) == [known for (known,) in task.references] and made.manifest["finished"]
-    assert not made.sequences["truncated"].any() and made.tokens["is_eos"].sum() == 4
-    for definition in ("first", "stable"):
-        np.testing.assert_array_equal(made.exit_layer(definition), 1 + made.tokens["position"] % 3)
-    agreement = made["final_rank"] == 1
-    emitted = np.broadcast_to(made.tokens["token_id"].to_numpy()[:, None], agreement.shape)
-    np.testing.assert_array_equal(made["top1"] == emitted, agreement)
-    np.testing.assert_array_equal(made["topk_ids"][..., 0], made["top1"])
 
 
 # The exit layer of a token by its position: of a task into English, of one out of it, and of answers to questions. The

@@ -1,5 +1,6 @@
-"""Every claim of a page about a model before and after a training, tried both ways on planted traces."""
+"""Claims about models before and after a training, about gates and about time, tried both ways on planted data."""
 
+import re
 from pathlib import Path
 
 import families
@@ -7,10 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from pages import result, run_page, texts, verdicts
-from planted import NOUNS, STEPS, asked, deep_model, exits, pairs, plant, rewrite, sentences, write_task
+from planted import NOUNS, STEPS, asked, consistent, deep_model, exits, pairs, plant, rewrite, sentences, write_task
 
 import eelib
+from eelib.common.errors import InputError
 from eelib.exits.decoding.generate import GenerateOutput
+from eelib.exits.gates.state import TRAINED, save_gate
+from eestudy import measured as kept_results
 from eestudy.parameters import ParameterError
 
 LATE, MIDDLE_OF_THREE = (exits([layer], 3)[0] for layer in (3, 2))
@@ -220,12 +224,7 @@ SPEED = {
         {"copied": lambda ids: [*range(900, 909), *ids[9:]], "projected": lambda ids: list(range(900, 900 + len(ids)))},
         "fails fails fails holds fails",
     ),
-    "no time is saved; all outputs stay": (
-        lambda layer, gated: 1 + gated,
-        "",
-        {},
-        "same undecided undecided fails none",
-    ),
+    "no time is saved; all stays": (lambda layer, gated: 1 + gated, "", {}, "same undecided undecided fails none"),
 }
 
 
@@ -252,7 +251,7 @@ def test_speed(name, planted_model, tmp_path, monkeypatch):
             varies = 1 + 0.01 * (len(full[prompt]) % 5) * (layer == 1)  # groups that are all alike show nothing
             spent += len(said) * seconds(layer, layer == 1) * varies
         counts = dict.fromkeys(("drafted", "accepted"), 0)
-        return GenerateOutput(pd.DataFrame(rows), pd.DataFrame(outputs).assign(**counts), {"blocks": spent}, "")
+        return GenerateOutput(pd.DataFrame(rows), pd.DataFrame(outputs).assign(**counts), spent, "")
 
     monkeypatch.setattr("eestudy.decoding.run", run)
     more = {"after": str(after), "timed_gates": "", "draft_layer": 1, "draft_length": 1}
@@ -269,3 +268,181 @@ def test_speed(name, planted_model, tmp_path, monkeypatch):
             found = {"seconds": 10 * (base + 0.01 * ran), "tokens": 10, "exit_layers": 10 * ran}
             sums |= {(of, f"{gate}, {end}"): value for of, value in found.items()}
     assert space["slower"](sums) == pytest.approx(0.12 / 0.09)
+
+
+def early_at(layer, depth):
+    """Every second token could exit at a layer, the others at the last only; no gate sees which but by its scores."""
+    return lambda tokens: exits(np.where(tokens["position"] % 2, layer, depth), depth)
+
+
+def scores_of(vocabulary, confident, patient):
+    """Readouts of three layers: `confident`, sure just where they agree with the end, else equally sure everywhere.
+
+    Where they disagree, layers have one best token in common, so patience stops too early or never; unless `patient`.
+    """
+
+    def of(tokens):
+        agrees = early_at(1, 3)(tokens)
+        columns = consistent(tokens["token_id"].to_numpy(), agrees, vocabulary)
+        ids = columns["topk_ids"].reshape(*agrees.shape, -1).copy()
+        sure = np.where(agrees, 0.9, 0.2) if confident else np.full(agrees.shape, 0.5)
+        entropy = np.where(agrees, 0.1, 3.0) if confident else np.ones(agrees.shape)
+        if patient:
+            ids[:, 2, [0, 2]] = np.where(agrees[:, [2]], ids[:, 2, [0, 2]], ids[:, 2, [2, 0]])
+        shares = sure[..., None] * 0.1 ** np.arange(ids.shape[-1])
+        top = {"top1": ids[..., 0], "topk_ids": ids.reshape(len(ids), -1)}
+        return top | {"probability": sure, "topk_probability": shares.reshape(len(ids), -1), "entropy": entropy}
+
+    return of
+
+
+# What scores tell before and after joint optimization (confident, patient); verdicts on P-G1 to P-G3. A gate saves
+# layers just where its scores tell; so where confidence tells before, it saves a third of them.
+PAIRS = {
+    "confidence tells after": ((False, False), (True, False), ("holds", "holds", "holds")),
+    "confidence told before": ((True, False), (False, False), ("does not hold", "not applicable", "does not hold")),
+    "patience tells after": ((False, False), (False, True), ("holds", "does not hold", "holds")),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gates(name, tmp_path):
+    path = tmp_path / "tiny.de-en.jsonl"
+    task = write_task(path, pairs(160))
+    for seed, (role, tells) in enumerate(zip(("before", "after"), PAIRS[name])):
+        model = eelib.load_model(str(families.save("gpt2", tmp_path / role, seed=seed)), device="cpu")
+        plant(model, task, tmp_path / "runs", early_at(1, 3), STEPS, scores_of(model.vocab_size, *tells))
+    space = run_page("gates", **asked(tmp_path, tmp_path / "before", str(path)), after=str(tmp_path / "after"))[0]
+    assert tuple(verdicts(space)[f"P-G{number}"] for number in (1, 2, 3)) == PAIRS[name][2]
+
+
+RISES, WAVERS = (0.1, 0.2, 0.3, 0.6, 0.62, 0.64, 0.66), (0.5, 0.5, 0.4, 0.5, 0.4, 0.5, 0.66)
+
+
+def rises(telling):
+    """Rises, which monotone asks for, at the tokens that may exit at layer 3 (`telling`) or at the others; margins are
+    wide at the others of the two, from layer 3 on, so that softmax difference does what monotone does not.
+    """
+
+    def of(tokens):
+        early = (tokens["position"] % 2).to_numpy(dtype=bool)
+        first = np.where((early == telling)[:, None], RISES, WAVERS)
+        wide = (early != telling)[:, None] & (np.arange(DEPTH + 1) >= 3)
+        second = first * np.where(wide, 0.5, 0.99)
+        shares = np.concatenate([first[..., None], second[..., None], np.full((*first.shape, 8), 0.0001)], axis=-1) / 2
+        readouts = {"topk_probability": shares.reshape(len(tokens), -1), "probability": first / 2}
+        return readouts | {"margin": (first - second) / 2}
+
+    return of
+
+
+def counting_gates(model, folder):
+    """Trained gates that see nothing: the LSTM is surer with every layer, the others are as sure at all of them."""
+    for name, kind in TRAINED.items():
+        network = kind.build(model.hidden_size)
+        for key, values in network.state_dict().items():
+            values.zero_()
+            if name == "lstm" and "bias_ih" in key:
+                values += 1.0
+            if key == "out.weight":
+                values[1] = 1.0
+        save_gate(kind.of(network, model.name), folder / model.name, model, {})
+
+
+@pytest.mark.parametrize("verdict", ["holds", "does not hold"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_best_of_each_family(trained, verdict, planted_tasks, tmp_path):
+    """Without trained gates M-E1; with them M-E3: the LSTM amounts to a fixed layer, the classifier to a draw between
+    the first and the last one.
+    """
+    models = [deep_model(tmp_path / role, DEPTH, seed) for seed, role in enumerate(("own", "m"))]
+
+    def agrees(tokens):
+        if not trained:
+            return early_at(3, DEPTH)(tokens)
+        some = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
+        return exits(np.where(some, 4, 2 if verdict == "holds" else DEPTH), DEPTH)
+
+    for model in models:
+        found = rises(trained or verdict == "holds")
+        plant(model, eelib.load_task(planted_tasks[0]), tmp_path / "runs", agrees, STEPS, found)
+    if trained:
+        counting_gates(models[1], tmp_path / "gates")
+    more = {"after": str(tmp_path / "m"), "gates_folder": str(tmp_path / "gates")}
+    found = verdicts(run_page("gates", **asked(tmp_path, tmp_path / "own", planted_tasks[0]), **more)[0])
+    assert found["M-E3"] == (verdict if trained else "not testable here") and (trained or found["M-E1"] == verdict)
+
+
+# The page on when drafts pay, with planted layers, costs and a planted race, in all of which the answer is known
+
+TALL, DRAFTED, HEAD, MOST = 10, 8, 2.0, 15
+FLAT = {"layers": TALL, "rows": [1, 512], "call": [0.0, 0.0], "blocks": [float(TALL)] * 2, "head": [HEAD] * 2}
+
+
+def race(weights, right, off, drafted=100):
+    """Kept results in which `right` of 100 rounds of one draft are right, and forecasts are off by a share."""
+    own = {"kind": "lossless", "method": "block", "drafted": drafted, "accepted": right, "passes": 110}
+    own |= {"times_plain": 1.6, "seconds": [6.0, 6.2], "forecast": 1.6 * (1 + off)}
+    rows = [own, {"kind": "plain", "method": "plain", "seconds": [10.0, 10.4]}]
+    rows.append({"kind": "part", "method": "prompts alone", "seconds": [2.0, 2.2]})
+    head = {"models": {"deep": weights}, "date": "2026-01-01", "commit": "abc", "machine": {"cpu": "a processor"}}
+    every = [{"task": "a/b", "batch": size, "texts": 10} | row for size in (1, 16) for row in rows]
+    return {"race": head | {"rows": every}, "race_forecast": head | {"rows": [], "costs": {"1": FLAT, "16": FLAT}}}
+
+
+def least_when_flat(layer):
+    """The least chance at which drafts of a layer pay if a pass costs the same for any number of tokens, plainly."""
+    for chance in np.arange(1, 1001) / 1000:
+        for drafts in range(1, MOST + 1):
+            tokens = sum(chance**n for n in range(drafts + 1))
+            if tokens * (TALL + HEAD) > drafts * (layer + HEAD) + TALL + HEAD + 1e-9:
+                return chance
+    return np.nan
+
+
+@pytest.fixture
+def map_page(monkeypatch, planted_tasks, tmp_path):
+    """map_page(kept): the page where three of four tokens exit by layer 8, its results and its texts."""
+    model, task = deep_model(tmp_path / "deep", TALL), eelib.load_task(planted_tasks[0])
+    plant(model, task, tmp_path / "runs", lambda t: exits(np.where(t["position"] % 4, DRAFTED, TALL), TALL), STEPS)
+
+    def run(kept):
+        def read(name):
+            if not kept:
+                raise InputError("no result has this name")
+            return kept(model.hash)[name]
+
+        monkeypatch.setattr(kept_results, "measured", read)
+        space, shown = run_page("should_i_use_it", **asked(tmp_path, tmp_path / "deep", planted_tasks[0]))
+        return space, result(space), re.sub(r"\s+", " ", texts(shown))
+
+    return run
+
+
+@pytest.mark.parametrize("right, off, goals", [(90, 0.01, "meets its goals"), (10, 0.3, "misses its goals")])
+def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page):
+    space, found, shown = map_page(lambda weights: race(weights, right, off))
+    numbers = {name: value["estimate"] for name, value in found["overall"].items()}
+    assert numbers["block_right"] == pytest.approx(right) and numbers["error"] == pytest.approx(off)
+    assert numbers["layer_needed"] == pytest.approx(100 * least_when_flat(DRAFTED))
+    own = space["study"].tokens.query("counted")
+    assert numbers["layer_right"] == pytest.approx(100 * (own["position"] % 4 > 0).mean())
+    assert list(space["points"]["estimate"]) == pytest.approx([2.025] * 2)  # 8 / 4 and 8.2 / 4
+    assert f"{goals}: its median error is {round(100 * off)}%" in shown
+    assert ("The race does not confirm this" in found["answer"]) == (right == 10)
+    assert "1.60 times as fast as plain decoding with drafts" in found["answer"]
+
+
+def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
+    space, found, shown = map_page(lambda weights: race(weights, 0, 0.0, drafted=0))
+    assert np.isnan(space["block_right"]) and "drafted nothing." in found["answer"]
+    assert "% of them are right.**" in found["answer"]
+    assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("kept", [None, lambda weights: race("others", 90, 0.01)])
+def test_without_a_race_of_these_weights_the_page_says_so(kept, map_page):
+    space, found, shown = map_page(kept)
+    assert not space["raced"] and not len(space["points"])
+    assert "No forecast of this model was held against a race." in shown
+    assert "No trained block was timed." in found["answer"] and "untrained layer 8" in found["answer"]

@@ -1,4 +1,4 @@
-"""Words, pieces and tags: hand-made tokens, and loops over the characters of random strings."""
+"""Words, pieces and tags: hand-made tokens, loops over the characters of random strings, classes of vocabularies."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from eestudy import words as w
 
@@ -184,3 +187,55 @@ def test_the_shipped_tagger_gives_most_words_the_tag_that_a_person_gave_and_othe
     spacy.blank("en").to_disk(tmp_path / "blank")
     with pytest.raises(ValueError, match="does not set token.pos_"):
         w.load_tagger(str(tmp_path / "blank"))
+
+
+# Classes of vocabulary entries, in the three ways in which tokenizers write words
+
+WORDPIECE = {"dog": "word start", "##ing": "continuation", "##7": "digits", ".": "punctuation"}
+SENTENCEPIECE = {
+    "\u2581the": "word start",
+    "ing": "continuation",
+    "\u2581,": "punctuation",
+    "\u2581": "punctuation",
+    "\u258112": "digits",
+    "b2b": "continuation",
+    "<0x0A>": "punctuation",  # a newline as a byte
+    "<0x61>": "continuation",  # the letter a
+}
+BYTES = {  # as GPT-2 spells bytes: many that are no letters are spelled by letters
+    "\u0120dog": "word start",
+    "ing": "continuation",
+    "\u010a": "punctuation",  # a newline
+    "\u0109": "punctuation",  # a tab
+    "\u00e2\u0122\u013e": "punctuation",  # a typographic quote
+    "\u0120\u00c3\u00a9t\u00c3\u00a9": "word start",  # été
+    "\u00c3": "punctuation",  # half a letter
+    "\u01201": "digits",
+}
+FALLBACK = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+@pytest.mark.parametrize(
+    ("classes", "decoder"),
+    [(WORDPIECE, decoders.WordPiece()), (SENTENCEPIECE, FALLBACK), (BYTES, decoders.ByteLevel())],
+    ids=["WordPiece", "SentencePiece", "bytes"],
+)
+def test_classes_of_a_vocabulary(classes, decoder):
+    """What a token decodes to counts, not how the vocabulary spells it."""
+    vocabulary = Tokenizer(models.WordLevel({name: number for number, name in enumerate(classes)}, unk_token="ing"))
+    vocabulary.decoder = decoder
+    table = w.piece_table(PreTrainedTokenizerFast(tokenizer_object=vocabulary), len(classes))
+    assert {name: w.CLASSES[number] for name, number in zip(classes, table.classes.tolist())} == classes
+
+
+def test_table_of_a_tokenizer(model_of):
+    """Each id has a class; special tokens and ids beyond the tokenizer are special; -1 has none."""
+    model = model_of("llama")
+    size = len(model.tokenizer) + 3
+    table = w.piece_table(model.tokenizer, size)
+    special = w.CLASSES.index("special")
+    assert len(table.classes) == size and (table.classes[-3:] == special).all()
+    assert all(table.classes[token] == special for token in model.tokenizer.all_special_ids)
+    assert table.of(torch.tensor([-1, size - 1])).tolist() == [0, special]
+    one, same = (w.PieceTable(table.classes.clone()) for _ in range(2))
+    assert one == same != w.PieceTable(table.classes.flip(0)) and (hash(one), repr(one)) == (hash(same), repr(same))

@@ -141,12 +141,18 @@ def test_what_else_can_limit():
 # ---- the call
 
 
-@pytest.mark.parametrize("gate", ["softmax_difference", "state_saturation"])
-def test_exits_are_those_of_a_trace(model_of, tmp_path, gate):
-    """Gates on states, which no trace holds, too."""
-    model, task = model_of("gpt2"), Task.from_prompts(PROMPTS)
-    rule = ExitRule(gate_named(gate), 0.02 if gate == "softmax_difference" else -0.5)
-    found = eelib.forecast(model, rule, "deferred", task=PROMPTS, max_new_tokens=8)
+@pytest.mark.parametrize(
+    "family, gate, threshold, given",
+    [
+        ("gpt2", "softmax_difference", 0.02, {"kv_policy": "deferred"}),
+        ("gpt2", "state_saturation", -0.5, {"kv_policy": "deferred"}),  # on states, which no trace holds
+        ("gpt2", "patience", 1, {"kv_policy": "project", "batch_size": 2}),
+        ("t5", "softmax_difference", 0.02, {"draft_length": 2}),
+    ],
+)
+def test_exits_are_those_of_a_trace(family, gate, threshold, given, model_of, tmp_path):
+    model, task, rule = model_of(family), Task.from_prompts(PROMPTS), ExitRule(gate_named(gate), threshold)
+    found = eelib.forecast(model, rule, task=PROMPTS, max_new_tokens=8, **given)
     trace = eelib.trace(model, task, max_new_tokens=8, folder=tmp_path, progress=False)
     make_scores(model, task, trace, [rule], progress=False)
     scores = scored(rule, trace)
@@ -156,6 +162,8 @@ def test_exits_are_those_of_a_trace(model_of, tmp_path, gate):
     assert np.concatenate([one.exits for one in found.plans]).tolist() == exits.tolist()
     assert np.concatenate([one.agrees for one in found.plans]).tolist() == agrees.tolist()
     assert [len(one.exits) for one in found.plans] == trace.tokens.groupby("sequence").size().tolist()
+    assert (found.keys, found.batch) == (given.get("kv_policy", "verified"), given.get("batch_size", 1))
+    assert str(found).startswith(f"{model.name} on prompts: {gate}, ") and found.plain > 0
 
 
 def test_a_threshold_that_is_fitted_stays_as_it_was(model_of):
@@ -164,24 +172,6 @@ def test_a_threshold_that_is_fitted_stays_as_it_was(model_of):
     rule = ExitRule(gate_named("confidence"), Estimated(0.6), exit_layers=(1,))
     eelib.forecast(model, rule, "deferred", task=PROMPTS, max_new_tokens=6)
     assert rule.threshold == Estimated(0.6)
-
-
-@pytest.mark.parametrize(
-    "family, given",
-    [
-        ("gpt2", {"gate": "patience", "kv_policy": "project", "batch_size": 2}),
-        ("t5", {"gate": "confidence", "draft_length": 2}),
-    ],
-)
-def test_the_call(model_of, family, given):
-    model = model_of(family)
-    found = eelib.forecast(model, task=PROMPTS[:1], max_new_tokens=6, **given)
-    assert 0 < found.speed_up < model.layers + 1 and found.plain > 0 and 0 <= found.agreement <= 1
-    assert found.early == pytest.approx(found.plain / found.speed_up) and 1 <= found.mean_layers <= model.layers
-    assert found.batch == given.get("batch_size", 1) and len(found.plans) == 1 and found.rule.asked(model.layers)
-    assert found.keys == given.get("kv_policy", "verified")
-    lines = str(found).splitlines()
-    assert len(lines) == 2 and lines[0].startswith(f"{model.name} on prompts: ")
 
 
 @pytest.mark.parametrize("family, draft", [("t5", "layer:1"), ("gpt2", "prompt")])

@@ -1,13 +1,24 @@
-"""Each gate's score by hand: a few tokens, a few layers, numbers that can be followed on paper; rules of exits."""
+"""Each gate's score by hand, trained ones by their equations; their files; rules and thresholds of exits."""
 
+import json
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from exits_made import card_of
+from families import identity_unembed
+from scipy.stats import beta
 
 from eelib.common.errors import InputError
-from eelib.exits.exit_rule import ExitRule
+from eelib.common.files import data_folder
+from eelib.exits.exit_rule import GRID, Constant, Decaying, Estimated, ExitRule, by_moments
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
+from eelib.exits.gates.state import TRAINED, Lstm, save_gate, trained_gate
+from eelib.exits.trace_scores import name_of
+from eelib.models.model import load_model
 
 LAYERS = 5
 
@@ -95,16 +106,6 @@ def test_shortlist_lists_once_and_rescores():
     assert found == [(NO_EXIT, -1), (pytest.approx(2 * second - 1), 2), (pytest.approx(2 * third - 1), 0)]
 
 
-def test_the_state_of_a_gate_goes_on_with_the_rows_that_stay():
-    gate = gate_named("patience")
-    gate_state = gate.start(3)
-    for layer, top1 in enumerate([[1, 2, 3], [1, 0, 3]], 1):
-        gate.score(LayerOutput(layer, LAYERS, torch.arange(3), {"top1": torch.tensor(top1)}), gate_state)
-    gate_state = select_rows(gate_state, torch.tensor([True, False, True]))
-    output = LayerOutput(3, LAYERS, torch.arange(2), {"top1": torch.tensor([1, 4])})
-    assert gate.score(output, gate_state).tolist() == [2, 0]
-
-
 def test_bad_gates_are_one_line(one_line):
     one_line(InputError, ["gate 'hunch'", "patience", "lstm"], lambda: gate_named("hunch"))
     one_line(InputError, ["no parameter 'temperature'", "least"], lambda: gate_named("schedule", temperature=1))
@@ -143,3 +144,252 @@ def test_bad_rules_are_one_line(one_line):
     one_line(InputError, "minimum_layer", lambda: ExitRule(gate, minimum_layer=0))
     for beyond in ({"exit_layers": (0, 1)}, {"exit_layers": (2, 9)}, {"minimum_layer": 5}):
         one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, **beyond).check(4))
+
+
+# Thresholds that change
+
+
+def test_both_forms_of_the_decay():
+    at, fall = torch.tensor([0, 5, 10]), [1.0, math.exp(-2.0), math.exp(-4.0)]
+    ours, theirs = (Decaying(0.5, tau=4, longest=10, as_published=published).at(at) for published in (False, True))
+    assert ours.tolist() == pytest.approx([0.45 + 0.1 * f for f in fall])
+    assert theirs.tolist() == pytest.approx([0.45 + 0.05 * f for f in fall])
+    assert Decaying(1.0, longest=10).at(at).max() <= 1 and Decaying(0.0, longest=10).at(at).min() >= 0
+
+
+@pytest.mark.parametrize("limit", [Constant(0.0), Decaying(0.0, longest=10), Decaying(0.0, 2.0, 7, as_published=True)])
+def test_the_value_for_a_score_makes_the_threshold_that_score(limit):
+    for at in range(12):
+        position = torch.tensor([at])
+        value = float(limit.value_for(torch.tensor([0.7]).double(), position))
+        assert float(replace(limit, value=value).at(position)) == pytest.approx(0.7)
+
+
+def test_free_finds_where_the_agreeing_are_enough():
+    """Hard sides: the first grid point at which the true densities stand at 0.4."""
+    draw = np.random.default_rng(1)
+    wrong, right = draw.beta(2, 4, 50_000), draw.beta(6, 2, 50_000)
+    limit = Estimated(as_published=True)
+    limit.learn([*wrong, *right], [False] * len(wrong) + [True] * len(right))
+    assert limit.value == 0.9
+    limit.begin_sequence()
+    against, favour = beta.pdf(GRID, 2, 4), beta.pdf(GRID, 6, 2)
+    assert limit.value == GRID[(favour / (favour + against) > 0.4).argmax()] and limit.fits == 1
+
+
+def test_the_published_estimator_does_not_look_back_and_ours_does():
+    scores, agreed = [0.2, 0.3, 0.7, 0.9], [False, True, False, True]
+    found = []
+    for as_published in (False, True):
+        limit = Estimated(as_published=as_published)
+        limit.learn(scores, agreed)
+        limit.begin_sequence()
+        found.append(limit.shapes)
+    hard = [by_moments(np.array(scores), np.where(agreed, *side)) for side in ((1e-4, 1), (1, 1e-4))]
+    assert found[1][0] == pytest.approx(hard[0], rel=1e-3) and found[1][1] == pytest.approx(hard[1], rel=1e-3)
+    first = [beta.pdf(scores, 1, 2) / 2, beta.pdf(scores, 2, 1) / 2]
+    soft = 0.8 * np.array(first) + 0.2 * np.array([[1, 0, 1, 0], [0, 1, 0, 1]])
+    for shape, side in zip(found[0], soft / soft.sum(axis=0)):
+        assert shape == pytest.approx(by_moments(np.array(scores), side))
+
+
+def test_free_keeps_its_start_until_both_sides_were_seen_and_stops_after_300_fits():
+    limit = Estimated(value=0.7)
+    limit.learn([0.5, 0.6], [True, True])
+    limit.begin_sequence()
+    assert limit.value == 0.7 and limit.fits == 0
+    limit.learn([0.4, 0.3], [False, False])
+    for _ in range(400):
+        limit.begin_sequence()
+    assert limit.fits == 300 and 0.3 <= limit.value <= 0.9
+
+
+def test_bad_thresholds_are_one_line(one_line):
+    for given in ({"value": 1.5}, {"value": 0.5, "tau": -1}, {"value": 0.5, "longest": 0}):
+        one_line(InputError, "decaying threshold", lambda: Decaying(**given))
+    one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate_named("confidence"), Estimated()))
+
+
+# Trained gates
+
+SIZE, DEEP, TOKENS = 6, 7, 5
+KINDS = {name: (gate, {}) for name, gate in TRAINED.items()} | {"lstm as published": (Lstm, {"as_published": True})}
+
+
+@pytest.fixture(params=KINDS, ids=str)
+def gate(request):
+    return untrained(request.param)
+
+
+@pytest.fixture
+def states():
+    """[layers, tokens, size], of layers 1 to L-1."""
+    return 3 * torch.randn(DEEP - 1, TOKENS, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+def untrained(name, seed=0, **more):
+    kind, parameters = KINDS[name]
+    torch.manual_seed(seed)
+    return kind.of(kind.build(SIZE, **parameters), "tiny", **parameters, **more)
+
+
+def over_states(gate, states, unembed=None, rows=None):
+    """Scores [layers, tokens]; `rows`: those that stay from the third layer on."""
+    gate_state, found = gate.start(states.shape[1]), []
+    for layer, state in enumerate(states, 1):
+        if rows is not None and layer >= 3:
+            gate_state, state = (select_rows(gate_state, rows) if layer == 3 else gate_state), state[rows]
+        output = LayerOutput(layer, DEEP, torch.arange(len(state)), {}, state, unembed)
+        found.append(gate.score(output, gate_state))
+    return found
+
+
+def mlp(weights, x):
+    hidden = np.maximum(weights["layers.0.weight"] @ x + weights["layers.0.bias"], 0)
+    return weights["layers.2.weight"] @ hidden + weights["layers.2.bias"]
+
+
+def lstm(weights, xs):
+    """The equations of an LSTM, cell by cell."""
+    depth = sum("weight_hh" in name for name in weights)
+    for k in range(depth):
+        w, u, b, c = (weights[f"lstm.{n}_l{k}"] for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        h, cell, outputs = np.zeros(u.shape[1]), np.zeros(u.shape[1]), []
+        for x in xs:
+            i, f, g, o = np.split(w @ x + b + u @ h + c, 4)
+            cell = cell / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
+            h = np.tanh(cell) / (1 + np.exp(-o))
+            outputs.append(h)
+        xs = outputs
+    return weights["out.weight"] @ xs[-1] + weights["out.bias"]
+
+
+def by_hand(gate, states):
+    """Probability of an exit by token at the last of some layers [layers, size], float64."""
+    weights = {name: value.double().numpy() for name, value in gate.network.state_dict().items()}
+    xs = list(states.double().numpy())
+    if gate.name == "three_states" and len(xs) < 3:
+        return NO_EXIT
+    if gate.name == "lstm":
+        stay, leave = lstm(weights, xs)
+    else:
+        stay, leave = mlp(weights, np.concatenate(xs[-3:]) if gate.name == "three_states" else xs[-1])
+    return 1 / (1 + np.exp(stay - leave))
+
+
+def test_scores_by_hand(gate, states):
+    """Layer by layer, as a gate is asked; on all layers at once, as it is trained; where rows leave the batch."""
+    found = torch.stack(over_states(gate, states))
+    wanted = [[by_hand(gate, states[:layer, t]) for t in range(TOKENS)] for layer in range(1, DEEP)]
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32), rtol=0, atol=1e-5)
+    assert found.dtype == torch.float32 and not found.requires_grad
+    inner = found[found != NO_EXIT]
+    assert inner.min() < inner.max() and inner.min() >= 0 and inner.max() <= 1
+    whole, first = gate.network(states.transpose(0, 1)).softmax(-1)[..., 1].T, gate.network.first
+    torch.testing.assert_close(found[first - 1 :], whole, rtol=1e-5, atol=1e-6)
+    rows = torch.tensor([3, 1])
+    torch.testing.assert_close(
+        torch.stack(over_states(gate, states, rows=rows)[2:]), found[2:, rows], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_states_after_the_norm_where_it_was_trained_on_them(states):
+    unembed = identity_unembed(SIZE)
+    unembed.input_scale = 2.0
+    plain, normed = untrained("classifier"), untrained("classifier", normed=True)
+    torch.testing.assert_close(over_states(normed, states, unembed), over_states(plain, 2 * states))
+    torch.testing.assert_close(over_states(plain, states, unembed), over_states(plain, states))
+
+
+def test_a_gate_is_its_weights():
+    """Equal, hashed and named by them: scores of another network are not taken for its own."""
+    one, same, other = untrained("classifier"), untrained("classifier"), untrained("classifier", seed=1)
+    assert one == same != other and hash(one) == hash(same) and repr(one) == repr(same) != repr(other)
+    names = {name_of(ExitRule(gate)) for gate in (one, other, untrained("classifier", normed=True), untrained("lstm"))}
+    assert name_of(ExitRule(one)) == name_of(ExitRule(same)) and len(names) == 4
+
+
+# Files
+
+
+@pytest.fixture
+def saved(model_of, tmp_path):
+    """saved(name, ...): an untrained gate of llama in a folder, as it was before it was written, and its file."""
+
+    def make(name, **parameters):
+        model, kind = model_of("llama"), TRAINED[name]
+        gate = kind.of(kind.build(model.hidden_size, **parameters), model.name, normed=True, **parameters)
+        return gate, save_gate(gate, tmp_path, model, {"recipe": {"seed": 3}}, **parameters)
+
+    return make
+
+
+@pytest.mark.parametrize("name, parameters", [*((name, {}) for name in TRAINED), ("lstm", {"as_published": True})])
+def test_what_is_written_is_read(name, parameters, saved, model_of, tmp_path, monkeypatch, one_line):
+    """From a folder, and by name from the model's own; no name without its model."""
+    (gate, file), model = saved(name, **parameters), model_of("llama")
+    again = trained_gate(model, name, tmp_path, **parameters)
+    assert again == gate and again.normed
+    for one, two in zip(again.network.parameters(), gate.network.parameters()):
+        assert torch.equal(one, two) and not one.requires_grad
+    assert card_of(file)["recipe"] == {"seed": 3} and card_of(file)["layers"] == 3
+    monkeypatch.setenv("EELIB_DATA", str(tmp_path))
+    (tmp_path / "gates").mkdir()
+    tmp_path.joinpath("gates", model.name).mkdir()
+    file.rename(tmp_path / "gates" / model.name / file.name)
+    assert gate_named(name, model, **parameters) == gate
+    one_line(ValueError, [f"gate {name}", "give the model"], lambda: gate_named(name))
+
+
+@pytest.mark.parametrize(
+    "model, name, parameters, parts",
+    [
+        ("llama", "softmax", {}, ["'softmax' is not known", "classifier, three_states, lstm"]),
+        ("llama", "lstm", {"width": 3}, ["lstm has no parameter 'width'", "as_published"]),
+        ("llama", "lstm", {}, ["gate lstm of llama is not in", "python -m recipes gates --model llama"]),
+        ("gpt2", "classifier", {}, ["gate classifier of gpt2", "for other weights (llama", "gates --model gpt2"]),
+    ],
+)
+def test_what_is_not_there_is_refused(model, name, parameters, parts, saved, model_of, tmp_path, one_line):
+    saved("classifier")
+    one_line(ValueError, parts, lambda: trained_gate(model_of(model), name, tmp_path, **parameters))
+
+
+def other_card(content, file, **changes):
+    safetensors.torch.save_file(safetensors.torch.load(content), file, {"card": json.dumps(card_of(file) | changes)})
+
+
+DAMAGES = {
+    "short": lambda content, file: file.write_bytes(content[: len(content) // 2]),
+    "a bit": lambda content, file: file.write_bytes(content[:-3] + bytes([content[-3] ^ 64]) + content[-2:]),
+    "no card": lambda content, file: safetensors.torch.save_file(safetensors.torch.load(content), file),
+    "other tensors": lambda content, file: safetensors.torch.save_file(
+        {"x": torch.zeros(2)}, file, {"card": json.dumps(card_of(file))}
+    ),
+    "another gate's": lambda content, file: other_card(content, file, gate="lstm"),
+    "text": lambda content, file: file.write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused(damage, saved, model_of, tmp_path, one_line):
+    _, file = saved("classifier")
+    DAMAGES[damage](file.read_bytes(), file)
+    one_line(ValueError, ["is damaged", "train it"], lambda: trained_gate(model_of("llama"), "classifier", tmp_path))
+
+
+SHIPPED = ["pocket-llama", "pocket-llama-joint", "pocket-t5-weighted"]
+
+
+@pytest.mark.parametrize("model", SHIPPED)
+def test_shipped_gates_are_of_the_shipped_models(model):
+    """Loading compares the weights with the hash on the file's card, and the model with the one it was trained for."""
+    assert sorted(folder.name for folder in data_folder("gates").iterdir()) == [*SHIPPED, "smollm2-135m-instruct"]
+    loaded, folder = load_model(model, device="cpu"), data_folder("gates", model)
+    assert sorted(file.name for file in folder.iterdir()) == sorted(f"{name}.safetensors" for name in TRAINED)
+    for name in TRAINED:
+        file = folder / f"{name}.safetensors"
+        gate, card = trained_gate(loaded, name), card_of(file)
+        assert gate.name == card["gate"] == name and file.stat().st_size < 2_200_000
+        assert gate.normed is card["normed"] and card["model"] == model
+        assert card["held out"]["area"] > 70 and card["texts"]

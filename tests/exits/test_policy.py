@@ -1,22 +1,169 @@
-"""Policies: calibrated by hand on made-up scores, stored in a file, refused once anything has changed."""
+"""Guarantees: thresholds by hand and the fewest units that certify; policies, their files and what refuses them.
+
+And the alarm that watches a service under one: its evidence by hand, how often it is wrong, what it stops.
+"""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from exits_made import Made, by_sequence
+from exits_made import Made, by_sequence, policy_of
+from scipy.stats import binom
 
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits import policy as policies
+from eelib.exits.calibration import (
+    by_agreement,
+    conformal_risk_control,
+    learn_then_test,
+    losses_of,
+    p_values,
+    smallest_for_control,
+    smallest_for_test,
+    split,
+)
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.policy import Policy, calibrate
-from eelib.exits.trace_scores import Scores
+from eelib.exits.trace_scores import Scores, curve
 from eelib.tasks.task import Task
+from eestudy.exits.shadow import DriftAlarm, Service, bets
+
+VALUES = [0.1, 0.2, 0.3, 0.4]
+
+
+def ones(n, *counts):
+    """Losses [n, K] of 0 and 1, so many of them in each column."""
+    return np.stack([np.arange(n) < count for count in counts], axis=1).astype(float)
+
+
+def test_the_fewest_units_are_those_that_certify_and_one_less_does_not():
+    assert smallest_for_test(0.05, 0.1) == 45 and smallest_for_control(0.05) == 19
+    for epsilon, delta in [(0.05, 0.1), (0.1, 0.1), (0.2, 0.05), (0.5, 0.5), (0.01, 0.2), (0.25, 0.9)]:
+        n = smallest_for_test(epsilon, delta)
+        assert learn_then_test(ones(n, 0), [1.0], epsilon, delta).threshold == 1.0
+        assert n == 1 or learn_then_test(ones(n - 1, 0), [1.0], epsilon, delta).threshold is None
+        n = smallest_for_test(epsilon, delta, tests=4)
+        some = learn_then_test(ones(n, *[0] * 4), VALUES, epsilon, delta, way="bonferroni")
+        assert some.threshold == 0.1 and n > smallest_for_test(epsilon, delta)
+        n = smallest_for_control(epsilon)
+        assert conformal_risk_control(ones(n, 0), [1.0], epsilon).threshold == 1.0
+        assert n == 1 or conformal_risk_control(ones(n - 1, 0), [1.0], epsilon).threshold is None
+
+
+def test_learn_then_test_goes_down_until_one_is_not_rejected():
+    """n = 100 at (0.1, 0.1): P(Bin(100, 0.1) <= 5) = 0.058 and <= 6: 0.117."""
+    assert binom.cdf(5, 100, 0.1) < 0.1 < binom.cdf(6, 100, 0.1)
+    table = ones(100, 5, 6, 5, 0)
+    found = learn_then_test(table, VALUES, 0.1, 0.1)
+    assert (found.threshold, found.at, found.n) == (0.3, 2, 100)  # not 0.1, below one that failed
+    assert found.certified == "risk at most 0.1, but for a chance of 0.1" and not found.reason
+    published = learn_then_test(table, VALUES, 0.1, 0.1, as_published=True)
+    assert published.threshold == 0.2 and published.certified.startswith("nothing")
+    assert learn_then_test(ones(100, 1, 1, 1, 0), VALUES, 0.1, 0.1, as_published=True).threshold == 0.1
+    assert learn_then_test(ones(100, 3, 6, 5, 0), VALUES, 0.1, 0.1, way="bonferroni").threshold == 0.1
+    assert learn_then_test(ones(100, 4, 4, 4, 0), VALUES, 0.1, 0.09, way="bonferroni").threshold == 0.4
+
+
+def test_conformal_risk_control_by_hand():
+    """n = 99 at 0.1: (losses + 1) / 100 <= 0.1, so at most nine."""
+    found = conformal_risk_control(ones(99, 11, 10, 9, 2), VALUES, 0.1)
+    assert (found.threshold, found.certified, found.n) == (0.3, "mean risk at most 0.1", 99)
+    rising = ones(99, 1, 1, 11, 2)  # lower values lose less, but a unit's loss counts as its highest above
+    assert conformal_risk_control(rising, VALUES, 0.1).threshold == 0.4
+
+
+def test_p_values_of_shares_are_never_below_the_exact_ones_of_the_same_mean_and_hold_by_hand():
+    n, epsilon = 60, 0.1
+    shares = np.full((n, 1), 0.02)
+    hoeffding = math.exp(-n * (0.02 * math.log(0.2) + 0.98 * math.log(0.98 / 0.9)))
+    bentkus = math.e * binom.cdf(2, n, epsilon)
+    assert p_values(shares, epsilon) == pytest.approx([min(hoeffding, bentkus)])
+    binary = ones(n, 1, 3, 9, 59)
+    halves = binary.copy()
+    halves[[0, -1]] = 0.5  # the same sums, as shares
+    assert (p_values(halves, epsilon) >= p_values(binary, epsilon)).all()
+    assert p_values(binary, epsilon) == pytest.approx(binom.cdf([1, 3, 9, 59], n, epsilon))
+    assert p_values(np.full((n, 1), 0.5), epsilon) == [1.0]
+    assert p_values(np.full((45, 1), 1e-12), 0.05) == pytest.approx(0.95**45)
+
+
+def test_agreement_and_losses_of_a_curve():
+    trace, rule = Made(), ExitRule(gate_named("confidence"))
+    one = curve(rule, trace.scores(rule), trace)
+    for share in (0.8, 1.0):
+        found = by_agreement(one, share)
+        assert one.agreement[found.at :].min() >= share > one.agreement[found.at - 1] and found.n == 12
+        assert found.threshold == one.values[found.at]
+    assert losses_of(one).tolist() == (one.agreed < one.tokens[:, None]).astype(int).tolist()
+    assert losses_of(one)[:, -1].sum() == 0  # at the highest threshold all layers run
+
+
+@pytest.mark.parametrize(
+    "parts, call",
+    [
+        ("calibration split is empty", lambda: learn_then_test(np.zeros((0, 4)), VALUES, 0.1, 0.1)),
+        (["epsilon 0", "between 0 and 1"], lambda: learn_then_test(ones(9, 0), [1.0], 0, 0.1)),
+        (["delta 1.5"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 1.5)),
+        (["epsilon nan"], lambda: conformal_risk_control(ones(9, 0), [1.0], math.nan)),
+        (["within 0 and 1"], lambda: conformal_risk_control(ones(9, 0) + 2, [1.0], 0.1)),
+        (["within 0 and 1"], lambda: conformal_risk_control(ones(9, 0) + math.nan, [1.0], 0.1)),
+        (["[n, 4]", "[9, 1]"], lambda: conformal_risk_control(ones(9, 0), VALUES, 0.1)),
+        (["must rise"], lambda: conformal_risk_control(ones(9, 0, 0), [2.0, 1.0], 0.1)),
+    ],
+)
+def test_bad_losses_and_bounds_are_one_line(parts, call, one_line):
+    one_line(InputError, parts, call)
+
+
+def test_where_nothing_can_be_certified_the_reason_says_so():
+    few = learn_then_test(ones(30, 0), [1.0], 0.05, 0.1)
+    assert few.threshold is None and few.certified == "nothing"
+    assert few.reason == "30 units can't certify a risk of 0.05 at delta 0.1: at least 45 are needed, without a loss"
+    bad = conformal_risk_control(ones(100, 80, 50), [0.1, 0.2], 0.05)
+    assert bad.threshold is None
+    assert bad.reason == "no threshold has a risk of at most 0.05: at the highest, 100 units lose 0.5 on average"
+
+
+# ---- halves
+
+GROUPS = {
+    "a": [f"{i}" for i in range(1, 157)],
+    "b": [f"{i}" for i in range(1, 41)],
+    "c": [f"p{i}" for i in range(40)] * 3,
+}
+
+
+@pytest.mark.parametrize("seed, share", [(0, 0.5), (1, 0.3)])
+def test_groups_are_parted_once_and_for_all(seed, share):
+    found = split(GROUPS, share, seed)
+    for name, (first, second) in found.items():
+        assert not first & second and first | second == set(GROUPS[name])
+        assert abs(len(first) - share * len(set(GROUPS[name]))) <= 0.5
+    assert not found["a"].calibration & found["b"].report and not found["a"].report & found["b"].calibration
+    assert found == split(GROUPS, share, seed) != split(GROUPS, share, seed + 1)
+    assert split({"a": GROUPS["a"][::-1]}) == split({"a": GROUPS["a"]})  # the order of the groups is nothing
+
+
+def test_rows_of_a_side_are_those_of_its_groups():
+    halves = split(GROUPS)["c"]
+    groups = np.repeat(GROUPS["c"], 4)
+    first, second = halves.sides(groups)
+    assert (first ^ second).all() and set(groups[first]) == halves.calibration and set(groups[second]) == halves.report
+
+
+def test_too_few_groups_are_one_line(one_line):
+    one_line(InputError, ["task a", "0 groups"], lambda: split({"a": []}))
+    one_line(InputError, ["task a", "1 groups"], lambda: split({"a": ["1"]}))
+    one_line(InputError, "between 0 and 1", lambda: split(GROUPS, share=1))
+
+
+# ---- policies
 
 TEXTS = [f"{prompt} {number}" for number in range(30) for prompt in PROMPTS[:3]]
 HALF = {"epsilon": 0.5, "delta": 0.5}
@@ -54,8 +201,8 @@ def test_the_risk_is_of_outputs_that_differ(setting, policy):
     """Deferred decoding differs from full decoding in as many of the outputs that serve for nothing else."""
     model, task = setting[0], setting[1]["made"]
     units = dict(zip(task.groups, task.units))
-    half = policies.split({"made": set(units.values())}, 0.5, 0)["made"].report
-    rest = policies.split({"made": half}, 1 / 3, 0)["made"].report  # a third gave the thresholds
+    half = split({"made": set(units.values())}, 0.5, 0)["made"].report
+    rest = split({"made": half}, 1 / 3, 0)["made"].report  # a third gave the thresholds
     report = task.pick(sorted(int(group) for group, unit in units.items() if unit in rest))
     full, early = (by_sequence(eelib.generate(model, report, policy=one, max_new_tokens=6)) for one in (None, policy))
     assert len(full) == 30
@@ -65,12 +212,12 @@ def test_the_risk_is_of_outputs_that_differ(setting, policy):
 def test_an_output_that_misses_its_end_is_lost(setting, monkeypatch):
     """Every token but the end token is right at layer 1."""
     model, trace = setting[0], Made()
-    final = trace.tokens["token_id"].to_numpy()
-    trace.top1[:] = final[:, None]
-    trace.top1[trace.tokens["is_eos"], 1 : model.layers] += 1
+    final, top1 = trace.tokens["token_id"].to_numpy(), trace["top1"]
+    top1[:] = final[:, None]
+    top1[trace.tokens["is_eos"], 1 : model.layers] += 1
     trace.layers = model.layers
     values = torch.tensor(trace.random.random((len(final), model.layers))).float()
-    found = Scores(values, torch.tensor(trace.top1[:, 1 : model.layers + 1]))
+    found = Scores(values, torch.tensor(top1[:, 1 : model.layers + 1]))
     found.tokens[:, -1] = torch.tensor(final)
     monkeypatch.setattr(policies, "make_scores", lambda *_, **__: None)
     monkeypatch.setattr(policies, "scores", lambda *_: found)
@@ -161,9 +308,101 @@ def test_a_text_of_several_tasks_is_one_unit(setting, policy, tmp_path):
             assert two.thresholds == pytest.approx(policy.thresholds, rel=0.01)  # quantiles of twice the scores
 
 
-def test_bad_input(setting, one_line):
+def test_what_can_not_be_calibrated_is_one_line(setting, one_line):
     one_line(
         InputError, "calibrated from traces; allowed: deferred, full", lambda: calibrate(*setting, kv_policy="copy")
     )
     no_layer = {"minimum_layer": setting[0].layers, "epsilon": 0.5}
     one_line(InputError, "has no score in these traces", lambda: calibrate(*setting, **no_layer))
+
+
+# ---- a service that is watched
+
+
+def test_the_evidence_by_hand():
+    """Of losses 0 and 1 it is the likelihood of each bet over that of the promise, averaged."""
+    alarm = DriftAlarm(0.1, 0.05)
+    worse = [0.15, 0.2, 0.3, 0.5]
+    assert bets(0.1) == pytest.approx(worse) and bets(0.9) == pytest.approx([0.95])
+    assert alarm.evidence == 1.0
+    for loss in (1, 0, 0, 1):
+        alarm.see(loss)
+    assert alarm.evidence == pytest.approx(np.mean([b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) for b in worse]))
+    alarm.see(0.4)
+    stakes = [(b - 0.1) / 0.09 for b in worse]
+    parts = [b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) * (1 + s * 0.3) for b, s in zip(worse, stakes)]
+    assert alarm.evidence == pytest.approx(np.mean(parts))
+    assert (alarm.seen, alarm.lost, alarm.at) == (5, 2.4, None)
+
+
+def test_it_goes_off_at_one_over_alpha_and_stays_on():
+    alarm = DriftAlarm(0.05, 0.01)
+    told = [alarm.see(1) for _ in range(3)] + [alarm.see(0) for _ in range(200)]
+    assert alarm.at == told.index(True) + 1 and all(told[alarm.at - 1 :]) and alarm.evidence < 1
+    by_hand = next(n for n in range(1, 9) if np.mean([(b / 0.05) ** n for b in bets(0.05)]) >= 100)
+    assert alarm.at == by_hand
+
+
+def first_alarms(true, risk, alpha, steps, streams, seed):
+    """When the alarm of each of many streams of losses goes off; inf where it does not."""
+    losses = np.random.default_rng(seed).random((streams, steps)) < true
+    found = []
+    for stream in losses:
+        alarm = DriftAlarm(risk, alpha)
+        found.append(next((n for n, loss in enumerate(stream, 1) if alarm.see(float(loss))), math.inf))
+    return np.array(found)
+
+
+def test_false_alarms_are_rare_however_long_one_looks():
+    wrong = np.isfinite(first_alarms(0.1, 0.1, 0.1, 600, 300, 0)).mean()
+    assert wrong <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 300)
+    assert wrong > 0  # it is no alarm that never goes off
+
+
+def service_of(model, threshold, risk=0.05, kv_policy="deferred", **more):
+    """A service of a policy that was never calibrated."""
+    return Service(model, policy_of(model, {"prompts": threshold}, kv_policy=kv_policy), DriftAlarm(risk), **more)
+
+
+def test_a_service_goes_back_to_full_depth(model_of):
+    """Once outputs differ too often; what the shadow saw is what was served."""
+    model = model_of("llama")
+    service = service_of(model, -1.0, share=0.5)
+    full = eelib.generate(model, PROMPTS, max_new_tokens=6)
+    assert service.early
+    calls = 0
+    while service.early and calls < 50:
+        made = service.generate(PROMPTS, max_new_tokens=6)
+        assert (made.tokens["exit_layer"][made.tokens["position"] > 0] == 1).all()
+        calls += 1
+    assert not service.early and len(service.shadowed) == service.alarm.seen and service.alarm.lost > 0
+    assert 0 < service.alarm.seen < service.served == calls * len(PROMPTS)
+    assert service.generate(PROMPTS, max_new_tokens=6).tokens.equals(full.tokens)
+
+
+def test_the_kill_switch(model_of, tmp_path):
+    """A file: while it is there, all blocks run, and what was asked of drafts is not asked of full depth."""
+    model, kill = model_of("llama"), tmp_path / "off"
+    service = service_of(model, -1.0, kv_policy="verified", share=1.0, kill=kill)
+    drafted = []
+    for switch in (lambda: None, kill.touch, kill.unlink):
+        switch()
+        drafted.append(service.generate(PROMPTS, max_new_tokens=4, draft_length=2))
+    assert [made.sequences["drafted"].sum() > 0 for made in drafted] == [True, False, True]
+    first, *others = (made.tokens["token_id"].tolist() for made in drafted)
+    assert others == [first, first] and service.alarm.lost == 0
+    last = range(2 * len(PROMPTS), 3 * len(PROMPTS))
+    assert service.early and service.shadowed == [*range(len(PROMPTS)), *last]
+
+
+def test_bad_alarms_and_services_are_one_line(model_of, folder_of, one_line):
+    model = model_of("llama")
+    coarse = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
+    one_line(InputError, "risk 0", lambda: DriftAlarm(0.0))
+    one_line(InputError, "alpha 1", lambda: DriftAlarm(0.1, 1.0))
+    one_line(InputError, "loss 2", lambda: DriftAlarm(0.1).see(2))
+    one_line(InputError, "share 2", lambda: service_of(model, 0.5, share=2))
+    one_line(InputError, ["bfloat16", "share=0"], lambda: service_of(coarse, 0.5))
+    assert service_of(coarse, 0.5, share=0).early
+    other = policy_of(model, {"prompts": 0.5})
+    one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), other, DriftAlarm(0.1)))

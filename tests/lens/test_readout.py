@@ -1,75 +1,23 @@
-"""Every readout of every layer against the plainest float64 arithmetic, family by family."""
+"""Readouts stay inside their bounds, however states come; similarities of layers are those of the definitions.
+
+That readouts are the float64 ones, family by family, is tested where traces are.
+"""
 
 import math
 
-import plain_runs
+import families
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES, identity_unembed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from near import allowed_error, assert_as_near
+from oracle import assert_as_near
 
-from checks.tiny_texts import PROMPTS
 from eelib.lens import readout
 from eelib.lens.readout import SCALARS, ReadoutBuffer, read
+from eelib.lens.similarity import COLUMNS_AT_ONCE, PAIRS, divergence_pairs, layer_pairs
 from eelib.tracing.decode import states_of
-
-
-@pytest.fixture(params=FAMILIES, scope="module")
-def both(request, model_of, plain_of, oracle_of):
-    """(readout; (logits [n, L+1, V], readouts by name), plain in float32; the same in float64; final, known ids)."""
-    name = request.param
-    model, family = model_of(name), FAMILIES[name]
-    prompts = model.tokenizer(PROMPTS[:3])["input_ids"]
-    outputs = [[40, 9, 77, 1], [200], [7, 7, 299]] if model.adapter.writes else prompts
-    found, final, known = [], None, None
-    for network in (oracle_of(name), plain_of(name)):
-        runs = [plain_runs.oracle_run(network, family, p, o) for p, o in zip(prompts, outputs, strict=True)]
-        states = torch.cat([run["states"] for run in runs])
-        logits = family.unembed(network, states)
-        if final is None:
-            final = logits[:, -1].argmax(-1)
-            known = torch.tensor([(i * 37) % model.vocab_size if i % 3 else -1 for i in range(len(final))])
-        found.append((logits, plain_runs.readouts(logits, states, final, known)))
-    exact, plain = found
-    return read(model.unembed, states_of(model, prompts, outputs)[0], final, known), plain, exact, (final, known)
-
-
-def test_values(both):
-    """Each is as near to float64 as the definitions are that are worked out in float32."""
-    got, (_, plain), (_, exact), _ = both
-    for name, values in exact.items():
-        assert_as_near(got[name], plain[name], values, name)
-    js, cosine = exact["js_final"], exact["cosine"]
-    assert js[:, :-1].min() > 1e-4 and cosine[:, 0].max() < 0.99  # the layers do differ
-
-
-def test_top_ids(both):
-    """The ids are distinct, and their float64 logits the largest ones in order, but where rounding explains another."""
-    got, (plain, _), (logits, _), _ = both
-    near = 2 * allowed_error(plain, logits)  # two logits may each be off by so much
-    ids = got["topk_ids"].long()
-    largest = logits.sort(-1, descending=True).values[..., :10]
-    assert ((logits.gather(2, ids) - largest).abs() <= near).all()
-    assert (ids.sort(-1).values.diff(dim=-1) > 0).all()
-    assert torch.equal(got["top1"], got["topk_ids"][..., 0])
-    clear = largest[..., 0] - largest[..., 1] > near
-    assert torch.equal(got["top1"][clear].long(), logits.argmax(-1)[clear])
-    assert clear.double().mean() > 0.99  # the margin is narrow enough to mean something
-
-
-def test_ranks(both):
-    """Of the last layer's token, and of the reference's, NaN where there is none."""
-    got, (plain, _), (logits, _), (final, known) = both
-    near = 2 * allowed_error(plain, logits)
-    for name, ids in (("final_rank", final), ("reference_rank", known)):
-        own = logits.gather(2, ids.clamp(min=0)[:, None, None].expand(-1, logits.shape[1], 1))
-        low, high = ((logits > own + shift).sum(-1) + 1 for shift in (near, -near))
-        rank, there = got[name], ids >= 0
-        assert ((low <= rank) & (rank <= high))[there].all() and rank[~there].isnan().all()
-        assert (high - low <= 1).double().mean() > 0.9  # nearly always one rank is allowed: `high` counts the token
-    assert (got["final_rank"][:, -1] == 1).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -115,13 +63,6 @@ def test_given_last_state_is_the_target():
         assert torch.equal(other[name], read(identity_unembed(20), states, final)[name][:, :2])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_state_that_is_not_finite_is_named(bad, one_line):
-    states = torch.zeros(2, 3, 4)
-    states[1, 1, 2] = bad
-    one_line(ValueError, "layer 1 of 2", lambda: read(identity_unembed(4), states, torch.tensor([0, 0])))
-
-
 @pytest.mark.parametrize("room", [1, 400, 4000, 1 << 20])
 def test_states_that_come_in_pieces_and_any_order(room, monkeypatch):
     monkeypatch.setattr(readout, "STATES_AT_ONCE", room)
@@ -138,10 +79,59 @@ def test_states_that_come_in_pieces_and_any_order(room, monkeypatch):
         torch.testing.assert_close(got[name], values, rtol=0, atol=0, equal_nan=True)
 
 
-def test_reference_is_known_while_the_output_follows_it():
-    buffer = ReadoutBuffer(identity_unembed(20), [[3, 4, 5], []])
-    for token in [3, 9, 5]:
-        buffer.add(torch.zeros(2, 2, 20), [0, 1], [token, token])
-    known = buffer.finish()["reference_probability"][:, 0]
-    expected = torch.tensor([1 / 20, 1 / 20, math.nan] + [math.nan] * 3)  # the first departure is still known
-    torch.testing.assert_close(known, expected, equal_nan=True)
+# Similarities of layers
+
+
+def exact(logits):
+    """(KL, JS) [m, m] of logits [m, V], by the definitions in float64."""
+    logs = logits.double().log_softmax(-1)
+    log_p, log_q = logs[:, None], logs[None]
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    p, q = log_p.exp(), log_q.exp()
+    return (p * (log_p - log_q)).sum(-1), (p * (log_p - log_m) + q * (log_q - log_m)).sum(-1) / 2
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "marian", "bert"])
+def test_similarities_of_layers(name, model_of, plain_of, oracle_of):
+    """Those of the states, and those of the distributions, which are as near to float64 as those of float32 logits."""
+    model, family = model_of(name), FAMILIES[name]
+    states = states_of(model, *([ids] for ids in families.sample(model)))[0][:2]
+    got = layer_pairs(model.unembed, states)
+    assert set(got) == set(PAIRS) and got["kl"].min() >= 0 and got["js"].min() >= 0
+    vectors = states.double()
+    cosine = torch.cosine_similarity(vectors[:, :, None], vectors[:, None], dim=-1)
+    np.testing.assert_allclose(got["cosine"], cosine, atol=1e-6)
+    np.testing.assert_allclose(got["pearson"], np.stack([np.corrcoef(each) for each in vectors]), atol=1e-6)
+    logits = family.unembed(plain_of(name), states), family.unembed(oracle_of(name), vectors)
+    plain, wanted = ([torch.stack(part) for part in zip(*map(exact, each))] for each in logits)
+    for index, measure in enumerate(("kl", "js")):
+        assert_as_near(torch.tensor(got[measure]), plain[index].float(), wanted[index], measure)
+
+
+def close(found, expected, rtol=0.0, atol=5e-7):
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.double(), other.double(), rtol=rtol, atol=atol)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("width", [1, 2, 9, COLUMNS_AT_ONCE - 1, COLUMNS_AT_ONCE, COLUMNS_AT_ONCE + 1])
+@pytest.mark.parametrize("scale", [0.01, 3.0, 300.0])
+def test_divergences_against_the_definitions(width, scale):
+    logits = normal(5, width, seed=width) * scale
+    close(divergence_pairs(logits), exact(logits), rtol=1e-6)
+
+
+def test_columns_that_are_masked_in_every_row_do_not_count():
+    logits = normal(4, 300)
+    masked = torch.cat([logits, torch.full((4, 50), -math.inf)], dim=1)
+    close(divergence_pairs(masked), divergence_pairs(logits), atol=1e-7)
+
+
+def test_a_column_that_one_row_masks():
+    """Half of one row lies where the other has nothing: JS by hand, and a KL without bound."""
+    kl, js = divergence_pairs(torch.tensor([[0.0, 0.0], [0.0, -math.inf]]))
+    assert js[0, 1].item() == pytest.approx((math.log(2 / 3) / 2 + math.log(2) / 2 + math.log(4 / 3)) / 2)
+    assert kl[1, 0].item() == pytest.approx(math.log(2)) and kl[0, 1] > 1e6

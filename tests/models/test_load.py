@@ -1,41 +1,38 @@
-"""A checkpoint that loads is found whole: facts, states, head, sub-layers; what can't be rebuilt is refused."""
+"""A checkpoint that loads is found whole: states, head, sub-layers, how it is fed; what can't be rebuilt is refused."""
 
 import json
 import shutil
+from itertools import cycle
 
 import families
 import pytest
 import torch
 from families import CORE, FAMILIES
-from near import assert_as_near
+from oracle import assert_as_near
 from transformers import (
     BartConfig,
     BartForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     BertLMHeadModel,
+    RobertaConfig,
+    RobertaForCausalLM,
 )
 
 import eelib
-from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
-from eelib.common.errors import CheckpointError
+from checks.tiny_texts import tokenizer_for
+from eelib.common.errors import CheckpointError, InputError
+from eelib.common.files import data_folder
+from eelib.common.machine import cpu_slowdown
 from eelib.common.tolerances import close
+from eelib.models import kv_cache
+from eelib.models.checkpoint import path_of
 from eelib.models.components import site_states
+from eelib.models.kv_cache import GrowingLayer
 from eelib.models.model import prepare, probe_ids
+from eelib.models.model_kinds import Causal
 from eelib.models.probe import block_states
 from eelib.tracing.decode import states_of
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_facts(name, model_of):
-    model, network = model_of(name), families.build(name)
-    assert (model.name, model.kind) == (name, FAMILIES[name].kind)
-    assert (model.layers, model.hidden_size, model.context_length, model.dtype) == (3, 32, WINDOW, "float32")
-    assert model.vocab_size == network.config.vocab_size == len(model.tokenizer) + 4
-    assert model.eos_ids == {model.tokenizer.eos_token_id} and model.pad_id == model.tokenizer.pad_token_id
-    assert model.pads and not model.components_error and model.remark == ""
-    loaded = model.network.state_dict()
-    assert all(torch.equal(loaded[key], value) for key, value in network.state_dict().items())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -62,6 +59,7 @@ def test_head_gives_the_models_own_logits(name, model_of, plain_of, oracle_of, r
     model, oracle, family = model_of(name), oracle_of(name), FAMILIES[name]
     _, _, plain, exact = runs_of(name)
     states = exact["states"]
+    assert model.pads and not model.components_error and model.remark == ""
     assert close(family.unembed(oracle, states[:, -1]), exact["logits"])
     assert_as_near(model.unembed(states[:, -1].float()), plain["logits"], exact["logits"], "the last layer")
     for layer in range(model.layers + 1):
@@ -76,8 +74,7 @@ def test_head_gives_the_models_own_logits(name, model_of, plain_of, oracle_of, r
         assert (twice - exact["logits"]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", [*FAMILIES, *families.CLASSIFIERS])
+@pytest.mark.parametrize(("name", "dtype"), [*zip([*FAMILIES, *families.CLASSIFIERS], cycle(["bfloat16", "float16"]))])
 def test_half_precision_is_as_near_as_the_same_written_out(name, dtype, model_of, oracle_of, folder_of):
     half, whole = eelib.load_model(str(folder_of(name)), dtype=dtype, device="cpu"), model_of(name)
     family = FAMILIES.get(name) or families.CLASSIFIERS[name][0]
@@ -95,25 +92,6 @@ def test_half_precision_is_as_near_as_the_same_written_out(name, dtype, model_of
 
 
 # Networks of odd kinds
-
-
-@pytest.mark.parametrize("name", families.CLASSIFIERS)
-def test_classifier_is_read_at_its_one_position(name, tmp_path):
-    """Labels of every layer: the pooler and head written out by hand, at the position that the network reads."""
-    family, position = families.CLASSIFIERS[name]
-    model = eelib.load_model(str(families.save(name, tmp_path)), device="cpu")
-    plain, oracle = families.build(name), families.build(name).double()
-    ids = model.encode(PROMPTS)[1]
-    states, sites = states_of(model, [ids], [ids], sites=True)
-    assert (model.kind, model.vocab_size, model.read_at(ids)) == ("classifier", 3, position % len(ids))
-    assert states.shape == (1, 4, 32) and sites["block"].shape == (1, 3, 32)
-    mine, exact = (n(input_ids=torch.tensor([ids]), output_hidden_states=True) for n in (plain, oracle))
-    assert_as_near(model.unembed(states[:, -1]), mine.logits, exact.logits, "the network's own")
-    for layer in range(3):
-        by_hand, own = mine.hidden_states[layer][0, position][None], exact.hidden_states[layer][0, position][None]
-        assert_as_near(states[:, layer], by_hand, own, f"state of layer {layer}")
-        labels = family.unembed(plain, by_hand), family.unembed(oracle, own)
-        assert_as_near(model.unembed(states[:, layer]), *labels, f"labels of layer {layer}")
 
 
 def test_end_token_is_where_bart_classifies(one_line):
@@ -283,3 +261,119 @@ def test_tokenizer_without_pad_or_begin(folder_of, tmp_path):
     (bare / "config.json").write_text(json.dumps({**config, "pad_token_id": None, "bos_token_id": None}))
     model = eelib.load_model(str(bare), device="cpu")
     assert model.tokenizer.pad_token_id is None and model.pad_id == 1 and model.pads
+
+
+def test_a_folder_has_its_own_name_however_it_is_written(folder_of, model_of, tmp_path, monkeypatch, one_line):
+    """One that nothing else can be named by is refused before anything is read."""
+    folder = folder_of("llama")
+    (folder / "inner").mkdir(exist_ok=True)
+    (tmp_path / "a b").mkdir()
+    one_line(InputError, ("'a b'", "letters, digits"), lambda: eelib.load_model(tmp_path / "a b"))
+    (tmp_path / "linked").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    for given in (folder, ".", "inner/..", f"{folder}/", "../llama", f"{folder}/inner/..", "~/llama"):
+        model = eelib.load_model(given, device="cpu")
+        assert (model.name, model.hash) == ("llama", model_of("llama").hash)
+    assert eelib.load_model(str(tmp_path / "linked"), device="cpu").name == "linked"  # a link is a name of its own
+    assert path_of("pocket-llama") == path_of("pocket-llama/") == str(data_folder("models", "pocket-llama"))
+    assert path_of("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
+
+
+def test_balanced_gives_the_same_states(folder_of, model_of):
+    spread = eelib.load_model(str(folder_of("llama")), device="balanced")
+    torch.testing.assert_close(*(states_of(m, [[5, 6, 7]], [[8]])[0].cpu() for m in (spread, model_of("llama"))))
+
+
+@pytest.mark.parametrize(("dtype", "times", "lines"), [("bfloat16", 6.0, 1), ("bfloat16", 0.6, 0), ("auto", 6.0, 0)])
+def test_a_dtype_that_is_slow_here_is_named(dtype, times, lines, folder_of, monkeypatch, capsys):
+    """In one line, where it is asked for; what "auto" takes is never slow."""
+    assert 0.02 < cpu_slowdown(torch.bfloat16) < 100
+    monkeypatch.setattr("eelib.models.checkpoint.cpu_slowdown", lambda _: times)
+    eelib.load_model(folder_of("llama"), dtype=dtype, device="cpu")
+    assert capsys.readouterr().out.count("6.0 times as long as in float32") == lines
+
+
+# How a network is fed: positions, padding and cache are found by trying
+
+
+def llama(monkeypatch, change):
+    """The tiny llama whose forward is `change(its own forward)`."""
+    network = families.build("llama")
+    monkeypatch.setattr(network, "forward", change(network.forward))
+    return network
+
+
+def prepared(network, kind="causal"):
+    return prepare(network, tokenizer_for(kind), "odd", kind)
+
+
+def test_padding_that_changes_states_is_noticed(monkeypatch):
+    """A network whose left padding leaks must decode equal lengths only."""
+
+    def leaky(plain):
+        return lambda input_ids, position_ids=None, attention_mask=None, **more: plain(input_ids=input_ids, **more)
+
+    assert not prepared(llama(monkeypatch, leaky)).pads
+
+
+def test_positions_start_where_the_family_starts_them():
+    """RoBERTa's decoder counts from the padding id on; what it counts itself and what it is given must agree."""
+    sizes = {**families.WIDE, "max_position_embeddings": 64}
+    network = RobertaForCausalLM(RobertaConfig(**sizes, vocab_size=304, is_decoder=True, pad_token_id=0)).eval()
+    model = prepared(network)
+    assert model.offset == 1 and model.context_length == 63 and model.pads
+    ids = torch.tensor([[9, 8, 7]])
+    given = model.adapter.step_inputs(ids, torch.ones_like(ids), {})
+    torch.testing.assert_close(network(**given).logits, network(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("argument", ["past_key_values", "position_ids", "attention_mask"])
+def test_what_a_network_refuses_is_left_out(argument, monkeypatch):
+    """Whatever it raises: without a cache, positions or a mask it still loads. Lack of memory is no refusal."""
+    error = KeyError(argument)
+
+    def refusing(plain):
+        def forward(input_ids=None, position_ids=None, attention_mask=None, past_key_values=None, **more):
+            given = dict(position_ids=position_ids, attention_mask=attention_mask, past_key_values=past_key_values)
+            given = {name: value for name, value in given.items() if value is not None}
+            if argument in given:
+                raise error
+            return plain(input_ids=input_ids, **given, **more)
+
+        return forward
+
+    model = prepared(llama(monkeypatch, refusing))
+    if argument == "past_key_values":
+        assert model.cache in ("own", "none")
+    elif argument == "position_ids":
+        assert model.offset is None
+    else:
+        assert not model.pads and model.cache == "none"
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        prepared(llama(monkeypatch, refusing))
+
+
+@pytest.mark.parametrize("method", ["pad", "padded_inputs", "step_inputs", "cached", "new_cache", "in the cache"])
+def test_an_error_of_our_own_is_not_taken_for_a_networks_answer(method, monkeypatch):
+    """Nor is one in our cache, which the network calls: the line that fails is ours."""
+
+    def planted(*_args, **_more):
+        raise TypeError("planted")
+
+    if method == "in the cache":
+        monkeypatch.setattr(kv_cache, "max", None, raising=False)
+    else:
+        monkeypatch.setattr(Causal, method, planted)
+    with pytest.raises(TypeError, match="planted|NoneType"):
+        prepared(families.build("llama"))
+
+
+def test_a_step_copies_its_own_states_only():
+    """Between two growths the buffer stays where it is; the last buffer is no longer than the limit."""
+    layer, places = GrowingLayer(limit=40), set()
+    for new in [5] + [1] * 35:
+        layer.update(torch.randn(3, 2, new, 4), torch.randn(3, 2, new, 4))
+        places.add(layer.buffers[0].data_ptr())
+    assert len(places) <= 4 and layer.buffers[0].shape[2] == 40

@@ -6,15 +6,15 @@ import pickle
 import families
 import pytest
 import torch
-from families import FAMILIES
-from near import assert_as_near
+from families import FAMILIES, in_pairs
+from oracle import assert_as_near
 from torch import nn
 
 import eelib
 from eelib.common.errors import SelfCheckError
 from eelib.models import products
 
-SHAPES = [(1, 16), (7, 48), (577, 1536), (1, 1), (7, 13), (577, 1535)]  # outputs, inputs
+SHAPES = [(1, 16), (7, 48), (577, 1536), (1, 1), (7, 13), (577, 1535)]  # outputs, inputs; the first 3 are for ours
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def calls(monkeypatch):
     return found
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def cores(request):
     torch.set_num_threads(request.param)
     yield
@@ -70,10 +70,10 @@ def check(made, x):
     assert_as_near(got, plain, exact)
 
 
-@pytest.mark.parametrize("fits", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_as_near_as_torch_for_every_number_of_rows(shape, bias, fits, calls, cores):
+@pytest.mark.parametrize(
+    ("shape", "bias", "fits", "cores"), in_pairs(SHAPES, [True, False], [True, False], [1, 2]), indirect=["cores"]
+)
+def test_as_near_as_torch_for_every_number_of_rows(shape, bias, fits, cores, calls):
     made = fast(layer(*shape, bias, fits), calls)
     rows = [*range(1, 10), 16, 17, 39, 40, 41]
     for count in rows:
@@ -115,9 +115,8 @@ def test_gradients_are_those_of_torch(calls):
     assert not calls
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] % products.LANES == 0])
-def test_products_of_8_bits_are_those_of_rounded_weights(shape, bias, calls, cores):
+@pytest.mark.parametrize(("shape", "bias", "cores"), in_pairs(SHAPES[:3], [True, False], [1, 2]), indirect=["cores"])
+def test_products_of_8_bits_are_those_of_rounded_weights(shape, bias, cores, calls):
     """Each weight is at most half a step of its row off; the sums are as near to float64 as torch's."""
     made = layer(*shape, bias, fits=False)
     with torch.no_grad():

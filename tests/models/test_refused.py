@@ -1,8 +1,9 @@
-"""A checkpoint as somebody else may have made it: refused in one line, quickly, or read and hashed whole."""
+"""A checkpoint as somebody else may have made or named it: refused in one line, quickly, or read and hashed whole."""
 
 import json
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -10,11 +11,13 @@ import time
 import families
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import eelib
-from eelib.common.errors import CheckpointError
+from eelib.common.errors import CheckpointError, InputError
+from eelib.models import checkpoint
 from eelib.models.folder import INDEX, weights_hash
 
 WEIGHTS = "model.safetensors"
@@ -238,6 +241,30 @@ def test_a_damaged_folder_is_refused_in_one_line(damage, parts, copy_of):
     assert all(part in text for part in ((parts,) if isinstance(parts, str) else parts)), text
 
 
+@pytest.mark.parametrize(
+    "name, options, parts",
+    [
+        ("", {}, "model is empty"),
+        (" ", {}, "model is empty"),
+        ("a\0b", {}, "model holds a NUL"),
+        ("/", {}, "letters, digits"),
+        ("org/..", {}, "letters, digits"),
+        ("org/$(touch x)", {}, ("'org/$(touch x)'", "letters, digits")),
+        ("~nobody-of-this-name/llama", {}, "can't be looked for"),
+        ("a" * 5000, {}, "can't be looked for"),
+        ("no-such-model", {}, ("no-such-model", "shipped models")),
+        ("./no/such/folder", {}, ("./no/such/folder", "does not exist")),
+        ("nobody/no-such-model", {}, ("nobody/no-such-model", "shipped models")),
+        ("llama", {"dtype": "float8"}, ("dtype 'float8'", "float32")),
+        ("llama", {"device": "tpu9"}, ("device 'tpu9'", "cpu")),
+        ("llama", {"device": "cuda:99"}, ("device 'cuda:99'", "cpu")),
+    ],
+)
+def test_a_name_that_names_nothing_and_bad_options_are_refused_in_one_line(name, options, parts, folder_of, one_line):
+    name = str(folder_of(name)) if options else name
+    one_line(InputError, parts, lambda: eelib.load_model(name, **options))
+
+
 # Folders that are read
 
 
@@ -345,3 +372,49 @@ def test_a_chat_template_that_fails_or_does_not_end(template, message, model_of,
     thread.start()
     thread.join(90)
     assert found == [None]
+
+
+# The hub
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """As without HF_HUB_OFFLINE, with no proxy, and a hub on this machine: the socket that it would listen on."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(checkpoint, "HUB_SECONDS", 1.0)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield server
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_without_a_network_an_unknown_id_is_refused_at_once(silent, online, one_line):
+    """The hub refuses connections, or takes them and says nothing."""
+    if silent:
+        online.listen()
+    began = time.monotonic()
+    one_line(CheckpointError, ("no-one/no-such-model", "connect"), lambda: eelib.load_model("no-one/no-such-model"))
+    assert time.monotonic() - began < 60 and not constants.HF_HUB_OFFLINE
+
+
+def test_a_hub_that_answers_is_asked_where_a_network_is_wanted(online, monkeypatch):
+    online.listen()
+
+    def answer():
+        connection = online.accept()[0]
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        connection.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with checkpoint.hub_or_cache():
+        assert not constants.HF_HUB_OFFLINE
+    thread.join(10)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(checkpoint, "hub_answers", lambda: pytest.fail("it was tried"))
+    with checkpoint.hub_or_cache():
+        assert constants.HF_HUB_OFFLINE

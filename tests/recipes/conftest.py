@@ -1,17 +1,16 @@
 """Fixtures of the recipes: one folder of made-up corpora for all, and tiny networks of the shipped kinds."""
 
-import gzip
-import json
 import random
 from functools import partial
 
 import families
 import pytest
+import task_rows
 from transformers import AutoTokenizer
 
 from eelib.common.files import data_folder
 from eelib.models.model import prepare
-from recipes import pocket_bert, pocket_t5, texts
+from recipes import pocket_bert, pocket_llama, pocket_t5, texts
 from recipes.training import Schedule
 
 LINE = "the a small big dog cat ran slept over under green hill house and it was good bad not never"
@@ -29,9 +28,7 @@ def corpora(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
 
     def write(path, rows):
-        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
+        task_rows.write(folder / path, rows)
 
     for language in ("de", "fr"):
         write(
@@ -90,8 +87,21 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(data_folder("models", "pocket-llama"))
 
 
+@pytest.fixture(scope="session")
+def tiny(tokenizer):
+    """The recipes' own builders of networks, for tiny ones."""
+    llama = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    bert = llama | {"num_hidden_layers": 3}
+    t5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
+    return {
+        "llama": partial(pocket_llama.build, **llama),
+        "bert": partial(pocket_bert.build, **bert),
+        "t5": partial(pocket_t5.build, tokenizer, **t5),
+    }
+
+
 @pytest.fixture
-def made(tokenizer):
+def made(tokenizer, tiny):
     """made(name): a tiny network of the kind of pocket-llama or pocket-t5, the same every time, as if loaded."""
 
     def build(name):
@@ -99,9 +109,9 @@ def made(tokenizer):
         if is_llama:
             network = families.build("llama").requires_grad_(True)
             network.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+            network.config.max_position_embeddings = 512  # the made-up texts fit
         else:
-            sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 4}
-            network = pocket_t5.build(tokenizer, **sizes).float()
+            network = tiny["t5"](num_decoder_layers=4).float()
         return prepare(network.eval(), tokenizer, "tiny", "causal" if is_llama else "seq2seq")
 
     return build
@@ -115,12 +125,11 @@ def few_stories(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def tiny_bert(corpora, tmp_path_factory):
+def tiny_bert(corpora, tiny, tmp_path_factory):
     """The folder of a tiny pocket-bert, made by its own recipe."""
     folder = tmp_path_factory.mktemp("pocket-bert")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pocket_bert, "SCHEDULE", Schedule(steps=3, peak=1e-2, warmup=1, decay=1))
-        patch.setattr(pocket_bert, "build", partial(pocket_bert.build, **sizes))
+        patch.setattr(pocket_bert, "build", tiny["bert"])
         pocket_bert.run(corpora, folder / "out", folder / "work", "cpu")
     return folder / "out"

@@ -2,18 +2,16 @@
 
 import json
 import math
-from pathlib import Path
 
 import families
-import plain_runs
+import oracle
 import pytest
 import torch
 from exits_made import card_of
+from task_rows import write
 
 from eelib.common.files import data_folder
 from eelib.exits.gates.state import TRAINED, trained_gate
-from eelib.models.model import prepare
-from eelib.tracing.decode import greedy_decode
 from recipes import gates
 from recipes.__main__ import main
 from recipes.gates import (
@@ -31,12 +29,11 @@ from recipes.gates import (
 from recipes.own_outputs import OwnText, write_texts
 from recipes.texts import shipped_texts
 
-ROOT = Path(__file__).parents[2]
 SIZE = 8
 QUICK = Fitting(rate=1e-2, epochs=4)
 
 
-def made(tokens=600, layers=5, seed=0):
+def some_states(tokens=600, layers=5, seed=0):
     """States whose first number says whether the layer agrees."""
     generator = torch.Generator().manual_seed(seed)
     states = torch.randn(tokens, layers, SIZE, generator=generator)
@@ -64,7 +61,7 @@ def test_the_loss_by_hand():
 @pytest.mark.parametrize("name", TRAINED)
 def test_what_states_say_is_learned(name):
     """And neither class is favoured, though one is four times as frequent."""
-    network, (training, held) = untrained(name), made().split()
+    network, (training, held) = untrained(name), some_states().split()
     before = accuracy(network, held)["balanced"]
     curve = fit(network, training, Fitting(rate=1e-2, epochs=8))
     found = accuracy(network, held)
@@ -73,7 +70,7 @@ def test_what_states_say_is_learned(name):
 
 
 def test_end_tokens_are_left_out_of_the_accuracy_only():
-    taken, network = made(), untrained("classifier")
+    taken, network = some_states(), untrained("classifier")
     other = taken._replace(agrees=torch.where(taken.ends[:, None], ~taken.agrees, taken.agrees))
     assert accuracy(network, taken) == accuracy(network, other)
     assert accuracy(network, taken)["tokens"] == 540
@@ -82,7 +79,7 @@ def test_end_tokens_are_left_out_of_the_accuracy_only():
 
 def test_texts_held_out_are_never_trained_on(model_of, tmp_path):
     """Whole outputs; a gate is the same whatever they hold."""
-    taken = made()
+    taken = some_states()
     training, held = taken.split()
     assert set(held.output.tolist()) == set(range(4, 60, 5)) and len(training.ends) + len(held.ends) == 600
     assert not set(training.output.tolist()) & set(held.output.tolist())
@@ -100,10 +97,10 @@ def test_texts_held_out_are_never_trained_on(model_of, tmp_path):
 
 
 def test_labels_that_are_all_alike_are_refused(one_line):
-    taken = made()
+    taken = some_states()
     taken = taken._replace(agrees=taken.agrees | True)
     one_line(ValueError, "a share of 1 agree", lambda: fit(untrained("classifier"), taken, QUICK))
-    one_line(ValueError, "of 0 layers", lambda: fit(untrained("three_states"), made(20, 2), QUICK))
+    one_line(ValueError, "of 0 layers", lambda: fit(untrained("three_states"), some_states(20, 2), QUICK))
 
 
 @pytest.fixture
@@ -112,8 +109,7 @@ def own_texts(tmp_path, monkeypatch):
     monkeypatch.setattr(gates, "LONGEST", 6)
     file = tmp_path / "de-en.jsonl"
     rows = [{"source": f"{word} {i}", "references": ["a"]} for i in range(12) for word in ("Hund", "the dog")]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return write(file, rows)
 
 
 def command(folder, texts, out, *more):
@@ -122,22 +118,15 @@ def command(folder, texts, out, *more):
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_one_command_trains_gates_for_any_model(family, folder_of, model_of, own_texts, tmp_path, capsys):
-    command(
-        folder_of(family), own_texts, tmp_path / "out", "--tokens", "100", "--gates", "classifier,lstm-as-published"
-    )
+    kinds = "classifier,lstm-as-published"
+    command(folder_of(family), own_texts, tmp_path / "out", "--tokens", "100", "--gates", kinds)
     assert "balanced accuracy" in capsys.readouterr().out
     for name, more in (("classifier", {}), ("lstm", {"as_published": True})):
         gate = trained_gate(model_of(family), name, tmp_path / "out", **more)
         assert gate.name == name and not gate.normed
     card = card_of(tmp_path / "out" / "classifier.safetensors")
-    assert card["recipe"] == {
-        "tokens": 100,
-        "epochs": 5,
-        "rate": Fitting().rate,
-        "batch": 32,
-        "normed": False,
-        "seed": 20,
-    }
+    own = {"tokens": 100, "epochs": 5, "rate": Fitting().rate, "batch": 32, "normed": False, "seed": 20}
+    assert card["recipe"] == own
     assert card["model_hash"] == model_of(family).hash and card["texts"] == str(own_texts)
     assert len(card["loss by epoch"]) == 5 and card["held out"]["tokens"] > 0 and card["date"]
 
@@ -167,18 +156,25 @@ def test_the_command_refuses_in_one_line(more, part, folder_of, own_texts, tmp_p
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
-def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, plain_of, monkeypatch):
-    """One output at a time, no cache: whether the layer's top-1 is the token that was emitted."""
+@pytest.mark.parametrize("known", [False, True])
+def test_states_and_labels_are_those_of_a_plain_loop(known, family, model_of, plain_of, monkeypatch, tmp_path):
+    """One output at a time, no cache: whether a layer's top-1 is the token that was emitted; of known outputs, too."""
     monkeypatch.setattr(gates, "LONGEST", 5)
     monkeypatch.setattr(gates, "AT_ONCE", 2)
-    model, known = model_of(family), families.FAMILIES[family]
+    model, network, kind, last = model_of(family), plain_of(family), families.FAMILIES[family], 0
     prompts = model.encode(families.PROMPTS[:4])
-    taken = take_states(model, prompts, 10**6, progress=False)
-    network, last = plain_of(family), 0
     order = [prompt for batch in batches_of(prompts, 2) for prompt in batch]
-    for number, prompt in enumerate(order):
-        output = plain_runs.plain_greedy(network, known, prompt, 5, model.eos_ids)
-        run = plain_runs.oracle_run(network, known, prompt, output)
+    outputs = [oracle.plain_greedy(network, kind, prompt, 5, model.eos_ids) for prompt in order]
+    if known:
+        none = [torch.zeros(len(a + b) - 1, 1) for a, b in zip(order, outputs)]
+        texts = [OwnText(0, "story", torch.tensor(a + b), len(a), n, n) for a, b, n in zip(order, outputs, none)]
+        write_texts(texts, tmp_path / "training-00000.safetensors")
+        taken = known_states(model, tmp_path, 10**6)
+        assert known_states(model, tmp_path, 1).output.unique().tolist() == [0]  # the first output is enough
+    else:
+        taken = take_states(model, prompts, 10**6, progress=False)
+    for number, (prompt, output) in enumerate(zip(order, outputs)):
+        run = oracle.oracle_run(network, kind, prompt, output)
         mine = (taken.output == number).nonzero()[:, 0]
         assert len(mine) == len(output)
         for position, row in enumerate(mine.tolist()):
@@ -186,43 +182,14 @@ def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, plain_of,
             for layer in range(1, model.layers):
                 state = run["states"][position, layer]
                 torch.testing.assert_close(taken.states[row, layer - 1], state, rtol=1e-3, atol=1e-3)
-                top = known.unembed(network, state[None])[0].argmax().item()
+                top = kind.unembed(network, state[None])[0].argmax().item()
                 assert bool(taken.agrees[row, layer - 1]) == (top == output[position])
         last += len(output)
     assert last == len(taken.ends) and 0 < taken.agrees.float().mean() < 1
 
 
-def test_outputs_that_were_given_before_have_the_states_of_decoding(model_of, monkeypatch, tmp_path):
-    """But for what batching rounds; and reading stops with the output that has enough."""
-    monkeypatch.setattr(gates, "LONGEST", 5)
-    model, prompts = model_of("llama"), [[5, 6, 7], [8, 9]]
-    monkeypatch.setattr(gates, "batches_of", lambda prompts, size: iter([prompts]))  # in this order
-    taken = take_states(model, prompts, 10**6, progress=False)
-    outputs = greedy_decode(model, prompts, 5)
-    texts = []
-    for number, (prompt, output) in enumerate(zip(prompts, outputs)):
-        none = torch.zeros(len(prompt + output) - 1, 1)
-        texts.append(OwnText(number, "story", torch.tensor(prompt + output), len(prompt), none, none))
-    write_texts(texts, tmp_path / "training-00000.safetensors")
-    known = known_states(model, tmp_path, 10**6)
-    for number, output in enumerate(outputs):
-        mine, theirs = ((part.output == number).nonzero()[:, 0] for part in (known, taken))
-        assert len(mine) == len(output)
-        torch.testing.assert_close(known.states[mine], taken.states[theirs], rtol=1e-3, atol=1e-3)
-        assert torch.equal(known.agrees[mine], taken.agrees[theirs])
-    assert known_states(model, tmp_path, 1).output.unique().tolist() == [0]
-
-
-@pytest.fixture
-def pocket(tokenizer):
-    """A tiny network with the tokenizer of the pocket models, whose window holds the made-up texts."""
-    network = families.build("llama")
-    network.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    network.config.max_position_embeddings = 512
-    return prepare(network, tokenizer, "tiny", "causal")
-
-
-def test_prompts_are_of_all_parts_in_turn_and_of_no_shipped_text(pocket, corpora, tmp_path):
+def test_prompts_are_of_all_parts_in_turn_and_of_no_shipped_text(made, corpora, tmp_path):
+    pocket = made("pocket-llama")
     found = prompts_of(pocket, "captions,read*", corpora, tmp_path, 40)
     texts = [pocket.tokenizer.decode(ids, skip_special_tokens=True) for ids in found]
     asks = ["### Question" in text for text in texts]
@@ -232,13 +199,14 @@ def test_prompts_are_of_all_parts_in_turn_and_of_no_shipped_text(pocket, corpora
     assert all(len(ids) <= pocket.context_length - gates.LONGEST for ids in found)
 
 
-def test_texts_that_gates_are_judged_on_are_refused(pocket, tmp_path, one_line):
+def test_texts_that_gates_are_judged_on_are_refused(made, tmp_path, one_line):
     """Under whatever name, even one of them."""
+    pocket = made("pocket-llama")
     row = json.loads(data_folder("texts", "translation", "de-en.jsonl").read_text().splitlines()[0])
     rows = [{"source": f"Satz {i}.", "references": ["x"]} for i in range(12)]
     file = tmp_path / "de-en.jsonl"
     for extra, refused in (([], False), ([row], True)):
-        file.write_text("".join(json.dumps(each) + "\n" for each in rows + extra))
+        write(file, rows + extra)
         if refused:
             one_line(ValueError, "on which gates are judged", lambda: prompts_of(pocket, str(file), None, tmp_path, 99))
         else:

@@ -1,36 +1,45 @@
 """The recipes: their names and cards, a tiny end-to-end run of each kind, and how good a model is."""
 
+import copy
 import gzip
 import json
 import math
 import pkgutil
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import pytest
 import torch
+import transformers as hf
+from peft import PeftModel
+from task_rows import write
 from torch.nn import functional as F
-from transformers import AutoTokenizer, GenerationConfig
 
 import eelib
+from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
+from eelib.models.lens_adapters import DRAFT_FILE, load_draft
 from eelib.models.probe import block_states
 from eelib.tasks.classification import LABELS
 from eelib.tasks.structured import structured_prompt
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode, states_of
 from recipes import card as cards
-from recipes import fine_tuning, pocket_bert, pocket_llama, pocket_t5, quality, tuned_lens
+from recipes import fine_tuning, minilm, own_outputs, pocket_bert, pocket_llama, pocket_t5, quality, tuned_lens
 from recipes.__main__ import RECIPES, main
 from recipes.batches import Phase
 from recipes.card import hashes
 from recipes.fine_tuning import LLAMA_JSON, T5_FREE
 from recipes.orders import orders
+from recipes.own_outputs import Prompts, batches, file_of, outputs_of, read_texts
 from recipes.pocket_bert import LENGTH, SST2_JOINT, WINDOW, masked
-from recipes.texts import PARTS, SEED, SEEN, WHOLE
+from recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted
+from recipes.texts import SEED, SEEN, WHOLE
 from recipes.training import Schedule
 from recipes.tuned_lens import Lens, Taking
 
@@ -106,10 +115,9 @@ def test_shipped_files_are_those_of_the_card_and_the_card_says_what_its_recipe_s
 # Runs
 
 
-def test_pocket_llama(corpora, tmp_path, monkeypatch, few_stories):
+def test_pocket_llama(corpora, tiny, tmp_path, monkeypatch, few_stories):
     """From nothing to a folder that loads; a finished run is not begun again; the end token is saved."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    monkeypatch.setattr(pocket_llama, "build", partial(pocket_llama.build, **sizes))
+    monkeypatch.setattr(pocket_llama, "build", tiny["llama"])
     monkeypatch.setattr(pocket_llama, "SCHEDULE", Schedule(steps=6, peak=1e-2, warmup=1, decay=3))
     monkeypatch.setattr(pocket_llama, "PHASES", [Phase(6, dict.fromkeys(WHOLE, 1.0))])
     monkeypatch.setattr(pocket_llama, "VOCABULARY", 600)
@@ -123,24 +131,23 @@ def test_pocket_llama(corpora, tmp_path, monkeypatch, few_stories):
     pocket_llama.run(corpora, out, work, "cpu")
     assert (out / "model.safetensors").read_bytes() == weights
     model = eelib.load_model(str(out), device="cpu")
-    tokenizer, generation = AutoTokenizer.from_pretrained(out), GenerationConfig.from_pretrained(out)
+    tokenizer, generation = hf.AutoTokenizer.from_pretrained(out), hf.GenerationConfig.from_pretrained(out)
     assert (model.kind, model.layers, model.context_length) == ("causal", 2, 512)
     assert generation.eos_token_id == tokenizer.eos_token_id and model.eos_ids == {tokenizer.eos_token_id}
     assert "plain_causal" not in (out / "config.json").read_text()
     assert isinstance(quality.greedy_texts(model, ["Hello"], 3)[0], str)
 
 
-def test_pocket_t5(corpora, tmp_path, monkeypatch, tokenizer, few_stories):
+def test_pocket_t5(corpora, tiny, tmp_path, monkeypatch, tokenizer, few_stories):
     """An encoder-decoder that starts from padding and can end; grown from a first edition, or told where that is."""
-    tiny = partial(pocket_t5.build, tokenizer, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_decoder_layers=3)
     with pytest.raises(InputError, match="git archive 574ee76 data/models/pocket-t5 "):
         pocket_t5.run(corpora, tmp_path / "out", tmp_path / "work", "cpu")
-    tiny().save_pretrained(tmp_path / "work/first_edition")
+    tiny["t5"]().save_pretrained(tmp_path / "work/first_edition")
     tokenizer.save_pretrained(tmp_path / "work/first_edition")
     monkeypatch.setattr(pocket_t5, "SCHEDULE", Schedule(steps=6, peak=1e-3, warmup=1, decay=1))
     monkeypatch.setattr(pocket_t5, "PHASES", [Phase(6, dict.fromkeys(WHOLE, 1.0))])
     monkeypatch.setattr(pocket_t5, "TOKENS", 1024)
-    monkeypatch.setattr(pocket_t5, "build", lambda *_: tiny())
+    monkeypatch.setattr(pocket_t5, "build", lambda *_: tiny["t5"]())
     monkeypatch.setattr(cards, "measure", lambda *_: {"made up": {"BLEU": 1.0}})
     card = pocket_t5.run(corpora, tmp_path / "out", tmp_path / "work", "cpu")
     assert card["steps"] == 6 and "574ee76" in card["start"]
@@ -293,18 +300,126 @@ def test_pocket_tagger(tmp_path, monkeypatch):
         assert set(json.loads((folder / "vocab/strings.json").read_text(encoding="utf-8"))) <= set(nlp.vocab.strings)
 
 
-def test_the_shipped_tagger():
-    """Sensible tags; it is small, and about as good as its card says it is."""
-    spacy, folder = pytest.importorskip("spacy"), data_folder("models", "pocket-tagger")
-    nlp, card = spacy.load(folder), json.loads((folder / "card.json").read_text())
-    tags = [token.pos_ for token in nlp("I don't think that the small dog can swim in London .")]
-    wanted = "PRON AUX PART VERB SCONJ DET ADJ NOUN AUX VERB ADP PROPN PUNCT"
-    assert tags == wanted.split() and len(nlp("")) == 0
-    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 10_000_000
-    assert card["licence"] == "CC BY-SA 4.0" and card["quality"]["UPOS accuracy, gold tokens"] > 0.945
+def test_a_tiny_encoder_learns_and_its_adapters_load(tmp_path, monkeypatch):
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(1)
+    base = tmp_path / "base"
+    hf.BertModel(hf.BertConfig(vocab_size=300, **sizes)).save_pretrained(base)
+    tokenizer_for("masked").save_pretrained(base)
+    rows = [{"sentence": f"a dog {i}" if i % 2 else f"the tree {i}", "label": i % 2} for i in range(64)]
+    for split in ("train", "validation"):
+        write(tmp_path / f"glue/sst2.{split}.jsonl.gz", rows)
+    monkeypatch.setattr(minilm, "packaged_folder", lambda name: base)
+    recipe = replace(minilm.SST2_JOINT, start=str(base), schedule=Schedule(60, 2e-2, 5, 20), rank=4)
+    card = recipe.run(tmp_path, tmp_path / "tuned", tmp_path / "work", "cpu")
+    assert card["quality"]["GLUE sst2 validation"]["accuracy"] == 100
+    found = eelib.load_model(str(tmp_path / "tuned"), device="cpu")
+    assert found.kind == "classifier" and found.layers == 2 and found.title.startswith("tuned, LoRA adapters of")
+    made = eelib.trace(found, eelib.Task.from_prompts(["a dog 3", "the tree 4"]), folder=tmp_path / "runs")
+    assert list(made.sequences["output"]) == ["positive", "negative"]
+
+
+TEMPLATE = "{% for m in messages %}user {{ m['content'] }} {% endfor %}assistant"
+
+
+@pytest.fixture(scope="module")
+def start(folder_of, tmp_path_factory):
+    """A tiny llama with room for the prompts, whose tokenizer has a chat template."""
+    folder = shutil.copytree(folder_of("llama"), tmp_path_factory.mktemp("start") / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template, tokenizer.model_max_length = TEMPLATE, 2048
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(corpora, start, tmp_path_factory):
+    """(the tiny model, the folder of works with its outputs)."""
+    work = tmp_path_factory.mktemp("works")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_outputs, "CHUNK", 20)
+        patch.setattr(own_outputs, "AT_ONCE", 8)
+        patch.setattr(own_outputs, "LONGEST", 12)
+        replace(OUTPUTS, start=str(start), chunks=2, dtype="float32").run(corpora, work, work / OUTPUTS.name, "cpu")
+    return eelib.load_model(str(start), device="cpu"), work
+
+
+def test_outputs_are_greedy_and_say_what_else_was_likely(own, corpora, monkeypatch):
+    model, work = own
+    texts, prompts = read_texts(file_of(work / OUTPUTS.name, 1)), Prompts(corpora)
+    assert [text.number for text in texts] == list(range(20, 40))
+    exact = copy.deepcopy(model.network).double()
+    for text in texts:
+        assert text.ids[: text.start].tolist() == prompts.encoded(model, text.number)
+        (plain,) = greedy_decode(model, [text.ids[: text.start].tolist()], 12)
+        assert text.output.tolist() == plain == text.top[text.start - 1 :, 0].tolist()
+        with torch.no_grad():
+            likely = exact(text.ids[None]).logits[0, :-1].log_softmax(-1)
+        torch.testing.assert_close(text.likely[:, 0].double(), likely.amax(1), atol=5e-3, rtol=2e-3)
+        torch.testing.assert_close(text.likely.double(), likely.gather(1, text.top), atol=5e-3, rtol=2e-3)
+    monkeypatch.setattr(own_outputs, "AT_ONCE", 3)
+    monkeypatch.setattr(own_outputs, "LONGEST", 12)
+    for one, other in zip(outputs_of(model, prompts, range(20, 40)), texts):  # whatever they are decoded with
+        assert torch.equal(one.ids, other.ids)
+
+
+def test_own_texts_go_on_from_a_place_and_new_outputs_come_before_the_next_epoch(own, tmp_path):
+    outputs = own[1] / OUTPUTS.name
+    whole = list(islice(batches(outputs, 300, None), 100))
+    seen = [text.number for _, batch in whole for text in batch]
+    assert sorted(seen[:40]) == list(range(40)) == sorted(seen[40:80])  # each once an epoch
+    for at in (3, 11):
+        later = list(islice(batches(outputs, 300, whole[at][0]), 5))
+        assert [[t.number for t in b] for _, b in later] == [[t.number for t in b] for _, b in whole[at + 1 : at + 6]]
+    shutil.copy(file_of(outputs, 0), file_of(tmp_path, 0))
+    ended = next(place for place, _ in batches(tmp_path, 300, None) if place[1] == 1)
+    shutil.copy(file_of(outputs, 1), file_of(tmp_path, 1))
+    assert {t.number for t in next(batches(tmp_path, 300, ended))[1]} <= set(range(20, 40))
+
+
+@pytest.mark.parametrize("recipe", [BLOCK, FEATURES], ids=lambda recipe: recipe.kind)
+def test_a_draft_block_learns_and_is_read(recipe, own, start, tmp_path):
+    model, work = own
+    recipe = replace(recipe, start=str(start), layer=1, head=40, tokens=400, peak=3e-3, steps=12, watch_every=10)
+    out = tmp_path / "drafts"
+    first = recipe.run(tmp_path, out, work / recipe.name, "cpu")
+    leg = replace(recipe, steps=60).run(tmp_path, out, work / recipe.name, "cpu")
+    losses = [row["loss"] for row in leg["curve"] if "loss" in row]
+    assert leg["step"] == 60 and first["step"] == 12 and losses[-1] < losses[0]
+    card = json.loads((out / "card.json").read_text())
+    assert card["steps"] == 60 and card["quality"]["accepted by position"][0] > 0
+    found = load_draft(model, out / DRAFT_FILE)
+    assert found.kind == recipe.kind and len(found.ids) <= 40 and (out / DRAFT_FILE).stat().st_size < 200_000
+
+
+def test_the_joint_version_is_an_adapter_of_peft(own, start, tmp_path):
+    model, work = own
+    recipe = replace(JOINT, start=str(start), rank=4, tokens=400, peak=3e-3, steps=4, shown=(1, 2), watch_every=3)
+    out, before = tmp_path / "joint", {k: v.clone() for k, v in model.network.state_dict().items()}
+    recipe.run(tmp_path, out, work / recipe.name, "cpu")
+    leg = replace(recipe, steps=40).run(tmp_path, out, work / recipe.name, "cpu")
+    losses = [row["loss"] for row in leg["curve"] if "loss" in row]
+    assert leg["step"] == 40 and losses[-1] < losses[0]
+    plain = eelib.load_model(str(start), device="cpu").network
+    assert all(torch.equal(value, before[key]) for key, value in plain.state_dict().items())
+    tuned = PeftModel.from_pretrained(plain, out).merge_and_unload()
+    ids = torch.arange(5, 15)[None]
+    with torch.no_grad():
+        changed = (tuned(ids).logits - model.network(ids).logits).abs().max()
+    assert changed > 1e-3
+    assert recipe.quality(model, None, recipe.held_out(work / recipe.name))["last layer keeps"] == 1.0
 
 
 # Quality
+
+
+def test_acceptance_by_position_counts_what_follows_right_drafts():
+    """Of the first text the second draft of a row is tried after tokens 0 and 2, the third after token 0 and 1."""
+    hits = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
+    # rows start at tokens 0, 2, 3 (their first drafts are right); the second drafts are of tokens 1 and 3
+    assert accepted([(None, hits)]) == [0.75, 0.5, 1.0, 1.0]
 
 
 def test_agreement_by_hand(made, monkeypatch):
@@ -346,10 +461,3 @@ def test_a_model_is_measured_on_what_it_knows(corpora, made, monkeypatch):
     few = LLAMA_JSON.measure(corpora, corpora, "cpu")
     assert few[quality.ORDERS] == {"exact": 100.0, "valid": 100.0, "field F1": 100.0, "items": 150}
     assert not {"Reuters test", "FairytaleQA test", "Tatoeba held out de-en"} & set(few)
-
-
-def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stories):
-    """Each ends in the record of its own note, as JSON."""
-    found = [e for epoch in range(3) for e in PARTS["orders"](corpora, tmp_path, epoch)]
-    assert found and not {e.prompt for e in found} & set(load_task(quality.ORDERS).prompts)
-    assert all(e.prompt.split("### Input:")[1].count(json.loads(e.target)["id"]) == 1 for e in found)

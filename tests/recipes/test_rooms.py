@@ -12,7 +12,6 @@ from recipes import orders, rooms
 from recipes.rooms_world import FORMS, WORDS
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"]
-COUNTS = ("count_carrying", "count_people", "count_places")
 SPLITS = ("train", "validation", "test")
 NEEDED = {"one": 1, "two": 2, "three": 3, "unknown": 0}
 

@@ -1,5 +1,6 @@
 """The training texts: nothing held out or shipped in any; their parts, their tokens, their batches."""
 
+import json
 import random
 import re
 from collections import Counter
@@ -9,10 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from eelib.tasks.task import load_task
-from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from recipes import texts
 from recipes.batches import (
     END,
@@ -26,6 +25,7 @@ from recipes.batches import (
     packed,
     train_tokenizer,
 )
+from recipes.own_outputs import FIRST, Prompts
 from recipes.texts import (
     PARTS,
     Example,
@@ -86,6 +86,13 @@ def test_no_shipped_text_is_trained_on(corpora, tmp_path, monkeypatch):
         assert one not in found()
 
 
+def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stories):
+    """Each ends in the record of its own note, as JSON."""
+    found = [e for epoch in range(3) for e in PARTS["orders"](corpora, tmp_path, epoch)]
+    assert found and not {e.prompt for e in found} & set(load_task("structured/orders").prompts)
+    assert all(e.prompt.split("### Input:")[1].count(json.loads(e.target)["id"]) == 1 for e in found)
+
+
 def test_what_is_held_out_is_a_fixed_share():
     for drawn, share in ((is_held_out, texts.HELD_OUT_SHARE), (is_held_out_passage, texts.HELD_OUT_PASSAGES)):
         assert sum(drawn(f"Number {i}.") for i in range(20000)) / 20000 == pytest.approx(1 / share, rel=0.15)
@@ -142,6 +149,19 @@ def test_any_step_is_found_again_in_the_shares_of_its_phase():
     assert [batch for part, batch in whole if part == "a"] == firsts
 
 
+def test_prompts_are_numbered_and_sources_are_on_one_side(corpora):
+    training, held = Prompts(corpora), Prompts(corpora, held_out=True)
+    again = Prompts(corpora)
+    texts = [training.text(number) for number in range(60)]
+    assert texts == [again.text(number) for number in range(60)] and len(set(texts)) > 50
+    assert {training.task_of(number) for number in range(20)} == set(training.sources)
+    assert not any("### Context:" in text for text in texts)
+    assert any("### Context:" in training.text(FIRST + number) for number in range(60))  # the study's own wording
+    for task, some in training.sources.items():
+        other = {source[0] for source in held.sources[task]}
+        assert other and not other & {source[0] for source in some}
+
+
 LINES = [
     "Der Hund, der bellt, beisst nicht!",
     "The dog (that barks) doesn't bite.",
@@ -178,15 +198,4 @@ def test_no_piece_mixes_letters_digits_and_punctuation():
     for token, i in TOKENIZER.get_vocab().items():
         assert token in (PAD, END, *FIXED_PARTS) or not mixes(TOKENIZER.decode([i])), token
     assert not any(mixes(TOKENIZER.decode([i])) for i in ids_of("ab-c 1,5a? (x)\nö..."))
-
-
-def test_fixed_parts_are_one_entry_each_and_the_tokenizer_is_saved(tmp_path):
-    assert all(len(ids_of(part)) == 1 for part in FIXED_PARTS)
-    for prompt in (translation_prompt("Hund", "de", "en"), summarization_prompt("dog"), question_prompt("a", "b?")):
-        assert TOKENIZER.decode(ids_of(prompt), skip_special_tokens=True) == prompt
-    assert len(TOKENIZER) <= 420 and TOKENIZER.model_max_length == 512
-    assert (TOKENIZER.eos_token, TOKENIZER.pad_token) == (END, PAD)
-    assert TOKENIZER("a")["input_ids"] == ids_of("a")  # adds nothing around a prompt
-    TOKENIZER.save_pretrained(tmp_path)
-    text = "Der Hund – 😀 «12»"
-    assert AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] == ids_of(text)
+    assert len(TOKENIZER) <= 420 and all(len(ids_of(part)) == 1 for part in FIXED_PARTS)

@@ -1,4 +1,4 @@
-"""The training loop: schedule, resuming bit for bit, legs, what is Muon's; losses and gradients in float64."""
+"""The training loop: schedule, resuming bit for bit, legs, what is Muon's; losses and gradients by hand in float64."""
 
 import json
 import math
@@ -6,11 +6,16 @@ import random
 from itertools import count
 
 import families
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from recipes import losses, pocket_bert, pocket_t5
+import eelib
+from eelib.models.lens_adapters import DraftBlock
+from recipes import losses, pocket_bert, pocket_llama, pocket_t5
+from recipes.batches import Text
+from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
 from recipes.losses import (
     calm_weights,
     distillation_loss,
@@ -18,7 +23,13 @@ from recipes.losses import (
     imitation_loss,
     layers_loss,
     turning_weights,
+    uniform_weights,
 )
+from recipes.own_outputs import OwnText
+from recipes.pocket_bert import MASK, WORDS, Row, label_loss, masked
+from recipes.pocket_llama import CONTEXT
+from recipes.smollm2 import FEATURES, places_of
+from recipes.texts import SEED
 from recipes.training import Loss, Optimizer, Schedule, by_step, train
 
 
@@ -33,7 +44,7 @@ def test_schedule():
     assert {flat.rate(step) for step in range(9, 100)} == {2.0} and flat.rate(50, 50) == pytest.approx(0.2)
 
 
-def tiny(dtype=torch.float32):
+def fresh(dtype=torch.float32):
     """A network to be trained, the same every time."""
     return families.build("llama").requires_grad_(True).to(dtype)
 
@@ -89,7 +100,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(how, stops, tmp_path):
     schedule, results = Schedule(steps=7, peak=1e-2, warmup=2, decay=3), []
     for name, ends in (("whole", [None]), ("parts", [*stops, None])):
         for end in ends:
-            network = tiny(dtype)
+            network = fresh(dtype)
             optimizer, loss_of = Optimizer(network, muon), killed_in(loss_for(network), end)
             more = dict(
                 how,
@@ -107,7 +118,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(how, stops, tmp_path):
     assert curve == again and [row["step"] for row in curve if "loss" in row] == [2, 4, 6, 7]
     kept = json.loads((tmp_path / "parts/curve.json").read_text())
     assert [row["step"] for row in kept] == [2, 4, 6, 7] and not list(tmp_path.rglob("*.partial"))
-    assert any(not torch.equal(a, b) for a, b in zip(tiny(dtype).parameters(), whole.parameters()))
+    assert any(not torch.equal(a, b) for a, b in zip(fresh(dtype).parameters(), whole.parameters()))
 
 
 def test_legs_are_one_training(tmp_path):
@@ -115,7 +126,7 @@ def test_legs_are_one_training(tmp_path):
     ends = []
     for folder, steps in (("whole", [7]), ("legs", [3, 7])):
         for last in steps:
-            network = tiny()
+            network = fresh()
             leg = train(network, by_step(batches), loss_for(network), Schedule(last, 1e-2, 2, 1), tmp_path / folder)
         ends.append((network, leg["step"], leg["place"], leg["tokens"]))
     assert ends[0][1:] == ends[1][1:] == (7, 7, 7 * 18)
@@ -127,7 +138,7 @@ def test_legs_are_one_training(tmp_path):
         Schedule(9, 1e-2, 2, 1), tmp_path / "later", begun=leg,
     )  # fmt: skip
     assert steps == [7, 8] and later["warm"] == 7 and later["tokens"] == 9 * 18
-    stopped = train(tiny(), by_step(batches), None, Schedule(9, 1e-2), tmp_path / "no time", until=-math.inf)
+    stopped = train(fresh(), by_step(batches), None, Schedule(9, 1e-2), tmp_path / "no time", until=-math.inf)
     assert stopped["step"] == 0
 
 
@@ -150,7 +161,7 @@ def test_averaged_weights_are_the_mean_of_the_last_steps(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_path):
-    network = tiny()
+    network = fresh()
 
     def bad(batch, step):
         return Loss(loss_for(network)(batch, step).value * (math.nan if step == 2 else 1.0), 1)
@@ -162,7 +173,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_path):
 
 def test_training_learns_and_the_curve_has_the_loss_of_each_part(tmp_path):
     """One batch over and over; the curve has what is shown, the mean over the steps of each part."""
-    network, seen = tiny(), []
+    network, seen = fresh(), []
     loss_of, stream = loss_for(network), lambda _start: iter(lambda: batch_at(0), None)
 
     def loss(batch, step):
@@ -184,12 +195,12 @@ def matrices(network):
     return tuple({names[id(p)] for group in part for p in group["params"]} for part in groups)
 
 
-def test_tables_and_heads_are_no_matrices(tokenizer):
+def test_tables_and_heads_are_no_matrices(tiny):
     """Embeddings, position biases, norms and heads are AdamW's; every matrix between states is Muon's."""
-    muon, rest = matrices(pocket_t5.build(tokenizer, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_decoder_layers=3))
+    muon, rest = matrices(tiny["t5"]())
     tables = {f"{s}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" for s in ("encoder", "decoder")}
     assert {name for name in rest if "norm" not in name} == tables | {"shared.weight"} and len(muon) == 7 + 3 * 11
-    config = pocket_bert.build(hidden_size=32, num_hidden_layers=3, intermediate_size=48).config
+    config = tiny["bert"]().config
     muon, rest = matrices(pocket_bert.BertForSequenceClassification(config))
     assert {name for name in rest if name.endswith("weight") and "LayerNorm" not in name} == {"classifier.weight"} | {
         f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
@@ -258,3 +269,181 @@ def test_distillation_draws_shallow_layers_to_their_closest_deep_one():
     assert loss.item() == pytest.approx((0.5 + 0.5) / 2)  # both to layer 4
     loss.backward()
     assert all(s.grad.abs().sum() > 0 for s in states[:2]) and all(s.grad is None for s in states[2:])
+
+
+def id_pairs(seed=1):
+    """(prompt, target) ids of four texts of several lengths."""
+    rng = random.Random(seed)
+    return [tuple([rng.randrange(5, 300) for _ in range(rng.randint(1, 6))] for _ in range(2)) for _ in range(4)]
+
+
+def some_texts(seed=1):
+    return [Text(np.array(p + t, dtype=np.uint16), np.arange(len(p + t)) >= len(p)) for p, t in id_pairs(seed)]
+
+
+@pytest.mark.parametrize("part", ["translation", "rooms"])
+def test_pocket_llama(part, tiny):
+    """Cross-entropy of the targets, and its share of the other tokens but the first, with two kinds of attention."""
+    losses, found = {True: [], False: []}, []
+    model = tiny["llama"]().float()
+    for text in some_texts():
+        logits = model(torch.tensor(text.ids.astype(int))[None]).logits[0].double()
+        for index in range(1, len(text.ids)):
+            wanted = torch.tensor(int(text.ids[index]))
+            losses[bool(text.wanted[index])].append(F.cross_entropy(logits[index - 1], wanted).item())
+    target, others = (sum(values) / len(values) for values in (losses[True], losses[False]))
+    for attention in ("plain_causal", "sdpa"):
+        model.set_attn_implementation(attention)
+        loss = pocket_llama.target_loss(model, (part, some_texts()))
+        assert loss.shown.item() == pytest.approx(target, rel=1e-5)
+        assert loss.value.item() == pytest.approx(target + CONTEXT.get(part, 0.0) * others, rel=1e-5)
+        assert (loss.part, loss.tokens) == (part, 4 * max(len(text.ids) for text in some_texts()))
+        found.append(torch.autograd.grad(loss.value, list(model.parameters())))
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(*found))
+
+
+def test_pocket_t5(tiny):
+    """Cross-entropy of the target tokens only; an untrained model guesses evenly."""
+    model, losses = tiny["t5"]().float(), []
+    for prompt, target in id_pairs():
+        begun = torch.tensor([[model.config.pad_token_id, *target[:-1]]])
+        logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits[0].double()
+        losses += list(F.cross_entropy(logits, torch.tensor(target), reduction="none"))
+    loss, size, *_ = pocket_t5.label_loss(model, ("part", some_texts()))
+    assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
+    assert loss.item() == pytest.approx(math.log(8192), abs=1.0)
+    assert size == 4 * sum(max(map(len, side)) for side in zip(*id_pairs()))
+
+
+def layer_losses(model, name):
+    """(mean cross-entropy of each layer over all targets, states [targets, width] of each layer), text by text."""
+    logs, states = [[] for _ in range(model.layers)], [[] for _ in range(model.layers)]
+    for prompt, target in id_pairs():
+        if name.startswith("pocket-llama"):
+            inputs, first = {"input_ids": torch.tensor([prompt + target])}, len(prompt) - 1
+        else:
+            begun = [model.network.config.pad_token_id, *target[:-1]]
+            inputs, first = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([begun])}, 0
+        with eelib.models.probe.block_states(model.blocks) as found, torch.no_grad():
+            model.network(**inputs)
+        for layer, state in enumerate(found[1:]):
+            rows = state[0, first : first + len(target)]
+            states[layer].append(rows)
+            scores = torch.log_softmax(model.unembed(rows).double(), -1)
+            logs[layer] += [-scores[i, wanted].item() for i, wanted in enumerate(target)]
+    return [sum(values) / len(values) for values in logs], [torch.cat(rows).double() for rows in states]
+
+
+@pytest.mark.parametrize("recipe", [LLAMA_JOINT, T5_WEIGHTED, T5_FREE], ids=lambda r: r.name)
+def test_joint_optimization(recipe, made):
+    """Weights and distillation are those of the papers."""
+    model = made(recipe.start)
+    depth, (losses, hidden) = model.layers, layer_losses(model, recipe.start)
+    got = recipe.loss_of(model, ("part", some_texts()), 5)
+    if recipe is LLAMA_JOINT:
+        wanted = sum(losses) / depth
+    elif recipe is T5_WEIGHTED:
+        wanted = sum(i * loss for i, loss in enumerate(losses, 1)) / (depth * (depth + 1) / 2)
+    else:
+        norm = model.network.decoder.final_layer_norm
+        scale = norm.weight.double() / model.hidden_size**0.5
+        hidden = [h * (h.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * scale for h in hidden]
+        errors = [[(hidden[i] - h).square().mean().item() for h in hidden[FREE_EXIT:]] for i in range(FREE_EXIT)]
+        exits = (FREE_EXIT * losses[FREE_EXIT - 1] + depth * losses[-1]) / (FREE_EXIT + depth)
+        wanted = exits + DISTILLED * sum(map(min, errors)) / FREE_EXIT
+    assert got.value.item() == pytest.approx(wanted, rel=1e-4) and got.part == "part" and got.tokens > 0
+
+
+def test_shares_of_masks():
+    """15% of the words; of these 80% hidden, 10% replaced, 10% left; nothing else is touched."""
+    ids = torch.arange(2000).repeat(500, 1) % 1000 + 1  # one id in 250 is no word
+    batch = masked(ids, torch.Generator().manual_seed(1))
+    shown, restored = batch.ids.flatten()[batch.rows], batch.ids.flatten().clone()
+    restored[batch.rows] = batch.labels
+    assert torch.equal(restored, ids.flatten()) and bool((batch.labels >= WORDS).all())
+    shares = [len(batch.rows) / int((ids >= WORDS).sum())]
+    shares += [part.float().mean().item() for part in (shown == MASK, shown == batch.labels)]
+    assert shares == pytest.approx([0.15, 0.8, 0.1], abs=0.005)
+    other = shown[(shown != MASK) & (shown != batch.labels)]
+    assert other.min() >= WORDS and len(other.unique()) > 3500
+
+
+def test_pocket_bert(tiny):
+    """Log-probabilities from the network's own logits of all positions, one piece at a time; even at first."""
+    model = tiny["bert"]().float()
+    batch = masked(torch.randint(WORDS, 4096, (5, 12)), torch.Generator().manual_seed(3))
+    scores = torch.cat([model(input_ids=row[None]).logits[0] for row in batch.ids]).double()
+    wanted = -torch.log_softmax(scores, -1)[batch.rows, batch.labels].mean()
+    loss, size, *_ = pocket_bert.masked_loss(model, batch)
+    assert len(batch.rows) > 3 and loss.dtype == torch.float32 and size == 60
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5) == pytest.approx(math.log(4096), abs=0.5)
+
+
+def some_rows(pair=False):
+    rng, rows = random.Random(1), []
+    for i in range(5):
+        size = rng.randint(3, 9)
+        types = [0] * 2 + [1] * (size - 2) if pair else [0] * size
+        rows.append(Row([2, *(rng.randrange(5, 60) for _ in range(size - 1))], types, i % 2))
+    return rows
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_classifiers(tiny_bert, pair):
+    """Each layer's state at position 0; in training the network's own loss, with a dropout that depends on the step."""
+    model, other = (pocket_bert.begin(str(tiny_bert), "sst2") for _ in range(2))
+    state, begun = model.network.state_dict(), other.network.state_dict()
+    assert all(torch.equal(state[name], begun[name]) for name in state) and model.unembed.reads == "first"
+    model.network.double()
+    rows, losses = some_rows(pair), [[] for _ in range(3)]
+    for row in rows:
+        inputs = {"input_ids": torch.tensor([row.ids]), "token_type_ids": torch.tensor([row.types])}
+        states = model.network.bert(**inputs, output_hidden_states=True).hidden_states
+        for layer in range(3):
+            pooled = torch.tanh(model.network.bert.pooler.dense(states[layer + 1][0, 0]))
+            losses[layer].append(-torch.log_softmax(model.network.classifier(pooled), -1)[row.label].item())
+    means = [sum(one) / len(one) for one in losses]
+    for weights, wanted in ((uniform_weights(3), sum(means) / 3), (pocket_bert.last_alone(3), means[-1])):
+        loss, size, *_ = label_loss(model, weights, rows, 0)
+        assert loss.item() == pytest.approx(wanted, rel=1e-5)
+    assert size == 5 * max(len(row.ids) for row in rows)
+    model.network.float().train()
+    here, there = (label_loss(model, pocket_bert.last_alone(3), rows, step).value.item() for step in (4, 5))
+    torch.manual_seed(SEED * 10**6 + 4)
+    own = model.network(**pocket_bert.inputs_of(model, rows), labels=torch.tensor([row.label for row in rows])).loss
+    assert here == pytest.approx(own.item(), rel=1e-6) != there
+
+
+def test_drafts_in_a_row_at_once_are_those_one_after_the_other(model_of):
+    """Step by step with a cache, as decoding will: true features, then those that the block itself made."""
+    model = model_of("llama")
+    found = DraftBlock(model, "features", model.layers, torch.arange(30)).requires_grad_(False)
+    for weight in found.parameters():
+        weight.add_(0.2 * torch.randn_like(weight))  # others than its network's
+    ids, nothing = torch.arange(20, 30), torch.zeros(9, 1)
+    text = OwnText(0, "story", ids, 4, nothing, nothing)
+    at_once = FEATURES.drafted(model, found, [text], places_of([text], 0.0, model.device), 3)
+    with torch.no_grad(), eelib.models.probe.block_states(model.blocks) as states:
+        model.network(ids[None])
+    features = found.features(states[-1])
+    for first in range(4, 8):  # the first token of a row of three drafts, after which the true ones are fed
+        cache = model.writer.new_cache()
+        given, fed = features[:, : first - 1], ids[None, 1:first]
+        for step in range(3):
+            made_now = found.features(found(found.joined(given, fed), torch.ones(1, first - 1 + step).long(), cache))
+            given, fed = made_now[:, -1:], ids[None, first + step : first + step + 1]
+            torch.testing.assert_close(found.logits(given)[0, 0], at_once[step][first + step - 4], atol=1e-4, rtol=1e-4)
+
+
+def test_places_of_prompts_weigh_less_and_have_what_the_model_gave_there():
+    top = torch.arange(9)[:, None]
+    texts = [
+        OwnText(0, "story", torch.arange(n), start, top[: n - 1], top[: n - 1] / 10) for n, start in ((6, 4), (10, 2))
+    ]
+    every, outputs = (places_of(texts, weight, torch.device("cpu")) for weight in (0.3, 0.0))
+    assert outputs.at.tolist() == [3, 4, *range(1, 9)] == outputs.top[:, 0].tolist()
+    assert outputs.weights.unique().numel() == 1
+    assert every.at.tolist() == [1, 2, 3, 4, *range(1, 9)] == every.top[:, 0].tolist()
+    assert every.rows.tolist() == [0] * 4 + [1] * 8
+    torch.testing.assert_close(every.weights, torch.tensor([0.3, 0.3] + [1.0] * 10) / 10.6)
+    torch.testing.assert_close(every.likely[:, 0], every.at / 10)

@@ -3,11 +3,10 @@
 from itertools import combinations
 from types import SimpleNamespace
 
-import plain_runs
 import pytest
 import torch
 from families import FAMILIES, GENERATING
-from near import assert_as_near
+from oracle import assert_as_near, oracle_run, plain_greedy
 
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import CheckpointError
@@ -43,7 +42,7 @@ def free(model_of, oracle_of):
 
     def run(name):
         prompts = model_of(name).tokenizer(PROMPTS)["input_ids"]
-        return prompts, [plain_runs.plain_greedy(oracle_of(name), FAMILIES[name], p, STEPS, set()) for p in prompts]
+        return prompts, [plain_greedy(oracle_of(name), FAMILIES[name], p, STEPS, set()) for p in prompts]
 
     return run
 
@@ -60,7 +59,7 @@ def test_rows_that_end_at_different_steps_or_at_once(name, model_of, plain_of, o
     assert greedy_decode(model, prompts, STEPS, got) == greedy_decode(model, prompts, STEPS) == expected
 
     def by_hand(network):
-        runs = [plain_runs.oracle_run(network, FAMILIES[name], p, o) for p, o in zip(prompts, expected, strict=True)]
+        runs = [oracle_run(network, FAMILIES[name], p, o) for p, o in zip(prompts, expected, strict=True)]
         return torch.cat([run["states"] for run in runs])
 
     plain, exact = by_hand(plain_of(name)), by_hand(oracle_of(name))
@@ -83,7 +82,7 @@ def test_window_ends_each_row_by_itself(name, model_of, oracle_of, eos):
     got = greedy_decode(model, prompts, 20)
     assert [len(ids) for ids in got] == [3, 14, 1, 20]
     for prompt, ids in zip(prompts, got):
-        assert ids == plain_runs.plain_greedy(oracle_of(name), FAMILIES[name], prompt, len(ids), set())
+        assert ids == plain_greedy(oracle_of(name), FAMILIES[name], prompt, len(ids), set())
 
 
 @pytest.mark.parametrize("name", ["t5", "marian"])
@@ -91,6 +90,15 @@ def test_window_of_a_decoder(name, model_of, eos):
     model = model_of(name)
     eos(model, {model.vocab_size + 1})
     assert [len(ids) for ids in greedy_decode(model, [[20] * 60, [30] * 3], WINDOW + 9)] == [WINDOW - 1] * 2
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_without_a_cache_outputs_are_the_same(name, model_of, monkeypatch):
+    model = model_of(name)
+    prompts = model.encode(PROMPTS)
+    cached = greedy_decode(model, prompts, STEPS)
+    monkeypatch.setattr(model, "cache", "none")
+    assert greedy_decode(model, prompts, STEPS) == cached
 
 
 def test_a_model_that_reads_in_place_writes_nothing(model_of, one_line):
@@ -123,7 +131,7 @@ def test_a_run_up_to_a_block_gives_its_states_and_runs_no_block_after_it(name, m
 
 def test_blocks_that_share_weights_are_counted_by_their_calls():
     block = torch.nn.Linear(3, 3)
-    shared = SimpleNamespace(blocks=[block] * 3, layers=3, draft_block=None, adapted=lambda layer, states, _: states)
+    shared = SimpleNamespace(blocks=[block] * 3, layers=3)
     shared.network = lambda x: block(block(block(x)))
     x = torch.randn(1, 2, 3)
     with torch.no_grad():

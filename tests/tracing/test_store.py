@@ -8,11 +8,11 @@ import shutil
 import signal
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
+import traces
 
-import eelib
-from checks.tiny_texts import PROMPTS
 from eelib.common import files
 from eelib.common.errors import StorageError
 from eelib.tracing import make as making
@@ -21,14 +21,8 @@ from eelib.tracing import trace as reading
 from eelib.tracing.make import make_free_shards
 from eelib.tracing.trace import Trace
 
-TASK = eelib.Task.from_prompts(PROMPTS + ["Hügel 😀", "over, over!", "test of words"], references=[["of the"]] * 8)
 FORK = multiprocessing.get_context("fork")
-
-
-def make(model, folder, **more):
-    """A trace of three shards, with sites and pairs of two sequences, without a progress bar."""
-    options = {"max_new_tokens": 4, "batch_size": 3, "sites": 2, "pairs": 2, "progress": False} | more
-    return eelib.trace(model, options.pop("task", TASK), folder=folder, **options)
+make = partial(traces.make, max_new_tokens=4, sites=2, pairs=2)  # three shards
 
 
 def content(place):
@@ -203,21 +197,22 @@ def test_times_that_were_altered_are_unknown(seconds, date, tmp_path):
 
 def test_full_disk(model_of, tmp_path):
     """A file that does not fit, by the kernel's own word, leaves nothing of itself; later the work goes on."""
+    model = model_of("llama")  # made here, since it is written to a folder, too
 
     def starve(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         try:
-            make(model_of("llama"), tmp_path)
+            make(model, tmp_path)
         except OSError as error:
             text = str(error)
             os._exit(7 if "\n" not in text and "needs" in text and "bytes" in text and "free" in text else 8)
 
     assert in_child(lambda: starve(4000)) == 7
     assert not list(tmp_path.rglob("*")), "nothing was made, so nothing is left"
-    sizes = sorted(f.stat().st_size for f in make(model_of("llama"), tmp_path / "whole").folder.glob("tokens-*"))
+    sizes = sorted(f.stat().st_size for f in make(model, tmp_path / "whole").folder.glob("tokens-*"))
     assert in_child(lambda: starve(sizes[-1] - 1)) == 7
     assert not list(tmp_path.glob("*/*/*.partial"))
-    make(model_of("llama"), tmp_path)
+    make(model, tmp_path)
 
 
 # Several processes make one trace: each shard is made once, taken over where its process dies, the bytes are the same
@@ -325,7 +320,7 @@ def test_who_has_more_to_do_does_not_wait(model_of, alone, tmp_path):
     first = start(model_of("llama"), tmp_path / "runs", log, lambda index: time.sleep(60 if index == 0 else 0))
     wait_until(lambda: list(tmp_path.glob("runs/*/*/.shard-00000.lock")))
     began = time.monotonic()
-    make_free_shards(model_of("llama"), TASK, 4, tmp_path / "runs")
+    make_free_shards(model_of("llama"), traces.TASK, 4, tmp_path / "runs")
     assert time.monotonic() - began < 30 and first.is_alive()
     place = only(tmp_path / "runs")
     manifest = store.load_manifest(place)
@@ -338,7 +333,7 @@ def test_who_has_more_to_do_does_not_wait(model_of, alone, tmp_path):
 def test_a_half_made_trace_of_another_plan_is_not_taken_for_this_one_s(model_of, alone, tmp_path):
     """Its manifest lost, a trace is planned anew; shards that were made by the old plan do not count."""
     model = model_of("llama")
-    make_free_shards(model, TASK, 4, tmp_path, batch_size=3)
+    make_free_shards(model, traces.TASK, 4, tmp_path, batch_size=3)
     place = only(tmp_path)
     (place / "manifest.json").unlink()
     in_child(lambda: killed_at(5, model, tmp_path, batch_size=1, sites=False, pairs=False))

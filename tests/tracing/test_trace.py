@@ -1,59 +1,85 @@
-"""A trace holds what the oracle gives: outputs, readouts, exit layers, sub-layers; what stops a run."""
+"""A trace holds what the oracle gives: outputs, given texts, readouts, exit layers, sub-layers; what stops a run."""
 
 import numpy as np
-import plain_runs
 import pyarrow.parquet as pq
 import pytest
 import torch
-from families import FAMILIES
-from near import assert_as_near
-from traces import STEPS, TASK, assert_close, assert_same, assert_top_ids, clear_tops, make
+from families import CAUSAL, FAMILIES
+from oracle import (
+    allowed_error,
+    assert_as_near,
+    assert_close,
+    assert_ranks,
+    assert_same,
+    assert_top_ids,
+    clear_tops,
+    oracle_run,
+    plain_greedy,
+    readouts,
+)
+from traces import STEPS, TASK, make
 
 import eelib
-from checks.tiny_texts import PROMPTS
+from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import SelfCheckError
 from eelib.common.machine import report_halving
 from eelib.lens.readout import Readout, ReadoutBuffer
 from eelib.tracing import make as making
 from eelib.tracing.columns import READOUTS
-from eelib.tracing.trace import Sites, exit_layer
+from eelib.tracing.trace import PAIR_TOKENS, Sites, exit_layer
 
 FIRST = "tokens-00000.parquet"
+LONG = "over the hill and the hills, " * 20  # beyond the window
+TEXTS = eelib.Task.from_prompts([*PROMPTS, LONG, "Hügel 😀", "test of words"])  # to be read; "a" is a single token
+READ = [0, 1, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_against_the_oracle(name, made, model_of, plain_of, oracle_of):
-    """Every token and readout of a batched trace, against one row at a time in float64."""
-    model, oracle, family, trace = model_of(name), oracle_of(name), FAMILIES[name], made(name)
-    prompts = model.tokenizer(TASK.prompts)["input_ids"]
-    if model.kind == "masked":
-        outputs = [plain_runs.oracle_run(oracle, family, p, p)["logits"].argmax(-1).tolist() for p in prompts]
+@pytest.fixture(scope="module")
+def read_of(model_of, tmp_path_factory):
+    """read_of(family): a finished trace of the texts in batches of three; not to be changed."""
+    folder = tmp_path_factory.mktemp("given")
+    return lambda name, **more: make(model_of(name), folder, TEXTS, given=True, **more)
+
+
+@pytest.mark.parametrize("name, given", [*((name, False) for name in FAMILIES), *((name, True) for name in CAUSAL)])
+def test_against_the_oracle(name, given, made, read_of, model_of, plain_of, oracle_of):
+    """Every token and readout of a batched trace, decoded or of given texts, against one row at a time in float64."""
+    model, oracle, family = model_of(name), oracle_of(name), FAMILIES[name]
+    trace = read_of(name) if given else made(name)
+    prompts = model.tokenizer((TEXTS if given else TASK).prompts)["input_ids"]
+    if given:
+        texts = [(ids[:1], ids[1:WINDOW]) for ids in prompts if len(ids) > 1]
+    elif model.kind == "masked":
+        texts = [(ids, oracle_run(oracle, family, ids, ids)["logits"].argmax(-1).tolist()) for ids in prompts]
     else:
-        outputs = [plain_runs.plain_greedy(oracle, family, p, STEPS, model.eos_ids) for p in prompts]
+        texts = [(ids, plain_greedy(oracle, family, ids, STEPS, model.eos_ids)) for ids in prompts]
     tokens = trace.tokens
-    assert [g["token_id"].tolist() for _, g in tokens.groupby("sequence")] == outputs
-    emitted = torch.tensor(tokens["token_id"].to_numpy())
+    assert [g["token_id"].tolist() for _, g in tokens.groupby("sequence")] == [output for _, output in texts]
+    own, final = (torch.tensor(np.asarray(ids)).long() for ids in (tokens["token_id"], trace.final_ids))
+    known = own if given else torch.full_like(own, -1)  # of an output's reference there is a test below
     found = []
     for network in (plain_of(name), oracle):
-        runs = [plain_runs.oracle_run(network, family, p, o) for p, o in zip(prompts, outputs)]
-        states = torch.cat([run["states"] for run in runs])
+        states = torch.cat([oracle_run(network, family, *text)["states"] for text in texts])
         logits = family.unembed(network, states)
-        found.append((logits, plain_runs.readouts(logits, states, emitted, torch.full_like(emitted, -1))))
+        found.append((logits, readouts(logits, states, final, known)))
     (plain_logits, plain), (logits, exact) = found
     for readout, values in exact.items():
-        if readout in READOUTS and readout != "reference_probability":  # it has a test of its own
+        if readout in READOUTS and (given or readout != "reference_probability"):
             assert_as_near(torch.tensor(trace[readout]), plain[readout], values, readout)
+    near = 2 * allowed_error(plain_logits, logits)  # two logits may each be off by so much
+    ids, largest = torch.tensor(trace["topk_ids"]).long(), logits.sort(-1, descending=True).values[..., :10]
+    assert ((logits.gather(-1, ids) - largest).abs() <= near).all() and (ids.sort(-1).values.diff(dim=-1) > 0).all()
     assert_top_ids(torch.tensor(trace["top1"]), plain_logits, logits)
-    np.testing.assert_array_equal(trace["top1"][:, -1], emitted)  # nothing is put right afterwards
-    assert trace.manifest["mismatches"] == 0
-    assert trace["top1"].shape == (len(tokens), trace.layers + 1)
-    assert trace["topk_ids"].shape == trace["topk_probability"].shape == (len(tokens), trace.layers + 1, 10)
+    for readout, ranked in (("final_rank", final), ("reference_rank", known)):
+        ranks = torch.tensor(trace[readout])
+        assert_ranks(ranks, logits, ranked[:, None].expand(-1, trace.layers + 1), near)
+    assert (trace["final_rank"][:, -1] == 1).all() and trace.manifest["mismatches"] == 0
+    np.testing.assert_array_equal(trace["top1"][:, -1], final)  # nothing is put right afterwards
+    assert (own != final).double().mean() > 0.5 if given else torch.equal(own, final)
     clear = clear_tops(plain_logits, logits).all(-1).numpy()
     for definition in ("first", "stable"):
-        layers = trace.exit_layer(definition)
-        assert layers.min() >= 1 and layers.max() <= trace.layers
-        expected = exit_layer(logits.argmax(-1).numpy(), tokens["token_id"].to_numpy(), definition)
-        np.testing.assert_array_equal(layers[clear], expected[clear])
+        expected = exit_layer(logits.argmax(-1).numpy(), final.numpy(), definition)
+        np.testing.assert_array_equal(trace.exit_layer(definition)[clear], expected[clear])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -64,7 +90,7 @@ def test_sites(name, made, model_of, plain_of, oracle_of):
     assert set(sites.tokens["sequence"]) == {0, 1}
     outputs = [g["token_id"].tolist() for _, g in sites.tokens.groupby("sequence")]
     networks = (plain_of(name), oracle_of(name))
-    runs = [[plain_runs.oracle_run(n, family, p, o) for p, o in zip(prompts, outputs)] for n in networks]
+    runs = [[oracle_run(n, family, p, o) for p, o in zip(prompts, outputs)] for n in networks]
     for number, site in enumerate(sites.names):
         plain, exact = (family.unembed(n, torch.cat([run[site] for run in own])) for n, own in zip(networks, runs))
         tops = [logits.softmax(-1).amax(-1) for logits in (plain, exact)]
@@ -133,8 +159,9 @@ def test_exit_layers_against_loops(definition, layers, one_line):
     one_line(ValueError, "'last'", lambda: exit_layer(top1, final, "last"))
 
 
-def test_outputs_of_one_token_and_outputs_that_end_at_once(model_of, tmp_path, eos):
-    model = model_of("llama")
+def test_outputs_of_one_token_and_outputs_that_end(made, model_of, tmp_path, eos):
+    """An end token is kept and marked, with an empty place at the end of its text."""
+    model, free = model_of("llama"), made("llama").tokens
     one = make(model, tmp_path / "one", max_new_tokens=1, sites=2, pairs=2)
     assert one.sequences["length"].tolist() == [1] * len(TASK) and len(one) == len(TASK)
     eos(model, set(one.tokens["token_id"]))
@@ -142,14 +169,21 @@ def test_outputs_of_one_token_and_outputs_that_end_at_once(model_of, tmp_path, e
     assert none.sequences["length"].tolist() == [0] * len(TASK) and none.sequences["output"].eq("").all()
     assert none.tokens["is_eos"].all() and not none.tokens["truncated"].any() and not none.statistic_rows().any()
     np.testing.assert_array_equal(none["top1"], one["top1"])
+    end = int(free.query("sequence == 0 and position == 2")["token_id"].iloc[0])
+    eos(model, {end})
+    some = make(model, tmp_path / "some")
+    rows, first = some.tokens.query("sequence == 0"), some.sequences.iloc[0]
+    assert rows["is_eos"].tolist() == [False] * first["length"] + [True] and rows["token_id"].iloc[-1] == end
+    assert rows["start"].iloc[-1] == rows["end"].iloc[-1] == len(first["output"]) > 0
+    assert some.sequences["truncated"].sum() == some.sequences["length"].eq(STEPS).sum() > 0 == first["truncated"]
 
 
 def test_reference_probability(model_of, oracle_of, tmp_path):
     """The reference's next token while the output follows it, once more where both differ, then NaN."""
     model, family, oracle = model_of("llama"), FAMILIES["llama"], oracle_of("llama")
     prompt = model.tokenizer(PROMPTS[0])["input_ids"]
-    output = plain_runs.plain_greedy(oracle, family, prompt, STEPS, model.eos_ids)
-    logs = family.unembed(oracle, plain_runs.oracle_run(oracle, family, prompt, output)["states"]).log_softmax(-1)
+    output = plain_greedy(oracle, family, prompt, STEPS, model.eos_ids)
+    logs = family.unembed(oracle, oracle_run(oracle, family, prompt, output)["states"]).log_softmax(-1)
     for agree in (0, 2, 3, STEPS):
         wanted = output[:agree] + [(output[agree] + 1) % 256 + 4 if agree < STEPS else 9] + [9] * 9
         wanted = output[:3] if agree == 3 else wanted  # where the output has given it all, the end token comes next
@@ -178,11 +212,12 @@ class Given:
         return getattr(self.plain, name)
 
 
-def test_states_that_are_not_finite_leave_nothing(folder_of, tmp_path, one_line):
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_states_that_are_not_finite_leave_nothing(value, folder_of, tmp_path, one_line):
     """Found in the first shard: the layer is named, no folder stays."""
     model = eelib.load_model(str(folder_of("llama")), device="cpu")
-    model.blocks[1].mlp.down_proj.weight.data[0, 0] = float("nan")
-    one_line(ValueError, ("2", "not finite"), lambda: make(model, tmp_path / "runs"))
+    model.blocks[1].mlp.down_proj.weight.data[0, 0] = value
+    one_line(ValueError, ("layer 2 of 3", "not finite"), lambda: make(model, tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 
@@ -250,3 +285,85 @@ def test_out_of_memory_halves_the_batch(given, error, model_of, tmp_path, monkey
     report_halving.cache_clear()
     assert_same(make(model_of("llama"), tmp_path / "runs", given=given), whole, exact=False)
     assert capsys.readouterr().out.count("out of memory") == 1
+
+
+# Tables
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "bert"])
+def test_tables(name, made, model_of):
+    trace, model = made(name), model_of(name)
+    tokens, sequences = trace.tokens, trace.sequences
+    assert sequences["sequence"].tolist() == list(range(len(TASK))) and sequences["prompt"].tolist() == TASK.prompts
+    assert sequences["reference"].tolist() == ["of the"] * len(TASK) and sequences["group"].tolist() == TASK.groups
+    assert sequences["prompt_tokens"].tolist() == [len(ids) for ids in model.tokenizer(TASK.prompts)["input_ids"]]
+    assert len(trace) == len(tokens) and tokens.index.tolist() == list(range(len(tokens)))
+    for (_, rows), row in zip(tokens.groupby("sequence"), sequences.itertuples()):
+        assert rows["position"].tolist() == list(range(len(rows)))
+        body = rows[~rows["is_eos"]]
+        assert row.length == len(body)
+        assert "".join(body["text"]) == row.output == model.tokenizer.decode(body["token_id"])
+        assert all(row.output[s:e] == t for s, e, t in zip(body["start"], body["end"], body["text"]))
+        assert row.truncated == (name != "bert" and not rows["is_eos"].any())
+        assert set(rows["truncated"]) == {row.truncated} and set(rows["group"]) == {row.group}
+    special = set(model.tokenizer.all_special_ids)
+    read = sum(model.tokenizer(TASK.prompts)["input_ids"], []) if name == "bert" else tokens["token_id"]
+    assert tokens["is_special"].tolist() == [t in special for t in read]
+    counted = ~tokens["is_special"] if name == "bert" else ~tokens["is_eos"]
+    np.testing.assert_array_equal(trace.statistic_rows(), counted)
+
+
+# Texts that are read as they are
+
+
+def test_what_is_stored_of_texts(read_of, model_of):
+    """The window's end cuts a text, and is counted; a single token predicts nothing; no text was decoded."""
+    trace, model = read_of("llama"), model_of("llama")
+    assert trace.given and trace.manifest["settings"] == {"given": True, "dtype": "float32", "device": "cpu"}
+    assert (trace.manifest["skipped"], trace.manifest["cut"], trace.manifest["mismatches"]) == (1, 1, 0)
+    sequences = trace.sequences
+    assert sequences["sequence"].tolist() == READ and sequences["prompt"].tolist() == [TEXTS.prompts[i] for i in READ]
+    assert sequences["truncated"].tolist() == [row == 5 for row in READ]
+    assert sequences["length"].max() == WINDOW - 1 and sequences["prompt_tokens"].eq(1).all()
+    firsts = [model.tokenizer.decode(model.tokenizer(TEXTS.prompts[i])["input_ids"][:1]) for i in READ]
+    for first, (_, row) in zip(firsts, sequences.iterrows()):
+        assert row["prompt"].startswith(first + row["output"]) and (
+            row["truncated"] or row["prompt"] == first + row["output"]
+        )
+    assert trace.statistic_rows().all() and not np.isnan(trace["reference_rank"]).any()
+
+
+def test_an_end_token_that_the_tokenizer_adds_is_predicted_and_no_statistic(folder_of, tmp_path):
+    model = eelib.load_model(str(folder_of("llama")), device="cpu")
+    plain = model.tokenizer
+    model.tokenizer = type(
+        "Ends",
+        (),
+        {
+            "__call__": lambda self, *a, **k: {"input_ids": [[2, *ids, 1] for ids in plain(*a, **k)["input_ids"]]},
+            "__getattr__": lambda self, name: getattr(plain, name),
+        },
+    )()
+    trace = make(model, tmp_path, eelib.Task.from_prompts(["a", "The hill"]), given=True)
+    assert trace.manifest["skipped"] == 0 and trace.tokens["is_eos"].sum() == 2
+    assert trace.sequences["output"].tolist() == ["a", "The hill"]  # the start token is the first
+    assert (~trace.statistic_rows() == trace.tokens["is_eos"]).all()
+
+
+def test_found_again_whatever_does_not_matter_and_apart_from_a_decoding(read_of, made, model_of, monkeypatch):
+    trace = read_of("llama")
+    monkeypatch.setattr(making, "read_given", None)
+    assert read_of("llama", max_new_tokens=99).folder == trace.folder
+    assert made("llama").folder.name != trace.folder.name
+
+
+def test_sites_and_pairs_of_given_texts(read_of):
+    """The block's site is the block's readout in the trace, ranks of the last layer's top-1 included."""
+    trace = read_of("llama", sites=2, pairs=1)
+    sites = trace.sites
+    at = sites.names.index("block")
+    for readout in Sites.READOUTS:
+        np.testing.assert_allclose(sites[readout][:, :, at], trace[readout][sites.rows, 1:], rtol=1e-4, atol=1e-6)
+    rows = trace.pairs["row"]
+    assert (trace.tokens.loc[rows, "sequence"] == 0).all()
+    assert len(rows) == min(len(trace.tokens.query("sequence == 0")), PAIR_TOKENS)

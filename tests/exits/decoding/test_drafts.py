@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from exits_made import by_sequence
+from exits_made import by_sequence, middle_rule
 from families import CORE, in_pairs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import InputError
-from eelib.common.machine import Timer
 from eelib.exits.decoding import drafters, loop, pass_costs
 from eelib.exits.decoding import sequences as sequences_file
 from eelib.exits.decoding.drafters import int8_model, quickest, trained_block
@@ -116,7 +115,7 @@ def test_the_output_is_that_of_plain_decoding(name, draft, length, batch_size, m
     "gate, name, batch_size, split",
     in_pairs(["confidence", "patience", "state_saturation"], CORE, [1, 5, 16], [0, None]),
 )
-def test_drafts_of_a_gate_at_any_layer(gate, name, batch_size, split, model_of, plain, eos, many, middle_rule):
+def test_drafts_of_a_gate_at_any_layer(gate, name, batch_size, split, model_of, plain, eos, many):
     """Tokens are pending at different depths; those that are taken along are verified early."""
     model, (outputs, ends) = model_of(name), plain(name, many)
     agreeing = ExitRule(gate_named("patience"), 0 if name == "marian" else 1)  # whose first two layers never agree
@@ -146,10 +145,9 @@ def test_the_window_inside_a_draft(name, model_of, eos):
     prompts = [[20 + (7 * i) % 200 for i in range(size)] for size in (WINDOW - 3, WINDOW - 9, 40, 5)]
     wanted = greedy_decode(model, prompts, 20)
     assert [len(ids) for ids in wanted] == [3, 9, 20, 20]
-    timer = Timer()
-    gate = GateRunner(model, fixed_exit(2), timer)
+    gate = GateRunner(model, fixed_exit(2))
     for draft in (1, 7):
-        made = Decoder(model, KV_POLICIES["verified"], gate, draft, timer, 0).decode(prompts, 20)
+        made = Decoder(model, KV_POLICIES["verified"], gate, draft, 0).decode(prompts, 20)
         assert [[token.token_id for token in sequence.tokens] for sequence in made] == wanted
         assert any(sequence.accepted for sequence in made) and all(sequence.finished for sequence in made)
 

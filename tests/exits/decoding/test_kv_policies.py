@@ -5,7 +5,7 @@ Whether sequences that exit stay behind, or run on with the others of their batc
 
 import pytest
 import torch
-from exits_made import by_sequence
+from exits_made import ByHand, by_sequence, middle_rule
 from families import CORE, in_pairs
 
 from checks.tiny_texts import PROMPTS
@@ -100,7 +100,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("gate, kv_policy, name", CASES)
-def test_true_keys_are_those_of_whole_runs(gate, kv_policy, name, model_of, by_hand, middle_rule):
+def test_true_keys_are_those_of_whole_runs(gate, kv_policy, name, model_of):
     """Sequences exit at different layers, and their tokens are pending at different depths."""
     model = model_of(name)
     rules = {
@@ -109,7 +109,7 @@ def test_true_keys_are_those_of_whole_runs(gate, kv_policy, name, model_of, by_h
         "schedule": ExitRule(gate_named("schedule", least=1, longest=STEPS - 2)),
     }
     prompts, rule = model.tokenizer(PROMPTS)["input_ids"], rules[gate]
-    hands = [from_scratch(model, by_hand(model, rule), prompt) for prompt in prompts]
+    hands = [from_scratch(model, ByHand(model, rule), prompt) for prompt in prompts]
     if gate != "patience":
         assert len({layer for hand in hands for layer in hand.exits}) > 1
     for batch_size, split in ((1, 0), (5, 0), (5, None), (5, SOME)):
@@ -119,12 +119,12 @@ def test_true_keys_are_those_of_whole_runs(gate, kv_policy, name, model_of, by_h
 
 @pytest.mark.parametrize("kv_policy", ["copy", "project"])
 @pytest.mark.parametrize("name", CORE)
-def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, kv_policy, model_of, by_hand, middle_rule):
+def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, kv_policy, model_of):
     model = model_of(name)
     prompts = model.tokenizer(PROMPTS)["input_ids"]
     fixed = gate_named("fixed")
     for rule in (middle_rule(model, PROMPTS), ExitRule(fixed, 1), ExitRule(fixed, 2, full_depth_tokens=4)):
-        hands = [changed_by_hand(model, by_hand(model, rule), prompt, kv_policy) for prompt in prompts]
+        hands = [changed_by_hand(model, ByHand(model, rule), prompt, kv_policy) for prompt in prompts]
         ran = []
         for batch_size, split in ((1, 0), (5, 0), (5, SOME), (5, None)):
             tokens = assert_by_hand(model, rule, kv_policy, hands, batch_size, split)
@@ -136,7 +136,7 @@ def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, kv_policy, mo
         assert ran == sorted(ran) and (rule.gate == fixed or ran[0] < ran[-1])
 
 
-def test_the_two_kinds_of_corrupted_keys_are_no_true_ones(model_of, middle_rule):
+def test_the_two_kinds_of_corrupted_keys_are_no_true_ones(model_of):
     """Otherwise the tests before say nothing."""
     model = model_of("llama")
     rule = middle_rule(model, PROMPTS)
@@ -179,7 +179,7 @@ def test_a_batch_is_split_where_it_saves_enough(name, model_of, eos, monkeypatch
 
 
 @pytest.mark.parametrize("batch_split", [0, None])
-def test_free_learns_of_tokens_that_went_deep(batch_split, model_of, many, middle_rule):
+def test_free_learns_of_tokens_that_went_deep(batch_split, model_of, many):
     """Their score at the shallow exit, and whether it agreed, sequence by sequence of a batch; exits teach nothing."""
     model = model_of("llama")
     rule = ExitRule(gate_named("confidence"), Estimated(middle_rule(model, many).threshold.value), exit_layers=(2,))

@@ -1,21 +1,25 @@
-"""Classifiers on pairs and single texts: every layer against plain transformers, and what is refused beforehand."""
+"""Texts of tokens tile the output; classifiers read pairs of texts and single ones as plain transformers does."""
 
 import copy
+from functools import cache
 
 import families
 import numpy as np
-import plain_runs
 import pytest
 import torch
 import transformers as hf
-from near import assert_as_near
-from tokenizers import processors
-from traces import assert_close, assert_top_ids
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import assert_as_near, assert_close, assert_top_ids, bert_labels, oracle_run
+from tokenizers import Tokenizer, decoders, models, processors
 
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
+from eelib.models.checkpoint import path_of
 from eelib.tasks.classification import LABELS
 from eelib.tasks.task import Task, load_task, task_of_rows
+from eelib.tracing import columns
+from eelib.tracing.columns import token_texts
 
 PAIRS = [
     ("The small dog", "a dog"),
@@ -72,7 +76,7 @@ CASES = {  # network, tokenizer, float64 label scores of states [tokens, width]
     "bert": (
         lambda: families.build("bert_labels"),
         lambda: tokenizer_with_pairs("<s> $A </s> $B:1 </s>:1", True),
-        lambda network, states: families.bert_labels(network, states[0]),
+        lambda network, states: bert_labels(network, states[0]),
     ),
     "roberta": (
         roberta,
@@ -175,7 +179,7 @@ def test_causal_classifier_reads_a_pair_at_its_end(tmp_path):
     prompts = [model.tokenizer(a)["input_ids"] + model.tokenizer(b)["input_ids"] for a, b in PAIRS]
     found = []
     for network in (families.build(name), families.build(name).double()):
-        runs = [plain_runs.oracle_run(network, family, prompt, [0]) for prompt in prompts]
+        runs = [oracle_run(network, family, prompt, [0]) for prompt in prompts]
         scores = family.unembed(network, torch.stack([run["states"][position] for run in runs]))
         found.append(scores.softmax(-1).amax(-1))
     assert_as_near(torch.tensor(trace["probability"]), *found)
@@ -211,3 +215,74 @@ def test_numbered_labels_mean_glues_numbers(classifier_of, tmp_path):
     trace = eelib.trace(model, task, folder=tmp_path, progress=False)
     right = [LABELS["mnli"][n] == known for n, (known,) in zip(trace["top1"][:, -1], task.references)]
     assert task.quality(list(trace.sequences["output"])) == {"accuracy": pytest.approx(100 * np.mean(right))}
+
+
+# Texts of tokens
+
+
+def sentencepiece_like() -> hf.PreTrainedTokenizerFast:
+    """Words that begin with a mark for their space, and bytes for what no word holds, as Llama's first tokenizer."""
+    words = [f"<0x{byte:02X}>" for byte in range(256)]
+    words += ["▁", "▁the", "▁dog", "s", "é", "▁日", "本", ".", "▁▁", "\ufffd"]
+    inner = Tokenizer(models.BPE({name: i for i, name in enumerate(words)}, [], byte_fallback=True))
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return hf.PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+@cache
+def tokenizer_of(name: str):
+    """A tokenizer of each kind of decoder: bytes; words with a mark for their space; these and bytes; word pieces."""
+    if name in ("causal", "seq2seq", "masked"):
+        return tokenizer_for(name)
+    return sentencepiece_like() if name == "sentencepiece-like" else hf.AutoTokenizer.from_pretrained(path_of(name))
+
+
+TOKENIZERS = ("causal", "seq2seq", "masked", "sentencepiece-like", "pocket-llama", "pocket-t5", "pocket-bert")
+
+
+def quadratic(tokenizer, ids):
+    """Ends of the tokens' texts by decoding every beginning as a whole."""
+    whole, ends, at = tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else "", [], 0
+    for n in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:n], clean_up_tokenization_spaces=False)
+        at = len(whole) if n == len(ids) else max(at, min(len(text.rstrip("\ufffd")), len(whole)))
+        ends.append(at)
+    return ends
+
+
+@pytest.mark.parametrize("name, window", [*zip(TOKENIZERS, [1, 2, 5, 1, 2, 5, 1])])
+def test_windows_change_nothing(name, window, monkeypatch):
+    """Whatever is generated, broken characters too: texts tile the output, and end as from decoding each beginning."""
+    tokenizer = tokenizer_of(name)
+    monkeypatch.setattr(columns, "WINDOW", window)
+    bytes_only = st.sampled_from([0xC3, 0xA9, 0xE6, 0x97, 0xA5, 0x41, 0xF0, 0x9F, 0x90, 0xAF])
+    texts = st.text("aé日本🐯 .\n\ufffd", max_size=20).map(lambda text: tokenizer(text)["input_ids"])
+    anything = st.lists(st.integers(0, len(tokenizer) - 1), max_size=40)
+    kinds = [anything, texts, st.tuples(texts, anything, texts).map(lambda parts: sum(map(list, parts), []))]
+    if name == "sentencepiece-like":
+        kinds = [anything, st.lists(bytes_only | st.integers(256, len(tokenizer) - 1), max_size=40)]
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.one_of(kinds))
+    def check(ids):
+        texts, starts, ends, whole = token_texts(tokenizer, ids)
+        assert ends == quadratic(tokenizer, ids) and [whole[s:e] for s, e in zip(starts, ends)] == texts
+        assert "".join(texts) == whole == (tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else "")
+
+    check()
+
+
+def test_long_outputs_are_decoded_in_windows():
+    """Each token costs the same, however long the output is."""
+    asked, tokenizer = [], tokenizer_for("causal")
+    ids = tokenizer("the small dog 🐯 " * 60)["input_ids"]
+
+    class Counting:
+        def decode(self, part, **options):
+            asked.append(len(part))
+            return tokenizer.decode(part, **options)
+
+    assert token_texts(Counting(), ids)[2] == quadratic(tokenizer, ids)
+    assert sorted(asked)[-2] < 3 * columns.WINDOW < max(asked) == len(ids) > 500
