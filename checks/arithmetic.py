@@ -126,10 +126,13 @@ def main() -> None:
     """The command line."""
     parser = options(__doc__, "arithmetic")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens that are decoded with our products (20,000)")
+    parser.add_argument(
+        "--drafted", type=int, default=0, help="texts that are decoded with each draft (0: all that are)"
+    )
     asked = parser.parse_args()
     head = headed("arithmetic", "numba", depends=(*TRACES, "eelib/exits", "checks/products.py"))
     models = both()
     head["models"] = {MODEL: models[0].hash}
     found = other_tokens(*models, asked.tokens)
-    found["drafts"] = drafted(models[0], found["texts"])
+    found["drafts"] = drafted(models[0], asked.drafted or found["texts"])
     finish(asked.output, head, goals(found), sample=sample(models), found=found)
