@@ -2,8 +2,8 @@
 
 Outputs that were decoded with our products are read once more with torch's, each in one pass: where torch's own best
 token is another one, the two are a near tie, and by how much is noted. Our products multiply as many rows at most as
-was found to pay when the model was loaded; the check fails where a batch has more. The same prompts are decoded with
-each way to draft, whether it pays or not, and all tokens have to be those of plain decoding.
+was found to pay when the model was loaded; the check fails where a batch has more. The same prompts, or the first
+`--drafted` of them, are decoded with each way to draft, whether it pays or not. All tokens have to be plain decoding's.
 """
 
 from typing import Any

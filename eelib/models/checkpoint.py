@@ -33,7 +33,7 @@ from eelib.common.files import data_folder
 from eelib.common.machine import cpu_slowdown
 from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
-from eelib.models.lens_adapters import TRANSLATORS_FILE
+from eelib.models.lens_adapters import DRAFT_FILE, TRANSLATORS_FILE
 from eelib.models.lora import CONFIG as LORA_CONFIG
 from eelib.models.lora import merge_lora
 from eelib.models.packaged import PACKAGED, describe, find_gguf, packaged_folder, read_header
@@ -70,7 +70,7 @@ def path_of(name: str | Path) -> str:
         return str(packaged_folder(name))
     try:
         path = data_folder("models", name)
-        if not any((path / file).exists() for file in MODEL_FILES):
+        if not any((path / file).exists() for file in (*MODEL_FILES, DRAFT_FILE)):
             path = Path(name).expanduser()
         if path.is_dir() or find_gguf(path):  # . and .. have a name only where they lead; a link keeps its own
             return str(path.resolve() if path.name in ("", "..") else path)

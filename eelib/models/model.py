@@ -27,7 +27,7 @@ from eelib.models.checkpoint import (
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.folder import weights_hash
 from eelib.models.head import Head, prove_head
-from eelib.models.lens_adapters import DRAFT_FILE, Translators, base_of, with_translators
+from eelib.models.lens_adapters import DRAFT_FILE, Translators, base_of, origin_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
 from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
 from eelib.models.probe import accepts, embeddings_of, find_blocks, record
@@ -263,8 +263,12 @@ def load_model(
     name, path = str(name), path_of(name)
     own_name = Path(path).name.removesuffix(".gguf")
     check_name(f"model {name!r}: the last part of its name,", own_name)  # names the folders of what is made
-    if (Path(path) / DRAFT_FILE).is_file():
-        raise CheckpointError(f"{name} is a trained block that drafts for another model; see `generate`'s draft")
+    if (file := Path(path) / DRAFT_FILE).is_file():
+        own = origin_of(file)
+        raise CheckpointError(
+            f"{name} is no model but a trained block that drafts for {own['model']}; load that one, and give generate "
+            f"draft={own['kind']!r}"
+        )
     if base := base_of(path):
         model = load_model(base, dtype, device, revision, trust_remote_code, fast_products)
         return with_translators(model, Path(path))

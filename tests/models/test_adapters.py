@@ -127,7 +127,7 @@ def test_what_is_of_another_model_or_damaged_is_refused_in_one_line(model_of, fo
     (tmp_path / "nan" / TRANSLATORS_FILE).write_bytes(b"nothing")
     refused("nan", "is damaged")
     save_draft(DraftBlock(model, "block", 1, torch.arange(9)), tmp_path / "block", base, {})
-    refused("block", "is a trained block that drafts for another model")
+    refused("block", "is no model but a trained block", base, "draft='block'")
     wrong = "positions are not rotations"
     one_line(CheckpointError, wrong, lambda: DraftBlock(model_of("gpt2"), "block", 1, torch.arange(9)))
     save_translators(translators(model), tmp_path / "right", base, model.hash)

@@ -1,21 +1,17 @@
 """The recipes: their names and cards, a tiny end-to-end run of each kind, and how good a model is."""
 
-import copy
 import gzip
 import json
 import math
 import pkgutil
 import random
-import shutil
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import pytest
 import torch
 import transformers as hf
-from peft import PeftModel
 from task_rows import write
 from torch.nn import functional as F
 
@@ -23,22 +19,19 @@ import eelib
 from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.models.lens_adapters import DRAFT_FILE, load_draft
 from eelib.models.probe import block_states
 from eelib.tasks.classification import LABELS
 from eelib.tasks.structured import structured_prompt
 from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode, states_of
 from recipes import card as cards
-from recipes import fine_tuning, minilm, own_outputs, pocket_bert, pocket_llama, pocket_t5, quality, tuned_lens
+from recipes import fine_tuning, minilm, pocket_bert, pocket_llama, pocket_t5, quality, tuned_lens
 from recipes.__main__ import RECIPES, main
 from recipes.batches import Phase
 from recipes.card import hashes
 from recipes.fine_tuning import LLAMA_JSON, T5_FREE
 from recipes.orders import orders
-from recipes.own_outputs import Prompts, batches, file_of, outputs_of, read_texts
 from recipes.pocket_bert import LENGTH, SST2_JOINT, WINDOW, masked
-from recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted
 from recipes.texts import SEED, SEEN, WHOLE
 from recipes.training import Schedule
 from recipes.tuned_lens import Lens, Taking
@@ -319,107 +312,7 @@ def test_a_tiny_encoder_learns_and_its_adapters_load(tmp_path, monkeypatch):
     assert list(made.sequences["output"]) == ["positive", "negative"]
 
 
-TEMPLATE = "{% for m in messages %}user {{ m['content'] }} {% endfor %}assistant"
-
-
-@pytest.fixture(scope="module")
-def start(folder_of, tmp_path_factory):
-    """A tiny llama with room for the prompts, whose tokenizer has a chat template."""
-    folder = shutil.copytree(folder_of("llama"), tmp_path_factory.mktemp("start") / "tiny")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template, tokenizer.model_max_length = TEMPLATE, 2048
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def own(corpora, start, tmp_path_factory):
-    """(the tiny model, the folder of works with its outputs)."""
-    work = tmp_path_factory.mktemp("works")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_outputs, "CHUNK", 20)
-        patch.setattr(own_outputs, "AT_ONCE", 8)
-        patch.setattr(own_outputs, "LONGEST", 12)
-        replace(OUTPUTS, start=str(start), chunks=2, dtype="float32").run(corpora, work, work / OUTPUTS.name, "cpu")
-    return eelib.load_model(str(start), device="cpu"), work
-
-
-def test_outputs_are_greedy_and_say_what_else_was_likely(own, corpora, monkeypatch):
-    model, work = own
-    texts, prompts = read_texts(file_of(work / OUTPUTS.name, 1)), Prompts(corpora)
-    assert [text.number for text in texts] == list(range(20, 40))
-    exact = copy.deepcopy(model.network).double()
-    for text in texts:
-        assert text.ids[: text.start].tolist() == prompts.encoded(model, text.number)
-        (plain,) = greedy_decode(model, [text.ids[: text.start].tolist()], 12)
-        assert text.output.tolist() == plain == text.top[text.start - 1 :, 0].tolist()
-        with torch.no_grad():
-            likely = exact(text.ids[None]).logits[0, :-1].log_softmax(-1)
-        torch.testing.assert_close(text.likely[:, 0].double(), likely.amax(1), atol=5e-3, rtol=2e-3)
-        torch.testing.assert_close(text.likely.double(), likely.gather(1, text.top), atol=5e-3, rtol=2e-3)
-    monkeypatch.setattr(own_outputs, "AT_ONCE", 3)
-    monkeypatch.setattr(own_outputs, "LONGEST", 12)
-    for one, other in zip(outputs_of(model, prompts, range(20, 40)), texts):  # whatever they are decoded with
-        assert torch.equal(one.ids, other.ids)
-
-
-def test_own_texts_go_on_from_a_place_and_new_outputs_come_before_the_next_epoch(own, tmp_path):
-    outputs = own[1] / OUTPUTS.name
-    whole = list(islice(batches(outputs, 300, None), 100))
-    seen = [text.number for _, batch in whole for text in batch]
-    assert sorted(seen[:40]) == list(range(40)) == sorted(seen[40:80])  # each once an epoch
-    for at in (3, 11):
-        later = list(islice(batches(outputs, 300, whole[at][0]), 5))
-        assert [[t.number for t in b] for _, b in later] == [[t.number for t in b] for _, b in whole[at + 1 : at + 6]]
-    shutil.copy(file_of(outputs, 0), file_of(tmp_path, 0))
-    ended = next(place for place, _ in batches(tmp_path, 300, None) if place[1] == 1)
-    shutil.copy(file_of(outputs, 1), file_of(tmp_path, 1))
-    assert {t.number for t in next(batches(tmp_path, 300, ended))[1]} <= set(range(20, 40))
-
-
-@pytest.mark.parametrize("recipe", [BLOCK, FEATURES], ids=lambda recipe: recipe.kind)
-def test_a_draft_block_learns_and_is_read(recipe, own, start, tmp_path):
-    model, work = own
-    recipe = replace(recipe, start=str(start), layer=1, head=40, tokens=400, peak=3e-3, steps=12, watch_every=10)
-    out = tmp_path / "drafts"
-    first = recipe.run(tmp_path, out, work / recipe.name, "cpu")
-    leg = replace(recipe, steps=60).run(tmp_path, out, work / recipe.name, "cpu")
-    losses = [row["loss"] for row in leg["curve"] if "loss" in row]
-    assert leg["step"] == 60 and first["step"] == 12 and losses[-1] < losses[0]
-    card = json.loads((out / "card.json").read_text())
-    assert card["steps"] == 60 and card["quality"]["accepted by position"][0] > 0
-    found = load_draft(model, out / DRAFT_FILE)
-    assert found.kind == recipe.kind and len(found.ids) <= 40 and (out / DRAFT_FILE).stat().st_size < 200_000
-
-
-def test_the_joint_version_is_an_adapter_of_peft(own, start, tmp_path):
-    model, work = own
-    recipe = replace(JOINT, start=str(start), rank=4, tokens=400, peak=3e-3, steps=4, shown=(1, 2), watch_every=3)
-    out, before = tmp_path / "joint", {k: v.clone() for k, v in model.network.state_dict().items()}
-    recipe.run(tmp_path, out, work / recipe.name, "cpu")
-    leg = replace(recipe, steps=40).run(tmp_path, out, work / recipe.name, "cpu")
-    losses = [row["loss"] for row in leg["curve"] if "loss" in row]
-    assert leg["step"] == 40 and losses[-1] < losses[0]
-    plain = eelib.load_model(str(start), device="cpu").network
-    assert all(torch.equal(value, before[key]) for key, value in plain.state_dict().items())
-    tuned = PeftModel.from_pretrained(plain, out).merge_and_unload()
-    ids = torch.arange(5, 15)[None]
-    with torch.no_grad():
-        changed = (tuned(ids).logits - model.network(ids).logits).abs().max()
-    assert changed > 1e-3
-    assert recipe.quality(model, None, recipe.held_out(work / recipe.name))["last layer keeps"] == 1.0
-
-
 # Quality
-
-
-def test_acceptance_by_position_counts_what_follows_right_drafts():
-    """Of the first text the second draft of a row is tried after tokens 0 and 2, the third after token 0 and 1."""
-    hits = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
-    # rows start at tokens 0, 2, 3 (their first drafts are right); the second drafts are of tokens 1 and 3
-    assert accepted([(None, hits)]) == [0.75, 0.5, 1.0, 1.0]
 
 
 def test_agreement_by_hand(made, monkeypatch):

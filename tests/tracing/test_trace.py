@@ -269,6 +269,7 @@ def test_a_reader_that_is_off_by_one_is_found(folder_of, tmp_path, off_by_one, o
     [
         (False, torch.OutOfMemoryError("no room")),
         (True, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")),
+        (False, MemoryError()),
     ],
 )
 def test_out_of_memory_halves_the_batch(given, error, model_of, tmp_path, monkeypatch, capsys):

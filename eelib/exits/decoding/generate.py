@@ -43,7 +43,8 @@ class GenerateOutput:
         tokens: a row per token: sequence and position from 0, text, and the fields of `DecodedToken`.
         sequences: a row per prompt: output (as in a trace, without its end token), length in tokens, truncated (no end
             token), passes through all blocks, and of verified decoding the tokens drafted and accepted.
-        seconds: from the encoded prompts to the last token; with draft="auto", what was measured first included.
+        seconds: from the encoded prompts to the last token, with what drafts need first: their weights, and what passes
+            cost where that is not known.
         kv_policy: the KV policy that was used.
         draft: what drafted; "" where nothing did. `ended`: why it drafted no more, where it costs more than it saves.
         expected: seconds after the prompts by what passes cost, without drafts and with those that were made.
