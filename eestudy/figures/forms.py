@@ -98,7 +98,7 @@ def dots(
             look = looks[name]
             axis.errorbar(
                 chosen["estimate"], at, xerr=np.nan_to_num(np.array(ends)), fmt=look["marker"], color=look["color"],
-                markersize=5, elinewidth=1.4, label=name,
+                markersize=5, elinewidth=1.4, label=name, clip_on=False,  # a dot on an axis' end is whole
             )  # fmt: skip
         axis.set(xlabel=xlabel, yticks=range(len(rows_of)), yticklabels=[str(r) for r in rows_of])
         axis.set_ylim(len(rows_of) - 0.4, -0.6)
