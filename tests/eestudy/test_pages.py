@@ -412,11 +412,9 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
     same = str(folder_of(family))
     more = {
         "joint_optimization": {"after": same, "others": ""},
-        "monotonicity": {"after": ""},
         "architectures": {"beside": ""},
-        "gates": {"after": ""},
-        "production": {"after": "", "structured": "", "sequences": 2, "batches": 2},
-        "speed": {"after": "", "timed_gates": ""},
+        "production": {"structured": "", "sequences": 2, "batches": 2},
+        "speed": {"timed_gates": ""},
     }
     space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more.get(notebook, {}))
     found = result(space)
