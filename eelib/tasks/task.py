@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.common.values import check_limit, check_text
@@ -152,11 +154,15 @@ class Task:
         return all(quality.get(metric, 0.0) > value for metric, value in self.baseline.items())
 
     def take(self, limit: int | None) -> "Task":
-        """The first `limit` items; all of them for None or 0."""
+        """The first `limit` items, of each group one before any second; all of them for None or 0.
+
+        Items of a group share their text, so that many groups say more than many items of few.
+        """
         check_limit(limit)
         if not limit or limit >= len(self):
             return self
-        return self.pick(range(limit))
+        nth = pd.Series(self.groups).groupby(self.groups).cumcount()  # of its group
+        return self.pick(nth.sort_values(kind="stable").index[:limit].tolist())
 
     def pick(self, rows: Iterable[int]) -> "Task":
         """The items with these numbers, in this order."""
@@ -228,7 +234,7 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
     if name.startswith("wmt22/"):
         return task_of_rows(name, numbered(name, wmt22_rows(name.removeprefix("wmt22/"), source))).take(limit)
     if name in HUB:
-        return task_of_rows(name, numbered(name, hub_rows(name, source, limit))).take(limit)
+        return task_of_rows(name, numbered(name, hub_rows(name, source))).take(limit)
     path = Path(name).resolve()
     files = [path] if path.is_file() else files_in(path, name)
     name = path.name.split(".jsonl")[0].removesuffix(".txt")

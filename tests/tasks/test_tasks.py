@@ -120,6 +120,13 @@ def test_limit(texts, one_line):
         one_line(ValueError, f"limit {bad!r}", lambda: whole.take(bad))
 
 
+def test_a_limit_takes_one_item_of_each_group_before_any_second():
+    whole = load_task("question_answering/visits")
+    few, most = whole.take(7), whole.take(61)
+    assert few.groups == list(dict.fromkeys(whole.groups))[:7] and few.prompts == whole.prompts[:14:2]
+    assert len(set(most.groups[:60])) == 60 and most.prompts[60] == whole.prompts[1] and most.groups[60] == "v01"
+
+
 def test_prompts_of_shipped_tasks_are_those_of_the_traces_that_are_there():
     """A trace is found by its task's hash."""
     known = {
@@ -403,8 +410,8 @@ def test_local_copies_of_hub_data(name, rows, config, file, tmp_path, monkeypatc
     if config or path.suffix == ".jsonl":
         card = "".join(f'- config_name: {one}\n  data_files: [{{split: {split}, path: "{at}"}}]\n' for one, at in files)
         (source / "README.md").write_text(f"---\nconfigs:\n{card}---\n")
-    task = load_task(name, limit=3, source=str(source))
-    assert len(task) == 3 and task.name == name
+    task = load_task(name, limit=9, source=str(source))
+    assert len(task) == len(rows) and task.name == name
     prompts, references = {
         "squad": (question_prompt("Passage 1 tells.", "Who 2?"), ["Ann", "Ann Lee"]),
         "narrativeqa": (question_prompt("Story 1.", "Why 2?"), ["because", "so"]),
