@@ -236,7 +236,7 @@ class Study:
                     "repeated (%)": round(100 * self.repetition[name], 1),
                     "quality": scores or "–",
                     "sensible text": "yes" if self.sensible[name] else "no",
-                    "above baseline": "yes" if self.above_baseline[name] else "no",
+                    "above baseline": ("yes" if self.above_baseline[name] else "no") if self.quality[name] else "–",
                 }
             )
         return pd.DataFrame(rows)
@@ -258,6 +258,20 @@ def studies_beside(p: Parameters) -> list[Study]:
     """
     asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens, "wording": "auto"}
     return [Study(p, model=model, tasks=tasks, **asked) for model, tasks in models_beside(p)]
+
+
+def study_named(p: Parameters, parameter: str) -> Study | None:
+    """A study of the model that a parameter names with its tasks, as in "A on translation/*"; None where it is empty.
+
+    Raises:
+        ParameterError: one line, for a value of another form.
+    """
+    if not p[parameter].strip():
+        return None
+    model, _, tasks = (part.strip() for part in p[parameter].rpartition(" on "))
+    if not model:
+        raise ParameterError(f"parameter {parameter} is {p[parameter]!r}; allowed is 'MODEL on TASKS', or nothing")
+    return Study(p, model=model, tasks=tasks, wording="auto")
 
 
 def models_beside(p: Parameters) -> list[tuple[str, str]]:

@@ -283,8 +283,8 @@ class Joint(Training):
         options.save_pretrained(str(out))
         return (
             f"low-rank updates of all linear layers inside the blocks, rank {self.rank}, bfloat16 (LoRA, PEFT)",
-            "inner layers predict what the original does; the last is held to its distribution with weight "
-            f"{self.protect}",
+            f"layers {max(model.layers * 2 // 5, 1)} to {model.layers - 1} predict what the original does, "
+            f"{self.parts} of them at each step; the last is held to its distribution with weight {self.protect}",
         )
 
     def exits(self, layers: int, step: int) -> list[int]:

@@ -48,7 +48,7 @@ def runs(tmp_path_factory):
     more = {
         "architectures": {"beside": others, "timed_texts": 2},
         "joint_optimization": {"after": after, "pair_sequences": 2, "others": pairs},
-        "gates": {"after": after},
+        "gates": {"after": after, "weighted": f"{after} on translation/de-en"},
         "speed": {"after": after, "sequences": 3, "batch": 2, "timed_gates": f"{after} on translation/de-en"},
         "production": {"after": after, "sequences": 2, "batches": 2, "structured": ""},
         "monotonicity": {"after": after, "first_exit": 1, "beside_tasks": "translation/de-en", "beside_limit": 4}

@@ -415,6 +415,7 @@ def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp
         "architectures": {"beside": ""},
         "production": {"structured": "", "sequences": 2, "batches": 2},
         "speed": {"timed_gates": ""},
+        "gates": {"weighted": ""},
     }
     space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more.get(notebook, {}))
     found = result(space)

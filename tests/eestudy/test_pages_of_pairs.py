@@ -312,7 +312,8 @@ def test_gates(name, tmp_path):
     for seed, (role, tells) in enumerate(zip(("before", "after"), PAIRS[name])):
         model = eelib.load_model(str(families.save("gpt2", tmp_path / role, seed=seed)), device="cpu")
         plant(model, task, tmp_path / "runs", early_at(1, 3), STEPS, scores_of(model.vocab_size, *tells))
-    space = run_page("gates", **asked(tmp_path, tmp_path / "before", str(path)), after=str(tmp_path / "after"))[0]
+    more = {"after": str(tmp_path / "after"), "weighted": ""}
+    space = run_page("gates", **asked(tmp_path, tmp_path / "before", str(path)), **more)[0]
     assert tuple(verdicts(space)[f"P-G{number}"] for number in (1, 2, 3)) == PAIRS[name][2]
 
 
@@ -368,7 +369,9 @@ def test_the_best_of_each_family(trained, verdict, planted_tasks, tmp_path):
         plant(model, eelib.load_task(planted_tasks[0]), tmp_path / "runs", agrees, STEPS, found)
     if trained:
         counting_gates(models[1], tmp_path / "gates")
-    more = {"after": str(tmp_path / "m"), "gates_folder": str(tmp_path / "gates")}
+    more = {"after": "", "weighted": f"{tmp_path / 'm'} on {planted_tasks[0]}"} | {
+        "gates_folder": str(tmp_path / "gates")
+    }
     found = verdicts(run_page("gates", **asked(tmp_path, tmp_path / "own", planted_tasks[0]), **more)[0])
     assert found["M-E3"] == (verdict if trained else "not testable here") and (trained or found["M-E1"] == verdict)
 
@@ -429,8 +432,9 @@ def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page
     assert numbers["layer_right"] == pytest.approx(100 * (own["position"] % 4 > 0).mean())
     assert list(space["points"]["estimate"]) == pytest.approx([2.025] * 2)  # 8 / 4 and 8.2 / 4
     assert f"{goals}: its median error is {round(100 * off)}%" in shown
+    assert f"(2 combinations), the median error is {round(100 * off)}%, and it is too high in 2." in shown
     assert ("The race does not confirm this" in found["answer"]) == (right == 10)
-    assert "1.60 times as fast as plain decoding with drafts" in found["answer"]
+    assert "decodes 1.60 times as fast as plain decoding; by the map" in found["answer"]
 
 
 def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
@@ -444,5 +448,5 @@ def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
 def test_without_a_race_of_these_weights_the_page_says_so(kept, map_page):
     space, found, shown = map_page(kept)
     assert not space["raced"] and not len(space["points"])
-    assert "No forecast of this model was held against a race." in shown
+    assert "No forecast of this model was compared with a race." in shown
     assert "No trained block was timed." in found["answer"] and "untrained layer 8" in found["answer"]
