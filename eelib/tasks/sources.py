@@ -5,7 +5,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -63,27 +63,22 @@ def paragraphs(path: Path) -> list[Row]:
     return rows
 
 
-def numbered(name: str, rows: list[dict]) -> list[Row]:
+def numbered(name: str, rows: Iterable[dict]) -> Iterator[Row]:
     """Rows that stand in no file, with their places."""
-    return [(f"task {name!r}, row {number}", row) for number, row in enumerate(rows, 1)]
+    return ((f"task {name!r}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def hub_rows(name: str, source: str | None) -> list[dict]:
-    """Rows of a hub dataset, or of a local copy of it in a format that `datasets` loads."""
+def hub_rows(name: str, source: str | None) -> Iterable[dict]:
+    """Rows of a hub dataset, or of a local copy in a format that `datasets` loads, one by one: a row may hold a book."""
     import datasets
 
     dataset, config, split = HUB[name]
     try:
         if source and config not in datasets.get_dataset_config_names(source):
             config = None
-        loaded = datasets.load_dataset(source or dataset, config, split=split)
+        return datasets.load_dataset(source or dataset, config, split=split)
     except Exception as error:  # datasets raises many kinds; the reader needs one line
         raise InputError(f"task {name!r} could not be loaded from {source or dataset}: {first_line(error)}") from error
-    rows = []
-    for row in loaded:
-        row.get("document", {}).pop("text", None)  # a whole book, of which a question needs the summary alone
-        rows.append(row)
-    return rows
 
 
 def wmt22_rows(pair: str, source: str | None) -> list[dict]:

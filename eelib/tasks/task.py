@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -255,21 +256,25 @@ def files_in(folder: Path, name: str) -> list[Path]:
     return files
 
 
-def task_of_rows(name: str, rows: list[Row]) -> Task:
+def task_of_rows(name: str, rows: Iterable[Row]) -> Task:
     """The task that rows describe; the fields of the first decide its kind."""
-    if not rows:
+    rows = iter(rows)
+    if (beginning := next(rows, None)) is None:
         raise InputError(f"task {name!r} has no rows")
-    first = rows[0][1]
+    first = beginning[1]
     kind = kind_with(first)
     if kind is None or kind.reader is None:
         allowed = ", ".join(example for known in KINDS.values() for example in known.examples)
         raise InputError(f"task {name!r}: fields {', '.join(sorted(first))} fit no task; allowed: {allowed}")
     read, items = kind.reader(name, first), []
-    for number, (at, row) in enumerate(rows, 1):
+    columns: dict[str, list] = {key: [] for key in first if key not in kind.fields}
+    for number, (at, row) in enumerate(chain([beginning], rows), 1):
         try:
             items.append(read(row, number))
         except InputError as error:
             raise InputError(f"{at}: {error}") from None
+        for key, values in columns.items():
+            values.append(row.get(key))
     task = Task(
         name,
         kind.name,
@@ -278,7 +283,7 @@ def task_of_rows(name: str, rows: list[Row]) -> Task:
         [item.source for item in items],
         [item.group for item in items],
         seconds=[item.second for item in items if item.second],
-        columns={key: [row.get(key) for _, row in rows] for key in first if key not in kind.fields},
+        columns=columns,
         fields=[item.fields for item in items if item.fields],
         units=[
             item.group if item.group != str(number) else unit_of([item.source, *item.references])
