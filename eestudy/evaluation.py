@@ -33,6 +33,7 @@ WHERE = ["model", "task", "gate", "half", "threshold", "group"]
 CURVES = [*WHERE, "tokens", "layers", "agreed", "cost", "sequences", "loss"]
 EXITS = [*WHERE, "source", "sequence", "position", "token_id", "emitted", "exit_layer", "optimal", "agrees", "cost"]
 QUALITY = [*WHERE, "sequence", "metric", "layers", "tokens", *SUMS]
+NAMES = {"model", "task", "gate", "half", "group", "source", "metric"}  # columns that hold text
 Studies = Study | Sequence[Study]
 
 
@@ -309,8 +310,9 @@ def _several(studies: Studies) -> Sequence[Study]:
 
 
 def _joined(frames: Iterable[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    found = list(frames)
-    return pd.concat(found, ignore_index=True)[columns] if found else pd.DataFrame(columns=columns)
+    if found := list(frames):
+        return pd.concat(found, ignore_index=True)[columns]
+    return pd.DataFrame({name: pd.Series(dtype=object if name in NAMES else float) for name in columns})
 
 
 def _each(studies: Studies, gates: Iterable[str]) -> Iterator[Evaluated]:

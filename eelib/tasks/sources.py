@@ -69,7 +69,7 @@ def numbered(name: str, rows: Iterable[dict]) -> Iterator[Row]:
 
 
 def hub_rows(name: str, source: str | None) -> Iterable[dict]:
-    """Rows of a hub dataset, or of a local copy in a format that `datasets` loads, one by one: a row may hold a book."""
+    """Rows of a hub dataset, or of a local copy in a format that `datasets` loads, one by one: one may hold a book."""
     import datasets
 
     dataset, config, split = HUB[name]

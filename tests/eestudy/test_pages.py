@@ -398,16 +398,19 @@ def test_models_beside_are_refused_before_anything_is_decoded(beside, part, plan
 
 
 @pytest.mark.parametrize("notebook", NEW)
-@pytest.mark.parametrize("family, rows", [("gpt2", 5), ("t5", 5), ("bert_labels", 40)])
+@pytest.mark.parametrize("family, rows", [("gpt2", 5), ("gpt2 on requests", 5), ("t5", 5), ("bert_labels", 40)])
 def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
-    """Five texts on which a random model writes nonsense, and a classifier that guesses."""
+    """Five texts on which a random model writes nonsense, with or without references; a classifier that guesses."""
+    family, _, asked_for = family.partition(" on ")
     texts_of = sentences(f"Sentence {i}." for i in range(rows))
+    if asked_for:
+        texts_of = [{"instruction": f"Say {i}."} for i in range(rows)]
     if family == "bert_labels":
         texts_of = [
             {"premise": f"The dog {i} ran", "hypothesis": "a green dog " * (i % 4 + 1), "label": i % 3}
             for i in range(rows)
         ]
-    name = tmp_path / ("tiny.mnli.jsonl" if family == "bert_labels" else "tiny.de-en.jsonl")
+    name = tmp_path / ("tiny.mnli.jsonl" if family == "bert_labels" else f"tiny.{asked_for or 'de-en'}.jsonl")
     write_task(name, texts_of)
     same = str(folder_of(family))
     more = {
