@@ -252,6 +252,7 @@ def relative(places: Iterable[str]) -> list[str]:
 
 
 def measured() -> list[str]:
-    """Files of code that kept results of checks are of: the book says whether these are still the same."""
+    """Files of code that kept results of checks are of, if this project has them: the book says which changed since."""
     reports = (json.loads(file.read_text(encoding="utf-8")) for file in data_folder("measured").glob("*.json"))
-    return relative({str(place) for report in reports for place in report.get("depends", ())})
+    places = relative({str(place) for report in reports for place in report.get("depends", ())})
+    return [place for place in places if Path(place).exists()]
