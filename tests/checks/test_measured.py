@@ -27,7 +27,7 @@ from eestudy import measured
 
 KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(data_folder("measured").glob("*.json"))}
 CHECKS = {name: kept for name, kept in KEPT.items() if "trainings" not in kept}
-OLD = {"cluster", "many_prompts"}  # to be measured again
+OLD = {"many_prompts"}  # to be measured again
 MODELS = [(name, *pair) for name, kept in CHECKS.items() for pair in kept["models"].items()]
 
 
