@@ -283,4 +283,4 @@ def main() -> None:
             found = run(Path(folder))
         except NoSlurm as error:
             sys.exit(f"There is no Slurm here: {error}")
-    finish(asked.output, head, goals(found), models=len(FAMILIES), notebooks=len(NOTEBOOKS), **found)
+    finish(asked.output, head, goals(found), families=len(FAMILIES), notebooks=len(NOTEBOOKS), **found)

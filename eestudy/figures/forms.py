@@ -104,6 +104,7 @@ def dots(
         axis.set_ylim(len(rows_of) - 0.4, -0.6)
         if share:
             axis.xaxis.set_major_formatter(PercentFormatter(1.0))
+            axis.xaxis.set_major_locator(MaxNLocator(5))  # more numbers with their signs run into one another
         if xlim:
             axis.set_xlim(*xlim)
         if zero:

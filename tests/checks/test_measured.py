@@ -27,7 +27,6 @@ from eestudy import measured
 
 KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(data_folder("measured").glob("*.json"))}
 CHECKS = {name: kept for name, kept in KEPT.items() if "trainings" not in kept}
-OLD = {"many_prompts"}  # to be measured again
 MODELS = [(name, *pair) for name, kept in CHECKS.items() for pair in kept["models"].items()]
 
 
@@ -56,13 +55,10 @@ def test_a_kept_result_names_its_command_commit_day_and_machine(name):
     assert kept["goals"] or kept.get("trainings") or {"rows", "costs"} <= kept.keys()  # of what is expected
 
 
-def test_old_results_are_of_checks_that_had_other_names_or_options():
-    assert {name for name, kept in CHECKS.items() if "code" not in kept} == OLD
-
-
-@pytest.mark.parametrize("name", sorted(CHECKS.keys() - OLD))
-def test_a_kept_result_is_made_by_make_measure_and_names_the_models_that_it_ran(name):
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_a_kept_result_is_made_by_make_measure_and_names_its_code_and_the_models_that_it_ran(name):
     kept = CHECKS[name]
+    assert re.fullmatch(r"[0-9a-f]{16}", kept["code"])
     asked = kept["command"].removeprefix("python -m checks ")
     assert asked.split()[0] in ENTRIES and any(f"{asked} ".startswith(f"{own} ") for own in GROUPS["measure"])
     assert kept["models"] or "eelib/models" not in kept["depends"] or set(TINY) <= set(kept["depends"])
