@@ -14,7 +14,8 @@ GROUPS = {
     "bench": [*TIMED, "race --texts 6 --few 2 --repeats 1 --sizes 1 4"],
     "measure": [
         *("architectures", "store crashes", "store many_prompts", "store reproducible", "cluster", "coverage"),
-        *("statistics", "arithmetic", "given", "dtypes", *TIMED, "race --predict", "race"),
+        *("statistics", "arithmetic", "given", "dtypes", *TIMED),
+        *("race --predict --texts 12", "race --texts 12 --few 2 --repeats 5"),
     ],
 }
 ENTRIES = [
