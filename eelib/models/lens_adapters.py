@@ -13,6 +13,7 @@ name; a draft block is for `generate`'s drafts.
 import copy
 import hashlib
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,15 @@ class DraftBlock(nn.Module):
             with torch.no_grad():
                 self.join.weight.copy_(torch.eye(model.hidden_size).repeat(1, 2))
         self.register_buffer("tokens", tokens.int())
-        self.rotations, self.whole = (rotations,), (model,)  # in tuples, so that they are no parts of this module
+        self.rotations = (rotations,)  # in a tuple, so that it is no part of this module
+        self.of = weakref.ref(model)  # which holds its blocks
+
+    @property
+    def model(self) -> "Model":
+        """Whose block it is; it has to be in use still."""
+        model = self.of()
+        assert model is not None
+        return model
 
     @property
     def ids(self) -> Tensor:
@@ -111,7 +120,7 @@ class DraftBlock(nn.Module):
         """The block on states at places [rows, new]; seen: bool [rows or 1, 1, new, old + new]."""
         wide = states.to(next(self.block.parameters()).dtype)
         rotations = self.rotations[0](wide, places)
-        if self.whole[0].network.config._attn_implementation != "sdpa":  # others add the mask to their scores
+        if self.model.network.config._attn_implementation != "sdpa":  # others add the mask to their scores
             seen = torch.zeros(seen.shape, dtype=wide.dtype, device=wide.device).masked_fill(~seen, -torch.inf)
         more: dict[str, Any] = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         output = self.block(wide, attention_mask=seen, position_ids=places, position_embeddings=rotations, **more)
@@ -121,17 +130,17 @@ class DraftBlock(nn.Module):
         """What a "features" block takes: normed last states [rows, new, hidden_size], and the ids [rows, new] of the
         tokens that follow them.
         """
-        embedded = self.whole[0].network.get_input_embeddings()(following)
+        embedded = self.model.network.get_input_embeddings()(following)
         both = [F.rms_norm(one.float(), one.shape[-1:]) for one in (features, embedded)]
         return self.join(torch.cat(both, dim=-1))
 
     def features(self, states: Tensor) -> Tensor:
         """States through the network's final norm."""
-        return self.whole[0].unembed.normed(states.flatten(0, -2)).unflatten(0, states.shape[:-1])
+        return self.model.unembed.normed(states.flatten(0, -2)).unflatten(0, states.shape[:-1])
 
     def logits(self, features: Tensor) -> Tensor:
         """The logits [..., n] of `tokens`, from normed states."""
-        return F.linear(features, self.whole[0].network.get_output_embeddings().weight[self.ids])
+        return F.linear(features, self.model.network.get_output_embeddings().weight[self.ids])
 
 
 def rollouts(length: int, steps: int) -> tuple[Tensor, Tensor]:
@@ -173,7 +182,7 @@ def save_translators(found: Translators, folder: Path, model: str, model_hash: s
 def save_draft(found: DraftBlock, folder: Path, model: str, more: dict[str, Any]) -> None:
     """Write a draft block in bfloat16; `model` is the name by which its model loads, `more` what else it says."""
     tensors = {k: v.bfloat16() if v.is_floating_point() else v for k, v in found.state_dict().items()}
-    origin = {"model": model, "model_hash": found.whole[0].hash, "kind": found.kind, "layer": found.layer, **more}
+    origin = {"model": model, "model_hash": found.model.hash, "kind": found.kind, "layer": found.layer, **more}
     save(tensors, folder, DRAFT_FILE, origin)
 
 

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +27,7 @@ from eelib.models.checkpoint import (
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.folder import weights_hash
 from eelib.models.head import Head, prove_head
-from eelib.models.lens_adapters import DRAFT_FILE, Translators, base_of, origin_of, with_translators
+from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, Translators, base_of, origin_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
 from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
 from eelib.models.probe import accepts, embeddings_of, find_blocks, record
@@ -57,6 +57,7 @@ class Model:
         remark: what is odd about the weights.
         title: the name for captions, with the quantization where there is one.
         translators: inner states are read through them.
+        draft_blocks: those that were loaded, by file and the time of its last change.
     """
 
     name: str
@@ -74,6 +75,9 @@ class Model:
     remark: str = ""
     title: str = ""
     translators: Translators | None = None
+    draft_blocks: dict[tuple[Path, int], DraftBlock] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def adapter(self) -> ModelKind:

@@ -30,6 +30,7 @@ GAIN = 1.15  # these have to be expected to make decoding so many times as fast:
 # How often int8 drafts are right, before there are any; of SmolLM2-135M's tokens, `checks.arithmetic` counts it.
 INT8_RIGHT: tuple[float, ...] = (0.97,)
 INT8_MODELS: "WeakKeyDictionary[nn.Module, Model]" = WeakKeyDictionary()
+HEADS: "WeakKeyDictionary[nn.Module, DraftHead]" = WeakKeyDictionary()
 
 
 class DraftHead:
@@ -37,12 +38,18 @@ class DraftHead:
 
     def __init__(self, model: Model, block: DraftBlock):
         self.weight = model.network.get_output_embeddings().weight
+        self.version = self.weight._version
         self.frequent = block.ids
         self.rows = nn.Linear(model.hidden_size, len(self.frequent), bias=False, device="meta")
         self.rows.weight = nn.Parameter(self.weight[self.frequent].clone(), requires_grad=False)
         use_fast_products(self.rows, like=model.network)
         self.share = len(self.frequent) / model.vocab_size
         self.begin([])
+
+    def is_of(self, model: Model) -> bool:
+        """Whether the model's head still is as it was."""
+        weight = model.network.get_output_embeddings().weight
+        return self.weight is weight and self.version == weight._version
 
     def begin(self, prompts: list[list[int]]) -> None:
         """New prompts."""
@@ -58,6 +65,14 @@ class DraftHead:
         return self.ids[at], chance
 
 
+def draft_head(model: Model, block: DraftBlock) -> DraftHead:
+    """A block's rows of the head, which are made once."""
+    found = HEADS.get(block)
+    if found is None or not found.is_of(model):
+        found = HEADS[block] = DraftHead(model, block)
+    return found
+
+
 class LayerDrafts(GateRunner, ModelDrafts):
     """Drafts of one inner layer, read through the bare head or through a trained block and its rows of the head: every
     token that is asked about exits there.
@@ -67,7 +82,7 @@ class LayerDrafts(GateRunner, ModelDrafts):
         super().__init__(model, None)
         self.layer = self.shared = layer
         self.layers, self.in_network = frozenset({layer}), True
-        self.block, self.head = block, DraftHead(model, block) if block else None
+        self.block, self.head = block, draft_head(model, block) if block else None
         if block:
             self.block_runs, self.expected = 1, block.accepted
             use_fast_products(block, like=model.network)
@@ -118,7 +133,7 @@ class FeatureDrafts(ModelDrafts):
 
     def __init__(self, model: Model, block: DraftBlock):
         self.model, self.block, self.layer = model, block, model.layers
-        self.head, self.expected = DraftHead(model, block), block.accepted
+        self.head, self.expected = draft_head(model, block), block.accepted
         use_fast_products(block, like=model.network)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
@@ -228,7 +243,7 @@ def int8_model(model: Model) -> Model:
 
 
 def trained_block(model: Model, kind: str) -> DraftBlock:
-    """The shipped draft block of a kind that belongs to a model. InputError where there is none."""
+    """The shipped draft block of a kind that belongs to a model, read once. InputError where there is none."""
     file = data_folder("models", f"{model.name}-{kind}", DRAFT_FILE)
     if not file.is_file():
         raise InputError(
@@ -238,10 +253,12 @@ def trained_block(model: Model, kind: str) -> DraftBlock:
     try:
         if origin_of(file)["model_hash"] != model.hash:
             raise InputError(f"draft={kind!r}: {file} was trained for other weights than those of {model.name}")
-        found = load_draft(model, file).requires_grad_(False).eval()
+        known, key = model.draft_blocks, (file, file.stat().st_mtime_ns)
+        if key not in known:
+            known[key] = load_draft(model, file).requires_grad_(False).eval()
     except (SafetensorError, OSError, KeyError, RuntimeError) as error:
         raise InputError(f"draft={kind!r}: {file} is damaged ({type(error).__name__})") from error
-    return found
+    return known[key]
 
 
 def check_draft_length(model: Model, length: int) -> None:

@@ -141,8 +141,13 @@ class Drafting:
         self.chances: dict[DecodedSequence, float] = {}  # that all of this round's drafts are right
 
     def begin(self, sequences: list[DecodedSequence], prompts: list[list[int]]) -> None:
-        """A new batch; an encoder-decoder's prompt is no part of the sequence."""
-        self.settle()
+        """A new batch; an encoder-decoder's prompt is no part of the sequence.
+
+        Where not even a first draft pays, the model's drafts end before a trained block reads the prompts.
+        """
+        self.start(sequences)
+        if self.drafts and not self.length and not self.pays(sequences):
+            self.end_model(self.drafts)
         self.kinds = {}
         if self.from_text:
             self.texts = {
@@ -180,6 +185,14 @@ class Drafting:
         """Let the model draft no more, and say so."""
         self.ended, self.drafts = f"{why}: drafting costs more than it saves, so it ends here", None
         print(self.ended)
+
+    def end_model(self, drafts: ModelDrafts) -> None:
+        """The same, with what one of its drafts costs and is worth."""
+        share = drafts.seconds(self.costs, self.rows) / self.costs.whole(self.rows)
+        self.end(
+            f"a draft of layer {drafts.layer} costs {share:.2f} of a pass and is right with a chance of "
+            f"{self.right():.0%}"
+        )
 
     def value(self, source: str) -> float:
         """Seconds that one more token is sure to save. Less in a batch, which lasts as long as its longest output."""
@@ -241,12 +254,7 @@ class Drafting:
             some = some if self.made < self.length else []
         elif some and not self.pays(some):
             if not self.made:
-                right = self.right()
-                share = self.drafts.seconds(self.costs, self.rows) / self.costs.whole(self.rows)
-                layer = self.drafts.layer
-                self.end(
-                    f"a draft of layer {layer} costs {share:.2f} of a pass and is right with a chance of {right:.0%}"
-                )
+                self.end_model(self.drafts)
             some = []
         if some and self.drafts:
             self.made += 1

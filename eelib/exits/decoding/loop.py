@@ -93,14 +93,14 @@ class Decoder:
     def decode(self, prompts: list[list[int]], max_new_tokens: int) -> list[DecodedSequence]:
         """The sequences of one batch, in the order of their prompts (lists of token ids)."""
         self.gate.begin_batch()
-        drafts = self.drafting.drafts if self.drafting else None
-        self.batch = Batch(self.model, prompts, max_new_tokens, bool(drafts and drafts.stores_kv), bool(self.block))
+        stores = bool(self.drafting and self.drafting.drafts and self.drafting.drafts.stores_kv)
+        self.batch = Batch(self.model, prompts, max_new_tokens, stores, bool(self.block))
         self.blocks = BlockRunner(self.model, self.batch.cache.view)
         self.ties = TieBreaker(self.model, prompts)
         if self.drafting:
             self.drafting.begin(self.batch.sequences, prompts)
-            if drafts:
-                drafts.begin_prompts(prompts)
+            if self.drafting.drafts:
+                self.drafting.drafts.begin_prompts(prompts)
         with self.blocks.open():
             for group in self.batch.groups():
                 self.step(group, prefill=True)

@@ -292,6 +292,21 @@ def test_drafts_end_where_they_cost_more_than_they_save(model_of, many, costs, c
     assert ended.endswith("so it ends here") and ended in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["block", "features"])
+def test_a_trained_block_reads_prompts_only_where_a_draft_may_pay(kind, model_of, many, costs, monkeypatch):
+    """And its file is read once."""
+    model, ran, read, plain, load = model_of("llama"), [], [], DraftBlock.at, drafters.load_draft
+    monkeypatch.setattr(DraftBlock, "at", lambda *given: ran.append(kind) or plain(*given))
+    monkeypatch.setattr(drafters, "load_draft", lambda *given: read.append(kind) or load(*given))
+    model.draft_blocks.clear()
+    costs(5.0)
+    for length in (None, 2):
+        made = generate(model, many, draft=kind, draft_length=length, max_new_tokens=STEPS)
+        assert bool(made.ended) == (length is None)
+        assert bool(ran) == (made.sequences["drafted"].sum() > 0) == (length == 2)
+    assert read == [kind]
+
+
 @pytest.mark.parametrize("seconds", [0.9, 1.1])
 def test_drafts_of_the_text_end_where_outputs_took_longer_with_them(seconds, capsys):
     """Of two outputs of 60 and 40 tokens, plain decoding runs 39 steps of two rows and 20 of one."""
