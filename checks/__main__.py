@@ -11,7 +11,7 @@ from pathlib import Path
 
 TIMED = ("trace_speed", "products", "lens")
 GROUPS = {
-    "bench": [*TIMED, "race --texts 6 --few 2 --repeats 1 --sizes 1 4"],
+    "bench": [*TIMED, "race --texts 6 --few 2 --repeats 1 --sizes 1 4 --dtypes float32"],
     "measure": [
         *("architectures", "store crashes", "store many_prompts", "store reproducible", "cluster", "coverage"),
         *("statistics", "arithmetic", "given", "dtypes", *TIMED),

@@ -253,8 +253,8 @@ def load_model(
         device: auto, balanced (spread over all devices), cpu, cuda or cuda:N.
         revision: of a hub id.
         trust_remote_code: whether code of the checkpoint's own may run.
-        fast_products: on a CPU in float32, linear layers multiply few rows by products of ours where these take less
-            time than torch's (see `use_fast_products`). Weights that are bfloat16 numbers take half their memory more.
+        fast_products: on a CPU in float32 or bfloat16, linear layers multiply few rows by products of ours where these
+            take less time than torch's (see `use_fast_products`). Weights that are bfloat16 numbers are kept once more.
 
     Raises:
         CheckpointError: one line. Unknown name, dtype or device; a last part of the name that is not of letters,

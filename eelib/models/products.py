@@ -34,6 +34,7 @@ SAMPLE, FULL = 2**24, 16  # weights with which they are timed: more than a proce
 NO_LIMIT = 2**31  # rows, where ours take less time at all of these numbers
 SMALLEST = 2**22  # weights of a network below which a timing says more of the clock than of the products
 LEAST = 2**16  # weights of a layer; with fewer, the call itself takes longer than what ours could save
+OURS = (torch.float32, torch.bfloat16)
 GAIN = 0.9  # share of torch's time that ours may take
 ONE_CALL = Lock()  # numba's simplest threads serve one caller at a time
 CHOSEN = local()  # `cores`: how many of its threads numba was last made to use here
@@ -161,11 +162,12 @@ class FewRows:
 
     def __init__(self, layer: nn.Linear, limit: int):
         self.layer, self.size, self.limit = weakref.ref(layer), layer.in_features, limit  # no circle of references
-        self.weight, self.version = layer.weight, layer.weight._version
-        self.whole = layer.weight.detach().numpy()
+        self.weight, self.version, self.dtype = layer.weight, layer.weight._version, layer.weight.dtype
+        short = self.dtype is torch.bfloat16
+        self.whole = layer.weight.detach().view(torch.uint16 if short else torch.float32).numpy()
         self.first, self.address = self.whole.item(0), layer.weight.data_ptr()
-        halves = np.empty(self.whole.shape, np.uint16)
-        fits = halve(self.whole.view(np.uint32).ravel(), halves.ravel())
+        halves = self.whole if short else np.empty(self.whole.shape, np.uint16)
+        fits = short or halve(self.whole.view(np.uint32).ravel(), halves.ravel())
         self.w = packed(halves) if fits else self.whole
 
     def __reduce__(self) -> tuple:
@@ -188,15 +190,16 @@ class FewRows:
         if not (
             0 < input.numel() <= self.limit * size
             and type(input) is Tensor
-            and input.dtype is torch.float32
+            and input.dtype is self.dtype
             and input.is_cpu
             and input.shape[-1] == size
             and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
         ):
             return nn.Linear.forward(layer, input)
-        x, y = input.contiguous(), input.new_empty(*input.shape[:-1], len(self.w))
+        x = input.float().contiguous()
+        y = x.new_empty(*x.shape[:-1], len(self.w))
         multiply(x.data_ptr(), x.numel() // size, self.w, y.data_ptr())
-        return y if layer.bias is None else y.add_(layer.bias)
+        return (y if layer.bias is None else y.add_(layer.bias)).to(self.dtype)
 
 
 class Int8Products:
@@ -232,7 +235,8 @@ def multiply(x: int, rows: int, w: np.ndarray, y: int) -> None:
 
 @torch.no_grad()
 def use_fast_products(network: nn.Module, like: nn.Module | None = None) -> int:
-    """Have a network's linear layers, on the CPU in float32, multiply few rows by ours where that takes less time.
+    """Have a network's linear layers, on the CPU in float32 or bfloat16, multiply few rows by ours where that takes
+    less time.
 
     Args:
         network: any module.
@@ -282,11 +286,11 @@ def use_int8_products(network: nn.Module) -> int:
 
 
 def is_fit(layer: nn.Linear) -> bool:
-    """Whether a linear layer is torch's own, of float32 on the CPU, large, and its rows of weights are whole lanes."""
+    """Whether a linear layer is torch's own, on the CPU in a dtype of ours, large, and its rows are whole lanes."""
     weight = layer.weight
     as_made = type(layer) is nn.Linear and "forward" not in vars(layer) and weight.is_contiguous()
     large = weight.numel() > LEAST and weight.shape[1] % LANES == 0
-    return as_made and large and weight.dtype is torch.float32 and weight.device.type == "cpu"
+    return as_made and large and weight.dtype in OURS and weight.device.type == "cpu"
 
 
 def rows_that_gain(layers: list[nn.Linear]) -> int:
@@ -303,7 +307,7 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
     gained, cores, drawn = 0, torch.get_num_threads(), torch.Generator().manual_seed(0)
     for rows in ROWS:
         ours = [way for way, size in zip(every, sizes) if size < SAMPLE * min(1.0, FULL / rows)]
-        inputs = [torch.randn(rows, way.size, generator=drawn) for way in ours]
+        inputs = [torch.randn(rows, way.size, generator=drawn).to(way.dtype) for way in ours]
         on_all_cores = ours[0](inputs[0])
         torch.set_num_threads(1)
         try:

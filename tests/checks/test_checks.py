@@ -415,7 +415,8 @@ def test_methods_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder
     race.main()
     _, found = run(*race_of)
     rows = found["rows"]
-    assert {row["kind"] for row in rows} == {"plain", "part", "lossless", "torch", "library"}
+    assert {row["kind"] for row in rows} == {"plain", "part", "lossless", "torch", "library", "bfloat16"}
+    assert all(len(row["margins"]) == row["texts"] - row["texts_equal"] for row in rows if row["kind"] == "bfloat16")
     exact = [row for row in rows if row["kind"] == "lossless"]
     assert {row["method"] for row in exact} == {"auto", "prompt", "layer:2"} and len(exact) == 6
     assert all(row["texts_equal"] == row["texts"] and min(row["times_plain"], row["forecast"]) > 0 for row in exact)

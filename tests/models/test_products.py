@@ -46,13 +46,13 @@ def cores(request):
     torch.set_num_threads(1)
 
 
-def layer(outputs, inputs, bias=False, fits=True):
+def layer(outputs, inputs, bias=False, fits=True, dtype=torch.float32):
     made = nn.Linear(inputs, outputs, bias=bias)
     with torch.no_grad():
         made.weight.normal_(0.0, 3.0 / inputs**0.5)
         if fits:
             made.weight.copy_(made.weight.bfloat16())
-    return made
+    return made.to(dtype)
 
 
 def fast(made, calls):
@@ -63,21 +63,23 @@ def fast(made, calls):
 
 @torch.no_grad()
 def check(made, x):
-    """The layer's products against float64, with what float32's plain way errs."""
+    """The layer's products against float64, with what the plain way in its dtype errs."""
     exact, plain = copy.deepcopy(made).double()(x.double()), nn.functional.linear(x, made.weight, made.bias)
     got = made(x)
-    assert got.shape == exact.shape and got.dtype == torch.float32
+    assert got.shape == exact.shape and got.dtype == x.dtype
     assert_as_near(got, plain, exact)
 
 
 @pytest.mark.parametrize(
-    ("shape", "bias", "fits", "cores"), in_pairs(SHAPES, [True, False], [True, False], [1, 2]), indirect=["cores"]
+    ("shape", "bias", "fits", "dtype", "cores"),
+    in_pairs(SHAPES, [True, False], [True, False], [torch.float32, torch.bfloat16], [1, 2]),
+    indirect=["cores"],
 )
-def test_as_near_as_torch_for_every_number_of_rows(shape, bias, fits, cores, calls):
-    made = fast(layer(*shape, bias, fits), calls)
+def test_as_near_as_torch_for_every_number_of_rows(shape, bias, fits, dtype, cores, calls):
+    made = fast(layer(*shape, bias, fits, dtype), calls)
     rows = [*range(1, 10), 16, 17, 39, 40, 41]
     for count in rows:
-        x = torch.randn(count, shape[1])
+        x = torch.randn(count, shape[1], dtype=dtype)
         x[0, 0] = 1000.0
         check(made, x)
     assert calls == (rows[:-1] if shape[1] % products.LANES == 0 else [])
@@ -158,7 +160,8 @@ def test_other_dtypes_and_autocast_are_for_torch(calls):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert made(torch.randn(2, 16)).dtype == torch.bfloat16
     with torch.no_grad():
-        assert made.double()(torch.randn(2, 16).double()).dtype == torch.float64
+        for dtype in (torch.bfloat16, torch.float64):
+            assert made.to(dtype)(torch.randn(2, 16, dtype=dtype)).dtype == dtype
     assert not calls
 
 
