@@ -113,7 +113,7 @@ def main() -> None:
     ours, *theirs = (
         loaded(asked.model),
         loaded(asked.model, dtype="float32", fast_products=False),
-        loaded(asked.model, dtype="bfloat16"),
+        loaded(asked.model, dtype="bfloat16", fast_products=False),
     )
     prompts = prompts_of(ours, BATCH)
     for threads, batch in product(asked.threads, (1, BATCH)):
