@@ -126,7 +126,7 @@ def methods_of(models: dict[str, Model], layer: int, new_tokens: int, sizes: tup
     found += [
         Method("plain, torch's products", "torch", ours(torchs, None, new_tokens), few=True),
         Method(f"{LIBRARY}, float32", "library", theirs(torchs, new_tokens), few=True),
-        Method(f"{LIBRARY}, bfloat16", "library", theirs(models["bfloat16"], new_tokens), few=True),
+        Method(f"{LIBRARY}, bfloat16", "library", theirs(models[SHORT], new_tokens), few=True),
         Method(ASSISTED, "library", theirs(torchs, new_tokens, assistant_early_exit=layer), (1,), True),
         Method(LOOKUP, "library", theirs(torchs, new_tokens, prompt_lookup_num_tokens=GUESSES), (1,), True),
     ]
@@ -135,11 +135,11 @@ def methods_of(models: dict[str, Model], layer: int, new_tokens: int, sizes: tup
     return [method for method in found if not method.sizes or set(method.sizes) & set(sizes)]
 
 
-def methods_in_bfloat16(model: Model, layer: int, new_tokens: int) -> list[Method]:
+def methods_in_bfloat16(model: Model, torchs: Model, layer: int, new_tokens: int) -> list[Method]:
     """What is raced beside plain decoding in bfloat16; a draft's output may be another one there."""
     found = [Method(SHORT_PLAIN, SHORT, ours(model, None, new_tokens))]
     found += [Method(f"{draft}, {SHORT}", SHORT, ours(model, draft, new_tokens)) for draft in drafts_of(model, layer)]
-    return [*found, Method(SHORT_LIBRARY, SHORT, theirs(model, new_tokens), few=True)]
+    return [*found, Method(SHORT_LIBRARY, SHORT, theirs(torchs, new_tokens), few=True)]
 
 
 def race(model: Model, task: Task, methods: list[Method], size: int, repeats: int, few: int) -> list[Row]:
@@ -287,12 +287,12 @@ def main() -> None:
     models = {
         "ours": model,
         "torch": eelib.load_model(asked.model, device="cpu", fast_products=False),
-        "bfloat16": eelib.load_model(asked.model, device="cpu", dtype=SHORT, fast_products=False),
+        SHORT: eelib.load_model(asked.model, device="cpu", dtype=SHORT, fast_products=False),
     }
     races = {"float32": (model, methods_of(models, layer, asked.new_tokens, tuple(asked.sizes)))}
     if SHORT in asked.dtypes:
         short = eelib.load_model(asked.model, device="cpu", dtype=SHORT)
-        races[SHORT] = short, methods_in_bfloat16(short, layer, asked.new_tokens)
+        races[SHORT] = short, methods_in_bfloat16(short, models[SHORT], layer, asked.new_tokens)
     rows = list[Row]()
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"rows": [], "models": head["models"]}
     forecasts = {(r["task"], r["batch"], r["method"]): r["forecast"] for r in known["rows"]}

@@ -79,6 +79,7 @@ class Decoder:
         drafting: Drafting | None = None,
     ):
         self.drafting, self.makes_draft = drafting, False
+        self.plain = False  # nothing is drafted in this batch, so that its ties are plain decoding's
         self.model, self.kv, self.gate = model, kv, gate
         self.draft_length, self.batch_split = draft_length, batch_split
         self.eos_ids, self.tie = model.eos_ids, tie_of(model)
@@ -99,6 +100,7 @@ class Decoder:
         self.ties = TieBreaker(self.model, prompts)
         if self.drafting:
             self.drafting.begin(self.batch.sequences, prompts)
+            self.plain = not (self.drafting.drafts or self.drafting.from_text)
             if self.drafting.drafts:
                 self.drafting.drafts.begin_prompts(prompts)
         with self.blocks.open():
@@ -276,7 +278,7 @@ class Decoder:
         verifies = self.kv.verifies
         wide = max(running.values()) if verifies and not prefill else 1
         logits = self.model.unembed(states[:, -wide:].reshape(-1, states.shape[-1]))
-        found = top_or_undecided(logits, self.tie) if verifies else logits.argmax(dim=-1)
+        found = top_or_undecided(logits, self.tie) if verifies and not self.plain else logits.argmax(dim=-1)
         return dict(zip(deep, found.reshape(len(deep), wide).tolist()))
 
 
