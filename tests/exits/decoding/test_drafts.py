@@ -186,6 +186,21 @@ def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model
     assert len(asked) > len(many)
 
 
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_where_nothing_is_drafted_ties_are_those_of_plain_decoding(
+    batch_size, model_of, eos, many, twins, costs, monkeypatch
+):
+    """Nothing is decoded twice."""
+    model = model_of("llama")
+    twins(model)
+    eos(model, {model.vocab_size + 1})
+    monkeypatch.setattr(PlainDecoding, "next_token", lambda *_: pytest.fail("a tie was decided by another pass"))
+    costs(5.0)
+    plain, made = (generate(model, many, draft=d, batch_size=batch_size, max_new_tokens=STEPS) for d in (None, "block"))
+    assert made.ended and not made.sequences["drafted"].sum()
+    assert by_sequence(made) == by_sequence(plain)
+
+
 def test_a_copy_of_8_bits_is_not_used_once_the_model_is_of_another_type(folder_of, one_line):
     model = eelib.load_model(str(folder_of("llama")), device="cpu")
     int8_model(model)
