@@ -160,7 +160,7 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
                 method.outputs |= dict(zip(part, outputs))
                 if not repeat:
                     method.known = {name: method.known.get(name, 0) + value for name, value in known.items()}
-    plain, rows = methods[0], []
+    plain, rows, prompts = methods[0], [], encoded(model, task)
     for method in methods:
         sums, beside = (totals(one, method.seconds) for one in (method, plain))
         row: Row = {"method": method.name, "kind": method.kind, "texts": len(method.outputs), "seconds": sums}
@@ -173,7 +173,7 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
         row["times_plain"] = statistics.median(row["ratios"])
         if method.kind in ("lossless", SHORT):
             row["margins"] = [
-                first_difference(model, encoded(model, task)[text], plain.outputs[text], output)
+                first_difference(model, prompts[text], plain.outputs[text], output)
                 for text, output in method.outputs.items()
                 if output != plain.outputs[text]
             ]

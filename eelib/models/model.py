@@ -57,7 +57,7 @@ class Model:
         remark: what is odd about the weights.
         title: the name for captions, with the quantization where there is one.
         translators: inner states are read through them.
-        draft_blocks: those that were loaded, by file and the time of its last change.
+        draft_blocks: those that were loaded, by file, the time of its last change, and device.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Model:
     remark: str = ""
     title: str = ""
     translators: Translators | None = None
-    draft_blocks: dict[tuple[Path, int], DraftBlock] = field(
+    draft_blocks: dict[tuple[Path, int, str], DraftBlock] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 

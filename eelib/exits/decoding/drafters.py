@@ -47,9 +47,10 @@ class DraftHead:
         self.begin([])
 
     def is_of(self, model: Model) -> bool:
-        """Whether the model's head still is as it was."""
-        weight = model.network.get_output_embeddings().weight
-        return self.weight is weight and self.version == weight._version
+        """Whether the model's head still is as it was: the same weights, of the same dtype on the same device."""
+        weight, own = model.network.get_output_embeddings().weight, self.rows.weight
+        same = (weight.dtype, weight.device) == (own.dtype, own.device)
+        return same and self.weight is weight and self.version == weight._version
 
     def begin(self, prompts: list[list[int]]) -> None:
         """New prompts."""
@@ -253,7 +254,7 @@ def trained_block(model: Model, kind: str) -> DraftBlock:
     try:
         if origin_of(file)["model_hash"] != model.hash:
             raise InputError(f"draft={kind!r}: {file} was trained for other weights than those of {model.name}")
-        known, key = model.draft_blocks, (file, file.stat().st_mtime_ns)
+        known, key = model.draft_blocks, (file, file.stat().st_mtime_ns, str(model.device))
         if key not in known:
             known[key] = load_draft(model, file).requires_grad_(False).eval()
     except (SafetensorError, OSError, KeyError, RuntimeError) as error:

@@ -209,6 +209,15 @@ def test_a_copy_of_8_bits_is_not_used_once_the_model_is_of_another_type(folder_o
         one_line(InputError, "runs on cpu in bfloat16", lambda draft=draft: generate(model, ["a cat"], draft=draft))
 
 
+@pytest.mark.parametrize("draft", ["block", "features"])
+def test_a_block_drafts_once_the_model_is_of_another_type(draft, folder_of):
+    model = eelib.load_model(str(folder_of("llama")), device="cpu")
+    for _ in range(2):
+        made = generate(model, ["the cat sat on"], draft=draft, draft_length=2, max_new_tokens=4)
+        assert made.sequences["drafted"].sum() > 0
+        model.network.bfloat16()
+
+
 @pytest.mark.parametrize("draft", ["prompt", "layer:1", "block", "features"])
 def test_a_model_in_bfloat16_drafts(draft, folder_of, many):
     """Its outputs may differ where tokens are tied, so that only their number is held."""
