@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,8 +127,20 @@ def packed(
 def by_phases(
     phases: Sequence[Phase], plan_of: Callable[[str, int], list], seen: int = 0
 ) -> Callable[[int], Iterator[tuple[str, list]]]:
-    """The batches from a step on; `plan_of(part, epoch)` are those of a part's epoch, and `seen` the first epoch."""
-    return partial(mixed, order=order_of(phases), plan_of=lambda part, epoch: plan_of(part, epoch + seen))
+    """(part, batch) of the steps from a step on, each part's in the order of its epochs.
+
+    `plan_of(part, epoch)` are the batches of a part's epoch, and `seen` the first epoch.
+    """
+    order = order_of(phases)
+
+    def stream(name: str, step: int) -> Iterator[list]:
+        return from_step(step, lambda epoch: plan_of(name, epoch + seen))
+
+    def batches(start: int) -> Iterator[tuple[str, list]]:
+        streams = {name: stream(name, order[:start].count(name)) for name in set(order)}
+        return ((name, next(streams[name])) for name in order[start:])
+
+    return batches
 
 
 def order_of(phases: Sequence[Phase]) -> list[str]:
@@ -142,13 +153,6 @@ def order_of(phases: Sequence[Phase]) -> list[str]:
         rng.shuffle(part)
         order += part
     return order
-
-
-def mixed(start: int, order: list[str], plan_of: Callable[[str, int], list]) -> Iterator[tuple[str, list]]:
-    """(part, batch) of the steps from `start` on, each part's in the order of its epochs."""
-    streams = {name: from_step(order[:start].count(name), partial(plan_of, name)) for name in set(order)}
-    for name in order[start:]:
-        yield name, next(streams[name])
 
 
 def from_step(start: int, plan_of: Callable[[int], list]) -> Iterator:

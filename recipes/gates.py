@@ -6,10 +6,10 @@ They learn from states of the model while it decodes training texts, and from wh
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,49 +51,43 @@ class States(NamedTuple):
         return States(*(part[~held] for part in self)), States(*(part[held] for part in self))
 
 
-class Labelling:
-    """A reader for `greedy_decode` that keeps states and labels; rows are outputs, numbered from `first` on."""
-
-    def __init__(self, model: Model, first: int):
-        self.model, self.first = model, first
-        self.taken: list[States] = []
-
-    def add(self, states: Tensor, rows: list[int], ids: list[int]) -> None:
-        """States [n, L+1, hidden_size] behind the tokens `ids` of the outputs `rows`."""
-        emitted, inner = torch.tensor(ids), states[:, 1:-1]
-        top1 = torch.stack([self.model.unembed(inner[:, layer]).argmax(-1) for layer in range(inner.shape[1])], dim=1)
-        ends = torch.tensor([token in self.model.eos_ids for token in ids])
-        self.taken.append(States(inner.cpu(), top1.cpu() == emitted[:, None], ends, torch.tensor(rows) + self.first))
+def states_and_labels(model: Model, prompts: list[list[int]], outputs: list[list[int]], first: int) -> States:
+    """Those of the model's own outputs, which are numbered from `first` on."""
+    states = states_of(model, prompts, outputs)[0][:, 1:-1]
+    ids = [token for output in outputs for token in output]
+    top1 = torch.stack([model.unembed(states[:, layer]).argmax(-1) for layer in range(states.shape[1])], dim=1)
+    numbers = [first + number for number, output in enumerate(outputs) for _ in output]
+    ends = torch.tensor([token in model.eos_ids for token in ids])
+    return States(states.cpu(), top1.cpu() == torch.tensor(ids)[:, None], ends, torch.tensor(numbers))
 
 
-def take_states(model: Model, prompts: list[list[int]], tokens: int, progress: bool = True) -> States:
-    """States of the model's greedy outputs to the prompts, one batch after the other until there are so many tokens."""
-    taken: list[States] = []
-    count, outputs = 0, 0
-    with tqdm(total=tokens, desc=f"{model.name} decodes", unit="token", disable=not progress) as bar:
-        for batch in batches_of(prompts, AT_ONCE if model.pads else 1):
-            reader = Labelling(model, outputs)
-            made = sum(map(len, greedy_decode(model, batch, LONGEST, reader)))
-            taken += reader.taken
-            count, outputs = count + made, outputs + len(batch)
-            bar.update(made)
-            if count >= tokens:
-                break
-    return States(*(torch.cat(parts) for parts in zip(*taken)))
+def own_outputs(model: Model, prompts: list[list[int]]) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    """(prompts, the model's greedy outputs to them), batch after batch."""
+    for batch in batches_of(prompts, AT_ONCE if model.pads else 1):
+        yield batch, greedy_decode(model, batch, LONGEST)
 
 
-def known_states(model: Model, folder: Path, tokens: int) -> States:
-    """The same of outputs that the model gave before, which `recipes.own_outputs` keeps: one forward pass for each."""
-    taken: list[States] = []
-    texts = (text for file in sorted(folder.glob("training-*.safetensors")) for text in read_texts(file))
-    for number, text in enumerate(texts):
-        output, reader = text.output.tolist(), Labelling(model, number)
-        reader.add(states_of(model, [text.ids[: text.start].tolist()], [output])[0], [0] * len(output), output)
-        taken += reader.taken
-        if sum(len(part.output) for part in taken) >= tokens:
-            break
-    if not taken:
+def known_outputs(folder: Path) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    """The same of outputs that the model gave before, which `recipes.own_outputs` keeps; InputError for none."""
+    files = sorted(folder.glob("training-*.safetensors"))
+    if not files:
         raise InputError(f"{folder} has no outputs of a model to training prompts: no file training-*.safetensors")
+    for file in files:
+        for text in read_texts(file):
+            yield [text.ids[: text.start].tolist()], [text.output.tolist()]
+
+
+def take_states(model: Model, batches: Iterable[tuple[list[list[int]], list[list[int]]]], tokens: int) -> States:
+    """States of (prompts, outputs), one batch after the other until there are so many tokens."""
+    taken: list[States] = []
+    number = 0
+    with tqdm(total=tokens, desc=model.name, unit="token") as bar:
+        for prompts, outputs in batches:
+            taken.append(states_and_labels(model, prompts, outputs, number))
+            number += len(prompts)
+            bar.update(len(taken[-1].ends))
+            if bar.n >= tokens:
+                break
     return States(*(torch.cat(parts) for parts in zip(*taken)))
 
 
@@ -117,7 +111,8 @@ def prompts_of(model: Model, tasks: str, corpora: Path | None, work: Path, most:
     every = [texts_of(name, corpora, work, rng) for name in names_of(tasks)]
     for texts in every:
         rng.shuffle(texts)
-    encoded = model.encode(list(islice(in_turn(every), most)))
+    in_turn = (text for texts in zip_longest(*every) for text in texts if text is not None)
+    encoded = model.encode(list(islice(in_turn, most)))
     fitting = [ids for ids in encoded if 0 < len(ids) <= model.context_length - LONGEST]
     if len(fitting) < HELD_OUT:
         raise InputError(
@@ -153,12 +148,6 @@ def texts_of(name: str, corpora: Path | None, work: Path, rng: random.Random) ->
     if inside or any(source.strip().lower() in judged for source in task.sources):
         raise InputError(f"{name} holds texts of data/texts, on which gates are judged; allowed are other texts")
     return list(task.prompts)
-
-
-def in_turn(every: list[list[str]]) -> Iterator[str]:
-    """One of each list, then the next of each, until all are used up."""
-    for index in range(max(map(len, every))):
-        yield from (texts[index] for texts in every if index < len(texts))
 
 
 @dataclass(frozen=True)
@@ -227,27 +216,25 @@ def accuracy(network: Network, held: States) -> dict[str, Any]:
     logits = torch.cat([network(part.to(device).float()).cpu() for part in held.states[real].split(1024)])
     scores, agrees = logits.softmax(-1)[..., 1], held.agrees[real]
     answered = agrees[:, network.first - 1 :]
-    pairs = list(zip(scores.T, answered.T))
-    nothing = [None] * (network.first - 1)
+    balanced, area = rates(scores.flatten(), answered.flatten())
+    nothing = [(None, None)] * (network.first - 1)
+    balanced_by_layer, area_by_layer = zip(*nothing, *(rates(*layer) for layer in zip(scores.T, answered.T)))
     return {
         "tokens": int(real.sum()),
         "agree by layer": [round(100 * share, 1) for share in agrees.float().mean(0).tolist()],
-        "balanced": balanced(scores.flatten(), answered.flatten()),
-        "balanced by layer": nothing + [balanced(*pair) for pair in pairs],
-        "area": area(scores.flatten(), answered.flatten()),
-        "area by layer": nothing + [area(*pair) for pair in pairs],
+        "balanced": balanced,
+        "balanced by layer": balanced_by_layer,
+        "area": area,
+        "area by layer": area_by_layer,
     }
 
 
-def balanced(scores: Tensor, agrees: Tensor) -> float | None:
-    """Mean of the shares of either class that lie on their side of 0.5, 0-100."""
-    one_class = agrees.all() or not agrees.any()
-    return None if one_class else round(100 * float(balanced_accuracy_score(agrees, scores > 0.5)), 1)
-
-
-def area(scores: Tensor, agrees: Tensor) -> float | None:
-    """Area under the ROC curve, 0-100."""
-    return None if agrees.all() or not agrees.any() else round(100 * float(roc_auc_score(agrees, scores)), 1)
+def rates(scores: Tensor, agrees: Tensor) -> tuple[float | None, float | None]:
+    """(mean of the shares of either class that lie on their side of 0.5, area under the ROC curve), 0-100."""
+    if agrees.all() or not agrees.any():
+        return None, None
+    balanced, area = balanced_accuracy_score(agrees, scores > 0.5), roc_auc_score(agrees, scores)
+    return round(100 * float(balanced), 1), round(100 * float(area), 1)
 
 
 @torch.no_grad()
@@ -279,33 +266,6 @@ def train_gate(
         "date": time.strftime("%Y-%m-%d"),
     }
     save_gate(gate, out, model, card, **parameters)
-    return found
-
-
-def run(
-    model: Model,
-    tasks: str,
-    corpora: Path | None,
-    out: Path,
-    work: Path,
-    how: Fitting,
-    names: list[str],
-    outputs: Path | None = None,
-) -> dict[str, dict]:
-    """Train the named gates ("lstm-as-published" is M's code's) for a model and write them; returns their accuracy.
-
-    `outputs`: a folder of outputs that the model gave before, in place of decoding.
-    """
-    _ = model.writer  # a model that only reads is refused in one line
-    wanted = [gate_asked(name) for name in names]
-    if outputs:
-        taken, tasks = known_states(model, outputs, how.tokens), f"own outputs to training prompts ({outputs.name})"
-    else:
-        taken = take_states(model, prompts_of(model, tasks, corpora, work, how.tokens), how.tokens)
-    found = {}
-    for asked, (name, parameters) in zip(names, wanted):
-        found[asked] = train_gate(model, name, taken, how, out, {"texts": tasks}, **parameters)
-        print(f"{model.name} {asked}: balanced accuracy {found[asked]['balanced']}, area {found[asked]['area']}")
     return found
 
 
@@ -346,6 +306,16 @@ def main(arguments: list[str]) -> None:
         how = Fitting(given.tokens, given.epochs, given.rate, normed=given.normed)
         model = load_model(given.model, device=given.device)
         out, work = given.out or data_folder("gates", model.name), given.work or Path("checkpoints/gates")
-        run(model, given.tasks, given.corpora, out, work, how, given.gates.split(","), given.outputs)
+        _ = model.writer  # a model that only reads is refused in one line
+        wanted = {asked: gate_asked(asked) for asked in given.gates.split(",")}
+        if given.outputs:
+            texts, outputs = f"own outputs to training prompts ({given.outputs.name})", known_outputs(given.outputs)
+        else:
+            texts = given.tasks
+            outputs = own_outputs(model, prompts_of(model, texts, given.corpora, work, how.tokens))
+        taken = take_states(model, outputs, how.tokens)
+        for asked, (name, parameters) in wanted.items():
+            found = train_gate(model, name, taken, how, out, {"texts": texts}, **parameters)
+            print(f"{model.name} {asked}: balanced accuracy {found['balanced']}, area {found['area']}")
     except InputError as error:
         parser.error(str(error))

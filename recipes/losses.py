@@ -118,8 +118,9 @@ def divergence(logits: Tensor, top: Tensor, likely: Tensor) -> Tensor:
 def states_at(model: Model, inputs: dict, rows: Tensor) -> list[Tensor]:
     """States of layers 1..L at the flat positions `rows` of a batch, each [rows, hidden_size], with their gradients.
 
-    `inputs` are the network's arguments; position b * tokens + t is token t of text b.
+    `inputs` are the network's arguments; position b * tokens + t is token t of text b. The head does not run, where the
+    network has a part without it.
     """
     with block_states(model.blocks) as states:
-        model.network(**inputs)
+        model.network.base_model(**inputs)
     return [state.reshape(-1, state.shape[-1])[rows] for state in states[1:]]

@@ -8,16 +8,12 @@ are the low-rank updates, the pooler and the classifier.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from safetensors.torch import save
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModel, AutoTokenizer
 
-from eelib.common.files import write_atomically
 from eelib.models.folder import weights_hash
-from eelib.models.lora import WEIGHTS
 from eelib.models.model import Model, load_model, prepare
 from eelib.models.packaged import packaged_folder
 from recipes.batches import from_step
@@ -34,7 +30,7 @@ from recipes.pocket_bert import (
     scored,
 )
 from recipes.texts import SEED
-from recipes.training import Loss, Optimizer, Schedule, by_step, quicker, train
+from recipes.training import Loss, Optimizer, Schedule, by_step, products, save_adapters, train
 
 START = "all-minilm-l6-v2"
 KIND = "BertForSequenceClassification, 6 layers of width 384: LoRA adapters of rank {}, pooler and classifier, bfloat16"
@@ -58,17 +54,15 @@ class MiniLM(GlueTraining):
         tuned = with_adapters(model, self.rank)
         rows, _ = rows_of(model, corpora, self.task, "train")
         stream = by_step(partial(from_step, plan_of=partial(epoch_batches, rows)))
-        weights = self.weights(model.layers)
-        few = epoch_batches(rows, 0)[0]
-        way = quicker(lambda: label_loss(model, weights, few, 0).value.backward(), model.device)
-        tuned.zero_grad()
+        weights, way = self.weights(model.layers), products(model.device)
 
         def loss_of(batch: list[Row], step: int) -> Loss:
             with way():
                 return label_loss(model, weights, batch, step)
 
         train(tuned, stream, loss_of, self.schedule, work, optimizer=Optimizer(tuned, muon=False), save_every=25)
-        write(model, tuned, self.start, weights_hash(base), out)
+        save_adapters(tuned, out, self.start, {"model_hash": weights_hash(base)}, OWN)
+        model.network.config.save_pretrained(out)
         origin = {
             "name": self.name,
             "kind": KIND.format(self.rank),
@@ -96,7 +90,7 @@ def begin(base: Path, task: str, device: str) -> Model:
     return prepare(network.to(device).eval(), tokenizer, task, "classifier")
 
 
-def with_adapters(model: Model, rank: int) -> torch.nn.Module:
+def with_adapters(model: Model, rank: int) -> PeftModel:
     """The network with low-rank updates in its blocks; these, pooler and classifier alone are trained."""
     torch.manual_seed(SEED)
     inside = r".*encoder\.layer.*\.(query|key|value|dense)"
@@ -105,19 +99,6 @@ def with_adapters(model: Model, rank: int) -> torch.nn.Module:
         if any(f".{own}." in name for own in OWN):
             weight.requires_grad_(True)
     return tuned
-
-
-def write(model: Model, tuned: torch.nn.Module, start: str, base_hash: str, out: Path) -> None:
-    """The updates and the modules that are trained whole, in bfloat16, in PEFT's format, beside the configuration."""
-    out.mkdir(parents=True, exist_ok=True)
-    kept = dict(get_peft_model_state_dict(tuned))
-    kept |= {n: p for n, p in tuned.named_parameters() if any(f".{own}." in n for own in OWN)}
-    tensors = {key: value.detach().bfloat16().cpu().contiguous() for key, value in kept.items()}
-    write_atomically(out / WEIGHTS, save(tensors, {"format": "pt", "model_hash": base_hash}))
-    options: Any = tuned.peft_config["default"]  # type: ignore[index]
-    options.base_model_name_or_path, options.inference_mode, options.modules_to_save = start, True, list(OWN)
-    options.save_pretrained(str(out))
-    model.network.config.save_pretrained(out)
 
 
 def both(task: str, schedule: Schedule) -> tuple[MiniLM, MiniLM]:

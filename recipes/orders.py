@@ -25,11 +25,7 @@ def orders(split: str, count: int, seed: int = 0) -> Iterator[dict]:
     A record has, in this order, `id` such as KX-4817-b, `name`, `items` of 1 to 3 things as the note writes them, each
     with its count of 2 to 12, `city`, and whether it is `urgent`.
     """
-    return _made(random.Random(f"orders {split} {seed}"), split, count)
-
-
-def _made(rng: random.Random, split: str, count: int) -> Iterator[dict]:
-    templates: list[str] = []
+    rng, templates = random.Random(f"orders {split} {seed}"), list[str]()
     for _ in range(count):
         # Each template is used once before any is used again.
         templates = templates or rng.sample(WORDS["templates"][split], len(WORDS["templates"][split]))

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from eelib.common.files import write_atomically
 from eelib.models.model import Model
-from eelib.models.probe import block_states
 from eelib.tasks.metrics import repeated
+from eelib.tracing.decode import greedy_decode, states_of
 from recipes.texts import SEED, SHIFTS, first_words, novels, read_jsonl, spelled_out
 
 HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its text
@@ -170,54 +170,25 @@ def outputs_of(model: Model, prompts: Prompts, numbers: range) -> list[OwnText]:
     texts = []
     for start in range(0, len(order), AT_ONCE):
         some = order[start : start + AT_ONCE]
-        for number, found in zip(some, likeliest(model, [encoded[number] for number in some])):
-            top, likely = found
-            ids, size = torch.tensor(encoded[number]), len(encoded[number])
-            texts.append(
-                OwnText(number, prompts.task_of(number), torch.cat([ids, top[size - 1 :, 0]]), size, top, likely)
-            )
+        given = [encoded[number] for number in some]
+        for number, prompt, output in zip(some, given, greedy_decode(model, given, LONGEST)):
+            ids = torch.tensor(prompt + output)
+            states, _ = states_of(model, [prompt[:1]], [ids[1:].tolist()])
+            top, likely = likeliest(model, states[:, -1])
+            texts.append(OwnText(number, prompts.task_of(number), ids, len(prompt), top, likely))
     return sorted(texts, key=lambda text: text.number)
 
 
 @torch.inference_mode()
-def likeliest(model: Model, prompts: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
-    """Greedy outputs until an end token or `LONGEST`: of each row, for each token of prompt and output but the first,
-    the TOP likeliest tokens and the logarithms of their probabilities. The first of an output's tokens is the output's.
-    """
-    adapter = model.writer
-    inputs, cache = adapter.begin(prompts, max(map(len, prompts)) + LONGEST)
-    with block_states(model.blocks) as states:
-        output = model.network(**inputs, **adapter.cached(cache))
-    inside = torch.cat([row[-len(prompt) : -1] for row, prompt in zip(states[-1], prompts, strict=True)])  # left-padded
-    read = [best_of(model.unembed(some)) for some in inside.split(READ_AT_ONCE)]
-    sizes = [len(prompt) - 1 for prompt in prompts]
-    found = [[row] for row in zip(*(torch.cat(each).split(sizes) for each in zip(*read)))]
-    rows: list[int | None] = list(range(len(prompts)))
-    for step in range(LONGEST):
-        if step:
-            output = model.network(**inputs, **adapter.cached(cache))
-        cache = output.past_key_values
-        top, likely = best_of(output.logits[:, -1])
-        emitted = top[:, 0].tolist()
-        for index, row in enumerate(rows):
-            if row is not None:
-                found[row].append((top[index : index + 1], likely[index : index + 1]))
-                if emitted[index] in model.eos_ids:
-                    rows[index] = None
-        going = [index for index, row in enumerate(rows) if row is not None]
-        if not going:
-            break
-        if len(going) <= 0.8 * len(rows):
-            inputs = adapter.keep_rows(inputs, cache, going)
-            rows, emitted = [rows[index] for index in going], [emitted[index] for index in going]
-        inputs = adapter.advance(inputs, emitted)
-    return [(torch.cat([top for top, _ in one]), torch.cat([likely for _, likely in one])) for one in found]
-
-
-def best_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens, logarithms of their probabilities), [n, TOP] each, of logits [n, vocabulary]."""
-    best = logits.float().topk(TOP)
-    return best.indices.cpu(), (best.values - logits.float().logsumexp(-1, keepdim=True)).cpu()
+def likeliest(model: Model, states: Tensor) -> tuple[Tensor, Tensor]:
+    """(the TOP likeliest tokens, logarithms of their probabilities), [n, TOP] each, of last states [n, hidden_size]."""
+    found = []
+    for some in states.split(READ_AT_ONCE):
+        logits = model.unembed(some).float()
+        best = logits.topk(TOP)
+        found.append((best.indices.cpu(), (best.values - logits.logsumexp(-1, keepdim=True)).cpu()))
+    tokens, logarithms = zip(*found)
+    return torch.cat(tokens), torch.cat(logarithms)
 
 
 def write_texts(texts: list[OwnText], file: Path) -> None:

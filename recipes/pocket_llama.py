@@ -137,16 +137,7 @@ def target_loss(model: LlamaForCausalLM, batch: Batch) -> Loss:
 def states(model: Model, texts: list[Text]) -> States:
     """States of layers 1..L where a target is predicted."""
     ids, wanted, _ = inputs_of(texts, model.device)
-    # The network's own logits are not used: one position's are the fewest that it can be asked for.
-    inputs = {"input_ids": ids, "use_cache": False, "logits_to_keep": 1}
-    return states_at(model, inputs, wanted - 1), ids.flatten()[wanted], ids.numel()
-
-
-def end_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write the tokenizer's end and padding into the model's settings."""
-    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.config.bos_token_id = model.generation_config.bos_token_id = None
+    return states_at(model, {"input_ids": ids, "use_cache": False}, wanted - 1), ids.flatten()[wanted], ids.numel()
 
 
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
@@ -154,7 +145,9 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_for(corpora, work)
     model = build(device)
-    end_with(model, tokenizer)
+    for settings in (model.config, model.generation_config):
+        settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        settings.bos_token_id = None
     plans = partial(part_batches, corpora, work, tokenizer)
     train(model, by_step(by_phases(PHASES, plans)), lambda batch, _step: target_loss(model, batch), SCHEDULE, work)
     model.save_pretrained(out)

@@ -72,15 +72,9 @@ def build(tokenizer: PreTrainedTokenizerFast, device: str = "cpu", **sizes: int)
 def grow(deep: T5ForConditionalGeneration, shallow: T5ForConditionalGeneration) -> None:
     """Give a network the function of one with fewer encoder blocks, of whose number its own is a multiple.
 
-    Each block is followed by copies of itself that add nothing yet: their last matrices are 0. InputError for other
-    numbers of blocks.
+    Each block is followed by copies of itself that add nothing yet: their last matrices are 0.
     """
-    copies, rest = divmod(len(deep.encoder.block), len(shallow.encoder.block))
-    if rest or not copies:
-        raise InputError(
-            f"an encoder of {len(shallow.encoder.block)} blocks cannot grow to {len(deep.encoder.block)}; allowed: "
-            "multiples"
-        )
+    copies = len(deep.encoder.block) // len(shallow.encoder.block)
     weights = {name: value for name, value in shallow.state_dict().items() if not name.startswith("encoder.block.")}
     for number in range(len(deep.encoder.block)):
         for name, value in shallow.encoder.block[number // copies].state_dict().items():

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Iterator
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 import spacy
 from spacy.language import Language
 from spacy.tokens import Doc
 from spacy.training import Example
+from spacy.training.converters import conllu_to_docs
 from spacy.util import fix_random_seed
 from thinc.api import Adam, warmup_linear
 from tqdm import tqdm
 
 from recipes.card import hashes, written
-from recipes.texts import SEED
+from recipes.texts import SEED, runs
 
 NAME = "pocket-tagger"
 EPOCHS, WORDS_PER_BATCH, DROPOUT = 15, 800, 0.35
@@ -33,64 +33,21 @@ LONGEST_RUN = 3  # sentences of one training text: the tagger will meet outputs 
 UPOS, ARCHITECTURE = json.loads(Path(__file__).with_suffix(".json").read_text()).values()
 
 
-class Sentence(NamedTuple):
-    """One gold sentence: words, whether a space follows each, and their UPOS tags, all of one length."""
-
-    words: list[str]
-    spaces: list[bool]
-    tags: list[str]
+def read_conllu(path: Path) -> list[Doc]:
+    """The sentences of a gzipped CoNLL-U file, on gold tokens with their UPOS tags."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return list(conllu_to_docs(file.read(), n_sents=1, no_print=True))
 
 
-def read_conllu(path: Path) -> list[Sentence]:
-    """Sentences of a CoNLL-U file, gzipped or not; empty nodes (ids such as 8.1) are left out.
-
-    A space follows the last word of a multi-word token (don't = do + n't) as its range line says, and none of the
-    others, so the text is that of the file wherever the parts of a multi-word token spell it out.
-    """
-    opener = gzip.open if path.suffix == ".gz" else open
-    sentences: list[Sentence] = []
-    words: list[str] = []
-    spaces: list[bool] = []
-    tags: list[str] = []
-    inside, range_space = 0, True
-    with opener(path, "rt", encoding="utf-8") as lines:
-        for line in [*lines, ""]:
-            fields = line.rstrip("\n").split("\t")
-            if len(fields) < 10:
-                if not line.strip() and words:
-                    sentences.append(Sentence(words, spaces, tags))
-                    words, spaces, tags, inside = [], [], [], 0
-            elif "-" in fields[0]:
-                first, last = map(int, fields[0].split("-"))
-                inside, range_space = last - first + 1, "SpaceAfter=No" not in fields[9]
-            elif "." not in fields[0]:
-                words.append(fields[1])
-                tags.append(fields[3])
-                spaces.append("SpaceAfter=No" not in fields[9] if not inside else inside == 1 and range_space)
-                inside = max(0, inside - 1)
-    return sentences
-
-
-def gold_doc(nlp: Language, sentences: Iterable[Sentence], tagged: bool = True) -> Doc:
+def gold_doc(nlp: Language, sentences: Iterable[Doc], tagged: bool = True) -> Doc:
     """One text of some sentences on gold tokens, with their tags or (`tagged` false) without them."""
     words, spaces, tags = [], [], []
     for sentence in sentences:
-        words += sentence.words
-        spaces += sentence.spaces[:-1] + [True]
-        tags += sentence.tags
+        words += [token.text for token in sentence]
+        spaces += [bool(token.whitespace_) for token in sentence[:-1]] + [True]
+        tags += [token.pos_ for token in sentence]
     spaces[-1] = False
     return Doc(nlp.vocab, words=words, spaces=spaces, pos=tags if tagged else None)
-
-
-def training_texts(sentences: list[Sentence], rng: random.Random) -> list[list[Sentence]]:
-    """All sentences as runs of one to LONGEST_RUN neighbours (uniform), in random order."""
-    runs, at = [], 0
-    while at < len(sentences):
-        size = rng.randint(1, LONGEST_RUN)
-        runs.append(sentences[at : at + size])
-        at += size
-    rng.shuffle(runs)
-    return runs
 
 
 def hide_words(doc: Doc, counts: Counter, rng: random.Random) -> Doc:
@@ -105,11 +62,13 @@ def hide_words(doc: Doc, counts: Counter, rng: random.Random) -> Doc:
     return doc
 
 
-def batches(nlp: Language, sentences: list[Sentence], rng: random.Random) -> Iterator[list[Example]]:
-    """One epoch of batches of about WORDS_PER_BATCH words."""
-    counts = Counter(word.lower() for sentence in sentences for word in sentence.words)
+def batches(nlp: Language, sentences: list[Doc], rng: random.Random) -> Iterator[list[Example]]:
+    """One epoch of batches of about WORDS_PER_BATCH words, of runs of one to LONGEST_RUN neighbours in random order."""
+    counts = Counter(token.lower_ for sentence in sentences for token in sentence)
+    texts = list(runs(sentences, LONGEST_RUN, rng))
+    rng.shuffle(texts)
     batch, words = [], 0
-    for run_of in training_texts(sentences, rng):
+    for run_of in texts:
         seen = hide_words(gold_doc(nlp, run_of, tagged=False), counts, rng)
         batch.append(Example(seen, gold_doc(nlp, run_of)))
         words += len(batch[-1].reference)
@@ -131,15 +90,15 @@ def untrained() -> Language:
     return nlp
 
 
-def gold_accuracy(nlp: Language, sentences: list[Sentence]) -> float:
+def gold_accuracy(nlp: Language, sentences: list[Doc]) -> float:
     """Share of gold tokens that get the gold UPOS tag when the pipeline is given the gold tokens."""
     docs = nlp.pipe((gold_doc(nlp, [s], tagged=False) for s in sentences), batch_size=128)
-    right = sum(token.pos_ == tag for doc, s in zip(docs, sentences) for token, tag in zip(doc, s.tags))
-    return right / sum(len(s.tags) for s in sentences)
+    right = sum(token.pos_ == gold.pos_ for doc, s in zip(docs, sentences) for token, gold in zip(doc, s))
+    return right / sum(map(len, sentences))
 
 
-def evaluate(nlp: Language, corpora: Path, split: str = "test") -> dict[str, float]:
-    """UPOS quality on UD English EWT, sentence by sentence.
+def evaluate(nlp: Language, corpora: Path) -> dict[str, float]:
+    """UPOS quality on the test set of UD English EWT, sentence by sentence.
 
     "gold tokens": share of gold tokens tagged right when the pipeline is given the gold tokens.
     "spaCy tokens": the pipeline tokenizes the raw sentence itself; a gold token counts as right when the spaCy
@@ -147,7 +106,7 @@ def evaluate(nlp: Language, corpora: Path, split: str = "test") -> dict[str, flo
     "spaCy tokens, same span": F1 of (start, end, tag) triples, as in the CoNLL 2018 shared task, so that every
     difference of tokenization is an error too.
     """
-    sentences = read_conllu(corpora / f"tagging/ud_english_ewt.{split}.conllu.gz")
+    sentences = read_conllu(corpora / "tagging/ud_english_ewt.test.conllu.gz")
     gold = [gold_doc(nlp, [s]) for s in sentences]
     held = same = own_tokens = 0
     for own, reference in zip(nlp.pipe((doc.text for doc in gold), batch_size=128), gold):
@@ -156,7 +115,7 @@ def evaluate(nlp: Language, corpora: Path, split: str = "test") -> dict[str, flo
         held += sum(tag_at.get(token.idx) == token.pos_ for token in reference)
         same += sum((token.idx, token.idx + len(token), token.pos_) in spans for token in reference)
         own_tokens += len(own)
-    tokens = sum(len(s.tags) for s in sentences)
+    tokens = sum(map(len, sentences))
     return {
         "UPOS accuracy, gold tokens": round(gold_accuracy(nlp, sentences), 4),
         "UPOS accuracy, spaCy tokens": round(held / tokens, 4),
@@ -188,9 +147,9 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     work.mkdir(parents=True, exist_ok=True)
     train, dev = (read_conllu(corpora / f"tagging/ud_english_ewt.{split}.conllu.gz") for split in ("train", "dev"))
     nlp, rng, best, curve = untrained(), random.Random(SEED), b"", list[dict]()
-    steps = DECAY_EPOCHS * sum(len(s.words) for s in train) // WORDS_PER_BATCH
+    steps = DECAY_EPOCHS * sum(map(len, train)) // WORDS_PER_BATCH
     optimizer = Adam(warmup_linear(PEAK_RATE, WARMUP_STEPS, steps), L2=0.01, grad_clip=1.0, use_averages=True)
-    progress = tqdm(total=EPOCHS * sum(len(s.words) for s in train), unit="word", mininterval=10)
+    progress = tqdm(total=EPOCHS * sum(map(len, train)), unit="word", mininterval=10)
     for epoch in range(1, EPOCHS + 1):
         losses: dict[str, float] = {}
         for batch in batches(nlp, train, rng):

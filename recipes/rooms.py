@@ -5,7 +5,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from eelib.common.files import data_folder
 from recipes.rooms_world import FORMS, KINDS, NUMBERS, SLOTS, WEIGHTS, WORDS, Event, Query, World, follow, support
@@ -219,8 +218,16 @@ def _try(rng: random.Random, split: str, kind: str, form: str, goal: str, plain:
     return None
 
 
-def _told(split: str, count: int, seed: int) -> Iterator[tuple[dict, list[Event], Query, list[int]]]:
-    """The items of ``stories``, each with the events, the query and the needed sentences it was made from."""
+def stories(split: str, count: int, seed: int = 0) -> Iterator[tuple[dict, list[Event], Query, list[int]]]:
+    """Yield `count` items of a split, each with the events, the query and the needed sentences that it was made from.
+
+    They are the same for the same seed; the splits share no names, things or templates.
+
+    An item has `passage` (the story's name), `context` (5 to 14 sentences, 45 to 130 words), `question`, `answers` (the
+    short answer first, then others to accept), `kind` (one, two, three, count or unknown), `facts` (how many sentences
+    the question needs; 0 for unknown) and `distance` (sentences from the earliest needed one to the end, itself
+    included; 0 for unknown). data/texts/question_answering/rooms.jsonl has the items of stories("test", 300).
+    """
     rng = random.Random(f"{split} {seed}")
     kinds: list[str] = []
     for number in range(count):
@@ -232,32 +239,14 @@ def _told(split: str, count: int, seed: int) -> Iterator[tuple[dict, list[Event]
         yield {"passage": f"rooms-{split}-{number + 1:04d}"} | made[0], *made[1:]
 
 
-def stories(split: str, count: int, seed: int = 0) -> Iterator[dict]:
-    """Yield ``count`` items of a split, the same for the same seed; the splits share no names, things or templates.
+def interviews(split: str, count: int, most: int, seed: int = 0) -> Iterator[tuple[dict, list[Event], list[tuple]]]:
+    """Yield the items of the `stories` with their events and up to `most` - 1 further (query, question, answer).
 
-    An item has ``passage`` (the story's name), ``context`` (5 to 14 sentences, 45 to 130 words), ``question``,
-    ``answers`` (the short answer first, then others to accept), ``kind`` (one, two, three, count or unknown),
-    ``facts`` (how many sentences the question needs; 0 for unknown) and ``distance`` (sentences from the earliest
-    needed one to the end, itself included; 0 for unknown).
+    These are for training. They are drawn among all that the story tells, at most one of each form; their answers are
+    what the story's world has, but their facts are not counted.
     """
-    return (item for item, *_ in _told(split, count, seed))
-
-
-def interviews(split: str, count: int, most: int, seed: int = 0) -> Iterator[dict]:
-    """Yield the ``context`` of each of the ``stories`` with up to ``most`` pairs of question and answer, for training.
-
-    The first pair is the story's own. The others are drawn among all that the story tells, at most one of each form;
-    their answers are what the story's world has, but their facts are not counted.
-    """
-    for item, _, asked in _interviewed(split, count, most, seed):
-        further = [(question, answer) for _, question, answer in asked]
-        yield {"context": item["context"], "pairs": [(item["question"], item["answers"][0]), *further]}
-
-
-def _interviewed(split: str, count: int, most: int, seed: int) -> Iterator[tuple[dict, list[Event], list[tuple]]]:
-    """The items of ``stories``, each with its events and its further (query, question, answer)."""
     rng = random.Random(f"{split} {seed} interviews")
-    for item, events, query, _ in _told(split, count, seed):
+    for item, events, query, _ in stories(split, count, seed):
         world, forms = World(events), {query[0]}
         asked: list[tuple] = []
         for kind in rng.choices([*_FURTHER], [*_FURTHER.values()], k=3 * most):
@@ -300,9 +289,3 @@ def _untold(world: World, query: Query) -> bool:
     """Whether "nobody knows" is true: of a thing's place only where nobody and nothing holds it and none is told."""
     placed = query[0] == "where_thing" and (query[1] in world.held or query[1] in world.place)
     return not placed and follow(world, query) is None
-
-
-def write(folder: Path) -> None:
-    """Write the 300 test items to ``folder/test.jsonl``: 75 of one, two and three facts, 45 counting, 30 unknown."""
-    lines = [json.dumps(item) for item in stories("test", 300)]
-    (folder / "test.jsonl").write_text("\n".join(lines) + "\n")

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from safetensors import safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eelib.common.files import write_atomically
 from eelib.common.machine import cpu_slowdown
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, rollouts, save_draft
+from eelib.models.lora import WEIGHTS
 from eelib.models.model import Model, load_model
 from eelib.models.probe import block_states
 from eelib.tracing.decode import state_at
@@ -42,7 +43,7 @@ from recipes.own_outputs import (
     read_texts,
 )
 from recipes.texts import SEED
-from recipes.training import Loss, Optimizer, Schedule, quicker, train
+from recipes.training import Loss, Optimizer, Schedule, products, save_adapters, train
 
 START = "smollm2-135m-instruct"
 FEW = 60  # held-out outputs that are reported in the course of a training
@@ -109,14 +110,7 @@ class Training(Legs, ABC):
         model = load_model(self.start, device=device)
         model.network.requires_grad_(False)
         trained, begun = self.begin(model, work, out)
-        stream, held = partial(batches, self.outputs(work), self.tokens), self.held_out(work)
-        _, first = next(stream(None))
-
-        def attempt() -> None:
-            self.loss_of(model, trained, first, 0).value.backward()
-            trained.zero_grad()
-
-        way = quicker(attempt, model.device)
+        held, way = self.held_out(work), products(model.device)
 
         def loss_of(batch: list[OwnText], step: int) -> Loss:
             with way():
@@ -124,7 +118,7 @@ class Training(Legs, ABC):
 
         leg = train(
             trained,
-            stream,
+            partial(batches, self.outputs(work), self.tokens),
             loss_of,
             Schedule(self.steps, self.peak, warmup=20, decay=1),
             work,
@@ -263,7 +257,7 @@ class Joint(Training):
         options = LoraConfig(r=self.rank, lora_alpha=self.rank, target_modules="all-linear", task_type="CAUSAL_LM")
         tuned, leg = get_peft_model(model.network, options), {}
         tuned.frequent = most_written(self.outputs(work), self.head)
-        file = out / "adapter_model.safetensors"
+        file = out / WEIGHTS
         if file.exists():
             with safe_open(file, "pt") as content:
                 leg = json.loads(content.metadata()["leg"])
@@ -272,15 +266,7 @@ class Joint(Training):
 
     def write(self, model: Model, trained: Any, out: Path, leg: dict, quality: dict) -> tuple[str, str]:
         """The updates in bfloat16, in PEFT's own form."""
-        out.mkdir(parents=True, exist_ok=True)
-        kept = {k: v.detach().bfloat16().cpu().contiguous() for k, v in get_peft_model_state_dict(trained).items()}
-        write_atomically(
-            out / "adapter_model.safetensors",
-            save(kept, {"format": "pt", "model_hash": model.hash, "leg": json.dumps(leg)}),
-        )
-        options = trained.peft_config["default"]
-        options.base_model_name_or_path, options.inference_mode = START, True
-        options.save_pretrained(str(out))
+        save_adapters(trained, out, START, {"model_hash": model.hash, "leg": json.dumps(leg)})
         return (
             f"low-rank updates of all linear layers inside the blocks, rank {self.rank}, bfloat16 (LoRA, PEFT)",
             f"layers {max(model.layers * 2 // 5, 1)} to {model.layers - 1} predict what the original does, "

@@ -9,7 +9,7 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,17 +77,20 @@ def multi30k(corpora: Path, split: str, language: str) -> list[tuple[str, str]]:
     return [(row[language], row["en"]) for row in read_jsonl(corpora / f"translation/multi30k.{split}.jsonl.gz")]
 
 
+def runs(items: list, most: int, rng: random.Random) -> Iterator[list]:
+    """The items in runs of one to `most` neighbours (uniform)."""
+    at = 0
+    while at < len(items):
+        size = rng.randint(1, most)
+        yield items[at : at + size]
+        at += size
+
+
 def joined(pairs: list[tuple[str, str]], most: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Runs of one to `most` consecutive pairs (uniform) of a shuffled list, joined by spaces into longer texts."""
+    """Runs of one to `most` pairs of a shuffled list, joined by spaces into longer texts."""
     order = pairs[:]
     rng.shuffle(order)
-    result, at = [], 0
-    while at < len(order):
-        size = rng.randint(1, most)
-        run = order[at : at + size]
-        result.append((" ".join(f for f, _ in run), " ".join(e for _, e in run)))
-        at += size
-    return result
+    return [(" ".join(f for f, _ in run), " ".join(e for _, e in run)) for run in runs(order, most, rng)]
 
 
 def both_ways(pairs: list[tuple[str, str]], language: str) -> list[Example]:
@@ -252,7 +255,10 @@ def rooms(_corpora: Path, work: Path, _epoch: int) -> list[Example]:
     """Stories with several questions each; made once and kept in `work`, since it takes minutes."""
     file = work / "rooms.jsonl"
     if not file.exists():
-        lines = (json.dumps(row) + "\n" for row in interviews("train", STORIES, QUESTIONS, SEED))
+        lines = []
+        for item, _, further in interviews("train", STORIES, QUESTIONS, SEED):
+            pairs = [(item["question"], item["answers"][0]), *((question, answer) for _, question, answer in further)]
+            lines.append(json.dumps({"context": item["context"], "pairs": pairs}) + "\n")
         write_atomically(file, "".join(lines).encode())
     return [asked(row["context"], row["pairs"]) for row in read_jsonl(file)]
 

@@ -8,15 +8,20 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors.torch
 import torch
+from peft import PeftModel, get_peft_model_state_dict
 from torch import Tensor, nn
 
 from eelib.common.files import write_atomically
+from eelib.common.machine import cpu_slowdown
+from eelib.models.lora import WEIGHTS
 
 AVERAGED = 100  # steps that averaged weights are the mean of, roughly; at first a quarter of all
 
@@ -228,20 +233,22 @@ def save_whole(state: Any, path: Path) -> None:
     write_atomically(path, content.getvalue())
 
 
-def quicker(attempt: Callable[[], Any], device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:
-    """The context in which `attempt` takes less time on this machine: float32, or matrix products in bfloat16."""
+def products(device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:
+    """The context of a step: matrix products in bfloat16 where the device is quicker at them, else in float32."""
+    if device.type == "cpu" and cpu_slowdown(torch.bfloat16) >= 1:
+        return contextlib.nullcontext
+    return partial(torch.autocast, device.type, torch.bfloat16)
 
-    def products_in_bfloat16() -> contextlib.AbstractContextManager:
-        return torch.autocast(device.type, torch.bfloat16)
 
-    if device.type != "cpu":
-        return products_in_bfloat16
-    seconds: list[float] = []
-    for way in (contextlib.nullcontext, products_in_bfloat16):
-        with way():
-            attempt()
-            began = time.process_time()  # whatever else the machine does
-            attempt()
-            seconds.append(time.process_time() - began)
-    print(f"a step takes {seconds[0]:.1f} s in float32, {seconds[1]:.1f} s with products in bfloat16", flush=True)
-    return products_in_bfloat16 if seconds[1] < seconds[0] else contextlib.nullcontext
+def save_adapters(tuned: PeftModel, out: Path, start: str, origin: dict[str, str], own: Sequence[str] = ()) -> None:
+    """Write low-rank updates of the model `start`, and its modules `own` as a whole, in bfloat16, in PEFT's form."""
+    out.mkdir(parents=True, exist_ok=True)
+    kept = dict(get_peft_model_state_dict(tuned))
+    kept |= {n: p for n, p in tuned.named_parameters() if any(f".{module}." in n for module in own)}
+    tensors = {key: value.detach().bfloat16().cpu().contiguous() for key, value in kept.items()}
+    write_atomically(out / WEIGHTS, safetensors.torch.save(tensors, {"format": "pt", **origin}))
+    options = tuned.peft_config["default"]
+    options.base_model_name_or_path, options.inference_mode = start, True
+    if own:
+        options.modules_to_save = list(own)
+    options.save_pretrained(str(out))

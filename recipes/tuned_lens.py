@@ -13,33 +13,16 @@ from torch import Tensor
 
 from eelib.models.lens_adapters import Translators, save_translators
 from eelib.models.model import Model, load_model
-from eelib.tracing.decode import greedy_decode
+from eelib.tracing.decode import states_of
 from recipes.batches import from_step
 from recipes.card import save_card
-from recipes.gates import AT_ONCE, HELD_OUT, LONGEST, batches_of, prompts_of
+from recipes.gates import HELD_OUT, own_outputs, prompts_of
 from recipes.losses import imitation_loss, uniform_weights
 from recipes.quality import TRANSLATIONS, agreement
 from recipes.texts import SEED
 from recipes.training import Loss, Optimizer, Schedule, by_step, train
 
 ASKED = "translation,captions,rooms,reading,headlines"  # parts of the corpora
-
-
-class Taking:
-    """A reader for `greedy_decode` that keeps the states of layers 1..L, in bfloat16, of every HELD_OUT-th batch apart.
-
-    Outputs of a batch are alike in length, so whole batches are held out.
-    """
-
-    def __init__(self) -> None:
-        self.training: list[Tensor] = []
-        self.held: list[Tensor] = []
-        self.batches = 0
-
-    def add(self, states: Tensor, _rows: list[int], _ids: list[int]) -> None:
-        """States [n, L+1, hidden_size] of the batch that is decoded."""
-        kept = self.held if self.batches % HELD_OUT == 0 else self.training
-        kept.append(states[:, 1:].to("cpu", torch.bfloat16))
 
 
 @dataclass(frozen=True)
@@ -80,14 +63,18 @@ class Lens:
         return save_card(out, work, device, origin, quality, notes)
 
     def examples(self, model: Model, corpora: Path, work: Path) -> tuple[Tensor, Tensor]:
-        """(training, held out): states [n, L, hidden_size] of the model's own outputs."""
-        taking, count = Taking(), 0
-        for batch in batches_of(prompts_of(model, ASKED, corpora, work, self.tokens), AT_ONCE):
-            count += sum(map(len, greedy_decode(model, batch, LONGEST, taking)))
-            taking.batches += 1
-            if count >= self.tokens:
+        """(training, held out): states [n, L, hidden_size] of the model's own outputs, in bfloat16.
+
+        Outputs of a batch are alike in length, so whole batches are held out, one in HELD_OUT.
+        """
+        training: list[Tensor] = []
+        held: list[Tensor] = []
+        for number, batch in enumerate(own_outputs(model, prompts_of(model, ASKED, corpora, work, self.tokens))):
+            states, _ = states_of(model, *batch)
+            (training if number % HELD_OUT else held).append(states[:, 1:].to("cpu", torch.bfloat16))
+            if sum(map(len, training + held)) >= self.tokens:
                 break
-        return torch.cat(taking.training), torch.cat(taking.held)
+        return torch.cat(training), torch.cat(held)
 
     def fit(self, model: Model, found: Translators, training: Tensor, work: Path) -> list[dict]:
         """Train on states [n, L, hidden_size], all of them in each epoch; returns the curve."""

@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 import pkgutil
-import random
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -19,10 +18,8 @@ import eelib
 from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.models.probe import block_states
 from eelib.tasks.classification import LABELS
 from eelib.tasks.structured import structured_prompt
-from eelib.tasks.task import load_task
 from eelib.tracing.decode import greedy_decode, states_of
 from recipes import card as cards
 from recipes import fine_tuning, minilm, pocket_bert, pocket_llama, pocket_t5, quality, tuned_lens
@@ -34,15 +31,12 @@ from recipes.orders import orders
 from recipes.pocket_bert import LENGTH, SST2_JOINT, WINDOW, masked
 from recipes.texts import SEED, SEEN, WHOLE
 from recipes.training import Schedule
-from recipes.tuned_lens import Lens, Taking
+from recipes.tuned_lens import Lens
 
 SHORT = Schedule(steps=3, peak=1e-2, warmup=1, decay=1)
-# Outputs are never kept; the others are trained in legs and come into data/models with their last one.
-UNFINISHED = {
-    f"smollm2-135m-instruct-{part}" for part in ("joint", "block", "features")
-}  # shipped, and trained on in further legs
-NOT_YET = {f"smollm2-135m-instruct-{part}" for part in ("outputs",)}
-SHIPPED = sorted({*RECIPES} - NOT_YET - UNFINISHED)
+OUTPUTS = "smollm2-135m-instruct-outputs"  # are not shipped
+UNFINISHED = {f"smollm2-135m-instruct-{part}" for part in ("joint", "block", "features")}  # further legs may follow
+SHIPPED = sorted({*RECIPES} - {OUTPUTS})
 
 
 def named(name):
@@ -57,8 +51,7 @@ def test_every_recipe_has_its_name_and_its_model():
         recipe = named(name)
         assert callable(recipe.run) and callable(recipe.measure)
         assert getattr(recipe, "name", getattr(recipe, "NAME", None)) == name
-    assert {folder.name for folder in data_folder("models").iterdir()} == {*SHIPPED, *UNFINISHED}
-    assert set(RECIPES) >= NOT_YET
+    assert {folder.name for folder in data_folder("models").iterdir()} == {*SHIPPED}
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):
@@ -96,7 +89,7 @@ def test_shipped_files_are_those_of_the_card_and_the_card_says_what_its_recipe_s
     assert card["seed"] == SEED and card["recipe"] == f"python -m recipes {name} --corpora DIR" and card["quality"]
     if name == "pocket-tagger":
         assert card["epochs"] == recipe.EPOCHS == len(card["dev_accuracy_by_epoch"])
-    else:
+    elif name not in UNFINISHED:
         assert card["steps"] == planned_steps(recipe, card["tokens"])
         origin = {key: getattr(recipe, key) for key in ("start", "objective") if hasattr(recipe, key)}
         origin |= getattr(recipe, "remarks", {}) | getattr(recipe, "REMARKS", {})
@@ -135,12 +128,16 @@ def test_pocket_t5(corpora, tiny, tmp_path, monkeypatch, tokenizer, few_stories)
     """An encoder-decoder that starts from padding and can end; grown from a first edition, or told where that is."""
     with pytest.raises(InputError, match="git archive 574ee76 data/models/pocket-t5 "):
         pocket_t5.run(corpora, tmp_path / "out", tmp_path / "work", "cpu")
-    tiny["t5"]().save_pretrained(tmp_path / "work/first_edition")
+    small, grown = tiny["t5"](), tiny["t5"](num_layers=2)
+    pocket_t5.grow(grown, small)  # at first the same function
+    ids = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tensor([[0, 8]])}
+    assert torch.equal(small(**ids).logits, grown(**ids).logits)
+    small.save_pretrained(tmp_path / "work/first_edition")
     tokenizer.save_pretrained(tmp_path / "work/first_edition")
     monkeypatch.setattr(pocket_t5, "SCHEDULE", Schedule(steps=6, peak=1e-3, warmup=1, decay=1))
     monkeypatch.setattr(pocket_t5, "PHASES", [Phase(6, dict.fromkeys(WHOLE, 1.0))])
     monkeypatch.setattr(pocket_t5, "TOKENS", 1024)
-    monkeypatch.setattr(pocket_t5, "build", lambda *_: tiny["t5"]())
+    monkeypatch.setattr(pocket_t5, "build", lambda *_: grown)
     monkeypatch.setattr(cards, "measure", lambda *_: {"made up": {"BLEU": 1.0}})
     card = pocket_t5.run(corpora, tmp_path / "out", tmp_path / "work", "cpu")
     assert card["steps"] == 6 and "574ee76" in card["start"]
@@ -224,21 +221,25 @@ def test_fine_tuning(recipe, made, corpora, tmp_path, monkeypatch, few_stories):
 
 def test_translators(model_of, folder_of, tmp_path, monkeypatch):
     """Every layer comes nearer to the last; one batch in five is held out; the card says so of what loads."""
-    taking, model, start = Taking(), model_of("llama"), str(folder_of("llama"))
+    model, start = model_of("llama"), str(folder_of("llama"))
     task = eelib.Task.from_prompts(["the cat sat on", "a dog", "the mat"])
     monkeypatch.setattr(quality, "load_task", lambda *_, **__: task)
     monkeypatch.setattr(tuned_lens, "TRANSLATIONS", ["the task"])
     monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 6)
-    for _ in range(10):
-        taking.add(torch.zeros(3, 4, 2), [0, 1, 2], [5, 6, 7])
-        taking.batches += 1
-    assert len(taking.held) == 2 and len(taking.training) == 8 and taking.held[0].shape == (3, 3, 2)
+    batches = [([[5, number]], [[5] * (number + 1)]) for number in range(11)]
+    monkeypatch.setattr(tuned_lens, "own_outputs", lambda *_: iter(batches))
+    monkeypatch.setattr(tuned_lens, "prompts_of", lambda *_: None)
+    training, held = Lens(tokens=50).examples(model, tmp_path, tmp_path)
+    assert len(held) == 1 + 6 and len(training) == 2 + 3 + 4 + 5 + 7 + 8 + 9 + 10
+    wanted = states_of(model, *batches[5])[0][:, 1:].bfloat16()
+    assert torch.equal(held[1:], wanted) and len(wanted[0]) == model.layers
     outputs = [torch.randint(10, 60, (30,)).tolist() for _ in range(10)]
     states = states_of(model, [[5]] * 10, outputs)[0][:, 1:]
     monkeypatch.setattr(Lens, "examples", lambda *_: (states, states))
     lens, out = Lens(start=start, epochs=20, batch=64, rate=1e-2), tmp_path / "out"
     card = lens.run(tmp_path, out, tmp_path / "work", "cpu")
     before, after = (card["quality"][f"KL from the last layer{how}"] for how in (", untranslated", ""))
+    assert card["quality"]["agreement with the last layer, untranslated"]["by layer"][-1] == 100
     assert all(a < b for a, b in zip(after, before)) and card["steps"] == planned_steps(lens, card["tokens"])
     logs = torch.stack([model.unembed(states[:, layer]).double().log_softmax(-1) for layer in range(model.layers)])
     wanted = [(logs[-1].exp() * (logs[-1] - logs[layer])).sum(-1).mean() for layer in range(model.layers - 1)]
@@ -274,13 +275,12 @@ def test_pocket_tagger(tmp_path, monkeypatch):
         file = tmp_path / f"tagging/ud_english_ewt.{split}.conllu.gz"
         file.write_bytes(gzip.compress((CONLLU * times).encode()))
     sentences = tagger.read_conllu(file)
-    assert [s.words for s in sentences] == [["Do", "n't", "go", "!"], ["ca", "n't", "."]]
-    assert [s.tags for s in sentences] == [["AUX", "PART", "VERB", "PUNCT"], ["AUX", "PART", "PUNCT"]]
+    assert [[word.text for word in s] for s in sentences] == [["Do", "n't", "go", "!"], ["ca", "n't", "."]]
+    tags = [" ".join(word.pos_ for word in s) for s in sentences]
+    assert tags == ["AUX PART VERB PUNCT", "AUX PART PUNCT"]
     nlp = tagger.untrained()
     assert [tagger.gold_doc(nlp, [s]).text for s in sentences] == ["Don't go!", "can't."]
     assert tagger.gold_doc(nlp, sentences).text == "Don't go! can't."
-    runs = tagger.training_texts(sentences * 5, random.Random(0))
-    assert sum(len(run) for run in runs) == 10 and max(map(len, runs)) <= tagger.LONGEST_RUN
     monkeypatch.setattr(tagger, "EPOCHS", 3)
     monkeypatch.setattr(tagger, "WORDS_PER_BATCH", 20)
     monkeypatch.setattr(tagger, "WARMUP_STEPS", 5)
@@ -306,6 +306,8 @@ def test_a_tiny_encoder_learns_and_its_adapters_load(tmp_path, monkeypatch):
     recipe = replace(minilm.SST2_JOINT, start=str(base), schedule=Schedule(60, 2e-2, 5, 20), rank=4)
     card = recipe.run(tmp_path, tmp_path / "tuned", tmp_path / "work", "cpu")
     assert card["quality"]["GLUE sst2 validation"]["accuracy"] == 100
+    settings = json.loads((tmp_path / "tuned/adapter_config.json").read_text())
+    assert settings["modules_to_save"] == ["pooler", "classifier"]
     found = eelib.load_model(str(tmp_path / "tuned"), device="cpu")
     assert found.kind == "classifier" and found.layers == 2 and found.title.startswith("tuned, LoRA adapters of")
     made = eelib.trace(found, eelib.Task.from_prompts(["a dog 3", "the tree 4"]), folder=tmp_path / "runs")
@@ -315,24 +317,15 @@ def test_a_tiny_encoder_learns_and_its_adapters_load(tmp_path, monkeypatch):
 # Quality
 
 
-def test_agreement_by_hand(made, monkeypatch):
-    """Each layer's top-1 against the tokens that the model gave; end tokens do not count; the last agrees always."""
-    model, task = made("pocket-llama"), load_task("translation/de-en").take(5)
-    monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 3)
+def test_agreement_leaves_out_end_tokens(model_of, eos, monkeypatch):
+    model, task = model_of("llama"), eelib.Task.from_prompts(["the cat sat on", "a dog", "the mat"])
     monkeypatch.setattr(quality, "load_task", lambda _name: task)
-    agreed, tokens = [0] * model.layers, 0
-    for prompt in model.encode(task.prompts):
-        for token in greedy_decode(model, [prompt], 3)[0]:
-            with torch.no_grad(), block_states(model.blocks) as states:
-                model.network(torch.tensor([prompt]))
-            prompt = [*prompt, token]
-            if token not in model.eos_ids:
-                tokens += 1
-                for layer in range(model.layers):
-                    agreed[layer] += model.unembed(states[layer + 1][0, -1:]).argmax().item() == token
-    found = quality.agreement(model, ["translation/de-en"])
-    assert found == {"by layer": [round(100 * n / tokens, 1) for n in agreed], "items": tokens}
-    assert found["by layer"][-1] == 100.0
+    monkeypatch.setattr(quality, "LONGEST_TRANSLATION", 6)
+    eos(model, {greedy_decode(model, model.encode(task.prompts), 6)[0][2]})
+    tokens = [token for prompt in model.encode(task.prompts) for token in greedy_decode(model, [prompt], 6)[0]]
+    found = quality.agreement(model, ["the task"])
+    assert found["by layer"][-1] == 100
+    assert found["items"] == sum(token not in model.eos_ids for token in tokens) < len(tokens)
 
 
 def test_a_model_is_measured_on_what_it_knows(corpora, made, monkeypatch):

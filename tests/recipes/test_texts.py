@@ -7,7 +7,6 @@ from collections import Counter
 from itertools import islice
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +29,6 @@ from recipes.texts import (
     PARTS,
     Example,
     is_held_out,
-    is_held_out_passage,
     novels,
     questions,
     shifts,
@@ -91,12 +89,6 @@ def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stori
     found = [e for epoch in range(3) for e in PARTS["orders"](corpora, tmp_path, epoch)]
     assert found and not {e.prompt for e in found} & set(load_task("structured/orders").prompts)
     assert all(e.prompt.split("### Input:")[1].count(json.loads(e.target)["id"]) == 1 for e in found)
-
-
-def test_what_is_held_out_is_a_fixed_share():
-    for drawn, share in ((is_held_out, texts.HELD_OUT_SHARE), (is_held_out_passage, texts.HELD_OUT_PASSAGES)):
-        assert sum(drawn(f"Number {i}.") for i in range(20000)) / 20000 == pytest.approx(1 / share, rel=0.15)
-    assert is_held_out("Sentence  x.") == is_held_out(" SENTENCE  X. \n")
 
 
 def read(tokenizer, text, wanted):
@@ -187,15 +179,9 @@ def test_every_text_comes_back(text):
     assert TOKENIZER.decode(ids_of(text)) == text
 
 
-def mixes(text):
-    """Whether letters or digits stand beside anything else but white space."""
-    return bool(re.search(r"[^\W\d_]", text) and re.search(r"[^\w\s\ufffd]", text)) or (
-        bool(re.search(r"\d", text)) and bool(re.search(r"[^\d\s]", text))
-    )
-
-
 def test_no_piece_mixes_letters_digits_and_punctuation():
     for token, i in TOKENIZER.get_vocab().items():
-        assert token in (PAD, END, *FIXED_PARTS) or not mixes(TOKENIZER.decode([i])), token
-    assert not any(mixes(TOKENIZER.decode([i])) for i in ids_of("ab-c 1,5a? (x)\nö..."))
+        text = TOKENIZER.decode([i])
+        kinds = [re.search(kind, text) for kind in (r"[^\W\d_]", r"\d", r"[^\w\s\ufffd]")]
+        assert token in (PAD, END, *FIXED_PARTS) or sum(map(bool, kinds)) <= 1, token
     assert len(TOKENIZER) <= 420 and all(len(ids_of(part)) == 1 for part in FIXED_PARTS)

@@ -20,8 +20,7 @@ from recipes.losses import (
     calm_weights,
     distillation_loss,
     divergence,
-    imitation_loss,
-    layers_loss,
+    exit_weights,
     turning_weights,
     uniform_weights,
 )
@@ -35,13 +34,11 @@ from recipes.training import Loss, Optimizer, Schedule, by_step, train
 
 def test_schedule():
     """Up in a line, flat, down in a line to almost nothing; without a decay flat; up again after a new beginning."""
-    schedule = Schedule(steps=100, peak=2.0, warmup=10, decay=20)
-    rates = [schedule.rate(step) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
-    assert set(rates[9:81]) == {2.0}
-    assert rates[80:] == pytest.approx([0.1 * (20 - i) for i in range(20)])
-    flat = Schedule(steps=100, peak=2.0, warmup=10, decay=1)
-    assert {flat.rate(step) for step in range(9, 100)} == {2.0} and flat.rate(50, 50) == pytest.approx(0.2)
+    schedule, flat = Schedule(steps=100, peak=2.0, warmup=10, decay=20), Schedule(100, 2.0, warmup=10, decay=1)
+    assert [schedule.rate(step) for step in range(10)] == pytest.approx([0.2 * (i + 1) for i in range(10)])
+    assert {schedule.rate(step) for step in range(9, 81)} == {flat.rate(step) for step in range(9, 100)} == {2.0}
+    assert [schedule.rate(80 + i) for i in range(20)] == pytest.approx([0.1 * (20 - i) for i in range(20)])
+    assert flat.rate(50, 50) == pytest.approx(0.2)
 
 
 def fresh(dtype=torch.float32):
@@ -142,19 +139,22 @@ def test_legs_are_one_training(tmp_path):
     assert stopped["step"] == 0
 
 
-def test_averaged_weights_are_the_mean_of_the_last_steps(tmp_path):
-    """By hand, on one weight whose gradient is always 1; the first steps count as much as each other."""
+def test_averaged_weights_and_the_curve_by_hand(tmp_path):
+    """On one weight whose gradient is always 1; the curve has the mean since the row before, and that of each part."""
     network = torch.nn.Linear(1, 1, bias=False)
     values, mean = [], network.weight.item()
 
-    def loss_of(_batch, _step):
+    def loss_of(_batch, step):
         values.append(network.weight.item())
-        return Loss(network.weight.sum(), 1)
+        return Loss(network.weight.sum(), 1, ("even", "odd")[step % 2], 2 * network.weight.sum())
 
-    train(
+    leg = train(
         network, by_step(count), loss_of, Schedule(6, 0.1, 1, 1), tmp_path,
-        optimizer=Optimizer(network, muon=False), averaged=True,
+        optimizer=Optimizer(network, muon=False), averaged=True, save_every=3,
     )  # fmt: skip
+    parts = {"even": 2 * values[4], "odd": values[3] + values[5]}
+    assert leg["curve"][1]["parts"] == pytest.approx(parts, abs=1e-3)
+    assert leg["curve"][1]["loss"] == pytest.approx(2 * sum(values[3:]) / 3, abs=1e-3)
     for step, value in enumerate([*values[1:], values[-1] - 0.1], 1):
         mean += (value - mean) * 4 / (step + 4)
     assert network.weight.item() == pytest.approx(mean, abs=1e-5)
@@ -169,22 +169,6 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_path):
     with pytest.raises(FloatingPointError, match="step 3; the last good checkpoint"):
         train(network, by_step(batches), bad, Schedule(4, 1e-2, 1, 1), tmp_path, save_every=1)
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["leg"]["step"] == 2
-
-
-def test_training_learns_and_the_curve_has_the_loss_of_each_part(tmp_path):
-    """One batch over and over; the curve has what is shown, the mean over the steps of each part."""
-    network, seen = fresh(), []
-    loss_of, stream = loss_for(network), lambda _start: iter(lambda: batch_at(0), None)
-
-    def loss(batch, step):
-        seen.append(loss_of(batch, step))
-        return seen[-1]
-
-    curve = train(network, by_step(stream), loss, Schedule(30, 1e-2, 3, 10), tmp_path, save_every=5)["curve"]
-    assert curve[-1]["loss"] < curve[0]["loss"] / 4
-    shown = [step.shown.item() for step in seen[:5]]
-    assert curve[0]["loss"] == pytest.approx(sum(shown) / 5, abs=1e-3)
-    assert curve[0]["parts"]["odd"] == pytest.approx((shown[1] + shown[3]) / 2, abs=1e-3)
 
 
 def matrices(network):
@@ -208,44 +192,10 @@ def test_tables_and_heads_are_no_matrices(tiny):
     assert len(muon) == 3 * 6 + 1 and "bert.pooler.dense.weight" in muon
 
 
-def test_some_layers_have_a_weight_at_some_steps():
-    assert turning_weights(4, 6, 1) == [0.25] * 4
-    assert turning_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "t5_tied", "bert_labels"])
-@pytest.mark.parametrize("at_once", [1, 10**6])
-def test_the_layers_loss_and_its_gradients_are_those_of_float64(name, at_once, model_of, monkeypatch):
-    """Whole, and one row at a time, through the unembeddings of several families."""
-    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", (at_once, at_once))
-    model = model_of(name)
-    torch.manual_seed(3)
-    states = [torch.randn(7, model.hidden_size, requires_grad=True) for _ in range(model.layers)]
-    labels, weights = torch.randint(model.vocab_size, (7,)), calm_weights(model.layers)
-    loss = layers_loss(model.unembed, states, labels, weights)
-    got = torch.autograd.grad(loss, states)
-    logs = [model.unembed(state).double().log_softmax(-1)[torch.arange(7), labels].mean() for state in states]
-    plain = -sum(w * x for w, x in zip(weights, logs))
-    assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
-    for mine, wanted in zip(got, torch.autograd.grad(plain, states)):
-        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-7)
-
-
-def test_imitation_by_hand(monkeypatch):
-    """KL of each layer's readout from the last one's, in float64, whatever the number of rows at once."""
-    head = torch.nn.Linear(5, 11).double().requires_grad_(False)
-    head.vocab_size = 11
-    states = [torch.randn(7, 5, dtype=torch.double, requires_grad=True) for _ in range(3)]
-    last, weights = torch.randn(7, 5, dtype=torch.double, requires_grad=True), [0.2, 0.0, 0.8]
-    goal = torch.softmax(head(last), -1)
-    kl = [(goal * (goal.log() - torch.log_softmax(head(s), -1))).sum(-1).mean() for s in states]
-    wanted = sum(w * one for w, one in zip(weights, kl)).item()
-    for at_once in (11, 33, 10**6):
-        monkeypatch.setattr(losses, "LOGITS_AT_ONCE", (at_once, at_once))
-        loss = imitation_loss(head, states, last, weights)
-        assert loss.item() == pytest.approx(wanted)
-    loss.backward()
-    assert last.grad is None and states[1].grad is None and states[0].grad.abs().sum() > 0
+def test_weights_of_layers():
+    """CALM's grow with depth; FREE has two exits; or some layers have a weight at some steps."""
+    assert calm_weights(3) == pytest.approx([1 / 6, 2 / 6, 3 / 6]) and exit_weights(4, [2]) == [0, 2 / 6, 0, 4 / 6]
+    assert turning_weights(4, 6, 1) == [0.25] * 4 and turning_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
 
 
 def test_divergence_is_that_of_the_known_tokens_and_the_rest():
@@ -261,13 +211,9 @@ def test_divergence_is_that_of_the_known_tokens_and_the_rest():
     assert divergence(other, best.indices, best.values).abs().max() < 1e-5
 
 
-def test_distillation_draws_shallow_layers_to_their_closest_deep_one():
-    """By hand; deep layers are the teachers, whom no gradient reaches."""
-    rows = ([[0.0, 0.0]], [[1.0, 1.0]], [[4.0, 4.0]], [[1.0, 0.0]], [[9.0, 9.0]])
-    states = [torch.tensor(row, requires_grad=True) for row in rows]
-    loss = distillation_loss(states, 2)
-    assert loss.item() == pytest.approx((0.5 + 0.5) / 2)  # both to layer 4
-    loss.backward()
+def test_the_teachers_of_distillation_learn_nothing():
+    states = [torch.randn(3, 2, requires_grad=True) for _ in range(5)]
+    distillation_loss(states, 2).backward()
     assert all(s.grad.abs().sum() > 0 for s in states[:2]) and all(s.grad is None for s in states[2:])
 
 
@@ -284,14 +230,13 @@ def some_texts(seed=1):
 @pytest.mark.parametrize("part", ["translation", "rooms"])
 def test_pocket_llama(part, tiny):
     """Cross-entropy of the targets, and its share of the other tokens but the first, with two kinds of attention."""
-    losses, found = {True: [], False: []}, []
-    model = tiny["llama"]().float()
+    model, found, losses, wanted = tiny["llama"]().float(), [], [], []
     for text in some_texts():
-        logits = model(torch.tensor(text.ids.astype(int))[None]).logits[0].double()
-        for index in range(1, len(text.ids)):
-            wanted = torch.tensor(int(text.ids[index]))
-            losses[bool(text.wanted[index])].append(F.cross_entropy(logits[index - 1], wanted).item())
-    target, others = (sum(values) / len(values) for values in (losses[True], losses[False]))
+        ids = torch.tensor(text.ids.astype(int))
+        losses.append(F.cross_entropy(model(ids[None]).logits[0, :-1].double(), ids[1:], reduction="none"))
+        wanted.append(torch.from_numpy(text.wanted[1:]))
+    losses, wanted = torch.cat(losses), torch.cat(wanted)
+    target, others = (losses[chosen].mean().item() for chosen in (wanted, ~wanted))
     for attention in ("plain_causal", "sdpa"):
         model.set_attn_implementation(attention)
         loss = pocket_llama.target_loss(model, (part, some_texts()))
@@ -300,19 +245,6 @@ def test_pocket_llama(part, tiny):
         assert (loss.part, loss.tokens) == (part, 4 * max(len(text.ids) for text in some_texts()))
         found.append(torch.autograd.grad(loss.value, list(model.parameters())))
     assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(*found))
-
-
-def test_pocket_t5(tiny):
-    """Cross-entropy of the target tokens only; an untrained model guesses evenly."""
-    model, losses = tiny["t5"]().float(), []
-    for prompt, target in id_pairs():
-        begun = torch.tensor([[model.config.pad_token_id, *target[:-1]]])
-        logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits[0].double()
-        losses += list(F.cross_entropy(logits, torch.tensor(target), reduction="none"))
-    loss, size, *_ = pocket_t5.label_loss(model, ("part", some_texts()))
-    assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
-    assert loss.item() == pytest.approx(math.log(8192), abs=1.0)
-    assert size == 4 * sum(max(map(len, side)) for side in zip(*id_pairs()))
 
 
 def layer_losses(model, name):
@@ -335,21 +267,25 @@ def layer_losses(model, name):
 
 
 @pytest.mark.parametrize("recipe", [LLAMA_JOINT, T5_WEIGHTED, T5_FREE], ids=lambda r: r.name)
-def test_joint_optimization(recipe, made):
-    """Weights and distillation are those of the papers."""
+def test_joint_optimization(recipe, made, monkeypatch):
+    """Weights and distillation are those of the papers; the head runs on a few rows at a time."""
     model = made(recipe.start)
-    depth, (losses, hidden) = model.layers, layer_losses(model, recipe.start)
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", (3 * model.vocab_size, 0))
+    depth, (means, hidden) = model.layers, layer_losses(model, recipe.start)
     got = recipe.loss_of(model, ("part", some_texts()), 5)
     if recipe is LLAMA_JOINT:
-        wanted = sum(losses) / depth
+        wanted = sum(means) / depth
     elif recipe is T5_WEIGHTED:
-        wanted = sum(i * loss for i, loss in enumerate(losses, 1)) / (depth * (depth + 1) / 2)
+        plain = pocket_t5.label_loss(model.network, ("part", some_texts()))  # of the last layer alone
+        assert plain.value.item() == pytest.approx(means[-1], rel=1e-4)
+        assert plain.tokens == got.tokens == 4 * sum(max(map(len, side)) for side in zip(*id_pairs()))
+        wanted = sum(i * loss for i, loss in enumerate(means, 1)) / (depth * (depth + 1) / 2)
     else:
         norm = model.network.decoder.final_layer_norm
         scale = norm.weight.double() / model.hidden_size**0.5
         hidden = [h * (h.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * scale for h in hidden]
         errors = [[(hidden[i] - h).square().mean().item() for h in hidden[FREE_EXIT:]] for i in range(FREE_EXIT)]
-        exits = (FREE_EXIT * losses[FREE_EXIT - 1] + depth * losses[-1]) / (FREE_EXIT + depth)
+        exits = (FREE_EXIT * means[FREE_EXIT - 1] + depth * means[-1]) / (FREE_EXIT + depth)
         wanted = exits + DISTILLED * sum(map(min, errors)) / FREE_EXIT
     assert got.value.item() == pytest.approx(wanted, rel=1e-4) and got.part == "part" and got.tokens > 0
 
