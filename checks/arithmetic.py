@@ -8,15 +8,13 @@ was found to pay when the model was loaded; the check fails where a batch has mo
 
 from typing import Any
 
-import numpy as np
 import torch
 
 import eelib
 from checks.products import BATCH, prompts_of, task_of
-from checks.race import drafts_of, first_difference
+from checks.race import drafts_of, first_difference, ours
 from checks.report import TRACES, Goal, all_of, finish, goal, headed, options
 from eelib.common.tolerances import TOLERANCES
-from eelib.exits.decoding.generate import generate
 from eelib.models.model import Model
 from eelib.models.products import FewRows
 from eelib.tracing.decode import greedy_decode
@@ -24,7 +22,6 @@ from eelib.tracing.decode import greedy_decode
 MODEL, NEW_TOKENS, TOKENS = "smollm2-135m-instruct", 96, 20_000
 TIE = TOLERANCES[torch.float32].tie  # of logits, in nats
 DRAFTED = 2  # tokens of each sequence that are drafted before they are verified
-NEAR = 1e-3  # of the two best logits, below which a token of the sample may be another one elsewhere
 
 
 def rows_limit(model: Model) -> int:
@@ -34,31 +31,25 @@ def rows_limit(model: Model) -> int:
 
 
 @torch.no_grad()
-def read_again(
-    ours: Model, plain: Model, prompts: list[list[int]], new: int
-) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Tokens that a batch decodes with our products, and of torch's logits after the same texts: how far each token is
-    below the best one, and the second best one.
-    """
-    tokens, below, apart = list[int](), list[np.ndarray](), list[np.ndarray]()
-    for prompt, ids in zip(prompts, greedy_decode(ours, prompts, new)):
+def read_again(fast: Model, plain: Model, prompts: list[list[int]], new: int) -> tuple[list[int], list[float]]:
+    """Tokens that a batch decodes with our products, and how far each is below the best one of torch's logits."""
+    tokens, below = list[int](), list[float]()
+    for prompt, ids in zip(prompts, greedy_decode(fast, prompts, new)):
         logits = plain.network(**plain.adapter.whole_inputs(prompt, ids)).logits[0, -len(ids) :].double()
-        best = logits.topk(2).values
         tokens += ids
-        below.append((best[:, 0] - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]).numpy())
-        apart.append((best[:, 0] - best[:, 1]).numpy())
-    return tokens, np.concatenate(below), np.concatenate(apart)
+        below += (logits.amax(1) - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]).tolist()
+    return tokens, below
 
 
-def other_tokens(ours: Model, plain: Model, tokens: int) -> dict[str, Any]:
+def other_tokens(fast: Model, plain: Model, tokens: int) -> dict[str, Any]:
     """How many tokens of ours are not torch's best after the same text, and by how much."""
-    found: dict[str, Any] = {"batch": BATCH, "rows_limit": rows_limit(ours), "texts": 0, "tokens": 0, "margins": []}
-    prompts = prompts_of(ours, 4 * BATCH * tokens // 1000)
+    found: dict[str, Any] = {"batch": BATCH, "rows_limit": rows_limit(fast), "texts": 0, "tokens": 0, "margins": []}
+    prompts = prompts_of(fast, 4 * BATCH * tokens // 1000)
     for start in range(0, len(prompts), BATCH):
-        ids, below, _ = read_again(ours, plain, prompts[start : start + BATCH], NEW_TOKENS)
+        ids, below = read_again(fast, plain, prompts[start : start + BATCH], NEW_TOKENS)
         found["tokens"] += len(ids)
         found["texts"] = min(start + BATCH, len(prompts))
-        found["margins"] += below[below > 0].tolist()
+        found["margins"] += [margin for margin in below if margin > 0]
         print(f"{found['tokens']:,} tokens, {len(found['margins'])} others", flush=True)
         if found["tokens"] >= tokens:
             break
@@ -69,19 +60,13 @@ def drafted(model: Model, texts: int) -> list[dict[str, Any]]:
     """Of each way to draft: tokens, drafts, and outputs that are plain decoding's; of others, the margin of the token
     in which they differ first.
     """
-    task, rows = task_of(model, texts), list[dict[str, Any]]()
-    asked: dict[str, Any] = {"batch_size": BATCH, "max_new_tokens": NEW_TOKENS}
-    prompts, plain = prompts_of(model, texts), generate(model, task, **asked).tokens
-    expected = plain.groupby("sequence")["token_id"].agg(list).tolist()
+    task, prompts, rows = task_of(model, texts), prompts_of(model, texts), list[dict[str, Any]]()
+    _, expected, _ = ours(model, None, NEW_TOKENS)(task, BATCH)
     for draft in drafts_of(model, max(1, model.layers * 5 // 6))[1:]:  # "auto" is one of them
-        made = generate(model, task, draft=draft, draft_length=DRAFTED, **asked)
-        outputs = made.tokens.groupby("sequence")["token_id"].agg(list).tolist()
+        _, outputs, known = ours(model, draft, NEW_TOKENS, DRAFTED)(task, BATCH)
         margins = [first_difference(model, *three) for three in zip(prompts, expected, outputs) if three[1] != three[2]]
-        row = made.sequences[["drafted", "accepted"]].sum().to_dict() | {
-            "texts": texts,
-            "texts_equal": texts - len(margins),
-        }
-        rows.append({"draft": draft, "tokens": len(made.tokens)} | row | {"margins": margins})
+        row = {"draft": draft, "tokens": sum(map(len, outputs)), "texts": texts, "texts_equal": texts - len(margins)}
+        rows.append(row | {"drafted": known["drafted"], "accepted": known["accepted"], "margins": margins})
         print(rows[-1], flush=True)
     return rows
 
@@ -111,28 +96,27 @@ def goals(found: dict[str, Any]) -> list[Goal]:
 
 def both() -> tuple[Model, Model]:
     """The model with our products and with torch's."""
-    ours, plain = (eelib.load_model(MODEL, dtype="float32", device="cpu", fast_products=fast) for fast in (True, False))
-    return ours, plain
+    fast, plain = (eelib.load_model(MODEL, dtype="float32", device="cpu", fast_products=own) for own in (True, False))
+    return fast, plain
 
 
 def sample(models: tuple[Model, Model] | None = None) -> dict[str, Any]:
-    """A small part, computed again by the tests: tokens of two outputs, and places of near ties."""
-    ours, plain = models or both()
-    ids, _, apart = read_again(ours, plain, prompts_of(ours, 2), 24)
-    return {"values": {"tokens": ids}, "near_ties": np.flatnonzero(apart < NEAR).tolist()}
+    """A small part, computed again by the tests: tokens of two outputs, none of which is a near tie."""
+    fast, plain = models or both()
+    ids, _ = read_again(fast, plain, prompts_of(fast, 2), 24)
+    return {"values": {"tokens": ids}, "near_ties": []}
 
 
 def main() -> None:
     """The command line."""
     parser = options(__doc__, "arithmetic")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens that are decoded with our products (20,000)")
     parser.add_argument(
         "--drafted", type=int, default=0, help="texts that are decoded with each draft (0: all that are)"
     )
     asked = parser.parse_args()
-    head = headed("arithmetic", "numba", depends=(*TRACES, "eelib/exits", "checks/products.py"))
+    head = headed("arithmetic", "numba", depends=(*TRACES, "eelib/exits", "checks/products.py", "checks/race.py"))
     models = both()
     head["models"] = {MODEL: models[0].hash}
-    found = other_tokens(*models, asked.tokens)
+    found = other_tokens(*models, TOKENS)
     found["drafts"] = drafted(models[0], asked.drafted or found["texts"])
     finish(asked.output, head, goals(found), sample=sample(models), found=found)

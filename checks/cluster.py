@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,23 +30,18 @@ from checks.tiny_texts import tokenizer_for
 from eelib.common.files import data_folder
 
 ROOT = Path(__file__).parents[1]
-CODE = (
-    *("Makefile", "Snakefile", "_config.yml", "constraints.txt", "pyproject.toml"),
-    *("eelib", "eestudy", "notebooks", "workflow"),
-)
+CODE = ("eelib", "eestudy", "notebooks", "workflow")
 FAMILIES, NOTEBOOKS, WORKERS = ("llama", "gpt2"), ("saturation", "length", "subwords"), 2
 ASKED = {"tasks": "translation/de-en", "limit": 24, "max_new_tokens": 48, "batch_size": 2, "device": "cpu"}
 PATIENCE = 3600  # seconds until what has to happen has happened
 WORKER = "eestudy.book.worker"
+EXECUTOR = ("snakemake-executor-plugin-slurm", "snakemake-executor-plugin-slurm-jobstep", "throttler")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
 KNOWN = Path("/etc/slurm/slurm.conf")  # jobs of Snakemake's executor do not inherit SLURM_CONF
 MARK = "EELIB_ONE_NODE"  # what they do inherit
 CONFIGURATION = """\
 ClusterName=eelib
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
-SlurmUser=root
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
@@ -57,12 +51,9 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-MpiDefault=none
 ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory={memory} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -73,14 +64,6 @@ class NoSlurm(Exception):
 
 
 # ---- a Slurm of one node
-
-
-def free_ports() -> tuple[int, int]:
-    """Two that nobody listens on now."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 def printed(folder: Path, *command: str) -> str:
@@ -110,8 +93,8 @@ def one_node(folder: Path) -> Iterator[None]:
     folder.chmod(0o700)
     (folder / "munge.key").touch(0o400)
     (folder / "munge.key").write_bytes(os.urandom(1024))
-    given = {"folder": folder, "host": socket.gethostname().split(".")[0], "ports": free_ports()}
-    given |= {"cores": os.cpu_count() or 1, "memory": psutil.virtual_memory().total >> 20}
+    host, memory = socket.gethostname().split(".")[0], psutil.virtual_memory().total >> 20
+    given = {"folder": folder, "host": host, "cores": os.cpu_count() or 1, "memory": memory}
     (folder / "slurm.conf").write_text(CONFIGURATION.format(**given))
     files = [f"--{option}={folder}/munge.{end}" for option, end in (("key-file", "key"), ("socket", "socket"))]
     files += [f"--{name}-file={folder}/munged.{name}" for name in ("pid", "log", "seed")]
@@ -150,25 +133,17 @@ def workers(folder: Path) -> list[psutil.Process]:
 # ---- the study
 
 
-def make_environment(folder: Path) -> None:
-    """An environment with all packages of this one, and with Snakemake's executor for Slurm."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    for name in ("snakemake", "papermill"):
-        lines = Path(sysconfig.get_path("scripts"), name).read_text().splitlines()
-        (folder / "bin" / name).write_text("\n".join([f"#!{folder}/bin/python", *lines[1:]]) + "\n")
-        (folder / "bin" / name).chmod(0o755)
-    pins = ("--constraint", ROOT / "constraints.txt", "snakemake-executor-plugin-slurm")
-    subprocess.run([folder / "bin/python", "-m", "pip", "install", "-qq", *pins], check=True)
+def install_executor(folder: Path) -> None:
+    """Put Snakemake's executor for Slurm, and what it needs beside Snakemake, into a folder."""
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(folder)]
+    subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), *EXECUTOR], check=True)
 
 
 def make_project(folder: Path, **settings: Any) -> None:
     """A copy of this checkout's code with tiny models and a study; data are linked, results are its own."""
-    folder.mkdir()
     for name in CODE:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, folder / name)
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / "Snakefile", folder)
     (folder / "data").symlink_to(data_folder())
     models = {f"tiny/{family}": {"memory_gb": 2} | settings for family in FAMILIES}
     study = {"threads": 1, "parameters": ASKED, "models": models}
@@ -182,17 +157,16 @@ def make_project(folder: Path, **settings: Any) -> None:
 @contextmanager
 def called(project: Path, *settings: str, **known: str) -> Iterator[subprocess.Popen]:
     """`python -m eestudy.book` in a project, its output in a file; it ends with its `with`, and all that it started."""
-    programs = project.parent / "venv/bin"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    environment |= {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
-    command = [str(programs / "python"), "-m", "eestudy.book", "study.yml", *settings, "results"]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": f"{project}:{project.parent / 'executor'}"}
+    command = [sys.executable, "-m", "eestudy.book", "study.yml", *settings, "results"]
     with open(project / "output.txt", "w") as file:
         process = subprocess.Popen(command, cwd=project, env=environment | known, stdout=file, stderr=file)
     try:
         yield process
     finally:
-        if process.poll() is None:
-            for other in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            for other in [*psutil.Process(process.pid).children(recursive=True), process]:
                 with suppress(psutil.NoSuchProcess):  # such as a look at the queue, which ended meanwhile
                     other.kill()
         process.wait()
@@ -226,17 +200,11 @@ def disturbed(slurm: Path, project: Path) -> dict[str, int]:
     return {"workers_started_again": restarts(), "status": status}
 
 
-def traces(project: Path) -> dict[tuple[str, ...], Any]:
-    """{(name,): bytes} of every file of every trace but its lock and its times."""
-    folders = [*project.glob("runs/*/*")]
-    return {(f"{folder.name}/{name}",): data for folder in folders for name, data in content(folder).items()}
-
-
 def run(folder: Path) -> dict[str, Any]:
     """Everything in a folder; what came of it."""
     cluster, plain, slurm = folder / "cluster", folder / "plain", folder / "slurm"
     with one_node(slurm):
-        make_environment(folder / "venv")
+        install_executor(folder / "executor")
         make_project(cluster, workers=WORKERS, hours=1)
         make_project(plain)
         found: dict[str, Any] = {"slurm": printed(slurm, "squeue", "--version").split()[-1]}
@@ -244,8 +212,8 @@ def run(folder: Path) -> dict[str, Any]:
     with called(plain, "--cores", "2") as process:
         if process.wait(timeout=PATIENCE):
             raise RuntimeError(f"the plain run failed:\n{(plain / 'output.txt').read_text()[-3000:]}")
-    kinds = {
-        "files": [traces(project) for project in (plain, cluster)],
+    kinds: dict[str, list[dict[tuple[str, ...], Any]]] = {
+        "files": [{(name,): data for name, data in content(project / "runs").items()} for project in (plain, cluster)],
         "figures": [results_in(project / "results") for project in (plain, cluster)],
     }
     for name, (before, after) in kinds.items():

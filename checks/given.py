@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,7 +23,6 @@ from eelib.common.files import data_folder
 from eelib.models.checkpoint import path_of
 from eelib.tasks.sources import read_rows
 from eelib.tasks.task import Task
-from eelib.tracing.trace import Trace
 
 MODELS = {"pocket-llama": 100_000, "smollm2-135m-instruct": 5_000}  # positions that are read
 MARGIN = 1e-3  # nats between the two best tokens, above which rounding explains no other best one
@@ -48,11 +48,12 @@ def logits_of(network: Any, ids: list[int]) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def compared(network: Any, tokenizer: Any, trace: Trace, task: Task) -> dict[str, Any]:
-    """How a trace differs from the independent run of the same texts."""
+def compared(
+    network: Any, tokenizer: Any, task: Task, tokens: pd.DataFrame, top1: np.ndarray, share: np.ndarray
+) -> dict[str, Any]:
+    """How the tokens of a trace, its best tokens, and the next ones' probabilities differ from the independent run."""
     found = dict.fromkeys(("positions", "other_tokens", "top1", "differ", "near_ties", "near_ties_differ"), 0)
-    top1, share, worst = trace["top1"], trace["reference_probability"], 0.0
-    tokens = trace.tokens
+    worst = 0.0
     for sequence, rows in tokens.groupby("sequence").indices.items():
         ids = tokenizer(task.prompts[int(sequence)])["input_ids"]
         following = torch.tensor(ids[1:])
@@ -64,9 +65,9 @@ def compared(network: Any, tokenizer: Any, trace: Trace, task: Task) -> dict[str
             close = (best.values[:, 0] - best.values[:, 1]).numpy() <= MARGIN
             own = (logits.gather(1, following[:, None])[:, 0] - logits.logsumexp(-1)).exp().numpy()
             worst = max(worst, float(np.abs(own - share[rows, layer]).max()))
-            counts = {"top1": np.ones_like(close), "differ": other & ~close, "near_ties": close}
-            for name, count in (counts | {"near_ties_differ": other & close}).items():
-                found[name] += int(count.sum())
+            found["top1"] += len(close)
+            for name, where in (("differ", other & ~close), ("near_ties", close), ("near_ties_differ", other & close)):
+                found[name] += int(where.sum())
     return found | {"largest_difference_of_probability": worst}
 
 
@@ -105,5 +106,7 @@ def main() -> None:
         task = Task.from_prompts(texts_of(tokenizer, positions), name="texts")
         with tempfile.TemporaryDirectory() as folder:
             trace = eelib.trace(model, task, folder=folder, given=True)
-            found[model.name], head["models"][model.name] = compared(network, tokenizer, trace, task), model.hash
+            readouts = trace["top1"], trace["reference_probability"]
+            found[model.name] = compared(network, tokenizer, task, trace.tokens, *readouts)
+            head["models"][model.name] = model.hash
     finish(asked.output, head, goals(found), sample=sample(), found=found)

@@ -22,7 +22,7 @@ ROWS, WIDTH, VOCABULARIES, REPEATS = (64, 4096, 16_384), 4096, (32_000, 131_072)
 TOP = 10
 SAMPLE = 48  # rows compared with float64
 CHUNK = 1 << 28  # logits that chunked torch holds at a time: 1 GiB in float32
-NEAR = 1e-4  # logits this near may change places in a rank
+MOST_ERROR = 1e-3  # of what is compared with float64
 
 
 def compare(hidden: Tensor, weight: Tensor, final: Tensor) -> dict[str, float]:
@@ -31,23 +31,15 @@ def compare(hidden: Tensor, weight: Tensor, final: Tensor) -> dict[str, float]:
     got = {name: value[:SAMPLE] for name, value in kernel.read_rows(hidden, head, final, k=TOP).items()}
     z = hidden[:SAMPLE].double() @ weight.double().T
     logs = z.log_softmax(-1)
-    own = z.gather(1, final[:SAMPLE, None])
-    low, high = ((z > own + shift).sum(-1) + 1 for shift in (NEAR, -NEAR))
     errors = {
         "log_normalizer": got["log_normalizer"] - z.logsumexp(-1),
         "entropy": got["entropy"] + (logs.exp() * logs).sum(-1),
-        "final_logit": got["final_logit"] - own[:, 0],
+        "final_logit": got["final_logit"] - z.gather(1, final[:SAMPLE, None])[:, 0],
         "top_logits": got["top_logits"] - z.topk(TOP, dim=-1).values,
         "logits of top_ids": got["top_logits"] - z.gather(1, got["top_ids"].long()),
     }
     worst = {name: float(value.double().abs().max()) for name, value in errors.items()}
-    top = kernel.read_rows(hidden, head, final, k=1)["top_ids"][:, 0]
-    good = {name: value < 1e-3 for name, value in worst.items()} | {
-        "final_rank": bool(((low <= got["final_rank"]) & (got["final_rank"] <= high)).all()),
-        "log-probabilities above 0": not bool((got["top_logits"] > got["log_normalizer"][:, None]).any()),
-        "the rank of the top token": bool((kernel.read_rows(hidden, head, top)["final_rank"] == 1).all()),
-    }
-    if wrong := [name for name, right in good.items() if not right]:
+    if wrong := [name for name, error in worst.items() if not error < MOST_ERROR]:
         shape = f"{tuple(hidden.shape)} states, vocabulary {len(weight)}"
         sys.exit(f"{shape}: {', '.join(wrong)} differ from float64; nothing was written")
     return worst

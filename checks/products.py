@@ -44,7 +44,7 @@ def task_of(model: Model, count: int) -> Task:
     texts = [question.format(subject) for question, subject in product(ASKED, ABOUT)]
     rounds = -(-count // len(texts))
     texts = [f"{text}{' Be brief.' * turn}" for turn in range(rounds) for text in texts][:count]
-    return Task.from_prompts(texts, chat=bool(getattr(model.tokenizer, "chat_template", None)))
+    return Task.from_prompts(texts, chat=bool(model.tokenizer.chat_template))
 
 
 def prompts_of(model: Model, count: int) -> list[list[int]]:
@@ -80,13 +80,6 @@ def timed(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, l
     return seconds
 
 
-@torch.no_grad()
-def margin(plain: Model, prompt: list[int], before: list[int], mine: int, theirs: int) -> float:
-    """By how much torch's logit of its token is above that of ours, after the prompt and what both wrote."""
-    logits = plain.network(**plain.adapter.whole_inputs(prompt, [*before, theirs])).logits[0, -1].double()
-    return float(logits[theirs] - logits[mine])
-
-
 def goals(rows: list[dict]) -> list[Goal]:
     """How many times as fast ours has to be, by the medians."""
     found = []
@@ -110,11 +103,8 @@ def main() -> None:
     if min(*asked.threads, asked.new_tokens, asked.repeats) < 1:
         parser.error("threads, new tokens and repeats must be at least 1")
     head, rows = headed("products", "numba", depends=TRACES), []
-    ours, *theirs = (
-        loaded(asked.model),
-        loaded(asked.model, dtype="float32", fast_products=False),
-        loaded(asked.model, dtype="bfloat16", fast_products=False),
-    )
+    ours = loaded(asked.model)
+    theirs = [loaded(asked.model, dtype=dtype, fast_products=False) for dtype in ("float32", "bfloat16")]
     prompts = prompts_of(ours, BATCH)
     for threads, batch in product(asked.threads, (1, BATCH)):
         torch.set_num_threads(threads)

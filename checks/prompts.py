@@ -22,7 +22,7 @@ from eelib.tracing.decode import greedy_decode
 
 FOLDER = data_folder("prompts")
 TRIALS: dict[str, dict[str, Any]] = json.loads((FOLDER / "wordings.json").read_text(encoding="utf-8"))
-MODEL, BATCH = "smollm2-135m-instruct", 20
+MODEL = "smollm2-135m-instruct"
 
 
 def on_topic(output: str, source: str) -> bool:
@@ -32,9 +32,7 @@ def on_topic(output: str, source: str) -> bool:
 
 def tried(model: Model, task: Task, most: int) -> dict[str, float]:
     """Scores of a task's outputs, to four decimals; shares in percent, lengths in tokens without the end token."""
-    encoded, ids = model.encode(task.prompts, task.chat), list[list[int]]()
-    for start in range(0, len(encoded), BATCH):
-        ids += greedy_decode(model, encoded[start : start + BATCH], most)
+    ids = greedy_decode(model, model.encode(task.prompts, task.chat), most)
     ended = [row[-1] in model.eos_ids for row in ids]
     bare = [row[:-1] if end else row for row, end in zip(ids, ended, strict=True)]
     outputs = [str(model.tokenizer.decode(row, skip_special_tokens=True)) for row in bare]
@@ -106,6 +104,6 @@ def main() -> None:
             "chosen": choice(kind, {name: row["scores"] for name, row in rows.items()}),
             "wordings": rows,
         }
-    settings = {"decoding": "greedy", "dtype": model.dtype, "device": model.device.type, "batch_size": BATCH}
+    settings = {"decoding": "greedy", "dtype": model.dtype, "device": model.device.type, "batch_size": len(task)}
     head |= {"models": {model.name: model.hash}, "settings": settings}
     finish(asked.output, head, goals(kinds), kinds=kinds)

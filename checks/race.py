@@ -11,7 +11,8 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,6 @@ import torch
 from transformers import GenerationConfig
 
 import eelib
-from checks.products import margin
 from checks.report import TRACES, Goal, all_of, finish, goal, headed, options
 from checks.trace_speed import asked_of, environment
 from eelib.common.errors import InputError
@@ -44,34 +44,36 @@ GUESSES = 5  # tokens that transformers' prompt lookup drafts
 BEST, OVER_LIBRARY = dict(zip(TASKS, (1.8, 1.5, 1.4))), dict(zip(TASKS, (4.0, 3.5, 3.5)))
 NEVER_BELOW, OVER_ASSISTED, ERROR, WORST_ERROR = 0.97, 1.3, 0.1, 0.2
 Row = dict[str, Any]
+# Decodes a task's prompts in batches of a size: (seconds, ids of each output, what else is known).
+Run = Callable[[Task, int], tuple[float, list[list[int]], Row]]
 
 
 @dataclass
 class Method:
-    """One way to decode. run: of some prompts, in batches, (seconds, ids of each output, what else is known)."""
+    """One way to decode."""
 
     name: str
     kind: str
-    run: Callable[[Task, int], tuple[float, list[list[int]], Row]]
+    run: Run
     sizes: tuple[int, ...] = ()
     few: bool = False
     seconds: dict[int, list[float]] = field(default_factory=dict)  # of each part of the texts, in each repeat
     outputs: dict[int, list[int]] = field(default_factory=dict)
-    known: Row = field(default_factory=dict)
+    known: Counter[str] = field(default_factory=Counter)
 
 
-def ours(model: Model, draft: str | None, new_tokens: int) -> Callable[[Task, int], tuple[float, list[list[int]], Row]]:
+def ours(model: Model, draft: str | None, new_tokens: int, draft_length: int | None = None) -> Run:
     """`eelib.generate` with a draft."""
 
     def run(task: Task, size: int) -> tuple[float, list[list[int]], Row]:
-        made = generate(model, task, draft=draft, batch_size=size, max_new_tokens=new_tokens)
+        made = generate(model, task, None, None, None, draft_length, size, new_tokens, draft=draft)
         known: Row = {name: int(made.sequences[name].sum()) for name in ("drafted", "accepted", "passes")}
         return made.seconds, made.tokens.groupby("sequence")["token_id"].agg(list).tolist(), known
 
     return run
 
 
-def theirs(model: Model, new_tokens: int, **more: int) -> Callable[[Task, int], tuple[float, list[list[int]], Row]]:
+def theirs(model: Model, new_tokens: int, **more: int) -> Run:
     """transformers' own greedy `generate`; `more`: of its configuration."""
     ends, network = sorted(model.eos_ids), model.network
 
@@ -90,7 +92,7 @@ def theirs(model: Model, new_tokens: int, **more: int) -> Callable[[Task, int], 
     return run
 
 
-def llama_cpp(model: Model, file: str, new_tokens: int) -> Callable[[Task, int], tuple[float, list[list[int]], Row]]:
+def llama_cpp(model: Model, file: str, new_tokens: int) -> Run:
     """llama.cpp on the file that the weights come from, in a process of its own. Its arithmetic is another one: weights
     stay 4-bit, activations become 8-bit.
     """
@@ -147,7 +149,7 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
     methods = [method for method in methods if not method.sizes or size in method.sizes]
     parts = [part for part in (range(min(few, len(task))), range(few, len(task))) if len(part)]
     for method in methods:  # the first run pays for what is made once
-        method.seconds, method.outputs, method.known = {}, {}, {}
+        method.seconds, method.outputs, method.known = {}, {}, Counter()
         method.run(task.take(size), size)
     for repeat in range(repeats):
         for number, part in enumerate(parts):
@@ -159,76 +161,72 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
                 method.seconds.setdefault(number, []).append(seconds)
                 method.outputs |= dict(zip(part, outputs))
                 if not repeat:
-                    method.known = {name: method.known.get(name, 0) + value for name, value in known.items()}
-    plain, rows, prompts = methods[0], [], encoded(model, task)
-    for method in methods:
-        sums, beside = (totals(one, method.seconds) for one in (method, plain))
-        row: Row = {"method": method.name, "kind": method.kind, "texts": len(method.outputs), "seconds": sums}
-        row["tokens"] = sum(map(len, method.outputs.values()))
-        row["texts_equal"] = sum(output == plain.outputs[text] for text, output in method.outputs.items())
-        row["tokens_per_second"] = statistics.median(row["tokens"] / took for took in sums)
-        same_texts = sum(len(plain.outputs[text]) for text in method.outputs)
-        longer = row["tokens"] / same_texts if method.kind == SHORT else 1.0  # where outputs differ, by the token
-        row["ratios"] = [longer * a / b for a, b in zip(beside, sums)]  # of each repeat
-        row["times_plain"] = statistics.median(row["ratios"])
-        if method.kind in ("lossless", SHORT):
-            row["margins"] = [
-                first_difference(model, prompts[text], plain.outputs[text], output)
-                for text, output in method.outputs.items()
-                if output != plain.outputs[text]
-            ]
-        rows.append(
-            row | {name: method.known[name] for name in ("drafted", "accepted", "passes") if name in method.known}
-        )
-    return rows
+                    method.known.update(known)
+    prompts = encoded(model, task)
+    return [row_of(model, prompts, methods[0], method) for method in methods]
 
 
-def totals(method: Method, numbers: Iterable[int]) -> list[float]:
-    """Seconds of some parts in each repeat."""
-    return [sum(each) for each in zip(*(method.seconds[number] for number in numbers))]
+def row_of(model: Model, prompts: list[list[int]], plain: Method, method: Method) -> Row:
+    """A method's row, beside plain decoding of the same texts."""
+    sums, beside = ([*map(sum, zip(*(one.seconds[part] for part in method.seconds)))] for one in (method, plain))
+    tokens = sum(map(len, method.outputs.values()))
+    same_texts = sum(len(plain.outputs[text]) for text in method.outputs)
+    longer = tokens / same_texts if method.kind == SHORT else 1.0  # where outputs differ, by the token
+    ratios = [longer * a / b for a, b in zip(beside, sums)]  # of each repeat
+    others = [text for text, output in method.outputs.items() if output != plain.outputs[text]]
+    row: Row = {"method": method.name, "kind": method.kind, "texts": len(method.outputs), "seconds": sums}
+    row |= {"tokens": tokens, "texts_equal": len(method.outputs) - len(others)}
+    row |= {"tokens_per_second": statistics.median(tokens / took for took in sums)}
+    row |= {"ratios": ratios, "times_plain": statistics.median(ratios)}
+    if method.kind in ("lossless", SHORT):
+        differing = ((prompts[text], plain.outputs[text], method.outputs[text]) for text in others)
+        row["margins"] = [first_difference(model, *three) for three in differing]
+    return row | method.known
 
 
+@torch.no_grad()
 def first_difference(model: Model, prompt: list[int], plain: list[int], other: list[int]) -> float | None:
     """By how much the logit of plain decoding's token is above the other's, where they first differ; None: a length."""
     for place, (token, its) in enumerate(zip(plain, other)):
         if token != its:
-            return margin(model, prompt, plain[:place], its, token)
+            inputs = model.adapter.whole_inputs(prompt, plain[: place + 1])
+            logits = model.network(**inputs).logits[0, -1].double()
+            return float(logits[token] - logits[its])
     return None
 
 
 def goals(rows: list[Row]) -> list[Goal]:
     """Each goal of the race."""
     exact = [row for row in rows if row["kind"] == "lossless"]
+    short = [row for row in rows if row["kind"] == SHORT and row["method"] not in (SHORT_PLAIN, SHORT_LIBRARY)]
     equal, texts = (sum(row[name] for row in exact) for name in ("texts_equal", "texts"))
     tokens = sum(row["tokens"] for row in exact)
     found = [all_of(f"outputs of lossless methods that are plain decoding's ({tokens:,} tokens)", equal, texts)]
 
-    def at(task: str, method: str, batch: int = 1) -> Row | None:
-        return next((r for r in rows if (r["task"], r["batch"], r["method"]) == (task, batch, method)), None)
+    def quickest(some: list[Row], task: str, name: str) -> float:
+        best = max((r for r in some if (r["task"], r["batch"]) == (task, 1)), key=lambda r: r["times_plain"])
+        shown = f"{best['times_plain']:.2f} times ({best['method']})"
+        found.append(goal(name, best["times_plain"], at_least=BEST.get(task, 1.0), shown=shown))
+        return best["times_plain"]
 
     for task in dict.fromkeys(row["task"] for row in exact if row["batch"] == 1):
-        best = max((r for r in exact if r["task"] == task and r["batch"] == 1), key=lambda r: r["times_plain"])
-        shown = f"{best['times_plain']:.2f} times ({best['method']})"
         name = f"the quickest lossless method on {task}, one prompt at a time, as a multiple of plain decoding's speed"
-        found.append(goal(name, best["times_plain"], at_least=BEST.get(task, 1.0), shown=shown))
-        if theirs_ := at(task, f"{LIBRARY}, float32"):
-            ratio = best["times_plain"] / theirs_["times_plain"]
-            found.append(
-                goal(f"and of transformers' generate in float32, {task}", ratio, at_least=OVER_LIBRARY.get(task, 1.0))
-            )
-        layer = next(
-            (r for r in exact if r["task"] == task and r["batch"] == 1 and r["method"].startswith("layer:")), None
-        )
-        if layer and (assisted := at(task, ASSISTED)):
-            ratio = layer["times_plain"] / assisted["times_plain"]
-            found.append(goal(f"{layer['method']} over {ASSISTED}, {task}", ratio, at_least=OVER_ASSISTED))
-    short = [row for row in rows if row["kind"] == SHORT and row["method"] not in (SHORT_PLAIN, SHORT_LIBRARY)]
+        best, alone = quickest(exact, task, name), [r for r in rows if (r["task"], r["batch"]) == (task, 1)]
+        times = {row["method"]: row["times_plain"] for row in alone if row["kind"] != SHORT}
+        if library := times.get(f"{LIBRARY}, float32"):
+            name = f"and of transformers' generate in float32, {task}"
+            found.append(goal(name, best / library, at_least=OVER_LIBRARY.get(task, 1.0)))
+        layer = next((method for method in times if method.startswith("layer:")), None)
+        if layer and ASSISTED in times:
+            ratio = times[layer] / times[ASSISTED]
+            found.append(goal(f"{layer} over {ASSISTED}, {task}", ratio, at_least=OVER_ASSISTED))
     for task in dict.fromkeys(row["task"] for row in short if row["batch"] == 1):
-        best = max((r for r in short if r["task"] == task and r["batch"] == 1), key=lambda r: r["times_plain"])
-        shown = f"{best['times_plain']:.2f} times ({best['method']})"
-        name = f"the quickest draft in bfloat16 on {task}, one prompt at a time, over plain decoding in bfloat16"
-        found.append(goal(name, best["times_plain"], at_least=BEST.get(task, 1.0), shown=shown))
-    for name, some in (("the slowest lossless method", exact), ("the slowest draft in bfloat16", short)):
+        quickest(
+            short,
+            task,
+            f"the quickest draft in {SHORT} on {task}, one prompt at a time, over plain decoding in {SHORT}",
+        )
+    for name, some in (("the slowest lossless method", exact), (f"the slowest draft in {SHORT}", short)):
         if some:
             low = min(some, key=lambda r: r["times_plain"])
             shown = f"{low['times_plain']:.2f} times ({low['method']}, {low['task']}, batch {low['batch']})"
@@ -264,13 +262,12 @@ def main() -> None:
     parser.add_argument("--few", type=int, default=4, help="of which transformers decodes so many (4)")
     parser.add_argument("--repeats", type=int, default=2, help="timings of each method (2)")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 4, 16], help="batch sizes (1 4 16)")
-    parser.add_argument("--layer", type=int, default=0, help="that drafts alone; 0: five sixths of the depth")
     parser.add_argument("--new-tokens", type=int, default=48, help="longest output, in tokens (48)")
     parser.add_argument("--dtypes", nargs="+", choices=["float32", SHORT], default=["float32", SHORT], help="(both)")
     parser.add_argument("--predict", action="store_true", help="write what is expected, and race nothing")
     asked = parser.parse_args()
     model = eelib.load_model(asked.model, device="cpu")
-    layer = asked.layer or max(1, model.layers * 5 // 6)
+    layer = max(1, model.layers * 5 // 6)
     file = asked.output.with_stem(f"{asked.output.stem}_forecast")
     head = headed("race", "numba", depends=(*TRACES, "eelib/exits"))
     head["models"] = {model.name: model.hash}

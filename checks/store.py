@@ -14,7 +14,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +38,26 @@ WORKERS, MOST_KILLS, KILLS = 3, 12, 300  # the most kills of one trace, so that 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2}
 SHIPPED, SEED = "pocket-llama", 0
 Found = dict[str, Any]
+Maker = Callable[[Path], int]  # starts a process that makes a trace in a folder
 
 
-class Maker:
-    """A loaded model and its task; processes forked from this one make the trace of them."""
-
-    def __init__(self, model: Model, task: Task, **options: Any) -> None:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        torch.set_num_threads(1)  # threads do not survive a fork
-        self.model, self.task, self.options = model, task, options
-
-    def start(self, folder: Path) -> int:
-        """Ask for the trace in a new process; its id. Its exit status is 0 where it finished the trace."""
-        child = os.fork()
-        if child:
-            return child
-        status = 1
-        try:
-            tqdm.set_lock(threading.RLock())  # the one that forked processes share stays locked if its holder is killed
-            with open(os.devnull, "w") as silent, redirect_stdout(silent):
-                eelib.trace(self.model, self.task, folder=folder, progress=False, **self.options)
-            status = 0
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        finally:
-            os._exit(status)
+def start(model: Model, task: Task, options: dict[str, Any], folder: Path) -> int:
+    """Ask for a trace in a process forked from this one; its id. Its exit status is 0 where it finished the trace."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    torch.set_num_threads(1)  # threads do not survive a fork
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        tqdm.set_lock(threading.RLock())  # the one that forked processes share stays locked if its holder is killed
+        with open(os.devnull, "w") as silent, redirect_stdout(silent):
+            eelib.trace(model, task, folder=folder, progress=False, **options)
+        status = 0
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        os._exit(status)
 
 
 def tiny_model(folder: Path) -> Model:
@@ -75,15 +72,10 @@ def status_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Bytes of every file of a trace, without its lock and its times."""
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name not in (".lock", "times.json")}
-
-
-def only(runs: Path) -> Path:
-    """The folder of the one trace in a runs folder."""
-    (folder,) = runs.glob("*/*")
-    return folder
+def content(runs: Path) -> dict[str, bytes]:
+    """{FOLDER/FILE: bytes} of the traces in a runs folder, without their locks and times."""
+    files = (file for file in runs.glob("*/*/*") if file.name not in (".lock", "times.json"))
+    return {f"{file.parent.name}/{file.name}": file.read_bytes() for file in files}
 
 
 # ---- crashes
@@ -96,14 +88,12 @@ def moment(runs: Path) -> str:
     return "during a write" if half else "between writes" if names else "before the first file"
 
 
-def kill_round(
-    maker: Maker, scratch: Path, quiet: dict[str, bytes], seconds: float, workers: int, kills: int, seed: int
-) -> Found:
+def kill_round(maker: Maker, scratch: Path, quiet: dict[str, bytes], seconds: float, workers: int, kills: int) -> Found:
     """Traces by several workers, of which one is killed and another put in its place, until `kills` have happened."""
-    draw, moments, runs, identical = random.Random(seed), Counter[str](), 0, 0
+    draw, moments, runs, identical = random.Random(SEED), Counter[str](), 0, 0
     while sum(moments.values()) < kills:
         folder, mine = scratch / f"{workers}-workers-{runs}", 0
-        children = [maker.start(folder) for _ in range(workers)]
+        children = [maker(folder) for _ in range(workers)]
         while mine < MOST_KILLS:
             victim = children.pop(draw.randrange(workers))
             time.sleep(draw.uniform(0, seconds / workers))
@@ -112,24 +102,23 @@ def kill_round(
                 break  # it had come to its end
             moments[moment(folder)] += 1
             mine += 1
-            children.append(maker.start(folder))
-        statuses = [status_of(child) for child in [*children, maker.start(folder)]]
-        runs, identical = runs + 1, identical + (not any(statuses) and content(only(folder)) == quiet)
+            children.append(maker(folder))
+        statuses = [status_of(child) for child in [*children, maker(folder)]]
+        runs, identical = runs + 1, identical + (not any(statuses) and content(folder) == quiet)
         shutil.rmtree(folder)
     found = {"workers": workers, "kills": sum(moments.values()), "moments": dict(moments)}
     return found | {"runs": runs, "identical": identical}
 
 
-def crashes(scratch: Path, asked: Any) -> tuple[list[Goal], Found]:
-    maker = Maker(tiny_model(scratch / "tiny"), eelib.load_task("translation/de-en", 24), **OPTIONS)
+def crashes(scratch: Path, asked: Any) -> Found:
+    maker = partial(start, tiny_model(scratch / "tiny"), eelib.load_task("translation/de-en", 24), OPTIONS)
     began = time.monotonic()
-    status_of(maker.start(scratch / "quiet"))
-    seconds, quiet = time.monotonic() - began, content(only(scratch / "quiet"))
-    found = {
-        name: kill_round(maker, scratch, quiet, seconds, workers, KILLS // 2, SEED)
+    status_of(maker(scratch / "quiet"))
+    seconds, quiet = time.monotonic() - began, content(scratch / "quiet")
+    return {
+        name: kill_round(maker, scratch, quiet, seconds, workers, KILLS // 2)
         for name, workers in (("killed", 1), ("workers_killed", WORKERS))
     }
-    return crash_goals(found), found
 
 
 def crash_goals(found: Found) -> list[Goal]:
@@ -146,26 +135,26 @@ def crash_goals(found: Found) -> list[Goal]:
 # ---- many prompts
 
 
-def many_prompts(scratch: Path, asked: Any) -> tuple[list[Goal], Found]:
+def many_prompts(scratch: Path, asked: Any) -> Found:
     """Run, kill all workers a third of the way, run on."""
     task = Task.from_prompts([f"The {number} small dogs" for number in range(asked.prompts)])
-    maker = Maker(tiny_model(scratch / "tiny"), task, max_new_tokens=4, batch_size=64)
+    maker = partial(start, tiny_model(scratch / "tiny"), task, {"max_new_tokens": 4, "batch_size": 64})
     folder, number = scratch / "runs", -(-asked.prompts // 64)
 
     def made() -> dict[str, int]:
         return {file.name: file.stat().st_mtime_ns for file in folder.glob("*/*/tokens-*.parquet")}
 
     began = time.monotonic()
-    children = [maker.start(folder) for _ in range(asked.workers)]
+    children = [maker(folder) for _ in range(asked.workers)]
     while len(made()) < number // 3:
         time.sleep(0.2)
     for child in children:
         os.kill(child, signal.SIGKILL)
         status_of(child)
     before = made()
-    ended = [os.wait4(child, 0) for child in [maker.start(folder) for _ in range(asked.workers)]]
+    ended = [os.wait4(child, 0) for child in [maker(folder) for _ in range(asked.workers)]]
     after = made()
-    found = {
+    return {
         "prompts": asked.prompts,
         "workers": asked.workers,
         "failed_workers": sum(status != 0 for _, status, _ in ended),
@@ -175,7 +164,6 @@ def many_prompts(scratch: Path, asked: Any) -> tuple[list[Goal], Found]:
         "prompts_per_second": round(asked.prompts / (time.monotonic() - began), 1),
         "peak_memory_mb": max(usage.ru_maxrss for _, _, usage in ended) >> 10,
     }
-    return prompt_goals(found), found
 
 
 def prompt_goals(found: Found) -> list[Goal]:
@@ -205,9 +193,9 @@ def same_again(scratch: Path, limit: int, new_tokens: int, dtypes: tuple[str, ..
             torch.set_num_threads(threads)
             return eelib.trace(model, task, new_tokens, scratch / dtype / name, size, 2, 2, progress=False)
 
-        first, again = made("first", 1), made("again", 1)
-        same = content(first.folder) == content(again.folder)
-        found["equal_runs"].append({"dtype": dtype, "files": len(content(first.folder)), "same_bytes": same})
+        first, _ = made("first", 1), made("again", 1)
+        files, again = (content(scratch / dtype / name) for name in ("first", "again"))
+        found["equal_runs"].append({"dtype": dtype, "files": len(files), "same_bytes": files == again})
         for size in (4, 16):
             row = between(first, made(f"batch-{size}", size))
             found["batch_sizes"].append({"dtype": dtype, "batch_size": size, "against": 1} | row)
@@ -216,9 +204,8 @@ def same_again(scratch: Path, limit: int, new_tokens: int, dtypes: tuple[str, ..
     return found
 
 
-def reproducible(scratch: Path, asked: Any) -> tuple[list[Goal], Found]:
-    found = same_again(scratch, 48, 32)
-    return same_goals(found), found | {"sample": sample()}
+def reproducible(scratch: Path, asked: Any) -> Found:
+    return same_again(scratch, 48, 32) | {"sample": sample()}
 
 
 def sample() -> Found:
@@ -246,7 +233,11 @@ def same_goals(found: Found) -> list[Goal]:
     ]
 
 
-PARTS = {"crashes": crashes, "many_prompts": many_prompts, "reproducible": reproducible}
+PARTS = {
+    "crashes": (crashes, crash_goals),
+    "many_prompts": (many_prompts, prompt_goals),
+    "reproducible": (reproducible, same_goals),
+}
 
 
 def main() -> None:
@@ -257,8 +248,9 @@ def main() -> None:
     asked = parser.parse_args()
     output = asked.output.with_stem(asked.part) if asked.output.stem == "PART" else asked.output
     head = headed("store", "pyarrow", depends=(*TRACES, *TINY, "checks/dtypes.py"), seed=SEED)
+    measure, goals = PARTS[asked.part]
     with tempfile.TemporaryDirectory() as folder:
-        goals, found = PARTS[asked.part](Path(folder), asked)
+        found = measure(Path(folder), asked)
     if asked.part == "reproducible":
         head["models"] = {SHIPPED: weights_hash(data_folder("models", SHIPPED))}
-    finish(output, head, goals, **found)
+    finish(output, head, goals(found), **found)

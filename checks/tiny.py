@@ -23,50 +23,23 @@ LAYERS, VOCABULARY = 4, 304
 # Field names and their value in a tiny network; the first pattern that matches the whole name decides.
 SIZES = [
     (r"(src_|tgt_|decoder_|unpadded_|t2u_)?vocab_size(_per_layer_input)?", VOCABULARY),
-    (r".*vocab_size.*|.*_vocab|num_hash_buckets", 64),
+    (r".*vocab_size.*|.*_vocab|index_topk.*", 64),
     (
-        r"hidden_size_per_layer_input|index_head_dim|.*head_dim|kv_channels|d_kv|d_head|dim_head|attention_head_size"
-        r"|mamba_d_head",
+        r".*head_dim|d_kv|index_n_heads|mamba_(n|num)_heads|.*(state_size|d_state)|patch_size|sliding_window(_size)?"
+        r"|attention_window(_size)?|local_attention|window_size|attention_chunk_size",
         8,
     ),
-    (
-        r"(.*_)?(hidden_size|d_model|n_embd|emb_dim|embedding_size|lru_width|word_embed_proj_dim|hidden_sizes)"
-        r"|dim|dim_model_base|d_rel",
-        32,
-    ),
-    (
-        r".*(intermediate|ffn|feed_forward|feedforward|ff|expert)_?(hidden_)?(size|dim)(_mlp)?|d_ff|dff|dim_ff|d_inner"
-        r"|hidden_dim|mamba_d_ssm",
-        64,
-    ),
-    (r"num_key_value_heads|num_kv_heads|swa_num_key_value_heads", 2),
-    (r"index_n_heads|mamba_n_heads|mamba_num_heads|n_mamba_heads", 8),
-    (r".*(attention_heads|num_heads|n_heads?|num_attention_heads)|linear_num_(key|value)_heads", 4),
-    (
-        r"num_hidden_layers|n_layers?|num_layers|(num_)?(decoder|encoder)_layers|speech_encoder_layers|depth|num_blocks"
-        r"|t2u_(en|de)coder_layers",
-        LAYERS,
-    ),
-    (r"num_experts_per_tok(en)?|moe_topk?|moe_k", 2),
-    (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|zero_expert_num", 4),
-    (r"n_group|topk_group", 1),
-    (
-        r"max_(position_embeddings|seq_len|source_positions|target_positions|.*_position_embeddings)|n_positions|n_ctx"
-        r"|context_length|original_max_position_embeddings",
-        WINDOW,
-    ),
-    (r"sliding_window(_size)?|attention_window(_size)?|local_attention|window_size|attention_chunk_size", 8),
-    (r".*lora_rank|.*dt_rank|time_step_rank|adapter_rank|laurel_rank|.*_rank|hc_lowrank", 16),
-    (r".*(state_size|d_state)", 8),
-    (r"(mamba_)?chunk_size", 16),
-    (r"index_topk.*", 64),
-    (r"image_size", 16),
-    (r"patch_size", 8),
-    (r"num_mel_bins", 16),
-    (r"prompt_length", 4),
-    (r"first_k_dense_replace|num_dense_layers|moe_num_shared_experts|n_shared_experts", 1),
-    (r"num_kv_shared_layers", 0),
+    (r"(.*_)?(hidden_size|d_model|n_embd|emb_dim|embedding_size|lru_width|word_embed_proj_dim|hidden_sizes)|dim", 32),
+    (r".*(intermediate|ffn|feed_forward|feedforward|ff|expert)_?(hidden_)?(size|dim)(_mlp)?|d(im)?_?ff|hidden_dim", 64),
+    (r"(swa_)?num_key_value_heads|num_kv_heads|num_experts_per_tok(en)?|moe_topk?|moe_k", 2),
     (r".*_pattern|interleave_moe_layer_step|global_attn_every_n_layers|layer_group_size", 2),
+    (r".*(attention_heads|num_heads|n_heads?)|linear_num_(key|value)_heads|prompt_length", 4),
+    (r"num_(local_|routed_)?experts|n_routed_experts|zero_expert_num", 4),
+    (r"num_hidden_layers|n_layers?|num_layers|(num_)?(decoder|encoder)_layers", LAYERS),
+    (r"n_group|topk_group|first_k_dense_replace|num_dense_layers|moe_num_shared_experts|n_shared_experts", 1),
+    (r"num_kv_shared_layers", 0),
+    (r"max_(seq_len|source_positions|target_positions|(.*_)?position_embeddings)|n_positions", WINDOW),
+    (r"(mamba_)?chunk_size|image_size|num_mel_bins|.*_rank", 16),
     (r"residual_multiplier", 0.6),
     (r"embedding_multiplier|logits_scaling", 2.0),
     (r"logit_scale", 0.5),
@@ -94,7 +67,6 @@ OVERRIDES: dict[str, dict] = {
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [8, 16]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
-    "bamba": {"attn_layer_indices": [1, 3]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "xmod": {"default_language": "en_XX"},
@@ -121,7 +93,7 @@ OVERRIDES: dict[str, dict] = {
 }
 
 
-def small_fields(kind: type, given: dict) -> dict:
+def small_fields(kind: type[PretrainedConfig], given: dict) -> dict:
     """Arguments of a configuration class that make its network tiny."""
     try:
         default = kind().to_dict()
@@ -142,49 +114,42 @@ def small_fields(kind: type, given: dict) -> dict:
                 size = 4  # as many as queries: some families allow nothing else
             if value and size != value:
                 chosen[name] = size
-    for name, part in getattr(kind, "sub_configs", {}).items():
+    for name, part in kind.sub_configs.items():
         nested = default.get(name)
         inner = nested.get("model_type") if isinstance(nested, dict) else None
         if part.__name__ == "AutoConfig":
-            if inner is None or inner not in CONFIG_MAPPING:
+            if not inner or inner not in CONFIG_MAPPING:
                 continue
             part = CONFIG_MAPPING[inner]
-        inside = {k.split(".", 1)[1]: v for k, v in given.items() if k.startswith(name + ".")}
-        chosen[name] = {**small_fields(part, inside), **({"model_type": inner} if inner else {})}
-    return {**chosen, **{k: v for k, v in given.items() if "." not in k}}
+        inside = {k.removeprefix(f"{name}."): v for k, v in given.items() if k.startswith(f"{name}.")}
+        chosen[name] = small_fields(part, inside) | ({"model_type": inner} if inner else {})
+    return chosen | {k: v for k, v in given.items() if "." not in k}
 
 
 def some_of_each(values: list) -> list:
     """`LAYERS` entries that show every kind of entry, the list's last entry last."""
-    kinds = [v for i, v in enumerate(values) if v not in values[:i]]
-    rest = [v for v in kinds if v != values[-1]]
-    return (([*rest, values[-1]] * LAYERS)[: LAYERS - 1] if rest else [values[-1]] * (LAYERS - 1)) + [values[-1]]
+    last = values[-1]
+    others = [value for i, value in enumerate(values) if value != last and value not in values[:i]]
+    return [*([*others, last] * LAYERS)[: LAYERS - 1], last]
 
 
 def tiny_config(kind: str, model_type: str) -> PretrainedConfig:
     tokenizer = tokenizer_for("masked" if kind == "classifier" else kind)
     made = CONFIG_MAPPING[model_type]
-    given = {**OVERRIDES.get(model_type, {}), **OVERRIDES.get(f"{kind}/{model_type}", {})}
-    ids = {
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-    }
-    fields = small_fields(made, given)
     known = {f.name for f in dataclasses.fields(made)}
-    for name in list(getattr(made, "sub_configs", {})):
-        if isinstance(fields.get(name), dict) and name.startswith(("text", "decoder", "encoder", "thinker")):
-            fields[name] = {**ids, **fields[name]}
-    more = {k: v for k, v in ids.items() if k in known and k not in given}
-    if "decoder_start_token_id" not in given and (
-        kind == "seq2seq" or (getattr(made, "is_encoder_decoder", False) and kind == "classifier")
-    ):
-        more["decoder_start_token_id"] = tokenizer.bos_token_id
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")}
+    fields = small_fields(made, OVERRIDES.get(model_type, {}))
+    for name, part in fields.items():
+        if name in made.sub_configs and name.startswith(("text", "decoder", "encoder", "thinker")):
+            fields[name] = ids | part
+    fields |= {name: value for name, value in ids.items() if name in known}
+    if kind == "seq2seq" or (kind == "classifier" and made.is_encoder_decoder):
+        fields["decoder_start_token_id"] = tokenizer.bos_token_id
     if kind == "causal" and "is_decoder" in known:
-        more["is_decoder"] = True
+        fields["is_decoder"] = True
     if kind == "classifier":
-        more["num_labels"] = 3
-    return made(**{**fields, **more})
+        fields["num_labels"] = 3
+    return made(**fields)
 
 
 def build(kind: str, model_type: str) -> PreTrainedModel:

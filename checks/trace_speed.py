@@ -38,6 +38,7 @@ QUICK: tuple[dict[str, dict[int, tuple[int, int]]], dict[str, int]] = (
     {"pocket-llama": {4: (6, 3)}},
     {"pocket-llama": 50},
 )
+REPEATS = 2
 PROMPT = 16  # tokens: the longer, the more of the time goes into reading it, which is the same for every way
 TIE = TOLERANCES[torch.float32].tie
 MOST_OF_FLOOR, MOST_MB = 1.2, 256.0
@@ -109,11 +110,11 @@ def prompts(tokenizer: Any, count: int) -> Row:
     return {"ids": ids, "texts": texts}
 
 
-def cell(processes: dict[str, subprocess.Popen[str]], common: Row, request: Row, repeats: int) -> list[Row]:
+def cell(processes: dict[str, subprocess.Popen[str]], common: Row, request: Row) -> list[Row]:
     """A row for each way on one model and batch, the ways taking turns, and one for the floor where it is known."""
     answers: dict[str, list[Row]] = {way: [] for way in processes}
     with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(repeats + 1):  # the first is not counted
+        for repeat in range(REPEATS + 1):  # the first is not counted
             for way, process in processes.items():
                 out = None if repeat else f"{folder}/{way}.npz"
                 answers[way].append(asked_of(process, request | {"out": out}))
@@ -211,15 +212,15 @@ def goals(rows: list[Row]) -> list[Goal]:
 def main() -> None:
     """The command line."""
     parser = options(__doc__, "trace_speed")
-    parser.add_argument("--no-peer", action="store_true", help="leave tuned-lens out")
-    parser.add_argument("--repeats", type=int, default=2, help="how often each cell is measured (2)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of every way (all cores)")
-    parser.add_argument("--quick", action="store_true", help="a few tokens of one model, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few tokens of one model without tuned-lens, to see that it runs"
+    )
     asked = parser.parse_args()
     if sys.platform != "linux":
         sys.exit("memory is measured through /proc, so this check runs on Linux only")
-    if min(asked.repeats, asked.threads) < 1:
-        parser.error("repeats and threads must be at least 1")
+    if asked.threads < 1:
+        parser.error("threads must be at least 1")
     (models, positions), rows = QUICK if asked.quick else (CELLS, GIVEN), list[Row]()
     head = headed("trace_speed", "numpy", depends=(*TRACES, "checks/peers", "checks/given.py"))
     pins = RUNNER.with_name(f"{PEER}.txt").read_text().split()
@@ -230,7 +231,7 @@ def main() -> None:
         head["models"][model] = weights_hash(Path(path_of(model)))
         with ExitStack() as stack:
             processes = dict[str, subprocess.Popen[str]]()
-            for way in WAYS[:-1] if asked.no_peer else WAYS:
+            for way in WAYS[:-1] if asked.quick else WAYS:
                 try:
                     processes[way] = stack.enter_context(started(way, model, asked.threads))
                 except RuntimeError as error:
@@ -246,5 +247,5 @@ def main() -> None:
                 tokens = sum(len(ids) - 1 if request["given"] else request["new_tokens"] for ids in request["ids"])
                 common = {"model": model, "batch": request["batch"], "tokens": tokens}
                 ways = {way: one for way, one in processes.items() if way in READERS or not request["given"]}
-                rows += cell(ways, common, request, asked.repeats) + [common | note for note in notes]
-    finish(asked.output, head, goals(rows), repeats=asked.repeats, rows=rows)
+                rows += cell(ways, common, request) + [common | note for note in notes]
+    finish(asked.output, head, goals(rows), repeats=REPEATS, rows=rows)

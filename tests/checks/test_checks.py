@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,6 @@ from checks import (
     coverage,
     dtypes,
     given,
-    kernel,
     products,
     race,
     report,
@@ -33,8 +33,7 @@ from checks import (
     store,
     trace_speed,
 )
-from checks.one_architecture import check, passes
-from checks.tiny import KINDS
+from checks.architectures import check, passes
 from checks.tiny_texts import PROMPTS
 from eelib.exits.calibration import Choice
 from eelib.models.head import Head
@@ -59,78 +58,6 @@ def run(name, *options):
 
 # ---- goals and reports
 
-ALL = {"compared": 9, "identical": 9}
-KILLED = {"kills": 150, "workers": 3, "runs": 3, "identical": 3}
-DRAFTS = {"draft": "prompt", "tokens": 9, "drafted": 4, "accepted": 2, "texts": 3, "texts_equal": 3}
-SHARED = {"shards": 10, "prompts": 640, "workers": 2, "prompts_per_second": 9.0, "peak_memory_mb": 9}
-BATCHES = {"dtype": "float32", "other_outputs": 0, "other_top1s": 0, "top1s": 9}
-COARSE = BATCHES | {"dtype": "bfloat16", "other_top1s": 7}
-TIMES = {"ours": [1.0, 9.0, 1.0], "float32": [2.6, 0.1, 2.6], "bfloat16": [2.1]}
-SHAPE = {"rows": 9, "width": 9, "vocabulary": 9}
-GOALS = [  # goals; what meets them all; and what misses one of them
-    (
-        arithmetic.goals,
-        {"tokens": arithmetic.TOKENS, "margins": [1e-5], "rows_limit": arithmetic.BATCH, "drafts": [DRAFTS]},
-        [
-            {"margins": [0.1]},
-            {"tokens": 9},
-            {"rows_limit": arithmetic.BATCH - 1},
-            {"drafts": [DRAFTS, DRAFTS | {"texts_equal": 2}]},
-        ],
-    ),
-    (
-        cluster.goals,
-        {"files": ALL, "figures": ALL, "workers_started_again": 1, "status": 0},
-        [
-            {"figures": ALL | {"identical": 8}},
-            {"files": {"compared": 0, "identical": 0}},
-            {"workers_started_again": 0},
-            {"status": 1},
-        ],
-    ),
-    (
-        store.crash_goals,
-        {"killed": KILLED, "workers_killed": KILLED},
-        [
-            {"killed": KILLED | {"kills": 149}},
-            {"killed": KILLED | {"identical": 2}},
-            {"workers_killed": KILLED | {"identical": 1}},
-        ],
-    ),
-    (
-        store.prompt_goals,
-        SHARED | {"shards_made": 10, "shards_made_twice": 2, "failed_workers": 0},
-        [{"shards_made": 9}, {"shards_made_twice": 3}, {"failed_workers": 1}],
-    ),
-    (
-        store.same_goals,  # only float32 has to be exact
-        {"equal_runs": [{"same_bytes": True}], "batch_sizes": [BATCHES, COARSE]},
-        [{"batch_sizes": [BATCHES | {"other_top1s": 1}, COARSE]}, {"equal_runs": [{"same_bytes": False}]}],
-    ),
-    (
-        dtypes.goals,
-        dict.fromkeys(("first", "stable", "outputs", "other_outputs"), 1) | {"tokens": 2000},
-        [{"tokens": 9}],
-    ),
-    (
-        lambda row: products.goals([row]),  # by medians
-        {"threads": 1, "batch": 1, "seconds": TIMES},
-        [{"seconds": TIMES | {"bfloat16": [1.9]}}, {"seconds": TIMES | {"float32": [0.1, 2.6, 0.1]}}],
-    ),
-    (
-        lambda row: kernel.goals([row]),
-        SHAPE | {"share_of_matmul": {"kernel": kernel.LEAST}},
-        [{"share_of_matmul": {"kernel": kernel.LEAST - 0.01}}],
-    ),
-]
-
-
-@pytest.mark.parametrize("goals, good, wrongs", GOALS)
-def test_each_part_that_is_wrong_misses_a_goal(goals, good, wrongs):
-    assert not missed(goals(good))
-    for wrong in wrongs:
-        assert len(missed(goals(good | wrong))) == 1, wrong
-
 
 def test_a_missed_bound_an_unknown_number_and_no_goal_at_all_end_with_status_1(tmp_path, capsys):
     good, bad = report.goal("low", 1, at_most=1), report.goal("high", math.nan, at_least=0)
@@ -146,14 +73,10 @@ def test_a_missed_bound_an_unknown_number_and_no_goal_at_all_end_with_status_1(t
 # ---- architectures
 
 
-@pytest.mark.parametrize(
-    "kind, model_type",
-    [("causal", "falcon"), ("seq2seq", "t5"), ("masked", "albert"), ("classifier", "gpt2"), ("classifier", "bart")],
-)
+@pytest.mark.parametrize("kind, model_type", [("causal", "falcon"), ("seq2seq", "t5"), ("classifier", "bart")])
 def test_sound_architectures_pass(kind, model_type):
     row = check(kind, model_type)
-    assert passes(row) and row["reason"] == "" and row["architecture"] == KINDS[kind][model_type], row
-    assert (row["decoding"] == "none") == (kind in ("masked", "classifier"))
+    assert passes(row) and row["reason"] == "" and (row["decoding"] == "none") == (kind == "classifier"), row
 
 
 def test_an_architecture_is_refused_with_a_reason_and_compared_in_float32_for_one():
@@ -181,8 +104,8 @@ def never(*_):
         ("readout", "eelib.models.head.Head.forward", wrong_head, "layer 0"),  # right for what the load tries
         ("sublayers", "eelib.models.components.roles_of", lambda *_: ["feed_forward", "attention"], "mix"),
         ("padding", "eelib.models.model_kinds.Causal.padded_inputs", leaking, "padded row"),
-        ("decoding", "checks.one_architecture.greedy_decode", lambda _, rows, n: [[7] * n for _ in rows], "plain loop"),
-        ("readout", "checks.one_architecture.readouts", never, "planted"),
+        ("decoding", "checks.architectures.greedy_decode", lambda _, rows, n: [[7] * n for _ in rows], "plain loop"),
+        ("readout", "checks.architectures.readouts", never, "planted"),
         ("readout", "eelib.models.probe.pairwise", None, "NoneType"),  # an error of our own is no refusal
         ("readout", "checks.tiny.small_fields", None, "not built"),
     ],
@@ -194,18 +117,12 @@ def test_what_is_wrong_with_an_architecture_fails(verdict, place, planted, words
     assert missed(architectures.goals([row])) and "1 of 1" in architectures.goals([row])[0]["measured"]
 
 
-@pytest.mark.parametrize(
-    "limit, check, words",
-    [
-        (0.1, lambda *_: time.sleep(9), "longer than 0.1 s"),
-        (60, lambda *_: os.kill(os.getpid(), signal.SIGKILL), "died"),
-    ],
-)
-def test_a_check_that_takes_too_long_or_dies_has_failed(limit, check, words, monkeypatch):
-    monkeypatch.setattr(architectures, "LIMIT", limit)
-    monkeypatch.setattr(architectures, "check", check)
+@pytest.mark.parametrize("planted", [lambda *_: time.sleep(9), lambda *_: os.kill(os.getpid(), signal.SIGKILL)])
+def test_a_check_that_takes_too_long_or_dies_has_failed(planted, monkeypatch):
+    monkeypatch.setattr(architectures, "LIMIT", 0.5)
+    monkeypatch.setattr(architectures, "build", planted)
     row = architectures.checked("causal", "llama")
-    assert row["readout"] == "fail" and words in row["reason"]
+    assert row["readout"] == "fail" and "longer than 0.5 s, or its process died" in row["reason"]
 
 
 # ---- traces: their arithmetic, given texts, files
@@ -224,48 +141,34 @@ def test_tokens_of_other_products_and_of_drafts_are_counted(model_of):
     assert not any("draft" in name for name in missed(arithmetic.goals(found | {"drafts": drafts})))
 
 
-class Changed:
-    """A trace with other readouts."""
-
-    def __init__(self, trace, **readouts):
-        self.tokens, self.trace, self.readouts = trace.tokens, trace, readouts
-
-    def __getitem__(self, name):
-        return self.readouts.get(name, self.trace[name])
-
-
 def test_a_right_trace_of_given_texts_meets_every_goal_and_a_wrong_one_does_not(folder_of, model_of, tmp_path):
     model, task = model_of("llama"), Task.from_prompts(PROMPTS)
     trace = eelib.trace(model, task, folder=tmp_path, given=True, progress=False)
     network = AutoModelForCausalLM.from_pretrained(folder_of("llama"), dtype=torch.float32).eval()
-    found = given.compared(network, model.tokenizer, trace, task)
-    assert found["top1"] == len(trace) * (trace.layers + 1) and not missed(given.goals({"made": found}))
-    share = trace["reference_probability"].copy()
-    share[-1, 1] += 0.01
-    late, off = (
-        given.compared(network, model.tokenizer, Changed(trace, **{name: values}), task)
-        for name, values in (("top1", np.roll(trace["top1"], 1, axis=0)), ("reference_probability", share))
-    )
+    top1, share = np.asarray(trace["top1"]), np.asarray(trace["reference_probability"])
+    compared = partial(given.compared, network, model.tokenizer, task, trace.tokens)
+    found, late, off = compared(top1, share), compared(np.roll(top1, 1, axis=0), share), compared(top1, share + 0.01)
+    assert found["top1"] == top1.size and not missed(given.goals({"made": found}))
     assert late["differ"] > len(trace) and off["largest_difference_of_probability"] == pytest.approx(0.01, rel=1e-3)
-    assert len(missed(given.goals({"pocket-llama": found | late}))) == 2  # which has to be read at more positions
+    assert len(missed(given.goals({"pocket-llama": late}))) == 2  # which has to be read at more positions
     assert len(missed(given.goals({"made": off}))) == 1
 
 
 def test_killed_workers_end_with_the_same_bytes_and_a_changed_byte_is_seen(model_of, tmp_path):
-    maker = store.Maker(model_of("llama"), Task.from_prompts(PROMPTS * 4), **store.OPTIONS)
-    assert store.status_of(maker.start(tmp_path / "quiet")) == 0
-    quiet = store.content(store.only(tmp_path / "quiet"))
+    maker = partial(store.start, model_of("llama"), Task.from_prompts(PROMPTS * 4), store.OPTIONS)
+    assert store.status_of(maker(tmp_path / "quiet")) == 0
+    quiet = store.content(tmp_path / "quiet")
     for workers in (1, 2):
-        found = store.kill_round(maker, tmp_path, quiet, 0.4, workers, 2, 0)
+        found = store.kill_round(maker, tmp_path, quiet, 0.4, workers, 2)
         assert sum(found["moments"].values()) == found["kills"] >= 2 and found["identical"] == found["runs"] >= 1
-    altered = quiet | {"manifest.json": quiet["manifest.json"] + b" "}
-    assert store.kill_round(maker, tmp_path, altered, 0.4, 1, 1, 0)["identical"] == 0
+    altered = quiet | {name: data + b" " for name, data in quiet.items() if name.endswith("manifest.json")}
+    assert store.kill_round(maker, tmp_path, altered, 0.4, 1, 1)["identical"] == 0
 
 
 def test_very_many_prompts_are_shared_out_and_go_on_after_a_kill(tmp_path):
     _, found = run("store", "many_prompts", "--prompts", "640", "--workers", "2", "--output", str(tmp_path / "a.json"))
     assert found["shards_made"] == found["shards"] == 10 and found["goals"] == store.prompt_goals(found)
-    assert not missed(found["goals"]) and found["command"].startswith("python -m checks store many_prompts")
+    assert not missed(found["goals"])
 
 
 def test_traces_that_differ_are_found(model_of, tmp_path):
@@ -277,20 +180,16 @@ def test_traces_that_differ_are_found(model_of, tmp_path):
 
 # ---- results on a cluster and elsewhere
 
-BEFORE = {
-    "date": "2026-01-02",
-    "tasks": {"a": {"low": None}},
-    "claims": [{"id": "P1"}, {"id": "P2", "verdict": "holds"}],
-}
+CLAIMS = [{"id": "P1"}, {"id": "P2", "verdict": "holds"}]
+BEFORE = {"date": "2026-01-02", "tasks": {"a": {"low": 0.2}}, "claims": CLAIMS}
 
 
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"date": "2027-01-01"}, None),
-        ({"tasks": {"a": {"low": 0.1}}}, "tasks, a, low\n    None\n    0.1"),
+        ({"date": "2027-01-01", "claims": CLAIMS[::-1]}, None),  # the claims go by their ids
+        ({"tasks": {"a": {"low": 0.1}}}, "tasks, a, low\n    0.2\n    0.1"),
         ({"tasks": {}}, "'(nothing)'"),
-        ({"claims": [{"id": "P2", "verdict": "holds"}, {"id": "P1"}]}, None),  # the claims go by their ids
         ({"claims": [{"id": "P1"}, {"id": "P2", "verdict": "undecided"}]}, "claims, P2, verdict"),
     ],
 )
@@ -304,17 +203,15 @@ def test_what_differs_between_results_is_named(changes, words, tmp_path, capsys)
 
 
 def test_a_slurm_that_is_there_already_is_left_alone_and_without_one_a_line_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster.os, "getuid", lambda: 0)
     monkeypatch.setattr(cluster, "PROGRAMS", ())
     monkeypatch.setattr(cluster, "KNOWN", tmp_path / "slurm.conf")
-    (tmp_path / "slurm.conf").write_text("theirs")
-    with pytest.raises(cluster.NoSlurm, match="belongs to a Slurm already"), cluster.one_node(tmp_path / "own"):
-        pass
-    assert (tmp_path / "slurm.conf").read_text() == "theirs"
-    monkeypatch.setattr(cluster.os, "getuid", lambda: 1000)
     monkeypatch.setattr(cluster.signal, "signal", lambda *_: None)
-    status, content = run("cluster", "--output", str(tmp_path / "a.json"))
-    assert status == "There is no Slurm here: the daemons of Slurm take root" and content is None
+    (tmp_path / "slurm.conf").write_text("theirs")
+    for user, words in ((0, "belongs to a Slurm already"), (1000, "the daemons of Slurm take root")):
+        monkeypatch.setattr(cluster.os, "getuid", lambda user=user: user)
+        status, content = run("cluster", "--output", str(tmp_path / "a.json"))
+        assert status.startswith("There is no Slurm here: ") and words in status and content is None
+    assert (tmp_path / "slurm.conf").read_text() == "theirs"
 
 
 # ---- promises of thresholds and intervals
@@ -352,13 +249,6 @@ def test_limits_that_are_too_narrow_too_wide_or_unknown_are_seen(low, high, cove
     assert row["coverage"] == covered and len(missed(statistics.goals([row]))) == (2 if covered else 1)
 
 
-def test_the_planted_ratio_of_times_is_what_many_outputs_show():
-    """Gates that ask for 6 and for 2 layers' time, both at 6 layers: 12 / 8."""
-    kind = next(kind for kind in statistics.KINDS if kind.claims == "M-E2")
-    found = kind.make(kind.draw(np.random.default_rng(0), 4000))
-    assert found.estimate == pytest.approx(kind.truth, rel=0.01) and found.low < kind.truth < found.high
-
-
 # ---- benchmarks
 
 CELL = {"model": "made", "batch": 1, "tokens": 12}
@@ -378,8 +268,6 @@ def test_the_floor_is_decoding_plus_products_and_what_fails_is_noted():
     assert found["floor"]["seconds"] == 3.0 and found["trace"]["tokens_per_second"] == 12 / 3.3
     assert found["tuned-lens"]["note"] == "no such thing" and found["tuned-lens"]["seconds"] is None
     assert missed(trace_speed.goals(rows)) == ["speed of a trace, as a multiple of plain", SAME]  # without top-1s
-    slow = [row | {"seconds": 3.9, "peak_mb": 300.0} if row["way"] == "trace" else row for row in rows]
-    assert len(missed(trace_speed.goals(slow))) == 4
 
 
 def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_counts():
@@ -401,13 +289,13 @@ def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_c
 
 @pytest.mark.slow
 def test_the_benchmark_of_traces_runs(tmp_path):
-    _, found = run("trace_speed", "--quick", "--no-peer", "--threads", "1", "--output", str(tmp_path / "a.json"))
+    _, found = run("trace_speed", "--quick", "--threads", "1", "--output", str(tmp_path / "a.json"))
     assert {row["way"] for row in found["rows"]} == {*trace_speed.WAYS[:-1], "floor"}
     assert {row["way"] for row in found["rows"] if not row["batch"]} == {"trace", "plain"}
     assert found["goals"][-1]["met"] and found["goals"] == trace_speed.goals(found["rows"])
 
 
-def test_methods_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder_of, tmp_path, monkeypatch):
+def test_methods_are_raced(folder_of, tmp_path, monkeypatch):
     options = ["--texts", "2", "--few", "1", "--repeats", "1", "--sizes", "1", "2", "--new-tokens", "3"]
     options += ["--tasks", "translation/de-en"]
     race_of = "race", str(folder_of("llama")), *options, "--output", str(tmp_path / "a.json")
@@ -421,8 +309,7 @@ def test_methods_are_raced_and_a_lossless_one_with_other_tokens_is_missed(folder
     assert {row["method"] for row in exact} == {"auto", "prompt", "layer:2"} and len(exact) == 6
     assert all(row["texts_equal"] == row["texts"] and min(row["times_plain"], row["forecast"]) > 0 for row in exact)
     assert found["goals"][0]["met"] and found["goals"] == race.goals(rows)
-    wrong = [row | {"texts_equal": row["texts_equal"] - 1} if row["kind"] == "lossless" else row for row in rows]
-    assert not race.goals(wrong)[0]["met"] and missed(race.goals([]))
+    assert missed(race.goals([]))
 
 
 def test_without_a_gpu_the_kernel_s_check_writes_nothing(tmp_path, monkeypatch):
@@ -434,4 +321,4 @@ def test_without_a_gpu_the_kernel_s_check_writes_nothing(tmp_path, monkeypatch):
 def test_products_are_timed(folder_of, tmp_path):
     asked = ["--threads", "1", "--repeats", "1", "--new-tokens", "2"]
     _, found = run("products", str(folder_of("llama")), *asked, "--output", str(tmp_path / "a.json"))
-    assert len(found["goals"]) == len(products.LEAST) and set(found["rows"][0]["seconds"]) == set(TIMES)
+    assert len(found["goals"]) == len(products.LEAST) and found["rows"][0]["seconds"].keys() > {"ours", "bfloat16"}

@@ -1,7 +1,8 @@
-"""What is kept in data/measured says where it is from, is of today's models, and a part of it is computed again; the
-wordings of prompts are those that their rule takes from what is kept of them.
+"""What is kept in data/measured says where it is from, is of today's models, and meets the goals that it says; a part
+of it is computed again. The wordings of prompts are those that their rule takes from what is kept of them.
 """
 
+import copy
 import hashlib
 import importlib
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from checks import architectures, prompts, report
+from checks import arithmetic, cluster, prompts, report, store
 from checks.__main__ import ENTRIES, GROUPS
 from checks.report import TINY, differing
 from checks.tiny import KINDS
@@ -28,6 +29,45 @@ from eestudy import measured
 KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(data_folder("measured").glob("*.json"))}
 CHECKS = {name: kept for name, kept in KEPT.items() if "trainings" not in kept}
 MODELS = [(name, *pair) for name, kept in CHECKS.items() for pair in kept["models"].items()]
+LOGGED = json.loads((prompts.FOLDER / "log.json").read_text())
+JUDGED = dict.fromkeys(("architectures", "coverage", "products", "race", "statistics", "trace_speed"), "rows")
+JUDGED |= {"arithmetic": "found", "dtypes": "dtypes", "given": "found", "prompts": "kinds"}  # what goals are judged by
+WHOLE = {name: goals for name, (_, goals) in store.PARTS.items()} | {"cluster": cluster.goals}
+
+
+def goals_of(name, kept):
+    """The goals of a result by what it holds."""
+    return WHOLE[name](kept) if name in WHOLE else importlib.import_module(f"checks.{name}").goals(kept[JUDGED[name]])
+
+
+WRONG = [  # a result, where it is changed, and to what
+    ("arithmetic", ("found", "margins"), [0.1]),
+    ("arithmetic", ("found", "tokens"), 9),
+    ("arithmetic", ("found", "rows_limit"), arithmetic.BATCH - 1),
+    ("arithmetic", ("found", "drafts", 1, "texts_equal"), 2),
+    ("cluster", ("figures", "identical"), 8),
+    ("cluster", ("files",), {"compared": 0, "identical": 0}),
+    ("cluster", ("workers_started_again",), 0),
+    ("cluster", ("status",), 1),
+    ("crashes", ("killed", "kills"), 149),
+    ("crashes", ("killed", "identical"), 2),
+    ("crashes", ("workers_killed", "identical"), 1),
+    ("dtypes", ("dtypes", "tokens"), 9),
+    ("many_prompts", ("shards_made",), 9),
+    ("many_prompts", ("shards_made_twice",), 9),
+    ("many_prompts", ("failed_workers",), 1),
+    ("products", ("rows", 0, "seconds", "float32"), [0.1, 9.0, 0.1]),  # by medians
+    ("race", ("rows", 2, "texts_equal"), 1),
+    ("reproducible", ("batch_sizes", 0, "other_top1s"), 1),  # in float32, which has to be exact
+    ("reproducible", ("equal_runs", 1, "same_bytes"), False),
+    ("trace_speed", ("rows", 0, "peak_mb"), 999.0),
+    ("trace_speed", ("rows", 0, "top1_differences"), 1),
+]
+
+
+def missed(goals):
+    """The names of the goals that are missed."""
+    return [row["goal"] for row in goals if not row["met"]]
 
 
 def git(*words, cwd=PACKAGE.parent, **options):
@@ -46,29 +86,36 @@ def hash_of(name):
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_kept_result_names_its_command_commit_day_and_machine(name):
+def test_a_kept_result_names_its_command_commit_day_and_machine_and_its_code_or_recipe(name):
     kept = KEPT[name]
     assert re.fullmatch(r"[0-9a-f]{7,40}", kept["commit"]) and "seed" in kept
     assert SHALLOW or not git("merge-base", "--is-ancestor", kept["commit"], "HEAD").returncode
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept["date"]) and kept["machine"]["cpu"]
     assert kept["date"] in measured.provenance(kept) and kept["machine"]["cpu"] in measured.provenance(kept)
-    assert kept["goals"] or kept.get("trainings") or {"rows", "costs"} <= kept.keys()  # of what is expected
+    if name in CHECKS:
+        asked = kept["command"].removeprefix("python -m checks ")
+        assert asked.split()[0] in ENTRIES and any(f"{asked} ".startswith(f"{own} ") for own in GROUPS["measure"])
+        assert kept["models"] or "eelib/models" not in kept["depends"] or set(TINY) <= set(kept["depends"])
+        assert re.fullmatch(r"[0-9a-f]{16}", kept["code"]) and (kept["goals"] or "costs" in kept)
+    else:  # a training that was never shipped
+        recipes = git("show", f"{kept['commit']}:recipes/__main__.py").stdout
+        named = [words.split()[3] for words in kept["command"].split("; ")]
+        assert kept["trainings"] and named and (SHALLOW or all(f'"{recipe}"' in recipes for recipe in named))
 
 
-@pytest.mark.parametrize("name", sorted(CHECKS))
-def test_a_kept_result_is_made_by_make_measure_and_names_its_code_and_the_models_that_it_ran(name):
-    kept = CHECKS[name]
-    assert re.fullmatch(r"[0-9a-f]{16}", kept["code"])
-    asked = kept["command"].removeprefix("python -m checks ")
-    assert asked.split()[0] in ENTRIES and any(f"{asked} ".startswith(f"{own} ") for own in GROUPS["measure"])
-    assert kept["models"] or "eelib/models" not in kept["depends"] or set(TINY) <= set(kept["depends"])
+@pytest.mark.parametrize("name", [*JUDGED, *WHOLE])
+def test_the_goals_of_a_kept_result_follow_from_what_it_holds(name):
+    kept = LOGGED if name == "prompts" else KEPT[name]
+    assert json.loads(json.dumps(goals_of(name, kept))) == kept["goals"] != []
 
 
-@pytest.mark.parametrize("name", sorted(KEPT.keys() - CHECKS.keys()))
-def test_a_training_that_was_never_shipped_names_the_commit_of_its_recipe(name):
-    recipes = git("show", f"{KEPT[name]['commit']}:recipes/__main__.py").stdout
-    named = [words.split()[3] for words in KEPT[name]["command"].split("; ")]
-    assert named and (SHALLOW or all(f'"{recipe}"' in recipes for recipe in named))
+@pytest.mark.parametrize("name, where, value", WRONG)
+def test_a_part_that_is_wrong_misses_one_goal_more(name, where, value):
+    wrong = part = copy.deepcopy(KEPT[name])
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = value
+    assert len(missed(goals_of(name, wrong))) == len(missed(KEPT[name]["goals"])) + 1
 
 
 @pytest.mark.slow  # a model of another project is fetched
@@ -104,9 +151,8 @@ def test_the_kept_result_covers_every_architecture():
     """Of this version of transformers, as the sample that is computed again can not show."""
     kept = KEPT["architectures"]
     assert kept["versions"]["transformers"] == transformers.__version__, f"run {kept['command']} again"
-    rows = kept["rows"]
-    assert [(r["kind"], r["model_type"]) for r in rows] == [(k, m) for k, names in KINDS.items() for m in names]
-    assert kept["goals"] == architectures.goals(rows) and all(row["met"] for row in kept["goals"])
+    named = [(row["kind"], row["model_type"]) for row in kept["rows"]]
+    assert named == [(kind, name) for kind, names in KINDS.items() for name in names] and not missed(kept["goals"])
 
 
 def test_a_head_names_the_commit_and_the_code_with_what_was_not_committed(tmp_path, monkeypatch):
@@ -127,8 +173,6 @@ def test_a_head_names_the_commit_and_the_code_with_what_was_not_committed(tmp_pa
 
 
 def test_the_entry_runs_a_check_and_lists_them(tmp_path):
-    assert {command.split()[0] for group in GROUPS.values() for command in group} <= set(ENTRIES)
-
     def checks(*words):
         command = [sys.executable, "-m", "checks", *words]
         return subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
@@ -142,33 +186,18 @@ def test_the_entry_runs_a_check_and_lists_them(tmp_path):
 # ---- prompts were chosen by their rule, on texts that no report uses
 
 RUN = 8  # words in a row that no text of a report shares with one that prompts were chosen on
-LOGGED = json.loads((prompts.FOLDER / "log.json").read_text())
 
 
 def test_the_short_wordings_are_those_that_the_rule_takes_from_the_log():
     kinds = LOGGED["kinds"]
     assert {name for name, kind in TASK_KINDS.items() if "short" in kind.wordings} == set(kinds) == set(prompts.TRIALS)
-    assert prompts.goals(kinds) == LOGGED["goals"] and all(row["met"] for row in LOGGED["goals"])
+    assert not missed(LOGGED["goals"])
     for kind, log in kinds.items():
         file, rows = data_folder("prompts", "development", f"{kind}.jsonl"), log["wordings"]
         wordings = {name: {"template": row["template"], "chat": row["chat"]} for name, row in rows.items()}
         assert log["texts"] == 20 and log["texts_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
         assert log["rule"] == prompts.rule(kind) and wordings == prompts.TRIALS[kind]["wordings"]
         assert log["chosen"] == prompts.choice(kind, {name: row["scores"] for name, row in rows.items()})
-
-
-def test_the_rule_takes_the_score_or_the_least_repetition_never_a_wording_outside_the_template():
-    def row(repeated, ended=100.0, topic=100.0, **scores):
-        return {"repeated": repeated, "ended": ended, "on topic": topic} | scores
-
-    scores = {"paper, raw": row(0, F1=90.0), "paper": row(50, F1=70.0), "question last": row(0, F1=60.0)}
-    assert prompts.choice("question_answering", scores) == "paper"
-    scores = {"plain": row(9), "continue": row(1, 49.0, 79.0), "plain, raw": row(0)}
-    assert prompts.choice("continuation", scores) == "plain"  # the second neither ends nor stays on topic
-    assert prompts.choice("continuation", scores | {"continue": row(1, 49.0, 80.0)}) == "continue"
-    scores = {"plain": row(15.0), "briefly": row(10.0), "plain, raw": row(0)}
-    assert prompts.choice("instructions", scores) == "plain"
-    assert prompts.choice("instructions", scores | {"plain": row(15.1)}) == "briefly"
 
 
 def runs(files):
