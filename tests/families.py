@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from checks.tiny import randomize
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
+from eelib.models.checkpoint import CLASSES
 from eelib.models.head import Head
 from eelib.models.model import Model
 
@@ -25,7 +26,6 @@ class Family:
 
     kind: str
     config: Callable[..., hf.PretrainedConfig]
-    network: type
     unembed: Callable[[nn.Module, Tensor], Tensor]
     blocks: str
     sites: dict[str, str]
@@ -35,6 +35,7 @@ class Family:
 
 
 PRE = {"attention": "self_attn", "feed_forward": "mlp"}
+GPT = {"attention": "attn", "feed_forward": "mlp"}
 SANDWICH = {"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"}
 BERT = {
     "attention": "attention.output.dense",
@@ -55,92 +56,38 @@ MARIAN = {
 WIDE = dict(
     hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, max_position_embeddings=WINDOW
 )
+OF_GPT = dict(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW)
+OF_T5 = dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4, decoder_start_token_id=0)
+OF_BART = dict(
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=3,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=48,
+    max_position_embeddings=WINDOW,
+    decoder_start_token_id=0,
+)
 
 
-def llama_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
-    """A configuration with the field names that most families share."""
-    return lambda **ids: config(**WIDE, **more, **ids)
+def tiny(config: type, sizes: dict = WIDE, **more) -> Callable[..., hf.PretrainedConfig]:
+    """A configuration, but for the ids of special tokens and the size of the vocabulary."""
+    return lambda **ids: config(**sizes, **more, **ids)
 
 
-def gpt_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
-    """The same in GPT-2's field names."""
-    return lambda **ids: config(n_embd=32, n_layer=3, n_head=4, n_positions=WINDOW, **more, **ids)
-
-
-def bart_like(config: type, **more) -> Callable[..., hf.PretrainedConfig]:
-    """An encoder-decoder in BART's field names."""
-    return lambda **ids: config(
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
-        max_position_embeddings=WINDOW,
-        decoder_start_token_id=0,
-        **more,
-        **ids,
-    )
-
-
-def t5_config(**more) -> Callable[..., hf.PretrainedConfig]:
-    """A configuration of T5's own field names."""
-    return lambda **ids: hf.T5Config(
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_layers=2,
-        num_decoder_layers=3,
-        num_heads=4,
-        decoder_start_token_id=0,
-        **more,
-        **ids,
-    )
-
-
+GEMMA = dict(head_dim=8, sliding_window=8, final_logit_softcapping=3.0, query_pre_attn_scalar=8)
+GRANITE = dict(logits_scaling=4.0, embedding_multiplier=3.0, residual_multiplier=0.6)
+GATED = dict(tie_word_embeddings=False, feed_forward_proj="gated-gelu")
 FAMILIES = {
-    "llama": Family(
-        "causal",
-        llama_like(hf.LlamaConfig, num_key_value_heads=2),
-        hf.LlamaForCausalLM,
-        oracle.llama_unembed,
-        "model.layers",
-        PRE,
-    ),
+    "llama": Family("causal", tiny(hf.LlamaConfig, num_key_value_heads=2), oracle.llama_unembed, "model.layers", PRE),
     "gemma2": Family(
-        "causal",
-        llama_like(
-            hf.Gemma2Config,
-            num_key_value_heads=2,
-            head_dim=8,
-            sliding_window=8,
-            final_logit_softcapping=3.0,
-            query_pre_attn_scalar=8,
-        ),
-        hf.Gemma2ForCausalLM,
-        oracle.gemma_unembed,
-        "model.layers",
-        SANDWICH,
+        "causal", tiny(hf.Gemma2Config, num_key_value_heads=2, **GEMMA), oracle.gemma_unembed, "model.layers", SANDWICH
     ),
-    "gpt2": Family(
-        "causal",
-        gpt_like(hf.GPT2Config),
-        hf.GPT2LMHeadModel,
-        oracle.gpt2_unembed,
-        "transformer.h",
-        {"attention": "attn", "feed_forward": "mlp"},
-    ),
+    "gpt2": Family("causal", tiny(hf.GPT2Config, OF_GPT), oracle.gpt2_unembed, "transformer.h", GPT),
     "granite": Family(
         "causal",
-        llama_like(
-            hf.GraniteConfig,
-            num_key_value_heads=2,
-            logits_scaling=4.0,
-            embedding_multiplier=3.0,
-            residual_multiplier=0.6,
-        ),
-        hf.GraniteForCausalLM,
+        tiny(hf.GraniteConfig, num_key_value_heads=2, **GRANITE),
         oracle.granite_unembed,
         "model.layers",
         PRE,
@@ -148,50 +95,31 @@ FAMILIES = {
     ),
     "gptj": Family(
         "causal",
-        gpt_like(hf.GPTJConfig, rotary_dim=4),
-        hf.GPTJForCausalLM,
+        tiny(hf.GPTJConfig, OF_GPT, rotary_dim=4),
         oracle.gptj_unembed,
         "transformer.h",
-        {"attention": "attn", "feed_forward": "mlp"},
+        GPT,
         parallel=True,
     ),
-    "t5": Family(
-        "seq2seq",
-        t5_config(tie_word_embeddings=False, feed_forward_proj="gated-gelu"),
-        hf.T5ForConditionalGeneration,
-        oracle.t5_unembed,
-        "decoder.block",
-        T5,
-    ),
-    "t5_tied": Family(
-        "seq2seq", t5_config(), hf.T5ForConditionalGeneration, oracle.t5_tied_unembed, "decoder.block", T5
-    ),
+    "t5": Family("seq2seq", tiny(hf.T5Config, OF_T5, **GATED), oracle.t5_unembed, "decoder.block", T5),
+    "t5_tied": Family("seq2seq", tiny(hf.T5Config, OF_T5), oracle.t5_tied_unembed, "decoder.block", T5),
     "marian": Family(
         "seq2seq",
-        lambda **ids: bart_like(hf.MarianConfig, scale_embedding=True, decoder_vocab_size=ids["vocab_size"])(**ids),
-        hf.MarianMTModel,
+        tiny(hf.MarianConfig, OF_BART, scale_embedding=True),
         oracle.marian_unembed,
         "model.decoder.layers",
         MARIAN,
         normed_last=False,
     ),
-    "bert": Family(
-        "masked",
-        llama_like(hf.BertConfig),
-        hf.BertForMaskedLM,
-        oracle.bert_unembed,
-        "bert.encoder.layer",
-        BERT,
-        normed_last=False,
-    ),
+    "bert": Family("masked", tiny(hf.BertConfig), oracle.bert_unembed, "bert.encoder.layer", BERT, normed_last=False),
 }
 # Sequence classifiers with three labels, and where a text is read: at its first or last position.
+LABELS = dict(num_labels=3)
 CLASSIFIERS = {
     "bert_labels": (
         Family(
             "masked",
-            llama_like(hf.BertConfig, num_labels=3),
-            hf.BertForSequenceClassification,
+            tiny(hf.BertConfig, **LABELS),
             oracle.bert_labels,
             "bert.encoder.layer",
             BERT,
@@ -200,14 +128,7 @@ CLASSIFIERS = {
         0,
     ),
     "gpt2_labels": (
-        Family(
-            "causal",
-            gpt_like(hf.GPT2Config, num_labels=3),
-            hf.GPT2ForSequenceClassification,
-            oracle.gpt2_labels,
-            "transformer.h",
-            {"attention": "attn", "feed_forward": "mlp"},
-        ),
+        Family("causal", tiny(hf.GPT2Config, OF_GPT, **LABELS), oracle.gpt2_labels, "transformer.h", GPT),
         -1,
     ),
 }
@@ -239,14 +160,9 @@ def build(name: str, seed: int = 0) -> nn.Module:
     family = CLASSIFIERS[name][0] if name in CLASSIFIERS else FAMILIES[name]
     tokenizer = tokenizer_for(family.kind)
     torch.manual_seed(seed)
-    network = family.network(
-        family.config(
-            vocab_size=len(tokenizer) + 4,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-        )
-    )
+    ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "eos_token_id", "bos_token_id")}
+    config = family.config(vocab_size=len(tokenizer) + 4, **ids)
+    network = CLASSES["classifier" if name in CLASSIFIERS else family.kind].from_config(config)
     network.config._experts_implementation = "eager"  # the other ways of running experts have no float64
     randomize(network)
     return network.eval().requires_grad_(False)

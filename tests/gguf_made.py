@@ -51,7 +51,7 @@ def tiny_qwen2() -> hf.Qwen2ForCausalLM:
     return network
 
 
-def write(path: Path, template: str = TEMPLATE, architecture: str = "qwen2", kind: str = "Q8_0") -> hf.Qwen2ForCausalLM:
+def write(path: Path, architecture: str = "qwen2", kind: str = "Q8_0") -> hf.Qwen2ForCausalLM:
     """Write the file with matrices in a type of gguf; returns the network with the weights that the file then holds."""
     network, tokenizer = tiny_qwen2(), tokenizer_for("causal")
     config, state = network.config, network.state_dict()
@@ -75,15 +75,14 @@ def write(path: Path, template: str = TEMPLATE, architecture: str = "qwen2", kin
     writer.add_token_merges(merges)
     writer.add_eos_token_id(tokens.index(END))
     writer.add_pad_token_id(tokenizer.pad_token_id)
-    writer.add_chat_template(template)
-    add_tensor(writer, "token_embd.weight", state, "model.embed_tokens.weight", kind)
-    add_tensor(writer, "output_norm.weight", state, "model.norm.weight", kind)
-    add_tensor(writer, "output.weight", state, "lm_head.weight", kind)
+    writer.add_chat_template(TEMPLATE)
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
     for layer in range(config.num_hidden_layers):
-        for ours, theirs in NAMES.items():
-            for part in ("weight", "bias"):
-                if (key := f"model.layers.{layer}.{theirs}.{part}") in state:
-                    add_tensor(writer, f"blk.{layer}.{ours}.{part}", state, key, kind)
+        names |= {f"blk.{layer}.{ours}": f"model.layers.{layer}.{theirs}" for ours, theirs in NAMES.items()}
+    for ours, theirs in names.items():
+        for part in ("weight", "bias"):
+            if (key := f"{theirs}.{part}") in state:
+                add_tensor(writer, f"{ours}.{part}", state, key, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

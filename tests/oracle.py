@@ -110,19 +110,11 @@ def oracle_run(network: nn.Module, family, prompt: list[int], output: list[int])
     for number, block in enumerate(blocks):
         for site, path in {**family.sites, "block": ""}.items():
             handles.append(block.get_submodule(path).register_forward_hook(keep((site, number))))
-    if family.kind == "causal":
-        inputs, first = {"input_ids": torch.tensor([prompt + output[:-1]]), "use_cache": False}, len(prompt) - 1
-    elif family.kind == "seq2seq":
-        inputs, first = (
-            {
-                "input_ids": torch.tensor([prompt]),
-                "use_cache": False,
-                "decoder_input_ids": torch.tensor([[network.config.decoder_start_token_id, *output[:-1]]]),
-            },
-            0,
-        )
-    else:
-        inputs, first = {"input_ids": torch.tensor([prompt])}, 0
+    text = prompt + output[:-1] if family.kind == "causal" else prompt
+    first = len(prompt) - 1 if family.kind == "causal" else 0
+    inputs = {"input_ids": torch.tensor([text])} | ({} if family.kind == "masked" else {"use_cache": False})
+    if family.kind == "seq2seq":
+        inputs["decoder_input_ids"] = torch.tensor([[network.config.decoder_start_token_id, *output[:-1]]])
     result = network(**inputs, output_hidden_states=True)
     for handle in handles:
         handle.remove()
@@ -176,19 +168,8 @@ def plain_greedy(network: nn.Module, family, prompt: list[int], steps: int, ends
 
 
 def rms(states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm."""
+    """Root-mean-square norm in the states' dtype; the networks' own go through float32."""
     return states / (states.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def layer_norm(states: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Layer norm, written out."""
-    centred = states - states.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
-
-
-def gelu(states: Tensor) -> Tensor:
-    """Exact GELU."""
-    return states * (1 + torch.erf(states / math.sqrt(2))) / 2
 
 
 def llama_unembed(n, h):
@@ -206,11 +187,11 @@ def gemma_unembed(n, h):
 
 
 def gpt2_unembed(n, h):
-    return layer_norm(h, n.transformer.ln_f) @ n.transformer.wte.weight.T
+    return n.transformer.ln_f(h) @ n.transformer.wte.weight.T
 
 
 def gptj_unembed(n, h):
-    return layer_norm(h, n.transformer.ln_f) @ n.lm_head.weight.T + n.lm_head.bias
+    return n.lm_head(n.transformer.ln_f(h))
 
 
 def t5_unembed(n, h):
@@ -228,14 +209,13 @@ def marian_unembed(n, h):
 
 def bert_unembed(n, h):
     head = n.cls.predictions
-    dense = h @ head.transform.dense.weight.T + head.transform.dense.bias
-    return layer_norm(gelu(dense), head.transform.LayerNorm) @ n.bert.embeddings.word_embeddings.weight.T + head.bias
+    dense = nn.functional.gelu(head.transform.dense(h))
+    return head.transform.LayerNorm(dense) @ n.bert.embeddings.word_embeddings.weight.T + head.bias
 
 
 def bert_labels(n, h):
-    pooled = torch.tanh(h @ n.bert.pooler.dense.weight.T + n.bert.pooler.dense.bias)
-    return pooled @ n.classifier.weight.T + n.classifier.bias
+    return n.classifier(torch.tanh(n.bert.pooler.dense(h)))
 
 
 def gpt2_labels(n, h):
-    return layer_norm(h, n.transformer.ln_f) @ n.score.weight.T
+    return n.score(n.transformer.ln_f(h))

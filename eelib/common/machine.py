@@ -2,7 +2,7 @@
 
 import os
 import platform
-import time
+import timeit
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -56,16 +56,12 @@ def synchronize(device: torch.device) -> None:
 @cache
 def cpu_slowdown(dtype: torch.dtype) -> float:
     """How many times as long a product of few rows takes on this processor in a dtype as in float32, measured."""
-    quickest = []
-    for kind in (dtype, torch.float32):
+
+    def seconds(kind: torch.dtype) -> float:
         rows, weight = torch.ones(8, 1024, dtype=kind), torch.ones(1024, 1024, dtype=kind)
-        seconds = []
-        for _ in range(7):
-            began = time.perf_counter()
-            torch.nn.functional.linear(rows, weight)
-            seconds.append(time.perf_counter() - began)
-        quickest.append(min(seconds))
-    return quickest[0] / quickest[1]
+        return min(timeit.repeat(lambda: torch.nn.functional.linear(rows, weight), number=1, repeat=7))
+
+    return seconds(dtype) / seconds(torch.float32)
 
 
 def free_memory(device: torch.device) -> int:

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 from torch import Tensor, nn
 
 from eelib.common.machine import compiled
+from eelib.models.products import fits_bfloat16
 
 Spread = Callable[..., None]  # (function, count, *arguments)
 
@@ -51,7 +52,7 @@ def spread_over_cores() -> Iterator[Spread]:
 
 # The product: float32 at full accuracy on CPUs that multiply bfloat16 faster, for weights that fit bfloat16
 
-_fits: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
+_fits: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()  # of a head: found once
 
 
 @cache
@@ -60,25 +61,6 @@ def has_fast_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and bool(
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     )
-
-
-def fits_bfloat16(head: nn.Linear) -> bool:
-    """Whether every float32 weight is a bfloat16 number, as in most published checkpoints; found once per head."""
-    if head not in _fits:
-        _fits[head] = all(bool((part.bfloat16().float() == part).all()) for part in head.weight.split(4096))
-    return _fits[head]
-
-
-@contextmanager
-def bfloat16_products() -> Iterator[None]:
-    """While open, oneDNN rounds float32 factors to bfloat16, multiplies these and adds in float32."""
-    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module replaces itself
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
 
 
 def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -> None:
@@ -97,13 +79,20 @@ def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -
         torch.mm(high, weight, out=part)
         torch.addmm(part, low, weight, out=part)
 
-    if not (has_fast_bfloat16() and fits_bfloat16(head)):
+    if has_fast_bfloat16() and head not in _fits:
+        _fits[head] = fits_bfloat16(weights)
+    if not (has_fast_bfloat16() and _fits[head]):
         spread(plain, len(head.weight))
         return
     high = states.bfloat16().float()
     low = states - high
-    with bfloat16_products():
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module replaces itself
+    before = settings.fp32_precision
+    settings.fp32_precision = "bf16"  # factors are rounded to bfloat16, and their products added in float32
+    try:
         spread(split, len(head.weight))
+    finally:
+        settings.fp32_precision = before
 
 
 # The pass over each row
@@ -209,20 +198,6 @@ def top_of(row, values, ids, maxima):
                     insert(row[j], np.int32(j), values, ids)
 
 
-@numba.njit(fastmath=FAST, inline="always")
-def sums(row, top, own, other):
-    """Sum of e^(z - top), sum of (z - top) e^(z - top), and how many logits lie above `own` and above `other`."""
-    total, weighted, above, above_other = np.float32(0), np.float32(0), np.int32(0), np.int32(0)
-    for j in range(len(row)):
-        d = max(row[j] - top, LOWEST)
-        e = exp(d)
-        total += e
-        weighted += e * d
-        above += np.int32(row[j] > own)
-        above_other += np.int32(row[j] > other)
-    return total, weighted, above, above_other
-
-
 @compiled(fastmath=FAST, nogil=True)
 def summarize(start, end, logits, wanted, known, values, ids, normalizer, entropy, rank, known_rank):
     """Fill, for rows start..end of logits [n, V]: the top-k logits `values` [n, k] and `ids`, falling; `normalizer`
@@ -233,47 +208,43 @@ def summarize(start, end, logits, wanted, known, values, ids, normalizer, entrop
     for r in range(start, end):
         row = logits[r]
         top_of(row, values[r], ids[r], maxima)
-        total, weighted, above, above_known = sums(row, values[r, 0], row[wanted[r]], row[known[r]])
+        top, own, other = values[r, 0], row[wanted[r]], row[known[r]]
+        total, weighted, above, above_known = np.float32(0), np.float32(0), np.int32(0), np.int32(0)
+        for j in range(len(row)):
+            d = max(row[j] - top, LOWEST)
+            e = exp(d)
+            total += e
+            weighted += e * d
+            above += np.int32(row[j] > own)
+            above_known += np.int32(row[j] > other)
         size = math.log(total)
-        normalizer[r] = values[r, 0] + size
+        normalizer[r] = top + size
         entropy[r] = size - weighted / total
         rank[r] = above + 1
         known_rank[r] = above_known + 1
-
-
-@numba.njit(fastmath=FAST, inline="always")
-def exponentials(row, normalizer, found):
-    """Fill `found` with the probabilities of a row of logits."""
-    for j in range(len(row)):
-        found[j] = exp(row[j] - normalizer)
-
-
-@numba.njit(fastmath=FAST, inline="always")
-def divergences(row, normalizer, last, last_normalizer, last_shares):
-    """Twice the Jensen-Shannon divergence, as sum of p (log p - log m) + q (log q - log m): exact where p is q; and the
-    Kullback-Leibler divergence, the sum of q (log q - log p).
-    """
-    twice, apart = np.float32(0), np.float32(0)
-    for j in range(len(row)):
-        log_p, log_q = row[j] - normalizer, max(last[j] - last_normalizer, LOWEST)
-        q = last_shares[j]
-        apart += q * (log_q - max(log_p, FURTHEST))
-        log_p = max(log_p, LOWEST)
-        p = exp(log_p)
-        log_m = log((p + q) * HALF)
-        twice += p * (log_p - log_m) + q * (log_q - log_m)
-    return twice, apart
 
 
 @compiled(fastmath=FAST, nogil=True)
 def diverge(start, end, logits, normalizer, size, js, kl):
     """Fill `js` and `kl` [n], for tokens start..end of `size` rows of logits each, with the divergences, in nats, of
     each row and the token's last: Jensen-Shannon, and Kullback-Leibler of the last one from the row.
+
+    Twice Jensen-Shannon is the sum of p (log p - log m) + q (log q - log m), exact where p is q; Kullback-Leibler is
+    that of q (log q - log p).
     """
     shares = np.empty(logits.shape[1], np.float32)
     for token in range(start, end):
         final = token * size + size - 1
-        exponentials(logits[final], normalizer[final], shares)
+        for j in range(len(shares)):
+            shares[j] = exp(logits[final, j] - normalizer[final])
         for r in range(token * size, final + 1):
-            twice, kl[r] = divergences(logits[r], normalizer[r], logits[final], normalizer[final], shares)
-            js[r] = HALF * twice
+            row, last, twice, apart = logits[r], logits[final], np.float32(0), np.float32(0)
+            for j in range(len(row)):
+                log_p, log_q = row[j] - normalizer[r], max(last[j] - normalizer[final], LOWEST)
+                q = shares[j]
+                apart += q * (log_q - max(log_p, FURTHEST))
+                log_p = max(log_p, LOWEST)
+                p = exp(log_p)
+                log_m = log((p + q) * HALF)
+                twice += p * (log_p - log_m) + q * (log_q - log_m)
+            js[r], kl[r] = HALF * twice, apart

@@ -79,47 +79,37 @@ def read(
     states: Tensor,
     final_ids: Tensor,
     reference_ids: Tensor | None = None,
-    last: Tensor | None = None,
     logit_buffer: LogitBuffer | None = None,
 ) -> Readout:
     """Read states through a model's output head.
 
     Natural logarithms. Rank 1 is the top; ties count in favour of the token. The cosine is that before the final norm.
-    Divergences are against layer L: JS, symmetric, at most ln 2; KL of layer L's q from this p, the sum of q ln(q / p).
+    Divergences are against the last state: JS, symmetric, at most ln 2; KL of its q from p, the sum of q ln(q / p).
 
     Args:
         head: the model's output head.
-        states: [n, S, hidden_size]; the last of the S is layer L unless `last` is given.
+        states: [n, S, hidden_size], of S layers.
         final_ids: the last layer's tokens, [n].
         reference_ids: the reference's next tokens, [n]; -1 where there is none, which gives NaN.
-        last: the states of layer L, [n, hidden_size].
         logit_buffer: memory for logits; callers that read in pieces give the same one each time.
 
     Raises:
         InputError: a state is not finite; it names the layer.
     """
-    count, sites, _ = states.shape
-    check_finite(states, first=0 if last is None else 1)
-    if last is not None:
-        states = torch.cat([states, last[:, None]], dim=1)
+    check_finite(states)
     k = top_k(head.vocab_size)
-    values = {name: torch.empty(count, sites) for name in SCALARS}
-    values["topk_ids"] = torch.empty(count, sites, k, dtype=torch.int32)
-    values["topk_probability"] = torch.empty(count, sites, k)
-    unknown = torch.full((count,), -1) if reference_ids is None else reference_ids
+    known = torch.full((len(states),), -1) if reference_ids is None else reference_ids
     if type(head.projection) is nn.Linear and kernel_takes(states, head.projection.weight):
-        found = read_by_kernel(head, states, final_ids, unknown, k)
-        return Readout({name: value[:, :sites] for name, value in found.items()})
-    most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * head.vocab_size))
-    tokens = max(1, most // (head.vocab_size * states.shape[1]))
-    logit_buffer = logit_buffer or LogitBuffer()
-    with spread_over_cores() as spread:
-        for start in range(0, count, tokens):
-            part = slice(start, min(count, start + tokens))
-            found = read_on_cpu(head, states[part], final_ids[part], unknown[part], k, logit_buffer, spread)
-            for name, value in found.items():
-                values[name][part] = value[:, :sites]
-    return Readout(values)
+        found = read_by_kernel(head, states, final_ids, known, k)
+    else:
+        most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * head.vocab_size))
+        tokens = max(1, most // (head.vocab_size * states.shape[1]))
+        pieces = zip(states.split(tokens), final_ids.split(tokens), known.split(tokens))
+        logit_buffer = logit_buffer or LogitBuffer()
+        with spread_over_cores() as spread:
+            parts = [read_on_cpu(head, *piece, k, logit_buffer, spread) for piece in pieces]
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return Readout(found)
 
 
 def kernel_takes(states: Tensor, weight: Tensor) -> bool:
@@ -134,13 +124,13 @@ def kernel_takes(states: Tensor, weight: Tensor) -> bool:
     )
 
 
-def check_finite(states: Tensor, first: int) -> None:
-    """InputError naming the first layer of states [n, S, hidden_size], those of layers first.., that is not finite."""
+def check_finite(states: Tensor) -> None:
+    """InputError naming the first layer of states [n, L+1, hidden_size] that is not finite."""
     if not bool(torch.isfinite(states).all()):
         bad = torch.isfinite(states).all(-1).all(0).tolist().index(False)
         raise InputError(
-            f"the states of layer {bad + first} of {states.shape[1] - 1 + first} hold values that are not "
-            "finite, so nothing was written of this batch"
+            f"the states of layer {bad} of {states.shape[1] - 1} hold values that are not finite, so nothing was "
+            "written of this batch"
         )
 
 

@@ -474,7 +474,7 @@ def read_rows(
     logit is above log_normalizer.
 
     Args:
-        hidden: states [n, hidden_size], in the weights' dtype.
+        hidden: states [n, hidden_size], n at least 1, in the weights' dtype.
         head: what they are read through.
         final_ids: the last layer's tokens [n].
         k: how many of the largest logits are given, at most the size of the vocabulary.
@@ -503,14 +503,9 @@ def read_rows(
         for name, some in ids.items():
             if some is not None:
                 result[f"{name}_logit"] = chosen(hidden, head, some)
-        if n:
-            pass_over = partial(scan, hidden, head, ids, result, k)
-            merge(
-                pass_over(tiles or tuned(hidden, head, reference_ids is not None, pass_over)),
-                ids,
-                result,
-                len(head.weight),
-            )
+        pass_over = partial(scan, hidden, head, ids, result, k)
+        tiles = tiles or tuned(hidden, head, reference_ids is not None, pass_over)
+        merge(pass_over(tiles), ids, result, len(head.weight))
     return result
 
 
@@ -535,9 +530,8 @@ def read_divergences(
     matrices = [blocked(hidden, tiles.rows, layout), blocked(head.weight, tiles.columns, layout)]
     matrices.append(blocked(hidden_last, tiles.rows, layout))
     normalizers = [norm.float().contiguous() for norm in (log_normalizer, log_normalizer_last)]
-    if n:
-        with torch.cuda.device_of(hidden):
-            divergence_kernel[grid](*matrices, *normalizers, *head.biases, js, kl, n, **layout, **head.constants)
+    with torch.cuda.device_of(hidden):
+        divergence_kernel[grid](*matrices, *normalizers, *head.biases, js, kl, n, **layout, **head.constants)
     return js.sum(0).clamp(0.0, math.log(2.0)), kl.sum(0).clamp(min=0.0)
 
 
@@ -548,7 +542,7 @@ def blocked(matrix: Tensor, rows: int, layout: dict[str, int]) -> object:
 
 def aligned(matrix: Tensor) -> bool:
     """Whether the bulk copy engine can load it: each row starts at a multiple of 16 bytes."""
-    return len(matrix) > 0 and matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0
+    return matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0
 
 
 def plan(tiles: Tiles, weight: Tensor, hidden: Tensor, *others: Tensor) -> tuple[tuple[int], dict[str, int]]:
@@ -580,9 +574,8 @@ def chosen(hidden: Tensor, head: Projection, ids: Tensor) -> Tensor:
     """The logit of one token per row [n]; NaN where the id is outside the vocabulary."""
     rows, depth = (32, 64) if INTERPRETED else (64, 32 if hidden.dtype == torch.float32 else 64)
     logits, tile = torch.empty(len(hidden), device=hidden.device), dict(ROWS=rows, DEPTH=depth)
-    if grid := math.ceil(len(hidden) / rows):
-        given = (hidden, head.weight, ids, logits, *head.biases, len(hidden))
-        chosen_kernel[(grid,)](*given, **head.constants, **tile, num_warps=4, num_stages=3)
+    given = (hidden, head.weight, ids, logits, *head.biases, len(hidden))
+    chosen_kernel[(math.ceil(len(hidden) / rows),)](*given, **head.constants, **tile, num_warps=4, num_stages=3)
     return logits
 
 

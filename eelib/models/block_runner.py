@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_iter
 
 from eelib.models.kv_cache import CacheView, KVWritten
 from eelib.models.model import Model
@@ -76,7 +77,7 @@ class BlockRunner:
             call.arguments.append((args, kwargs, states))
             if layer == 1:
                 call.embeddings = states
-                if count_tensors(self.output) != 1:  # not known yet, or more than the states
+                if sum(isinstance(leaf, Tensor) for leaf in tree_iter(self.output)) != 1:  # not known yet, or more
                     output = forward(*args, **kwargs)
                     call.first = output_of(output)
                     self.output = with_tensor(output, call.first, call.first[:0])  # the form alone: states are large
@@ -118,11 +119,3 @@ class BlockRunner:
         args = tuple(states if value is recorded else value for value in args)
         kwargs = {name: states if value is recorded else value for name, value in kwargs.items()}
         return self.model.blocks[layer - 1](*args, **kwargs)
-
-
-def count_tensors(value: Any) -> int:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(map(count_tensors, value))
-    return int(isinstance(value, Tensor))

@@ -81,19 +81,14 @@ def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: st
 
 def reshaped(call: Call, block: Call) -> Call:
     """The call with tensors in the block's shape where they hold as many numbers; some families drop the batch."""
+    shape = block.given.shape
 
     def fit(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or tensor.ndim != 2 or tensor.shape != block.given.shape[1:]:
-            return tensor
-        return tensor.unsqueeze(0)
+        return tensor if tensor is None or tensor.shape != shape[1:] else tensor.unsqueeze(0)
 
     given = fit(call.output)
-    return Call(
-        call.name,
-        call.module,
-        fit(call.input),
-        given if given is not None and given.shape == block.given.shape else None,
-    )
+    given = given if given is not None and given.shape == shape else None
+    return Call(call.name, call.module, fit(call.input), given)
 
 
 def sum_of(
@@ -113,19 +108,17 @@ def sum_of(
     tries = [[c for c in candidates if c.name.removeprefix(block.name) in names] for names in known]
     tries = [chosen for chosen, names in zip(tries, known) if len(chosen) == len(names)]
     tries += [list(chosen) for size in (2, 3) for chosen in combinations(candidates, size)]
-    for chosen in tries:
-        if adds_up(block.taken + sum_up(c.given for c in chosen), block):
-            return chosen, [ONE] * len(chosen), [], ONE
-    found = postnorm_sum(candidates, calls, block)
-    if found is not None:
-        return found[0], [ONE] * len(found[0]), found[1], ONE
     more = [list(chosen) for size in (4, 5) for chosen in combinations(shallow, size)]
-    for chosen in more:
-        if adds_up(block.taken + sum_up(c.given for c in chosen), block):
-            return chosen, [ONE] * len(chosen), [], ONE
-    for chosen in tries:
-        if constant_of(block, chosen) is not None:
-            return chosen, [ONE] * len(chosen), [], ONE
+
+    def first_sum(tries: list[list[Call]]) -> list[Call] | None:
+        return next((chosen for chosen in tries if adds_up(block.taken + sum_up(c.given for c in chosen), block)), None)
+
+    found = first_sum(tries)
+    if found is None and (postnorm := postnorm_sum(candidates, calls, block)):
+        return postnorm[0], [ONE] * len(postnorm[0]), postnorm[1], ONE
+    found = found or first_sum(more) or next((c for c in tries if constant_of(block, c) is not None), None)
+    if found:
+        return found, [ONE] * len(found), [], ONE
     tries += [[c] for c in candidates] + [chosen for chosen in more if len(chosen) == 4]
     for fit in (scaled, scaled_by_dimension):
         for chosen in tries:
@@ -179,8 +172,6 @@ def least_squares(terms: list[Tensor], wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 def scaled_by_dimension(terms: list[Tensor], block: Call) -> list[Scale] | None:
     """A factor for each term and dimension, as learned residual weights and layer scales need."""
-    if block.given.shape[1] <= len(terms) + 1:
-        return None
     factors = torch.empty(block.given.shape[-1], len(terms), dtype=torch.float64, device=block.given.device)
     for begin, end in ((0, 32), (32, None)):  # most choices fail within the first dimensions
         some = slice(begin, end)

@@ -208,22 +208,22 @@ class RaggedKVCache:
             self.cache = EncoderDecoderCache(own, source)
             self.cache.is_updated = dict.fromkeys(range(layers), False)
 
+    def grown(self, slots: int) -> list[Tensor]:
+        """The keys and the values of all layers that have some, with room for so many slots."""
+        layers = [layer for layer in (*self.layers, *self.extra) if layer.buffers]
+        for layer in layers:
+            layer.grow(slots)
+        return [buffer for layer in layers for buffer in layer.buffers]
+
     def shift(self, row: int, by: int, slots: int) -> None:
         """Move a row to the right (or, by a negative number, to the left) at all layers, within so many slots."""
-        for layer in [layer for layer in (*self.layers, *self.extra) if layer.buffers]:
-            layer.grow(slots)
-            for buffer in layer.buffers:
-                if by > 0:
-                    buffer[row, :, by:] = buffer[row, :, :-by].clone()
-                else:
-                    buffer[row, :, :by] = buffer[row, :, -by:].clone()
+        for buffer in self.grown(slots):
+            buffer[row] = buffer[row].roll(by, dims=1)
 
     def pack(self, row: int, slots: Tensor, end: int) -> None:
         """Move what some slots of a row hold, at all layers, to where it ends before slot `end`, in one piece."""
-        for layer in [layer for layer in (*self.layers, *self.extra) if layer.buffers]:
-            layer.grow(end)
-            for buffer in layer.buffers:
-                buffer[row, :, end - len(slots) : end] = buffer[row][:, slots]
+        for buffer in self.grown(end):
+            buffer[row, :, end - len(slots) : end] = buffer[row][:, slots]
 
     def copy_up(self, rows: Tensor | None, layer: int, slot: int) -> None:
         """Copy the keys and values of one slot of some rows (None: all) from `layer` (1..L) to all layers above."""

@@ -33,7 +33,7 @@ class TextIds(list):
 
 
 class ModelKind:
-    """What all kinds share, as it is where a text is read in place; each kind says where it differs."""
+    """A masked language model, or an encoder, which reads each position in place; other kinds say where they differ."""
 
     writes: ClassVar[bool] = False  # it emits tokens, each fed with those before; else it reads a text at once
     left: ClassVar[bool] = False  # where rows of a batch are padded
@@ -93,11 +93,7 @@ class ModelKind:
     def are_special(self, prompt: list[int], output: list[int]) -> list[bool]:
         """Of each token of the output, whether it or the token that it stands for is one of the tokenizer's own."""
         special = set(self.model.tokenizer.all_special_ids)
-        return [token in special for token in self.shown(prompt, output)]
-
-    def shown(self, prompt: list[int], output: list[int]) -> list[int]:
-        """The token at each position that is read: of a text read in place, the text's own."""
-        return prompt
+        return [token in special for token in (output if self.writes else prompt)]
 
     # ---- batches
 
@@ -117,10 +113,6 @@ class ModelKind:
     def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
         """Arguments of one run over padded rows, without a cache; `target` as in `plain_inputs`."""
         return self.plain_inputs(self.model.network, ids, target) | {"attention_mask": mask}
-
-
-class Masked(ModelKind):
-    """A masked language model, or an encoder: each position of a text is read in place."""
 
 
 class Classifier(ModelKind):
@@ -179,9 +171,6 @@ class GenerativeKind(ModelKind):
     def uncached(network: PreTrainedModel) -> Inputs:
         """The argument that keeps a network from keeping a cache, where it takes one."""
         return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
-
-    def shown(self, prompt: list[int], output: list[int]) -> list[int]:
-        return output
 
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
         """Arguments of the first step, and an empty cache for up to `limit` tokens."""
@@ -267,11 +256,7 @@ class Causal(GenerativeKind):
         """The emitted tokens after what the cache holds: a longer mask, and positions one further."""
         ids = self.next_ids(inputs, emitted)
         mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, -1:])], dim=1)
-        if self.model.cache == "none" or self.model.offset is None or "position_ids" not in inputs:
-            return self.step_inputs(ids, mask, {}) | self.last_logits()
-        most = self.model.context_length - 1 + self.model.offset
-        positions = (inputs["position_ids"][:, -1:] + 1).clamp(max=most)
-        return {**inputs, "input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        return self.step_inputs(ids, mask, {}) | self.last_logits()
 
     def new_cache(self, limit: int = 0) -> Cache | None:
         """Of the growing kind; its layers are those that the config names where the mode is "growing"."""
@@ -344,7 +329,7 @@ class Seq2Seq(GenerativeKind):
 MODEL_KINDS: dict[str, type[ModelKind]] = {
     "causal": Causal,
     "seq2seq": Seq2Seq,
-    "masked": Masked,
+    "masked": ModelKind,
     "classifier": Classifier,
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_iter, tree_map
 from transformers import PreTrainedModel
 
 from eelib.common.errors import CheckpointError
@@ -87,13 +88,7 @@ def there(tensor: Tensor | None, what: str) -> Tensor:
 
 def first_tensor(value: object) -> Tensor | None:
     """The first floating tensor of a module's output or input, however it is wrapped."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return next((t for t in map(first_tensor, value) if t is not None), None)
-    return None
+    return next((leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
 
 
 def output_of(value: object) -> Tensor:
@@ -113,15 +108,7 @@ def state_of(args: tuple, kwargs: dict) -> Tensor:
 
 def with_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
     """`value` with the tensor `old`, wherever it is inside, replaced by `new`."""
-    if value is old:
-        return new
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(with_tensor(v, old, new) for v in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(with_tensor(v, old, new) for v in value)
-    if isinstance(value, dict):
-        return type(value)(**{k: with_tensor(v, old, new) for k, v in value.items()})
-    return value
+    return new if value is old else tree_map(lambda leaf: new if leaf is old else leaf, value)
 
 
 def embeddings_of(network: PreTrainedModel) -> nn.Module | None:

@@ -134,14 +134,9 @@ def products(x: int, rows: int, w: np.ndarray, y: int, cores: int) -> None:
         some_products(x, rows, w, y, groups * core // cores * WIDE, last)
 
 
-@compiled(nogil=True)
-def halve(bits: np.ndarray, found: np.ndarray) -> bool:
-    """Fill `found` with the upper halves of 32-bit numbers; whether all lower halves are 0."""
-    rest = np.uint32(0)
-    for k in range(len(bits)):
-        rest |= bits[k]
-        found[k] = bits[k] >> np.uint32(16)
-    return rest & np.uint32(0xFFFF) == 0
+def fits_bfloat16(weight: Tensor) -> bool:
+    """Whether every number is a bfloat16 one, as in most published checkpoints."""
+    return all(torch.equal(part.bfloat16().to(part.dtype), part) for part in weight.detach().split(4096))
 
 
 def packed(numbers: np.ndarray) -> np.ndarray:
@@ -166,9 +161,9 @@ class FewRows:
         short = self.dtype is torch.bfloat16
         self.whole = layer.weight.detach().view(torch.uint16 if short else torch.float32).numpy()
         self.first, self.address = self.whole.item(0), layer.weight.data_ptr()
-        halves = self.whole if short else np.empty(self.whole.shape, np.uint16)
-        fits = short or halve(self.whole.view(np.uint32).ravel(), halves.ravel())
-        self.w = packed(halves) if fits else self.whole
+        self.w = self.whole
+        if fits_bfloat16(layer.weight):
+            self.w = packed(layer.weight.detach().bfloat16().view(torch.uint16).numpy())
 
     def __reduce__(self) -> tuple:
         """A copy of a layer, whose weights may change unnoticed here, has torch's forward."""
@@ -196,9 +191,7 @@ class FewRows:
             and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
         ):
             return nn.Linear.forward(layer, input)
-        x = input.float().contiguous()
-        y = x.new_empty(*x.shape[:-1], len(self.w))
-        multiply(x.data_ptr(), x.numel() // size, self.w, y.data_ptr())
+        y = multiply(input, self.w)
         return (y if layer.bias is None else y.add_(layer.bias)).to(self.dtype)
 
 
@@ -213,24 +206,25 @@ class Int8Products:
 
     def __call__(self, input: Tensor) -> Tensor:
         """Products [..., n] of input [..., k], float32."""
-        x = input.float().contiguous()  # autocast may have made it shorter
-        y = x.new_empty(*x.shape[:-1], len(self.w))
-        multiply(x.data_ptr(), x.numel() // x.shape[-1], self.w, y.data_ptr())
-        y.mul_(self.scales)
+        y = multiply(input, self.w).mul_(self.scales)
         return y if self.bias is None else y.add_(self.bias)
 
 
-def multiply(x: int, rows: int, w: np.ndarray, y: int) -> None:
-    """Fill y [rows, n] with x [rows, k] w [n, k]^T, on as many cores as torch uses; x and y are addresses."""
+def multiply(input: Tensor, w: np.ndarray) -> Tensor:
+    """Products [..., n], float32, of input [..., k] and w [n, k], on as many cores as torch uses."""
+    x = input.float().contiguous()
+    y = x.new_empty(*x.shape[:-1], len(w))
+    rows = x.numel() // x.shape[-1]
     cores = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     if cores == 1:
-        some_products(x, rows, w, y, 0, len(w))
-        return
+        some_products(x.data_ptr(), rows, w, y.data_ptr(), 0, len(w))
+        return y
     with ONE_CALL:
         if getattr(CHOSEN, "cores", 0) != cores:  # to ask numba takes as long as a small product
             numba.set_num_threads(cores)
             CHOSEN.cores = cores
-        products(x, rows, w, y, cores)
+        products(x.data_ptr(), rows, w, y.data_ptr(), cores)
+    return y
 
 
 @torch.no_grad()

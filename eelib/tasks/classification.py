@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from collections import Counter
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -15,7 +15,6 @@ from eelib.common.values import inside, text_of
 from eelib.tasks.kind import Item, Reader, TaskKind
 from eelib.tasks.metrics import ItemStats, scores_of
 
-HubSplit = tuple[str, str | None, str]  # dataset of the hub, config, split
 PAIR = ("sentence1", "sentence2")  # a pair of any set may be given under these names
 
 
@@ -27,37 +26,28 @@ class LabelledSet:
         labels: their names in the order of their numbers.
         fields: of the texts.
         scores: by which the set is judged, of accuracy, F1 (of the second label) and Matthews correlation.
-        hub: where the set lies.
     """
 
     labels: tuple[str, ...]
     fields: tuple[str, ...]
     scores: tuple[str, ...] = ("accuracy",)
-    hub: HubSplit | None = None
 
 
-def of_glue(name: str, split: str = "validation") -> HubSplit:
-    """Where a set of GLUE lies on the hub; its test splits hide their labels."""
-    return "nyu-mll/glue", name, split
-
-
-SETS = {  # the first seven are GLUE's, with its own order of labels (P, Table 4)
-    "cola": LabelledSet(("unacceptable", "acceptable"), ("sentence",), ("Matthews",), hub=of_glue("cola")),
-    "mrpc": LabelledSet(("not_equivalent", "equivalent"), PAIR, ("F1", "accuracy"), hub=of_glue("mrpc")),
-    "qnli": LabelledSet(("entailment", "not_entailment"), ("question", "sentence"), hub=of_glue("qnli")),
-    "qqp": LabelledSet(("not_duplicate", "duplicate"), ("question1", "question2"), ("F1", "accuracy"), of_glue("qqp")),
-    "rte": LabelledSet(("entailment", "not_entailment"), PAIR, hub=of_glue("rte")),
-    "mnli": LabelledSet(
-        ("entailment", "neutral", "contradiction"), ("premise", "hypothesis"), hub=of_glue("mnli", "validation_matched")
-    ),
-    "sst2": LabelledSet(("negative", "positive"), ("sentence",), hub=of_glue("sst2")),
-    # The six coarse classes of TREC (Li and Roth 2002): what a question asks for.
-    "questions": LabelledSet(("abbreviation", "description", "entity", "person", "place", "number"), ("sentence",)),
+GLUE = {  # with GLUE's own order of labels (P, Table 4)
+    "cola": LabelledSet(("unacceptable", "acceptable"), ("sentence",), ("Matthews",)),
+    "mrpc": LabelledSet(("not_equivalent", "equivalent"), PAIR, ("F1", "accuracy")),
+    "qnli": LabelledSet(("entailment", "not_entailment"), ("question", "sentence")),
+    "qqp": LabelledSet(("not_duplicate", "duplicate"), ("question1", "question2"), ("F1", "accuracy")),
+    "rte": LabelledSet(("entailment", "not_entailment"), PAIR),
+    "mnli": LabelledSet(("entailment", "neutral", "contradiction"), ("premise", "hypothesis")),
+    "sst2": LabelledSet(("negative", "positive"), ("sentence",)),
+}
+SETS = GLUE | {  # the six coarse classes of TREC (Li and Roth 2002): what a question asks for
+    "questions": LabelledSet(("abbreviation", "description", "entity", "person", "place", "number"), ("sentence",))
 }
 LABELS = {name: found.labels for name, found in SETS.items()}
 FIELDS = {field for found in SETS.values() for field in found.fields} | {*PAIR, "label"}
 DECISIVE = FIELDS - {"label", "question"}  # a question may also be one about a passage
-HUB = {f"glue/{name}": found.hub for name, found in SETS.items() if found.hub}
 
 
 def set_of(name: str) -> LabelledSet:
@@ -121,12 +111,9 @@ def label_stats(name: str, outputs: list[str], references: list[list[str]]) -> d
         raise InputError(
             f"{name}: the outputs {', '.join(map(repr, called))} are not its labels: {', '.join(known.labels)}"
         )
-    number = {label: place for place, label in enumerate(known.labels)}
-    count = len(number)
-    cells = np.zeros((len(outputs), count * count))  # one for each pair of true and given label
-    for row, (output, (truth, *_)) in zip(cells, zip(outputs, references)):
-        row[number[truth] * count + number[str(called[output])]] = 1.0
-    return {score: ItemStats(cells, SCORES[score]) for score in known.scores}
+    pairs = {pair: cell for cell, pair in enumerate(itertools.product(known.labels, repeat=2))}  # true and given label
+    cells = [pairs[truth, str(called[output])] for output, (truth, *_) in zip(outputs, references)]
+    return {score: ItemStats(np.eye(len(pairs))[cells], SCORES[score]) for score in known.scores}
 
 
 def accuracy(totals: np.ndarray) -> np.ndarray:
@@ -152,15 +139,10 @@ SCORES = {"accuracy": accuracy, "F1": f1, "Matthews": matthews}
 
 
 def majority(name: str, references: list[list[str]]) -> dict[str, float]:
-    """Scores of one label whatever the text: accuracy of the most frequent, F1 of the second, Matthews 0."""
-    known, (_, second, *_) = [label for label, *_ in references], set_of(name).labels
-    often = Counter(known).most_common(1)[0][0]
-
-    def constant(score: str) -> float:
-        same = [second if score == "F1" else often] * len(known)
-        return scores_of(label_stats(name, same, references))[score]
-
-    return {score: constant(score) for score in set_of(name).scores}
+    """The best scores of one label whatever the text: accuracy of the most frequent, F1 of the second, Matthews 0."""
+    known, count = set_of(name), len(references)
+    constant = [scores_of(label_stats(name, [label] * count, references)) for label in known.labels]
+    return {score: max(scores[score] for scores in constant) for score in known.scores}
 
 
 CLASSIFICATION = TaskKind(

@@ -4,13 +4,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from rouge_score.rouge_scorer import RougeScorer
 
 FromTotals = Callable[[np.ndarray], np.ndarray]  # totals [draws, k] -> scores [draws], 0-100
 ORDERS = 4  # of BLEU's n-grams
@@ -126,21 +122,17 @@ def normalised(text: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", bare).split()
 
 
-@lru_cache(maxsize=1)
-def rouge_scorer() -> "RougeScorer":
-    """ROUGE-1, ROUGE-2 and sentence-level ROUGE-L, with NLTK's Porter stemmer."""
+def rouge(outputs: list[str], references: list[list[str]]) -> dict[str, ItemStats]:
+    """Mean F-measures of ROUGE-1, ROUGE-2 and sentence-level ROUGE-L over items, with NLTK's Porter stemmer.
+
+    An item's is that against its best reference.
+    """
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
-
-
-def rouge(outputs: list[str], references: list[list[str]]) -> dict[str, ItemStats]:
-    """Mean F-measures of ROUGE-1, ROUGE-2 and ROUGE-L over items, each item's against its best reference."""
-    rows = [rouge_scorer().score_multi(known, output) for output, known in zip(outputs, references)]
-    return {
-        label: mean_of([row[key].fmeasure for row in rows])
-        for label, key in (("ROUGE-1", "rouge1"), ("ROUGE-2", "rouge2"), ("ROUGE-L", "rougeL"))
-    }
+    keys = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
+    scorer = RougeScorer(list(keys.values()), use_stemmer=True)
+    rows = [scorer.score_multi(known, output) for output, known in zip(outputs, references)]
+    return {label: mean_of([row[key].fmeasure for row in rows]) for label, key in keys.items()}
 
 
 def repeated(ids: Sequence[int], length: int = 8) -> np.ndarray:

@@ -11,14 +11,16 @@ from pathlib import Path
 
 from eelib.common.errors import InputError
 from eelib.common.values import first_line
-from eelib.tasks import classification
+from eelib.tasks.classification import GLUE
 
 WMT22 = ("de-en", "de-fr", "en-de", "en-ja", "en-ru", "en-zh", "fr-de", "ja-en", "ru-en", "zh-en")  # P, Table 7
-HUB: dict[str, classification.HubSplit] = {  # as P and M use them
+HUB: dict[str, tuple[str, str | None, str]] = {  # dataset, config and split, as P and M use them
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "validation"),
     "narrativeqa": ("deepmind/narrativeqa", None, "test"),
     "squad": ("rajpurkar/squad", None, "validation"),
-} | classification.HUB
+    # GLUE's test splits hide their labels
+    **{f"glue/{name}": ("nyu-mll/glue", name, "validation" + "_matched" * (name == "mnli")) for name in GLUE},
+}
 Row = tuple[str, dict]  # (where it stands, for messages; its fields)
 
 
@@ -61,11 +63,6 @@ def paragraphs(path: Path) -> list[Row]:
             places, texts = zip(*lines)
             rows.append((places[0], {"text": "".join(texts).replace("\r\n", "\n").rstrip("\n")}))
     return rows
-
-
-def numbered(name: str, rows: Iterable[dict]) -> Iterator[Row]:
-    """Rows that stand in no file, with their places."""
-    return ((f"task {name!r}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def hub_rows(name: str, source: str | None) -> Iterable[dict]:

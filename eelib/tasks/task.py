@@ -3,7 +3,7 @@
 import fnmatch
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from eelib.common.values import check_limit, check_text
 from eelib.tasks import text_kinds
 from eelib.tasks.classification import CLASSIFICATION
 from eelib.tasks.kind import FIELD, TaskKind, filled
-from eelib.tasks.sources import HUB, WMT22, Row, hub_rows, numbered, read_rows, wmt22_rows
+from eelib.tasks.sources import HUB, WMT22, Row, hub_rows, read_rows, wmt22_rows
 from eelib.tasks.structured import STRUCTURED
 
 # All kinds, in the order in which a row is held against them. A new kind is one more.
@@ -29,10 +29,6 @@ def kind_named(name: str) -> TaskKind:
     if name not in KINDS:
         raise InputError(f"kind {name!r} of a task is not known; allowed: {', '.join(KINDS)}")
     return KINDS[name]
-
-
-def kind_with(fields: Collection[str]) -> TaskKind | None:
-    return next((kind for kind in KINDS.values() if kind.fits(fields)), None)
 
 
 @dataclass(frozen=True)
@@ -232,10 +228,10 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
     check_limit(limit)
     if name in shipped_tasks():
         return task_of_rows(name, read_rows(data_folder("texts", f"{name}.jsonl"))).take(limit)
-    if name.startswith("wmt22/"):
-        return task_of_rows(name, numbered(name, wmt22_rows(name.removeprefix("wmt22/"), source))).take(limit)
-    if name in HUB:
-        return task_of_rows(name, numbered(name, hub_rows(name, source))).take(limit)
+    if name in HUB or name.startswith("wmt22/"):
+        fetched = hub_rows(name, source) if name in HUB else wmt22_rows(name.removeprefix("wmt22/"), source)
+        numbered = ((f"task {name!r}, row {number}", row) for number, row in enumerate(fetched, 1))
+        return task_of_rows(name, numbered).take(limit)
     path = Path(name).resolve()
     files = [path] if path.is_file() else files_in(path, name)
     name = path.name.split(".jsonl")[0].removesuffix(".txt")
@@ -262,7 +258,7 @@ def task_of_rows(name: str, rows: Iterable[Row]) -> Task:
     if (beginning := next(rows, None)) is None:
         raise InputError(f"task {name!r} has no rows")
     first = beginning[1]
-    kind = kind_with(first)
+    kind = next((kind for kind in KINDS.values() if kind.fits(first)), None)
     if kind is None or kind.reader is None:
         allowed = ", ".join(example for known in KINDS.values() for example in known.examples)
         raise InputError(f"task {name!r}: fields {', '.join(sorted(first))} fit no task; allowed: {allowed}")
@@ -275,16 +271,17 @@ def task_of_rows(name: str, rows: Iterable[Row]) -> Task:
             raise InputError(f"{at}: {error}") from None
         for key, values in columns.items():
             values.append(row.get(key))
+    prompts, sources, references, groups, seconds, fields = map(list, zip(*items))
     task = Task(
         name,
         kind.name,
-        [item.prompt for item in items],
-        [item.references for item in items],
-        [item.source for item in items],
-        [item.group for item in items],
-        seconds=[item.second for item in items if item.second],
+        prompts,
+        references,
+        sources,
+        groups,
+        seconds=[second for second in seconds if second],
         columns=columns,
-        fields=[item.fields for item in items if item.fields],
+        fields=[texts for texts in fields if texts],
         units=[
             item.group if item.group != str(number) else unit_of([item.source, *item.references])
             for number, item in enumerate(items, 1)

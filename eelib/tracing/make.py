@@ -65,13 +65,14 @@ def trace(
         StorageError: the disk is at fault; one line.
     """
     job = Job(model, task, max_new_tokens, folder, batch_size, progress, given)
+    extras = {}
     for kind, wanted in (("sites", sites), ("pairs", pairs)):
         if not isinstance(wanted, bool):
             check_whole(kind, wanted, 0, "True, False or a number of sequences")
+        if wanted:
+            extras[kind] = SUBSET if wanted is True else int(wanted)
     if sites and not model.components:  # before hours of decoding, not after
         raise InputError(model.components_error)
-    asked = (("sites", sites), ("pairs", pairs))
-    extras = {kind: SUBSET if wanted is True else int(wanted) for kind, wanted in asked if wanted}
     if store.is_clear(job.folder) and has_all(job, extras):
         return Trace(job.folder)  # without the lock: another process may be making what is not asked for
     try:
@@ -209,22 +210,24 @@ def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
 
 
 def read_sites(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
-    """Read each sub-layer of one sequence: "attention/entropy" [tokens, L], "attention/topk_ids" [tokens, L, k], ..."""
-    states, found = states_of(model, [prompt], [output], sites=True)
-    last, final_ids = states[:, -1], torch.tensor(final)
-    readouts = {site: read(model.unembed, values, final_ids, last=last) for site, values in found.items()}
-    return {f"{site}/{name}": made[name].numpy() for site, made in readouts.items() for name in STORED_OF_SITES}
+    """Read each sub-layer of one sequence: "attention/entropy" [tokens, L], "attention/topk_ids" [tokens, L, k], ...
+
+    "row" [tokens] is of the sequence's tokens.
+    """
+    found, final_ids = states_of(model, [prompt], [output], sites=True)[1], torch.tensor(final)
+    readouts = {site: read(model.unembed, values, final_ids) for site, values in found.items()}
+    columns = {f"{site}/{name}": made[name].numpy() for site, made in readouts.items() for name in STORED_OF_SITES}
+    return {"row": np.arange(len(output)), **columns}
 
 
 def read_pairs(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
-    """Compare all pairs of layers at some tokens, [some, L+1, L+1] for each measure, and say "at" which."""
-    at = middles(len(output), PAIR_TOKENS)
-    return {"at": at, **layer_pairs(model.unembed, states_of(model, [prompt], [output])[0][at])}
+    """Compare all pairs of layers at some tokens, "row", [some, L+1, L+1] for each measure.
 
-
-def middles(count: int, parts: int) -> np.ndarray:
-    """The middle of each of so many equal parts of 0 .. count - 1; all numbers where there are fewer."""
-    return np.unique(((np.arange(parts) + 0.5) * count / parts).astype(int)) if count > parts else np.arange(count)
+    They are the tokens in the middle of PAIR_TOKENS equal parts of the output, or all tokens where there are fewer.
+    """
+    count, parts = len(output), min(PAIR_TOKENS, len(output))
+    rows = ((np.arange(parts) + 0.5) * count / parts).astype(int)
+    return {"row": rows, **layer_pairs(model.unembed, states_of(model, [prompt], [output])[0][rows])}
 
 
 EXTRAS: dict[str, Callable[..., dict[str, np.ndarray]]] = {"sites": read_sites, "pairs": read_pairs}
@@ -236,19 +239,17 @@ def make_extra(job: Job, kind: str, count: int) -> None:
     if intact(job.folder, manifest, name):
         return
     made = Trace(job.folder)
-    chosen = made.sequences["sequence"].to_numpy()[:count]
-    tokens = made.tokens.assign(final=made.final_ids)[made.tokens["sequence"].isin(chosen)]
-    outputs, finals = (
-        [list(map(int, ids)) for _, ids in tokens.groupby("sequence", sort=True)[column]]
-        for column in ("token_id", "final")
-    )
-    prompts = encode(job.model, job.task, chosen.tolist())
+    chosen = made.sequences["sequence"].tolist()[:count]
+    ids, finals, found = made.tokens["token_id"].to_numpy(), made.final_ids, []
+    rows = made.tokens.groupby("sequence").indices
+    prompts = encode(job.model, job.task, chosen)
     if job.given:
-        prompts = [split_given(job.model, ids)[0] for ids in prompts]
-    bar = tqdm(list(zip(prompts, outputs, finals)), f"{job.task.name} {kind}", unit="seq", disable=not job.progress)
-    found = [EXTRAS[kind](job.model, *sequence) for sequence in bar]
-    rows = [of_output.to_numpy() for of_output in tokens.groupby("sequence", sort=True).groups.values()]
-    rows = [at[part.pop("at")] if "at" in part else at for at, part in zip(rows, found)]
-    columns = {key: np.concatenate([part[key] for part in found]) for key in (found[0] if found else ())}
-    add_file(job.folder, manifest, name, to_bytes({"row": np.concatenate([tokens.index[:0], *rows]), **columns}))
+        prompts = [split_given(job.model, text)[0] for text in prompts]
+    bar = tqdm(list(zip(chosen, prompts)), f"{job.task.name} {kind}", unit="seq", disable=not job.progress)
+    for sequence, prompt in bar:
+        own = rows[sequence]
+        part = EXTRAS[kind](job.model, prompt, ids[own].tolist(), finals[own].tolist())
+        found.append(part | {"row": own[part["row"]]})
+    columns = {key: np.concatenate([part[key] for part in found]) for key in found[0]}
+    add_file(job.folder, manifest, name, to_bytes(columns))
     save_manifest(job.folder, manifest)

@@ -89,16 +89,15 @@ def record_file(folder: Path, index: int) -> Path:
     return folder / f"{SHARD}{index:05d}.json"
 
 
-def records(folder: Path, manifest: dict) -> dict[int, dict]:
-    """Read the records of shards that are made as the manifest plans them, by index."""
-    found = {i: load_sealed(record_file(folder, i)) for i in range(len(manifest.get("plan", ())))}
-    return {i: record for i, record in found.items() if record.get("sequences") == manifest["plan"][i]}
+def record_of(folder: Path, manifest: dict, index: int) -> dict:
+    """Read the record of a shard that is made as the manifest plans it; empty where there is none."""
+    record = load_sealed(record_file(folder, index))
+    return record if record.get("sequences") == manifest["plan"][index] else {}
 
 
 def finished(folder: Path, manifest: dict, index: int) -> bool:
     """Tell whether both files of a shard are there, unaltered."""
-    record = load_sealed(record_file(folder, index))
-    known = record if record.get("sequences") == manifest["plan"][index] else manifest
+    known = record_of(folder, manifest, index) or manifest
     return all(intact(folder, known, f"{part}-{index:05d}") for part in PARTS)
 
 
@@ -112,27 +111,17 @@ def claim_shards(
         wait: stay until every shard is made, and take over those whose process died.
         verbose: print that this process waits.
     """
-    written = stamp(folder)
     for waits in (False, True) if wait else (False,):
         others = []
         for index in missing:
             with exclusive(folder, f"{SHARD}{index:05d}.lock", waits, verbose and index == missing[0]) as held:
-                if stamp(folder) != written:  # another process has finished the trace
-                    known, written = load_manifest(folder), stamp(folder)
-                    manifest = known if known.get("plan") == manifest["plan"] else manifest
+                latest = load_manifest(folder)  # another process may have finished the trace
+                manifest = latest if latest.get("plan") == manifest["plan"] else manifest
                 if not held:
                     others.append(index)
                 elif not finished(folder, manifest, index):
                     yield index
         missing = others
-
-
-def stamp(folder: Path) -> int:
-    """When the manifest was written, in nanoseconds; 0 where there is none."""
-    try:
-        return (folder / "manifest.json").stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def finish(folder: Path, verbose: bool) -> bool:
@@ -142,18 +131,24 @@ def finish(folder: Path, verbose: bool) -> bool:
         Whether the trace is finished: False where a shard is missing.
     """
     with exclusive(folder, verbose=verbose):
-        manifest = load_manifest(folder)
-        made = records(folder, manifest)
+        if not (manifest := load_manifest(folder)):
+            return False
+        indices = range(len(manifest["plan"]))
+        made = {index: record for index in indices if (record := record_of(folder, manifest, index))}
         for index, record in made.items():
             manifest["files"] |= record["files"]
             manifest["counts"][str(index)] = record["counts"]
-        if not manifest or len(manifest["counts"]) < len(manifest["plan"]):
+        if len(manifest["counts"]) < len(indices):
             return False
         if made or not manifest.get("finished"):
             for key in ("rows", "mismatches"):
                 manifest[key] = sum(counts[key] for counts in manifest["counts"].values())
             manifest["finished"] = True
-            add_time(folder, list(made.values()))
+            times = load_times(folder)
+            times["seconds"] = round(times["seconds"] + sum(record["seconds"] for record in made.values()), 2)
+            if times["date"] == "unknown":
+                times["date"] = min((record["date"] for record in made.values()), default="unknown")
+            write_atomically(folder / "times.json", json.dumps(times).encode())
             save_manifest(folder, manifest)
         for file in (*folder.glob("*.partial"), *folder.glob(f"{SHARD}*")):
             file.unlink(missing_ok=True)
@@ -176,24 +171,14 @@ def is_clear(folder: Path) -> bool:
     return not any(folder.glob("*.partial")) and not any(folder.glob(f"{SHARD}*"))
 
 
-# ---- times, which have a file of their own, so that the manifest is the same bytes whenever it is made
-
-
-def add_time(folder: Path, made: list[dict]) -> None:
-    """Add the seconds of records to the time that a trace took, and keep the day on which it began."""
-    times = load_times(folder)
-    times["seconds"] = round(times["seconds"] + sum(record["seconds"] for record in made), 2)
-    if times["date"] == "unknown":
-        times["date"] = min((record["date"] for record in made), default="unknown")
-    write_atomically(folder / "times.json", json.dumps(times).encode())
-
-
 def load_times(folder: Path) -> dict:
-    """Read {"seconds": decoding and reading, killed shards left out, "date": day of the first shard, or "unknown"}."""
+    """Read {"seconds": decoding and reading, killed shards left out, "date": day of the first shard, or "unknown"}.
+
+    They have a file of their own, so that the manifest is the same bytes whenever it is made. It has no checksum:
+    anything may stand there.
+    """
     times = read_json(folder / "times.json")
     seconds, date = times.get("seconds"), str(times.get("date"))
-    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
-        return {"seconds": 0.0, "date": "unknown"}
-    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date):  # it has no checksum: anything may stand there
-        return {"seconds": 0.0, "date": "unknown"}
-    return {"seconds": float(seconds), "date": date}
+    if isinstance(seconds, (int, float)) and math.isfinite(seconds) and re.fullmatch(r"[0-9]{4}(-[0-9]{2}){2}", date):
+        return {"seconds": float(seconds), "date": date}
+    return {"seconds": 0.0, "date": "unknown"}

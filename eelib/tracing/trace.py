@@ -14,8 +14,6 @@ from eelib.lens.similarity import PAIRS
 from eelib.tracing.columns import READOUTS, STORED_OF_SITES
 from eelib.tracing.store import intact, load_manifest, load_times
 
-DEFINITIONS = ("first", "stable")  # of exit layers
-
 
 class Trace:
     """A finished trace on disk. Rows are generated tokens, in order of sequence, then position; of given texts, the
@@ -58,8 +56,8 @@ class Trace:
 
     @cached_property
     def _order(self) -> np.ndarray:
-        keys = self._table("tokens", ["sequence", "position"])
-        return np.lexsort((keys["position"].to_numpy(), keys["sequence"].to_numpy()))
+        sequences, positions = self._table("tokens", ["sequence", "position"]).columns
+        return np.lexsort((positions.to_numpy(), sequences.to_numpy()))
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
@@ -145,10 +143,9 @@ def extra_file(kind: str, count: int) -> str:
 def extra_table(made: Trace, kind: str) -> pa.Table:
     """The largest sites or pairs table of a trace; InputError where none was made."""
     counts = [int(n.split("-")[1]) for n in made.manifest["files"] if n.startswith(f"{kind}-")]
-    names = [name for count in counts if (name := extra_file(kind, count)) in made.manifest["files"]]
-    if not names:
+    if not counts:
         raise InputError(f"this trace has no {kind}; ask for them with eelib.trace(..., {kind}=True)")
-    return made.file(max(names, key=lambda n: int(n.split("-")[1])))
+    return made.file(extra_file(kind, max(counts)))
 
 
 class Sites:
@@ -179,8 +176,8 @@ class Sites:
 
 def exit_layer(top1: np.ndarray, final: np.ndarray, definition: str) -> np.ndarray:
     """`Trace.exit_layer` of top-1 ids [tokens, L+1] and final ids [tokens]."""
-    if definition not in DEFINITIONS:
-        raise InputError(f"definition {definition!r} is not known; allowed: {', '.join(DEFINITIONS)}")
+    if definition not in ("first", "stable"):
+        raise InputError(f"definition {definition!r} is not known; allowed: first, stable")
     agrees = top1[:, 1:] == final[:, None]
     agrees[:, -1] = True  # block L gave the token, also where rounding gave its readout another one
     if definition == "first":

@@ -46,35 +46,20 @@ def test_extremes():
     assert float(found["js_final"][0, 0]) == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_chunks_change_nothing(monkeypatch):
-    torch.manual_seed(0)
-    states, final = torch.randn(23, 4, 50), torch.arange(23)
-    whole = read(identity_unembed(50), states, final)
-    monkeypatch.setattr(readout, "LOGITS_AT_ONCE", 50 * 5 + 1)
-    parts = read(identity_unembed(50), states, final)
-    assert all(torch.equal(whole[k], parts[k]) or "reference" in k for k in whole.values)
-
-
-def test_given_last_state_is_the_target():
-    torch.manual_seed(0)
-    states, final = torch.randn(5, 3, 20), torch.arange(5)
-    other = read(identity_unembed(20), states[:, :2], final, last=states[:, 2])
-    for name in ("js_final", "kl_final", "cosine", "entropy"):
-        assert torch.equal(other[name], read(identity_unembed(20), states, final)[name][:, :2])
-
-
-@pytest.mark.parametrize("room", [1, 400, 4000, 1 << 20])
-def test_states_that_come_in_pieces_and_any_order(room, monkeypatch):
-    monkeypatch.setattr(readout, "STATES_AT_ONCE", room)
-    torch.manual_seed(0)
+@pytest.mark.parametrize(("room", "logits"), [(1, 1 << 20), (400, 1), (4000, 151), (1 << 20, 151)])
+def test_states_that_come_in_pieces_and_any_order(room, logits, monkeypatch):
+    """They are read as all at once, in pieces of bounded size."""
     lengths = [4, 1, 6]
     states = [torch.randn(n, 3, 20) for n in lengths]
     ids = [torch.arange(n) + 5 for n in lengths]
+    whole = read(identity_unembed(20), torch.cat(states), torch.cat(ids))
+    monkeypatch.setattr(readout, "STATES_AT_ONCE", room)
+    monkeypatch.setattr(readout, "LOGITS_AT_ONCE", logits)
     buffer = ReadoutBuffer(identity_unembed(20), [[]] * 3)
     for step in range(6):
         rows = [row for row in (2, 0, 1) if step < lengths[row]]
         buffer.add(torch.stack([states[row][step] for row in rows]), rows, [int(ids[row][step]) for row in rows])
-    got, whole = buffer.finish(), read(identity_unembed(20), torch.cat(states), torch.cat(ids))
+    got = buffer.finish()
     for name, values in whole.values.items():
         torch.testing.assert_close(got[name], values, rtol=0, atol=0, equal_nan=True)
 
@@ -108,26 +93,15 @@ def test_similarities_of_layers(name, model_of, plain_of, oracle_of):
         assert_as_near(torch.tensor(got[measure]), plain[index].float(), wanted[index], measure)
 
 
-def close(found, expected, rtol=0.0, atol=5e-7):
-    for one, other in zip(found, expected):
-        torch.testing.assert_close(one.double(), other.double(), rtol=rtol, atol=atol)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("width", [1, 2, 9, COLUMNS_AT_ONCE - 1, COLUMNS_AT_ONCE, COLUMNS_AT_ONCE + 1])
-@pytest.mark.parametrize("scale", [0.01, 3.0, 300.0])
+@pytest.mark.parametrize(
+    ("width", "scale"), [(1, 3.0), (9, 0.01), (9, 300.0), (COLUMNS_AT_ONCE, 3.0), (COLUMNS_AT_ONCE + 1, 3.0)]
+)
 def test_divergences_against_the_definitions(width, scale):
-    logits = normal(5, width, seed=width) * scale
-    close(divergence_pairs(logits), exact(logits), rtol=1e-6)
-
-
-def test_columns_that_are_masked_in_every_row_do_not_count():
-    logits = normal(4, 300)
-    masked = torch.cat([logits, torch.full((4, 50), -math.inf)], dim=1)
-    close(divergence_pairs(masked), divergence_pairs(logits), atol=1e-7)
+    """Columns that every row masks do not count."""
+    logits = torch.randn(5, width) * scale
+    masked = torch.cat([logits, torch.full((5, 50), -math.inf)], dim=1)
+    for found, wanted in zip(divergence_pairs(masked), exact(logits)):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=5e-7)
 
 
 def test_a_column_that_one_row_masks():

@@ -326,6 +326,14 @@ def test_a_model_whose_end_tokens_are_lost_says_so(ends, copy_of, capsys):
     assert "no end token" in capsys.readouterr().out
 
 
+def test_a_tokenizer_without_tokens_for_padding_and_begin(copy_of):
+    folder = copy_of()
+    change(folder / "config.json", pad_token_id=None, bos_token_id=None)
+    change(folder / "tokenizer_config.json", pad_token=None, bos_token=None)
+    model = eelib.load_model(str(folder))
+    assert model.tokenizer.pad_token_id is None and model.pad_id == 1 and model.pads
+
+
 def test_an_added_token_that_the_model_does_not_know_is_refused_in_a_text_alone(copy_of, one_line):
     folder = copy_of()
     tokenizer = AutoTokenizer.from_pretrained(folder)

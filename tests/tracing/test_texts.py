@@ -1,6 +1,7 @@
 """Texts of tokens tile the output; classifiers read pairs of texts and single ones as plain transformers does."""
 
 import copy
+from dataclasses import replace
 from functools import cache
 
 import families
@@ -37,12 +38,14 @@ def pairs_task(pairs=PAIRS):
     return task_of_rows("glue/mnli", [("", row) for row in rows])
 
 
-def tokenizer_with_pairs(pair, types):
-    """The masked families' tokenizer with a frame for pairs; `types`: whether it gives token types."""
+@cache
+def pair_tokenizer():
+    """The masked families' tokenizer with a frame for pairs, and token types."""
     plain = tokenizer_for("masked")
     backend = copy.deepcopy(plain.backend_tokenizer)
+    ids = [(token, plain.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
     backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair=pair, special_tokens=[(t, plain.convert_tokens_to_ids(t)) for t in ("<s>", "</s>")]
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=ids
     )
     return hf.PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -50,66 +53,32 @@ def tokenizer_with_pairs(pair, types):
         pad_token="<pad>",
         eos_token="</s>",
         bos_token="<s>",
-        model_input_names=["input_ids", *["token_type_ids"] * types, "attention_mask"],
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
-
-
-def roberta():
-    """A RoBERTa-like classifier: no token types, its pooler inside the head."""
-    torch.manual_seed(0)
-    tokenizer = tokenizer_for("masked")
-    network = hf.RobertaForSequenceClassification(
-        hf.RobertaConfig(
-            **families.WIDE,
-            num_labels=3,
-            type_vocab_size=1,
-            vocab_size=len(tokenizer),
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-    for parameter in network.parameters():
-        parameter.data = torch.randn_like(parameter) * 0.3
-    return network.eval().requires_grad_(False)
-
-
-CASES = {  # network, tokenizer, float64 label scores of states [tokens, width]
-    "bert": (
-        lambda: families.build("bert_labels"),
-        lambda: tokenizer_with_pairs("<s> $A </s> $B:1 </s>:1", True),
-        lambda network, states: bert_labels(network, states[0]),
-    ),
-    "roberta": (
-        roberta,
-        lambda: tokenizer_with_pairs("<s> $A </s> </s> $B </s>", False),
-        lambda network, states: network.classifier(states[None])[0],
-    ),
-}
 
 
 @pytest.fixture(scope="module")
 def classifier_of(tmp_path_factory):
-    """classifier_of(case, names): a classifier with three labels, through `load_model`."""
+    """classifier_of(names): a classifier with three labels, through `load_model`."""
 
-    def make(case, names=NAMES):
-        folder = tmp_path_factory.mktemp(case)
-        network, tokenizer = (part() for part in CASES[case][:2])
+    def make(names=NAMES):
+        folder, network = tmp_path_factory.mktemp("classifier"), families.build("bert_labels")
         network.config.id2label = dict(enumerate(names))
         network.config.label2id = {name: number for number, name in enumerate(names)}
         network.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        pair_tokenizer().save_pretrained(folder)
         return eelib.load_model(str(folder), device="cpu")
 
     return make
 
 
 @torch.no_grad()
-def plain_scores(case, texts, dtype):
+def plain_scores(texts, dtype):
     """The plain use of transformers: label scores of every layer, and the network's own, of each text."""
-    make, tokenizer, head = CASES[case]
-    network, layers, own = make().to(dtype), [], []
+    network, layers, own = families.build("bert_labels").to(dtype), [], []
     for text in texts:
-        run = network(**tokenizer()(*text, return_tensors="pt"), output_hidden_states=True)
-        layers.append(torch.stack([head(network, states[0]).reshape(3) for states in run.hidden_states]))
+        run = network(**pair_tokenizer()(*text, return_tensors="pt"), output_hidden_states=True)
+        layers.append(torch.stack([bert_labels(network, states[0, 0]) for states in run.hidden_states]))
         own.append(run.logits[0])
     return torch.stack(layers), torch.stack(own)
 
@@ -120,52 +89,30 @@ def shares_and_entropy(scores, order):
     return shares.gather(-1, order), -(shares * shares.log()).sum(-1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("names", [NAMES, ("label_0", "1", "LABEL_2")])  # numbers mean GLUE's order
 @pytest.mark.parametrize("paired", [True, False])
-def test_against_plain_transformers(case, paired, classifier_of, tmp_path):
+def test_against_plain_transformers(names, paired, classifier_of, tmp_path):
     """Every layer of pairs and of single texts, special tokens inside a text included."""
     texts = PAIRS if paired else list(zip(PROMPTS))
-    (plain, _), (layers, own) = (plain_scores(case, texts, dtype) for dtype in (torch.float32, torch.float64))
+    (plain, _), (layers, own) = (plain_scores(texts, dtype) for dtype in (torch.float32, torch.float64))
     np.testing.assert_allclose(layers[:, -1], own, rtol=1e-9)
     task = pairs_task(texts) if paired else Task.from_prompts([text for (text,) in texts])
-    model = classifier_of(case)
-    trace = eelib.trace(model, task, folder=tmp_path, batch_size=2, sites=2, pairs=3, progress=False)
+    trace = eelib.trace(classifier_of(names), task, folder=tmp_path, batch_size=2, sites=2, pairs=3, progress=False)
     assert not trace.tokens["is_special"].any()  # labels are no tokens of the tokenizer
-    assert trace["topk_ids"].shape == (len(texts), trace.layers + 1, 3) and trace.sites["top1"].shape[0] == 2
-    assert trace.statistic_rows().all() and not trace.tokens["truncated"].any()
+    assert trace["topk_ids"].shape == (len(texts), trace.layers + 1, 3) and trace.statistic_rows().all()
     order = torch.tensor(trace["topk_ids"]).long()
     (near, rounded), (shares, entropy) = (shares_and_entropy(scores, order) for scores in (plain, layers))
     assert_as_near(torch.tensor(trace["topk_probability"]), near, shares, "probabilities")
     assert_as_near(torch.tensor(trace["entropy"]), rounded, entropy, "entropy")
     assert_top_ids(torch.tensor(trace["top1"]), plain, layers)
-    assert trace.sequences["output"].tolist() == [NAMES[i] for i in own.argmax(-1)]
+    assert trace.sequences["output"].tolist() == [names[i] for i in own.argmax(-1)]
     block = trace.sites.names.index("block")  # made by another pass over the same texts
     tops = (top[:2, 1:, 0] for top in (near, shares))
     assert_as_near(torch.tensor(trace.sites["probability"][:, :, block]), *tops, "block")
     assert_close(trace.pairs["js"][:, :, -1], trace["js_final"][:3])
     if paired:
-        right = [[task.labels[i]] == known for i, known in zip(own.argmax(-1), task.references)]
+        right = [[LABELS["mnli"][i]] == known for i, known in zip(own.argmax(-1), task.references)]
         assert task.quality(list(trace.sequences["output"])) == {"accuracy": pytest.approx(100 * np.mean(right))}
-
-
-def test_token_types_matter_and_are_the_tokenizers(classifier_of, one_line):
-    """Without them a BERT gives other scores; RoBERTa and single texts have none."""
-    first, second = PAIRS[3]
-    bert, plain = classifier_of("bert"), CASES["bert"][1]()(*PAIRS[3])
-    (ids,) = bert.encode([first], seconds=[second])
-    assert list(ids) == plain["input_ids"] and ids.types == plain["token_type_ids"] and {0, 1} == set(ids.types)
-    end = bert.tokenizer.eos_token_id
-    assert ids.types != [int(i > ids.index(end)) for i in range(len(ids))]  # an end mark stands inside the text, too
-    typed, _ = eelib.tracing.decode.states_of(bert, [ids], [ids])
-    bare, _ = eelib.tracing.decode.states_of(bert, [list(ids)], [list(ids)])
-    assert (typed - bare).abs().max() > 0.1
-    (roberta_ids,) = classifier_of("roberta").encode([first], seconds=[second])
-    assert not hasattr(roberta_ids, "types") and roberta_ids == CASES["roberta"][1]()(*PAIRS[3])["input_ids"]
-    assert not hasattr(bert.encode([first])[0], "types")
-    model = classifier_of("roberta")
-    model.tokenizer = CASES["bert"][1]()
-    one_line(ValueError, ("types up to 1", "knows 1"), lambda: model.encode(["a"], seconds=["b"]))
-    one_line(ValueError, ("pairs", "chat=False"), lambda: model.encode(["a"], chat=True, seconds=["b"]))
 
 
 def test_causal_classifier_reads_a_pair_at_its_end(tmp_path):
@@ -185,36 +132,22 @@ def test_causal_classifier_reads_a_pair_at_its_end(tmp_path):
     assert_as_near(torch.tensor(trace["probability"]), *found)
 
 
-def test_pairs_beyond_the_window_are_skipped(classifier_of, tmp_path):
-    """The two texts count together."""
-    model, half = classifier_of("bert"), "word " * 20
-    task = pairs_task([PAIRS[0], (half, half), PAIRS[1]])
-    assert max(map(len, model.encode([half]))) < model.context_length < len(model.encode([half], seconds=[half])[0])
-    trace = eelib.trace(model, task, folder=tmp_path, progress=False)
-    assert trace.manifest["skipped"] == 1 and trace.sequences["sequence"].tolist() == [0, 2]
-
-
 def test_models_and_tasks_that_do_not_fit(classifier_of, model_of, tmp_path, one_line):
-    def refused(parts, model, task):
+    bert, mixed = classifier_of(), ("entailment", "neutral", "LABEL_0")
+    retyped = classifier_of()
+    retyped.network.config.type_vocab_size = 1
+    two, three = load_task("classification/rte", 4), pairs_task()
+    for model, task, parts in (
+        (model_of("llama"), three, ("glue/mnli needs a sequence classifier", "llama")),
+        (bert, load_task("translation/de-en", 2), ("gives labels, not text", "free prompts")),
+        (bert, two, ("3 labels (Entailment, NEUTRAL, contradiction)", "rte has 2 (entailment, not_entailment)")),
+        (classifier_of(mixed), three, (*mixed, "entailment, neutral, contradiction")),
+        (classifier_of(("LABEL_1", "LABEL_2", "LABEL_3")), three, "LABEL_1, LABEL_2, LABEL_3"),
+        (retyped, three, ("types up to 1", "knows 1")),
+        (bert, replace(three, chat=True), ("pairs", "chat=False")),
+    ):
         one_line(ValueError, parts, lambda: eelib.trace(model, task, folder=tmp_path / "runs", progress=False))
         assert not (tmp_path / "runs").exists()
-
-    bert = classifier_of("bert")
-    for name in ("llama", "t5", "bert"):
-        refused(("glue/mnli needs a sequence classifier", name), model_of(name), pairs_task())
-    refused(("gives labels, not text", "free prompts"), bert, load_task("translation/de-en", 2))
-    two = load_task("classification/rte", 4)
-    refused(("3 labels (Entailment, NEUTRAL, contradiction)", "rte has 2 (entailment, not_entailment)"), bert, two)
-    for names in (("yes", "no", "maybe"), ("entailment", "neutral", "LABEL_0"), ("LABEL_1", "LABEL_2", "LABEL_3")):
-        refused((*names, "entailment, neutral, contradiction"), classifier_of("bert", names), pairs_task())
-
-
-def test_numbered_labels_mean_glues_numbers(classifier_of, tmp_path):
-    task = pairs_task()
-    model = classifier_of("bert", ("label_0", "1", "LABEL_2"))
-    trace = eelib.trace(model, task, folder=tmp_path, progress=False)
-    right = [LABELS["mnli"][n] == known for n, (known,) in zip(trace["top1"][:, -1], task.references)]
-    assert task.quality(list(trace.sequences["output"])) == {"accuracy": pytest.approx(100 * np.mean(right))}
 
 
 # Texts of tokens
@@ -286,3 +219,15 @@ def test_long_outputs_are_decoded_in_windows():
 
     assert token_texts(Counting(), ids)[2] == quadratic(tokenizer, ids)
     assert sorted(asked)[-2] < 3 * columns.WINDOW < max(asked) == len(ids) > 500
+
+
+def test_a_tokenizer_whose_text_depends_on_tokens_far_away():
+    """It writes what follows a 9 twice, however far it is: then beginnings are decoded as a whole."""
+
+    class Doubling:
+        def decode(self, part, **options):
+            before, nine, after = "".join(map(str, part)).partition("9")
+            return before + nine + "".join(2 * character for character in after)
+
+    ids = [1, 9] + [1, 2, 3] * 3 * columns.WINDOW
+    assert token_texts(Doubling(), ids)[2] == quadratic(Doubling(), ids)
