@@ -187,14 +187,20 @@ def judge(
 
 def side_of(row: Claim, interval: Interval) -> tuple[str, str, str]:
     """(verdict, reason, note) of an interval with bounds."""
-    inside, outside = _sides(row, interval)
-    where = wanted(row)
-    if inside:
+    (bottom, top), where = bounds(row), wanted(row)
+    if bottom < interval.low and interval.high < top:
         note = CHANGED if row.direction == "within" and not interval.low <= row.threshold <= interval.high else ""
         return HOLDS, f"the whole interval is {where}", note
-    if outside:
+    if interval.high <= bottom or interval.low >= top:
         return FAILS, f"none of the interval is {where}", ""
     return UNDECIDED, f"only part of the interval is {where}", ""
+
+
+def bounds(row: Claim) -> tuple[float, float]:
+    """Between which two values, one of which may be infinite, a claim puts the whole interval."""
+    reach = row.tolerance or 0.0
+    bottom, top = row.threshold - reach, row.threshold + reach
+    return -math.inf if row.direction == "below" else bottom, math.inf if row.direction == "above" else top
 
 
 def first_wording(row: Claim, interval: Interval | None) -> str:
@@ -213,11 +219,10 @@ def p_value(row: Claim, interval: Interval) -> float:
     sequences less one as degrees of freedom (after Altman and Bland 2011, who take the normal). "within" has two
     bounds: both have to be cleared from inside, one from outside.
     """
-    reach = row.tolerance or 0.0
-    bounds = [row.threshold - reach, row.threshold + reach] if row.direction == "within" else [row.threshold]
-    degrees = max(interval.groups - 1, 1)
     if not interval.bounded:
         return math.nan
+    bottom, top = bounds(row)
+    degrees = max(interval.groups - 1, 1)
 
     def of(bound: float) -> float:
         away = abs(interval.estimate - bound)
@@ -226,9 +231,9 @@ def p_value(row: Claim, interval: Interval) -> float:
             return 0.0 if away else 1.0
         return float(2 * t.sf(t.ppf(0.975, degrees) * away / side, degrees))
 
-    if abs(interval.estimate - row.threshold) > reach and reach:
-        bounds = [min(bounds, key=lambda bound: abs(interval.estimate - bound))]
-    return max(map(of, bounds))
+    if bottom < interval.estimate < top:
+        return max(of(bound) for bound in (bottom, top) if math.isfinite(bound))
+    return of(bottom if interval.estimate <= bottom else top)
 
 
 def wanted(row: Claim) -> str:
@@ -288,18 +293,6 @@ def as_depth(layer: float, base: int | str) -> tuple[float, ...]:
     if base not in readings:
         raise InputError(f"a layer base is 0, 1 or 'unknown', not {base!r}")
     return readings[base]
-
-
-def _sides(row: Claim, interval: Interval) -> tuple[bool, bool]:
-    """Whether all of the interval is where the claim puts it, and whether none of it is."""
-    low, high = interval.low, interval.high
-    if row.direction == "above":
-        return low > row.threshold, high <= row.threshold
-    if row.direction == "below":
-        return high < row.threshold, low >= row.threshold
-    reach = row.tolerance or 0.0
-    bottom, top = row.threshold - reach, row.threshold + reach
-    return bottom < low and high < top, high <= bottom or low >= top
 
 
 def _read(name: str) -> dict[str, Any]:

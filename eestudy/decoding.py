@@ -12,16 +12,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from eelib.common.errors import InputError
 from eelib.exits.decoding.generate import GenerateOutput, batches, encoded, generate
 from eelib.exits.exit_rule import ExitRule
 from eelib.models.model import Model
 from eelib.tasks.metrics import chrf
 from eelib.tasks.task import Task
-from eestudy.exits.task_quality import item_stats
 from eestudy.resampling import NOTHING, Interval
 from eestudy.statistics import interval_of
-from eestudy.study import Study
+from eestudy.study import Study, item_stats
 
 WHERE = ["model", "task", "setup", "group", "sequence"]
 TOKENS = [*WHERE, "position", "token_id", "emitted", "agrees", "agreed_before", "exit_layer", "layers_run"]
@@ -97,10 +95,8 @@ def decode(
         warm_up: decode the first batch once before, since the first call pays for what is made once.
 
     Raises:
-        InputError: no batch, or what `eelib.generate` refuses.
+        InputError: what `eelib.generate` refuses.
     """
-    if not chosen:
-        raise InputError("there is no batch to decode")
     most = min(longest or study.parameters.max_new_tokens, study.parameters.max_new_tokens)
     asked = study.tasks[task]
     for setup in setups if warm_up else ():

@@ -40,11 +40,7 @@ Studies = Study | Sequence[Study]
 # ---- the frames
 
 
-def curves(
-    studies: Studies,
-    gates: Iterable[str] = GATES,
-    thresholds: int | Sequence[float] = 60,
-) -> pd.DataFrame:
+def curves(studies: Studies, gates: Iterable[str] = GATES, thresholds: int | Sequence[float] = 60) -> pd.DataFrame:
     """Sums over the tokens of each group at many thresholds of each gate.
 
     Args:
@@ -60,9 +56,7 @@ def curves(
         its `threshold` is the layer of its one exit. Of a number of thresholds those are left out at which fewer
         layers run than at a lower one, so that layers rise.
     """
-    thin = isinstance(thresholds, int)
-    found = _each(studies, gates)
-    return _joined((one.curve(one.values(None, thresholds), thin) for one in found), CURVES)
+    return _joined((one.curve(thresholds) for one in _each(studies, gates)), CURVES)
 
 
 def exits(studies: Studies, chosen: pd.DataFrame) -> pd.DataFrame:
@@ -91,11 +85,7 @@ def exits(studies: Studies, chosen: pd.DataFrame) -> pd.DataFrame:
     return _joined(frames, EXITS)
 
 
-def quality(
-    studies: Studies,
-    gates: Iterable[str] = GATES,
-    thresholds: int | Sequence[float] = 12,
-) -> pd.DataFrame:
+def quality(studies: Studies, gates: Iterable[str] = GATES, thresholds: int | Sequence[float] = 12) -> pd.DataFrame:
     """What the task's first score needs of each output, with early exits and at full depth, at some thresholds.
 
     Args:
@@ -108,9 +98,8 @@ def quality(
         model, task, gate, half, threshold, group, sequence, metric; sums over the tokens that statistics count:
         layers, tokens; the columns SUMS. Once these are summed over outputs of one task, `score` makes the score.
     """
-    thin = isinstance(thresholds, int)
     scored = (one for one in _each(studies, gates) if all(one.study.tasks[one.task].references))
-    return _joined((one.quality(one.values(one.calibrates, thresholds), thin) for one in scored), QUALITY)
+    return _joined((one.quality(thresholds) for one in scored), QUALITY)
 
 
 def calibrated(
@@ -190,23 +179,21 @@ class Scorer:
 
     def __init__(self, task: Task, model: Model) -> None:
         self.task, self.model = task, model
-        self.rows: dict[tuple[int, bytes], int] = {}
-        self.numbers = np.empty((0, WIDTH))
+        self.numbers: dict[tuple[int, bytes], np.ndarray] = {}
         self.name, self.form = "", 0  # until an output is scored
 
     def of(self, items: Sequence[int], outputs: Sequence[np.ndarray]) -> np.ndarray:
         """[n, WIDTH] of n items with the token ids of their outputs."""
         keys = [(item, ids.tobytes()) for item, ids in zip(items, outputs)]
-        if new := {key: self.text(ids.tolist()) for key, ids in zip(keys, outputs) if key not in self.rows}:
+        if new := {key: self.text(ids.tolist()) for key, ids in zip(keys, outputs) if key not in self.numbers}:
             task = self.task.pick([item for item, _ in new])
             found = kind_named(task.kind).item_stats(task, list(new.values()))
             self.name, (numbers, of_totals) = next(iter(found.items()))
             self.form = FORMS.index(of_totals) if of_totals in FORMS else 0
             if not self.form:  # a mean over items
                 numbers = np.column_stack([of_totals(numbers) / 100, np.ones(len(numbers))])
-            self.rows |= {key: row for row, key in enumerate(new, len(self.rows))}
-            self.numbers = np.vstack([self.numbers, np.pad(numbers, ((0, 0), (0, WIDTH - numbers.shape[1])))])
-        return self.numbers[[self.rows[key] for key in keys]]
+            self.numbers |= dict(zip(new, np.pad(numbers, ((0, 0), (0, WIDTH - numbers.shape[1])))))
+        return np.stack([self.numbers[key] for key in keys])
 
     def text(self, ids: list[int]) -> str:
         """What token ids stand for, up to the first end token: a text, or a classifier's label."""
@@ -239,30 +226,29 @@ class Evaluated:
         tokens = self.trace.tokens.assign(**about, half=np.where(self.calibrates, "calibrate", "report"))
         return tokens.drop_duplicates("sequence")[["model", "task", "gate", "half", "group", "sequence"]]
 
-    def values(self, rows: np.ndarray | None, thresholds: int | Sequence[float]) -> list[float]:
-        """The thresholds, or so many by even steps of mean layers over `rows` (bool [tokens])."""
-        return self.sweep.values(rows, thresholds) if isinstance(thresholds, int) else list(map(float, thresholds))
-
-    def at(self, values: Sequence[float]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """At each threshold, all [tokens]: exit layers, emitted tokens, costs."""
+    def at(
+        self, thresholds: int | Sequence[float], rows: np.ndarray | None = None
+    ) -> Iterator[tuple[float, np.ndarray, np.ndarray, np.ndarray]]:
+        """Each threshold, or so many by even steps of mean layers over `rows` (bool [tokens]); and at it, all [tokens],
+        exit layers, emitted tokens, costs.
+        """
+        values = self.sweep.values(rows, thresholds) if isinstance(thresholds, int) else list(map(float, thresholds))
         positions = 1.0 if self.study.model.adapter.writes else float(self.trace.sequences["prompt_tokens"].mean())
         sizes, emits = sizes_of(self.study.model, positions), self.sweep.tokens.numpy()
         for value, found in zip(values, self.sweep.exits(values)):
             layers, costs = found.numpy(), exit_costs(sizes, self.sweep.rule_at(value)) / sizes.full
-            yield layers, emits[np.arange(len(emits)), layers - 1], costs[layers - 1]
+            yield value, layers, emits[np.arange(len(emits)), layers - 1], costs[layers - 1]
 
-    def stacked(self, rows: pd.DataFrame, values: Sequence[float], parts: list[dict], thin: bool) -> pd.DataFrame:
-        """The rows once for each threshold, with the columns of its part; `thin`: where layers rise.
+    def rising(self, parts: list[pd.DataFrame], thresholds: int | Sequence[float]) -> pd.DataFrame:
+        """The parts, one for each threshold; where only their number was given, those with as many layers or more.
 
         FREE's thresholds are its exits, whose layers need not rise.
         """
         layers = np.array([part["layers"].sum() for part in parts])
-        rises = (layers >= np.maximum.accumulate(layers)) | (not thin) | (self.gate == FREE)
-        own = {name: np.concatenate([part[name] for part, there in zip(parts, rises) if there]) for name in parts[0]}
-        thresholds = np.array(values)[rises]
-        return pd.concat([rows] * len(thresholds)).assign(threshold=np.repeat(thresholds, len(rows)), **own)
+        kept = (layers >= np.maximum.accumulate(layers)) | (not isinstance(thresholds, int)) | (self.gate == FREE)
+        return pd.concat([part for part, rises in zip(parts, kept) if rises])
 
-    def curve(self, values: Sequence[float], thin: bool) -> pd.DataFrame:
+    def curve(self, thresholds: int | Sequence[float]) -> pd.DataFrame:
         """One part of `curves`."""
         tokens, counted = self.trace.tokens, self.trace.statistic_rows()
         groups = self.outputs.drop_duplicates("group").drop(columns="sequence")
@@ -270,36 +256,36 @@ class Evaluated:
         owner = pd.Index(groups["group"]).get_indexer(self.outputs["group"])
         ended = counted | tokens["is_eos"].to_numpy()
         length = np.bincount(output[ended], minlength=len(owner)).clip(min=1)
-        fixed = {"tokens": np.bincount(group[counted], minlength=len(groups)), "sequences": np.bincount(owner)}
+        groups["tokens"], groups["sequences"] = np.bincount(group[counted], minlength=len(groups)), np.bincount(owner)
         parts = []
-        for layers, emitted, cost in self.at(values):
+        for value, layers, emitted, cost in self.at(thresholds):
             agrees = emitted == tokens["token_id"].to_numpy()
             lost = np.bincount(output[ended], ~agrees[ended], len(owner)) / length
             each = {"layers": layers, "agreed": agrees, "cost": cost}
-            parts.append({name: np.bincount(group[counted], of[counted], len(groups)) for name, of in each.items()})
-            parts[-1]["loss"] = np.bincount(owner, lost, len(groups))
-        return self.stacked(groups.assign(**fixed), values, parts, thin)
+            sums = {name: np.bincount(group[counted], of[counted], len(groups)) for name, of in each.items()}
+            parts.append(groups.assign(threshold=value, **sums, loss=np.bincount(owner, lost, len(groups))))
+        return self.rising(parts, thresholds)
 
-    def tokens_at(self, value: float) -> pd.DataFrame:
+    def tokens_at(self, threshold: float) -> pd.DataFrame:
         """One part of `exits`."""
-        tokens, (found,) = self.trace.tokens[["sequence", "position", "token_id"]], self.at([value])
-        names = dict(zip(("exit_layer", "emitted", "cost"), found))
-        tokens = tokens.assign(**names, optimal=self.trace.exit_layer("first"), threshold=float(value))
+        tokens, (found,) = self.trace.tokens[["sequence", "position", "token_id"]], self.at([threshold])
+        names = dict(zip(("threshold", "exit_layer", "emitted", "cost"), found))
+        tokens = tokens.assign(**names, optimal=self.trace.exit_layer("first"))
         tokens["agrees"] = tokens["emitted"] == tokens["token_id"]
         return tokens[self.trace.statistic_rows()].merge(self.outputs, on="sequence")
 
-    def quality(self, values: Sequence[float], thin: bool) -> pd.DataFrame:
+    def quality(self, thresholds: int | Sequence[float]) -> pd.DataFrame:
         """One part of `quality`."""
         tokens, counted, scorer = self.trace.tokens, self.trace.statistic_rows(), _scorer(self.study, self.task)
         starts, items = np.flatnonzero(~tokens["sequence"].duplicated()), self.outputs["sequence"].tolist()
         full = scorer.of(items, np.split(tokens["token_id"].to_numpy(np.int64), starts[1:]))
-        parts = []
-        for layers, emitted, _ in self.at(values):
-            early = scorer.of(items, np.split(emitted, starts[1:]))
-            parts.append({"layers": np.add.reduceat(layers * counted, starts), **dict(zip(SIDES["early"], early.T))})
         about = {"metric": scorer.name, "tokens": np.add.reduceat(counted.astype(int), starts), "outputs": 1}
         rows = self.outputs.assign(**about, form=scorer.form, **dict(zip(SIDES["full"], full.T)))
-        return self.stacked(rows, values, parts, thin)
+        parts = []
+        for value, layers, emitted, _ in self.at(thresholds, self.calibrates):
+            early = dict(zip(SIDES["early"], scorer.of(items, np.split(emitted, starts[1:])).T))
+            parts.append(rows.assign(threshold=value, layers=np.add.reduceat(layers * counted, starts), **early))
+        return self.rising(parts, thresholds)
 
 
 # ---- all of them

@@ -19,9 +19,8 @@ from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import TRAINED, file_name, trained_gate
 from eelib.exits.trace_scores import Scores, make_scores, scores
-from eestudy.exits.fit import fit
-from eestudy.exits.gates import FEATURES
-from eestudy.exits.sweeps import FreeSweep, Sweep, ThresholdSweep, sequential_sweep
+from eestudy.exits.gates import FEATURES, fit
+from eestudy.exits.sweeps import FreeSweep, Sweep, sequential_sweep
 from eestudy.study import Study
 from eestudy.words import PieceTable, piece_table
 
@@ -35,7 +34,7 @@ FREE_EXITS = (0.25, 0.5, 0.75)  # of the depth
 
 
 @dataclass(frozen=True)
-class OracleSweep(ThresholdSweep):
+class OracleSweep(Sweep):
     """The bound of all gates: tokens whose first layer that agrees is at most the threshold exit there, others at 1."""
 
     def values(self, rows: np.ndarray | None, points: int) -> list[float]:
@@ -87,10 +86,11 @@ def rule_of(study: Study, gate: str) -> ExitRule | None:
         return ExitRule(gate_named(gate, **more), minimum_layer=minimum)
     given = p.get("gates_folder", "")
     folder = (Path(given) if given else data_folder("gates")) / model.name
-    smaller = {"as_published": True} if gate == "lstm" and not (folder / file_name(gate, {})).exists() else {}
-    smaller = smaller if (folder / file_name(gate, smaller)).exists() else {}
+    smaller = {"as_published": True}
+    stands_in = gate == "lstm" and not (folder / file_name(gate, {})).exists()
+    stands_in = stands_in and (folder / file_name(gate, smaller)).exists()
     try:
-        return ExitRule(trained_gate(model, gate, folder, **smaller), minimum_layer=minimum)
+        return ExitRule(trained_gate(model, gate, folder, **smaller if stands_in else {}), minimum_layer=minimum)
     except InputError as error:
         reason = str(error).partition("; train it")[0].replace(str(folder), f"{folder.parent.name}/{folder.name}")
         print(f"{reason}; it is left out.")
@@ -102,20 +102,23 @@ def sweep_of(study: Study, task: str, gate: str) -> Sweep:
     """How the tokens of a trace exit by a gate."""
     trace, minimum = study.traces[task], study.parameters.get("minimum_layer", 1)
     if gate == ORACLE:
-        rule, first = ExitRule(gate_named(FIXED)), torch.tensor(trace.exit_layer("first"))[:, None]
+        fixed, first = ExitRule(gate_named(FIXED)), torch.tensor(trace.exit_layer("first"))[:, None]
         score = torch.where(torch.arange(1, trace.layers + 1) < first, first - 1, trace.layers).float()
-        return OracleSweep(rule, trace, Scores(score, scores(rule, trace).tokens))
+        return OracleSweep(fixed, trace, Scores(score, scores(fixed, trace).tokens))
     if gate == FREE:
-        layers = sorted({max(1, round(share * trace.layers)) for share in FREE_EXITS})
-        return FreeSweep(trace, tuple(layer for layer in layers if layer >= minimum))
+        free, depths = ExitRule(gate_named("confidence")), [max(1, round(s * trace.layers)) for s in FREE_EXITS]
+        layers = sorted({layer for layer in depths if minimum <= layer < trace.layers})
+        return FreeSweep(free, trace, scores(free, trace), tuple(layers))
+    rule: ExitRule | None
     if gate in FEATURES:
         made = fit(gate, trace, halves(study)[task] & trace.statistic_rows(), pieces_of(study))
         rule = ExitRule(made, minimum_layer=minimum)
-        needs_exits = "exit before" in made.needs
-        return sequential_sweep(rule, trace) if needs_exits else ThresholdSweep(rule, trace, scores(rule, trace))
-    named = rule_of(study, gate)
-    assert named
-    return ThresholdSweep(named, trace, scores(named, trace))
+    else:
+        rule = rule_of(study, gate)
+    assert rule
+    if "exit before" in rule.gate.needs:
+        return sequential_sweep(rule, trace)
+    return Sweep(rule, trace, scores(rule, trace))
 
 
 @cache

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import IPython
+
 from eelib.common.errors import InputError, StorageError
 from eelib.common.files import joint_version
 from eelib.models.checkpoint import DTYPES, resolve_device
@@ -49,11 +51,7 @@ class Parameters(dict[str, Any]):
 
 
 def check_parameters(
-    choices: dict[str, tuple] | None = None,
-    cells: list[str] | None = None,
-    namespace: dict[str, Any] | None = None,
-    least: dict[str, int] | None = None,
-    shares: tuple[str, ...] = (),
+    choices: dict[str, tuple] | None = None, least: dict[str, int] | None = None, shares: tuple[str, ...] = ()
 ) -> Parameters:
     """Check the notebook's parameters and return them; ParameterError names the bad one and what is allowed.
 
@@ -61,14 +59,10 @@ def check_parameters(
     cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter,
     `least` its smallest value: check_parameters(least={"repeats": 1}). `shares` lie between 0 and 1.
     """
-    if cells is None or namespace is None:
-        from IPython import get_ipython
-
-        shell = get_ipython()
-        cells, namespace = shell.user_ns["In"], shell.user_ns
+    namespace = IPython.get_ipython().user_ns
     declared: dict[str, str] = {}
     injected: list[str] = []
-    for cell in cells:
+    for cell in namespace["In"]:
         try:
             body = ast.parse(cell).body
         except SyntaxError:  # cells with magics hold no parameters

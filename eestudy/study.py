@@ -18,14 +18,14 @@ from eelib.common.files import data_folder
 from eelib.common.values import check_name
 from eelib.models.checkpoint import not_loaded, path_of
 from eelib.models.model import Model, load_model
-from eelib.tasks.metrics import repeated
+from eelib.tasks.metrics import ItemStats, repeated
 from eelib.tasks.task import Task, kind_named, load_task, task_names
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
-from eestudy.exits.task_quality import quality_interval
 from eestudy.markup.text import visible
 from eestudy.parameters import ParameterError, Parameters, as_parameter_error
-from eestudy.resampling import MINIMUM_GROUPS
+from eestudy.resampling import MINIMUM_GROUPS, Interval
+from eestudy.statistics import interval_of
 
 MOST_REPEATED = 0.2  # of the tokens of a task with sensible text, in an 8-gram that occurs twice in its output
 SHORTEST = 5  # tokens; MINIMUM_GROUPS outputs of a task with sensible text have so many
@@ -41,38 +41,21 @@ class Study:
 
     Args:
         parameters: as `check_parameters` returns them.
-        sites, pairs, given: what `eelib.trace` takes.
-        model, tasks, wording, limit, max_new_tokens: in place of the parameters', for a page about several models:
-            Study(p, model=p.after).
+        sites, pairs: what `eelib.trace` takes.
         loaded: the model, where another study has loaded it already.
+        other: parameters in place of the page's own, for a page about several models: Study(p, model=p.after).
 
     Raises:
         ParameterError: one line, for what can't be had.
     """
 
     def __init__(
-        self,
-        parameters: Parameters,
-        sites: int = 0,
-        pairs: int = 0,
-        given: bool = False,
-        model: str | None = None,
-        tasks: str | None = None,
-        wording: str | None = None,
-        limit: int | None = None,
-        max_new_tokens: int | None = None,
-        loaded: Model | None = None,
+        self, parameters: Parameters, sites: int = 0, pairs: int = 0, loaded: Model | None = None, **other: str | int
     ) -> None:
-        other = {"model": model, "tasks": tasks, "wording": wording, "limit": limit, "max_new_tokens": max_new_tokens}
         # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
         root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
-        self.parameters = p = Parameters(
-            {
-                **parameters,
-                **{name: value for name, value in other.items() if value is not None},
-                **{name: str(root / parameters[name]) for name in ("runs_folder", "results_folder")},
-            }
-        )
+        folders = {name: str(root / parameters[name]) for name in ("runs_folder", "results_folder")}
+        self.parameters = p = Parameters(parameters | other | folders)
         with as_parameter_error():
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
             check_beforehand(p, self.tasks)
@@ -83,20 +66,11 @@ class Study:
             self.tasks = {name: prompted(task, self.model, *asked) for name, task in self.tasks.items()}
             if sites and not self.model.components:  # before hours of decoding, not after
                 raise InputError(self.model.components_error)
+            settings = p.max_new_tokens, p.runs_folder, p.batch_size or None
             for task in self.tasks.values() if len(self.tasks) > 1 else ():  # while others make one, go to the next
-                make_free_shards(self.model, task, p.max_new_tokens, p.runs_folder, p.batch_size or None)
+                make_free_shards(self.model, task, *settings)
             self.traces: dict[str, Trace] = {
-                name: trace(
-                    self.model,
-                    task,
-                    max_new_tokens=p.max_new_tokens,
-                    folder=p.runs_folder,
-                    batch_size=p.batch_size or None,
-                    sites=sites,
-                    pairs=pairs,
-                    given=given,
-                    progress=False,
-                )
+                name: trace(self.model, task, *settings, sites, pairs, progress=False)
                 for name, task in self.tasks.items()
             }
 
@@ -130,16 +104,12 @@ class Study:
             length = made.sequences.set_index("sequence")["length"]
             parts.append(
                 made.tokens.assign(
-                    model=self.model.name,
-                    task=name,
-                    kind=self.tasks[name].kind,
+                    **self._about(name),
                     length=made.tokens["sequence"].map(length),
                     first=made.exit_layer("first"),
                     stable=made.exit_layer("stable"),
                     counted=made.statistic_rows(),
                     repeated=repeated_tokens(made),
-                    sensible=self.sensible[name],
-                    above_baseline=self.above_baseline[name],
                 )
             )
         return pd.concat(parts, ignore_index=True)
@@ -151,12 +121,11 @@ class Study:
     @cached_property
     def outputs(self) -> pd.DataFrame:
         """All outputs, a row each: as `Trace.sequences`, with model, task, kind, sensible and above_baseline."""
-        about = {
-            n: {"model": self.model.name, "task": n, "kind": self.tasks[n].kind, "sensible": self.sensible[n]}
-            | {"above_baseline": self.above_baseline[n]}
-            for n in self.traces
-        }
-        return pd.concat([t.sequences.assign(**about[n]) for n, t in self.traces.items()], ignore_index=True)
+        return pd.concat([t.sequences.assign(**self._about(n)) for n, t in self.traces.items()], ignore_index=True)
+
+    def _about(self, name: str) -> dict[str, Any]:
+        about = {"model": self.model.name, "task": name, "kind": self.tasks[name].kind}
+        return about | {"sensible": self.sensible[name], "above_baseline": self.above_baseline[name]}
 
     @cached_property
     def quality(self) -> dict[str, dict[str, float]]:
@@ -355,6 +324,25 @@ def repeated_tokens(made: Trace) -> np.ndarray:
     """bool [tokens]: which tokens of a trace stand in an 8-gram that occurs twice in their output."""
     outputs = made.tokens.groupby("sequence", sort=False)["token_id"]
     return np.concatenate([repeated(ids.tolist()) for _, ids in outputs])
+
+
+def quality_interval(task: Task, outputs: list[str]) -> dict[str, Interval]:
+    """Each score of the outputs (0-100), items resampled by group; of groups that are all the same, with no width.
+
+    BLEU of translations, F1 of answers, ROUGE-1, 2 and L of summaries, GLUE's scores of labels; {} without references.
+    """
+    found = {}
+    for name, (values, score) in item_stats(task, outputs).items():
+        sums = pd.DataFrame(values).assign(group=task.groups)
+        one = interval_of(sums, lambda totals: score(totals.to_numpy()))
+        same = one.groups > 1 and not one.bounded  # a perfect score, for example
+        found[name] = one._replace(low=one.estimate, high=one.estimate) if same else one
+    return found
+
+
+def item_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
+    """The statistics that a task's scores need of each item, and the score of their totals."""
+    return kind_named(task.kind).item_stats(task, outputs) if all(task.references) else {}
 
 
 def prompted(task: Task, model: Model, chat: str, wording: str) -> Task:

@@ -8,10 +8,9 @@ One that emits no characters, because it is an unfinished part of a multi-byte c
 character that is completed where it stands.
 """
 
-import hashlib
 import unicodedata
 from collections import defaultdict
-from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,30 +32,15 @@ APOSTROPHES, HYPHENS = "'\u2019\u02bc", "-\u2010\u2011\u00ad"  # soft and non-br
 JOINERS = frozenset(APOSTROPHES + HYPHENS)
 
 
-class PieceTable:
-    """The class of each id of a vocabulary. Two tables of the same classes are the same, and print the same."""
+class PieceTable(NamedTuple):
+    """The class of each id of a vocabulary: `classes` uint8 [V], indices of CLASSES."""
 
-    def __init__(self, classes: Tensor):
-        self.classes = classes  # uint8 [V], indices of CLASSES
-
-    @cached_property
-    def hash(self) -> str:
-        """Of the classes."""
-        return hashlib.sha256(self.classes.numpy().tobytes()).hexdigest()[:12]
+    classes: Tensor
 
     def of(self, ids: Tensor) -> Tensor:
         """Classes int64 of token ids [n]; 0 where there is none (-1)."""
         table = self.classes.to(ids.device)
         return torch.where(ids < 0, 0, table[ids.clamp(min=0)].long())
-
-    def __repr__(self) -> str:
-        return f"PieceTable({self.hash})"
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, PieceTable) and self.hash == other.hash
-
-    def __hash__(self) -> int:
-        return hash(self.hash)
 
 
 def piece_table(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> PieceTable:
@@ -127,15 +111,12 @@ def find_words(text: str) -> list[Word]:
         word.append(kind in "LN" or (kind == "M" and i > 0 and word[i - 1]))
     for i in range(1, end - 1):
         word[i] = word[i] or (text[i] in JOINERS and word[i - 1] and category[i + 1] in "LN")
-    found, start = [], 0
-    while start < end:
-        if not word[start]:
-            start += 1
-            continue
-        stop = next((i for i in range(start, end) if not word[i]), end)
-        letters = [i for i in range(start, stop) if category[i] == "L" and text[i] not in JOINERS]
-        found.append(Word(start, stop, letters[0] if letters else start, not letters))
-        start = stop
+    found = []
+    for inside, run in groupby(range(end), key=word.__getitem__):
+        if inside:
+            places = list(run)
+            letters = [i for i in places if category[i] == "L" and text[i] not in JOINERS]
+            found.append(Word(places[0], places[-1] + 1, (letters or places)[0], not letters))
     return found
 
 

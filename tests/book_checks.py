@@ -12,11 +12,13 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup, Tag
+
+from eestudy.claims import claims
 
 ROOT = Path(__file__).parents[1]
 HTML = ROOT / "book/_build/html"
@@ -53,9 +55,7 @@ def of_results(pages: Pages) -> Pages:
 
 def tables(page: BeautifulSoup) -> list[Tag]:
     """Tables that hold something, but for those that look after themselves."""
-    return [
-        table for table in page.select("main table") if table.tr and not table.find_parent(class_=["lens", "ee-apart"])
-    ]
+    return page.select("main table:has(tr):not(.lens *, .ee-apart *)")
 
 
 def images(page: BeautifulSoup) -> list[Tag]:
@@ -89,28 +89,22 @@ def counts(pages: Pages) -> Iterator[str]:
             yield f"{path.name}: a figure without a number or files"
 
 
-def alternative_texts(pages: Pages) -> Iterator[str]:
-    """Every picture has one, and it is no name of a file."""
-    for path, page in pages.items():
-        for image in images(page):
-            if not image.get("alt", "").strip() or image["alt"].endswith((".png", ".svg")):
-                yield f"{path.name}: {str(image)[:150]}"
-
-
 def titles(pages: Pages) -> Iterator[str]:
-    """An icon that is there, and a title that says nothing twice."""
+    """A title that says nothing twice; the icon is among the links."""
     for path, page in lasting(pages).items():
         said = [part.strip() for part in page.title.get_text().split("\u2014")] if page.title else [""]
         if len(set(said)) < len(said) or not said[0]:
             yield f"{path.name}: title {said}"
-        icon = page.select_one("link[rel=icon]")
-        if not icon or not (path.parent / icon["href"]).is_file():
-            yield f"{path.name}: no icon"
 
 
-def bare_tables(pages: Pages) -> Iterator[str]:
-    """A table has a caption, its headings a scope, and its numbers no five digits behind their leading zeros."""
+def described(pages: Pages) -> Iterator[str]:
+    """A picture has an alternative text, no name of a file. A table has a caption, its headings a scope, its numbers no
+    five digits behind their leading zeros. Captions are unique on their page, and end as sentences do.
+    """
     for path, page in pages.items():
+        for image in images(page):
+            if not image.get("alt", "").strip() or image["alt"].endswith((".png", ".svg")):
+                yield f"{path.name}: {str(image)[:150]}"
         for table in tables(page):
             where = f"{path.name}: {table.get_text(' ', strip=True)[:80]}"
             if not (table.caption and table.caption.get_text().strip()):
@@ -120,16 +114,8 @@ def bare_tables(pages: Pages) -> Iterator[str]:
             long = [cell for cell in table.select("td") if re.search(r"(?<![\d.])\d+\.0*[1-9]\d{4,}", cell.get_text())]
             if long and path.name != "cards.html":
                 yield f"{where}: {long[:3]}"
-
-
-def captions(pages: Pages) -> Iterator[str]:
-    """Unique on their page, and they end as sentences do."""
-    for path, page in pages.items():
-        numbers = page.select("main :is(caption, figcaption) .ee-number")
-        said = Counter(
-            number.find_parent(["caption", "figcaption"]).get_text().partition(". ")[2].strip() for number in numbers
-        )
-        for words, times in said.items():
+        captions = page.select("main :is(caption, figcaption):has(.ee-number)")
+        for words, times in Counter(each.get_text().partition(". ")[2].strip() for each in captions).items():
             if times > 1 or not words.endswith((".", "?", "!")):
                 yield f"{path.name}: caption {words!r}, {times} times"
 
@@ -147,7 +133,8 @@ def numbers_and_files(pages: Pages) -> Iterator[str]:
                 if not kinds >= (least if kind == "table" or "ee-figure" in part.get("class", ()) else {"PNG"}):
                     yield f"{path.name}: {part['id']} as {sorted(files)} alone"
                 for name, file in files.items():
-                    if not holds(name, file):
+                    mark = {"PNG": b"\x89PNG", "SVG": b"</svg>", "CSV": b"\n"}[name.split()[0]]
+                    if not file.is_file() or mark not in file.read_bytes():
                         yield f"{path.name}: {file.name} is no {name}"
         if page.select("main [src^='data:'], main [href^='data:']"):
             yield f"{path.name}: what should be a file is in the page"
@@ -156,12 +143,6 @@ def numbers_and_files(pages: Pages) -> Iterator[str]:
         found = [json.loads((path.parent / link["href"]).read_text(encoding="utf-8"))["notebook"] for link in links]
         if found != [path.stem]:
             yield f"{path.name}: results of {found}"
-
-
-def holds(kind: str, file: Path) -> bool:
-    """Whether a file is there and looks like its kind."""
-    mark = {"PNG": b"\x89PNG", "SVG": b"</svg>", "CSV": b"\n"}[kind.split()[0]]
-    return file.is_file() and mark in file.read_bytes()
 
 
 def feet(pages: Pages) -> Iterator[str]:
@@ -186,21 +167,16 @@ def leftovers(pages: Pages) -> Iterator[str]:
                 yield f"{path.name}: {text[found.start() : found.end() + 40]!r}"
 
 
-def loads(pages: Pages) -> Iterator[str]:
-    """Nothing comes from another site."""
-    for path, page in pages.items():
+def links(pages: Pages) -> Iterator[str]:
+    """Nothing is loaded from another site; links inside the book lead somewhere; every page has some, and an icon."""
+    for path, page in lasting(pages).items():
         for tag in page.select("script[src], img[src], iframe[src], link[href]:not([rel=canonical])"):
             address = tag.get("src") or tag.get("href")
             if "//" in address and not address.startswith(("data:", *ALLOWED)):
                 yield f"{path.name}: {address}"
-
-
-def links(pages: Pages) -> Iterator[str]:
-    """Those inside the book lead somewhere; every page has some."""
-    for path, page in lasting(pages).items():
-        inside = [link["href"] for link in page.select("a[href]")]
+        inside = [link["href"] for link in page.select("a[href], link[rel=icon]")]
         inside = [href for href in inside if ":" not in href.partition("#")[0] and not href.startswith("//")]
-        if not inside:
+        if not page.select("main a[href]"):
             yield f"{path.name}: no link"
         for href in inside:
             target, _, anchor = href.partition("#")
@@ -210,32 +186,22 @@ def links(pages: Pages) -> Iterator[str]:
                 yield f"{path.name}: {href}"
 
 
-def answers(pages: Pages, claims_of: Callable[[str], int]) -> Iterator[str]:
+def answers(pages: Pages) -> Iterator[str]:
     """Under the title of a page of results an answer with a number and a chip for each claim; its set-up is folded."""
     for path, page in of_results(pages).items():
         title = page.select_one("main section > h1")
         first = title.find_next_sibling() if title else None
         chips = page.select("main section > .ee-answer a.ee-chip")
+        wanted = sum(claim.notebook == path.stem for claim in claims())
         if not first or not {"ee-answer", "tag_answer"} & set(first.get("class", ())):
             yield f"{path.name}: no answer under the title"
         elif not re.search(r"\d", first.get_text()):
             yield f"{path.name}: no number in the answer under the title"
-        elif len(chips) != claims_of(path.stem):
-            yield f"{path.name}: {len(chips)} chips for {claims_of(path.stem)} claims"
+        elif len(chips) != wanted:
+            yield f"{path.name}: {len(chips)} chips for {wanted} claims"
         cells = page.select("main .tag_parameters, main .tag_injected-parameters")
         if not cells or not all(cell.select_one("details:not([open]) pre") for cell in cells):
             yield f"{path.name}: {len(cells)} cells of parameters, not all folded"
 
 
-CHECKS = (
-    counts,
-    alternative_texts,
-    titles,
-    bare_tables,
-    captions,
-    numbers_and_files,
-    feet,
-    leftovers,
-    loads,
-    links,
-)
+CHECKS = (counts, titles, described, numbers_and_files, feet, leftovers, links, answers)

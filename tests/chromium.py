@@ -53,7 +53,11 @@ class Browser:
         )
         self.site, self.errors, self.outside, self.loaded, self.sent = site, [], set(), False, 0
         try:
-            address = self._wait_for(profile / "DevToolsActivePort").split()[0]
+            port, end = profile / "DevToolsActivePort", time.monotonic() + 60
+            while not (port.exists() and port.read_text().count("\n")):
+                assert time.monotonic() < end, "Chromium did not start"
+                time.sleep(0.1)
+            address = port.read_text().split()[0]
             with urllib.request.urlopen(f"http://127.0.0.1:{address}/json/list") as answer:
                 page = next(target for target in json.load(answer) if target["type"] == "page")
             self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=300, suppress_origin=True)
@@ -62,14 +66,6 @@ class Browser:
         except BaseException:
             self.close()
             raise
-
-    @staticmethod
-    def _wait_for(path: Path, seconds: float = 60) -> str:
-        end = time.monotonic() + seconds
-        while not (path.exists() and path.read_text().count("\n")):
-            assert time.monotonic() < end, "Chromium did not start"
-            time.sleep(0.1)
-        return path.read_text()
 
     def _send(self, method: str, **parameters) -> int:
         self.sent += 1
@@ -100,15 +96,9 @@ class Browser:
                 if url.startswith((self.site, "data:", "blob:")) and not url.endswith("/favicon.ico"):
                     self._send("Fetch.continueRequest", requestId=values["requestId"])
                 else:
-                    if not url.startswith(self.site):
-                        self.outside.add(url)
-                    self._send(
-                        "Fetch.fulfillRequest",
-                        requestId=values["requestId"],
-                        responseCode=200,
-                        body="",
-                        responseHeaders=[{"name": "Access-Control-Allow-Origin", "value": "*"}],
-                    )
+                    self.outside |= {url} - {f"{self.site}favicon.ico"}
+                    answer = {"responseHeaders": [{"name": "Access-Control-Allow-Origin", "value": "*"}], "body": ""}
+                    self._send("Fetch.fulfillRequest", requestId=values["requestId"], responseCode=200, **answer)
 
     def open(self, address: str) -> None:
         """Load a page and everything on it."""

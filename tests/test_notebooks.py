@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +10,9 @@ import families
 import gguf_made
 import nbformat
 import pytest
+import yaml
 from pages import papermill
+from papermill.inspection import inspect_notebook
 
 from eestudy.claims import NOT_APPLICABLE, UNTESTABLE, claims
 
@@ -22,12 +23,11 @@ SHARED = {"model", "tasks", "limit", "max_new_tokens", "chat", "wording", "batch
 SHARED |= {"runs_folder", "results_folder"}
 
 
-def papermilled(name: str, folder: Path, /, **values) -> tuple[subprocess.CompletedProcess, Path]:
-    """A notebook's process at small size, and its page, which a folder gets with its runs and results."""
+def papermilled(name: str, folder: Path, /, **values) -> subprocess.CompletedProcess:
+    """A notebook's process at small size; its page, its runs and its results lie in a folder."""
     small = {"tasks": "translation/de-en", "limit": 4, "max_new_tokens": 12, "device": "cpu"}
     folders = {"runs_folder": folder / "runs", "results_folder": folder / "results"}
-    page = folder / f"{name}.ipynb"
-    return papermill(ROOT, name, page, **small | folders | values), page
+    return papermill(ROOT, name, folder / f"{name}.ipynb", **small | folders | values)
 
 
 def tiny_beside(folder: Path) -> str:
@@ -40,7 +40,7 @@ def tiny_beside(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """{notebook: (finished process, page written, folder of results)}, two at a time."""
+    """{notebook: (finished process, folder of results)}, two at a time."""
     folder = tmp_path_factory.mktemp("notebooks")
     model, after = (families.save("gpt2", folder / name, seed=seed) for seed, name in enumerate(("gpt2", "after")))
     others = tiny_beside(folder)
@@ -56,7 +56,7 @@ def runs(tmp_path_factory):
     }
 
     def run(name):
-        return *papermilled(name, folder, model=str(model), **more.get(name, {})), folder / "results" / "gpt2"
+        return papermilled(name, folder, model=str(model), **more.get(name, {})), folder / "results" / "gpt2"
 
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(NAMES, pool.map(run, NAMES)))
@@ -65,7 +65,7 @@ def runs(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_alone_and_writes_its_results(runs, name):
-    process, page, results = runs[name]
+    process, results = runs[name]
     assert process.returncode == 0, process.stderr[-3000:]
     written = json.loads((results / f"{name}.json").read_text())
     assert written["model"] == "gpt2" and written["parameters"]["limit"] == 4
@@ -73,15 +73,13 @@ def test_runs_alone_and_writes_its_results(runs, name):
     # Random weights know no task, so nothing is judged: what is concluded of a task that is known, tests/eestudy shows.
     assert not any(written["learnt"].values())
     assert all(claim["verdict"] in (UNTESTABLE, NOT_APPLICABLE) and claim["reason"] for claim in written["claims"])
-    errors = [o for cell in nbformat.read(page, 4).cells for o in cell.get("outputs", []) if o.output_type == "error"]
-    assert not errors
 
 
-def test_each_notebook_is_judged_on_planted_data():
+def test_each_notebook_is_in_the_study_and_judged_on_planted_data():
     files = (ROOT / "tests/eestudy").glob("test_page*.py")
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     judged = set(re.findall(r'(?:verdicts|run_page)\(\s*"(\w+)"', code))
-    assert judged == set(NAMES)
+    assert judged == set(NAMES) == set(yaml.safe_load((ROOT / "study.yml").read_text())["notebooks"])
 
 
 @pytest.mark.slow
@@ -90,7 +88,7 @@ def test_a_gguf_file_with_a_chat_template_goes_through_every_notebook_about_one_
     gguf_made.write(tmp_path / "tiny.gguf")
     more = {"beside": ""} if name == "architectures" else {}
     tasks = "translation/de-en,instructions/requests"
-    process, _ = papermilled(name, tmp_path, model=tmp_path / "tiny.gguf", tasks=tasks, **more)
+    process = papermilled(name, tmp_path, model=tmp_path / "tiny.gguf", tasks=tasks, **more)
     assert process.returncode == 0, process.stderr[-3000:]
     written = json.loads((tmp_path / f"results/tiny/{name}.json").read_text())
     assert written["claims"] and not [claim for claim in written["claims"] if "template" in claim["reason"]]
@@ -101,7 +99,7 @@ def test_a_gguf_file_with_a_chat_template_goes_through_every_notebook_about_one_
 
 @pytest.mark.slow
 def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
-    process, _ = papermilled(NAMES[0], tmp_path, modle="pocket-llama")
+    process = papermilled(NAMES[0], tmp_path, modle="pocket-llama")
     assert process.returncode != 0
     lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
     assert lines and "'modle' is not known; allowed: model, tasks" in lines[-1]
@@ -109,9 +107,8 @@ def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_source_is_stripped_and_declares_its_parameters(path):
+def test_cells_are_short_and_declare_their_parameters(path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in cells)
     live = path.stem in ("architectures", "production", "speed")  # they decode for real, and time it
     assert live or not any("import torch" in cell.source for cell in cells)
     assert sum("answer" in cell.metadata.get("tags", []) for cell in cells) == 1
@@ -121,22 +118,7 @@ def test_source_is_stripped_and_declares_its_parameters(path):
     assert all(len(list(filter(str.strip, source.splitlines()))) <= 16 for source in seen)
     assert any("assert " in source for source in seen)  # what a reader computes is what the library gives
     (parameters,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
-    from papermill.inspection import inspect_notebook
-
     declared = inspect_notebook(str(path))
     assert SHARED <= set(declared)
     assert all(p["help"] and p["inferred_type_name"] != "None" for p in declared.values())
     assert all("#" in line for line in parameters.source.splitlines())
-
-
-def test_the_linter_reads_notebooks():
-    asked = [sys.executable, "-m", "ruff", "check", "--show-files"]
-    read = subprocess.run(asked, cwd=ROOT, text=True, capture_output=True, check=True).stdout.splitlines()
-    assert {str(path) for path in NOTEBOOKS} <= set(read)
-
-
-def test_every_notebook_is_in_the_study():
-    import yaml
-
-    study = yaml.safe_load((ROOT / "study.yml").read_text())
-    assert set(NAMES) == set(study["notebooks"])

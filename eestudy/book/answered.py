@@ -19,8 +19,6 @@ FOLDED = {  # tag of a cell -> what unfolds it
     "parameters": ("Show the parameters of this page", "Hide the parameters of this page"),
     "injected-parameters": ("Show the values that this run was given", "Hide the values that this run was given"),
 }
-
-
 LINK = re.compile(r"\[([^]]*)\]\((\w+)\.ipynb\)")  # to another notebook
 
 

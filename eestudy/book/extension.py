@@ -46,7 +46,7 @@ def lay_out(app: Any, page: str, template: str, context: dict[str, Any], doctree
     known = origin(project, frozenset(app.env.found_docs))
     own = page in known["dated"]
     context["foot"] = known | {
-        "results": keep("results.json", result_of(project, page).read_bytes()) if own else "",
+        "results": keep("results.json", (project / f"{page}.json").read_bytes()) if own else "",
         "dates": [known["dated"][page]] if own else known["dates"],
         "repository": app.config.html_theme_options.get("repository_url", ""),
         "bibtex": posixpath.join(up, FILES, "cite.bib"),
@@ -54,19 +54,15 @@ def lay_out(app: Any, page: str, template: str, context: dict[str, Any], doctree
     }
 
 
-def result_of(project: Path, page: str) -> Path:
-    """What the page results/MODEL/NOTEBOOK rests on."""
-    return project / f"{page}.json"
-
-
 @cache
 def origin(project: Path, pages: frozenset[str]) -> dict[str, Any]:
     """What all pages have in common: version, licence, DOI, commit; date of each run, of the first and of the last."""
     citation = read_citation(project)
+    results = {page: project / f"{page}.json" for page in pages if page.startswith("results/")}
     dated = {
-        page: harmless(str(json.loads(result_of(project, page).read_text(encoding="utf-8"))["date"]))
-        for page in pages
-        if page.startswith("results/") and result_of(project, page).exists()
+        page: harmless(str(json.loads(path.read_text(encoding="utf-8"))["date"]))
+        for page, path in results.items()
+        if path.exists()
     }
     dates = sorted(set(dated.values()))
     kept = {key: citation.get(key, "") for key in ("version", "license", "doi")}
@@ -96,10 +92,9 @@ def read_citation(folder: Path) -> dict[str, Any]:
 
 def bibtex(citation: dict[str, Any], year: str, url: str = "", commit: str = "") -> str:
     """An entry of BibTeX. A DOI that there is not yet has its place in a comment above."""
-    authors = " and ".join(name_of(author) for author in citation.get("authors", []))
     values = {
         "title": f"{{{citation.get('title', '')}}}",
-        "author": authors,
+        "author": " and ".join(map(name_of, citation.get("authors", []))),
         "year": year,
         "version": citation.get("version"),
         "note": f"commit {commit}" if commit else "",
@@ -120,13 +115,9 @@ def name_of(author: dict[str, str]) -> str:
 
 def commit_of(folder: Path) -> str:
     """The commit that a working tree is at, with "+" where tracked files differ from it; "" where there is none."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
+    command = ["git", "-C", str(folder), "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+"]
     try:
-        return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 

@@ -13,7 +13,7 @@ from bs4 import BeautifulSoup
 Tag = Any  # one of bs4, whose types say of each attribute and child that it may be something else
 Keep = Callable[[str, bytes], str]  # (name of a file of the page, its content) -> its address, seen from the page
 KINDS = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv"}  # what can be taken away, in this order
-APART = ("lens", "ee-apart")  # classes of what looks after itself
+APART = ":is(.lens, .ee-apart)"  # what looks after itself
 FITS = "ee-scoreboard"  # class of tables that fit every page, so that they need no box
 BOX = "pst-scrollable-table-container"  # the theme's, around tables of Markdown
 WORD = 24  # characters of a cell's single word that is never broken
@@ -31,124 +31,124 @@ def dressed(body: str, keep: Keep) -> str:
     markup.
     """
     soup = BeautifulSoup(body, "html.parser")
-    for number, figure in enumerate(figures(soup), 1):
-        dress_figure(soup, figure, number, keep)
+    others = f":not({APART}, {APART} *)"
+    for image in soup.select(f"img{others}"):
+        if not image.find_parent(["figure", "table"]):
+            (image.find_parent("a") or image).wrap(soup.new_tag("figure"))
+    for number, figure in enumerate(soup.select(f"figure:is(:has(img), .ee-figure){others}"), 1):
+        dress_figure(soup, figure, f"Figure {number}", keep)
     number = 0
-    for table in tables(soup):
-        if named := not without_empty_head(table):
-            number += 1
-        dress_table(soup, table, number if named else 0, keep)
+    for table in soup.select(f"table:has(tr){others}"):
+        named = has_headings(table)
+        number += named
+        dress_table(soup, table, f"Table {number}" if named else "", keep)
     return str(soup)
 
 
-def figures(soup: BeautifulSoup) -> list[Tag]:
-    """Every figure with a picture, in order; a picture that stands alone is put into one first."""
-    for image in soup.select("img"):
-        if not image.find_parent(["figure", "table"]) and not apart(image):
-            (image.find_parent("a") or image).wrap(soup.new_tag("figure"))
-    return [
-        figure
-        for figure in soup.select("figure")
-        if (figure.img or "ee-figure" in classes(figure)) and not apart(figure)
-    ]
-
-
-def tables(soup: BeautifulSoup) -> list[Tag]:
-    """Every table that holds something, in order."""
-    return [table for table in soup.select("table") if table.tr and not apart(table)]
-
-
-def apart(tag: Tag) -> bool:
-    """Whether a tag, or what it stands in, looks after itself."""
-    return any(set(APART) & set(classes(part)) for part in (tag, *tag.parents))
-
-
-def dress_figure(soup: BeautifulSoup, figure: Tag, number: int, keep: Keep) -> None:
+def dress_figure(soup: BeautifulSoup, figure: Tag, label: str, keep: Keep) -> None:
     """Anchor, number, a box that scrolls rather than shrinking letters, the picture at full size, and files."""
-    name, panel = f"figure-{number}", None
+    panel: Tag = None
     addresses: list[tuple[str, str]] = []
+
+    def file(kind: str, content: bytes) -> str:
+        count = 1 + sum(other == kind for other, _ in addresses)  # figure-1.png, figure-1-2.png for the second panel
+        return keep(f"{name_of(label)}{f'-{count}' if count > 1 else ''}.{kind}", content)
+
     for kind, content in carried(figure):
-        addresses.append((kind, keep(nth(name, kind, addresses), content)))
+        addresses.append((kind, file(kind, content)))
     for image in figure.select("img"):
         del image["style"]
         image["loading"] = "lazy"
         kind, content = data_of(image["src"])
         if content:
-            image["src"] = keep(nth(name, kind, addresses), content)
-            if size := png_size(content):
-                image["width"], image["height"] = map(str, size)
+            image["src"] = file(kind, content)
+        if content.startswith(b"\x89PNG\r\n\x1a\n"):  # its size, so that the page does not jump when it comes
+            image["width"], image["height"] = (str(int.from_bytes(content[at : at + 4])) for at in (16, 20))
         addresses.append((image["src"].rpartition(".")[2], image["src"]))
         panel = image.find_parent("a") or image.wrap(soup.new_tag("a"))
         panel["href"], panel["title"], panel["class"] = image["src"], "Open the figure at full size", "ee-open"
-    if not panel and (panel := figure.svg):
-        addresses += [] if addresses else [("svg", keep(f"{name}.svg", str(panel).encode()))]
+    if not panel and (panel := figure.svg) and not addresses:
+        addresses.append(("svg", file("svg", str(panel).encode())))
     if shown := figure.select_one(".ee-panels") or panel:
-        boxed(soup, shown.wrap(soup.new_tag("div", attrs={"class": "ee-scroll"})), f"Figure {number}")
-    anchor(soup, figure, name)
+        boxed(soup, shown.wrap(soup.new_tag("div", attrs={"class": "ee-scroll"})), label)
+    if "id" in figure.attrs:  # it stays a target, too
+        figure.insert(0, soup.new_tag("span", id=figure["id"]))
     caption = figure.figcaption or figure.append(soup.new_tag("figcaption")) or figure.figcaption
-    for part in caption.select(".headerlink, .caption-number"):
-        part.decompose()
-    numbered(soup, caption.p or caption, f"Figure {number}", name)
-    figure.append(downloads(soup, addresses, f"Figure {number}"))
+    finish(soup, figure, caption, caption.p or caption, label, addresses)
 
 
-def dress_table(soup: BeautifulSoup, table: Tag, number: int, keep: Keep) -> None:
+def dress_table(soup: BeautifulSoup, table: Tag, label: str, keep: Keep) -> None:
     """Anchor, number and caption, a box that scrolls, scopes of headings, cells that break well, and its CSV.
 
-    Number 0: a list of names and values, whose heading above is caption enough for those who see it.
+    Without a label: a list of names and values, whose heading above is caption enough for those who see it.
     """
-    name, label = f"table-{number}", f"Table {number}"
-    fits, box = FITS in classes(table), table
+    fits, box = FITS in table.get("class", []), table
     if not fits:
         box = table.find_parent(class_=["ee-scroll", BOX]) or table.wrap(soup.new_tag("div"))
-        box["class"] = ["ee-scroll", *(part for part in classes(box) if part not in (BOX, "ee-scroll"))]
+        box["class"] = ["ee-scroll", *(part for part in box.get("class", []) if part not in (BOX, "ee-scroll"))]
     whole = box.wrap(soup.new_tag("div", attrs={"class": "ee-table-box"}))
     words, content = "", as_csv(table)
-    while (after := whole.find_next_sibling()) and {"ee-caption", "ee-take"} & set(classes(after)):
-        words = after.get_text() if "ee-caption" in classes(after) else words
+    while (after := whole.find_next_sibling()) and {"ee-caption", "ee-take"} & set(after.get("class", [])):
+        words = after.get_text() if "ee-caption" in after["class"] else words
         holder = after.wrap(soup.new_tag("div"))
         content = dict(carried(holder)).get("csv", content)
         holder.extract()
     caption = table.caption
     if caption is None:
-        caption = soup.new_tag("caption")
-        caption.string = words or heading_above(whole)
+        caption = soup.new_tag("caption", string=words or heading_above(whole))
         table.insert(0, caption)
     if not fits:
-        boxed(soup, box, label if number else caption.get_text())
+        boxed(soup, box, label or caption.get_text())
         if len(table.tr.find_all(["th", "td"])) >= MANY:
-            table["class"] = [*classes(table), "ee-many"]
+            table["class"] = [*table.get("class", []), "ee-many"]
         for cell in table.select("td"):
             set_cell(soup, cell)
     for heading in table.select("th"):
-        heading["scope"] = scope(heading)
-    if not number:
-        caption["class"] = [*classes(caption), "ee-unseen"]
+        across = "colgroup" if int(heading.get("colspan", 1)) > 1 else "col"
+        heading["scope"] = across if heading.find_parent("thead") else "row"
+    if not label:
+        caption["class"] = [*caption.get("class", []), "ee-unseen"]
         return
-    for part in caption.select(".headerlink, .caption-number"):
-        part.decompose()
     inner = soup.new_tag("span")
     inner.extend(list(caption.contents))
     caption.append(inner)
-    numbered(soup, inner, label, name)
-    anchor(soup, whole, name)
-    whole.append(downloads(soup, [("csv", keep(f"{name}.csv", content))], label))
+    finish(soup, whole, caption, inner, label, [("csv", keep(f"{name_of(label)}.csv", content))])
+
+
+def name_of(label: str) -> str:
+    """What the anchor and the files of a figure or a table are called: figure-1."""
+    return label.lower().replace(" ", "-")
+
+
+def finish(soup: BeautifulSoup, whole: Tag, caption: Tag, inner: Tag, label: str, files: list[tuple[str, str]]) -> None:
+    """Give a figure or a table its anchor, a number before the `inner` of its caption, and links to its files.
+
+    The number is a link to the thing itself; files of one kind stand together.
+    """
+    for part in caption.select(".headerlink, .caption-number"):
+        part.decompose()
+    whole["id"] = name_of(label)
+    number = soup.new_tag("a", href=f"#{whole['id']}", attrs={"class": "ee-number"}, string=f"{label}.")
+    inner.insert(0, number)
+    number.insert_after(" ")
+    line = soup.new_tag("p", attrs={"class": "ee-take"})
+    for kind in KINDS:
+        of_kind = [address for other, address in files if other == kind]
+        for place, address in enumerate(of_kind, 1):
+            words = f"{kind.upper()} {place}" if len(of_kind) > 1 else kind.upper()
+            about = {"aria-label": f"{label} as {words}"}
+            line.append(soup.new_tag("a", attrs={"href": address, "download": ""} | about, string=words))
+    whole.append(line)
 
 
 def carried(part: Tag) -> list[tuple[str, bytes]]:
     """(kind, content) of the files inside a notebook's output; their links are taken out."""
     found = []
-    for offer in part.select(".ee-take"):
-        contents = [data_of(str(link["href"])) for link in offer.select("a[href]")]
+    for links in part.select(".ee-take"):
+        contents = [data_of(str(link["href"])) for link in links.select("a[href]")]
         found += [(kind, content) for kind, content in contents if content]
-        offer.decompose()
+        links.decompose()
     return found
-
-
-def nth(name: str, kind: str, before: list[tuple[str, str]]) -> str:
-    """The name of one more file of a kind: figure-1.png, figure-1-2.png for the second panel."""
-    count = 1 + sum(other == kind for other, _ in before)
-    return f"{name}{f'-{count}' if count > 1 else ''}.{kind}"
 
 
 def data_of(link: str) -> tuple[str, bytes]:
@@ -161,47 +161,11 @@ def data_of(link: str) -> tuple[str, bytes]:
         return "", b""
 
 
-def png_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of a PNG, so that the page does not jump when it comes; None of anything else."""
-    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-        return None
-    return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
-
-
 def boxed(soup: BeautifulSoup, box: Tag, label: str) -> None:
     """A box that scrolls sideways can be reached with the keyboard, has a name, and says that there is more to see."""
     box["tabindex"], box["role"], box["aria-label"] = "0", "region", label
-    hint = soup.new_tag("p", attrs={"class": "ee-hint", "aria-hidden": "true"})
-    hint.string = "Scroll sideways: there is more than fits here."
-    box.insert_after(hint)
-
-
-def anchor(soup: BeautifulSoup, tag: Tag, name: str) -> None:
-    """Give a tag its name; one that it has stays a target, too."""
-    if "id" in tag.attrs:
-        tag.insert(0, soup.new_tag("span", id=tag["id"]))
-    tag["id"] = name
-
-
-def numbered(soup: BeautifulSoup, caption: Tag, label: str, name: str) -> None:
-    """Put a number, which is a link to the thing itself, before a caption."""
-    number = soup.new_tag("a", href=f"#{name}", attrs={"class": "ee-number"})
-    number.string = f"{label}."
-    caption.insert(0, number)
-    number.insert_after(" ")
-
-
-def downloads(soup: BeautifulSoup, addresses: list[tuple[str, str]], label: str) -> Tag:
-    """Links to the files of a figure or a table, those of one kind together."""
-    line = soup.new_tag("p", attrs={"class": "ee-take"})
-    for kind in KINDS:
-        of_kind = [address for other, address in addresses if other == kind]
-        for number, address in enumerate(of_kind, 1):
-            words = f"{kind.upper()} {number}" if len(of_kind) > 1 else kind.upper()
-            link = soup.new_tag("a", href=address, download="")
-            link["aria-label"], link.string = f"{label} as {words}", words
-            line.append(link)
-    return line
+    words = "Scroll sideways: there is more than fits here."
+    box.insert_after(soup.new_tag("p", attrs={"class": "ee-hint", "aria-hidden": "true"}, string=words))
 
 
 def heading_above(tag: Tag) -> str:
@@ -217,33 +181,25 @@ def heading_above(tag: Tag) -> str:
     return ""
 
 
-def without_empty_head(table: Tag) -> bool:
-    """Whether a table is one of names and values: it has no headings above, and gets one in each row."""
+def has_headings(table: Tag) -> bool:
+    """Whether a table has any above its columns; one of names and values loses its empty head, and its names become
+    headings.
+    """
     if not table.thead or table.thead.get_text().strip():
-        return False
+        return True
     table.thead.decompose()
-    for row in table.select("tr"):
-        if row.td:
-            row.td.name = "th"
-    return True
-
-
-def scope(heading: Tag) -> str:
-    """What a cell of headings is about: its column or row, or several."""
-    across = int(heading.get("colspan", 1)) > 1
-    return ("colgroup" if across else "col") if heading.find_parent("thead") else "row"
+    for row in table.select("tr:has(td)"):
+        row.td.name = "th"
+    return False
 
 
 def set_cell(soup: BeautifulSoup, cell: Tag) -> None:
     """Classes of a cell: numbers stay whole, an interval may stand under its estimate, running text gets room."""
     text = cell.get_text().replace("\xa0", " ").strip()
-    kept = [part for part in classes(cell) if part != "ee-short"]
     if NUMBER.match(text) or (len(text) <= WORD and " " not in text):
-        cell["class"] = [*kept, "ee-whole"]
+        cell["class"] = [*cell.get("class", []), "ee-whole"]
     elif len(text) > TEXT:
-        cell["class"] = [*kept, "ee-text"]
-    elif kept != classes(cell):
-        cell["class"] = kept
+        cell["class"] = [*cell.get("class", []), "ee-text"]
     inner = cell.p if cell.p and len(cell.find_all(True)) == 1 else cell
     if inner.find(True):
         return
@@ -256,9 +212,7 @@ def set_cell(soup: BeautifulSoup, cell: Tag) -> None:
     inner.clear()
     inner.append(first)
     for part in wholes:
-        whole = soup.new_tag("span", attrs={"class": "ee-whole"})
-        whole.string = part
-        inner.extend([" ", whole])
+        inner.extend([" ", soup.new_tag("span", attrs={"class": "ee-whole"}, string=part)])
 
 
 def as_csv(table: Tag) -> bytes:
@@ -267,8 +221,3 @@ def as_csv(table: Tag) -> bytes:
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows(rows)
     return written.getvalue().encode()
-
-
-def classes(tag: Tag) -> list[str]:
-    """Of a tag; several of them are always a list."""
-    return list(tag.get_attribute_list("class")) if "class" in tag.attrs else []

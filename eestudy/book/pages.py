@@ -29,10 +29,8 @@ COUNTED = "place in the list, from 1"
 
 def findings(study: StudyFile, results: Written) -> str:
     """The verdicts on each model, counted."""
-    pieces = []
-    for model in study.models:
-        pieces += [f"### On {text(model)}\n", tally(model, verdicts(results, model))]
-    return "\n".join(pieces)
+    parts = (f"### On {text(model)}\n\n{tally(model, verdicts(results, model))}" for model in study.models)
+    return "\n".join(parts)
 
 
 def cards() -> str:
@@ -104,9 +102,9 @@ def models(study: StudyFile) -> str:
     return table(["Model", "On", "Notebooks", "Number format", "Memory"], rows, "The models of the study file.")
 
 
-def clone(config: Path = Path("_config.yml")) -> str:
+def clone() -> str:
     """The commands that build the book, in a clone of the repository that the book's settings name, if they do."""
-    url = (yaml.safe_load(config.read_text(encoding="utf-8")).get("repository") or {}).get("url")
+    url = (yaml.safe_load(Path("_config.yml").read_text(encoding="utf-8")).get("repository") or {}).get("url")
     fetch = f"git clone --depth 1 {url} early-exit\ncd early-exit\n" if url else ""
     return f"In a clone of the repository:\n\n```bash\n{fetch}make book\n```\n"
 
@@ -122,7 +120,10 @@ def papers() -> str:
     sources = json.loads((data_folder("papers") / "sources.json").read_text(encoding="utf-8"))
     pieces = []
     for paper, record in sources.items():
-        pieces += [f"## {text(paper)}: {text(record['title'])}\n", version(record)]
+        authors = record["authors"][:1].upper() + record["authors"][1:]
+        year = f", {record['year']:d}" if "year" in record else ""
+        pieces.append(f"## {text(paper)}: {text(record['title'])}\n")
+        pieces.append(f"{text(authors)}{year}. {text(record['where'])}. {text(record['note'])}\n")
         for name in tables():
             frame = published(name)
             if frame.attrs["source"]["paper"] != paper:
@@ -130,16 +131,9 @@ def papers() -> str:
             where, heading = frame.attrs["source"], f"{paper}: {name.partition('-')[2].replace('-', ' ').capitalize()}"
             part = "" if where["section"].startswith("see") else f", section {where['section']}"
             said = f"{text(frame.attrs['title'])} ({text(where['table'] + part)}). {counted(frame)}".strip()
-            pieces += [f"### {text(heading)}\n", f"{said}\n"]
-            pieces.append("\n".join(f"- {text(note)}" for note in frame.attrs["notes"]) + "\n")
+            notes = "\n".join(f"- {text(note)}" for note in frame.attrs["notes"])
+            pieces += [f"### {text(heading)}\n", f"{said}\n", f"{notes}\n"]
     return "\n".join(pieces)
-
-
-def version(record: dict[str, Any]) -> str:
-    """By whom a paper is, which version of it was read, and what is said of it as a whole."""
-    authors = record["authors"][:1].upper() + record["authors"][1:]
-    year = f", {record['year']:d}" if "year" in record else ""
-    return f"{text(authors)}{year}. {text(record['where'])}. {text(record['note'])}\n"
 
 
 def counted(frame: Any) -> str:
@@ -173,7 +167,6 @@ TEMPLATE = """
 </tbody>
 </table>
 </div>"""
-PAGE = BOOK / "engine.md"
 PARTS_OF_STORE = ("crashes", "many_prompts", "reproducible")  # of the check `store`, each with a result of its own
 
 
@@ -184,9 +177,9 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
-def engine(page: Path = PAGE) -> dict[str, str]:
-    """{name: Markdown} of the fragments that the page includes, from the results in data/measured."""
-    checks = re.findall(r"generated/engine_(\w+)\.md", page.read_text(encoding="utf-8"))
+def engine() -> dict[str, str]:
+    """{name: Markdown} of the fragments that the page `engine` includes, from the results in data/measured."""
+    checks = re.findall(r"generated/engine_(\w+)\.md", (BOOK / "engine.md").read_text(encoding="utf-8"))
     return {f"engine_{check}": fragment(check) for check in checks}
 
 

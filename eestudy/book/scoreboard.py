@@ -26,8 +26,8 @@ from eestudy.book.verdicts import (
     weight,
 )
 from eestudy.claims import Claim, amended, claims, judging, wanted
+from eestudy.markup.downloads import as_csv, download_links
 from eestudy.markup.markdown import raw, table, text
-from eestudy.markup.offers import as_csv, offered
 from eestudy.markup.text import PLAIN
 from eestudy.resampling import Interval
 
@@ -75,15 +75,14 @@ def judged_table(
     title: str = "Informative verdicts",
 ) -> str:
     """The claims with a verdict, as HTML: a table, of which a phone makes cards."""
-    headings = ("Claim", "Verdict", "Measured (95% interval)", "p", "Sequences")
-    rows = []
+    headings = ("Verdict", "Measured (95% interval)", "p", "Sequences")
+    rows, taken = [], []
     for claim, row in judged:
         p, holm = row.get("p"), corrected.get(claim.id)
         measured = Interval(row["estimate"], row["low"], row["high"], row["sequences"])
         taken_back = row["verdict"] in DECIDED and holm is not None and holm >= LEVEL
         rows.append(
             [
-                said(claim),
                 verdict_cell(model, claim, row, results)
                 + small(weighed(claim, row))
                 + small("Does not stand after Holm’s correction." if taken_back else ""),
@@ -92,29 +91,23 @@ def judged_table(
                 f"{row['sequences']:,}",
             ]
         )
-    taken = [
-        on_record(claim, row)
-        | {key: row.get(key) for key in ("estimate", "low", "high")}
-        | {"claimed": wanted(claim), "p": row.get("p"), "p, Holm": corrected.get(claim.id)}
-        | {"sequences": row.get("sequences"), "note": row.get("note", "")}
-        for claim, row in judged
-    ]
-    return board(f"{title} on {model}.", headings, [claim for claim, _ in judged], rows, here) + as_file(taken)
+        taken.append(
+            on_record(claim, row)
+            | {key: row.get(key) for key in ("estimate", "low", "high")}
+            | {"claimed": wanted(claim), "p": p, "p, Holm": holm}
+            | {"sequences": row.get("sequences"), "note": row.get("note", "")}
+        )
+    return board(f"{title} on {model}.", headings, judged, rows, taken, here)
 
 
 def others_table(model: str, others: list[Judged], results: Written, here: str) -> str:
     """The claims without a verdict, as HTML, with the reason."""
-    rows = [
-        [
-            said(claim),
-            verdict_cell(model, claim, row, results),
-            escape(row.get("reason") or NO_RUN),
-        ]
-        for claim, row in others
-    ]
-    caption = f"Claims on which {model} says nothing."
-    taken = [on_record(claim, row) | {"why": row.get("reason") or NO_RUN} for claim, row in others]
-    return board(caption, ("Claim", "Verdict", "Why"), [claim for claim, _ in others], rows, here) + as_file(taken)
+    rows, taken = [], []
+    for claim, row in others:
+        why = row.get("reason") or NO_RUN
+        rows.append([verdict_cell(model, claim, row, results), escape(why)])
+        taken.append(on_record(claim, row) | {"why": why})
+    return board(f"Claims on which {model} says nothing.", ("Verdict", "Why"), others, rows, taken, here)
 
 
 def on_record(claim: Claim, row: dict[str, Any]) -> dict[str, Any]:
@@ -123,32 +116,28 @@ def on_record(claim: Claim, row: dict[str, Any]) -> dict[str, Any]:
     return about | {"verdict": row["verdict"], "weight": weight(row)}
 
 
-def as_file(rows: list[dict[str, Any]]) -> str:
-    """Rows to be taken away as CSV, as HTML."""
-    return offered([("CSV", as_csv(pd.DataFrame(rows)))], "verdicts")
-
-
-def board(caption: str, headings: tuple[str, ...], shown: list[Claim], rows: list[list[str]], here: str) -> str:
-    """An HTML table whose rows have the claims' ids and whose cells know their headings."""
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+def board(
+    caption: str,
+    headings: tuple[str, ...],
+    judged: list[Judged],
+    rows: list[list[str]],
+    taken: list[dict[str, Any]],
+    here: str,
+) -> str:
+    """An HTML table of claims, whose rows have their ids and whose cells know their headings, and its CSV."""
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in ("Claim", *headings))
     body = []
-    for claim, cells in zip(shown, rows):
+    for (claim, _), cells in zip(judged, rows):
         name = escape(here + claim.id, quote=True)
         link = f'<a class="ee-id" href="#{name}">{escape(claim.id)}</a> '
-        parts = "".join(
-            f'<td data-label="{escape(heading, quote=True)}">{cell}</td>'
-            for heading, cell in zip(headings[1:], cells[1:])
-        )
-        body.append(f'<tr id="{name}"><th scope="row">{link}{cells[0]}</th>{parts}</tr>')
+        said = escape(claim.claim) + small(claim.statistic) + small(source(claim)) + small(amended(claim))
+        parts = (f'<td data-label="{escape(name, quote=True)}">{cell}</td>' for name, cell in zip(headings, cells))
+        body.append(f'<tr id="{name}"><th scope="row">{link}{said}</th>{"".join(parts)}</tr>')
     return (
         f'<table class="ee-scoreboard {PLAIN}"><caption>{escape(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        + download_links([("CSV", as_csv(pd.DataFrame(taken)))], "verdicts")
     )
-
-
-def said(claim: Claim) -> str:
-    """A claim in our words, its statistic and its source, as HTML."""
-    return f"{escape(claim.claim)}{small(claim.statistic)}{small(source(claim))}{small(amended(claim))}"
 
 
 def verdict_cell(model: str, claim: Claim, row: dict[str, Any], results: Written) -> str:
@@ -178,16 +167,10 @@ def amendments() -> str:
             fixed.setdefault(when(claim.fixed), []).append(claim.id)
     since = "\n".join(f"- {moment}: {', '.join(ids)}" for moment, ids in sorted(fixed.items()))
     rows = [["how claims are judged", when(change), change["why"], change["was"]] for change in judging()]
-    rows += [
-        [
-            claim.id,
-            when(change),
-            change["why"],
-            "; ".join(f"{field.replace('_', ' ')}: {earlier(words)}" for field, words in change["was"].items()),
-        ]
-        for claim in claims()
-        for change in claim.amended
-    ]
+    for claim in claims():
+        for change in claim.amended:
+            was = (f"{field.replace('_', ' ')}: {earlier(words)}" for field, words in change["was"].items())
+            rows.append([claim.id, when(change), change["why"], "; ".join(was)])
     rows = [[cell.replace("`", "") for cell in row] for row in rows]  # a cell's text is shown as it is
     shown = table(["Claim", "Amended", "Why", "Before"], rows, "Every amendment: when, why, and the earlier words.")
     changed = f"### Claims that were amended\n\n{shown}" if rows else ""

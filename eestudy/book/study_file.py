@@ -115,7 +115,7 @@ class StudyFile:
         return [(model, notebook) for model in self.models for notebook in self.notebooks_of(model)]
 
     def parameters(self, model: str, notebook: str) -> dict[str, Any]:
-        """What papermill is told, by parameter name."""
+        """The parameters that papermill gives a notebook, by name."""
         settings = self.models[model]
         own = settings.get("parameters") or {}
         folders = {"runs_folder": "runs", "results_folder": str(RESULTS)}

@@ -12,8 +12,6 @@ from eelib.common.values import first_line
 
 LARGEST = 100_000  # workers, gigabytes, hours
 OWN = ("model", "runs_folder", "results_folder")  # parameters that the study sets itself
-
-
 WHOLE = ("memory_gb", "host_memory_gb", "gpu", "threads", "workers", "hours")  # settings of a model
 
 
@@ -103,7 +101,7 @@ def read_study(path: str | Path) -> dict[str, Any]:
         fastjsonschema.compile(SCHEMA, use_default=False)(study)
         return study
     except fastjsonschema.JsonSchemaValueException as problem:
-        raise InputError(f"{path}: {told(problem, study)}") from None
+        raise InputError(f"{path}: {message(problem, study)}") from None
     except OSError as problem:
         raise InputError(f"{path}: can't be read ({first_line(problem)})") from None
     except InputError as problem:
@@ -117,13 +115,13 @@ def read_study(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: nested too deeply") from None
 
 
-def told(error: fastjsonschema.JsonSchemaValueException, study: dict[str, Any]) -> str:
+def message(error: fastjsonschema.JsonSchemaValueException, study: dict[str, Any]) -> str:
     """What a schema found wrong, in words: where, what is there, what is allowed."""
     value: Any = error.value
     where = (error.name or "").removeprefix("data").removeprefix(".")
     for group, kind in (("models", "model"), ("notebooks", "notebook")):
         inside = where.removeprefix(f"{group}.")
-        if inside != where:  # a name may hold dots, so what is inside it is told by the names there are
+        if inside != where:  # a name may hold dots, so what is inside it is found by the names there are
             names = (name for name in study[group] if inside == name or inside.startswith(f"{name}."))
             name = max(names, key=len, default=inside)
             where = f"{kind} {name}{inside.removeprefix(name).replace('.', ': ', 1)}"

@@ -49,8 +49,8 @@ def after_holm(judged: list[Judged]) -> dict[str, float]:
 
 def tally(model: str, judged: list[Judged]) -> str:
     """How many informative verdicts a model has, how many stand after Holm's correction, and what else there is."""
-    able = [(claim, row) for claim, row in judged if row["verdict"] in JUDGED]
-    first = [(claim, row) for claim, row in able if not less(row)]
+    able = [row for _, row in judged if row["verdict"] in JUDGED]
+    first = [(claim, row) for claim, row in judged if row["verdict"] in JUDGED and not less(row)]
     counts = Counter(row["verdict"] for _, row in first)
     listed = ", ".join(f"{counts[verdict]} {COUNTED[verdict]}" for verdict in JUDGED if counts[verdict])
     corrected = after_holm(judged)

@@ -1,15 +1,24 @@
-"""Gates of our own, fitted to a calibration split; eelib finds them through its entry points as "fitted"."""
+"""Gates of our own, and how they are fitted to the calibration rows of a trace.
+
+eelib finds them through its entry points as "fitted".
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
+from scipy.special import expit
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from eelib.common.errors import InputError
 from eelib.exits.gates.gate import Gate, GateState, LayerOutput, check_parameters
+from eelib.exits.trace_scores import Tokens
 from eelib.models.model import Model
+from eelib.tracing.trace import Trace
 from eestudy.words import CLASSES, PieceTable, piece_table
 
 # What is known before the layer runs; the same with the readout's margin; signs of which `fit` calibrates the risk.
@@ -19,6 +28,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "risk": ("position", "probability", "margin", "entropy"),
 }
 READ = {"probability", "margin", "entropy"}
+CALIBRATED = ("risk",)
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,7 @@ class Fitted(Gate):
 
     name: str  # type: ignore[misc]
     weights: tuple[tuple[float, ...], ...]
-    pieces: PieceTable
+    pieces: PieceTable = field(compare=False, repr=False)
     steps: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     default: ClassVar[float] = 0.95  # ours
 
@@ -47,7 +57,10 @@ class Fitted(Gate):
             raise InputError(f"gate fitted needs weights and features, one of: {', '.join(FEATURES)}")
         rows = tuple(tuple(map(float, row)) for row in weights)
         pair = tuple(tuple(map(float, part)) for part in steps) if isinstance(steps, (list, tuple)) else None
-        return cls(str(features), rows, table_of(model), pair)  # type: ignore[arg-type]  # two parts
+        if model is None:
+            raise InputError("this gate needs the classes of a model's vocabulary; give the model with its name")
+        pieces = piece_table(model.tokenizer, model.vocab_size)
+        return cls(str(features), rows, pieces, pair)  # type: ignore[arg-type]  # two parts
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -92,8 +105,45 @@ def columns(features: Sequence[str], output: LayerOutput, pieces: PieceTable) ->
     return torch.cat(found, dim=1)
 
 
-def table_of(model: Model | None) -> PieceTable:
-    """The classes of a model's vocabulary."""
-    if model is None:
-        raise InputError("this gate needs the classes of a model's vocabulary; give the model with its name")
-    return piece_table(model.tokenizer, model.vocab_size)
+def fit(name: str, trace: Trace, rows: np.ndarray, pieces: PieceTable) -> Fitted:
+    """A gate of FEATURES, fitted to whether layer l's top-1 is the emitted token, in `rows` (bool [tokens]) of a trace.
+
+    The exit before is, while fitting, the first layer of the token before that agrees; while decoding, the real one. Of
+    a calibrated gate one half of the rows' groups fits the signs, the other the isotonic step.
+    """
+    tokens, optimal = Tokens(trace), torch.tensor(trace.exit_layer("first"))
+    before = optimal.roll(1).masked_fill(tokens.positions == 0, 0)
+    first, second = halves(trace, rows) if name in CALIBRATED else (rows, rows)
+    signs, agrees = [], []
+    for layer in range(1, trace.layers):
+        every = torch.arange(len(before))
+        signs.append(columns(FEATURES[name], tokens.output(layer, every, before), pieces).numpy())
+        agrees.append(trace["top1"][:, layer] == tokens.final.numpy())
+    weights = tuple(logistic(x[first], y[first]) for x, y in zip(signs, agrees))
+    plain = Fitted(name, weights, pieces)
+    if name not in CALIBRATED:
+        return plain
+    scores = np.concatenate([expit(x[second] @ np.array(w[:-1]) + w[-1]) for x, w in zip(signs, weights)])
+    isotonic = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+    isotonic.fit(scores, np.concatenate([y[second] for y in agrees]).astype(float))
+    at, shares = (tuple(map(float, values)) for values in (isotonic.X_thresholds_, isotonic.y_thresholds_))
+    if len(at) < 2:
+        return plain
+    return Fitted(name, weights, pieces, (at, shares))
+
+
+def halves(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two masks [tokens] that part the rows, every other group to each; both are all rows where there is one group."""
+    groups = np.unique(trace.tokens["group"].to_numpy()[rows])
+    inside = np.isin(trace.tokens["group"].to_numpy(), groups[::2])
+    return (rows & inside, rows & ~inside) if len(groups) > 1 else (rows, rows)
+
+
+def logistic(signs: np.ndarray, agrees: np.ndarray) -> tuple[float, ...]:
+    """Weights of signs [n, columns] and the constant; where all agree or none does, the constant alone."""
+    if len(set(agrees.tolist())) < 2:
+        share = (agrees.sum() + 0.5) / (len(agrees) + 1)
+        return (*[0.0] * signs.shape[1], float(np.log(share / (1 - share))))
+    signs = signs.astype(float)
+    model = LogisticRegression(solver="newton-cholesky", tol=1e-8).fit(signs, agrees)  # few signs: fast
+    return (*map(float, model.coef_[0]), float(model.intercept_[0]))

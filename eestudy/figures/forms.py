@@ -6,9 +6,9 @@ from itertools import cycle
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
-from eestudy.figures.style import BLACK, GREY, MARKERS, TASK_COLOURS, WIDTH, Drawn, log_scale
+from eestudy.figures.style import BLACK, GREY, MARKERS, TASK_COLOURS, WIDTH, Drawn
 
 MOST = 5  # lines in a panel that have a colour; the others are grey and named at their end
 FAINT = "#8a8a8a"
@@ -54,19 +54,22 @@ def lines(
             if look["color"] == FAINT:
                 axis.annotate(name, (line[x].iloc[-1], line["estimate"].iloc[-1]), fontsize=8, color=FAINT)
         axis.set(xlabel=xlabel or x, ylabel=ylabel)
-        whole_numbers(axis, frame[x])
+        if pd.api.types.is_numeric_dtype(frame[x]) and np.allclose(frame[x], np.round(frame[x])):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         if xlog:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:.0f}")
         if xlim:
             axis.set_xlim(*xlim)
-        if log:
-            log_scale(axis)
+        if log:  # with plain numbers: matplotlib's own are formulas, which `style` switches off
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:,.0f}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
         elif share:
             axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes = [axis for axis, _ in panels]
-    for axis in axes:
-        axis.set_ylim(*(ylim or ((0, 1) if share and not log else ends_of([axis.get_ylim() for axis in axes]))))
+    low, high = zip(*(axis.get_ylim() for axis, _ in panels))
+    for axis, _ in panels:
+        axis.set_ylim(ylim or ((0, 1) if share and not log else (min(low), max(high))))
     return finished(panels, frame, [name for name in names if series and looks[name]["color"] != FAINT])
 
 
@@ -163,11 +166,6 @@ def finished(panels: Panels, frame: pd.DataFrame, named: Sequence[str]) -> Drawn
     return Drawn([figure for axis, _ in panels if (figure := axis.get_figure(root=True))], frame)
 
 
-def ends_of(limits: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The ends that all panels share."""
-    return min(low for low, _ in limits), max(high for _, high in limits)
-
-
 def looks_of(names: Sequence[str], colours: Mapping[str, str], dashed: Sequence[str]) -> dict[str, dict]:
     """{series: colour, marker and line style}: black and dashed, a colour of its own, or grey from the sixth on."""
     palette, looks, given = cycle(zip(TASK_COLOURS, MARKERS)), {}, 0
@@ -180,9 +178,3 @@ def looks_of(names: Sequence[str], colours: Mapping[str, str], dashed: Sequence[
         else:
             looks[name] = {"color": FAINT, "marker": "", "linestyle": "-"}
     return looks
-
-
-def whole_numbers(axis: plt.Axes, values: pd.Series) -> None:
-    """Ticks at whole numbers, where all values are."""
-    if pd.api.types.is_numeric_dtype(values) and np.allclose(values, np.round(values)):
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))

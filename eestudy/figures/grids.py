@@ -11,7 +11,8 @@ from eelib.tracing.trace import Trace
 from eestudy.figures.style import ORANGE, VERMILION, scrolling, shade
 from eestudy.markup.text import PLAIN
 
-SCRIPTS = ("parts", "text", "grid", "explore")
+SCRIPTS = "../../lens/"  # where they lie, seen from a page of results
+OUTPUTS = 3  # of each task to be explored
 LONGEST = 90  # characters of an output's name
 DIGITS = 5  # of probabilities and entropies: more than a page shows
 
@@ -46,7 +47,7 @@ def lens(trace: Trace, sequence: int, token_text: Callable[[int], str], caption:
     return scrolling(table, caption)
 
 
-def example(trace: Trace, wanted: int = -1) -> int:
+def example(trace: Trace, wanted: int) -> int:
     """`wanted`; for -1 the first finished output of 8 to 14 tokens, else the shortest one."""
     if wanted >= 0 and wanted in set(trace.sequences["sequence"]):
         return wanted
@@ -55,35 +56,35 @@ def example(trace: Trace, wanted: int = -1) -> int:
     return int((fits if len(fits) else table.sort_values("length"))["sequence"].iloc[0])
 
 
-def short_outputs(traces: dict[str, Trace], count: int = 3) -> list[dict[str, Any]]:
+def short_outputs(traces: dict[str, Trace]) -> list[dict[str, Any]]:
     """The first finished outputs of 8 to 14 tokens of each task: `name`, and the `tokens` of its grid."""
     outputs = []
     for task, trace in traces.items():
         table = trace.sequences
-        for row in table[~table["truncated"] & table["length"].between(8, 14)].head(count).itertuples():
+        for row in table[~table["truncated"] & table["length"].between(8, 14)].head(OUTPUTS).itertuples():
             name = f"{task}: {row.output}"
             name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
             outputs.append({"name": name, "tokens": grid_of(trace, row.sequence)})
     return outputs
 
 
-def explorer(outputs: list[dict[str, Any]], token_text: Callable[[int], str], base: str = "../../lens/") -> str:
+def explorer(outputs: list[dict[str, Any]], token_text: Callable[[int], str]) -> str:
     """HTML that shows one of `short_outputs` as a grid; nothing where its scripts are not.
 
-    `base`: where they lie, seen from the page. Nothing in texts is markup: they go over as JSON, without a "<".
+    Nothing in texts is markup: they go over as JSON, without a "<".
     """
     named = sorted({i for output in outputs for i in ids_in(output["tokens"])})
     data = {"outputs": outputs, "texts": {i: token_text(i) for i in named}}
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f'<link rel="stylesheet" href="{base}lens.css">'
+        f'<link rel="stylesheet" href="{SCRIPTS}lens.css">'
         f'<div class="lens {PLAIN}" data-lens-explore hidden>'
         '<label>An output <select data-lens="output"></select></label>'
         '<div class="lens-scroll" tabindex="0" role="region" aria-label="the grid of tokens and layers">'
         '<table data-lens="grid" role="grid"><caption></caption><thead><tr></tr></thead><tbody></tbody></table></div>'
         '<div class="lens-details" data-lens="details" role="region" aria-label="the ten most probable tokens">'
         f'<p></p><ol></ol></div><script type="application/json">{content}</script></div>'
-        + "".join(f'<script src="{base}{name}.js"></script>' for name in SCRIPTS)
+        + "".join(f'<script src="{SCRIPTS}{name}.js"></script>' for name in ("parts", "text", "grid", "explore"))
     )
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from IPython.display import HTML, display
-from matplotlib.ticker import NullFormatter
 
-from eestudy.markup.offers import as_address, as_csv, offered
+from eestudy.markup.downloads import as_address, as_csv, download_links
 from eestudy.markup.text import PLAIN
 from eestudy.resampling import Interval
 
-# Okabe and Ito's palette: told apart by colour-blind readers, and in grey.
+# Okabe and Ito's palette: distinct for colour-blind readers, and in grey.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
 GREY = "#dddddd"  # of grids and dividing lines
@@ -97,7 +96,7 @@ def figure_html(drawn: Drawn, alt: str, caption: str, name: str, more: str = "")
     pictures = f'<div class="ee-panels">{"".join(images)}</div>' if len(images) > 1 else images[0]
     return (
         f'<figure class="ee-figure {PLAIN} {more}">{pictures}<figcaption>{html.escape(caption)}</figcaption>'
-        f"{offered([*files, ('CSV', as_csv(drawn.frame))], name)}</figure>"
+        f"{download_links([*files, ('CSV', as_csv(drawn.frame))], name)}</figure>"
     )
 
 
@@ -115,7 +114,7 @@ def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = No
         shown[column] = [written(value, pattern) for value in shown[column]]
     shown, caption = without_constants(shown, caption)
     body = shown.to_html(index=False, escape=True, border=0, classes="ee-table", na_rep="–")
-    display(HTML(scrolling(body, caption) + offered([("CSV", as_csv(spread(frame)))], "table")))
+    display(HTML(scrolling(body, caption) + download_links([("CSV", as_csv(spread(frame)))], "table")))
 
 
 def cells(rows: pd.DataFrame, factor: float = 1) -> list[Interval]:
@@ -158,21 +157,12 @@ def written(value: object, pattern: str = "") -> object:
         return str(value)
     if not pattern or not isinstance(value, (int, float, np.number)):
         return value
-    if not np.isfinite(value):
-        return "–"
-    return pattern.format(value)
+    return pattern.format(value) if np.isfinite(value) else "–"
 
 
 def scrolling(table_html: str, caption: str) -> str:
     """A table's HTML in a box that scrolls where it is wider than the page, with its caption, a text, below."""
     return f'<div class="ee-scroll {PLAIN}">{table_html}</div><p class="ee-caption {PLAIN}">{html.escape(caption)}</p>'
-
-
-def log_scale(axis: plt.Axes) -> None:
-    """A logarithmic y axis with plain numbers: matplotlib's own are formulas, which `style` switches off."""
-    axis.set_yscale("log")
-    axis.yaxis.set_major_formatter("{x:,.0f}")
-    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def shade(value: float) -> str:

@@ -8,7 +8,7 @@ TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u206
 
 
 def harmless(text: str) -> str:
-    """Text in which what only controls, and is no space, is told as U+XXXX: it does not turn what is around it."""
+    """Text in which what only controls, and is no space, is written as U+XXXX: it does not turn what is around it."""
     return "".join(f"U+{ord(c):04X}" if _controls(c) and not c.isspace() else c for c in text)
 
 

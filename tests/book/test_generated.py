@@ -2,14 +2,13 @@
 
 import importlib.util
 import json
-import re
 import subprocess
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 from bs4 import BeautifulSoup
 from markdown_it import MarkdownIt
 
@@ -17,12 +16,12 @@ from eelib.common.files import data_folder
 from eestudy import measured
 from eestudy.book import front, pages
 from eestudy.book.extension import bibtex, commit_of
-from eestudy.book.front import executed, front_figures, heading
+from eestudy.book.front import front_figures, heading
 from eestudy.book.layout import data_of, dressed
 from eestudy.book.pages import PARTS_OF_STORE, engine, papers
 from eestudy.book.scoreboard import scoreboard
 from eestudy.book.study_file import StudyFile
-from eestudy.book.verdicts import LOOKS, chip
+from eestudy.book.verdicts import LOOKS
 from eestudy.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims, judging, tables
 from eestudy.markup.markdown import card_parts, fenced, table, text
 from eestudy.markup.text import harmless, visible
@@ -87,6 +86,9 @@ def test_the_scoreboard_has_a_row_for_each_claim_and_begins_with_informative_ver
     assert taken_back == {"P-S1", "P-S2"}  # by Holm's correction: 0.02 and 0.04 of four
     counts = [item.b.get_text() for item in page.select(".ee-tally li")]
     assert counts == ["1", "1", "1"]  # of the informative ones
+    study.models["other"] = {}  # whose rows have ids of their own
+    ids = [row["id"] for row in board(study, ROWS)[0].select("table.ee-scoreboard tbody tr")]
+    assert len(set(ids)) == len(ids) == 2 * len(claims()) and {"P-S1", "other-P-S1"} <= set(ids)
 
 
 def test_the_scoreboard_says_when_each_claim_was_fixed_and_amended(study):
@@ -109,27 +111,11 @@ def test_the_scoreboard_s_tables_are_numbered_and_can_be_taken_away(study):
     assert pd.read_csv(BytesIO(kept["table-3.csv"])).set_index("claim")["why"]["P-S3"] == "too few"
 
 
-def test_a_second_model_s_rows_have_ids_of_their_own(study):
-    study.models["other"] = {}
-    ids = [row["id"] for row in board(study, ROWS)[0].select("table.ee-scoreboard tbody tr")]
-    assert len(set(ids)) == len(ids) == 2 * len(claims()) and {"P-S1", "other-P-S1"} <= set(ids)
-
-
-def test_a_chip_says_its_verdict_without_colour_and_what_weighs_less():
-    assert len({icon for verdict, (icon, _) in LOOKS.items() if verdict in (HOLDS, FAILS, UNDECIDED)}) == 3
-    for verdict, (icon, kind) in LOOKS.items():
-        shown = BeautifulSoup(chip(verdict, "P-S1", "x.html#P-S1", 'a "claim"', "ours"), "lxml").a
-        assert shown.get_text() == f"P-S1 {icon} {verdict} (ours)" and f"ee-{kind}" in shown["class"]
-        assert shown["href"] == "x.html#P-S1" and shown["title"] == 'a "claim"'
-
-
 def test_each_page_has_a_card_with_its_title_and_its_verdicts(study):
-    result = {
-        "overall": {},
-        "claims": [{"id": "P-T1", "verdict": HOLDS, "weights": ["ours"]}],
-        "answer": f"**{HOSTILE}**",
-    }
-    results = {("m", "speed"): result}
+    """Whose icons differ, not their colours alone."""
+    claims_of = [{"id": "P-T1", "verdict": HOLDS, "weights": ["ours"]}]
+    results = {("m", "speed"): {"claims": claims_of, "answer": f"**{HOSTILE}**"}}
+    assert len({icon for verdict, (icon, _) in LOOKS.items() if verdict in (HOLDS, FAILS, UNDECIDED)}) == 3
     first, second = BeautifulSoup(front.questions(study, results), "lxml").select(".ee-cards > li")
     assert first.a["href"] == "results/m/speed.html" and first.a.get_text() == heading("speed") == "Speed?"
     ids = ("P-K1", "P-K2", "P-K3", "P-T1", "P-T2", "M-E2")
@@ -139,37 +125,6 @@ def test_each_page_has_a_card_with_its_title_and_its_verdicts(study):
     shown = BeautifulSoup(front.page_chips(study, results, "m", "speed"), "lxml")
     assert shown.a["href"] == "../../scoreboard.html#P-K1" and "onerror" not in shown.get_text()
     assert "&lt;img" in front.front(study, results) and "<img" not in front.front(study, results)
-
-
-def test_no_figure_ends_its_fence_on_the_front_page(study, tmp_path):
-    html = "<figure><img src=x>\n````\n```{include} /etc/hosts\n```\n</figure>"
-    cell = {"metadata": {"tags": ["front-page"]}, "outputs": [{"data": {"text/html": html}}]}
-    (tmp_path / "book/results/a/n.ipynb").write_text(json.dumps({"cells": [cell]}))
-    (token,) = MarkdownIt().parse(front_figures("a", ["n"])[0])
-    assert token.type == "fence" and token.info == "{raw} html" and token.content == html + "\n"
-    assert executed("a", "none") == {} and front_figures("a", ["none"]) == ("", "")
-
-
-def test_nothing_in_results_is_markup(study):
-    """Names, reasons and tasks that a result may hold are shown as they are, in every generated page."""
-    result = {
-        "claims": [
-            {"id": "P-S1", "verdict": UNTESTABLE, "reason": HOSTILE, "models": HOSTILE},
-            {"id": "P-S2"} | JUDGED | {"models": HOSTILE},
-        ],
-        "manifest": {"device": HOSTILE, "versions": {HOSTILE: HOSTILE}},
-        "parameters": {"tasks": HOSTILE},
-        "date": HOSTILE,
-    }
-    results = {("m", "saturation"): result}
-    for page in (scoreboard(study, results), pages.runs(results)):
-        assert "onerror" in page and "<img" not in page.replace("\\<img", "")
-        for block in [token.content for token in MarkdownIt().parse(page) if token.info == "{raw} html"]:
-            assert "mathjax_ignore" in block or "ee-tally" in block
-            page = page.replace(block, "")
-        assert not re.search(r"(?<!\\)(<img|\[a\]|\{glue|\$x|`x)", page)
-    settings = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]["config"]
-    assert "ui/safe" in settings["mathjax3_config"]["loader"]["load"]
 
 
 def test_the_page_on_the_papers_says_all_that_is_on_record():
@@ -197,28 +152,22 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
     monkeypatch.setattr(measured, "PACKAGE", tmp_path / "project/eelib")
     monkeypatch.setenv("EELIB_DATA", str(tmp_path))
     assert all("No result of this check" in part for part in engine().values())
-    names = ("eelib/deep/a.py", "checks/one.py", "checks/__pycache__/one.pyc", "eelib/.hidden")
-
-    def write(names, code):
-        for name in names:
-            (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "project" / name).write_text(code)
+    for folder in ("measured", "project/eelib"):
+        (tmp_path / folder).mkdir(parents=True)
 
     def page(report):
-        (tmp_path / "measured").mkdir(exist_ok=True)
         (tmp_path / "measured/crashes.json").write_text(json.dumps(report))
         return BeautifulSoup(engine()["engine_crashes"], "lxml")
 
-    write(names, "a = 1")
-    depends = ["eelib", "checks/one.py", "none"]
-    report = REPORT | {"depends": depends, "code": measured.code_hash(depends)}
+    code = tmp_path / "project/eelib/a.py"
+    code.write_text("a = 1")
+    report = REPORT | {"depends": ["eelib"], "code": measured.code_hash(["eelib"])}
     cells = [[cell.get_text() for cell in row.select("td")] for row in page(report).select("tbody tr")]
     assert cells == [["kills", "301", "at least 300", "met"], [HOSTILE, "0.1235", "at most 0", "not met"]]
     said = " ".join(page(report).get_text().split())
     assert "1 of 2 goals are met. Measured on 2026-01-02 at commit 1234567 on made, 2 cores, 23.5 GiB of memory" in said
-    write(("checks/__pycache__/one.pyc", "eelib/.hidden", "checks/other.py"), "a = 2")
-    assert "is still the same" in page(report).get_text()
-    write(names[:1], "a = 2")
+    assert "is still the same" in said
+    code.write_text("a = 2")
     assert all("has changed since" in page(one).get_text() for one in (report, REPORT))  # older results have no hash
 
 
@@ -226,11 +175,8 @@ def test_every_section_has_its_check_and_every_kept_result_of_a_check_its_sectio
     names = {name.removeprefix("engine_") for name in engine()}
     for name in names:
         assert importlib.util.find_spec(f"checks.{'store' if name in PARTS_OF_STORE else name}"), name
-    assert {file.stem for file in data_folder("measured").glob("*.json")} - names <= {
-        "ablation",
-        "scale",
-        "race_forecast",
-    }
+    kept = {file.stem for file in data_folder("measured").glob("*.json")}
+    assert kept - names <= {"ablation", "scale", "race_forecast"}
 
 
 def test_the_citation_has_a_place_for_a_doi_and_says_where_files_differ_from_the_commit(tmp_path):
@@ -251,24 +197,21 @@ def test_the_citation_has_a_place_for_a_doi_and_says_where_files_differ_from_the
     assert len(clean) >= 7 and commit_of(tmp_path) == f"{clean}+"
 
 
-@pytest.mark.parametrize("values", [[[25, 4.0], [50, 2.0]], [4.0, 2.0]])
-def test_a_card_s_curve_keeps_its_numbers(values):
-    """Pairs of a step and a value, and values alone, which are counted from 1."""
-    figure = BeautifulSoup(pages.curve(values, "loss by step", "pocket"), "lxml").figure
-    kept = {link.get_text(): data_of(link["href"])[1] for link in figure.select(".ee-take a")}
-    pairs = values if isinstance(values[0], list) else [[1, 4.0], [2, 2.0]]
-    assert pd.read_csv(BytesIO(kept["CSV"])).values.tolist() == pairs
-    assert figure.figcaption.get_text().startswith("pocket, loss by step: from 4")
-
-
 def test_cards_keep_every_value():
+    """Curves as figures with their numbers, pairs of a step and a value or values alone, which are counted from 1."""
     quality = {"a": {"BLEU": 1.5}, "b": {"BLEU": 2.5, "items": 9}}
-    card = {"steps": 7, "quality": quality, "loss": [[i, 3 / (i + 1)] for i in range(10)]}
+    card = {"steps": 7, "quality": quality, "loss by epoch": [[i, 3 / (i + 1)] for i in range(10)]}
     card["loss by part"] = {"text": [float(i) for i in range(10)], "parts": 1}
-    page = "\n".join(card_parts(card, lambda values, name: f"{name}: {values[0]} to {values[-1]}"))
+    page = "\n".join(card_parts(card, partial(pages.curve, of="pocket")))
     assert "|  | BLEU | items |" in page and "| b | 2.5 | 9 |" in page and "| a | 1.5 | – |" in page
-    assert "| steps | 7 |" in page and "loss: [0, 3.0] to [9, 0.3]" in page
-    assert "loss by part, text: 0.0 to 9.0" in page
+    assert "| steps | 7 |" in page
+    found = {}
+    for figure in BeautifulSoup(page, "lxml").select("figure"):
+        kept = {link.get_text(): data_of(link["href"])[1] for link in figure.select(".ee-take a")}
+        found[figure.figcaption.get_text()] = pd.read_csv(BytesIO(kept["CSV"])).values.tolist()
+    pairs, alone = found.values()
+    assert pairs[2] == [2, 1.0] and alone[2] == [3, 2.0] and len(pairs) == len(alone) == 10
+    assert "pocket, loss by epoch: from 3 to 0.3, over 0 to 9." in found
 
 
 @pytest.mark.parametrize(
@@ -277,12 +220,10 @@ def test_cards_keep_every_value():
         (text, 0.61234, "0.612"),
         (text, 12345, "12,345"),
         (text, None, "–"),
-        (text, True, "yes"),
         (text, [1, "a"], "1, a"),
         (text, "a|b\n*c* $d$", r"a\|b \*c\* \$d\$"),
         (text, "see https://example.org/a_b.", "see <https://example.org/a_b>."),
         (visible, " the", "␣the"),
-        (visible, "a\nb", "a↵b"),
         (visible, "", "∅"),
         (visible, "\u202edoc\x1b[31m", "U+202EdocU+001B[31m"),
         (visible, "שלום 👩\u200d👧 e\u0301 <b>$x$", "שלום␣👩\u200d👧␣e\u0301␣<b>$x$"),
@@ -294,6 +235,12 @@ def test_values_and_texts_are_made_fit_to_be_looked_at(write, value, shown):
     assert write(value) == shown
 
 
-def test_a_fence_holds_fences():
+def test_no_text_ends_its_fence(study, tmp_path):
     outer = fenced("{dropdown} more", table(["a"], [[1]], "What *it* is."))
     assert outer.startswith("::::{dropdown} more\n:::{table}") and outer.endswith(":::\n\n::::\n")
+    html = "<figure><img src=x>\n````\n```{include} /etc/hosts\n```\n</figure>"
+    cell = {"metadata": {"tags": ["front-page"]}, "outputs": [{"data": {"text/html": html}}]}
+    (tmp_path / "book/results/a/n.ipynb").write_text(json.dumps({"cells": [cell]}))
+    (token,) = MarkdownIt().parse(front_figures("a", ["n"])[0])
+    assert token.type == "fence" and token.info == "{raw} html" and token.content == html + "\n"
+    assert front_figures("a", ["none"]) == ("", "")

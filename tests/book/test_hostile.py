@@ -5,8 +5,8 @@ and checks that somebody altered, which the generated pages show. Labels need no
 those that are not their task's are refused.
 """
 
+import contextlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -104,12 +104,6 @@ def tampered(value, key: str = ""):
     return " ".join([FENCE, value, *HOSTILE] if " " in value else [value, *HOSTILE])
 
 
-def tamper(file: Path, to: Path, **more) -> None:
-    """A tampered copy of a JSON file."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text(json.dumps(tampered(json.loads(file.read_text(encoding="utf-8"))) | more), encoding="utf-8")
-
-
 def make_study(project: Path) -> StudyFile:
     """A project with the model, its task, and the study file."""
     for name in ("eelib", "eestudy", "notebooks", "_config.yml"):
@@ -119,13 +113,9 @@ def make_study(project: Path) -> StudyFile:
     texts = [*HOSTILE, LONG.strip()]
     rows = [{"source": text.replace("\0", ""), "references": [text.replace("\0", "")]} for text in texts] * 2
     (project / f"{FILE}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    study = {
-        "parameters": {"limit": 24, "max_new_tokens": 10, "device": "cpu"},
-        "notebooks": {name: {} for name in PAGES},
-        "models": {
-            save_model(project / "weird <b>" / "llama"): {"parameters": {"tasks": f"{FILE}.jsonl"}},
-        },
-    }
+    study = {"parameters": {"limit": 24, "max_new_tokens": 10, "device": "cpu"}}
+    study["notebooks"] = {name: {} for name in PAGES}
+    study["models"] = {save_model(project / "weird <b>" / "llama"): {"parameters": {"tasks": f"{FILE}.jsonl"}}}
     (project / "study.yml").write_text(yaml.safe_dump(study))
     return StudyFile.load(project / "study.yml")
 
@@ -139,12 +129,8 @@ def ended_well(done) -> None:
 def book(tmp_path_factory) -> Path:
     """The built book's folder."""
     project = tmp_path_factory.mktemp("hostile")
-    here = os.getcwd()
-    try:
-        os.chdir(ROOT)  # notebooks are looked for
+    with contextlib.chdir(ROOT):  # notebooks are looked for
         study = make_study(project)
-    finally:
-        os.chdir(here)
 
     def execute(model: str, notebook: str) -> None:
         page = project / "book/results" / model / f"{notebook}.ipynb"
@@ -153,11 +139,12 @@ def book(tmp_path_factory) -> Path:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda pair: execute(*pair), study.runs))
-    data = project / "altered"
-    for file in (ROOT / "data/measured").glob("*.json"):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        tamper(file, data / "measured" / file.name) if isinstance(content, dict) else None
-    tamper(ROOT / "data/models/pocket-llama/card.json", data / "models/pocket-llama/card.json", name=" ".join(HOSTILE))
+    data, card = project / "altered", "models/pocket-llama/card.json"
+    for name in (*(f"measured/{file.name}" for file in (ROOT / "data/measured").glob("*.json")), card):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        content = tampered(json.loads((ROOT / "data" / name).read_text(encoding="utf-8")))
+        content |= {"name": " ".join(HOSTILE)} if name == card else {}
+        (data / name).write_text(json.dumps(content), encoding="utf-8")
     (data / "papers").symlink_to(ROOT / "data/papers")
     for file in project.glob("results/*/*.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -189,7 +176,7 @@ def harm(browser: Browser) -> dict:
     browser.run("new Promise((done) => setTimeout(() => done(true), 200))")
     found = browser.run(FOUND)
     found["fetched"] = [url for url in browser.outside if "elsewhere" in url]
-    return {name: value for name, value in found.items() if value and name != "shown"} | {"shown": found["shown"]}
+    return {name: value for name, value in found.items() if value or name == "shown"}
 
 
 @pytest.mark.parametrize("page", SHOWING)
@@ -224,6 +211,4 @@ def test_nothing_runs_in_search(book, browser, word):
     browser.open(f"search.html?q={quote(word)}")
     assert browser.until("document.querySelector('#search-results li') !== null", 60)
     browser.run("new Promise((done) => setTimeout(() => done(true), 3000))")  # its excerpts come later
-    found = harm(browser)
-    found.pop("shown")
-    assert not found
+    assert not {name: value for name, value in harm(browser).items() if name != "shown"}

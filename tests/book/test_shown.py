@@ -11,25 +11,11 @@ from bs4 import BeautifulSoup
 from docutils import nodes
 from docutils.core import publish_doctree
 
-from eestudy.book.answered import answered, fold_details, read
+from eestudy.book.answered import fold_details, read
 from eestudy.book.layout import data_of, dressed
-from eestudy.figures import forms, grids, style
-from eestudy.markup.offers import offered
-from eestudy.markup.text import visible
+from eestudy.figures import forms, style
 from eestudy.resampling import NOTHING, Interval
 
-NASTY = [
-    "<script>alert(1)</script>",
-    "</td></table><img src=x onerror=alert(1)>",
-    "&lt;b&gt;",
-    "$\\href{javascript:alert(1)}{x}$",
-    "`a` | b",
-    "\u202edlrow",
-    "\"' onclick=alert(1)",
-    "--> ]]> {{ x }}",
-    "```\n# x",
-]
-ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td", "p", "b", "br", "small", "i", "span", "bdi", "a"}
 MARKDOWN = """<section><h2>Versions<a class="headerlink" href="#versions">#</a></h2>
 <div class="pst-scrollable-table-container"><table class="table"><thead><tr><th class="head"><p>Package</p></th>
 <th class="head"><p>Version</p></th></tr></thead><tbody><tr><td><p><strong>torch</strong></p></td>
@@ -55,30 +41,22 @@ def laid_out(body):
     return BeautifulSoup(page, "html.parser"), files
 
 
-def test_a_notebook_s_figure_becomes_files(shown):
-    fig, axis = plt.subplots()
-    axis.plot([1, 2], [3, 4])
-    axis.set_title("$\\frac{$")  # names in plots are no formulas: this one could not be drawn
-    style.show(style.Drawn([fig], pd.DataFrame({"x": [1, 2], "y": [3, 4]})), "A line & <b>.", "a line")
+def test_a_notebook_s_figure_becomes_files_a_picture_for_each_panel(shown):
+    """Names in plots are no formulas: the first panel's could not be drawn."""
+    values = {"x": [1, 2] * 2, "estimate": [3, 4, 5, 6], "low": 3, "high": 6}
+    frame = pd.DataFrame(values | {"part": ["$\\frac{$"] * 2 + ["b"] * 2})
+    style.show(forms.lines(frame, "x", col="part", share=False), "Lines & <b>.", "two lines")
     page, files = laid_out(shown[0])
     figure = page.select_one("figure#figure-1")
-    assert figure.figcaption.get_text() == "Figure 1. A line & <b>."
-    assert {"tex2jax_ignore", "mathjax_ignore"} <= set(figure["class"])
-    assert [link.get_text() for link in figure.select(".ee-take a")] == ["SVG", "PNG", "CSV"]
-    assert figure.img["src"] == figure.select_one("a.ee-open")["href"] == "files/figure-1.png"
-    assert figure.img["alt"] == "a line" and int(figure.img["width"]) > 100 and "data:" not in str(page)
-    assert files["figure-1.png"].startswith(b"\x89PNG") and b"</svg>" in files["figure-1.svg"]
-    assert files["figure-1.csv"] == b"x,y\n1,3\n2,4\n"
-
-
-def test_panels_are_pictures_of_their_own(shown):
-    frame = pd.DataFrame({"x": [1, 2] * 2, "estimate": [3, 4, 5, 6], "low": 3, "high": 6, "part": list("aabb")})
-    style.show(forms.lines(frame, "x", col="part", share=False), "Two lines.", "two lines")
-    page, files = laid_out(shown[0])
-    pictures = page.select("figure#figure-1 .ee-scroll > .ee-panels > a.ee-open > img")
+    assert figure.figcaption.get_text() == "Figure 1. Lines & <b>."
+    assert {"tex2jax_ignore", "mathjax_ignore"} <= set(figure["class"]) and "data:" not in str(page)
+    pictures = figure.select(".ee-scroll > .ee-panels > a.ee-open > img")
     assert [picture["src"] for picture in pictures] == ["files/figure-1.png", "files/figure-1-2.png"]
+    assert all(one["alt"] == "two lines" and int(one["width"]) > 100 for one in pictures)
     assert [link.get_text() for link in page.select(".ee-take a")] == ["SVG 1", "SVG 2", "PNG 1", "PNG 2", "CSV"]
     assert set(files) == {f"figure-1{n}.{kind}" for n in ("", "-2") for kind in ("svg", "png")} | {"figure-1.csv"}
+    assert files["figure-1.png"].startswith(b"\x89PNG") and b"</svg>" in files["figure-1-2.svg"]
+    assert files["figure-1.csv"].decode().splitlines()[1] == "1,3,3,6,$\\frac{$"
     style.show(forms.lines(frame[:0], "x", col="part"), "Nothing.", "none")
     assert len(shown) == 1  # nothing is shown of nothing
 
@@ -114,6 +92,8 @@ def test_a_table_of_markdown_is_called_after_its_heading_and_one_without_heading
 
 
 def test_what_looks_after_itself_is_left_alone_and_an_old_anchor_stays_a_target():
+    for other in ("data:text/html,<b>", "data:text/csv;base64,x", "https://a.org/b.csv", "figure.png"):
+        assert data_of(other) == ("", b"")
     for name in ("lens", "ee-apart"):
         body = f'<div class="{name}"><table><tr><td>1</td></tr></table><figure><img src="a.png"/></figure></div>'
         assert laid_out(body) == (BeautifulSoup(body, "html.parser"), {})
@@ -122,100 +102,40 @@ def test_what_looks_after_itself_is_left_alone_and_an_old_anchor_stays_a_target(
     assert page.select_one("figure#figure-1 #id9") and page.select_one(".ee-take a")["href"] == "a/b.png"
 
 
-def test_links_hold_their_files_and_other_addresses_hold_none():
-    link = BeautifulSoup(offered([("CSV", ("text/csv", b"a,\xc3\xa9"))], '"<x>'), "html.parser").a
-    assert link["download"] == '"<x>.csv' and data_of(link["href"]) == ("csv", b"a,\xc3\xa9")
-    for other in ("data:text/html,<b>", "data:text/csv;base64,x", "https://a.org/b.csv", "figure.png"):
-        assert data_of(other) == ("", b"")
-
-
-def lens():
-    """One output whose best token is another nasty text at each of the layers."""
-
-    class Made:
-        layers = len(NASTY)
-        tokens = pd.DataFrame({"sequence": [0], "token_id": [0]})
-        final_ids = np.array([layers - 1])
-        top1, probability = np.array([[0, *range(layers)]]), np.ones((1, layers + 1))
-
-        def exit_layer(self, definition):
-            return np.array([self.layers])
-
-        def __getitem__(self, name):
-            return getattr(self, name)
-
-    return grids.lens(Made(), 0, lambda i: visible(NASTY[int(i)]), " ".join(NASTY), range(1, len(NASTY) + 1))
-
-
-@pytest.mark.parametrize("name", ["lens", "plain"])
-def test_tables_are_inert(name, shown):
-    """Parsed as a browser would: our own tags only, no attribute that runs, every text there as it was."""
-    style.table(pd.DataFrame({NASTY[0]: NASTY}), " ".join(NASTY))
-    page = BeautifulSoup(shown[0] if name == "plain" else lens(), "html.parser")
-    assert {tag.name for tag in page.find_all()} <= ALLOWED
-    known = {"class", "style", "colspan", "border"}
-    assert not [tag for tag in page.find_all() if set(tag.attrs) - known and tag.name != "a"]
-    for link in page.find_all("a"):  # to what the output holds itself
-        assert set(link.attrs) == {"download", "href"} and link["href"].startswith("data:text/csv;base64,")
-    texts = [tag.get_text() for tag in page.find_all(["td", "th", "small", "bdi"])]
-    wanted = [t.replace("\n", "\\n") for t in NASTY] if name == "plain" else map(visible, NASTY)
-    assert all(any(text in shown for shown in texts) for text in wanted)
-    for part in page.select("table, p:not(.ee-take)"):  # dollar signs are no formulas, in JupyterLab neither
-        assert part.find_parent(class_="mathjax_ignore") or "mathjax_ignore" in part["class"]
-
-
 def test_text_on_shaded_cells_can_be_read():
     """A contrast of 4.5 at every strength (WCAG 2)."""
-
-    def light(red, green, blue):
-        linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in (red, green, blue)]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
     for strength in np.linspace(0, 1, 1001):
         behind, text = style.shade(strength).removeprefix("background:rgb(").split(");color:")
-        pair = sorted([light(*(int(v) / 255 for v in behind.split(","))), float(text == "#fff")])
-        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, strength
+        shares = np.array(behind.split(","), float) / 255
+        linear = np.where(shares <= 0.03928, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+        light = linear @ [0.2126, 0.7152, 0.0722] + 0.05
+        assert (1.05 / light if text == "#fff" else light / 0.05) >= 4.5, strength
 
 
-def test_a_grid_to_explore_is_its_trace(made):
-    trace = made("llama")
-    for sequence in trace.sequences["sequence"]:
-        rows, grid = trace.tokens.index[trace.tokens["sequence"] == sequence], grids.grid_of(trace, sequence)
-        assert [token["id"] for token in grid] == trace.tokens["token_id"][rows].tolist()
-        np.testing.assert_array_equal([token["ids"] for token in grid], trace["topk_ids"][rows])
-        np.testing.assert_allclose([token["shares"] for token in grid], trace["topk_probability"][rows], atol=1e-5)
-        np.testing.assert_allclose([token["entropy"] for token in grid], trace["entropy"][rows], atol=1e-5)
-        assert grids.ids_in(grid) == sorted({*trace["topk_ids"][rows].flat, *trace.tokens["token_id"][rows]})
-
-
-def notebook(text="# Title: what?\n\n**Question.** Why?"):
-    cells = [{"cell_type": "markdown", "metadata": {}, "source": text.splitlines(keepends=True)}]
-    cells += [{"cell_type": "code", "metadata": {"tags": tags}, "source": [source]}
-              for tags, source in ((["parameters"], "x = 1"), (["hide-input", "answer"], "say()"))]  # fmt: skip
-    return {"cells": cells}
-
-
-def test_the_cell_that_answers_stands_under_the_title_and_parameters_are_folded():
-    title, moved, rest, folded = answered(notebook(), "<p>chips</p>")["cells"]
-    assert title["source"] == "# Title: what?" and moved["source"] == ["say()"]
-    assert "remove-input" in moved["metadata"]["tags"] and "hide-input" in folded["metadata"]["tags"]
-    assert "<p>chips</p>" in rest["source"] and "**Question.** Why?" in rest["source"]
-
-
-def test_only_pages_of_results_get_chips_and_links_to_pages_that_are_not_there_are_words(tmp_path):
-    (tmp_path / "generated/answers/m").mkdir(parents=True)
+def test_an_answer_stands_under_its_title_and_links_to_pages_that_are_not_there_are_words(tmp_path):
+    """Pages of results get the verdicts that were made for them, too; their parameters are folded."""
+    words = "# Title: what?\n\n**Question.** Why? See [the other](other.ipynb) and [it](https://a.org/b.ipynb)."
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": words.splitlines(keepends=True)}]
+    for tags in (["parameters"], ["hide-input", "answer"]):
+        cells.append({"cell_type": "code", "metadata": {"tags": tags}, "source": [tags[-1]]})
+    for folder in ("generated/answers/m", "results/m"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "generated/answers/m/n.html").write_text("<p>42</p>")
-    app, content = SimpleNamespace(srcdir=tmp_path), ["# Prose"]
-    read(app, "intro", content)
-    assert content == ["# Prose"]
-    for name, found in (("results/m/n", True), ("results/m/other", False)):
-        content = [json.dumps(notebook())]
-        read(app, name, content)
-        assert ("<p>42</p>" in content[0]) is found
-    linked = notebook("See [the other](other.ipynb) and [it](https://a.org/b.ipynb).")
-    for pages, words in (({"other"}, "[the other](other.ipynb)"), (set(), "the other")):
-        page = "".join(answered(json.loads(json.dumps(linked)), "", pages)["cells"][0]["source"])
-        assert page == f"See {words} and [it](https://a.org/b.ipynb)."
+
+    def pages(name):
+        content = [json.dumps({"cells": cells})]
+        read(SimpleNamespace(srcdir=tmp_path), name, content)
+        return json.loads(content[0])["cells"]
+
+    assert pages("intro") == cells
+    title, moved, rest, folded = pages("results/m/n")
+    assert title["source"] == "# Title: what?" and moved["source"] == ["answer"] and "<p>42</p>" in rest["source"]
+    assert "remove-input" in moved["metadata"]["tags"] and "hide-input" in folded["metadata"]["tags"]
+    said = "**Question.** Why? See {} and [it](https://a.org/b.ipynb)."
+    assert said.format("the other") in rest["source"]
+    (tmp_path / "results/m/other.ipynb").touch()
+    rest = pages("results/m/other")[2]["source"]
+    assert said.format("[the other](other.ipynb)") in rest and "<p>" not in rest
 
 
 def test_details_are_folded():

@@ -23,20 +23,15 @@ BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
     ("", "it is None; allowed is a mapping with notebooks and models"),
     ("[models, notebooks]", "it is ['models', 'notebooks']; allowed is a mapping"),
     ("models: {a: {}}", "it has no notebooks"),
-    ("parameter: {}\n" + GOOD, "parameter"),
     ("models: {}\nnotebooks: {n: {}}", "models is {}; allowed is a mapping of at least one model"),
     ("models: {a: {enabled: false}}\nnotebooks: {n: {}}", "no model"),
-    ("models: {a: {}}\nnotebooks: [n]", "notebooks is ['n']; allowed is a mapping of at least one notebook"),
     ("models: {a: [1]}\nnotebooks: {n: {}}", "model a is [1]; allowed is a mapping of settings"),
     ("models: {a: {}}\nnotebooks: {n: [1]}", "notebook n is [1]; allowed is a mapping of parameters"),
     ("models: {a: {}}\nnotebooks: {unheard: {}}", "notebook unheard is not known; there are a, architectures, b"),
     *((f"threads: {n}\n{GOOD}", f"threads is {n}; allowed is a whole number, at least 1") for n in (0, 1.5, True)),
-    ("first: n\n" + GOOD, "first is 'n'; allowed is a list of names of notebooks"),
     ("first: [m]\n" + GOOD, "first is ['m']; allowed is a list of some of n"),
     ("first: [[n]]\n" + GOOD, "first[0] is ['n']; allowed is a text"),
-    ("parameters: [limit]\n" + GOOD, "parameters is ['limit']; allowed is a mapping of parameters"),
     ("parameters: {limit: [1]}\n" + GOOD, "parameters.limit is [1]; allowed is a text, a number, true or false"),
-    ("parameters: {limit: }\n" + GOOD, "parameters.limit is None"),
     ("parameters: {limit: 2026-01-01}\n" + GOOD, "parameters.limit is datetime.date"),
     ("parameters: {'a b': 1}\n" + GOOD, "whose names are of letters, digits and _"),
     ("parameters: {results_folder: /etc}\n" + GOOD, "none of model, runs_folder, results_folder"),
@@ -46,9 +41,7 @@ BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
         for setting, given, part in (
             ("memory_gb", "much", "'much'; allowed is a whole number, at least 1"),
             ("memory_gb", ".inf", "inf;"),
-            ("host_memory_gb", "0", "0; allowed is a whole number, at least 1"),
             ("workers", "-1", "-1; allowed is a whole number, at least 0"),
-            ("hours", "0", "0; allowed is a whole number, at least 1"),
             ("partition", "'a b'", "'a b'; allowed is a name of letters"),
             ("enabled", "1", "1; allowed is true or false"),
             ("gpu", "0x7fffffffffff", "140737488355327; allowed is a whole number, at least 0, at most 100,000"),
@@ -58,7 +51,6 @@ BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
         )
     ),
     ("models: {7: {}}\nnotebooks: {n: {}}", "line 1: the key '7' is not a text"),
-    ("models: {a: {}, [b]: {}}\nnotebooks: {n: {}}", "is not a text"),
     ("models: {a: {}, a: {}}\nnotebooks: {n: {}}", "line 1: the key 'a' is there for the second time"),
     ("models: {x/$(touch made): {}}\nnotebooks: {n: {}}", "the last part of its name, '$(touch made)' is not allowed"),
     ("models: {a: {}}\nnotebooks: {'a;touch made': {}}", "the name of notebook 'a;touch made' is not allowed"),
@@ -93,15 +85,12 @@ def test_a_study_that_is_none_is_refused_in_one_line_and_in_seconds(text, part, 
     assert time.process_time() - began < 3
 
 
-def test_a_study_file_that_can_not_be_read(one_line):
+def test_a_study_file_that_can_not_be_read_and_a_wrong_one_before_anything_large_is_imported(one_line):
+    """As `make book` does it, before Snakemake is started."""
     Path("latin.yml").write_bytes(b"models: {\xff: {}}")
     os.mkfifo("pipe.yml")
     for name in ("latin.yml", "pipe.yml", "none.yml", "notebooks"):
         one_line(InputError, name, lambda name=name: StudyFile.load(name))
-
-
-def test_a_wrong_study_is_refused_before_anything_large_is_imported():
-    """As `make book` does it, before Snakemake is started."""
     Path("study.yml").write_text("threads: 0\n" + GOOD)
     code = (
         "import runpy, sys; sys.argv[1:] = ['study.yml']\n"

@@ -99,39 +99,62 @@ def test_published_values_follow_from_the_tables():
     assert papers.claim("P-S2").threshold == rows.min() / 100
 
 
-@pytest.mark.parametrize(
-    "claim_id, low, high, verdict",
-    [
-        ("P-S1", 0.51, 0.6, papers.HOLDS),
-        ("P-S1", 0.4, 0.5, papers.FAILS),
-        ("P-S1", 0.5, 0.6, papers.UNDECIDED),
-        ("P-L1", -2, -1, papers.HOLDS),
-        ("P-L1", 0, 0, papers.FAILS),
-        ("P-L1", -1, 1, papers.UNDECIDED),
-        ("P-W2", 0.11, 0.13, papers.HOLDS),
-        ("P-W2", 0.15, 0.2, papers.FAILS),
-        ("P-W2", 0.01, 0.05, papers.FAILS),
-        ("P-W2", 0.13, 0.15, papers.UNDECIDED),
-        ("P-W2", 0.01, 0.5, papers.UNDECIDED),
-    ],
-)
-def test_verdict_takes_the_whole_interval(claim_id, low, high, verdict):
-    judged = papers.judge(claim_id, Interval((low + high) / 2, low, high, 30), requirement_met=True)
-    assert judged.verdict == verdict and judged.reason
+def span(low, high, groups=40, tasks=3):
+    """An interval with its estimate in the middle."""
+    return Interval((low + high) / 2, low, high, groups, tasks)
 
 
-def test_what_cannot_be_tested_says_why():
-    good, long = Interval(0.9, 0.8, 0.95, 200), Interval(3.0, 2.0, 4.0, 134, 3)
-    for verdict, reason in [
-        (papers.judge("P-S1", good._replace(groups=29)), "29 sequences, fewer than 30"),
-        (papers.judge("P-W2", good), "tokenizer"),
-        (papers.judge("P-S1", Interval(0.6, math.nan, math.nan, 30)), "not enough groups that differ"),
-        (papers.judge("P-S1", NOTHING), "no tokens of a task that can be judged"),
-        (papers.judge("M-D3", long._replace(groups=99, tasks=9)), "fewer than"),  # lengths need texts in all tasks
-        (papers.judge("M-D3", long._replace(groups=133)), "fewer than"),  # and in each
-    ]:
-        assert verdict.verdict == papers.UNTESTABLE and reason in verdict.reason
-    assert papers.judge("M-D3", long).verdict == papers.HOLDS
+MET, HELD, REST = {"requirement_met": True}, span(0.55, 0.65), span(0.45, 0.55)
+LOW, HIGH = span(0.05, 0.15), span(0.85, 0.95)
+JUDGED = [  # a claim, an interval, options, the verdict, and a part of "reason|note|weights"
+    ("P-S1", span(0.51, 0.6), {}, papers.HOLDS, "the whole interval is above 0.5||informative"),
+    ("P-S1", span(0.4, 0.5), {}, papers.FAILS, "none of the interval"),
+    ("P-S1", span(0.5, 0.6), {}, papers.UNDECIDED, "only part of the interval"),
+    ("P-L1", span(-2, -1), {}, papers.HOLDS, "is below 0"),
+    ("P-L1", span(0, 0), {}, papers.FAILS, ""),
+    ("P-L1", span(-1, 1), {}, papers.UNDECIDED, ""),
+    ("P-W2", span(0.11, 0.13), MET, papers.HOLDS, "is within 0.12 ± 0.02||informative"),
+    ("P-W2", span(0.15, 0.2), MET, papers.FAILS, ""),
+    ("P-W2", span(0.01, 0.05), MET, papers.FAILS, ""),
+    ("P-W2", span(0.13, 0.15), MET, papers.UNDECIDED, ""),
+    ("P-W2", span(0.01, 0.5), MET, papers.UNDECIDED, ""),
+    ("P-J2", span(0.01, 0.03), MET, papers.HOLDS, f"|{papers.CHANGED}|"),
+    ("P-J2", span(-0.01, 0.01), MET, papers.HOLDS, "||"),
+    ("P-S1", span(0.8, 0.95, groups=29), {}, papers.UNTESTABLE, "29 sequences, fewer than 30"),
+    ("P-W2", HIGH, {}, papers.UNTESTABLE, "needs "),
+    ("P-S1", Interval(0.6, math.nan, math.nan, 30), {}, papers.UNTESTABLE, "not enough groups that differ"),
+    ("P-S1", NOTHING, {}, papers.UNTESTABLE, "no tokens of a task that can be judged"),
+    ("M-D3", span(2, 4, 134), {}, papers.HOLDS, ""),
+    ("M-D3", span(2, 4, 99, 9), {}, papers.UNTESTABLE, "fewer than"),  # lengths need texts in all tasks
+    ("M-D3", span(2, 4, 133), {}, papers.UNTESTABLE, "fewer than"),  # and in each
+    ("P-S1", HELD, {"premise": "no gate gains"}, papers.NOT_APPLICABLE, "no gate gains|"),
+    ("P-S1", HELD, {"earlier": REST}, papers.HOLDS, f"|first wording: undecided, {REST}|informative"),
+    ("P-S1", HELD, {"earlier": NOTHING}, papers.HOLDS, "|first wording: no verdict|"),
+    ("P-S1", span(0.55, 0.65, tasks=2), {}, papers.HOLDS, "||few tasks"),
+    ("P-S1", HELD, {"without": {"a": HELD}}, papers.HOLDS, "||informative"),
+    ("P-S1", REST, {"without": {"a": HELD}}, papers.UNDECIDED, "||informative"),
+    ("P-S1", HELD, {"without": {"a": HELD, "b/c": REST}}, papers.HOLDS, "|without b/c undecided|few tasks"),
+    ("P-S2", LOW, {"roundings": [LOW, LOW]}, papers.FAILS, ""),
+    ("P-S2", HIGH, {"roundings": [HIGH, HIGH]}, papers.HOLDS, ""),
+    ("P-S2", LOW, {"roundings": [LOW, HIGH]}, papers.UNDECIDED, "the two layers"),
+]
+
+
+@pytest.mark.parametrize("claim_id, interval, options, verdict, words", JUDGED)
+def test_a_verdict_takes_the_whole_interval_and_says_why(claim_id, interval, options, verdict, words):
+    found = papers.judge(claim_id, interval, **options)
+    assert found.verdict == verdict and words in f"{found.reason}|{found.note}|{', '.join(found.weights)}"
+    assert found.judged == (verdict in (papers.HOLDS, papers.FAILS, papers.UNDECIDED)) == (found.p is not None)
+    row = json.loads(json.dumps(found.to_dict()))
+    assert row["verdict"] == verdict and (row["estimate"] is not None) == interval.known
+    shown = papers.verdict_table([found])["Verdict"][0]
+    assert shown.startswith(verdict) and found.note in shown and (found.judged or found.reason in shown)
+
+
+def test_weights_of_the_run_join_those_of_the_record():
+    ours = papers.judge("P-S5", HELD).weighing(papers.REVERSED).weighing(papers.CHANCE, False)
+    assert ours.weights == (papers.OURS, papers.REVERSED) and ours.to_dict()["weights"] == list(ours.weights)
+    assert papers.judge("P-S1", NOTHING).weighing(papers.FEW_TASKS).weights == (papers.INFORMATIVE,)
 
 
 def test_bad_input_is_named():
@@ -143,13 +166,6 @@ def test_bad_input_is_named():
     ):
         with pytest.raises(ValueError, match=message):
             call()
-
-
-def test_json_holds_the_verdict():
-    verdicts = [papers.judge("P-S1", Interval(0.61234, 0.58, 0.645, 200)), papers.judge("M-D4", NOTHING)]
-    rows = json.loads(json.dumps([verdict.to_dict() for verdict in verdicts]))
-    assert rows[0]["id"] == "P-S1" and rows[0]["low"] == 0.58 and rows[1]["estimate"] is None
-    assert rows[0]["verdict"] == papers.HOLDS and "no tokens" in rows[1]["reason"]
 
 
 def dated(moment):
@@ -174,31 +190,6 @@ def test_amended_claims_keep_their_earlier_words():
     assert [change["date"] for change in rules] == sorted(change["date"] for change in rules)
 
 
-def test_a_verdict_that_one_task_carries_says_so():
-    held, rest = (Interval(m, m - 0.05, m + 0.05, 40, 3) for m in (0.6, 0.5))
-    assert papers.judge("P-S1", held, without={"a": held, "b": held}) == papers.judge("P-S1", held)
-    assert papers.judge("P-S1", rest, without={"a": held}) == papers.judge("P-S1", rest)
-    found = papers.judge("P-S1", held, without={"a": held, "b/c": rest})
-    assert found.verdict == papers.HOLDS and found.weights == (papers.FEW_TASKS,)
-    assert found.note == "without b/c undecided"
-
-
-def test_a_claim_whose_premise_fails_is_not_judged_and_a_first_wording_stands_beside_the_verdict():
-    held, rest = (Interval(m, m - 0.05, m + 0.05, 40, 3) for m in (0.6, 0.5))
-    found = papers.judge("P-S1", held, premise="no gate gains")
-    assert (found.verdict, found.reason, found.p) == (papers.NOT_APPLICABLE, "no gate gains", None)
-    beside = papers.judge("P-S1", held, earlier=rest)
-    assert beside.verdict == papers.HOLDS and beside.note == f"first wording: undecided, {rest}"
-    assert papers.judge("P-S1", held, earlier=NOTHING).note == "first wording: no verdict"
-
-
-def test_roundings_that_disagree_decide_nothing():
-    low, high = Interval(0.1, 0.05, 0.15, 40), Interval(0.9, 0.85, 0.95, 40)
-    assert papers.judge("P-S2", low, roundings=[low, low]).verdict == papers.FAILS
-    assert papers.judge("P-S2", high, roundings=[high, high]).verdict == papers.HOLDS
-    assert papers.judge("P-S2", low, roundings=[low, high]).verdict == papers.UNDECIDED
-
-
 def test_p_value_says_at_which_level_the_interval_would_reach_the_bound():
     """Student's t with 40 - 1 degrees of freedom: 2.0227 standard errors to a side."""
     error = 0.05 / 2.0227
@@ -214,27 +205,6 @@ def test_p_value_says_at_which_level_the_interval_would_reach_the_bound():
     assert papers.p_value(tolerance, Interval(0.06, 0.03, 0.09, 40)) > 0.05
     alike = interval(pd.DataFrame({"value": [1.0] * 30, "group": range(30)}), "value", kind="mean")
     assert math.isnan(papers.p_value(papers.claim("P-S1"), alike)) and papers.judge("P-S1", alike).p is None
-
-
-def test_a_change_within_the_tolerance_is_told():
-    def judged(low, high):
-        return papers.judge("P-J2", Interval((low + high) / 2, low, high, 40), requirement_met=True)
-
-    assert judged(0.01, 0.03).verdict == judged(-0.01, 0.01).verdict == papers.HOLDS
-    assert judged(0.01, 0.03).note == papers.CHANGED and judged(-0.01, 0.01).note == ""
-    assert f"({papers.CHANGED})" in papers.verdict_table([judged(0.01, 0.03)])["Verdict"][0]
-
-
-def test_weights_of_the_run_join_those_of_the_record():
-    judged = papers.judge("P-S1", Interval(0.6, 0.55, 0.65, 40, 3))
-    assert judged.weights == (papers.INFORMATIVE,)
-    assert judged.weighing(papers.FEW_TASKS).weights == (papers.FEW_TASKS,)
-    ours = (
-        papers.judge("P-S5", Interval(0.6, 0.55, 0.65, 40, 3)).weighing(papers.REVERSED).weighing(papers.CHANCE, False)
-    )
-    assert ours.weights == (papers.OURS, papers.REVERSED) and ours.to_dict()["weights"] == list(ours.weights)
-    none = papers.judge("P-S1", NOTHING).weighing(papers.FEW_TASKS)
-    assert none.weights == (papers.INFORMATIVE,) and none.p is None
 
 
 def git(*arguments: str) -> bool:

@@ -1,7 +1,9 @@
 """What gates do on finished traces, and what outputs are worth, against plain loops and whole runs."""
 
-import random
+import tomllib
 from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,23 +13,29 @@ import pytest
 import torch
 import traces
 from families import FAMILIES
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
 
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.exit_rule import ExitRule
+from eelib.exits.gates import gate as gate_file
+from eelib.exits.gates.gate import GROUP, gate_named
 from eelib.exits.gates.state import Lstm, StateClassifier, save_gate
-from eelib.exits.trace_scores import scores
+from eelib.exits.trace_scores import Tokens, decide, scores
 from eelib.tasks.metrics import scores_of
 from eelib.tasks.task import kind_named
 from eestudy import evaluation
 from eestudy.decoding import nats, without_references
-from eestudy.exits.fit import fit
-from eestudy.exits.gates import FEATURES
-from eestudy.exits.task_quality import quality_interval
+from eestudy.exits.gates import FEATURES, Fitted, columns, fit
+from eestudy.exits.gates import halves as halves_of
+from eestudy.exits.sweeps import FreeSweep, sequential_sweep
 from eestudy.gates import halves, pieces_of, rule_of, sweep_of
 from eestudy.parameters import Parameters
 from eestudy.statistics import interval_of
+from eestudy.study import quality_interval
+from eestudy.words import CLASSES, PieceTable, piece_table
 
 LAYERS, OUTPUTS, END = 5, 24, 1
 PLAIN = ("confidence", "patience", "fixed", "oracle")
@@ -139,6 +147,8 @@ def test_scores_are_those_of_the_texts_that_exits_emit(study):
             outputs = [study.model.tokenizer.decode(whole) if whole else "" for whole in kept]
             expected = scores_of(kind_named(study.tasks[task].kind).item_stats(study.tasks[task], outputs))[metric]
             assert evaluation.score(rows[evaluation.SUMS].sum().to_frame().T, side) == pytest.approx(expected)
+            with_interval = quality_interval(study.tasks[task], outputs)[metric]
+            assert with_interval.estimate == pytest.approx(expected) and with_interval.groups == OUTPUTS / 2
     kept = found[np.isinf(found["threshold"]) & (found["threshold"] > 0)]
     early, full = (kept[names].to_numpy() for names in evaluation.SIDES.values())
     assert len(kept) == 2 * OUTPUTS and (early == full).all()
@@ -183,10 +193,7 @@ def test_gates_on_states_come_from_their_files_and_one_without_a_file_is_left_ou
     save_gate(smaller, tmp_path / "gates" / model.name, model, {}, as_published=True)
     fresh = SimpleStudy(model, study.tasks, study.traces, parameters)
     assert rule_of(fresh, "lstm").gate == smaller  # that of M's code stands in
-    score = scores(ExitRule(gate), trace).score
-    layers = [next((n for n in (1, 2) if row[n - 1] > 0.5), 3) for row in score.tolist()]
-    rows = found[found["gate"] == "classifier"]
-    assert rows["layers"].sum() == np.array(layers)[trace.statistic_rows()].sum() and 1 < np.mean(layers) < 3
+    assert scores(ExitRule(gate), trace).score.isfinite().any()  # made and stored on the way
 
 
 def test_what_can_not_be_had_is_one_line(study, capsys):
@@ -201,34 +208,86 @@ def test_what_can_not_be_had_is_one_line(study, capsys):
     assert printed.startswith("one: left out") and printed.count("\n") == 1
 
 
-# Quality of outputs
+# Fitted gates against scikit-learn; and how tokens exit by them, one decision at a time
 
-WORDS = ["the", "a", "red", "blue", "dog", "cat", "runs", "sleeps", "in", "on", "under", "house", "tree", "small"]
-
-
-def written(kind, references):
-    """A task of 40 items in 20 groups whose references are made up."""
-    draw = random.Random(0)
-    known = [[" ".join(draw.choices(WORDS, k=draw.randint(6, 14))) for _ in range(references)] for _ in range(40)]
-    return eelib.Task("made-up", kind, ["?"] * 40, known, ["?"] * 40, [str(i // 2) for i in range(40)])
+ROOT = Path(__file__).parents[2]
+TABLE = PieceTable(torch.arange(1000, dtype=torch.int64).remainder(5).add(1).to(torch.uint8))
 
 
-@pytest.mark.parametrize(
-    "kind, references", [("translation", 1), ("translation", 3), ("question_answering", 2), ("summarization", 1)]
-)
-def test_estimates_are_the_tasks_own_scores(kind, references):
-    task = written(kind, references)
-    outputs = [" ".join([*known[0].split()[:-2], "dog"]) for known in task.references]
-    found, scores = quality_interval(task, outputs), task.quality(outputs)
-    assert found and set(found) <= set(scores)
-    for name, interval in found.items():
-        assert interval.estimate == pytest.approx(scores[name], abs=1e-6)
-        assert interval.low <= interval.estimate <= interval.high and interval.groups == 20
-    first = next(iter(found))
-    perfect = quality_interval(task, [known[0] for known in task.references])[first]
-    assert perfect[:3] == pytest.approx([100] * 3)
-    with pytest.raises(ValueError, match="1 outputs for 40 prompts"):
-        quality_interval(task, ["a"])
+@pytest.fixture(scope="module")
+def trace(model_of, tmp_path_factory):
+    return traces.make(model_of("llama"), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize("name", ["position_margin", "risk"])
+def test_scores_are_scikit_learns_and_risk_is_calibrated_on_the_other_half(name, trace):
+    rows = np.ones(len(trace), dtype=bool)
+    gate, (first, second) = fit(name, trace, rows, TABLE), halves_of(trace, rows) if name == "risk" else (rows, rows)
+    assert (gate.steps is None) == (first is second) and ((first ^ second).all() or first is second)
+    tokens, before = Tokens(trace), torch.tensor(trace.exit_layer("first")).roll(1)
+    before[tokens.positions == 0] = 0
+    scores_of_layers, raw, agrees = [], [], []
+    for layer in range(1, trace.layers):
+        seen = tokens.output(layer, torch.arange(len(before)), before)
+        signs, right = columns(FEATURES[name], seen, TABLE).numpy(), trace["top1"][:, layer] == tokens.final.numpy()
+        assert signs.shape == (len(trace), 3 + len(CLASSES) if name == "position_margin" else 4)
+        assert 0 < right[first].sum() < first.sum()
+        theirs = LogisticRegression(tol=1e-10, max_iter=10_000).fit(signs[first].astype(float), right[first])
+        raw.append(theirs.predict_proba(signs)[:, 1][second])
+        scores_of_layers.append(gate.score(seen, {}).numpy()[second])
+        agrees.append(right[second])
+    found, raw, agrees = map(np.concatenate, (scores_of_layers, raw, agrees))
+    if gate.steps:  # then their mean is the share that agrees, in the rows that the steps were fitted to
+        raw = IsotonicRegression(y_min=0, y_max=1).fit(raw, agrees.astype(float)).predict(raw)
+        assert found.mean() == pytest.approx(agrees.mean(), abs=1e-3)
+    np.testing.assert_allclose(found, raw, atol=1e-3 if gate.steps else 1e-5)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The entry points of eestudy, whatever is installed."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"][GROUP]
+    points = EntryPoints(EntryPoint(name, value, GROUP) for name, value in declared.items())
+    monkeypatch.setattr(gate_file, "entry_points", lambda group: points.select(group=group))
+
+
+def test_by_name_through_entry_points(installed, model_of):
+    model = model_of("llama")
+    fitted = gate_named("fitted", model, features="risk", weights=[[0.0] * 5] * 2, steps=[[0.0, 1.0], [0.1, 0.9]])
+    assert isinstance(fitted, Fitted) and fitted.name == "risk" and fitted.steps == ((0.0, 1.0), (0.1, 0.9))
+    assert torch.equal(fitted.pieces.classes, piece_table(model.tokenizer, model.vocab_size).classes)
+
+
+def test_bad_input_is_one_line(installed, model_of, one_line):
+    model, given = model_of("llama"), {"features": "risk", "weights": []}
+    one_line(InputError, "give the model with its name", lambda: gate_named("fitted", **given))
+    one_line(InputError, ["no parameter 'table'", "weights"], lambda: gate_named("fitted", model, **given, table=1))
+    one_line(InputError, "risk", lambda: gate_named("fitted", model, features="hunch", weights=[]))
+    one_line(InputError, ["gate 'hunch'", "fitted"], lambda: gate_named("hunch"))
+
+
+@pytest.mark.parametrize("name", ["position_aware", "position_margin"])
+def test_tokens_in_turn_exit_as_they_are_decided_one_by_one(name, trace):
+    sweep = sequential_sweep(ExitRule(fit(name, trace, np.ones(len(trace), dtype=bool), TABLE)), trace)
+    turns = np.array(sweep.values(None, 10**6)[1:-1])  # scores of tokens: take values between two that lie apart
+    between = (turns[1:] + turns[:-1])[np.diff(turns) > 1e-4] / 2
+    values = [-np.inf, *between[:: len(between) // 6].tolist(), np.inf]
+    made = list(sweep.exits(values))
+    for value, exits in zip(values, made):
+        told, found = decide(sweep.rule_at(value), trace)
+        assert torch.equal(exits, told) and torch.equal(sweep.tokens, found.tokens)
+    assert len({tuple(exits.tolist()) for exits in made}) > 3
+
+
+def test_two_exits_are_frees(trace):
+    rule = ExitRule(gate_named("confidence"))
+    sweep = FreeSweep(rule, trace, scores(rule, trace), (1, 2))
+    assert sweep.values(None, 0) == [1, 2, trace.layers]
+    for value, exits in zip((1, 2), sweep.exits([1, 2])):
+        assert torch.equal(exits, decide(sweep.rule_at(value), trace)[0])
+        assert set(exits.tolist()) <= {value, trace.layers}
+    (last,) = sweep.exits([float(trace.layers)])
+    assert (last == trace.layers).all()
 
 
 # Without references: the full model's own probability of a text

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import binomtest, kruskal, t
 
 from eelib.common.errors import InputError
@@ -14,8 +12,6 @@ from eestudy import statistics
 from eestudy.statistics import NOTHING, Interval, difference, holm, interval, interval_of, largest_gap, slope
 
 FEW = 60  # draws in comparisons with loops
-LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=30)
-quick = settings(max_examples=30, deadline=None)
 
 
 def framed(values, groups, **columns):
@@ -52,12 +48,12 @@ def test_a_mean_and_a_paired_difference_are_those_of_loops(by):
         value, side = rows["value"], rows["side"]
         return value.mean() if by is None else value[side].mean() - value[~side].mean()
 
-    found = interval(frame, "value", "mean", by=by, draws=FEW)
+    found = interval(frame.sample(frac=1, random_state=0), "value", "mean", by=by, draws=FEW)  # in any order of rows
     estimate, error, skewness = by_loops(frame, statistic)
     assert found.estimate == pytest.approx(estimate) and found.groups == (9 if by is None else 8)
     middle, half = (found.low + found.high) / 2, (found.high - found.low) / 2
     reach = half / error
-    assert t.ppf(0.975, 8) <= reach <= t.ppf(0.975, 1)  # never more degrees of freedom than groups less one
+    assert t.ppf(0.975, 8) - 1e-9 <= reach <= t.ppf(0.975, 1)  # never more degrees of freedom than groups less one
     assert (middle - estimate) / error == pytest.approx((1 + 2 * 1.959964**2) * skewness / 6, rel=1e-5)
 
 
@@ -146,14 +142,6 @@ def of_groups(random, sizes):
     return random.normal(size=len(sizes))[labels] + random.normal(size=len(labels)), labels
 
 
-def uneven(random):
-    return of_groups(random, 1 + random.geometric(1 / 12, size=40))
-
-
-def three_large(random):
-    return of_groups(random, [200] * 3 + [5] * 37)
-
-
 def uneven_shares(random):
     """0.6 of the rows, whose correlation in a group is 0.61; sizes differ by a factor of 50."""
     labels = np.repeat(np.arange(40), 1 + random.geometric(1 / 12, size=40))
@@ -168,8 +156,8 @@ def small_losses(random):
 @pytest.mark.parametrize(
     "draw, kind, mean",
     [
-        (uneven, "mean", 0.0),
-        (three_large, "mean", 0.0),
+        (lambda random: of_groups(random, 1 + random.geometric(1 / 12, size=40)), "mean", 0.0),
+        (lambda random: of_groups(random, [200] * 3 + [5] * 37), "mean", 0.0),
         (uneven_shares, "share", 0.6),
         (small_losses, "loss", 0.03),
     ],
@@ -275,38 +263,17 @@ def test_the_largest_gap_takes_the_widest_pair():
     assert equal.low == 0 < equal.high < 0.3
 
 
-def test_a_difference_of_independent_intervals_adds_in_squares():
-    assert difference(Interval(4, 1, 7, 40), Interval(1, -3, 5, 30))[:4] == pytest.approx((3, -2, 8, 30))
-
-
-@quick
-@given(LABELS, st.floats(-100, 100), st.floats(0.1, 10), st.randoms(use_true_random=False))
-def test_a_mean_shifts_and_scales_and_the_order_of_rows_does_not_matter(labels, shift, scale, random):
-    frame = framed(2 + np.cos(np.arange(len(labels))), labels)
-    plain = interval(frame, "value", "mean", draws=FEW)
-    order = random.sample(range(len(labels)), len(labels))
-    moved = frame.iloc[order].assign(value=lambda rows: rows["value"] * scale + shift)
-    expected = pytest.approx([value * scale + shift for value in plain[:3]], abs=1e-6, nan_ok=True)
-    assert list(interval(moved, "value", "mean", draws=FEW)[:3]) == expected and plain.groups == len(set(labels))
-
-
-@quick
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_holm_steps_down(p_values):
-    adjusted, highest = holm(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = min(1, max(highest, p_values[index] * (len(p_values) - rank)))
-        assert adjusted[index] == pytest.approx(highest)
+def test_holm_steps_down():
+    assert holm([0.04, 0.01, 0.03, 0.6]) == pytest.approx([0.09, 0.04, 0.09, 0.6])  # 0.03 x 3 is more than 0.04 x 2
+    assert holm([0.9, 0.8]) == pytest.approx([1, 1])
 
 
 def test_where_an_interval_lies():
+    assert difference(Interval(4, 1, 7, 40), Interval(1, -3, 5, 30))[:4] == pytest.approx((3, -2, 8, 30))
     share = Interval(0.6125, 0.5801, 0.6449, 40)
     assert share.scaled(-1)[:3] == (-0.6125, -0.6449, -0.5801) and share.mapped(lambda x: 1 - x).low == 1 - 0.6449
-    assert [share.side("above", "below", "neither", of=bound) for bound in (0.5, 0.6, 0.7)] == [
-        "above",
-        "neither",
-        "below",
-    ]
+    sides = [share.side("above", "below", "neither", of=bound) for bound in (0.5, 0.6, 0.7)]
+    assert sides == ["above", "neither", "below"]
     assert NOTHING.side("above", "below", "neither") == "neither" and not NOTHING.scaled(100).known
 
 
@@ -315,10 +282,7 @@ BAD = [
     (lambda: interval(ROW, "depth", "mean"), "there is no column depth; there are value, group, side"),
     (lambda: interval(ROW, "value", "rate"), "kind 'rate' is not allowed; it must be one of share, loss, mean"),
     (lambda: interval(ROW, "value", "share"), "value is not a share: each value must be 0 or 1"),
-    (
-        lambda: interval(ROW.assign(value=2), "value", "loss"),
-        "value is not a loss: each value must lie between 0 and 1",
-    ),
+    (lambda: interval(ROW.assign(value=2), "value", "loss"), "value is not a loss: each value must lie between 0"),
     (lambda: interval(ROW.assign(value=[1, math.nan]), "value", "mean"), "value has 1 values that are not finite"),
     (lambda: interval(ROW.assign(value="x"), "value", "mean"), "value must be numbers"),
     (lambda: interval(ROW.assign(group=["a", None]), "value", "mean"), "each row must name its task and its group"),

@@ -9,7 +9,7 @@ import pandas as pd
 Files = Sequence[tuple[str, tuple[str, bytes]]]  # (kind, such as CSV, (media type, content))
 
 
-def offered(files: Files, name: str) -> str:
+def download_links(files: Files, name: str) -> str:
     """Links to files, each of which holds its file."""
     links = (
         f'<a download="{escape(name, quote=True)}.{kind.lower()}" href="{as_address(*content)}">{kind}</a>'
@@ -19,7 +19,7 @@ def offered(files: Files, name: str) -> str:
 
 
 def as_csv(frame: pd.DataFrame) -> tuple[str, bytes]:
-    """A frame as a CSV to be offered, its numbers with six digits."""
+    """A frame as a CSV file, its numbers with six digits."""
     return "text/csv", frame.to_csv(index=False, float_format="%.6g").encode()
 
 
