@@ -155,22 +155,20 @@ class Forecast:
     @cached_property
     def speed_up(self) -> float:
         """Tokens per second, as a multiple of plain decoding's."""
-        return self.under()
+        plain = seconds(self.costs, self.plans, "full", prompt=self.prompt, batch=self.batch)
+        asked, reads = self.rule.asked(self.costs.layers), self.rule.gate.reads_head
+        return plain / seconds(self.costs, self.plans, self.keys, asked, reads, self.prompt, self.batch, self.draft)
 
     @property
     def plain(self) -> float:
         """Seconds per token of plain decoding, prompts included."""
-        return seconds(self.costs, self.plans, "full", prompt=self.prompt, batch=self.batch) / self.tokens
+        tokens = sum(len(plan.exits) for plan in self.plans)
+        return seconds(self.costs, self.plans, "full", prompt=self.prompt, batch=self.batch) / tokens
 
     @property
     def early(self) -> float:
         """Seconds per token of decoding with early exits."""
         return self.plain / self.speed_up
-
-    @property
-    def tokens(self) -> int:
-        """Of all sequences."""
-        return sum(len(plan.exits) for plan in self.plans)
 
     @property
     def mean_layers(self) -> float:
@@ -187,42 +185,26 @@ class Forecast:
     @property
     def bound(self) -> float:
         """The speed-up if blocks and one read of the head per token were all that is paid, one prompt at a time."""
-        nothing = (0.0,) * len(self.costs.rows)
-        return self.under(call=nothing, prompt=0.0, batch=1, asked=(), reads=False)
+        costs = replace(self.costs, call=(0.0,) * len(self.costs.rows))
+        plain = seconds(costs, self.plans, "full")
+        return plain / seconds(costs, self.plans, self.keys, reads=False, draft=self.draft)
 
     @cached_property
     def if_free(self) -> dict[str, float]:
         """The speed-up if something cost nothing, by what that is, the largest first: what limits the gain."""
         nothing = (0.0,) * len(self.costs.rows)
         found = {
-            "the gate and the head": self.under(head=nothing),
-            "calls": self.under(call=nothing),
-            "prompts": self.under(prompt=0.0),
+            "the gate and the head": replace(self, costs=replace(self.costs, head=nothing)),
+            "calls": replace(self, costs=replace(self.costs, call=nothing)),
+            "prompts": replace(self, prompt=0.0),
         }
         if kv_policy_named(self.keys).verifies:
             right = [Planned(plan.exits, np.ones_like(plan.agrees)) for plan in self.plans]
-            found["wrong drafts"] = self.under(plans=right)
+            found["wrong drafts"] = replace(self, plans=right)
         if self.batch > 1:
-            found["the other rows of a batch"] = self.under(batch=1)
-        return dict(sorted(found.items(), key=lambda one: -one[1]))
-
-    def under(
-        self,
-        call: tuple[float, ...] | None = None,
-        head: tuple[float, ...] | None = None,
-        plans: Sequence[Planned] = (),
-        prompt: float | None = None,
-        batch: int | None = None,
-        asked: Sequence[int] | None = None,
-        reads: bool | None = None,
-    ) -> float:
-        """The speed-up if costs, plans or the batch were others."""
-        costs = replace(self.costs, call=call or self.costs.call, head=head or self.costs.head)
-        plans, prompt, rows = plans or self.plans, self.prompt if prompt is None else prompt, batch or self.batch
-        asked = self.rule.asked(costs.layers) if asked is None else asked
-        reads = self.rule.gate.reads_head if reads is None else reads
-        plain = seconds(costs, plans, "full", prompt=prompt, batch=rows)
-        return plain / seconds(costs, plans, self.keys, asked, reads, prompt, rows, self.draft)
+            found["the other rows of a batch"] = replace(self, batch=1)
+        speed_ups = {what: other.speed_up for what, other in found.items()}
+        return dict(sorted(speed_ups.items(), key=lambda one: -one[1]))
 
     @property
     def limit(self) -> str:

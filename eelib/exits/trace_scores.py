@@ -7,7 +7,7 @@ rises with the threshold, and all thresholds come from one pass over the scores.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,6 @@ from eelib.tracing.trace import Trace
 READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probability")
 IN_A_TRACE = {"readout", "token before", "exit before"}  # of what gates need
 SCORES_VERSION = 1  # of what a gate's code gives: another one makes stored scores anew
-AT_ONCE = 512  # tokens whose states of all layers are held and scored at a time
 POINTS = 200  # most thresholds of a curve
 
 
@@ -128,16 +127,15 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
         prompts = encode(model, task, trace.sequences["sequence"].tolist())
         parts: list[list[Scores]] = [[] for _ in rules]
         tokens, start = Tokens(trace), 0
-        with tqdm(total=len(outputs), desc=f"{task.name} gates", unit="seq", disable=not progress) as bar:
-            for some in together([len(output) for output in outputs], AT_ONCE):
-                rows = torch.arange(start, start + sum(map(len, outputs[some])))
-                start += len(rows)
-                states, _ = states_of(model, prompts[some], outputs[some])
-                final = tokens.final[rows].to(states.device)
-                now = partial(with_states, model, tokens, rows, states)
-                for part, rule in zip(parts, rules):
-                    part.append(Scores(*(each.cpu() for each in score_layers(rule, model.layers, final, now))))
-                bar.update(len(outputs[some]))
+        about = {"desc": f"{task.name} gates", "unit": "seq", "disable": not progress}
+        for prompt, output in tqdm(list(zip(prompts, outputs)), **about):
+            rows = torch.arange(start, start + len(output))
+            start += len(output)
+            states, _ = states_of(model, [prompt], [output])
+            final = tokens.final[rows].to(states.device)
+            now = partial(with_states, model, tokens, rows, states)
+            for part, rule in zip(parts, rules):
+                part.append(Scores(*(each.cpu() for each in score_layers(rule, model.layers, final, now))))
         for rule, part in zip(rules, parts):
             score, ids = (torch.cat(each).numpy() for each in zip(*part))
             columns = {"score": score.astype(np.float32), "token": ids.astype(np.int32)}
@@ -151,18 +149,6 @@ def with_states(model: Model, tokens: Tokens, rows: Tensor, states: Tensor, laye
     readout = {name: values.to(device) for name, values in known.readout.items()}
     given = (readout, states[:, layer], model.unembed, tokens.before[rows].to(device))
     return LayerOutput(layer, model.layers, known.positions.to(device), *given)
-
-
-def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Runs of neighbouring sequences of `most` tokens or fewer; one that has more stands alone."""
-    start = held = 0
-    for end, length in enumerate(lengths):
-        if held + length > most and end > start:
-            yield slice(start, end)
-            start, held = end, 0
-        held += length
-    if start < len(lengths):
-        yield slice(start, len(lengths))
 
 
 def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
@@ -317,9 +303,17 @@ def curve(
         values = turning_values(rule, highest, positions, points)
     if list(values) != sorted(values):
         raise InputError(f"{rule.gate.name}: the values of a curve's threshold must rise")
-    exits = (exits_by(rule_at(rule, value), highest, positions).numpy() for value in values)
-    right = (tokens == tokens[:, -1:]).numpy()
-    return counts(rule.gate.name, values, exits, right, trace.tokens["group"].to_numpy()[counted])
+    right = (tokens == tokens[:, -1:]).numpy()  # where an exit emits full depth's token
+    codes, groups = pd.factorize(pd.Series(trace.tokens["group"].to_numpy()[counted]), sort=True)
+    layers, size, row = right.shape[1], len(groups), np.arange(len(right))
+    exited, agreed = [], []
+    for value in values:
+        layer = exits_by(rule_at(rule, value), highest, positions).numpy()
+        exited.append(np.bincount(codes * layers + layer - 1, minlength=size * layers).reshape(size, layers))
+        agreed.append(np.bincount(codes, right[row, layer - 1], size))
+    of_groups = np.bincount(codes, minlength=size)
+    sums = of_groups, np.stack(exited, 1), np.stack(agreed, 1)
+    return Curve(rule.gate.name, np.array(values, float), list(groups), *sums)
 
 
 def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> np.ndarray:
@@ -352,17 +346,3 @@ def turning_values(rule: ExitRule, highest: Tensor, positions: Tensor, points: i
     if rule.gate.inclusive:  # at j the changes from j on pass
         return np.append(changes, np.inf)[chosen].tolist()
     return np.concatenate([[-np.inf], changes[:-1], [np.inf]] if len(changes) else [[np.inf]])[chosen].tolist()
-
-
-def counts(
-    name: str, values: Iterable[float], exits: Iterable[np.ndarray], right: np.ndarray, groups: np.ndarray
-) -> Curve:
-    """A curve of the exit layers [n] at each value, `right` [n, L]: where an exit emits full depth's token."""
-    codes, labels = pd.factorize(pd.Series(groups), sort=True)
-    layers, size, row = right.shape[1], len(labels), np.arange(len(right))
-    exited, agreed = [], []
-    for layer in exits:
-        exited.append(np.bincount(codes * layers + layer - 1, minlength=size * layers).reshape(size, layers))
-        agreed.append(np.bincount(codes, right[row, layer - 1], size))
-    tokens = np.bincount(codes, minlength=size)
-    return Curve(name, np.array(list(values), float), list(labels), tokens, np.stack(exited, 1), np.stack(agreed, 1))

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from scipy.stats import beta
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.exits.exit_rule import GRID, Constant, Decaying, Estimated, ExitRule, by_moments
+from eelib.exits.exit_rule import GRID, Decaying, Estimated, ExitRule, by_moments
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
 from eelib.exits.gates.state import TRAINED, Lstm, save_gate, trained_gate
 from eelib.exits.trace_scores import name_of
@@ -50,13 +49,27 @@ def asked(gate, **columns):
     return found
 
 
-def test_confidence_margin_and_entropy_are_readouts():
-    """The published entropy is NaN where a probability underflows, so that the surest tokens never exit."""
-    assert asked(gate_named("confidence"), probability=[[0.5, 0.25]]) == [[0.5, 0.25]]
-    assert asked(gate_named("softmax_difference"), margin=[[0.5, 0.25]]) == [[0.5, 0.25]]
-    sure = {"entropy": [[0.0, 0.5]], "probability": [[1.0, 0.5]]}
-    assert asked(gate_named("entropy"), **sure) == [[0.0, -0.5]]
-    assert asked(gate_named("entropy", as_published=True), **sure) == [[NO_EXIT, -0.5]]
+STATES = [[[1.0, 0.0]], [[1.0, 1.0]], [[2.0, 2.0]]]
+RISING = [[0.9, 0.1], [0.8, 0.2], [0.85, 0.3], [0.9, 0.3], [0.95, 0.4]]
+TWO_RISES = [[NO_EXIT, NO_EXIT], [NO_EXIT, NO_EXIT], [NO_EXIT, 0.3], [0.9, NO_EXIT], [0.95, NO_EXIT]]
+UNDERFLOW = {"entropy": [[0.0, 0.5]], "probability": [[1.0, 0.5]]}  # the published entropy is NaN where one is 0
+BY_HAND = [
+    ("confidence", False, {"probability": [[0.5, 0.25]]}, [[0.5, 0.25]]),
+    ("softmax_difference", False, {"margin": [[0.5, 0.25]]}, [[0.5, 0.25]]),
+    ("entropy", False, UNDERFLOW, [[0.0, -0.5]]),
+    ("entropy", True, UNDERFLOW, [[NO_EXIT, -0.5]]),
+    ("state_saturation", False, {"state": STATES}, [[NO_EXIT], [math.sqrt(0.5)], [1.0]]),
+    ("state_saturation", True, {"state": STATES}, [[NO_EXIT], [2 / math.sqrt(5)], [1.0]]),  # of (2, 0), (2, 1), (4, 2)
+    ("monotone", False, {"probability": RISING}, TWO_RISES),
+    ("monotone", True, {"state": [[[0.1, 0.0]], [[0.2, 0.0]], [[0.8, 0.0]]]}, [[NO_EXIT], [NO_EXIT], [0.8]]),
+    ("fixed", False, {"top1": [[1, 1], [1, 1]]}, [[1, 1], [2, 2]]),
+]
+
+
+@pytest.mark.parametrize("name, as_published, columns, wanted", BY_HAND, ids=str)
+def test_a_gates_score_by_hand(name, as_published, columns, wanted):
+    found = asked(gate_named(name, **{"as_published": True} if as_published else {}), **columns)
+    assert [pytest.approx(row) for row in wanted] == found
 
 
 def test_patience_of_t_is_t_plus_one_layers_with_one_answer():
@@ -69,26 +82,7 @@ def test_patience_of_t_is_t_plus_one_layers_with_one_answer():
             assert torch.equal(found[layer] >= t, same & torch.tensor(layer >= t))
 
 
-def test_saturation_is_the_cosine_of_neighbouring_states():
-    state = [[[1.0, 0.0]], [[1.0, 1.0]], [[2.0, 2.0]]]
-    (first,), (second,), (third,) = asked(gate_named("state_saturation"), state=state)
-    assert first == NO_EXIT and second == pytest.approx(math.sqrt(0.5)) and third == pytest.approx(1.0)
-    _, (normed,), _ = asked(gate_named("state_saturation", as_published=True), state=state)
-    assert normed == pytest.approx(2 / math.sqrt(5))  # of (2, 0) and (2, 1)
-
-
-def test_monotone_asks_for_two_rises():
-    """Of the probability; as published, of the largest logit."""
-    probability = [[0.9, 0.1], [0.8, 0.2], [0.85, 0.3], [0.9, 0.3], [0.95, 0.4]]
-    found = asked(gate_named("monotone"), probability=probability)
-    rounded = [[round(value, 4) for value in row] for row in found]
-    assert rounded == [[NO_EXIT, NO_EXIT], [NO_EXIT, NO_EXIT], [NO_EXIT, 0.3], [0.9, NO_EXIT], [0.95, NO_EXIT]]
-    state = [[[0.1, 0.0]], [[0.2, 0.0]], [[0.8, 0.0]]]
-    assert asked(gate_named("monotone", as_published=True), state=state)[2] == pytest.approx([0.8])
-
-
-def test_fixed_is_the_layer_and_the_schedule_falls_along_the_output():
-    assert asked(gate_named("fixed"), top1=[[1, 1], [1, 1]]) == [[1, 1], [2, 2]]
+def test_the_schedule_falls_along_the_output():
     found = asked(gate_named("schedule", least=2, longest=4), top1=[[0] * 6] * LAYERS)
     depths = [next(layer for layer in range(1, LAYERS + 1) if found[layer - 1][at] >= 0) for at in range(6)]
     assert depths == [5, 4, 3, 2, 2, 2]
@@ -106,25 +100,16 @@ def test_shortlist_lists_once_and_rescores():
     assert found == [(NO_EXIT, -1), (pytest.approx(2 * second - 1), 2), (pytest.approx(2 * third - 1), 0)]
 
 
-def test_bad_gates_are_one_line(one_line):
-    one_line(InputError, ["gate 'hunch'", "patience", "lstm"], lambda: gate_named("hunch"))
-    one_line(InputError, ["no parameter 'temperature'", "least"], lambda: gate_named("schedule", temperature=1))
-    one_line(InputError, ["no parameter", "none"], lambda: gate_named("confidence", tau=1))
-    one_line(InputError, "k 1 is not allowed", lambda: gate_named("shortlist", k=1))
-    one_line(InputError, "1 <= least <= most", lambda: gate_named("schedule", least=4, most=2))
-
-
 # Where a rule lets a token exit
 
 
-def test_equal_scores_stop_only_inclusive_gates():
-    positions, score = torch.zeros(1, dtype=torch.long), torch.tensor([2.0])
-    assert ExitRule(gate_named("patience"), 2).exits(3, score, positions).tolist() == [True]
-    assert ExitRule(gate_named("confidence"), 2).exits(3, score, positions).tolist() == [False]
-
-
-def test_where_a_gate_is_asked():
-    """A stateful one below the least layer, too, where no token exits; none outside its exit layers."""
+def test_where_a_gate_is_asked_and_lets_exit():
+    """A stateful one below the least layer, too, where no token exits; none outside its exit layers. Equal scores exit
+    by inclusive gates only.
+    """
+    equal = torch.tensor([2.0]), torch.zeros(1, dtype=torch.long)
+    assert ExitRule(gate_named("patience"), 2).exits(3, *equal).tolist() == [True]
+    assert ExitRule(gate_named("confidence"), 2).exits(3, *equal).tolist() == [False]
     rule = ExitRule(gate_named("patience"), 0, minimum_layer=3)
     assert rule.asked(5) == [1, 2, 3, 4] and not rule.exits(2, torch.tensor([9.0]), torch.zeros(1)).any()
     confidence = gate_named("confidence")
@@ -135,15 +120,23 @@ def test_where_a_gate_is_asked():
     assert ExitRule(confidence).threshold.at(torch.zeros(1)) == torch.tensor(0.9)  # its default
 
 
-def test_bad_rules_are_one_line(one_line):
+def test_bad_gates_rules_and_thresholds_are_one_line(one_line):
     gate = gate_named("confidence")
-    for wrong in ((3, 2), (), ("a",), (1.5,), (True,), 2, "2"):
+    one_line(InputError, ["gate 'hunch'", "patience", "lstm"], lambda: gate_named("hunch"))
+    one_line(InputError, ["no parameter 'temperature'", "least"], lambda: gate_named("schedule", temperature=1))
+    one_line(InputError, ["no parameter", "none"], lambda: gate_named("confidence", tau=1))
+    one_line(InputError, "k 1 is not allowed", lambda: gate_named("shortlist", k=1))
+    one_line(InputError, "1 <= least <= most", lambda: gate_named("schedule", least=4, most=2))
+    for wrong in ((3, 2), (), ("a",), (True,), "2"):
         one_line(InputError, [f"exit_layers {wrong!r}", "rising order"], lambda: ExitRule(gate, exit_layers=wrong))
-    for wrong in ("0.9", float("nan"), True, [0.5]):
+    for wrong in ("0.9", float("nan"), True):
         one_line(InputError, f"threshold {wrong!r}", lambda: ExitRule(gate, wrong))
     one_line(InputError, "minimum_layer", lambda: ExitRule(gate, minimum_layer=0))
     for beyond in ({"exit_layers": (0, 1)}, {"exit_layers": (2, 9)}, {"minimum_layer": 5}):
         one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, **beyond).check(4))
+    for given in ({"value": 1.5}, {"value": 0.5, "tau": -1}, {"value": 0.5, "longest": 0}):
+        one_line(InputError, "decaying threshold", lambda: Decaying(**given))
+    one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate, Estimated()))
 
 
 # Thresholds that change
@@ -157,24 +150,21 @@ def test_both_forms_of_the_decay():
     assert Decaying(1.0, longest=10).at(at).max() <= 1 and Decaying(0.0, longest=10).at(at).min() >= 0
 
 
-@pytest.mark.parametrize("limit", [Constant(0.0), Decaying(0.0, longest=10), Decaying(0.0, 2.0, 7, as_published=True)])
-def test_the_value_for_a_score_makes_the_threshold_that_score(limit):
-    for at in range(12):
-        position = torch.tensor([at])
-        value = float(limit.value_for(torch.tensor([0.7]).double(), position))
-        assert float(replace(limit, value=value).at(position)) == pytest.approx(0.7)
-
-
 def test_free_finds_where_the_agreeing_are_enough():
-    """Hard sides: the first grid point at which the true densities stand at 0.4."""
+    """Hard sides: the first grid point at which the true densities stand at 0.4. At most 300 fits."""
     draw = np.random.default_rng(1)
-    wrong, right = draw.beta(2, 4, 50_000), draw.beta(6, 2, 50_000)
+    wrong, right = draw.beta(2, 4, 20_000), draw.beta(6, 2, 20_000)
     limit = Estimated(as_published=True)
-    limit.learn([*wrong, *right], [False] * len(wrong) + [True] * len(right))
-    assert limit.value == 0.9
+    limit.learn(right, [True] * len(right))
+    limit.begin_sequence()
+    assert limit.value == 0.9 and limit.fits == 0  # until both sides were seen
+    limit.learn(wrong, [False] * len(wrong))
     limit.begin_sequence()
     against, favour = beta.pdf(GRID, 2, 4), beta.pdf(GRID, 6, 2)
     assert limit.value == GRID[(favour / (favour + against) > 0.4).argmax()] and limit.fits == 1
+    limit.fits = 300
+    limit.begin_sequence()
+    assert limit.fits == 300
 
 
 def test_the_published_estimator_does_not_look_back_and_ours_does():
@@ -191,23 +181,6 @@ def test_the_published_estimator_does_not_look_back_and_ours_does():
     soft = 0.8 * np.array(first) + 0.2 * np.array([[1, 0, 1, 0], [0, 1, 0, 1]])
     for shape, side in zip(found[0], soft / soft.sum(axis=0)):
         assert shape == pytest.approx(by_moments(np.array(scores), side))
-
-
-def test_free_keeps_its_start_until_both_sides_were_seen_and_stops_after_300_fits():
-    limit = Estimated(value=0.7)
-    limit.learn([0.5, 0.6], [True, True])
-    limit.begin_sequence()
-    assert limit.value == 0.7 and limit.fits == 0
-    limit.learn([0.4, 0.3], [False, False])
-    for _ in range(400):
-        limit.begin_sequence()
-    assert limit.fits == 300 and 0.3 <= limit.value <= 0.9
-
-
-def test_bad_thresholds_are_one_line(one_line):
-    for given in ({"value": 1.5}, {"value": 0.5, "tau": -1}, {"value": 0.5, "longest": 0}):
-        one_line(InputError, "decaying threshold", lambda: Decaying(**given))
-    one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate_named("confidence"), Estimated()))
 
 
 # Trained gates
@@ -244,53 +217,32 @@ def over_states(gate, states, unembed=None, rows=None):
     return found
 
 
-def mlp(weights, x):
-    hidden = np.maximum(weights["layers.0.weight"] @ x + weights["layers.0.bias"], 0)
-    return weights["layers.2.weight"] @ hidden + weights["layers.2.bias"]
-
-
-def lstm(weights, xs):
-    """The equations of an LSTM, cell by cell."""
-    depth = sum("weight_hh" in name for name in weights)
-    for k in range(depth):
-        w, u, b, c = (weights[f"lstm.{n}_l{k}"] for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-        h, cell, outputs = np.zeros(u.shape[1]), np.zeros(u.shape[1]), []
-        for x in xs:
-            i, f, g, o = np.split(w @ x + b + u @ h + c, 4)
-            cell = cell / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-            h = np.tanh(cell) / (1 + np.exp(-o))
-            outputs.append(h)
-        xs = outputs
-    return weights["out.weight"] @ xs[-1] + weights["out.bias"]
-
-
-def by_hand(gate, states):
-    """Probability of an exit by token at the last of some layers [layers, size], float64."""
-    weights = {name: value.double().numpy() for name, value in gate.network.state_dict().items()}
-    xs = list(states.double().numpy())
-    if gate.name == "three_states" and len(xs) < 3:
-        return NO_EXIT
-    if gate.name == "lstm":
-        stay, leave = lstm(weights, xs)
-    else:
-        stay, leave = mlp(weights, np.concatenate(xs[-3:]) if gate.name == "three_states" else xs[-1])
-    return 1 / (1 + np.exp(stay - leave))
-
-
-def test_scores_by_hand(gate, states):
-    """Layer by layer, as a gate is asked; on all layers at once, as it is trained; where rows leave the batch."""
-    found = torch.stack(over_states(gate, states))
-    wanted = [[by_hand(gate, states[:layer, t]) for t in range(TOKENS)] for layer in range(1, DEEP)]
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32), rtol=0, atol=1e-5)
+def test_scores_layer_by_layer_are_those_on_all_layers_at_once(gate, states):
+    """As a gate is asked, and as it is trained; where rows leave the batch; before its first layer no token exits."""
+    found, first = torch.stack(over_states(gate, states)), gate.network.first
+    assert (found[: first - 1] == NO_EXIT).all() and first == (3 if gate.name == "three_states" else 1)
     assert found.dtype == torch.float32 and not found.requires_grad
-    inner = found[found != NO_EXIT]
-    assert inner.min() < inner.max() and inner.min() >= 0 and inner.max() <= 1
-    whole, first = gate.network(states.transpose(0, 1)).softmax(-1)[..., 1].T, gate.network.first
-    torch.testing.assert_close(found[first - 1 :], whole, rtol=1e-5, atol=1e-6)
+    stay, leave = gate.network(states.transpose(0, 1)).unbind(-1)
+    torch.testing.assert_close(found[first - 1 :], torch.sigmoid(leave - stay).T, rtol=1e-5, atol=1e-6)
     rows = torch.tensor([3, 1])
     torch.testing.assert_close(
         torch.stack(over_states(gate, states, rows=rows)[2:]), found[2:, rows], rtol=1e-5, atol=1e-6
     )
+
+
+def test_networks_look_at_what_was_published():
+    """At one state; at three; at all so far, by an LSTM of two layers of the state's width, or of one of width 250."""
+    states = torch.randn(1, DEEP - 1, SIZE)
+    sees = {"classifier": 1, "three_states": 3, "lstm": DEEP - 1, "lstm as published": DEEP - 1}
+    for name in KINDS:
+        network = untrained(name).network
+        for back in range(1, DEEP):
+            other = states.clone()
+            other[:, -back] += 1
+            assert torch.equal(network(other)[:, -1], network(states)[:, -1]) == (back > sees[name])
+    for name, shape in (("lstm", (2, SIZE)), ("lstm as published", (1, 250))):
+        network = untrained(name).network
+        assert (network.lstm.num_layers, network.lstm.hidden_size) == shape
 
 
 def test_states_after_the_norm_where_it_was_trained_on_them(states):
@@ -355,41 +307,28 @@ def test_what_is_not_there_is_refused(model, name, parameters, parts, saved, mod
     one_line(ValueError, parts, lambda: trained_gate(model_of(model), name, tmp_path, **parameters))
 
 
-def other_card(content, file, **changes):
-    safetensors.torch.save_file(safetensors.torch.load(content), file, {"card": json.dumps(card_of(file) | changes)})
-
-
-DAMAGES = {
-    "short": lambda content, file: file.write_bytes(content[: len(content) // 2]),
-    "a bit": lambda content, file: file.write_bytes(content[:-3] + bytes([content[-3] ^ 64]) + content[-2:]),
-    "no card": lambda content, file: safetensors.torch.save_file(safetensors.torch.load(content), file),
-    "other tensors": lambda content, file: safetensors.torch.save_file(
-        {"x": torch.zeros(2)}, file, {"card": json.dumps(card_of(file))}
-    ),
-    "another gate's": lambda content, file: other_card(content, file, gate="lstm"),
-    "text": lambda content, file: file.write_text("{}"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["short", "a bit", "no card", "other tensors", "another gate's"])
 def test_a_damaged_file_is_refused(damage, saved, model_of, tmp_path, one_line):
     _, file = saved("classifier")
-    DAMAGES[damage](file.read_bytes(), file)
+    content, card = file.read_bytes(), card_of(file)
+    tensors, other = safetensors.torch.load(content), {"card": json.dumps(card | {"gate": "lstm"})}
+    damages = {
+        "short": content[: len(content) // 2],
+        "a bit": content[:-3] + bytes([content[-3] ^ 64]) + content[-2:],
+        "no card": safetensors.torch.save(tensors),
+        "other tensors": safetensors.torch.save({"x": torch.zeros(2)}, {"card": json.dumps(card)}),
+        "another gate's": safetensors.torch.save(tensors, other),
+    }
+    file.write_bytes(damages[damage])
     one_line(ValueError, ["is damaged", "train it"], lambda: trained_gate(model_of("llama"), "classifier", tmp_path))
 
 
-SHIPPED = ["pocket-llama", "pocket-llama-joint", "pocket-t5-weighted"]
-
-
-@pytest.mark.parametrize("model", SHIPPED)
+@pytest.mark.parametrize("model", ["pocket-llama", "pocket-llama-joint", "pocket-t5-weighted"])
 def test_shipped_gates_are_of_the_shipped_models(model):
     """Loading compares the weights with the hash on the file's card, and the model with the one it was trained for."""
-    assert sorted(folder.name for folder in data_folder("gates").iterdir()) == [*SHIPPED, "smollm2-135m-instruct"]
-    loaded, folder = load_model(model, device="cpu"), data_folder("gates", model)
-    assert sorted(file.name for file in folder.iterdir()) == sorted(f"{name}.safetensors" for name in TRAINED)
+    loaded = load_model(model, device="cpu")
     for name in TRAINED:
-        file = folder / f"{name}.safetensors"
+        file = data_folder("gates", model, f"{name}.safetensors")
         gate, card = trained_gate(loaded, name), card_of(file)
         assert gate.name == card["gate"] == name and file.stat().st_size < 2_200_000
-        assert gate.normed is card["normed"] and card["model"] == model
-        assert card["held out"]["area"] > 70 and card["texts"]
+        assert gate.normed is card["normed"] and card["held out"]["area"] > 70 and card["texts"]

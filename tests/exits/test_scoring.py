@@ -1,6 +1,5 @@
 """A gate says the same while decoding, over a finished trace and of whole runs; curves of all thresholds."""
 
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,12 +7,11 @@ import pandas as pd
 import pytest
 import torch
 import traces
-from exits_made import LAYERS, Made, between, by_sequence, middle_rule, untrained, whole_scores
+from exits_made import LAYERS, Made, between, by_sequence, middle_rule, whole_scores
 from families import in_pairs
 
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
-from eelib.common.files import exclusive
 from eelib.exits.decoding import loop
 from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eelib.exits.decoding.generate import generate
@@ -31,63 +29,46 @@ SIMPLE = ("confidence", "softmax_difference", "entropy", "state_saturation")  # 
 NAMES = ["llama", "gpt2", "t5", "gemma2"]
 
 
-def fitted(name, model):
-    """A gate of the study with random weights; some look at where the token before exited."""
-    width = sum(len(CLASSES) if sign == "piece" else 1 for sign in FEATURES[name])
-    weights = np.random.default_rng(0).normal(size=(model.layers - 1, width + 1))
-    return ExitRule(Fitted(name, tuple(map(tuple, weights.tolist())), classes_of(model)), 0.5)
-
-
-def classes_of(model):
-    """A class for each token, by its number."""
-    return PieceTable(torch.arange(model.vocab_size).remainder(len(CLASSES)).byte())
-
-
 def rule_of(gate, model):
-    """A rule of a library's gate or of the study's."""
-    if gate in FEATURES:
-        return fitted(gate, model)
-    middle = middle_rule(model, PROMPTS, gate if gate in (*SIMPLE, *TRAINED) else "confidence")
-    return middle if middle.gate.name == gate else ExitRule(gate_named(gate))
+    """A rule of a library's gate, or of one of the study's with random weights, which may see earlier exits."""
+    if gate not in FEATURES:
+        middle = middle_rule(model, PROMPTS, gate if gate in (*SIMPLE, *TRAINED) else "confidence")
+        return middle if middle.gate.name == gate else ExitRule(gate_named(gate))
+    width = sum(len(CLASSES) if sign == "piece" else 1 for sign in FEATURES[gate])
+    weights = np.random.default_rng(0).normal(size=(model.layers - 1, width + 1))
+    pieces = PieceTable(torch.arange(model.vocab_size).remainder(len(CLASSES)).byte())  # by a token's number
+    return ExitRule(Fitted(gate, tuple(map(tuple, weights.tolist())), pieces), 0.5)
 
 
-CASES = in_pairs([*own_gates(), *FEATURES], NAMES)[::2] + [(gate, "llama") for gate in SIMPLE]
+CASES = {*in_pairs([*own_gates(), *FEATURES], NAMES)[::2], *((gate, "llama") for gate in SIMPLE)}
 
 
-@pytest.mark.parametrize("gate, name", sorted(set(CASES)))
-def test_deferred_gates_say_what_they_say_of_whole_runs(gate, name, model_of):
-    model = model_of(name)
+@pytest.mark.parametrize("gate, name", sorted(CASES))
+def test_gates_say_the_same_while_decoding_and_of_a_trace_as_of_whole_runs(gate, name, model_of, made, tmp_path):
+    """Gates on states, too, whose scores lie beside the trace, and gates that see where earlier tokens exited."""
+    model, trace = model_of(name), made(name)
     rule = rule_of(gate, model)
-    made = generate(model, PROMPTS, rule, kv_policy="deferred", batch_size=3, max_new_tokens=STEPS)
-    positions = torch.tensor(made.tokens["position"].to_numpy())
-    prompts, exited = model.tokenizer(PROMPTS)["input_ids"], torch.tensor(made.tokens["exit_layer"].to_numpy())
-    found = whole_scores(model, rule, prompts, by_sequence(made), exited)
+    decoded = generate(model, PROMPTS, rule, kv_policy="deferred", batch_size=3, max_new_tokens=STEPS).tokens
+    positions, exited = (torch.tensor(decoded[column].to_numpy()) for column in ("position", "exit_layer"))
+    outputs = decoded.groupby("sequence")["token_id"].agg(list).tolist()
+    found = whole_scores(model, rule, model.tokenizer(PROMPTS)["input_ids"], outputs, exited)
     exits = exits_of(rule, found, positions)
     apart = (found.score - rule.threshold.at(positions).reshape(-1, 1)).abs()
     exact = rule.gate.inclusive and gate != "state_saturation"  # whole numbers
     clear = (apart.gt(1e-5) | torch.tensor(exact)).all(dim=1).numpy()  # rounding carries no score over the threshold
     assert clear.mean() > 0.9
-    np.testing.assert_array_equal(made.tokens["exit_layer"][clear], exits[clear])
-    np.testing.assert_array_equal(made.tokens["token_id"][clear], found.emitted(exits)[clear])
+    np.testing.assert_array_equal(exited[clear], exits[clear])
+    np.testing.assert_array_equal(decoded["token_id"][clear], found.emitted(exits)[clear])
     assert gate not in (*SIMPLE, *FEATURES) or len(set(exits.tolist())) > 1
-
-
-@pytest.mark.parametrize("gate, name", in_pairs([*own_gates(), *FEATURES], NAMES)[::2])
-def test_scores_of_a_trace_are_those_of_whole_runs(gate, name, model_of, made, tmp_path):
-    """Of gates on states, whose scores are stored beside the trace; of gates that see where the token before exited."""
-    model, trace = model_of(name), made(name)
-    rule = rule_of(gate, model)
     if {"state", "head"} & set(rule.gate.needs):
         trace = traces.make(model, tmp_path)
         make_scores(model, traces.TASK, trace, [rule], progress=False)
     exits, found = decide(rule, trace)
-    prompts = model.tokenizer(traces.TASK.prompts)["input_ids"]
-    whole = whole_scores(model, rule, prompts, by_sequence(trace), exits)
+    whole = whole_scores(model, rule, model.tokenizer(traces.TASK.prompts)["input_ids"], by_sequence(trace), exits)
     assert torch.equal(found.score == NO_EXIT, whole.score == NO_EXIT)
     torch.testing.assert_close(found.score, whole.score, rtol=2e-4, atol=2e-4)
     assert (found.tokens == whole.tokens).float().mean() > 0.99
     assert torch.equal(exits, exits_of(rule, found, torch.tensor(trace.tokens["position"].to_numpy())))
-    assert gate not in FEATURES or len(set(exits.tolist())) > 1
 
 
 @dataclass(frozen=True)
@@ -127,13 +108,10 @@ def test_the_oracle_exits_at_the_first_layer_that_agrees(kv_policy, name, model_
         assert (by_sequence(known), by_sequence(known, "exit_layer")) == ([ids], [layers])
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_a_batch_that_did_not_fit_teaches_nothing(model_of, monkeypatch, late):
+@pytest.mark.parametrize("place, name", [(Decoder, "decode"), (loop, "Batch")])
+def test_a_batch_that_did_not_fit_teaches_nothing(place, name, model_of, monkeypatch):
     """Neither at its end nor before it began, when there is nothing to go back to."""
-    model = model_of("llama")
-    value = middle_rule(model, PROMPTS).threshold.value
-    place, name = (Decoder, "decode") if late else (loop, "Batch")
-    plain, thresholds = getattr(place, name), []
+    model, plain, rules = model_of("llama"), getattr(place, name), []
 
     def tight(self, prompts, *more):
         made = plain(self, prompts, *more)
@@ -143,11 +121,9 @@ def test_a_batch_that_did_not_fit_teaches_nothing(model_of, monkeypatch, late):
 
     for size in (4, 2):
         monkeypatch.setattr(place, name, tight if size == 4 else plain)
-        rule = ExitRule(gate_named("confidence"), Estimated(value), exit_layers=(2,))
-        given = dict(kv_policy="deferred", batch_size=size, max_new_tokens=STEPS, batch_split=0)
-        generate(model, PROMPTS[:4], rule, **given)
-        thresholds.append(rule.threshold)
-    assert thresholds[0] == thresholds[1] and thresholds[0].scores
+        rules.append(free_rule(middle_rule(model, PROMPTS).threshold.value))
+        generate(model, PROMPTS[:4], rules[-1], batch_size=size, max_new_tokens=STEPS, batch_split=0)
+    assert rules[0] == rules[1] and rules[0].threshold.scores
 
 
 @pytest.mark.parametrize("gate, at_depth", [("state_saturation", 1), ("shortlist", 2)])
@@ -164,59 +140,33 @@ def test_the_head_is_read_for_tokens_that_exit(gate, at_depth, model_of):
 # ---- over a trace
 
 
+def free_rule(value):
+    """FREE's rule with its exit at layer 2 and this threshold at first."""
+    return ExitRule(gate_named("confidence"), Estimated(value), exit_layers=(2,))
+
+
 def test_free_learns_sequence_by_sequence(made):
     """Of tokens that ran all blocks, before the next sequence begins; the rule itself stays as it was."""
     trace = made("llama")
-    shallow = ExitRule(gate_named("confidence"), exit_layers=(2,))
-    found, tokens = scores(shallow, trace), Tokens(trace)
+    found, final = scores(free_rule(0.5), trace), Tokens(trace).final
     middle = between(found.score[:, 1])
-    rule = ExitRule(shallow.gate, Estimated(middle), exit_layers=(2,))
     limit, expected = Estimated(middle), []
     for _, rows in trace.tokens.groupby("sequence"):
         limit.begin_sequence()
-        score = found.score[rows.index, 1]
+        score, agreed = found.score[rows.index, 1], found.tokens[rows.index, 1] == final[rows.index]
         deep = ~(score > limit.value)
         expected += [trace.layers if one else 2 for one in deep.tolist()]
-        limit.learn(score[deep].tolist(), (found.tokens[rows.index, 1] == tokens.final[rows.index])[deep].tolist())
-    exits, again = decide(rule, trace)
-    assert exits.tolist() == expected and set(expected) == {2, trace.layers}
-    assert rule.threshold == Estimated(middle) and torch.equal(again.score, found.score)
+        limit.learn(score[deep].tolist(), agreed[deep].tolist())
+    rule = free_rule(middle)
+    assert decide(rule, trace)[0].tolist() == expected and set(expected) == {2, trace.layers}
+    assert rule == free_rule(middle)
 
 
-@pytest.mark.parametrize("progress", [True, False])
-def test_who_waits_to_score_says_so_where_progress_is_shown(model_of, tmp_path, capsys, progress):
-    """A page has no place for it."""
-    model, rule = model_of("gpt2"), ExitRule(gate_named("state_saturation"))
-    trace = traces.make(model, tmp_path)
-    with ThreadPoolExecutor(1) as pool:
-        with exclusive(trace.folder):
-            waiting = pool.submit(make_scores, model, traces.TASK, trace, [rule], progress)
-            assert not wait([waiting], timeout=1).done
-        waiting.result(timeout=60)
-    assert ("waiting" in capsys.readouterr().out) is progress and len(scores(rule, trace).score)
-
-
-@pytest.mark.parametrize("gate", ["lstm", "three_states", "state_saturation"])
-def test_scores_do_not_depend_on_what_is_scored_together(gate, model_of, tmp_path, monkeypatch):
-    """One sequence at a time, a few, and all at once."""
-    model, found = model_of("llama"), []
-    rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate))
-    for most in (1, 20, 10**6):
-        monkeypatch.setattr("eelib.exits.trace_scores.AT_ONCE", most)
-        trace = traces.make(model, tmp_path / str(most))
-        make_scores(model, traces.TASK, trace, [rule], progress=False)
-        found.append(scores(rule, trace))
-    for other in found[1:]:
-        torch.testing.assert_close(found[0].score, other.score, rtol=1e-4, atol=1e-5)
-        assert torch.equal(found[0].tokens, other.tokens)
-
-
-def test_a_gate_on_states_says_where_to_get_them(made, model_of, one_line):
-    rule = ExitRule(gate_named("state_saturation"))
+def test_what_has_no_scores_is_one_line(made, model_of, one_line):
+    rule, beyond = ExitRule(gate_named("state_saturation")), ExitRule(gate_named("confidence"), exit_layers=(99,))
     one_line(InputError, ["state_saturation", "make_scores"], lambda: scores(rule, made("llama")))
     one_line(InputError, "is not of", lambda: make_scores(model_of("gpt2"), traces.TASK, made("llama"), [rule]))
-    with pytest.raises(InputError, match="layers 1 to"):
-        scores(ExitRule(gate_named("confidence"), exit_layers=(99,)), made("llama"))
+    one_line(InputError, "layers 1 to", lambda: scores(beyond, made("llama")))
 
 
 # ---- curves
@@ -248,16 +198,12 @@ CURVES = [
 ]
 
 
-@pytest.fixture
-def made_up():
-    return Made()
-
-
 @pytest.mark.parametrize("rule", CURVES, ids=lambda rule: f"{rule.gate.name} {rule.threshold}")
-def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(rule, made_up):
-    found = made_up.scores(rule)
-    whole = curve(rule, found, made_up, points=10**6)
-    counted, tokens = made_up.statistic_rows(), made_up.tokens
+def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(rule):
+    made = Made()
+    found = made.scores(rule)
+    whole = curve(rule, found, made, points=10**6)
+    counted, tokens = made.statistic_rows(), made.tokens
     positions = torch.tensor(tokens["position"].to_numpy())
     final, decaying = torch.tensor(tokens["token_id"].to_numpy()), isinstance(rule.threshold, Decaying)
     for at, value in enumerate(whole.values):
@@ -278,26 +224,21 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
     for value in finest:  # no threshold parts the tokens in another way
         layers = exits_of(rule_at(rule, value), found, positions).numpy()[counted].mean()
         assert round(layers, 9) in seen, value
-    thin = curve(rule, found, made_up, points=5)
+    thin = curve(rule, found, made, points=5)
     assert len(thin.values) <= 5 and set(thin.values) <= set(whole.values)
     assert thin.mean_layers[[0, -1]] == pytest.approx(whole.mean_layers[[0, -1]])
-    again = curve(rule, found, made_up, values=thin.values.tolist())
+    again = curve(rule, found, made, values=thin.values.tolist())
     np.testing.assert_array_equal(again.exited, thin.exited)
 
 
-def test_only_the_rows_asked_for_count(made_up):
-    rule, half = CURVES[0], made_up.tokens["group"].to_numpy() < "g06"
-    found = made_up.scores(rule)
-    one = curve(rule, found, made_up, rows=half)
-    counted = half & made_up.statistic_rows()
-    assert one.groups == [f"g{i:02d}" for i in range(6)] and one.tokens.sum() == counted.sum()
-    with pytest.raises(InputError, match="there is no token to count"):
-        curve(rule, found, made_up, rows=half & ~half)
-
-
-def test_what_has_no_curve_is_one_line(one_line, made_up):
-    rule = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
-    found = made_up.scores(rule)
-    one_line(InputError, ["Estimated", "no curve"], lambda: curve(rule, found, made_up))
-    one_line(InputError, "must rise", lambda: curve(CURVES[0], found, made_up, values=[0.5, 0.1]))
-    one_line(InputError, "-inf", lambda: curve(CURVES[-1], found, made_up, values=[-np.inf]))
+def test_only_the_rows_asked_for_count_and_bad_curves_are_one_line(one_line):
+    made = Made()
+    found, half = made.scores(CURVES[0]), made.tokens["group"].to_numpy() < "g06"
+    one = curve(CURVES[0], found, made, rows=half)
+    assert one.groups == [f"g{i:02d}" for i in range(6)]
+    assert one.tokens.sum() == (half & made.statistic_rows()).sum()
+    free = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
+    one_line(InputError, "there is no token to count", lambda: curve(CURVES[0], found, made, rows=half & ~half))
+    one_line(InputError, ["Estimated", "no curve"], lambda: curve(free, found, made))
+    one_line(InputError, "must rise", lambda: curve(CURVES[0], found, made, values=[0.5, 0.1]))
+    one_line(InputError, "-inf", lambda: curve(CURVES[-1], found, made, values=[-np.inf]))

@@ -89,22 +89,15 @@ class LayerDrafts(GateRunner, ModelDrafts):
             use_fast_products(block, like=model.network)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
-        """Of one draft for each of so many sequences."""
         return costs.upto(rows, self.layer + self.block_runs, self.head.share if self.head else 1.0)
 
     def begin_prompts(self, prompts: list[list[int]]) -> None:
-        """A new batch."""
         if self.head:
             self.head.begin(prompts)
 
     def begin(self, sequences: list[DecodedSequence]) -> None:
         """Those that draft one more token."""
         self.sequences, self.head_reads = list(sequences), 0
-
-    @property
-    def scores(self) -> dict[DecodedSequence, float]:
-        """No gate has one."""
-        return {}
 
     def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
         """All of them exit, by their states [n, hidden_size]; `read`: what a trained block makes of these."""
@@ -138,16 +131,13 @@ class FeatureDrafts(ModelDrafts):
         use_fast_products(block, like=model.network)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
-        """Of one draft for each of so many sequences."""
         return costs.upto(rows, 1, self.head.share)
 
     def begin_prompts(self, prompts: list[list[int]]) -> None:
-        """A new batch."""
         self.head.begin(prompts)
         self.features: dict[DecodedSequence, tuple[int, Tensor]] = {}  # position of the first, [n, hidden_size]
 
     def observe(self, running: dict[DecodedSequence, int], states: Tensor) -> None:
-        """The last layer's states [rows, new, hidden_size] of a pass."""
         for (sequence, count), own in zip(running.items(), states):
             first, known = sequence.computed_tokens - count, self.features.get(sequence)
             new = self.block.features(own[-count:])
@@ -157,7 +147,6 @@ class FeatureDrafts(ModelDrafts):
             self.features[sequence] = first, new
 
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
-        """Draft one more token of each sequence of a group."""
         batch.align(group)
         parts, following = [], []
         for sequence in group:
@@ -185,7 +174,6 @@ class FeatureDrafts(ModelDrafts):
             sequence.emit(DecodedToken(token, self.layer, 0, 1, score, drafted=True), eos_ids, verified=False)
 
     def drop(self, sequence: DecodedSequence) -> None:
-        """Let go of a sequence that has ended."""
         self.features.pop(sequence, None)
 
 
@@ -201,15 +189,12 @@ class Int8Drafts(ModelDrafts):
         self.costs = pass_costs(self.model, batch_size)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
-        """Of one draft for each of so many sequences."""
         return self.costs.whole(rows)
 
     def chance(self, score: float) -> float:
-        """That a draft is right."""
         return max(score, self.expected[0])
 
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
-        """Draft one more token of each sequence of a group."""
         batch.align(group)
         logits = self.model.network(**batch.inputs(dict.fromkeys(group, 1))).logits[:, -1].float()
         best, ids = logits.max(-1)

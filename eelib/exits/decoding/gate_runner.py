@@ -172,16 +172,13 @@ class GateRunner:
             self.sequences[row]: ExitDecision(layer, token, scores[row], head_reads, states[row].clone())
             for row, token in zip(rows, tokens)
         }
-        self.keep([row for row, exited in enumerate(exits) if not exited])
-        return decisions
-
-    def keep(self, rows: list[int]) -> None:
-        """Go on with some of the sequences."""
-        self.sequences, self.rows = [self.sequences[row] for row in rows], [self.rows[row] for row in rows]
-        index = torch.tensor(rows, dtype=torch.long, device=self.model.device)
+        self.rows = [row for row, exited in enumerate(exits) if not exited]
+        self.sequences = [self.sequences[row] for row in self.rows]
+        index = torch.tensor(self.rows, dtype=torch.long, device=self.model.device)
         self.positions, self.token_before = self.positions[index], self.token_before[index]
         self.exit_before, self.score = self.exit_before[index], self.score[index]
         self.state = select_rows(self.state, index)
+        return decisions
 
     def tokens(self, seen: LayerOutput, state: GateState, rows: list[int]) -> tuple[list[int], int]:
         """(ids of the tokens that those of the n sequences emit that exit, `rows`; reads of the head that each has cost
@@ -238,7 +235,6 @@ class OracleGate(GateRunner):
     """
 
     def begin(self, sequences: list[DecodedSequence]) -> None:
-        """A new token of each of n sequences."""
         super().begin(sequences)
         self.answers: list[tuple[int, list[int], Tensor]] = []  # layer, top-1 of each sequence, states
 

@@ -116,6 +116,7 @@ def generate(
     if batch_split is not None:
         check_whole("batch_split", batch_split, 0)
     prompts, started, name = encoded(model, task), time.perf_counter(), ""
+    drafting, length = None, 0
     if draft is not None:
         if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
             raise InputError("draft stands in place of gate, exit_layers, kv_policy and policy; give it alone")
@@ -123,7 +124,6 @@ def generate(
         self_test(model, kv)
         runner, drafting, name = drafting_of(model, draft, draft_length, min(batch_size, len(prompts)))
         kv = kv if drafting else KV_POLICIES["full"]
-        decoder = Decoder(model, kv, runner, 0, batch_split, drafting=drafting)
     else:
         if policy is not None:
             gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
@@ -132,9 +132,9 @@ def generate(
         check_fit(model, kv, rule, max_new_tokens)
         length = draft_length_of(model, kv, draft_length if policy is None or rule is not None else None)
         self_test(model, kv)
-        asks = OracleGate if rule is not None and isinstance(rule.gate, FirstAgreeing) else GateRunner
-        drafting = None
-        decoder = Decoder(model, kv, asks(model, rule), length, batch_split, always_draft)
+        oracle = rule is not None and isinstance(rule.gate, FirstAgreeing)
+        runner = OracleGate(model, rule) if oracle else GateRunner(model, rule)
+    decoder = Decoder(model, kv, runner, length, batch_split, always_draft, drafting)
     sequences: list[DecodedSequence] = []
     for chosen in batches(model, prompts, batch_size):
         parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)

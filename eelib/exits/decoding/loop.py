@@ -242,7 +242,7 @@ class Decoder:
             beyond = not (sequence.draining or sequence in exits)  # its newest position is answered by the last layer
             if sequence in exits:
                 found, ran = exits[sequence], sequence.pending[-1].depth if sequence.pending else layers
-                kv_only = layers - found.layer if kv.projects and not prefill else 0
+                kv_only = layers - found.layer if kv.name == "project" and not prefill else 0
                 if not kv.defers:
                     sequence.pending.clear()
                 read = (found.token_id, found.layer, ran, found.head_reads, found.score)

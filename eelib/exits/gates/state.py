@@ -61,9 +61,9 @@ class Saturation(Gate):
 
 
 class Network(nn.Module):
-    """Two logits per token and layer, from the layer `first` on (ClassVar)."""
+    """Two logits per token and layer, from the layer `first` on."""
 
-    first: ClassVar[int] = 1
+    first: int = 1
 
     def start(self, count: int) -> GateState:
         """The state of `count` tokens before the first layer."""
@@ -78,44 +78,22 @@ class Network(nn.Module):
         raise NotImplementedError
 
 
-def two_layers(inputs: int, width: int) -> nn.Sequential:
-    """W2 relu(W1 x), inputs -> width -> 2."""
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 2))
-
-
-class OneState(Network):
-    """W2 relu(W1 h_l), hidden_size -> hidden_size -> 2."""
-
-    def __init__(self, hidden_size: int):
-        super().__init__()
-        self.layers = two_layers(hidden_size, hidden_size)
-
-    def step(self, state: Tensor, gate_state: GateState) -> Tensor:
-        return self.layers(state)
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self.layers(states)
-
-
 class LastStates(Network):
-    """W2 relu(W1 [h_(l-2), h_(l-1), h_l]), 3 hidden_size -> hidden_size -> 2."""
+    """W2 relu(W1 [.., h_(l-1), h_l]) of the last states, `window` of them: window * hidden_size -> hidden_size -> 2."""
 
-    first: ClassVar[int] = WINDOW
-
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int, window: int):
         super().__init__()
-        self.layers = two_layers(WINDOW * hidden_size, hidden_size)
+        self.first = window
+        self.layers = nn.Sequential(nn.Linear(window * hidden_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, 2))
 
     def step(self, state: Tensor, gate_state: GateState) -> Tensor | None:
-        """None before the third layer."""
-        size = state.shape[1]
-        window = torch.cat([gate_state.get("before", state[:, :0]), state], dim=1)[:, -WINDOW * size :]
-        gate_state["before"] = window[:, -(WINDOW - 1) * size :]
-        return self.layers(window) if window.shape[1] == WINDOW * size else None
+        size = self.first * state.shape[1]
+        gate_state["last"] = torch.cat([gate_state.get("last", state[:, :0]), state], dim=1)[:, -size:]
+        return self.layers(gate_state["last"]) if gate_state["last"].shape[1] == size else None
 
     def forward(self, states: Tensor) -> Tensor:
-        last = states.shape[1] - WINDOW + 1
-        return self.layers(torch.cat([states[:, first : first + last] for first in range(WINDOW)], dim=-1))
+        count = states.shape[1] - self.first + 1
+        return self.layers(torch.cat([states[:, start : start + count] for start in range(self.first)], dim=-1))
 
 
 class OverLayers(Network):
@@ -208,7 +186,7 @@ class StateClassifier(TrainedGate):
 
     @classmethod
     def build(cls, hidden_size: int) -> Network:
-        return OneState(hidden_size)
+        return LastStates(hidden_size, 1)
 
 
 @dataclass(frozen=True)
@@ -223,7 +201,7 @@ class ThreeStates(TrainedGate):
 
     @classmethod
     def build(cls, hidden_size: int) -> Network:
-        return LastStates(hidden_size)
+        return LastStates(hidden_size, WINDOW)
 
 
 @dataclass(frozen=True)

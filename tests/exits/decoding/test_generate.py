@@ -17,20 +17,16 @@ from eelib.exits.gates.state import StateClassifier
 
 def test_tables(model_of):
     """A row per token and per sequence, in the order of the prompts; texts add up to the outputs."""
-    model = model_of("llama")
-    made = eelib.generate(model, PROMPTS, exit_layers=(2,), kv_policy="project", batch_size=2, max_new_tokens=6)
+    model, given = model_of("llama"), dict(exit_layers=(2,), kv_policy="project", max_new_tokens=6)
+    made = eelib.generate(model, PROMPTS, batch_size=2, **given)
     tokens, sequences = made.tokens, made.sequences
     assert sequences["sequence"].tolist() == list(range(len(PROMPTS)))
     assert tokens[["sequence", "position"]].apply(tuple, axis=1).is_monotonic_increasing
     assert tokens.groupby("sequence").size().tolist() == sequences["length"].tolist()
     for _, part in tokens.groupby("sequence"):
         assert model.tokenizer.decode(part["token_id"].tolist()) == "".join(part["text"])
-    task = eelib.Task.from_prompts(PROMPTS)
-    again = eelib.generate(model, task, exit_layers=(2,), kv_policy="project", max_new_tokens=6)
-    assert again.tokens["token_id"].tolist() == tokens["token_id"].tolist()
-    assert again.sequences.equals(sequences)
-    assert (tokens["head_reads"] == 1).all() and (tokens["score"] == 2).all()
-    assert made.seconds > 0
+    assert eelib.generate(model, eelib.Task.from_prompts(PROMPTS), **given).sequences.equals(sequences)
+    assert (tokens["head_reads"] == 1).all() and (tokens["score"] == 2).all() and made.seconds > 0
 
 
 def test_the_model_is_left_as_it_was(model_of):
@@ -67,15 +63,20 @@ class Deepening(Gate):
         return 3.0 - seen.positions
 
 
+def trained(*trained_for):
+    """A gate that was trained for a model of this name, with weights of this hash."""
+    return StateClassifier.of(StateClassifier.build(32), *trained_for)
+
+
 LEARNED = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
 
 BAD = [
-    (dict(kv_policy="none"), ["kv_policy 'none'", "full, copy"]),
-    (dict(gate="confidnce"), ["confidnce", "patience"]),
     (dict(gate="confidence", exit_layers=(9,)), ["(9,)", "layers 1 to 3"]),
     (dict(exit_layers=(1, 2), kv_policy="copy"), ["(1, 2)", "without a gate"]),
     (dict(kv_policy="copy"), ["'copy'", "needs a gate"]),
     (dict(kv_policy="deferred", gate=Needs()), ["needs", "reference"]),
+    (dict(kv_policy="deferred", gate=trained("gpt2")), "for gpt2, not for llama"),
+    (dict(kv_policy="deferred", gate=trained("llama", "0" * 64)), "for other weights than these"),
     (dict(draft="layer:1", draft_length=WINDOW), ["draft_length 128", "window of 128"]),
     (dict(draft="layer:1", draft_length=0), ["draft_length 0", "at least 1"]),
     (dict(kv_policy="copy", exit_layers=(1,), draft_length=2), ["draft_length=2", "'verified'"]),
@@ -88,8 +89,6 @@ BAD = [
     (dict(batch_size=0), ["batch_size 0"]),
     (dict(kv_policy=["full"]), ["kv_policy ['full']", "full, copy"]),
     (dict(exit_layers=2, kv_policy="copy"), ["exit_layers 2", "(2, 4)"]),
-    (dict(kv_policy="verified", gate="confidence", draft_length="2"), ["draft_length '2'"]),
-    (dict(policy=7), ["7 is no policy"]),
     (dict(policy="none.json"), ["none.json is no policy"]),
     (dict(max_new_tokens="4"), "max_new_tokens '4'"),
     (dict(batch_split="3"), "batch_split '3'"),
@@ -97,16 +96,11 @@ BAD = [
     (dict(temperature=0.5), "no temperature="),
     (dict(exit_layers=(2,)), ["without a gate needs a kv_policy", "draft='layer:2'"]),
     (dict(draft="layer:3"), ["draft='layer:3'", "layers 1 to 2"]),
-    (dict(draft="layer:"), ["draft='layer:'", "layers 1 to 2"]),
     (dict(draft="int8"), ["draft='int8'", "its layers are too small"]),
-    (dict(draft="int4"), ["draft='int4'", "auto, prompt, block"]),
     (dict(draft=3), ["draft=3", "auto, prompt, block"]),
     (dict(draft="prompt+layer:1"), ["'prompt+layer:1'", "auto, prompt, block"]),
     (dict(draft="block"), ["draft='block'", "no trained block", "allowed without one: auto, prompt, layer:K"]),
-    (dict(draft="prompt+features"), ["no trained block"]),
     (dict(draft="prompt", gate="confidence"), "draft stands in place of gate"),
-    (dict(draft="prompt", policy="none.json"), "draft stands in place of gate"),
-    (dict(draft="prompt", draft_length=2.5), "draft_length 2.5"),
 ]
 
 
@@ -126,25 +120,11 @@ def test_prompts_and_models_that_do_not_fit(model_of, one_line, monkeypatch):
     one_line(InputError, ["gpt2", "can't be stopped", "cache of its own"], lambda: eelib.generate(model, PROMPTS))
 
 
-def test_a_trained_gate_of_other_weights_is_refused(model_of, one_line):
-    """Of another model's name, and of this one's with other weights; a gate whose weights are not known passes."""
-    model = model_of("gpt2")
-
-    def decode(*trained_for):
-        gate = StateClassifier.of(StateClassifier.build(model.hidden_size), *trained_for)
-        return eelib.generate(model, PROMPTS, gate, kv_policy="deferred", max_new_tokens=2)
-
-    one_line(InputError, "for llama, not for gpt2", lambda: decode("llama"))
-    one_line(InputError, "for other weights than these", lambda: decode(model.name, "0" * 64))
-    assert len(decode(model.name).tokens) and len(decode(model.name, model.hash).tokens)
-
-
 def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
     """Once said; the output is that of smaller batches. One prompt that does not fit raises."""
-    model = model_of("llama")
+    model, decode, sizes, most = model_of("llama"), Decoder.decode, [], 2
     report_halving.cache_clear()
     wanted = eelib.generate(model, PROMPTS, draft="layer:2", max_new_tokens=6)
-    decode, sizes, most = Decoder.decode, [], 2
 
     def tight(self, prompts, max_new_tokens):
         sizes.append(len(prompts))
@@ -162,25 +142,11 @@ def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
         eelib.generate(model, PROMPTS[:2], max_new_tokens=2)
 
 
-@pytest.mark.parametrize(
-    "gate, chosen",
-    [
-        (None, "full"),
-        ("confidence", "verified"),
-        ("oracle", "full"),
-        ("schedule", "schedule"),
-        (LEARNED, "deferred"),
-    ],
-    ids=str,
-)
-def test_a_kv_policy_is_chosen(gate, chosen, model_of):
+def test_a_kv_policy_is_chosen(model_of):
     """The one that keeps plain decoding's output, or that the gate is made for; the result says which."""
-    made = eelib.generate(model_of("llama"), PROMPTS, gate, max_new_tokens=6)
-    assert made.kv_policy == chosen
-    if chosen == "verified":
-        assert made.tokens["token_id"].equals(
-            eelib.generate(model_of("llama"), PROMPTS, max_new_tokens=6).tokens["token_id"]
-        )
+    gates = {None: "full", "confidence": "verified", "oracle": "full", "schedule": "schedule"}
+    for gate, chosen in [*gates.items(), (LEARNED, "deferred"), (trained("llama"), "verified")]:
+        assert eelib.generate(model_of("llama"), PROMPTS[:1], gate, max_new_tokens=3).kv_policy == chosen
 
 
 # What the host reads of the device
@@ -189,7 +155,7 @@ READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal
 
 
 class Counting(TorchDispatchMode):
-    """Counts operations that need values on the host."""
+    """Counts operations that need values on the host; with those that go round the dispatcher."""
 
     count = 0
 
@@ -197,28 +163,28 @@ class Counting(TorchDispatchMode):
         self.count += any(name in func.__name__ for name in READS)
         return func(*args, **(kwargs or {}))
 
+    def counted(self, plain):
+        def call(*args, **kwargs):
+            self.count += 1
+            return plain(*args, **kwargs)
+
+        return call
+
 
 def per_step(model, monkeypatch, **given):
     """Reads of a step of one sequence after the prompt."""
     counts = []
     for steps in (9, 5):
         with monkeypatch.context() as patch, Counting() as mode:
-            for name in ("tolist", "numpy"):  # which go round the dispatcher
-                plain = getattr(torch.Tensor, name)
-
-                def reading(self, *args, plain=plain, **kwargs):
-                    mode.count += 1
-                    return plain(self, *args, **kwargs)
-
-                patch.setattr(torch.Tensor, name, reading)
-            made = eelib.generate(model, PROMPTS[:1], max_new_tokens=steps, **given)
-        assert len(made.tokens) == steps
+            for name in ("tolist", "numpy"):
+                patch.setattr(torch.Tensor, name, mode.counted(getattr(torch.Tensor, name)))
+            assert len(eelib.generate(model, PROMPTS[:1], max_new_tokens=steps, **given).tokens) == steps
         counts.append(mode.count)
     assert (counts[0] - counts[1]) % 4 == 0
     return (counts[0] - counts[1]) // 4
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
 def test_reads_per_step(name, model_of, eos, monkeypatch):
     """One a step without a gate; one more per layer that is asked and may stop, and none at the others."""
     model = model_of(name)

@@ -136,24 +136,11 @@ def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, kv_policy, mo
         assert ran == sorted(ran) and (rule.gate == fixed or ran[0] < ran[-1])
 
 
-def test_the_two_kinds_of_corrupted_keys_are_no_true_ones(model_of):
-    """Otherwise the tests before say nothing."""
-    model = model_of("llama")
-    rule = middle_rule(model, PROMPTS)
-    copied, projected, true = (
-        by_sequence(generate(model, PROMPTS, rule, kv_policy=kv_policy, max_new_tokens=STEPS))
-        for kv_policy in ("copy", "project", "deferred")
-    )
-    assert copied != projected and projected != true and copied != true
-
-
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_a_batch_is_split_where_it_saves_enough(name, model_of, eos, monkeypatch):
+def test_a_batch_is_split_where_it_saves_enough(model_of, eos, monkeypatch):
     """One of two sequences exits after block 1 of 3: two blocks of one token are saved."""
-    model = model_of(name)
+    model = model_of("llama")
     eos(model, {model.vocab_size + 1})
-    plain = generate(model, PROMPTS[:2], max_new_tokens=2).tokens
-    first, second = plain.loc[plain["position"] == 0, "token_id"]
+    first, second = generate(model, PROMPTS[:2], max_new_tokens=1).tokens["token_id"]
     assert first != second
 
     class First(type(gate_named("fixed"))):
@@ -174,8 +161,7 @@ def test_a_batch_is_split_where_it_saves_enough(name, model_of, eos, monkeypatch
     for split, later in ((2, [(2, 1), (1, 1)]), (3, [(2, 1)]), (None, [(2, 1)])):
         calls.clear()
         generate(model, PROMPTS[:2], rule, kv_policy="copy", batch_split=split, max_new_tokens=2)
-        steps = [call for call in calls if call[1] == 1]
-        assert steps[name == "t5" :] == later  # whose prompt is one token
+        assert calls[1:] == later
 
 
 @pytest.mark.parametrize("batch_split", [0, None])
