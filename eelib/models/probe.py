@@ -88,7 +88,8 @@ def there(tensor: Tensor | None, what: str) -> Tensor:
 
 def first_tensor(value: object) -> Tensor | None:
     """The first floating tensor of a module's output or input, however it is wrapped."""
-    return next((leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+    leaves = (value,) if isinstance(value, Tensor) else tree_iter(value)
+    return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
 
 
 def output_of(value: object) -> Tensor:
