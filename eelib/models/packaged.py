@@ -323,7 +323,7 @@ def join_parts(place: Path) -> Path | None:
 
 def convert(name: str, gguf: Path, made: Path) -> Path:
     """Write a GGUF file's model as bfloat16 safetensors with its tokenizer, in the hub's format."""
-    header = read_header(gguf, name)
+    header, shows_bars = read_header(gguf, name), transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         network = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **header.options)
@@ -335,7 +335,8 @@ def convert(name: str, gguf: Path, made: Path) -> Path:
     except Exception as error:
         raise CheckpointError(f"model {name!r} could not be converted ({reason(error)})") from error
     finally:
-        transformers_logging.enable_progress_bar()
+        if shows_bars:
+            transformers_logging.enable_progress_bar()
     return made
 
 

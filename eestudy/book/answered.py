@@ -19,14 +19,17 @@ FOLDED = {  # tag of a cell -> what unfolds it
     "parameters": ("Show the parameters of this page", "Hide the parameters of this page"),
     "injected-parameters": ("Show the values that this run was given", "Hide the values that this run was given"),
 }
+WIDGET = "application/vnd.jupyter.widget-view+json"  # a library's progress bar; its scripts come from elsewhere
 LINK = re.compile(r"\[([^]]*)\]\((\w+)\.ipynb\)")  # to another notebook
 
 
 def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()) -> dict[str, Any]:
     """An executed notebook as the book shows it: `answer`, HTML, under the title; parameters folded.
 
-    A link to a notebook that is not `beside` it, for the model does not run it, is its words alone.
+    A link to a notebook that is not `beside` it, for the model does not run it, is its words alone. Widgets are left
+    out.
     """
+    notebook["metadata"].pop("widgets", None)
     first = notebook["cells"][0]
     title, _, rest = "".join(first["source"]).partition("\n")
     if first["cell_type"] == "markdown" and title.startswith("# "):
@@ -44,6 +47,8 @@ def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()
         if cell["cell_type"] == "markdown":
             source = "".join(cell["source"])
             cell["source"] = LINK.sub(lambda link: link[0] if link[2] in beside else link[1], source)
+        elif cell["cell_type"] == "code":
+            cell["outputs"] = [output for output in cell["outputs"] if WIDGET not in output.get("data", {})]
         tags = cell["metadata"].get("tags", [])
         for tag, (show, hide) in FOLDED.items():
             if tag in tags and cell["cell_type"] == "code":

@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from docutils import nodes
 from docutils.core import publish_doctree
 
-from eestudy.book.answered import fold_details, read
+from eestudy.book.answered import WIDGET, fold_details, read
 from eestudy.book.layout import data_of, dressed
 from eestudy.figures import forms, style
 from eestudy.resampling import NOTHING, Interval
@@ -113,23 +113,25 @@ def test_text_on_shaded_cells_can_be_read():
 
 
 def test_an_answer_stands_under_its_title_and_links_to_pages_that_are_not_there_are_words(tmp_path):
-    """Pages of results get the verdicts that were made for them, too; their parameters are folded."""
+    """Pages of results get the verdicts that were made for them, too; their parameters are folded, widgets left out."""
     words = "# Title: what?\n\n**Question.** Why? See [the other](other.ipynb) and [it](https://a.org/b.ipynb)."
     cells = [{"cell_type": "markdown", "metadata": {}, "source": words.splitlines(keepends=True)}]
+    outputs = [{"data": {kind: {}}} for kind in ("text/plain", WIDGET)]
     for tags in (["parameters"], ["hide-input", "answer"]):
-        cells.append({"cell_type": "code", "metadata": {"tags": tags}, "source": [tags[-1]]})
+        cells.append({"cell_type": "code", "metadata": {"tags": tags}, "source": [tags[-1]], "outputs": outputs})
     for folder in ("generated/answers/m", "results/m"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "generated/answers/m/n.html").write_text("<p>42</p>")
 
     def pages(name):
-        content = [json.dumps({"cells": cells})]
+        content = [json.dumps({"cells": cells, "metadata": {"widgets": {}}})]
         read(SimpleNamespace(srcdir=tmp_path), name, content)
         return json.loads(content[0])["cells"]
 
     assert pages("intro") == cells
     title, moved, rest, folded = pages("results/m/n")
     assert title["source"] == "# Title: what?" and moved["source"] == ["answer"] and "<p>42</p>" in rest["source"]
+    assert moved["outputs"] == outputs[:1]
     assert "remove-input" in moved["metadata"]["tags"] and "hide-input" in folded["metadata"]["tags"]
     said = "**Question.** Why? See {} and [it](https://a.org/b.ipynb)."
     assert said.format("the other") in rest["source"]
