@@ -22,6 +22,7 @@ from eelib.tracing.decode import greedy_decode
 MODEL, NEW_TOKENS, TOKENS = "smollm2-135m-instruct", 96, 20_000
 TIE = TOLERANCES[torch.float32].tie  # of logits, in nats
 DRAFTED = 2  # tokens of each sequence that are drafted before they are verified
+NEAR = 1e-3  # of the two best logits, below which a token of the sample may be another one elsewhere
 
 
 def rows_limit(model: Model) -> int:
@@ -31,14 +32,20 @@ def rows_limit(model: Model) -> int:
 
 
 @torch.no_grad()
-def read_again(fast: Model, plain: Model, prompts: list[list[int]], new: int) -> tuple[list[int], list[float]]:
-    """Tokens that a batch decodes with our products, and how far each is below the best one of torch's logits."""
-    tokens, below = list[int](), list[float]()
+def read_again(
+    fast: Model, plain: Model, prompts: list[list[int]], new: int
+) -> tuple[list[int], list[float], list[float]]:
+    """Tokens that a batch decodes with our products, and of torch's logits after the same texts: how far each token is
+    below the best one, and the second best one.
+    """
+    tokens, below, apart = list[int](), list[float](), list[float]()
     for prompt, ids in zip(prompts, greedy_decode(fast, prompts, new)):
         logits = plain.network(**plain.adapter.whole_inputs(prompt, ids)).logits[0, -len(ids) :].double()
+        best, second = logits.topk(2).values.T
         tokens += ids
-        below += (logits.amax(1) - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]).tolist()
-    return tokens, below
+        below += (best - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]).tolist()
+        apart += (best - second).tolist()
+    return tokens, below, apart
 
 
 def other_tokens(fast: Model, plain: Model, tokens: int) -> dict[str, Any]:
@@ -46,7 +53,7 @@ def other_tokens(fast: Model, plain: Model, tokens: int) -> dict[str, Any]:
     found: dict[str, Any] = {"batch": BATCH, "rows_limit": rows_limit(fast), "texts": 0, "tokens": 0, "margins": []}
     prompts = prompts_of(fast, 4 * BATCH * tokens // 1000)
     for start in range(0, len(prompts), BATCH):
-        ids, below = read_again(fast, plain, prompts[start : start + BATCH], NEW_TOKENS)
+        ids, below, _ = read_again(fast, plain, prompts[start : start + BATCH], NEW_TOKENS)
         found["tokens"] += len(ids)
         found["texts"] = min(start + BATCH, len(prompts))
         found["margins"] += [margin for margin in below if margin > 0]
@@ -101,10 +108,10 @@ def both() -> tuple[Model, Model]:
 
 
 def sample(models: tuple[Model, Model] | None = None) -> dict[str, Any]:
-    """A small part, computed again by the tests: tokens of two outputs, none of which is a near tie."""
+    """A small part, computed again by the tests: tokens of two outputs, and places of near ties."""
     fast, plain = models or both()
-    ids, _ = read_again(fast, plain, prompts_of(fast, 2), 24)
-    return {"values": {"tokens": ids}, "near_ties": []}
+    ids, _, apart = read_again(fast, plain, prompts_of(fast, 2), 24)
+    return {"values": {"tokens": ids}, "near_ties": [place for place, by in enumerate(apart) if by < NEAR]}
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def ours(model: Model, draft: str | None, new_tokens: int, draft_length: int | N
     """`eelib.generate` with a draft."""
 
     def run(task: Task, size: int) -> tuple[float, list[list[int]], Row]:
-        made = generate(model, task, None, None, None, draft_length, size, new_tokens, draft=draft)
+        made = generate(model, task, draft=draft, draft_length=draft_length, batch_size=size, max_new_tokens=new_tokens)
         known: Row = {name: int(made.sequences[name].sum()) for name in ("drafted", "accepted", "passes")}
         return made.seconds, made.tokens.groupby("sequence")["token_id"].agg(list).tolist(), known
 

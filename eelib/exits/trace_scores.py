@@ -7,7 +7,7 @@ rises with the threshold, and all thresholds come from one pass over the scores.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from eelib.tracing.trace import Trace
 READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probability")
 IN_A_TRACE = {"readout", "token before", "exit before"}  # of what gates need
 SCORES_VERSION = 1  # of what a gate's code gives: another one makes stored scores anew
+AT_ONCE = 512  # tokens whose states of all layers are held and scored at a time
 POINTS = 200  # most thresholds of a curve
 
 
@@ -127,15 +128,16 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
         prompts = encode(model, task, trace.sequences["sequence"].tolist())
         parts: list[list[Scores]] = [[] for _ in rules]
         tokens, start = Tokens(trace), 0
-        about = {"desc": f"{task.name} gates", "unit": "seq", "disable": not progress}
-        for prompt, output in tqdm(list(zip(prompts, outputs)), **about):
-            rows = torch.arange(start, start + len(output))
-            start += len(output)
-            states, _ = states_of(model, [prompt], [output])
-            final = tokens.final[rows].to(states.device)
-            now = partial(with_states, model, tokens, rows, states)
-            for part, rule in zip(parts, rules):
-                part.append(Scores(*(each.cpu() for each in score_layers(rule, model.layers, final, now))))
+        with tqdm(total=len(outputs), desc=f"{task.name} gates", unit="seq", disable=not progress) as bar:
+            for some in together([len(output) for output in outputs], AT_ONCE):
+                rows = torch.arange(start, start + sum(map(len, outputs[some])))
+                start += len(rows)
+                states, _ = states_of(model, prompts[some], outputs[some])
+                final = tokens.final[rows].to(states.device)
+                now = partial(with_states, model, tokens, rows, states)
+                for part, rule in zip(parts, rules):
+                    part.append(Scores(*(each.cpu() for each in score_layers(rule, model.layers, final, now))))
+                bar.update(len(outputs[some]))
         for rule, part in zip(rules, parts):
             score, ids = (torch.cat(each).numpy() for each in zip(*part))
             columns = {"score": score.astype(np.float32), "token": ids.astype(np.int32)}
@@ -149,6 +151,18 @@ def with_states(model: Model, tokens: Tokens, rows: Tensor, states: Tensor, laye
     readout = {name: values.to(device) for name, values in known.readout.items()}
     given = (readout, states[:, layer], model.unembed, tokens.before[rows].to(device))
     return LayerOutput(layer, model.layers, known.positions.to(device), *given)
+
+
+def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
+    """Runs of neighbouring sequences of `most` tokens or fewer; one that has more stands alone."""
+    start = held = 0
+    for end, length in enumerate(lengths):
+        if held + length > most and end > start:
+            yield slice(start, end)
+            start, held = end, 0
+        held += length
+    if start < len(lengths):
+        yield slice(start, len(lengths))
 
 
 def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
