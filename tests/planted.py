@@ -224,3 +224,9 @@ def write_task(path, rows):
 def sentences(references):
     """Rows of a translation with these references."""
     return [{"source": f"Satz {i}.", "references": [text]} for i, text in enumerate(references)]
+
+
+def kept_race(name, weights, ways, sizes):
+    """Kept results of a race of one model: the rows `ways`, for each batch size."""
+    head = {"models": {name: weights}, "date": "2026-01-01", "commit": "abc", "machine": {"cpu": "a processor"}}
+    return head | {"rows": [{"task": "a/b", "batch": size, "texts": 10} | way for size in sizes for way in ways]}

@@ -1,6 +1,5 @@
 """Claims about models before and after a training, about gates and about time, tried both ways on planted data."""
 
-import re
 from pathlib import Path
 
 import families
@@ -15,6 +14,7 @@ from planted import (
     consistent,
     deep_model,
     exits,
+    kept_race,
     pairs,
     plant,
     rewrite,
@@ -23,7 +23,6 @@ from planted import (
 )
 
 import eelib
-from eelib.common.errors import InputError
 from eelib.exits.decoding.generate import GenerateOutput
 from eelib.exits.gates.state import TRAINED, save_gate
 from eestudy import measured as kept_results
@@ -240,12 +239,6 @@ SPEED = {
 }
 
 
-def kept_race(name, weights, ways, sizes):
-    """Kept results of a race of one model: the rows `ways`, for each batch size."""
-    head = {"models": {name: weights}, "date": "2026-01-01", "commit": "abc", "machine": {"cpu": "a processor"}}
-    return head | {"rows": [{"task": "a/b", "batch": size, "texts": 10} | way for size in sizes for way in ways]}
-
-
 def raced(weights):
     """Kept results of a race: drafts of a block lose time, and those that are picked gain some."""
     speeds = {("plain", "plain"): 1.0, ("block", "lossless"): 0.95, ("auto", "lossless"): 1.25}
@@ -410,78 +403,3 @@ def test_the_best_of_each_family(trained, verdict, planted_tasks, tmp_path):
     more |= {"weighted": f"{tmp_path / 'm'} on {planted_tasks[0]}"}
     found = verdicts(run_page("gates", **asked(tmp_path, tmp_path / "own", planted_tasks[0]), **more)[0])
     assert found["M-E3"] == (verdict if trained else "not testable here") and (trained or found["M-E1"] == verdict)
-
-
-# When drafts pay: layers, costs and a race in all of which the answer is known
-
-TALL, DRAFTED, HEAD, MOST = 10, 8, 2.0, 15
-FLAT = {"layers": TALL, "rows": [1, 512], "call": [0.0, 0.0], "blocks": [float(TALL)] * 2, "head": [HEAD] * 2}
-
-
-def race(weights, right, off, drafted=100):
-    """Kept results in which `right` of 100 rounds of one draft are right, and forecasts are off by a share."""
-    own = {"kind": "lossless", "method": "block", "drafted": drafted, "accepted": right, "passes": 110}
-    own |= {"times_plain": 1.6, "seconds": [6.0, 6.2], "forecast": 1.6 * (1 + off)}
-    rows = [own, {"kind": "plain", "method": "plain", "seconds": [10.0, 10.4]}]
-    rows.append({"kind": "part", "method": "prompts alone", "seconds": [2.0, 2.2]})
-    forecast = kept_race("deep", weights, [], ()) | {"costs": {"1": FLAT, "16": FLAT}}
-    return {"race": kept_race("deep", weights, rows, (1, 16)), "race_forecast": forecast}
-
-
-def least_when_flat(layer):
-    """The least chance at which drafts of a layer pay if a pass costs the same for any number of tokens, plainly."""
-    for chance in np.arange(1, 1001) / 1000:
-        for drafts in range(1, MOST + 1):
-            tokens = sum(chance**n for n in range(drafts + 1))
-            if tokens * (TALL + HEAD) > drafts * (layer + HEAD) + TALL + HEAD + 1e-9:
-                return chance
-    return np.nan
-
-
-@pytest.fixture
-def map_page(monkeypatch, planted_tasks, tmp_path):
-    """map_page(kept): the page where three of four tokens exit by layer 8, its results and its texts."""
-    model, task = deep_model(tmp_path / "deep", TALL), eelib.load_task(planted_tasks[0])
-    plant(model, task, tmp_path / "runs", lambda t: exits(np.where(t["position"] % 4, DRAFTED, TALL), TALL), STEPS)
-
-    def run(kept):
-        def read(name):
-            if not kept:
-                raise InputError("no result has this name")
-            return kept(model.hash)[name]
-
-        monkeypatch.setattr(kept_results, "measured", read)
-        space, shown = run_page("should_i_use_it", **asked(tmp_path, tmp_path / "deep", planted_tasks[0]))
-        return space, result(space), re.sub(r"\s+", " ", texts(shown))
-
-    return run
-
-
-@pytest.mark.parametrize("right, off, goals", [(90, 0.01, "meets its goals"), (10, 0.3, "misses its goals")])
-def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page):
-    space, found, shown = map_page(lambda weights: race(weights, right, off))
-    numbers = {name: value["estimate"] for name, value in found["overall"].items()}
-    assert numbers["block_right"] == pytest.approx(right) and numbers["error"] == pytest.approx(off)
-    assert numbers["layer_needed"] == pytest.approx(100 * least_when_flat(DRAFTED))
-    own = space["study"].tokens.query("counted")
-    assert numbers["layer_right"] == pytest.approx(100 * (own["position"] % 4 > 0).mean())
-    assert list(space["points"]["estimate"]) == pytest.approx([2.025] * 2)  # 8 / 4 and 8.2 / 4
-    assert f"{goals}: its median error is {round(100 * off)}%" in shown
-    assert f"(2 combinations), the median error is {round(100 * off)}%, and it is too high in 2." in shown
-    assert ("The race does not confirm this" in found["answer"]) == (right == 10)
-    assert "decodes 1.60 times as fast as plain decoding; by the map" in found["answer"]
-
-
-def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
-    space, found, shown = map_page(lambda weights: race(weights, 0, 0.0, drafted=0))
-    assert np.isnan(space["block_right"]) and "drafted nothing." in found["answer"]
-    assert "% of them are right.**" in found["answer"]
-    assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
-
-
-@pytest.mark.parametrize("kept", [None, lambda weights: race("others", 90, 0.01)])
-def test_without_a_race_of_these_weights_the_page_says_so(kept, map_page):
-    space, found, shown = map_page(kept)
-    assert not space["raced"] and not len(space["points"])
-    assert "No forecast of this model was compared with a race." in shown
-    assert "No trained block was timed." in found["answer"] and "untrained layer 8" in found["answer"]
