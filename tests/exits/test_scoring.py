@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import traces
-from exits_made import LAYERS, Made, between, by_sequence, middle_rule, whole_scores
+from exits_made import LAYERS, Made, between, by_sequence, middle_rule, untrained, whole_scores
 from families import in_pairs
 
 from checks.tiny_texts import PROMPTS
@@ -242,3 +242,18 @@ def test_only_the_rows_asked_for_count_and_bad_curves_are_one_line(one_line):
     one_line(InputError, ["Estimated", "no curve"], lambda: curve(free, found, made))
     one_line(InputError, "must rise", lambda: curve(CURVES[0], found, made, values=[0.5, 0.1]))
     one_line(InputError, "-inf", lambda: curve(CURVES[-1], found, made, values=[-np.inf]))
+
+
+@pytest.mark.parametrize("gate", ["lstm", "three_states", "state_saturation"])
+def test_scores_do_not_depend_on_what_is_scored_together(gate, model_of, tmp_path, monkeypatch):
+    """One sequence at a time, a few, and all at once."""
+    model, found = model_of("llama"), []
+    rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate))
+    for most in (1, 20, 10**6):
+        monkeypatch.setattr("eelib.exits.trace_scores.AT_ONCE", most)
+        trace = traces.make(model, tmp_path / str(most))
+        make_scores(model, traces.TASK, trace, [rule], progress=False)
+        found.append(scores(rule, trace))
+    for other in found[1:]:
+        torch.testing.assert_close(found[0].score, other.score, rtol=1e-4, atol=1e-5)
+        assert torch.equal(found[0].tokens, other.tokens)
