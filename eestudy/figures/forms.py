@@ -107,7 +107,8 @@ def dots(
         axis.set_ylim(len(rows_of) - 0.4, -0.6)
         if share:
             axis.xaxis.set_major_formatter(PercentFormatter(1.0))
-            axis.xaxis.set_major_locator(MaxNLocator(5))  # more numbers with their signs run into one another
+            # More numbers with their signs run into one another; half a column has room for fewer.
+            axis.xaxis.set_major_locator(MaxNLocator(5 if len(panels) == 1 else 2))
         if xlim:
             axis.set_xlim(*xlim)
         if zero:
