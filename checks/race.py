@@ -1,10 +1,10 @@
 """Lossless drafts, timed against the best plain decoding of the same model, and against transformers' own ways.
 
-All methods decode the same texts of three tasks in turns, prompts included, one at a time and in batches; another one
-begins each time. transformers' own decode a few of the texts, because they take longer. Tokens are compared with those
-of plain decoding. In bfloat16, raced beside plain decoding in bfloat16, tokens may differ; how often, and by what
-margin of logits, is counted. `--predict` writes what `eelib.forecast` expects of each method in float32, from texts
-that are not raced: it is committed before the race, which holds it against what was timed.
+All methods decode the same texts of three tasks alternately, prompts included, one at a time and in full batches;
+another one begins each time. transformers' own decode a few of the texts, or one batch, because they take longer.
+Tokens are compared with those of plain decoding. In bfloat16, raced beside plain decoding in bfloat16, tokens may
+differ; how often, and by what margin of logits, is counted. `--predict` writes what `eelib.forecast` expects of each
+method in float32, from texts that are not raced: it is committed before the race, which holds it against what was timed.
 """
 
 import itertools
@@ -42,7 +42,7 @@ LLAMA_CPP, PACKED = "llama.cpp, 4-bit weights", {"smollm2-135m-instruct": "llm_s
 GUESSES = 5  # tokens that transformers' prompt lookup drafts
 # Least speed as a multiple of plain's, one prompt at a time; and of transformers' in float32.
 BEST, OVER_LIBRARY = dict(zip(TASKS, (1.8, 1.5, 1.4))), dict(zip(TASKS, (4.0, 3.5, 3.5)))
-NEVER_BELOW, OVER_ASSISTED, ERROR, WORST_ERROR = 0.97, 1.3, 0.1, 0.2
+EARLY_EXIT, NEVER_BELOW, OVER_ASSISTED, ERROR, WORST_ERROR = 1.15, 0.97, 1.3, 0.1, 0.2
 Row = dict[str, Any]
 # Decodes a task's prompts in batches of a size: (seconds, ids of each output, what else is known).
 Run = Callable[[Task, int], tuple[float, list[list[int]], Row]]
@@ -145,9 +145,10 @@ def methods_in_bfloat16(model: Model, torchs: Model, layer: int, new_tokens: int
 
 
 def race(model: Model, task: Task, methods: list[Method], size: int, repeats: int, few: int) -> list[Row]:
-    """A row for each method, all in turns."""
+    """A row for each method; they take turns. Slow ones decode the first `few` texts, or the first batch."""
     methods = [method for method in methods if not method.sizes or size in method.sizes]
-    parts = [part for part in (range(min(few, len(task))), range(few, len(task))) if len(part)]
+    few = min(max(few, size), len(task))
+    parts = [part for part in (range(few), range(few, len(task))) if len(part)]
     for method in methods:  # the first run pays for what is made once
         method.seconds, method.outputs, method.known = {}, {}, Counter()
         method.run(task.take(size), size)
@@ -214,12 +215,16 @@ def goals(rows: list[Row]) -> list[Goal]:
         best, alone = quickest(exact, task, name), [r for r in rows if (r["task"], r["batch"]) == (task, 1)]
         times = {row["method"]: row["times_plain"] for row in alone if row["kind"] != SHORT}
         if library := times.get(f"{LIBRARY}, float32"):
-            name = f"and of transformers' generate in float32, {task}"
-            found.append(goal(name, best / library, at_least=OVER_LIBRARY.get(task, 1.0)))
+            name, over = f"the same on {task}, as a multiple of transformers' generate in float32", best / library
+            found.append(goal(name, over, at_least=OVER_LIBRARY.get(task, 1.0), shown=f"{over:.2f} times"))
+        if "block" in times:
+            name = f"drafts of an early layer through a trained block on {task}, as a multiple of plain decoding"
+            found.append(goal(name, times["block"], at_least=EARLY_EXIT, shown=f"{times['block']:.2f} times"))
         layer = next((method for method in times if method.startswith("layer:")), None)
         if layer and ASSISTED in times:
             ratio = times[layer] / times[ASSISTED]
-            found.append(goal(f"{layer} over {ASSISTED}, {task}", ratio, at_least=OVER_ASSISTED))
+            name = f"{layer} over {ASSISTED}, {task}"
+            found.append(goal(name, ratio, at_least=OVER_ASSISTED, shown=f"{ratio:.2f} times"))
     for task in dict.fromkeys(row["task"] for row in short if row["batch"] == 1):
         quickest(
             short,
@@ -240,16 +245,16 @@ def goals(rows: list[Row]) -> list[Goal]:
 def predicted(model: Model, asked: Any, drafts: list[str]) -> list[Row]:
     """What `eelib.forecast` expects, a row for each, from as many texts as are raced, which follow these."""
     rows: list[Row] = []
-    for name in asked.tasks:
-        task = eelib.load_task(name, limit=2 * asked.texts)
-        others = prompted(task.pick(list(range(min(asked.texts, len(task) // 2), len(task)))), model, "auto", "auto")
-        for size in asked.sizes:
-            for draft in drafts:
-                found: Any = forecast(model, draft=draft, task=others, batch_size=size, max_new_tokens=asked.new_tokens)
-                about = {"task": name, "batch": size, "method": draft, "forecast": found.speed_up}
-                counted = found.made.sequences[["passes", "drafted", "accepted"]].sum().to_dict()
-                rows.append(about | {"draft": found.made.draft, "tokens": len(found.made.tokens)} | counted)
-                print(name, size, draft, f"{found.speed_up:.2f}", flush=True)
+    for name, size in itertools.product(asked.tasks, asked.sizes):
+        texts = max(asked.texts, size)
+        task = eelib.load_task(name, limit=2 * texts)
+        others = prompted(task.pick(list(range(min(texts, len(task) // 2), len(task)))), model, "auto", "auto")
+        for draft in drafts:
+            found: Any = forecast(model, draft=draft, task=others, batch_size=size, max_new_tokens=asked.new_tokens)
+            about = {"task": name, "batch": size, "method": draft, "forecast": found.speed_up}
+            counted = found.made.sequences[["passes", "drafted", "accepted"]].sum().to_dict()
+            rows.append(about | {"draft": found.made.draft, "tokens": len(found.made.tokens)} | counted)
+            print(name, size, draft, f"{found.speed_up:.2f}", flush=True)
     return rows
 
 
@@ -258,7 +263,7 @@ def main() -> None:
     parser = options(__doc__, "race")
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct", help="name, folder or hub id of a decoder")
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], help="tasks whose texts are decoded")
-    parser.add_argument("--texts", type=int, default=16, help="texts of each (16)")
+    parser.add_argument("--texts", type=int, default=16, help="texts of each, or one batch if that is more (16)")
     parser.add_argument("--few", type=int, default=4, help="of which transformers decodes so many (4)")
     parser.add_argument("--repeats", type=int, default=2, help="timings of each method (2)")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 4, 16], help="batch sizes (1 4 16)")
@@ -293,12 +298,11 @@ def main() -> None:
     rows = list[Row]()
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"rows": [], "models": head["models"]}
     forecasts = {(r["task"], r["batch"], r["method"]): r["forecast"] for r in known["rows"]}
-    for name in asked.tasks:
-        task = prompted(eelib.load_task(name, limit=asked.texts), model, "auto", "auto")
-        for size, dtype in itertools.product(asked.sizes, asked.dtypes):
-            for row in race(races[dtype][0], task, races[dtype][1], size, asked.repeats, asked.few):
-                key = (name, size, row["method"])
-                row |= {"forecast": forecasts[key]} if key in forecasts and known["models"] == head["models"] else {}
-                rows.append({"task": name, "batch": size} | row)
-                print(*key, f"{row['tokens_per_second']:.1f} tokens/s", f"{row['times_plain']:.2f}", flush=True)
+    for name, size, dtype in itertools.product(asked.tasks, asked.sizes, asked.dtypes):
+        task = prompted(eelib.load_task(name, limit=max(asked.texts, size)), model, "auto", "auto")
+        for row in race(races[dtype][0], task, races[dtype][1], size, asked.repeats, asked.few):
+            key = (name, size, row["method"])
+            row |= {"forecast": forecasts[key]} if key in forecasts and known["models"] == head["models"] else {}
+            rows.append({"task": name, "batch": size} | row)
+            print(*key, f"{row['tokens_per_second']:.1f} tokens/s", f"{row['times_plain']:.2f}", flush=True)
     finish(asked.output, head, goals(rows), rows=rows)
