@@ -3,8 +3,9 @@
 All methods decode the same texts of three tasks alternately, prompts included, one at a time and in full batches;
 another one begins each time. transformers' own decode a few of the texts, or one batch, because they take longer.
 Tokens are compared with those of plain decoding. In bfloat16, raced beside plain decoding in bfloat16, tokens may
-differ; how often, and by what margin of logits, is counted. `--predict` writes what `eelib.forecast` expects of each
-method in float32, from texts that are not raced: it is committed before the race, which holds it against what was timed.
+differ; how often, and by what margin of logits, is counted. `--predict` writes what `eelib.forecast` expects of
+each method in float32, from texts that are not raced. It is committed before the race, which compares it with what
+was timed.
 """
 
 import itertools
