@@ -62,6 +62,11 @@ class Results:
         """Where this page's results lie: results_folder/<model>."""
         return Path(self.study.parameters.results_folder) / self.study.model.name
 
+    @property
+    def where(self) -> str:
+        """Models and tasks, for captions of what shows those beside the page's own, too."""
+        return " ".join([self.study.where, *(f"Beside it: {one.where}" for one in self.beside)])
+
     def say(self, template: str, **values: Value) -> None:
         """Show a paragraph of Markdown and keep its numbers; nothing is shown for an empty one.
 
@@ -92,7 +97,7 @@ class Results:
         about = pd.concat([study.about_tasks().assign(model=study.model.name) for study in every])
         style.table(about[["model", *about.columns[:-1]]], "Tasks of the run.")
 
-    def save(self) -> Path:
+    def save(self) -> None:
         """Write results/<model>/<notebook>.json, whole or not at all: what was found, and what it rests on."""
         study, path = self.study, self.folder / f"{self.notebook}.json"
         content = {
@@ -115,7 +120,6 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
         display(HTML(f"<p class='ee-written'>{text(path.name)} is written.</p>"))
-        return path
 
     def _fill(self, template: str, values: Mapping[str, Value]) -> str:
         given = {**self.names, "why": self.study.why_not(), "name": self.study.name, **values}

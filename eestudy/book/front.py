@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from eestudy.book.study_file import BOOK, StudyFile, notebook_file
-from eestudy.book.verdicts import Written, chips, place, verdicts
+from eestudy.book.verdicts import Written, chips, place
 from eestudy.markup.markdown import raw, text
 from eestudy.markup.text import PLAIN
 
@@ -34,10 +34,10 @@ def questions(study: StudyFile, results: Written) -> str:
         cards = []
         for notebook in study.notebooks_of(model):
             said = main_sentence(results.get((model, notebook), {}).get("answer", ""))
-            judged = verdicts(results, model, notebook)
+            shown = chips(results, model, notebook, place(study, model))
             cards.append(
                 f'<li><p class="ee-title"><a href="results/{escape(model, quote=True)}/{notebook}.html">'
-                f"{escape(heading(notebook))}</a></p><p>{escape(said)}</p>{chips(judged, place(study, model))}</li>"
+                f"{escape(heading(notebook))}</a></p><p>{escape(said)}</p>{shown}</li>"
             )
         pieces += [f"### On {text(model)}\n"] if len(study.models) > 1 else []
         pieces.append(raw(f'<ul class="ee-cards {PLAIN}">{"".join(cards)}</ul>'))
@@ -53,7 +53,7 @@ def main_sentence(markdown: str) -> str:
 
 def page_chips(study: StudyFile, results: Written, model: str, notebook: str) -> str:
     """What stands under a page's title beside its own answer: its claims' verdicts, as HTML."""
-    shown = chips(verdicts(results, model, notebook), f"../../{place(study, model)}")
+    shown = chips(results, model, notebook, f"../../{place(study, model)}")
     return f'<div class="ee-answer {PLAIN}">{shown}</div>' if shown else ""
 
 

@@ -112,7 +112,7 @@ def clone() -> str:
 # ---- what the papers print, table by table
 
 
-BASES = {0: "from 0", 1: "from 1", "unknown": "in some places it is not said from where"}
+BASES = {0: "from 0", 1: "from 1", "unknown": "in some places the paper does not say"}
 
 
 def papers() -> str:
@@ -142,9 +142,10 @@ def counted(frame: Any) -> str:
     bases |= set(frame["layer_base"]) if "layer_base" in frame else set()
     found = [words for base, words in BASES.items() if base in bases]
     said = f"Layers count {', '.join(found)}." if found else ""
-    said = "From where layers count is not said." if bases & set(BASES) == {"unknown"} else said
+    if bases & set(BASES) == {"unknown"}:
+        said = "The paper does not say whether layers count from 0 or from 1."
     damaged = int((~frame["complete"].astype(bool)).sum()) if "complete" in frame else 0
-    return f"{said} {damaged} of {len(frame)} rows on record can't be read to their end.".strip() if damaged else said
+    return f"{said} {damaged} of {len(frame)} rows are cut off in the copy that was read.".strip() if damaged else said
 
 
 # ---- the goals of every check whose result is kept in data/measured

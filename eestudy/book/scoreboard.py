@@ -7,9 +7,7 @@ import pandas as pd
 
 from eestudy.book.study_file import StudyFile
 from eestudy.book.verdicts import (
-    DECIDED,
     JUDGED,
-    LEVEL,
     NOT_RUN,
     UNTESTABLE,
     Judged,
@@ -19,6 +17,7 @@ from eestudy.book.verdicts import (
     less,
     place,
     source,
+    taken_back,
     tally,
     tiles,
     verdicts,
@@ -56,13 +55,21 @@ def scoreboard(study: StudyFile, results: Written) -> str:
 
 def changes() -> str:
     """How many claims there are, how many of them were amended, and how often after a verdict had been seen."""
+    return (
+        f"## Fixed beforehand, and amended\n\nThe {len(claims())} claims were written down before their first run. "
+        f"{counted_changes()} The rules of judging were changed {len(judging())} times. Each amendment, with the "
+        "earlier words, stands in the details below. Reasons are printed as they were written: `checks.intervals` is "
+        "`checks.statistics` today.\n"
+    )
+
+
+def counted_changes() -> str:
+    """A sentence: how many claims were amended, how often, and how often after a verdict had been seen."""
     made = [(claim.id, change) for claim in claims() for change in claim.amended]
     late = sum("been seen" in change["why"] for _, change in made)
     return (
-        f"## Fixed beforehand, and amended\n\nThe {len(claims())} claims were written down before their first run. "
-        f"Since then {len({name for name, _ in made})} of them were amended, {len(made)} times in all, {late} of "
-        f"these after a verdict had been seen; the rules of judging were changed {len(judging())} times. Each "
-        "amendment, with the earlier words, stands in the details below.\n"
+        f"Since then, {len({name for name, _ in made})} of the {len(claims())} claims were amended, {len(made)} times "
+        f"in all, {late} of these after a verdict had been seen."
     )
 
 
@@ -80,12 +87,11 @@ def judged_table(
     for claim, row in judged:
         p, holm = row.get("p"), corrected.get(claim.id)
         measured = Interval(row["estimate"], row["low"], row["high"], row["sequences"])
-        taken_back = row["verdict"] in DECIDED and holm is not None and holm >= LEVEL
         rows.append(
             [
                 verdict_cell(model, claim, row, results)
                 + small(weighed(claim, row))
-                + small("Does not stand after Holm’s correction." if taken_back else ""),
+                + small("Does not stand after Holm’s correction." if taken_back(claim, row, corrected) else ""),
                 f"{escape(str(measured))}{small(f'claimed: {wanted(claim)}')}",
                 f"{written(p) if holm is not None else '–'}<small>Holm: {written(holm)}</small>",
                 f"{row['sequences']:,}",

@@ -15,6 +15,7 @@ Judged = tuple[Claim, dict[str, Any]]  # a claim and what a run says about it
 VERDICTS = (HOLDS, FAILS, UNDECIDED, UNTESTABLE, NOT_APPLICABLE)
 JUDGED, DECIDED = VERDICTS[:3], VERDICTS[:2]
 NOT_RUN = "not run"
+FALLEN = "not after Holm’s correction"  # said of a decided verdict whose corrected p-value is too large
 LEVEL = 0.05  # of verdicts after Holm's correction
 COUNTED = dict(zip(VERDICTS, ("hold", "do not hold", "undecided", "not testable here", "not applicable")))
 # Icon and class of each verdict.
@@ -91,12 +92,20 @@ def chip(verdict: str, before: str = "", link: str = "", title: str = "", weight
     return f'<span class="ee-chip ee-{kind}"{more}>{words}</span>'
 
 
-def chips(judged: list[Judged], place: str) -> str:
-    """A chip for each claim, linked to its row, with what makes its verdict weigh less; `place`: what precedes a
-    claim's id in its row's address.
+def chips(results: Written, model: str, notebook: str, place: str) -> str:
+    """A chip for each claim of a page, linked to its row, with what makes its verdict weigh less; `place`: what
+    precedes a claim's id in its row's address.
     """
-    parts = (chip(row["verdict"], claim.id, f"{place}{claim.id}", claim.claim, less(row)) for claim, row in judged)
-    return f'<span class="ee-chips">{" ".join(parts)}</span>' if judged else ""
+    corrected, parts = after_holm(verdicts(results, model)), []
+    for claim, row in verdicts(results, model, notebook):
+        weaker = ", ".join(filter(None, (less(row), FALLEN * taken_back(claim, row, corrected))))
+        parts.append(chip(row["verdict"], claim.id, f"{place}{claim.id}", claim.claim, weaker))
+    return f'<span class="ee-chips">{" ".join(parts)}</span>' if parts else ""
+
+
+def taken_back(claim: Claim, row: dict[str, Any], corrected: dict[str, float]) -> bool:
+    """Whether a decided verdict does not stand after Holm's correction."""
+    return row["verdict"] in DECIDED and corrected.get(claim.id, 0.0) >= LEVEL
 
 
 def place(study: StudyFile, model: str) -> str:

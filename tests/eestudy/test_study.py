@@ -142,9 +142,8 @@ def test_study_and_results(parameters, tmp_path):
     results.say("{{ share|num(1) }} {{ digits }}", digits=3)
     assert {key: value["estimate"] for key, value in results.numbers.items()}["digits"] == 3
     assert set(results.numbers) == {"share", "name", "why", "digits"}  # a list is no number
-    path = results.save()
-    assert path == tmp_path / "results/gpt2/saturation.json"
-    saved = json.loads(path.read_text(), parse_constant=pytest.fail)
+    results.save()
+    saved = json.loads((tmp_path / "results/gpt2/saturation.json").read_text(), parse_constant=pytest.fail)
     assert saved["overall"]["share"] == {"estimate": 0.5, "low": 0.25, "high": 0.75, "sequences": 9}
     assert saved["parameters"]["limit"] == 3 and saved["model"] == "gpt2" and saved["quality"] == study.quality
     kept = saved["traces"][given.tasks]
