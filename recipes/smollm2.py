@@ -269,8 +269,9 @@ class Joint(Training):
         save_adapters(trained, out, START, {"model_hash": model.hash, "leg": json.dumps(leg)})
         return (
             f"low-rank updates of all linear layers inside the blocks, rank {self.rank}, bfloat16 (LoRA, PEFT)",
-            f"layers {max(model.layers * 2 // 5, 1)} to {model.layers - 1} predict what the original does, "
-            f"{self.parts} of them at each step; the last is held to its distribution with weight {self.protect}",
+            f"layers {max(model.layers * 2 // 5, 1)} to {model.layers - 1} learn to give the original model's outputs "
+            f"({self.parts} of them at each step); a term of weight {self.protect} keeps the last layer's distribution "
+            "close to the original's",
         )
 
     def exits(self, layers: int, step: int) -> list[int]:

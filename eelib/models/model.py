@@ -242,7 +242,7 @@ def load_model(
     trust_remote_code: bool = False,
     fast_products: bool = True,
 ) -> Model:
-    """Load a shipped or packaged name, a local folder, a GGUF file or a hub id, and check it (see `prepare`).
+    """Load a shipped or packaged name, a local folder, a GGUF file or a hub id, and check that its layers are found.
 
     A folder with translators gives the model that they are of, read through them; one with LoRA adapters in PEFT's
     format gives the model that they are of, with them added to its weights.
@@ -250,11 +250,11 @@ def load_model(
     Args:
         name: what to load.
         dtype: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16 or float16.
-        device: auto, balanced (spread over all devices), cpu, cuda or cuda:N.
+        device: auto (CUDA if there is any, else the CPU), balanced (spread over all devices), cpu, cuda or cuda:N.
         revision: of a hub id.
         trust_remote_code: whether code of the checkpoint's own may run.
         fast_products: on a CPU in float32 or bfloat16, linear layers multiply few rows by products of ours where these
-            take less time than torch's (see `use_fast_products`). Weights that are bfloat16 numbers are kept once more.
+            take less time than torch's, which is measured. Weights that are bfloat16 numbers are kept once more.
 
     Raises:
         CheckpointError: one line. Unknown name, dtype or device; a last part of the name that is not of letters,

@@ -36,7 +36,7 @@ class Task:
     """Prompts with their references.
 
     Attributes:
-        kind: a name of `KINDS`.
+        kind: a name such as translation, question_answering or instructions, which says how outputs are scored.
         references: of each prompt; empty where it has none.
         sources: the bare inputs.
         groups: what is resampled together, such as the passage that questions share.
@@ -147,7 +147,10 @@ class Task:
         return kind_named(self.kind).scores(task, list(answers))
 
     def above_baseline(self, quality: dict[str, float]) -> bool:
-        """Whether every score is above the baseline that was stated beforehand; true where none was stated."""
+        """Whether every score is above the baseline that was stated beforehand; true where none was stated.
+
+        The study asks for the whole 95% interval of each score, and gives this the lower ends.
+        """
         return all(quality.get(metric, 0.0) > value for metric, value in self.baseline.items())
 
     def take(self, limit: int | None) -> "Task":

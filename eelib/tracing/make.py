@@ -52,9 +52,9 @@ def trace(
         max_new_tokens: longest output. Decoding is greedy, and every emitted token is read at layers 0..L.
         folder: where traces lie, each in a folder of its own.
         batch_size: sequences of a shard; what fits the memory where None. One that is half made keeps its plan.
-        sites: whether to read the sub-layers, of SUBSET sequences; or of how many.
-        pairs: whether to compare all pairs of layers, likewise, at PAIR_TOKENS tokens of each sequence, in the middle
-            of as many parts of it.
+        sites: True reads the sub-layers of the first 24 sequences; a number, of so many.
+        pairs: likewise; all pairs of layers are compared at 4 tokens of each sequence, one in the middle of each
+            quarter.
         progress: show a bar, and print that this process waits for another one.
         given: decode nothing; the prompts are texts, and one pass of a decoder-only model reads all positions of each
             up to the window's end. The last layer's top-1 is the final token of a position; "token_id",

@@ -21,7 +21,10 @@ class Trace:
 
     InputError, one line, for a folder that holds no finished trace and for a file that is not as it was written.
 
-    `trace["entropy"]` is numpy [tokens, L+1]; column l is layer l, 0 the embeddings. Names: `trace.READOUTS`.
+    `trace["entropy"]` is numpy [tokens, L+1]; column l is layer l, 0 the embeddings. Names: entropy, js_final and
+    kl_final, in nats; probability, margin, final_probability and reference_probability, from 0 to 1; final_rank and
+    reference_rank (1 is the best); top1 (token ids); cosine; topk_ids and topk_probability, [tokens, L+1, 10]. Another
+    name is a KeyError.
     """
 
     READOUTS = READOUTS
@@ -113,8 +116,18 @@ class Trace:
         return self["top1"][:, -1] if self.given else self.tokens["token_id"].to_numpy()
 
     def exit_layer(self, definition: str) -> np.ndarray:
-        """int [tokens], 1..L. "first": smallest l >= 1 whose top-1 is `final_ids` (P, §4); "stable": smallest l
-        from which the top-1 never changes again (the saturation event of Geva et al. 2022; P, §2).
+        """Exit layer of every token.
+
+        Args:
+            definition: "first": the smallest l >= 1 whose top-1 is the token of `final_ids` (P, section 4); "stable":
+                the smallest l from which the top-1 never changes again (the saturation event of Geva et al. 2022; P,
+                section 2).
+
+        Returns:
+            int [tokens], from 1 to L.
+
+        Raises:
+            InputError: another definition.
         """
         return exit_layer(self["top1"], self.final_ids, definition)
 

@@ -153,12 +153,12 @@ def counted(frame: Any) -> str:
 
 TEMPLATE = """
 <div class="tex2jax_ignore mathjax_ignore">
-<p><strong>{{ goals | selectattr("met") | list | length }} of {{ goals | length }} goals are met.</strong>
+<p><strong>Goals that are met: {{ goals | selectattr("met") | list | length }} of {{ goals | length }}.</strong>
  Measured {{ where }} by <code>{{ command }}</code>.
 {% if unchanged %}The code that it depends on is still the same.
 {%- else %}The code that it depends on has changed since.{% endif %}{% if remark %} {{ remark }}{% endif %}</p>
 <table>
-<caption>What <code>{{ check }}</code> was to reach, and what was measured.</caption>
+<caption>Goals and measurements of <code>{{ check }}</code>.</caption>
 <thead><tr><th>Goal</th><th>Measured</th><th>Bound</th><th>Verdict</th></tr></thead>
 <tbody>
 {% for goal in goals %}

@@ -165,8 +165,12 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
     cells = [[cell.get_text() for cell in row.select("td")] for row in page(report).select("tbody tr")]
     assert cells == [["kills", "301", "at least 300", "met"], [HOSTILE, "0.1235", "at most 0", "not met"]]
     said = " ".join(page(report).get_text().split())
-    assert "1 of 2 goals are met. Measured on 2026-01-02 at commit 1234567 on made, 2 cores, 23.5 GiB of memory" in said
+    assert "Goals that are met: 1 of 2. Measured on 2026-01-02 at commit 1234567 on made, 2 cores, 23.5 GiB of memory" in said
     assert "is still the same" in said
+    code.write_text('"""What it is."""\n\na = 1')
+    described = report | {"code": measured.code_hash(["eelib"])}
+    code.write_text('"""What it really is,\n\nin more lines."""\n\na = 1')
+    assert "is still the same" in " ".join(page(described).get_text().split())  # a docstring is no code
     code.write_text("a = 2")
     assert all("has changed since" in page(one).get_text() for one in (report, REPORT))  # older results have no hash
 

@@ -41,8 +41,9 @@ class GenerateOutput:
 
     Attributes:
         tokens: a row per token: sequence and position from 0, text, and the fields of `DecodedToken`.
-        sequences: a row per prompt: output (as in a trace, without its end token), length in tokens, truncated (no end
-            token), passes through all blocks, and of verified decoding the tokens drafted and accepted.
+        sequences: a row per prompt: output (as in a trace, without its end token), length in tokens (unlike a trace's,
+            with the end token), truncated (no end token), passes through all blocks, and of verified decoding the
+            tokens drafted and accepted.
         seconds: from the encoded prompts to the last token, with what drafts need first: their weights, and what passes
             cost where that is not known.
         kv_policy: the KV policy that was used.
@@ -82,7 +83,8 @@ def generate(
 
     Args:
         gate: a name ("oracle" too: the first layer that agrees with the last), a gate, or a rule with its threshold and
-            exits. Without one and with `exit_layers=(E,)` each token exits at layer E.
+            exits. None: plain decoding; with `exit_layers=(E,)` and a KV policy of full, copy, project or deferred,
+            each token exits at layer E.
         exit_layers: the layers at which the gate is asked, 1..L-1; None for all.
         kv_policy: what later tokens find at skipped layers: full, copy, project, deferred, verified, schedule (see
             `eelib.exits.decoding.kv_policies`). None chooses: verified, whose output is plain decoding's; deferred for
@@ -91,6 +93,8 @@ def generate(
         draft_length: of a gate's verified exits, most tokens that are drafted before they are verified. Of `draft`,
             the number that is drafted whether it pays or not; None: as many as pay, by what passes cost on this
             machine (measured once, in about a second) and by the drafts that were right so far.
+        batch_size: prompts that are decoded together.
+        max_new_tokens: longest output, in tokens.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
             its threshold is that of the task's kind.
         batch_split: where some sequences of a batch exit, the others go on in a smaller call if that saves at least so
@@ -100,8 +104,13 @@ def generate(
         draft: what drafts tokens, in place of a gate; all are verified, so that the output is plain decoding's.
             "prompt": what followed the text's last tokens where they stood before (prompt lookup); "layer:K": layer K
             through the head; "block": a trained block after a layer; "features": a trained block on the last layer's
-            states; "int8": all layers, with weights of 8 bits; "prompt+block": what stood before, and the block where
-            nothing did; a trained block itself; "auto": what is quickest on this machine. None: nothing.
+            states; "int8": all layers, with weights of 8 bits; "prompt+block", "prompt+features", "prompt+int8": what
+            stood before, and the other where nothing did; a trained block itself; "auto": what is quickest on this
+            machine. None: nothing.
+        old: nothing; a name of an earlier release is answered by the new one.
+
+    Returns:
+        The tokens, the outputs and the seconds that they took.
 
     Raises:
         InputError: a model that writes nothing or can't be stopped, an unknown gate or policy, exit layers out of
