@@ -229,4 +229,5 @@ def sentences(references):
 def kept_race(name, weights, ways, sizes):
     """Kept results of a race of one model: the rows `ways`, for each batch size."""
     head = {"models": {name: weights}, "date": "2026-01-01", "commit": "abc", "machine": {"cpu": "a processor"}}
+    head["goals"] = [{"met": True}, {"met": False}]
     return head | {"rows": [{"task": "a/b", "batch": size, "texts": 10} | way for size in sizes for way in ways]}
