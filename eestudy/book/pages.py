@@ -112,7 +112,7 @@ def clone() -> str:
 # ---- what the papers print, table by table
 
 
-BASES = {0: "from 0", 1: "from 1", "unknown": "in some places the paper does not say"}
+BASES = {0: "from 0", 1: "from 1", "unknown": "elsewhere from a number that is not stated"}
 
 
 def papers() -> str:
