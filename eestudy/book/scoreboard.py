@@ -61,8 +61,8 @@ def changes() -> str:
         f"## Fixed beforehand, and amended\n\nThe {len(claims())} claims were written down before their first run. "
         f"Since then {len({name for name, _ in made})} of them were amended, {len(made)} times in all, {late} of "
         f"these after a verdict had been seen. The rules of judging were changed {len(judging())} times. Each "
-        "amendment, with the earlier words, stands in the details below. Reasons are printed as they were written: `checks.intervals` is "
-        "`checks.statistics` today.\n"
+        "amendment, with the earlier words, stands in the details below. Reasons are printed as they were "
+        "written: `checks.intervals` is `checks.statistics` today.\n"
     )
 
 
