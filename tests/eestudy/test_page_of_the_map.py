@@ -73,6 +73,7 @@ def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page
 def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
     space, found, shown = map_page(lambda weights: race(weights, 0, 0.0, drafted=0))
     assert np.isnan(space["block_right"]) and "drafted nothing." in found["answer"]
+    assert "Early exit does not pay" in found["answer"]
     assert "% of them are right.**" in found["answer"]
     assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
 

@@ -287,7 +287,7 @@ def test_speed(name, planted_model, tmp_path, monkeypatch):
     space = run_page("speed", **asked(tmp_path, tmp_path / "gpt2", str(file)) | more)[0]
     found, answer = {row["id"]: row for row in result(space)["claims"]}, result(space)["answer"]
     assert "gives 1.25 to 1.25 in batches of 4." in answer and "saves no time: with drafts of an early layer" in answer
-    assert "1 of 2 goals that were set before the race are missed" in answer
+    assert "1 of 2 goals of the race are missed" in answer
     verdicts = [found[claim]["verdict"] for claim in ("P-K1", "P-K2", "P-K3", "P-T1", "P-T2")]
     assert verdicts == [WORDS.get(word, word) for word in wanted.split()]
     # A gate's time is read off the line through both of its thresholds.
