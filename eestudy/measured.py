@@ -75,6 +75,7 @@ def without_docstrings(source: bytes) -> bytes:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             value = node.body[0].value if isinstance(node.body[0], ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            own_lines = value is not None and not lines[value.lineno - 1][: value.col_offset].strip()
+            if own_lines and isinstance(value, ast.Constant) and isinstance(value.value, str):
                 lines[value.lineno - 1 : value.end_lineno] = [b""] * ((value.end_lineno or 0) + 1 - value.lineno)
     return b"".join(lines)

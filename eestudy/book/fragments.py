@@ -7,7 +7,7 @@ import yaml
 from eestudy.book.answered import ANSWERS
 from eestudy.book.front import front, page_chips, questions
 from eestudy.book.pages import cards, clone, engine, findings, models, papers, runs
-from eestudy.book.scoreboard import scoreboard
+from eestudy.book.scoreboard import counted_changes, scoreboard
 from eestudy.book.study_file import BOOK, GENERATED, StudyFile
 from eestudy.book.verdicts import load_results
 
@@ -24,6 +24,7 @@ def main() -> None:
         "front": front(study, results),
         "questions": questions(study, results),
         "findings": findings(study, results),
+        "changes": counted_changes(),
         "scoreboard": scoreboard(study, results),
         "cards": cards(),
         "papers": papers(),

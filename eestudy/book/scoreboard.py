@@ -55,14 +55,21 @@ def scoreboard(study: StudyFile, results: Written) -> str:
 
 def changes() -> str:
     """How many claims there are, how many of them were amended, and how often after a verdict had been seen."""
+    return (
+        f"## Fixed beforehand, and amended\n\nThe {len(claims())} claims were written down before their first run. "
+        f"{counted_changes()} The rules of judging were changed {len(judging())} times. Each "
+        "amendment, with the earlier words, stands in the details below. Reasons are printed as they were "
+        "written: `checks.intervals` is `checks.statistics` today.\n"
+    )
+
+
+def counted_changes() -> str:
+    """A sentence: how many claims were amended, how often, and how often after a verdict had been seen."""
     made = [(claim.id, change) for claim in claims() for change in claim.amended]
     late = sum("been seen" in change["why"] for _, change in made)
     return (
-        f"## Fixed beforehand, and amended\n\nThe {len(claims())} claims were written down before their first run. "
-        f"Since then {len({name for name, _ in made})} of them were amended, {len(made)} times in all, {late} of "
-        f"these after a verdict had been seen. The rules of judging were changed {len(judging())} times. Each "
-        "amendment, with the earlier words, stands in the details below. Reasons are printed as they were "
-        "written: `checks.intervals` is `checks.statistics` today.\n"
+        f"Since then, {len({name for name, _ in made})} of the {len(claims())} were amended, {len(made)} times in all, "
+        f"{late} of these after a verdict had been seen."
     )
 
 

@@ -171,6 +171,10 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
     described = report | {"code": measured.code_hash(["eelib"])}
     code.write_text('"""What it really is,\n\nin more lines."""\n\na = 1')
     assert "is still the same" in " ".join(page(described).get_text().split())  # a docstring is no code
+    code.write_text('def a(): """What."""\n')
+    of_one_line = measured.code_hash(["eelib"])
+    code.write_text('def b(): """What."""\n')
+    assert measured.code_hash(["eelib"]) != of_one_line
     code.write_text("a = 2")
     assert all("has changed since" in page(one).get_text() for one in (report, REPORT))  # older results have no hash
 
