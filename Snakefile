@@ -159,6 +159,7 @@ rule notebook:
     wildcard_constraints:
         notebook=one_of(set(STUDY.notebooks) - set(STUDY.first)),
     threads: lambda wildcards: STUDY.threads_of(wildcards.model)
+    retries: 1  # two kernels that start at the same moment may take the same port, and one dies
     resources:
         **RESOURCES,
     message:
