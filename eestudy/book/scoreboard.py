@@ -26,7 +26,7 @@ from eestudy.book.verdicts import (
 )
 from eestudy.claims import Claim, amended, claims, judging, wanted
 from eestudy.markup.downloads import as_csv, download_links
-from eestudy.markup.markdown import raw, table, text
+from eestudy.markup.markdown import Markdown, raw, table, text
 from eestudy.markup.text import PLAIN
 from eestudy.resampling import Interval
 
@@ -172,13 +172,18 @@ def amendments() -> str:
         if claim.fixed:
             fixed.setdefault(when(claim.fixed), []).append(claim.id)
     since = "\n".join(f"- {moment}: {', '.join(ids)}" for moment, ids in sorted(fixed.items()))
-    rows = [["how claims are judged", when(change), change["why"], change["was"]] for change in judging()]
+    changes: dict[tuple[str, str], list[str]] = {}  # by day and reason, which many claims share
+    for change in judging():
+        changes.setdefault((when(change), change["why"]), []).append(f"how claims are judged: {change['was']}")
     for claim in claims():
         for change in claim.amended:
             was = (f"{field.replace('_', ' ')}: {earlier(words)}" for field, words in change["was"].items())
-            rows.append([claim.id, when(change), change["why"], "; ".join(was)])
-    rows = [[cell.replace("`", "") for cell in row] for row in rows]  # a cell's text is shown as it is
-    shown = table(["Claim", "Amended", "Why", "Before"], rows, "Every amendment: when, why, and the earlier words.")
+            changes.setdefault((when(change), change["why"]), []).append(f"{claim.id}, {'; '.join(was)}")
+    rows = []
+    for (moment, why), before in sorted(changes.items()):
+        lines = [text(line.replace("`", "")) for line in before]  # a cell's text is shown as it is
+        rows.append([moment, why.replace("`", ""), Markdown("<br>".join(lines))])
+    shown = table(["Amended", "Why", "Before"], rows, "Every amendment: when, why, and the earlier words.")
     changed = f"### Claims that were amended\n\n{shown}" if rows else ""
     return f"(when-fixed)=\n### When claims were fixed\n\n{since}\n\n{changed}"
 
