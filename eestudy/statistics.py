@@ -85,7 +85,8 @@ def interval_of(sums: pd.DataFrame, statistic: Callable[[pd.DataFrame], Any], se
     Returns:
         An Interval, or a list of m. Tasks in which a statistic is not finite are left out of its average.
     """
-    if "group" not in sums.index.names:
+    if "group" not in sums.index.names or "task" in sums:  # of the two, one may be in the index
+        sums = sums.reset_index([name for name in ("task", "group") if name in sums.index.names])
         sums = sums.set_index([name for name in ("task", "group") if name in _columns(sums, "group")])
     numbers = sums.to_numpy(float)
     if not np.isfinite(numbers).all():
@@ -116,7 +117,7 @@ def slope_difference(frame: pd.DataFrame, y: str, x: str, by: str, seed: int = 0
 
     A task with fewer than MINIMUM_GROUPS on a side is left out of the average, unless all have fewer.
     """
-    keys = [name for name in ("task",) if name in frame]
+    frame, keys = _columns(frame, by, "group"), [name for name in ("task",) if name in frame]
     if keys:
         of_sides = frame.groupby(["task", by])["group"].nunique().unstack(fill_value=0).min(axis=1)
         for size in (of_sides, frame.groupby("task")["group"].nunique()):

@@ -189,7 +189,7 @@ def check_values(values: Sequence[float], n: int) -> None:
     """InputError where there is nothing to calibrate on, or thresholds that don't rise."""
     if n < 1:
         raise InputError("the calibration split is empty")
-    if not len(values) or (np.diff(values) <= 0).any():
+    if not len(values) or np.isnan(values).any() or (np.diff(values) <= 0).any():
         raise InputError("thresholds must rise, and there must be at least one")
 
 

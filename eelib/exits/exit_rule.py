@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eelib.common.errors import InputError
 from eelib.common.values import check_whole
-from eelib.exits.gates.gate import Gate
+from eelib.exits.gates.gate import NO_EXIT, Gate
 from eelib.exits.gates.schedule import Fixed
 
 
@@ -167,7 +167,8 @@ class ExitRule:
             raise InputError(f"threshold {limit!r} is not allowed; it must be a number, or a threshold that changes")
         if isinstance(limit, Estimated) and len(exit_layers or ()) != 1:
             raise InputError("an estimated threshold is fitted at one exit (FREE); give it as exit_layers=(layer,)")
-        values = (gate, limit, exit_layers, minimum_layer, full_depth_tokens)
+        exit_layers = None if exit_layers is None else tuple(map(int, exit_layers))
+        values = (gate, limit, exit_layers, int(minimum_layer), int(full_depth_tokens))
         for name, value in zip(self.__dataclass_fields__, values):
             object.__setattr__(self, name, value)
 
@@ -198,7 +199,7 @@ class ExitRule:
             return torch.zeros(len(score), dtype=torch.bool, device=score.device)
         limit = self.threshold.at(positions)
         passed = score >= limit if self.gate.inclusive else score > limit
-        return passed & (positions >= self.full_depth_tokens)
+        return passed & (score > NO_EXIT) & (positions >= self.full_depth_tokens)
 
 
 def fixed_exit(layer: int) -> ExitRule:

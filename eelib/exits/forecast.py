@@ -157,7 +157,8 @@ class Forecast:
         """Tokens per second, as a multiple of plain decoding's."""
         plain = seconds(self.costs, self.plans, "full", prompt=self.prompt, batch=self.batch)
         asked, reads = self.rule.asked(self.costs.layers), self.rule.gate.reads_head
-        return plain / seconds(self.costs, self.plans, self.keys, asked, reads, self.prompt, self.batch, self.draft)
+        early = seconds(self.costs, self.plans, self.keys, asked, reads, self.prompt, self.batch, self.draft)
+        return plain / early if early else 1.0  # outputs of one token, whose prompts cost nothing
 
     @property
     def plain(self) -> float:
@@ -187,7 +188,8 @@ class Forecast:
         """The speed-up if blocks and one read of the head per token were all that is paid, one prompt at a time."""
         costs = replace(self.costs, call=(0.0,) * len(self.costs.rows))
         plain = seconds(costs, self.plans, "full")
-        return plain / seconds(costs, self.plans, self.keys, reads=False, draft=self.draft)
+        early = seconds(costs, self.plans, self.keys, reads=False, draft=self.draft)
+        return plain / early if early else 1.0
 
     @cached_property
     def if_free(self) -> dict[str, float]:
@@ -300,9 +302,8 @@ def forecast(
         gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
         if gate is None:
             raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} exit: nothing to forecast")
-    gate = deepcopy(gate)  # a threshold that is fitted while decoding stays as it was
-    # refuses what it would refuse
-    generate(model, some.take(1), gate, exit_layers, kv_policy, draft_length, 1, 1, draft=draft)
+    # refuses what it would refuse; a threshold that is fitted while decoding stays as it was
+    generate(model, some.take(1), deepcopy(gate), exit_layers, kv_policy, draft_length, 1, 1, draft=draft)
     if draft is not None:
         drafting = generate(model, some, None, None, None, draft_length, batch_size, max_new_tokens, draft=draft)
         prompts = prompt_seconds(model, some, batch_size) * len(some)

@@ -46,11 +46,11 @@ class Policy:
         kv_policy: what is done about keys and values. Under verified the risks are of drafts, and outputs are full
             depth's, token for token.
         thresholds: {kind of task: threshold, or None where nothing could be certified and all layers run}.
-        calibrated_on: {task: its hash, and how many groups}.
+        calibrated_on: {task: its hash, and how many units (texts)}.
         certified: {kind of task: what holds of its threshold, or why there is none}.
-        risks: {kind of task: share of groups whose outputs differ from full depth's, on the other half: estimate, low,
-            high, sequences}.
-        epsilon: the share of groups that may differ.
+        risks: {kind of task: share of units whose outputs differ from full depth's, on two thirds of the other half:
+            estimate, low, high, sequences}.
+        epsilon: the share of units that may differ.
         delta: the chance that more do.
         date: of the calibration.
     """
@@ -182,7 +182,7 @@ def calibrate(
     seed: int = 0,
     **parameters: Any,
 ) -> Policy:
-    """A policy whose outputs differ from full depth's for at most epsilon of the groups, but for a chance of delta.
+    """A policy whose outputs differ from full depth's for at most epsilon of the units, but for a chance of delta.
 
     Learn-then-Test per kind of task, on half of the units (texts, whichever tasks they are in). A third of the other
     half gives the thresholds that are tested, and the risk is measured on what is left, so that no text serves twice. A
@@ -203,6 +203,8 @@ def calibrate(
     """
     if kv_policy not in EXACT:
         raise InputError(f"kv_policy {kv_policy!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
+    if not traces:
+        raise InputError("there is no trace to calibrate on")
     rule = ExitRule(gate_named(gate, model, **parameters), None, exit_layers, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
     units = {name: dict(zip(task.groups, task.units or task.groups)) for name, task in tasks.items()}
@@ -239,9 +241,9 @@ def calibrate(
         gate=gate,
         gate_parameters=dict(parameters),
         gate_hash=getattr(rule.gate, "weights", ""),
-        exit_layers=exit_layers,
-        minimum_layer=minimum_layer,
-        full_depth_tokens=full_depth_tokens,
+        exit_layers=rule.exit_layers,
+        minimum_layer=rule.minimum_layer,
+        full_depth_tokens=rule.full_depth_tokens,
         kv_policy=kv_policy,
         thresholds=thresholds,
         calibrated_on=based,
@@ -264,7 +266,9 @@ def losses_by_unit(curves: Mapping[str, Curve], units: Mapping[str, Mapping[str,
 
 
 def risk_of(losses: np.ndarray) -> dict[str, float]:
-    """The share of units [units] that are lost, with exact 95% limits (Clopper and Pearson 1934)."""
+    """The share of units [units] that are lost, with the 95% limits of Clopper and Pearson (1934), exact for whole
+    losses.
+    """
     count, lost = len(losses), float(losses.sum())
     low = float(beta.ppf(0.025, lost, count - lost + 1)) if lost else 0.0
     high = float(beta.ppf(0.975, lost + 1, count - lost)) if lost < count else 1.0

@@ -199,11 +199,9 @@ def exits_of(rule: ExitRule, found: Scores, positions: Tensor) -> Tensor:
 def exits_by(rule: ExitRule, highest: Tensor, positions: Tensor) -> Tensor:
     """The same by the running maxima of the scores."""
     limit = rule.threshold.at(positions)
-    if rule.gate.inclusive and bool((limit == NO_EXIT).any()):
-        raise InputError(f"{rule.gate.name}: at a threshold of -inf tokens would exit where the gate allows no exit")
     limit = limit[:, None] if limit.ndim else limit
     passed = highest >= limit if rule.gate.inclusive else highest > limit
-    return highest.shape[1] + 1 - passed.sum(dim=1)
+    return highest.shape[1] + 1 - (passed & (highest > NO_EXIT)).sum(dim=1)
 
 
 def running_maxima(rule: ExitRule, score: Tensor, positions: Tensor) -> Tensor:
@@ -315,8 +313,10 @@ def curve(
     highest = running_maxima(rule, found.score[counted], positions)
     if values is None:
         values = turning_values(rule, highest, positions, points)
-    if list(values) != sorted(values):
-        raise InputError(f"{rule.gate.name}: the values of a curve's threshold must rise")
+    if not len(values) or np.isnan(values).any() or list(values) != sorted(values):
+        raise InputError(
+            f"{rule.gate.name}: the values of a curve's threshold must rise, and there must be at least one"
+        )
     right = (tokens == tokens[:, -1:]).numpy()  # where an exit emits full depth's token
     codes, groups = pd.factorize(pd.Series(trace.tokens["group"].to_numpy()[counted]), sort=True)
     layers, size, row = right.shape[1], len(groups), np.arange(len(right))

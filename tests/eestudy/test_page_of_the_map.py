@@ -66,15 +66,16 @@ def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page
     assert f"{goals}: its median error is {round(100 * off)}%" in shown
     assert f"(2 combinations), the median error is {round(100 * off)}%, and it is too high in 2." in shown
     assert ("The race does not confirm this" in found["answer"]) == (right == 10)
-    assert "Early exit pays on this machine" in found["answer"]
-    assert "decodes 1.60 times as fast as plain decoding. Such drafts pay once" in found["answer"]
+    assert "Early exit saves time on this machine" in found["answer"]
+    assert "decodes 1.60 times as fast as plain decoding.** Such drafts pay once" in found["answer"]
+    assert f"{right} of 100 were right" in found["answer"] and "cannot tell" not in found["answer"]
 
 
 def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
     space, found, shown = map_page(lambda weights: race(weights, 0, 0.0, drafted=0))
-    assert np.isnan(space["block_right"]) and "drafted nothing." in found["answer"]
-    assert "Early exit does not pay" in found["answer"]
-    assert "% of them are right.**" in found["answer"]
+    assert not space["block_right"].known and "drafted nothing." in found["answer"]
+    assert "Early exit saves no time" in found["answer"]
+    assert "% of them are right." in found["answer"]
     assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
 
 

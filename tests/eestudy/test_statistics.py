@@ -213,6 +213,9 @@ def test_any_statistic_of_sums():
     mean = interval(frame, "value", "mean", draws=FEW)
     assert pair[0].estimate == pytest.approx(mean.estimate) and pair[0].low == pytest.approx(mean.low, rel=0.2)
     assert pair[1].estimate == pytest.approx(frame["x"].sum())
+    two = pd.concat([sums, sums.rename(index={"t": "other"}) * 2])  # tasks and groups may stand in the index or not
+    forms = (two, two.reset_index(), two.reset_index("task"), two.reset_index("group"))
+    assert len({interval_of(form, lambda totals: totals.x, draws=FEW).estimate for form in forms}) == 1
     ratio = interval_of(sums, lambda totals: totals.value / totals.x, draws=FEW)
     estimate, error, _ = by_loops(frame, lambda rows: rows["value"].sum() / rows["x"].sum())
     assert ratio.estimate == pytest.approx(estimate) and ratio.high - ratio.low > 2 * t.ppf(0.975, 8) * error * 0.999
@@ -296,6 +299,7 @@ BAD = [
     (lambda: interval(ROW, "value", "mean", by="value"), "value must be True or False in each row"),
     (lambda: interval(ROW, "value", "mean", per="layer"), "there is no column layer; there are value, group, side"),
     (lambda: interval_of(ROW[["value", "group"]].replace(0.5, math.inf), len), "the sums have 1 values that are not"),
+    (lambda: statistics.slope_difference(ROW, "value", "value", "half"), "there is no column half; there are value"),
     (lambda: statistics.resplit(ROW, "value", ["value"], 0.6), "share 0.6 is not allowed; it must be above 0 and at"),
     (lambda: holm([0.5, 1.5]), "p-values must lie between 0 and 1"),
 ]

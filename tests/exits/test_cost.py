@@ -160,8 +160,13 @@ def test_exits_are_those_of_a_trace(gate, threshold, kv_policy, model_of, tmp_pa
 def test_a_threshold_that_is_fitted_stays_as_it_was(model_of):
     """What follows a forecast decodes as if there had been none."""
     rule = ExitRule(gate_named("confidence"), Estimated(0.6), exit_layers=(1,))
-    eelib.forecast(model_of("gpt2"), rule, "deferred", task=PROMPTS, max_new_tokens=6)
-    assert rule.threshold == Estimated(0.6)
+    found = eelib.forecast(model_of("gpt2"), rule, "deferred", task=PROMPTS, max_new_tokens=6)
+    assert rule.threshold == found.rule.threshold == Estimated(0.6)
+
+
+def test_outputs_of_one_token_gain_nothing(model_of):
+    found = eelib.forecast(model_of("gpt2"), "confidence", "deferred", task=PROMPTS, max_new_tokens=1)
+    assert found.speed_up == found.bound == 1.0 and "1.00 times plain decoding expected" in str(found)
 
 
 @pytest.mark.parametrize("family, draft", [("t5", "layer:1"), ("gpt2", "prompt")])

@@ -16,7 +16,7 @@ from eelib.common.files import data_folder
 from eelib.exits.exit_rule import GRID, Decaying, Estimated, ExitRule, by_moments
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
 from eelib.exits.gates.state import TRAINED, Lstm, save_gate, trained_gate
-from eelib.exits.trace_scores import name_of
+from eelib.exits.trace_scores import exits_by, name_of
 from eelib.models.model import load_model
 
 LAYERS = 5
@@ -118,6 +118,12 @@ def test_where_a_gate_is_asked_and_lets_exit():
     assert rule.asked(5) == [2, 4]
     assert rule.exits(2, torch.full((4,), 0.9), torch.arange(4)).tolist() == [False, False, True, True]
     assert ExitRule(confidence).threshold.at(torch.zeros(1)) == torch.tensor(0.9)  # its default
+    any_score, one = ExitRule(gate_named("state_saturation"), -math.inf), torch.zeros(1)
+    assert any_score.exits(2, one, one).item() and not any_score.exits(1, one + NO_EXIT, one).any()
+    layers = exits_by(any_score, torch.tensor([[NO_EXIT, 0.1], [NO_EXIT, NO_EXIT]]), torch.zeros(2))
+    assert layers.tolist() == [2, 3]  # where a gate gives NO_EXIT, no threshold lets a token exit
+    same = [ExitRule(confidence, 0.5, layers) for layers in ((2, 4), [2, 4], tuple(np.array([2, 4])))]
+    assert len(set(same)) == 1 and json.dumps(same[2].exit_layers) == "[2, 4]"
 
 
 def test_bad_gates_rules_and_thresholds_are_one_line(one_line):

@@ -110,6 +110,7 @@ def test_agreement_and_losses_of_a_curve():
         (["within 0 and 1"], lambda: conformal_risk_control(ones(9, 0) + math.nan, [1.0], 0.1)),
         (["[n, 4]", "[9, 1]"], lambda: conformal_risk_control(ones(9, 0), VALUES, 0.1)),
         (["must rise"], lambda: conformal_risk_control(ones(9, 0, 0), [2.0, 1.0], 0.1)),
+        (["must rise"], lambda: learn_then_test(ones(60, 0, 0), [math.nan, 1.0], 0.05, 0.1)),
     ],
 )
 def test_bad_losses_and_bounds_are_one_line(parts, call, one_line):
@@ -268,6 +269,7 @@ def test_what_can_not_be_calibrated_is_one_line(setting, one_line):
     no_layer = {"minimum_layer": setting[0].layers, "epsilon": 0.5}
     one_line(InputError, "allowed: deferred, full", lambda: calibrate(*setting, kv_policy="copy"))
     one_line(InputError, "has no score in these traces", lambda: calibrate(*setting, **no_layer))
+    one_line(InputError, "no trace to calibrate on", lambda: calibrate(setting[0], {}, {}))
 
 
 # ---- a service that is watched

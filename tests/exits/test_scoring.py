@@ -240,8 +240,8 @@ def test_only_the_rows_asked_for_count_and_bad_curves_are_one_line(one_line):
     free = ExitRule(gate_named("confidence"), Estimated(), exit_layers=(1,))
     one_line(InputError, "there is no token to count", lambda: curve(CURVES[0], found, made, rows=half & ~half))
     one_line(InputError, ["Estimated", "no curve"], lambda: curve(free, found, made))
-    one_line(InputError, "must rise", lambda: curve(CURVES[0], found, made, values=[0.5, 0.1]))
-    one_line(InputError, "-inf", lambda: curve(CURVES[-1], found, made, values=[-np.inf]))
+    for values in ([0.5, 0.1], [], [np.nan]):
+        one_line(InputError, "must rise", lambda values=values: curve(CURVES[0], found, made, values=values))
 
 
 @pytest.mark.parametrize("gate", ["lstm", "three_states", "state_saturation"])

@@ -251,7 +251,7 @@ def check_draft_length(model: Model, length: int) -> None:
     """InputError for a number of drafts below 1, or beyond the window."""
     check_whole("draft_length", length, 1)
     if length >= model.context_length:
-        raise InputError(f"draft_length {length} is longer than {model.name}'s window of {model.context_length} tokens")
+        raise InputError(f"draft_length {length} does not fit {model.name}'s window of {model.context_length} tokens")
 
 
 def drafting_of(
@@ -263,13 +263,15 @@ def drafting_of(
     """
     costs, block = pass_costs(model, batch_size), draft if isinstance(draft, DraftBlock) else None
     name = block.kind if block else str(draft)
+    if block and ((own := block.of()) is None or own.network is not model.network):
+        raise InputError(f"draft: this trained block was made for another model than {model.name}")
     if auto := name == "auto":
         name = quickest(model, costs, batch_size)
     if length is not None:
         check_draft_length(model, length)
     if auto and not name:
         return GateRunner(model, None), None, ""
-    from_text = name.startswith("prompt")
+    from_text = name == "prompt" or name.startswith("prompt+")
     kind = name.removeprefix("prompt").removeprefix("+") if from_text else name
     drafts: LayerDrafts | FeatureDrafts | Int8Drafts | None = None
     if kind.startswith("layer:") and not from_text:

@@ -135,6 +135,7 @@ class Drafting:
         self.ended = ""  # why nothing, or nothing but the text's n-grams, is drafted any more
         self.tokens = 0  # of all outputs
         self.seconds = self.plain_seconds = 0.0  # by the costs: of all rounds, and of the same batches without drafts
+        self.before = 0.0  # seconds, up to the last batch that ended
         self.spent, self.written, self.rows = 0.0, 0, 0  # of this round
         self.texts: dict[DecodedSequence, tuple[Ngrams, int]] = {}  # and how much of the sequence is in it
         self.kinds: dict[DecodedSequence, list[Kind]] = {}  # of this round's drafts
@@ -180,6 +181,11 @@ class Drafting:
         if drafting and slower and not self.length and self.tokens > ENOUGH:
             self.end(f"with drafts, outputs took {self.seconds / self.plain_seconds:.2f} times as long as without")
             self.from_text = False
+        self.before = self.seconds
+
+    def forget_batch(self) -> None:
+        """A batch did not fit into memory: its rounds do not count."""
+        self.seconds, self.written = self.before, 0
 
     def end(self, why: str) -> None:
         """Let the model draft no more, and say so."""
@@ -253,7 +259,7 @@ class Drafting:
         if self.length:
             some = some if self.made < self.length else []
         elif some and not self.pays(some):
-            if not self.made:
+            if not self.made and len(some) == len(sequences):  # else the pass is paid for rows that draft nothing
                 self.end_model(self.drafts)
             some = []
         if some and self.drafts:
@@ -285,8 +291,8 @@ class Drafting:
             kind = ("model", int(4.999 * score))
             self.add(sequence, kind, self.rates.of(kind, self.drafts.chance(score)))
 
-    def learn(self, sequence: DecodedSequence, drafts: list[DecodedToken]) -> None:
-        """Drafts of a sequence that were verified: how many were right."""
+    def learn(self, sequence: DecodedSequence, drafts: list[DecodedToken], written: int) -> None:
+        """Drafts of a sequence that were verified: how many were right, and how many tokens the pass has given."""
         for draft, kind in zip(drafts, self.kinds.get(sequence, [])):
             self.rates.add(kind, draft.accepted)
             if kind[0] == "model":
@@ -294,7 +300,7 @@ class Drafting:
             if not draft.accepted:
                 break
         if sequence in self.kinds:  # else a prompt was read
-            self.written += 1 + sum(draft.accepted for draft in drafts)
+            self.written += written
 
     def drop(self, sequence: DecodedSequence) -> None:
         """Let go of a sequence that has ended."""

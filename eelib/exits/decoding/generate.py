@@ -85,14 +85,14 @@ def generate(
         gate: a name ("oracle" too: the first layer that agrees with the last), a gate, or a rule with its threshold and
             exits. None: plain decoding; with `exit_layers=(E,)` and a KV policy of full, copy, project or deferred,
             each token exits at layer E.
-        exit_layers: the layers at which the gate is asked, 1..L-1; None for all.
+        exit_layers: the layers at which the gate is asked, 1..L; None for all (L needs no gate).
         kv_policy: what later tokens find at skipped layers: full, copy, project, deferred, verified, schedule (see
             `eelib.exits.decoding.kv_policies`). None chooses: verified, whose output is plain decoding's; deferred for
             a threshold that is learned while decoding; schedule for SkipDecode's gate; full for the oracle, or where no
             token exits.
         draft_length: of a gate's verified exits, most tokens that are drafted before they are verified. Of `draft`,
             the number that is drafted whether it pays or not; None: as many as pay, by what passes cost on this
-            machine (measured once, in about a second) and by the drafts that were right so far.
+            machine (measured once, in a second; of large batches, in several) and by the drafts that were right so far.
         batch_size: prompts that are decoded together.
         max_new_tokens: longest output, in tokens.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
@@ -253,10 +253,10 @@ def rule_of(
             )
         rule = fixed_exit(exit_layers[0])
     elif gate == "oracle":
-        rule = oracle_rule(None if exit_layers is None else tuple(exit_layers))
+        rule = oracle_rule(exit_layers)
     elif isinstance(gate, (str, Gate)):
         found = gate if isinstance(gate, Gate) else gate_named(gate, model)
-        rule = ExitRule(found, exit_layers=None if exit_layers is None else tuple(exit_layers))
+        rule = ExitRule(found, exit_layers=exit_layers)
     else:
         raise InputError(f"gate {gate!r} is not allowed; it must be a gate's name, a gate or a rule")
     rule.check(model.layers)

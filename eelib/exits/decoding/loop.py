@@ -7,7 +7,8 @@ it. The KV policy fills in keys and values of the layers above, or leaves the to
 the same sequence goes deeper and takes it along. The token is emitted.
 
 A step of a group of sequences is cut into several calls where some stop, or where pending tokens join. A sequence's
-output does not depend on the sequences beside it, but for rounding. The prompt always runs all blocks.
+output does not depend on the sequences beside it, but for rounding, and for a threshold that is learned while decoding.
+The prompt always runs all blocks.
 """
 
 import math
@@ -125,6 +126,9 @@ class Decoder:
     def forget(self) -> None:
         """Let go of a batch that did not fit into memory."""
         self.gate.forget_batch()
+        self.makes_draft = False
+        if self.drafting:
+            self.drafting.forget_batch()
         for name in ("batch", "blocks", "ties"):
             self.__dict__.pop(name, None)
 
@@ -256,9 +260,10 @@ class Decoder:
             if kv.verifies:
                 drafts = sequence.tokens[len(sequence.tokens) - sequence.drafts :]
                 depths, before = sum(draft.exit_layer for draft in drafts) / layers, sequence.accepted
+                known = len(sequence.tokens) - len(drafts)
                 accept(sequence, answers[sequence], beyond, full, self.eos_ids, self.ties)
                 if self.drafting:
-                    self.drafting.learn(sequence, drafts)
+                    self.drafting.learn(sequence, drafts, len(sequence.tokens) - known)
                 else:
                     self.drafts.add(len(drafts), sequence.accepted - before, depths)
             elif beyond:

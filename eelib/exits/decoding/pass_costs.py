@@ -1,4 +1,4 @@
-"""What a pass costs: seconds of a pass of a model over n new tokens on the machine at hand, measured in about a second.
+"""What a pass costs: seconds of a pass of a model over n new tokens on the machine at hand, measured in seconds.
 
 A pass over a few tokens takes hardly longer than one over a single token, as long as reading the weights is what takes
 the time. How many drafts are worth verifying depends on this alone, and on how many of them are right.
@@ -21,7 +21,7 @@ from torch import nn
 
 from eelib.common.errors import StorageError
 from eelib.common.files import read_json, write_atomically
-from eelib.common.machine import machine, synchronize
+from eelib.common.machine import machine, run_in_halves, synchronize
 from eelib.exits.decoding.sequences import Batch, DecodedSequence
 from eelib.models.block_runner import BlockRunner
 from eelib.models.model import Model, probe_ids
@@ -69,7 +69,7 @@ class PassCosts:
         """A pass through some blocks, which reads `head` of the head's rows."""
         at = min(rows, TABLE)
         call, through, read = self.table
-        return (call[at] + through[at] * blocks / self.layers + read[at] * head) * (rows / at if at else 1.0)
+        return (call[at] + through[at] * blocks / self.layers + read[at] * head) * (rows / at)
 
     def verifying(self, rows: int, new: int, shared: float = 0, block: int = 0) -> float:
         """A pass that verifies drafts: of its `rows` tokens all but the `new` ones have run `shared` blocks.
@@ -102,7 +102,7 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
         try:
             found = PassCosts(**read_json(file) if time.time() - file.stat().st_mtime < FRESH else {})
         except (OSError, TypeError):
-            found = measured(model, sequences)
+            found = run_in_halves(lambda rows: measured(model, len(rows)), [*range(sequences)])[0]
             with suppress(OSError, StorageError):  # a folder that can't be written
                 if model.hash:
                     file.parent.mkdir(parents=True, exist_ok=True)

@@ -188,7 +188,7 @@ class Batch:
                     self.visible[row, : stored - len(own)] = False
                     self.visible[row, stored - len(own) : stored] = True
                 self.cache.shift(row, by, end)
-                self.visible[row, : max(sequence.left_padding, 0)] = False
+                self.visible[row, : sequence.left_padding] = False
                 self.visible[row, sequence.left_padding :] = True
 
     def rows(self, sequences: list[DecodedSequence]) -> Tensor | None:

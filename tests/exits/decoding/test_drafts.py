@@ -20,12 +20,13 @@ from eelib.common.errors import InputError
 from eelib.exits.decoding import drafters, loop, pass_costs
 from eelib.exits.decoding import sequences as sequences_file
 from eelib.exits.decoding.drafters import int8_model, quickest, trained_block
-from eelib.exits.decoding.drafts import LONGEST, Drafting, Ngrams
+from eelib.exits.decoding.drafts import LONGEST, Drafting, ModelDrafts, Ngrams
 from eelib.exits.decoding.gate_runner import GateRunner
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.kv_policies import KV_POLICIES
 from eelib.exits.decoding.loop import Decoder
 from eelib.exits.decoding.pass_costs import ROWS, PassCosts, expected_speed_up
+from eelib.exits.decoding.sequences import Batch
 from eelib.exits.decoding.verify import PlainDecoding
 from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.gates.gate import gate_named
@@ -58,6 +59,10 @@ def shipped(blocks, monkeypatch):
     monkeypatch.setattr(drafters, "INT8_MODELS", WeakKeyDictionary())
     monkeypatch.setattr(drafters, "data_folder", lambda *parts: blocks.joinpath(*parts))
     monkeypatch.setattr(loop, "ENOUGH_DRAFTS", OFTEN)
+
+
+def out_of_memory():
+    raise torch.OutOfMemoryError("full")
 
 
 def cut(ids, ends):
@@ -280,6 +285,8 @@ def test_a_block_of_other_weights_is_refused(model_of, blocks, tmp_path, monkeyp
         (folder / DRAFT_FILE).write_bytes(b"nothing" if name == "llama" else content)
         monkeypatch.setattr(drafters, "data_folder", lambda *parts, at=tmp_path / name: at.joinpath(*parts))
         one_line(InputError, message, lambda of=name: generate(model_of(of), ["a"], draft="block"))
+    block = DraftBlock(model_of("llama"), "block", 1, torch.arange(8))
+    one_line(InputError, "made for another model than gpt2", lambda: generate(model_of("gpt2"), ["a"], draft=block))
 
 
 # What pays
@@ -304,6 +311,32 @@ def test_drafts_end_where_they_cost_more_than_they_save(draft, model_of, many, c
         assert drafts or draft == "prompt" or made.ended.endswith("so it ends here")
         assert made.ended in capsys.readouterr().out
     assert read == [draft] * trained
+
+
+def test_rows_at_the_end_of_their_outputs_do_not_end_drafting_for_all(model_of):
+    """A pass costs the same for all rows. Where half of them have room for no draft, none pays, in this round alone."""
+    made = ModelDrafts()
+    made.layer, made.seconds = 1, lambda costs, rows: 0.2
+    found = Drafting(PassCosts(2, (1, 8), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0)), False, made, None)
+    rows = Batch(model_of("llama"), [[1, 2], [1, 2]], STEPS).sequences
+    for limit, drafts in ((1, False), (STEPS, True)):
+        rows[1].limit = limit
+        found.start(rows)
+        assert bool(found.wanted(rows)) == drafts and not found.ended
+    found.start(rows[:1])
+    found.share = 0.1
+    assert not found.wanted(rows[:1]) and found.ended.endswith("so it ends here")
+
+
+@pytest.mark.parametrize("draft", ["prompt", "layer:2"])
+def test_each_token_counts_once(draft, model_of, plain, eos, many, monkeypatch):
+    """In what drafting takes for written, drafted end tokens included."""
+    model, counted, learn = model_of("llama"), [], Drafting.learn
+    eos(model, plain("llama", many)[1])
+    monkeypatch.setattr(Drafting, "learn", lambda *given: counted.append(given[-1]) or learn(*given))
+    made = generate(model, many, draft=draft, draft_length=3, max_new_tokens=STEPS)
+    ends = made.tokens[made.tokens["token_id"].isin(model.eos_ids)]
+    assert sum(counted) == len(made.tokens) and (draft == "prompt" or ends["accepted"].any())
 
 
 @pytest.mark.parametrize("seconds", [0.9, 1.1])
@@ -384,6 +417,12 @@ def test_costs_are_measured_once_an_hour_and_found_again(model_of, monkeypatch, 
         monkeypatch.setattr(pass_costs, "MEASURED", {})
         return pass_costs.pass_costs(model)
 
+    plain, fits = pass_costs.measured, lambda model, sequences=1: plain(model, 1) if sequences < 3 else out_of_memory()
+    monkeypatch.setattr(pass_costs, "measured", fits)
+    assert pass_costs.pass_costs(model, 4).rows  # of half as many, and of half of these
+    monkeypatch.setattr(pass_costs, "measured", plain)
+    for file in (tmp_path / "passes").iterdir():
+        file.unlink()
     first = found_anew()
     for part in (first.call, first.blocks, first.head):
         assert list(part) == sorted(part) and min(part) > 0

@@ -13,6 +13,7 @@ from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import Gate, gate_named
 from eelib.exits.gates.state import StateClassifier
+from eelib.models.block_runner import BlockRunner
 
 
 def test_tables(model_of):
@@ -98,6 +99,7 @@ BAD = [
     (dict(draft="layer:3"), ["draft='layer:3'", "layers 1 to 2"]),
     (dict(draft="int8"), ["draft='int8'", "its layers are too small"]),
     (dict(draft=3), ["draft=3", "auto, prompt, block"]),
+    (dict(draft="promptblock"), ["draft='promptblock' is not known", "prompt+block"]),
     (dict(draft="prompt+layer:1"), ["'prompt+layer:1'", "auto, prompt, block"]),
     (dict(draft="block"), ["draft='block'", "no trained block", "allowed without one: auto, prompt, layer:K"]),
     (dict(draft="prompt", gate="confidence"), "draft stands in place of gate"),
@@ -140,6 +142,22 @@ def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
     most = 0
     with pytest.raises(torch.OutOfMemoryError):
         eelib.generate(model, PROMPTS[:2], max_new_tokens=2)
+
+
+def test_memory_that_ends_inside_a_draft_changes_nothing(model_of, monkeypatch):
+    model, run, ran = model_of("llama"), BlockRunner.run, []
+    given = dict(draft="layer:2", draft_length=2, max_new_tokens=8)
+    wanted = eelib.generate(model, PROMPTS[:4], batch_size=2, **given)
+
+    def tight(self, call, layer, states):
+        ran.append(layer)
+        if len(ran) == 3 * model.layers:  # the prompt, a draft, and half of the next one
+            raise torch.OutOfMemoryError("full")
+        return run(self, call, layer, states)
+
+    monkeypatch.setattr(BlockRunner, "run", tight)
+    made = eelib.generate(model, PROMPTS[:4], batch_size=4, **given)
+    assert made.tokens.equals(wanted.tokens) and made.expected == pytest.approx(wanted.expected)
 
 
 def test_a_kv_policy_is_chosen(model_of):
