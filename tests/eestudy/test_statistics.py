@@ -299,7 +299,10 @@ BAD = [
     (lambda: interval(ROW, "value", "mean", by="value"), "value must be True or False in each row"),
     (lambda: interval(ROW, "value", "mean", per="layer"), "there is no column layer; there are value, group, side"),
     (lambda: interval_of(ROW[["value", "group"]].replace(0.5, math.inf), len), "the sums have 1 values that are not"),
-    (lambda: statistics.slope_difference(ROW, "value", "value", "half"), "there is no column half; there are value"),
+    (
+        lambda: statistics.slope_difference(ROW.assign(task="a"), "value", "value", "half"),
+        "there is no column half; there",
+    ),
     (lambda: statistics.resplit(ROW, "value", ["value"], 0.6), "share 0.6 is not allowed; it must be above 0 and at"),
     (lambda: holm([0.5, 1.5]), "p-values must lie between 0 and 1"),
 ]

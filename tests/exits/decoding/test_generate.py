@@ -144,14 +144,16 @@ def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
         eelib.generate(model, PROMPTS[:2], max_new_tokens=2)
 
 
-def test_memory_that_ends_inside_a_draft_changes_nothing(model_of, monkeypatch):
+@pytest.mark.parametrize("calls", [2, 12])
+def test_memory_that_ends_inside_a_draft_changes_nothing(calls, model_of, monkeypatch):
+    """In the first round, and in the third."""
     model, run, ran = model_of("llama"), BlockRunner.run, []
     given = dict(draft="layer:2", draft_length=2, max_new_tokens=8)
     wanted = eelib.generate(model, PROMPTS[:4], batch_size=2, **given)
 
     def tight(self, call, layer, states):
         ran.append(layer)
-        if len(ran) == 3 * model.layers:  # the prompt, a draft, and half of the next one
+        if len(ran) == model.layers + calls:  # of blocks, after the prompt
             raise torch.OutOfMemoryError("full")
         return run(self, call, layer, states)
 
