@@ -173,12 +173,11 @@ def amendments() -> str:
             fixed.setdefault(when(claim.fixed), []).append(claim.id)
     since = "\n".join(f"- {moment}: {', '.join(ids)}" for moment, ids in sorted(fixed.items()))
     changes: dict[tuple[str, str], list[str]] = {}  # by day and reason, which many claims share
-    for change in judging():
-        changes.setdefault((when(change), change["why"]), []).append(f"how claims are judged: {change['was']}")
-    for claim in claims():
-        for change in claim.amended:
-            was = (f"{field.replace('_', ' ')}: {earlier(words)}" for field, words in change["was"].items())
-            changes.setdefault((when(change), change["why"]), []).append(f"{claim.id}, {'; '.join(was)}")
+    for how in judging():
+        changes.setdefault((when(how), how["why"]), []).append(f"how claims are judged: {how['was']}")
+    for claim, change in ((one, change) for one in claims() for change in one.amended):
+        was = (f"{field.replace('_', ' ')}: {earlier(words)}" for field, words in change["was"].items())
+        changes.setdefault((when(change), change["why"]), []).append(f"{claim.id}, {'; '.join(was)}")
     rows = []
     for (moment, why), before in sorted(changes.items()):
         lines = [text(line.replace("`", "")) for line in before]  # a cell's text is shown as it is
