@@ -239,12 +239,11 @@ class Joint(Training):
     """
 
     tokens: int = 1024
-    peak: float = 2e-4  # its card says which legs had another rate or weight
-    muon: bool = False
+    peak: float = 1e-3  # its card says which legs had another optimizer, rate or weight
     steps: int = 3000
     watch_every: int = 100
     rank: int = 32
-    protect: float = 8.0
+    protect: float = 12.0
     parts: int = 6
     of_prompts: float = 0.3
     head: int = 5900
