@@ -372,14 +372,14 @@ def goals(rows: list[dict]) -> list[Goal]:
         good, built = sum(map(passes, own)), sum(row["built"] for row in own)
         said = f"{len(wrong)} of {len(own)}; {built} were built, and {good} of these pass everything"
         said += f"; wrong: {', '.join(wrong[:5])}" if wrong else ""
-        found.append(goal(f"{kind} architectures of which a number is wrong", len(wrong), at_most=0, shown=said))
+        found.append(goal(f"{kind} architectures with a wrong number", len(wrong), at_most=0, shown=said))
     if others := [row for row in rows if not passes(row)]:
-        name = "architectures that were refused or not built, with the reason"
+        name = "architectures that do not pass everything and say why"
         found.append(all_of(name, sum(bool(row["reason"]) for row in others), len(others)))
     if any(row["kind"] == "causal" for row in rows):
         own = [row for row in rows if row["kind"] == "causal" and row["built"] and row["attention_based"]]
         share = sum(map(passes, own)) / max(len(own), 1)
-        name = "attention-based causal architectures that pass everything, as a share"
+        name = "share of attention-based causal architectures that pass everything"
         found.append(goal(name, share, at_least=LEAST, shown=f"{share:.3f} of {len(own)}"))
     return found
 

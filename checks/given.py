@@ -74,12 +74,13 @@ def compared(
 def goals(found: dict[str, dict[str, Any]]) -> list[Goal]:
     rows = []
     for name, one in found.items():
-        shown = f"{one['differ']:,} of {one['top1']:,}; of {one['near_ties']:,} near ties {one['near_ties_differ']:,}"
-        differ = f"{name}: best tokens that differ, where the two best are over {MARGIN:g} nats apart"
+        ties = f"{one['near_ties_differ']:,} of {one['near_ties']:,} near ties differ"
+        shown = f"{one['differ']:,} of {one['top1']:,}; {ties}"
+        differ = f"{name}: best tokens that differ where the two best are more than {MARGIN:g} nats apart"
         worst = one["largest_difference_of_probability"]
         rows += [
             goal(f"{name}: positions that were read", one["positions"], at_least=MODELS.get(name, 1)),
-            goal(f"{name}: next tokens that are not the tokenizer's", one["other_tokens"], at_most=0),
+            goal(f"{name}: next tokens that differ from the tokenizer's", one["other_tokens"], at_most=0),
             goal(differ, one["differ"], at_most=0, shown=shown),
             goal(f"{name}: largest difference of the next token's probability", worst, at_most=NEAR),
         ]

@@ -124,11 +124,17 @@ def crashes(scratch: Path, asked: Any) -> Found:
 def crash_goals(found: Found) -> list[Goal]:
     """All came out as in an undisturbed run."""
     alone, many = found["killed"], found["workers_killed"]
-    kills, among = alone["kills"] + many["kills"], f"traces of {many['workers']} workers, killed among themselves"
+    kills = alone["kills"] + many["kills"]
     return [
-        goal("kills at random moments", kills, at_least=KILLS, shown=f"{kills}, {many['kills']} of them among workers"),
-        all_of("killed runs that ended with the bytes of an undisturbed one", alone["identical"], alone["runs"]),
-        all_of(f"{among}, likewise", many["identical"], many["runs"]),
+        goal("kills at random moments", kills, at_least=KILLS, shown=f"{kills}, {many['kills']} with several workers"),
+        all_of(
+            "traces by one process with kills that equal an undisturbed run byte for byte",
+            alone["identical"],
+            alone["runs"],
+        ),
+        all_of(
+            f"the same by {many['workers']} workers, one of which is killed at a time", many["identical"], many["runs"]
+        ),
     ]
 
 
@@ -170,12 +176,12 @@ def prompt_goals(found: Found) -> list[Goal]:
     """Shards are shared out; those in hand at the kill are made again."""
     twice, rate = found["shards_made_twice"], found["prompts_per_second"]
     shown = (
-        f"{twice} of {found['shards']:,}, for {found['prompts']:,} prompts by {found['workers']} workers: {rate:,.0f} "
-        f"prompts a second, {found['peak_memory_mb']:,} MB in the largest worker"
+        f"{twice} of {found['shards']:,} ({found['prompts']:,} prompts, {found['workers']} workers, {rate:,.0f} "
+        f"prompts a second, {found['peak_memory_mb']:,} MB in the largest worker)"
     )
-    name = "shards that were made twice, though all workers were killed once, each with one in hand at most"
+    name = "shards that were made twice after all workers had been killed once"
     made = all_of("shards that were made", found["shards_made"], found["shards"])
-    failed = goal("workers that failed after that", found["failed_workers"], at_most=0)
+    failed = goal("workers that failed when they went on", found["failed_workers"], at_most=0)
     return [made, failed, goal(name, twice, at_most=found["workers"], shown=shown)]
 
 
@@ -225,11 +231,11 @@ def same_goals(found: Found) -> list[Goal]:
     equal, exact = found["equal_runs"], [row for row in found["batch_sizes"] if row["dtype"] == "float32"]
     outputs, wrong = (sum(row[key] for row in exact) for key in ("other_outputs", "other_top1s"))
     of = sum(row["top1s"] for row in exact)
-    name = "top-1s of any layer that another batch size changes in float32"
+    name = "top-1 tokens, at any layer, that change with the batch size in float32"
     return [
-        all_of("equal runs with the same bytes", sum(row["same_bytes"] for row in equal), len(equal)),
+        all_of("repeated runs that wrote the same bytes", sum(row["same_bytes"] for row in equal), len(equal)),
         goal(name, wrong, at_most=0, shown=f"{wrong:,} of {of:,}"),
-        goal("outputs that another batch size changes in float32", outputs, at_most=0),
+        goal("outputs that change with the batch size in float32", outputs, at_most=0),
     ]
 
 

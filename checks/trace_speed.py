@@ -186,7 +186,7 @@ def goals(rows: list[Row]) -> list[Goal]:
 
     ratio = times("floor")
     found = worst("time of a trace, as a multiple of the floor", ratio, " times", at_most=MOST_OF_FLOOR)
-    name = f"the same, of {REAL[0]} at batch {REAL[1]}"
+    name = f"time of a trace of {REAL[0]} at batch {REAL[1]}, as a multiple of the floor"
     found += worst(name, {at: value for at, value in ratio.items() if at == REAL}, " times", at_most=MOST_OF_REAL)
     for way in READERS[1:]:
         faster = {at: 1 / value for at, value in times(way).items()}
@@ -205,7 +205,7 @@ def goals(rows: list[Row]) -> list[Goal]:
     wrong, ties = (sum(row[key] for row in held) for key in ("top1_differences", "ties"))
     missing = sum("top1_differences" not in row for row in rows if row["way"] == "trace")
     shown = f"{wrong:,}; {ties:,} ties" + (f"; {missing} cells of traces were not compared" if missing else "")
-    name = "top-1s that are not the plain way's, ties within rounding aside"
+    name = "top-1 tokens that differ from the plain way's, ties within rounding apart"
     return [*found, goal(name, wrong if held and not missing else np.inf, at_most=0, shown=shown)]
 
 

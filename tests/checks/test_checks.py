@@ -259,7 +259,7 @@ ANSWERS = {
     "plain": [{"seconds": 3.0, "peak_mb": 10.0}],
     "tuned-lens": [{"error": "no such thing"}],
 }
-SAME = "top-1s that are not the plain way's, ties within rounding aside"
+SAME = "top-1 tokens that differ from the plain way's, ties within rounding apart"
 
 
 def test_the_floor_is_decoding_plus_products_and_what_fails_is_noted():
