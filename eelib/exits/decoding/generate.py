@@ -85,14 +85,15 @@ def generate(
         gate: a name ("oracle" too: the first layer that agrees with the last), a gate, or a rule with its threshold and
             exits. None: plain decoding; with `exit_layers=(E,)` and a KV policy of full, copy, project or deferred,
             each token exits at layer E.
-        exit_layers: the layers at which the gate is asked, 1..L; None for all (L needs no gate).
+        exit_layers: layers from 1 to L; the gate is asked at those below L. None for all.
         kv_policy: what later tokens find at skipped layers: full, copy, project, deferred, verified, schedule (see
             `eelib.exits.decoding.kv_policies`). None chooses: verified, whose output is plain decoding's; deferred for
             a threshold that is learned while decoding; schedule for SkipDecode's gate; full for the oracle, or where no
             token exits.
         draft_length: of a gate's verified exits, most tokens that are drafted before they are verified. Of `draft`,
             the number that is drafted whether it pays or not; None: as many as pay, by what passes cost on this
-            machine (measured once, in a second; of large batches, in several) and by the drafts that were right so far.
+            machine (measured once, which takes a second, or several for large batches) and by the drafts that were
+            right so far.
         batch_size: prompts that are decoded together.
         max_new_tokens: longest output, in tokens.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;

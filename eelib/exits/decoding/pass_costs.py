@@ -1,4 +1,4 @@
-"""What a pass costs: seconds of a pass of a model over n new tokens on the machine at hand, measured in seconds.
+"""What a pass costs: the seconds that a model takes for n new tokens on the machine at hand, measured once.
 
 A pass over a few tokens takes hardly longer than one over a single token, as long as reading the weights is what takes
 the time. How many drafts are worth verifying depends on this alone, and on how many of them are right.
