@@ -115,12 +115,14 @@ def claim_shards(
         others = []
         for index in missing:
             with exclusive(folder, f"{SHARD}{index:05d}.lock", waits, verbose and index == missing[0]) as held:
-                latest = load_manifest(folder)  # another process may have finished the trace
-                manifest = latest if latest.get("plan") == manifest["plan"] else manifest
                 if not held:
                     others.append(index)
                 elif not finished(folder, manifest, index):
-                    yield index
+                    if (folder / f"tokens-{index:05d}.parquet").exists():  # another process may have finished the trace
+                        latest = load_manifest(folder)
+                        manifest = latest if latest.get("plan") == manifest["plan"] else manifest
+                    if not finished(folder, manifest, index):
+                        yield index
         missing = others
 
 
