@@ -123,11 +123,17 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Read the JSON object in a file; empty for no file, a damaged one, or one that holds something else."""
+    """Read the JSON object in a file; empty for no file, a damaged one, or one that holds something else.
+
+    Raises:
+        StorageError: the file is there and can't be read.
+    """
     try:
         content = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
+    except OSError as error:
+        raise StorageError(f"{path} can't be read ({error.strerror})") from None
     return content if isinstance(content, dict) else {}
 
 
@@ -143,7 +149,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def model_folder(name: str | Path) -> str:
+    """The name of the folders of what is made of a model: the last part of its own, without .gguf."""
+    return Path(name).name.removesuffix(".gguf")
+
+
 def joint_version(model: str) -> str:
     """The shipped version of a model after joint optimization, MODEL-joint; empty where there is none."""
-    name = f"{Path(model).name}-joint"
+    name = f"{model_folder(model)}-joint"
     return name if data_folder("models", name).is_dir() else ""

@@ -198,7 +198,7 @@ def top_of(row, values, ids, maxima):
                     insert(row[j], np.int32(j), values, ids)
 
 
-@compiled(fastmath=FAST, nogil=True)
+@compiled(fastmath=FAST, nogil=True, error_model="numpy")
 def summarize(start, end, logits, wanted, known, values, ids, normalizer, entropy, rank, known_rank):
     """Fill, for rows start..end of logits [n, V]: the top-k logits `values` [n, k] and `ids`, falling; `normalizer`
     [n], the log of the sum of exponentials; `entropy` [n] in nats; `rank` [n] of column `wanted` [n], 1 at the top;

@@ -94,7 +94,7 @@ def read(
         logit_buffer: memory for logits; callers that read in pieces give the same one each time.
 
     Raises:
-        InputError: a state is not finite; it names the layer.
+        InputError: a state, or a sum of its logits, is not finite; it names the layer.
     """
     check_finite(states)
     k = top_k(head.vocab_size)
@@ -124,12 +124,12 @@ def kernel_takes(states: Tensor, weight: Tensor) -> bool:
     )
 
 
-def check_finite(states: Tensor) -> None:
-    """InputError naming the first layer of states [n, L+1, hidden_size] that is not finite."""
-    if not bool(torch.isfinite(states).all()):
-        bad = torch.isfinite(states).all(-1).all(0).tolist().index(False)
+def check_finite(values: Tensor, what: str = "states") -> None:
+    """InputError naming the first layer of values [n, L+1, any] that is not finite."""
+    if not bool(torch.isfinite(values).all()):
+        bad = torch.isfinite(values).all(-1).all(0).tolist().index(False)
         raise InputError(
-            f"the states of layer {bad} of {states.shape[1] - 1} hold values that are not finite, so nothing was "
+            f"the {what} of layer {bad} of {values.shape[1] - 1} hold values that are not finite, so nothing was "
             "written of this batch"
         )
 
@@ -211,6 +211,7 @@ def finish(states: Tensor, vocab_size: int, got: dict[str, Tensor]) -> dict[str,
     there is none.
     """
     normalizer, reference = got["log_normalizer"], got["reference_logit"]
+    check_finite(normalizer.reshape(*states.shape[:2], 1), "logits")
     found = {
         "topk_ids": got["top_ids"],
         "topk_probability": (got["top_logits"] - normalizer[:, None]).clamp(max=0.0).exp(),

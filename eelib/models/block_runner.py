@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter
 
 from eelib.models.kv_cache import CacheView, KVWritten
 from eelib.models.model import Model
-from eelib.models.probe import output_of, state_of, with_tensor
+from eelib.models.probe import in_turn, output_of, state_of, with_tensor
 
 
 class Prepared(BaseException):
@@ -53,18 +53,21 @@ class BlockRunner:
 
     @contextmanager
     def open(self) -> Iterator["BlockRunner"]:
-        """While open, the blocks can be prepared; calls of the network from elsewhere run as always."""
+        """While open, the blocks can be prepared; this thread's other calls of the network run as always, and other
+        threads wait.
+        """
         blocks = self.model.blocks
-        before = [block.__dict__.get("forward") for block in blocks]
-        try:
-            for layer, block in enumerate(blocks, 1):
-                block.__dict__["forward"] = self.recorded(layer, block.forward)
-            yield self
-        finally:
-            for block, forward in zip(blocks, before):
-                block.__dict__.pop("forward", None)
-                if forward is not None:
-                    block.__dict__["forward"] = forward
+        with in_turn(blocks):
+            before = [block.__dict__.get("forward") for block in blocks]
+            try:
+                for layer, block in enumerate(blocks, 1):
+                    block.__dict__["forward"] = self.recorded(layer, block.forward)
+                yield self
+            finally:
+                for block, forward in zip(blocks, before):
+                    block.__dict__.pop("forward", None)
+                    if forward is not None:
+                        block.__dict__["forward"] = forward
 
     def recorded(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A block's forward that, while a call is prepared, records its arguments and hands its states on."""

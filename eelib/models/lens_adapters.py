@@ -29,7 +29,7 @@ from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
 from eelib.common.values import first_line
 from eelib.models.kv_cache import GrowingLayer
-from eelib.models.probe import output_of
+from eelib.models.probe import arguments_of, output_of
 
 if TYPE_CHECKING:
     from eelib.models.model import Model
@@ -78,6 +78,8 @@ class DraftBlock(nn.Module):
             )
         self.kind, self.layer, self.layers = kind, layer, model.layers
         self.block = copy.deepcopy(model.blocks[min(layer, model.layers - 1)]).float().requires_grad_(True)
+        named = arguments_of(type(self.block).forward)  # GPT-NeoX has another word for the cache
+        self.cache_argument = "layer_past" if "layer_past" in named else "past_key_values"
         for part in self.block.modules():
             if hasattr(part, "layer_idx"):
                 part.layer_idx = model.layers  # type: ignore[assignment]  # where its keys and values are
@@ -122,7 +124,7 @@ class DraftBlock(nn.Module):
         rotations = self.rotations[0](wide, places)
         if self.model.network.config._attn_implementation != "sdpa":  # others add the mask to their scores
             seen = torch.zeros(seen.shape, dtype=wide.dtype, device=wide.device).masked_fill(~seen, -torch.inf)
-        more: dict[str, Any] = {} if cache is None else {"past_key_values": cache, "use_cache": True}
+        more: dict[str, Any] = {} if cache is None else {self.cache_argument: cache, "use_cache": True}
         output = self.block(wide, attention_mask=seen, position_ids=places, position_embeddings=rotations, **more)
         return output_of(output).to(states.dtype)
 
@@ -210,6 +212,8 @@ def origin_of(file: Path) -> dict[str, Any]:
             origin = json.loads(content.metadata()["origin"])
         if not all(isinstance(origin[key], str) for key in ("model", "model_hash")):
             raise ValueError("it does not say which model it is of")
+        if file.name == DRAFT_FILE and not (isinstance(origin["kind"], str) and isinstance(origin["layer"], int)):
+            raise ValueError("it does not say which block it is")
         return dict(origin)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file} is damaged ({first_line(error)})") from error

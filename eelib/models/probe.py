@@ -2,13 +2,15 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from threading import RLock
 from traceback import walk_tb
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -193,11 +195,19 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
     return best
 
 
+TURNS: "WeakKeyDictionary[nn.Module, AbstractContextManager[bool]]" = WeakKeyDictionary()
+
+
+def in_turn(blocks: list[nn.Module]) -> AbstractContextManager[bool]:
+    """A lock on a network, by its first block: threads that share a model use it one after the other."""
+    return TURNS.setdefault(blocks[0], RLock())
+
+
 @contextmanager
 def block_states(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
     """While open, each forward fills the yielded list with L+1 states [batch, tokens, hidden_size], embeddings first.
 
-    All are on the device of the first block's input, wherever the blocks are.
+    All are on the device of the first block's input, wherever the blocks are. Other threads wait for the network.
     """
     states: list[Tensor] = []
 
@@ -208,7 +218,7 @@ def block_states(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
     def leave(_module: nn.Module, _args: tuple, output: object) -> None:
         states.append(output_of(output).to(states[0].device))
 
-    with ExitStack() as hooks:
+    with in_turn(blocks), ExitStack() as hooks:
         hooks.enter_context(blocks[0].register_forward_pre_hook(enter, with_kwargs=True))
         for block in dict.fromkeys(blocks):
             hooks.enter_context(block.register_forward_hook(leave))

@@ -4,6 +4,7 @@ of given outputs, of given texts, up to one block.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from eelib.common.errors import InputError, SelfCheckError
 from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
 from eelib.models.components import site_states
 from eelib.models.model import Model
-from eelib.models.probe import block_states, foreign_code
+from eelib.models.probe import block_states, foreign_code, in_turn
 from eelib.tasks.task import Task
 
 
@@ -46,7 +47,7 @@ def greedy_decode(
         inputs, cache = adapter.begin(prompts, max(sizes) + max(limits))
     rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
     ids: list[list[int]] = [[] for _ in prompts]
-    capture: AbstractContextManager[list[Tensor]] = block_states(model.blocks) if reader else nullcontext([])
+    capture: AbstractContextManager[Any] = block_states(model.blocks) if reader else in_turn(model.blocks)
     with grad, capture as captured:
         for step in range(max(limits)):
             output = model.network(**inputs, **adapter.cached(cache))

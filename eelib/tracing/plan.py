@@ -49,14 +49,16 @@ class Job:
         if self.given:
             check_given(self.model, self.task)
         check_whole("max_new_tokens", self.max_new_tokens, 1)
+        self.max_new_tokens = int(self.max_new_tokens)  # numpy's numbers can't be written as JSON
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size, 1)
+            self.batch_size = int(self.batch_size)
 
     @cached_property
     def identity(self) -> dict:
         """What a trace depends on; another value of anything in it makes another trace."""
         model, task = self.model, self.task
-        settings: dict = {"given": True} if self.given else {"max_new_tokens": int(self.max_new_tokens)}
+        settings: dict = {"given": True} if self.given else {"max_new_tokens": self.max_new_tokens}
         settings |= {"dtype": model.dtype, "device": model.device.type}
         if model.device.type == "cuda":  # shards of two kinds of GPU do not mix
             settings["card"] = machine(model.device)
@@ -134,8 +136,8 @@ def is_of(job: Job, manifest: dict) -> bool:
 def new_manifest(job: Job) -> dict:
     """Plan a trace.
 
-    Prompts beyond the model's window are left out. A given text longer than the window is cut there; one of a single
-    token predicts nothing, and is left out.
+    Prompts beyond the model's window are left out, as are those that leave no room for an output. A given text longer
+    than the window is cut there; one of a single token predicts nothing, and is left out.
 
     Raises:
         InputError: a prompt is empty, or none fits.
@@ -143,7 +145,8 @@ def new_manifest(job: Job) -> dict:
     model, lengths, window = job.model, prompt_lengths(job), job.model.context_length
     if 0 in lengths:
         raise InputError(f"{job.task.name}: prompt {lengths.index(0)} has no tokens in {model.name}'s vocabulary")
-    fits = [i for i, n in enumerate(lengths) if (n > 1 if job.given else n < window)]
+    room = window - model.adapter.writes  # for a prompt
+    fits = [i for i, n in enumerate(lengths) if (n > 1 if job.given else n <= room)]
     left_out = {"skipped": len(lengths) - len(fits)}
     if job.given:
         left_out["cut"] = sum(n > window for n in lengths)

@@ -11,12 +11,14 @@ import json
 import math
 import re
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eelib.common.errors import StorageError
 from eelib.common.files import exclusive, read_json, write_atomically
 
 PARTS = ("tokens", "sequences")  # files of a shard
@@ -50,6 +52,8 @@ def intact(folder: Path, manifest: dict, name: str) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == manifest["files"].get(name)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise StorageError(f"{folder / name}.parquet can't be read ({error.strerror})") from None
 
 
 # ---- JSON files with a checksum of their own
@@ -115,6 +119,8 @@ def claim_shards(
         others = []
         for index in missing:
             with exclusive(folder, f"{SHARD}{index:05d}.lock", waits, verbose and index == missing[0]) as held:
+                if not (folder / "manifest.json").exists():  # another process has given the trace up: begin again
+                    return
                 if not held:
                     others.append(index)
                 elif not finished(folder, manifest, index):
@@ -122,6 +128,7 @@ def claim_shards(
                         latest = load_manifest(folder)
                         manifest = latest if latest.get("plan") == manifest["plan"] else manifest
                     if not finished(folder, manifest, index):
+                        record_file(folder, index).unlink(missing_ok=True)  # of files that are damaged
                         yield index
         missing = others
 
@@ -152,7 +159,8 @@ def finish(folder: Path, verbose: bool) -> bool:
                 times["date"] = min((record["date"] for record in made.values()), default="unknown")
             write_atomically(folder / "times.json", json.dumps(times).encode())
             save_manifest(folder, manifest)
-        for file in (*folder.glob("*.partial"), *folder.glob(f"{SHARD}*")):
+        leftovers = () if in_hand(folder) else (*folder.glob("*.partial"), *folder.glob(f"{SHARD}*"))
+        for file in leftovers:
             file.unlink(missing_ok=True)
         return True
 
@@ -160,12 +168,17 @@ def finish(folder: Path, verbose: bool) -> bool:
 def abandon(folder: Path, verbose: bool) -> None:
     """Remove the manifest of a trace of which nothing is made and no shard is being made."""
     with exclusive(folder, verbose=verbose):
-        for name in {file.name.removesuffix(".lease") for file in folder.glob(f"{SHARD}*.lock*")}:
-            with exclusive(folder, name, wait=False) as held:
-                if not held:
-                    return
-        if not any(folder.glob("*.parquet")):
+        if not in_hand(folder) and not any(folder.glob("*.parquet")):
             (folder / "manifest.json").unlink(missing_ok=True)
+
+
+def in_hand(folder: Path) -> bool:
+    """Tell whether a process is making a shard; locks of those that were killed are removed."""
+    for name in {file.name.removesuffix(".lease") for file in folder.glob(f"{SHARD}*.lock*")}:
+        with exclusive(folder, name, wait=False) as held:
+            if not held:
+                return True
+    return False
 
 
 def is_clear(folder: Path) -> bool:
@@ -179,8 +192,9 @@ def load_times(folder: Path) -> dict:
     They have a file of their own, so that the manifest is the same bytes whenever it is made. It has no checksum:
     anything may stand there.
     """
-    times = read_json(folder / "times.json")
-    seconds, date = times.get("seconds"), str(times.get("date"))
-    if isinstance(seconds, (int, float)) and math.isfinite(seconds) and re.fullmatch(r"[0-9]{4}(-[0-9]{2}){2}", date):
-        return {"seconds": float(seconds), "date": date}
+    with suppress(StorageError, TypeError, ValueError, OverflowError):
+        times = read_json(folder / "times.json")
+        seconds, date = float(times.get("seconds")), str(times.get("date"))  # type: ignore[arg-type]
+        if math.isfinite(seconds) and re.fullmatch(r"[0-9]{4}(-[0-9]{2}){2}", date):
+            return {"seconds": seconds, "date": date}
     return {"seconds": 0.0, "date": "unknown"}

@@ -19,7 +19,8 @@ class Trace:
     """A finished trace on disk. Rows are generated tokens, in order of sequence, then position; of given texts, the
     tokens that their positions have to predict.
 
-    InputError, one line, for a folder that holds no finished trace and for a file that is not as it was written.
+    InputError, one line, for a folder that holds no finished trace and for a file that is not as it was written;
+    StorageError for one that can't be read.
 
     `trace["entropy"]` is numpy [tokens, L+1]; column l is layer l, 0 the embeddings. Names: entropy, js_final and
     kl_final, in nats; probability, margin, final_probability and reference_probability, from 0 to 1; final_rank and
@@ -154,11 +155,12 @@ def extra_file(kind: str, count: int) -> str:
 
 
 def extra_table(made: Trace, kind: str) -> pa.Table:
-    """The largest sites or pairs table of a trace; InputError where none was made."""
+    """The largest unaltered sites or pairs table of a trace; InputError where there is none."""
     counts = [int(n.split("-")[1]) for n in made.manifest["files"] if n.startswith(f"{kind}-")]
-    if not counts:
+    names = [extra_file(kind, count) for count in sorted(counts, reverse=True)]
+    if not names:
         raise InputError(f"this trace has no {kind}; ask for them with eelib.trace(..., {kind}=True)")
-    return made.file(extra_file(kind, max(counts)))
+    return made.file(next((name for name in names if intact(made.folder, made.manifest, name)), names[0]))
 
 
 class Sites:

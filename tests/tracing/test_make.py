@@ -109,6 +109,16 @@ def test_bad_arguments_write_nothing(options, part, model_of, tmp_path, monkeypa
     assert not (tmp_path / "runs").exists()
 
 
+def test_numbers_may_be_numpy_s_and_a_text_may_fill_the_window_of_a_model_that_writes_nothing(model_of, tmp_path):
+    for more in ({"max_new_tokens": np.int64(4)}, {"batch_size": np.int64(2)}):
+        assert make(model_of("llama"), tmp_path, **more).manifest["finished"]
+    model = model_of("bert")
+    digits = model.context_length - len(model.tokenizer("")["input_ids"])  # a token each
+    for more in (0, 1):
+        task = eelib.Task.from_prompts(["a", "1" * (digits + more)])
+        assert make(model, tmp_path, task).manifest["skipped"] == more
+
+
 WEIRD = [
     "👩‍👩‍👧 🏳️‍🌈",
     "שלום \u202eabc",

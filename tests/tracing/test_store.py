@@ -176,6 +176,7 @@ def test_times_that_were_altered_are_unknown(quiet, tmp_path):
         (1.0, ["2026-01-02"]),
         (float("nan"), "2026-01-02"),
         ("<b>", "2026-01-02"),
+        (10**400, "2026-01-02"),
     ):
         (tmp_path / "times.json").write_text(json.dumps({"seconds": seconds, "date": date}))
         assert store.load_times(tmp_path) == {"seconds": 0.0, "date": "unknown"}
@@ -254,6 +255,37 @@ def test_a_killed_maker_s_shard_is_taken_over(model_of, alone, tmp_path):
     *before, (last, maker) = made_by(log)
     assert before == [[0, first.pid], [1, first.pid]] and last == 2 and maker in [other.pid for other in others]
     assert [other.exitcode for other in others] == [0, 0] and content(only(runs)) == alone
+
+
+def test_who_else_is_at_work_loses_nothing(model_of, tmp_path):
+    """A shard that is damaged and being made again keeps a trace from being finished, and its maker its files. One who
+    gives the trace up before another has its first shard lets that one begin again.
+    """
+    model, job = model_of("llama"), Job(model_of("llama"), traces.TASK, 4, tmp_path)
+    make_free_shards(model, traces.TASK, 4, tmp_path, batch_size=3)
+    (place,) = tmp_path.glob("*/*")
+    manifest = store.load_manifest(place)
+    first, second = ({"finished": None, "counts": {}, "files": {}}, {})  # before it was finished, and after
+    for change in (first, second):
+        store.save_manifest(place, manifest | change)
+        for index, sequences in enumerate(manifest["plan"] if change else ()):
+            record = {
+                "files": manifest["files"],
+                "counts": manifest["counts"]["0"],
+                "seconds": 1.0,
+                "date": "2026-01-02",
+            }
+            store.save_sealed(store.record_file(place, index), record | {"sequences": sequences})
+        halve(place / "tokens-00000.parquet")
+        claimed = store.claim_shards(place, store.load_manifest(place), [0], True, False)
+        assert next(claimed) == 0
+        (place / "tokens-00000.parquet.partial").write_bytes(b"half")
+        assert store.finish(place, False) is not bool(change) and (place / "tokens-00000.parquet.partial").exists()
+        assert store.in_hand(place)
+        making.make_shard(job, manifest["plan"][0], 0)
+        assert not list(claimed) and not store.in_hand(place)
+    (place / "manifest.json").unlink()
+    assert not list(store.claim_shards(place, manifest, [0, 1], True, False))
 
 
 def test_a_half_made_trace_of_another_plan_is_not_taken_for_this_one_s(model_of, alone, tmp_path):

@@ -118,6 +118,9 @@ def test_sites_and_pairs_later(given, model_of, tmp_path, one_line):
     for readout in Sites.READOUTS:
         expected = bare[readout][sites.rows, 1:]
         np.testing.assert_allclose(sites[readout][:, :, block], expected, rtol=1e-4, atol=1e-6)
+    (file,) = more.folder.glob("sites-3.parquet")
+    file.write_bytes(file.read_bytes()[:100])
+    assert again(sites=1).sites.tokens["sequence"].nunique() == 1  # the largest that is sound
     of_pairs = bare.tokens.loc[pairs["row"], "sequence"]
     lengths = bare.tokens["sequence"].value_counts()
     assert of_pairs.tolist() == sum(([i] * min(lengths[i], PAIR_TOKENS) for i in (0, 1)), [])
@@ -182,7 +185,11 @@ def test_states_that_are_not_finite_leave_nothing(folder_of, tmp_path, one_line)
     """Found in the first shard: the layer is named, no folder stays."""
     model = eelib.load_model(str(folder_of("llama")), device="cpu")
     model.blocks[1].mlp.down_proj.weight.data[0, 0] = np.inf
-    one_line(ValueError, ("layer 2 of 3", "not finite"), lambda: make(model, tmp_path / "runs"))
+    one_line(ValueError, ("the states of layer 2 of 3", "not finite"), lambda: make(model, tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+    model = eelib.load_model(str(folder_of("llama")), device="cpu")
+    model.unembed.projection.weight.data.fill_(1e38)
+    one_line(ValueError, ("the logits of layer", "not finite"), lambda: make(model, tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 

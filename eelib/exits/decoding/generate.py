@@ -78,8 +78,12 @@ def generate(
     """Decode a task's prompts, or a list of them, greedily: each token exits where the gate says so, or tokens are
     drafted and verified, which changes no output.
 
+    In bfloat16 and float16, rounding depends on the tokens that are computed together: of two tokens with nearly the
+    same probability, the other one may come.
+
     The prompt (of an encoder-decoder: the start token) runs all blocks under every KV policy. Out of memory, a batch is
-    halved. A threshold that is learned (FREE's) goes on learning in the rule that is given.
+    halved. A threshold that is learned (FREE's) goes on learning in the rule that is given. Threads that share a model
+    decode their batches one after the other.
 
     Args:
         gate: a name ("oracle" too: the first layer that agrees with the last), a gate, or a rule with its threshold and
@@ -297,7 +301,7 @@ def check_schedule(model: Model, rule: ExitRule, max_new_tokens: int) -> None:
             f"kv_policy='schedule' needs depths that are known beforehand; gate {rule.gate.name} looks at each token; "
             "allowed: schedule, fixed"
         )
-    positions = torch.arange(max_new_tokens)
+    positions = torch.arange(min(max_new_tokens, model.context_length))
     depths = torch.full_like(positions, model.layers)
     for layer in range(model.layers - 1, 0, -1):
         if rule.asks(layer, model.layers):

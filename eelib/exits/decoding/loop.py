@@ -102,9 +102,9 @@ class Decoder:
         if self.drafting:
             self.drafting.begin(self.batch.sequences, prompts)
             self.plain = not (self.drafting.drafts or self.drafting.from_text)
-            if self.drafting.drafts:
-                self.drafting.drafts.begin_prompts(prompts)
         with self.blocks.open():
+            if self.drafting and self.drafting.drafts:
+                self.drafting.drafts.begin_prompts(prompts)
             for group in self.batch.groups():
                 self.step(group, prefill=True)
             finished = self.batch.drop_finished()

@@ -26,7 +26,8 @@ class DecodedToken:
         layers_run: blocks that ran, in the end, at the position that predicts it.
         head_reads: readouts of that position until the token was final.
         score: the gate's last score.
-        kv_only_layers: further blocks of which only keys and values were made.
+        kv_only_layers: blocks above the exit that made keys and values alone of its state, also where they are among
+            `layers_run`, because the rest of the batch took the token along.
         drafted, accepted: it was a draft; the last layer agreed.
     """
 

@@ -4,13 +4,15 @@ What is drafted is what its source says, and as much as pays.
 """
 
 import os
+from dataclasses import replace
 from itertools import combinations
 from weakref import WeakKeyDictionary
 
 import pytest
 import torch
+import transformers as hf
 from exits_made import by_sequence, middle_rule
-from families import CORE, in_pairs
+from families import CORE, FAMILIES, WIDE, in_pairs, save, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -260,6 +262,18 @@ def test_a_block_drafts_what_it_says_of_the_whole_text(kind, batch_size, model_o
         logits, own = model.unembed.projection(read), sorted({*block.ids.tolist(), *text[:prompt_length]})
         assert logits[first] >= logits[own].max() - 1e-4  # tokens of the batch's other prompts are allowed, too
         assert batch_size > 1 or first in own
+
+
+def test_a_block_of_a_family_with_another_word_for_its_cache(many, tmp_path, monkeypatch):
+    """GPT-NeoX: the block finds the keys and values of the tokens before."""
+    plain_family = replace(FAMILIES["gptj"], config=tiny(hf.GPTNeoXConfig, WIDE), blocks="gpt_neox.layers")
+    monkeypatch.setitem(FAMILIES, "neox", plain_family)
+    model = eelib.load_model(str(save("neox", tmp_path / "neox")), device="cpu")
+    before = by_sequence(generate(model, many, max_new_tokens=6))
+    for kind, layer in (("block", 2), ("features", model.layers)):
+        block = DraftBlock(model, kind, layer, torch.arange(model.vocab_size))
+        made = generate(model, many, draft=block, draft_length=2, max_new_tokens=6)
+        assert by_sequence(made) == before and made.sequences["drafted"].min() > 0
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 12), st.integers(1, 39))

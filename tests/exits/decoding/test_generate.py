@@ -1,5 +1,7 @@
 """What is asked of `generate`, what it returns and refuses, and how often a step waits for the device."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,6 +49,21 @@ def test_the_model_is_left_as_it_was(model_of):
         eelib.generate(model, PROMPTS[:1], gate=Broken(), kv_policy="deferred", max_new_tokens=4)
     eelib.generate(model, PROMPTS[:1], exit_layers=(1,), kv_policy="project", max_new_tokens=4)
     assert len(model.blocks[0]._forward_hooks) == hooks and set(model.blocks[0].__dict__) == inner
+
+
+def test_threads_that_share_a_model_wait_for_each_other(model_of, tmp_path):
+    model, plain = model_of("llama"), eelib.generate(model_of("llama"), PROMPTS, max_new_tokens=12).sequences["output"]
+
+    def decoded(number):
+        if number % 3 == 0:
+            made = eelib.trace(model, eelib.Task.from_prompts(PROMPTS), 12, tmp_path / str(number), progress=False)
+            return made.sequences["output"]
+        more = {"draft": "layer:1", "draft_length": 2} if number % 3 == 1 else {}
+        return eelib.generate(model, PROMPTS, max_new_tokens=12, batch_size=2, **more).sequences["output"]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(outputs.equals(plain) for outputs in pool.map(decoded, range(9)))
+    assert not any("forward" in vars(block) for block in model.blocks)
 
 
 class Needs(Gate):
