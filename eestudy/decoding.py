@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from eelib.common.errors import InputError
 from eelib.exits.decoding.generate import GenerateOutput, batches, encoded, generate
 from eelib.exits.exit_rule import ExitRule
 from eelib.models.model import Model
@@ -95,10 +96,12 @@ def decode(
         warm_up: decode the first batch once before, since the first call pays for what is made once.
 
     Raises:
-        InputError: what `eelib.generate` refuses.
+        InputError: no setup or batch; what `eelib.generate` refuses.
     """
     most = min(longest or study.parameters.max_new_tokens, study.parameters.max_new_tokens)
     asked = study.tasks[task]
+    if not len(setups) or not len(chosen):
+        raise InputError("there is nothing to decode; give at least one setup and one batch of outputs")
     for setup in setups if warm_up else ():
         run(study.model, asked.pick(list(chosen[0])), setup, most)
     parts: list[tuple[pd.DataFrame, pd.DataFrame, dict]] = []

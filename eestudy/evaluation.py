@@ -232,7 +232,10 @@ class Evaluated:
         """Each threshold, or so many by even steps of mean layers over `rows` (bool [tokens]); and at it, all [tokens],
         exit layers, emitted tokens, costs.
         """
-        values = self.sweep.values(rows, thresholds) if isinstance(thresholds, int) else list(map(float, thresholds))
+        if isinstance(thresholds, (int, np.integer)):
+            values = self.sweep.values(rows, int(thresholds))
+        elif not (values := list(map(float, thresholds))):
+            raise InputError("thresholds must be at least one, or their number")
         positions = 1.0 if self.study.model.adapter.writes else float(self.trace.sequences["prompt_tokens"].mean())
         sizes, emits = sizes_of(self.study.model, positions), self.sweep.tokens.numpy()
         for value, found in zip(values, self.sweep.exits(values)):
@@ -245,7 +248,11 @@ class Evaluated:
         FREE's thresholds are its exits, whose layers need not rise.
         """
         layers = np.array([part["layers"].sum() for part in parts])
-        kept = (layers >= np.maximum.accumulate(layers)) | (not isinstance(thresholds, int)) | (self.gate == FREE)
+        kept = (
+            (layers >= np.maximum.accumulate(layers))
+            | (not isinstance(thresholds, (int, np.integer)))
+            | (self.gate == FREE)
+        )
         return pd.concat([part for part, rises in zip(parts, kept) if rises])
 
     def curve(self, thresholds: int | Sequence[float]) -> pd.DataFrame:

@@ -100,7 +100,9 @@ def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int])
     for name, options in allowed.items():
         if name in values and values[name] not in options:
             raise ParameterError(f"parameter {name} is {values[name]!r}; allowed: {', '.join(map(repr, options))}")
-    for name, smallest in ({"limit": 0, "max_new_tokens": 1, "batch_size": 0, "seed": 0} | least).items():
+    smallest_of = dict.fromkeys(("limit", "batch_size", "seed", "beside_limit"), 0)
+    smallest_of |= dict.fromkeys(("max_new_tokens", "beside_new_tokens"), 1)
+    for name, smallest in (smallest_of | least).items():
         if name in values and values[name] < smallest:
             raise ParameterError(f"parameter {name} is {values[name]}; it must be {smallest} or more")
     if not values.get("model", "x").strip():

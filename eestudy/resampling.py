@@ -14,7 +14,7 @@ from scipy.stats import beta, norm, t
 
 from eestudy.markup.text import in_step
 
-MINIMUM_GROUPS = 30  # tasks with fewer are left out of an average over tasks, unless all have fewer
+MINIMUM_GROUPS = 30  # tasks with fewer, in all or on a side, are left out of an average, unless all have fewer
 LEVEL = 0.975  # of each limit
 UNSEEN = 0.01  # losses that are all almost 0 do not prove that none is large: so much of a loss of 1 is added to them
 CHUNK = 2_000_000  # numbers held at once
@@ -153,6 +153,14 @@ def freedom_of_sizes(values: np.ndarray, codes: np.ndarray, count: int) -> float
     return max(min(2 * carrying / max(kurtosis - 1, 1e-9), groups - 1.0), 1.0)
 
 
+def large_enough(samples: Sequence[Sample]) -> list[int]:
+    """Places of the tasks that have MINIMUM_GROUPS on each side; failing any, in all; failing any, of every task."""
+    for sizes in ([one.groups for one in samples], [len(one.influence) for one in samples]):
+        if chosen := [at for at, size in enumerate(sizes) if size >= MINIMUM_GROUPS]:
+            return chosen
+    return list(range(len(samples)))
+
+
 def average(samples: Sequence[Sample], level: float = LEVEL) -> Interval:
     """The average of tasks' samples, with Student's limits around it.
 
@@ -160,7 +168,7 @@ def average(samples: Sequence[Sample], level: float = LEVEL) -> Interval:
     influences shift both limits towards the long tail (Hall 1992, as Johnson 1978).
     """
     known = [sample for sample in samples if math.isfinite(sample.estimate)]
-    chosen = [sample for sample in known if len(sample.influence) >= MINIMUM_GROUPS] or known
+    chosen = [known[at] for at in large_enough(known)]
     if not chosen:
         return NOTHING
     estimate, groups = float(np.mean([one.estimate for one in chosen])), min(one.groups for one in chosen)
@@ -186,7 +194,7 @@ def average(samples: Sequence[Sample], level: float = LEVEL) -> Interval:
 def average_of_bounded(tasks: Sequence[Sequence[Sample]], kind: str) -> Interval:
     """The average over tasks of a share or a loss, or of the difference of two, correlated as their influences are."""
     found = []
-    for samples in [of_task for of_task in tasks if len(of_task[0].influence) >= MINIMUM_GROUPS] or tasks:
+    for samples in (tasks[at] for at in large_enough([of_task[0] for of_task in tasks])):
         sides = [binomial(sample, kind) for sample in samples[:2]]
         if len(sides) == 2:
             a, b = (sample.influence for sample in samples[:2])

@@ -51,7 +51,8 @@ def interval(
         frame: a row for each token, for example, with columns `task` (without it there is one task) and `group`.
         value: the column.
         kind: "share" (each value is 0 or 1), "loss" (fractions, most of them 0) or "mean" (any numbers).
-        by: a column of True and False: the mean where True less the mean where False, paired by group.
+        by: a column of True and False: the mean where True less the mean where False, paired by group. A task with
+            fewer than MINIMUM_GROUPS on a side is left out, unless all have fewer.
         per: one column or several: an interval for each combination of their values, in order of appearance.
         seed: of the draws of groups.
         draws: how many; a share and a loss need none.
@@ -219,7 +220,7 @@ def largest_gap(frame: pd.DataFrame, value: str, of: str, seed: int = 0) -> Inte
         return [gap if gap.estimate >= 0 else gap.mapped(lambda value: -value) for gap in apart]
 
     each = gaps(LEVEL)
-    largest = max(each)._replace(tasks=sum(map(len, samples)))
+    largest = max(each)._replace(tasks=sum(average(of_part).tasks for of_part in samples))
     if not all(gap.bounded for gap in each):
         return largest._replace(low=math.nan, high=math.nan)
     low = max(gap.low for gap in gaps(1 - (1 - LEVEL) / len(each)))

@@ -14,12 +14,13 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError
-from eelib.common.files import data_folder
+from eelib.common.files import data_folder, model_folder
 from eelib.common.values import check_name
 from eelib.models.checkpoint import not_loaded, path_of
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import ItemStats, repeated
 from eelib.tasks.task import Task, kind_named, load_task, task_names
+from eelib.tracing.decode import encode
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
 from eestudy.markup.text import visible
@@ -29,9 +30,13 @@ from eestudy.statistics import interval_of
 
 MOST_REPEATED = 0.2  # of the tokens of a task with sensible text, in an 8-gram that occurs twice in its output
 SHORTEST = 5  # tokens; MINIMUM_GROUPS outputs of a task with sensible text have so many
+NOT_OURS: dict[str, Any] = {"wording": "auto", "example_sequence": -1}  # of a study on tasks that are not the page's
 WHY_NOT = {
     "sensible": f"No task of this run has sensible text, so nothing can be concluded about exit layers: it takes "
     f"{MINIMUM_GROUPS} outputs of {SHORTEST} tokens, and at most {MOST_REPEATED:.0%} of tokens in repeated 8-grams.",
+    "masked": f"No task of this run counts, so nothing can be concluded about exit layers: of a model that reads, it "
+    f"takes {MINIMUM_GROUPS} texts of {SHORTEST} tokens, at most {MOST_REPEATED:.0%} of tokens in repeated 8-grams, "
+    "and a last layer that gives back most of the tokens.",
     "above_baseline": "The model is above the baseline of no task of this run, so nothing can be concluded.",
 }
 
@@ -59,7 +64,7 @@ class Study:
         with as_parameter_error():
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
             check_beforehand(p, self.tasks)
-            check_name("the last part of parameter model,", Path(p.model).name)  # names the folder of results
+            check_name("the last part of parameter model,", model_folder(p.model))  # names the folder of results
             transformers_logging.disable_progress_bar()  # bars litter a page
             self.model: Model = loaded or load_model(p.model, dtype=p.dtype, device=p.device)
             asked = p.get("chat", "auto"), p.get("wording", "auto")
@@ -139,15 +144,29 @@ class Study:
     def sensible(self) -> dict[str, bool]:
         """Whether a task's outputs are long enough, and repeat themselves little enough, to say something of layers.
 
-        A classifier writes no text: its tasks count if they are above their baseline.
+        A masked model also has to give back most tokens of its texts. A classifier writes no text: its tasks count if
+        they are above their baseline.
         """
-        if not self.model.adapter.writes:
+        if not self.model.adapter.writes and self.model.labels:
             return self.above_baseline
         return {
             name: self.repetition[name] <= MOST_REPEATED
             and int((made.sequences["length"] >= SHORTEST).sum()) >= MINIMUM_GROUPS
+            and (self.model.adapter.writes or self.gives_back(name))
             for name, made in self.traces.items()
         }
+
+    def gives_back(self, name: str) -> bool:
+        """Whether a masked model's last layer gives most tokens of a task's texts as it reads them: no random one's.
+
+        False of a classifier, of which nothing but labels shows what it knows.
+        """
+        if self.model.labels:
+            return False
+        made, counted = self.traces[name], self.traces[name].statistic_rows()
+        own = np.concatenate(encode(self.model, self.tasks[name], made.sequences["sequence"].tolist()))
+        same = made.tokens["token_id"].to_numpy() == own
+        return bool(2 * same[counted].sum() > counted.sum())
 
     @cached_property
     def repetition(self) -> dict[str, float]:
@@ -161,18 +180,24 @@ class Study:
     def above_baseline(self) -> dict[str, bool]:
         """Whether each task's baseline, stated beforehand, lies below the whole 95% interval of every score it names.
 
+        Where none is stated, a model that writes counts as above it, one that reads only if it gives back its texts.
         By guessing, a model is above the majority class of two balanced labels half the time; hence the interval.
         """
         found = {}
         for name, made in self.traces.items():
             task = self.tasks[name].pick(made.sequences["sequence"].tolist())
             scores = quality_interval(task, list(made.sequences["output"])) if task.baseline else {}
-            found[name] = task.above_baseline({metric: interval.low for metric, interval in scores.items()})
+            above = task.above_baseline({metric: interval.low for metric, interval in scores.items()})
+            found[name] = above and bool(task.baseline or self.model.adapter.writes or self.gives_back(name))
         return found
 
     def why_not(self, premise: str = "sensible") -> str:
         """Why no claim can be judged that needs tasks which are `premise`; empty where there is one."""
-        return "" if any(getattr(self, premise).values()) else WHY_NOT[premise]
+        if any(getattr(self, premise).values()):
+            return ""
+        if premise == "sensible" and not self.model.adapter.writes:
+            premise = "above_baseline" if self.model.labels else "masked"
+        return WHY_NOT[premise]
 
     @property
     def where(self) -> str:
@@ -225,8 +250,8 @@ def studies_beside(p: Parameters) -> list[Study]:
     Raises:
         ParameterError: one line, as of `models_beside`.
     """
-    asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens, "wording": "auto"}
-    return [Study(p, model=model, tasks=tasks, **asked) for model, tasks in models_beside(p)]
+    asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens}
+    return [Study(p, model=model, tasks=tasks, **asked, **NOT_OURS) for model, tasks in models_beside(p)]
 
 
 def study_named(p: Parameters, parameter: str) -> Study | None:
@@ -240,7 +265,7 @@ def study_named(p: Parameters, parameter: str) -> Study | None:
     model, _, tasks = (part.strip() for part in p[parameter].rpartition(" on "))
     if not model:
         raise ParameterError(f"parameter {parameter} is {p[parameter]!r}; allowed is 'MODEL on TASKS', or nothing")
-    return Study(p, model=model, tasks=tasks, wording="auto")
+    return Study(p, model=model, tasks=tasks, **NOT_OURS)
 
 
 def models_beside(p: Parameters) -> list[tuple[str, str]]:
@@ -263,10 +288,13 @@ def models_beside(p: Parameters) -> list[tuple[str, str]]:
         except InputError as error:
             raise ParameterError(f"parameter beside, {model}: {error}") from error
         check_model("beside", model)
-        if Path(model).name in [Path(other).name for other, _ in found]:
-            raise ParameterError(f"parameter beside names {Path(model).name} twice; give its tasks with commas")
+        name = model_folder(model)
+        if name in [model_folder(other) for other, _ in found]:
+            raise ParameterError(f"parameter beside names {name} twice; give its tasks with commas")
+        if name == model_folder(p.model) and Path(path_of(model)).resolve() != Path(path_of(p.model)).resolve():
+            raise ParameterError(f"parameter beside: {model} has the name of {p.model}; allowed are other names")
         found.append((model, tasks))
-    return [(model, tasks) for model, tasks in found if Path(model).name != Path(p.model).name]
+    return [(model, tasks) for model, tasks in found if model_folder(model) != model_folder(p.model)]
 
 
 def check_model(parameter: str, name: str) -> None:
@@ -292,10 +320,10 @@ def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
     transformers_logging.disable_progress_bar()  # bars litter a page
     with as_parameter_error():
         models = [load_model(name, dtype=p.dtype, device=p.device) for name in (p.model, p.after)]
-    shapes = [(m.kind, m.layers, m.hidden_size, m.vocab_size) for m in models]
+    shapes = [(m.kind, m.network.config.model_type, m.layers, m.hidden_size, m.vocab_size) for m in models]
     if shapes[0] != shapes[1]:
         raise ParameterError(
-            f"parameter after is {p.after!r}, whose kind, layers, width and vocabulary are {shapes[1]}; those of "
+            f"parameter after is {p.after!r}, whose kind, type, layers, width and vocabulary are {shapes[1]}; those of "
             f"{p.model!r} are {shapes[0]}"
         )
     return Study(p, pairs=pairs, loaded=models[0]), Study(p, pairs=pairs, model=p.after, loaded=models[1])
@@ -316,7 +344,7 @@ def pairs_beside(p: Parameters) -> list[tuple[Study, Study]]:
                 f"parameter others holds {entry!r}; allowed are entries such as 'A > B on translation/*', several with "
                 "semicolons, or nothing"
             )
-        found.append(pair_of(Parameters({**p, "model": before, "after": after, "tasks": tasks})))
+        found.append(pair_of(Parameters({**p, "model": before, "after": after, "tasks": tasks, **NOT_OURS})))
     return found
 
 
@@ -371,6 +399,9 @@ def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise InputError(f"results_folder {str(folder)!r} can't be written: {there} is no folder that allows it")
     models_beside(parameters)
-    wanted, most = parameters.get("example_sequence", -1), max(map(len, tasks.values()))
-    if wanted >= most:
-        raise InputError(f"example_sequence {wanted} is in no task; allowed: -1, or 0 to {most - 1}")
+    first, wording = next(iter(tasks)), parameters.get("wording", "auto")
+    wanted, most = parameters.get("example_sequence", -1), len(tasks[first])
+    if not -1 <= wanted < most:
+        raise InputError(f"example_sequence {wanted} is not in {first}, the first task; allowed: -1 to {most - 1}")
+    if wording != "auto" and not any(kind_named(task.kind).wordings for task in tasks.values()):
+        raise InputError(f"wording {wording!r} is used by none of {', '.join(tasks)}; allowed: auto")

@@ -57,7 +57,7 @@ def piece_table(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> PieceTab
 
 
 def class_of(name: str, text: str, marks_starts: bool) -> str:
-    """The class of a vocabulary entry.
+    """The class of a vocabulary entry; bytes of a character and marks are parts of a word, white space is punctuation.
 
     Args:
         name: its spelling in the vocabulary, where a byte that is no letter may be spelled by one.
@@ -66,9 +66,10 @@ def class_of(name: str, text: str, marks_starts: bool) -> str:
     """
     starts = name.startswith(STARTS) if marks_starts else not name.startswith(INSIDE)
     text = text.strip().removeprefix(INSIDE)
-    if text and text.isdigit():
+    if text.isdigit():
         return "digits"
-    if not any(character.isalpha() for character in text):
+    parts = text and all(part == "\ufffd" or unicodedata.category(part)[0] == "M" for part in text)  # of characters
+    if not parts and not any(character.isalpha() for character in text):
         return "punctuation"
     return "word start" if starts else "continuation"
 
@@ -162,7 +163,8 @@ def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, trunc
         held.append(list(dict.fromkeys(int(word_at[i]) for i in visible if not text[i].isspace())))
         for number in held[-1]:
             holders[number].append(token)
-    cut = word_at[-1] if truncated and len(text) else -1
+    written = len(text) - (text[-1:] in JOINERS)  # a word may go on after one
+    cut = word_at[written - 1] if truncated and written else -1
     rows = []
     for token, numbers in enumerate(held):
         number = next((n for n in numbers if n >= 0), -1)

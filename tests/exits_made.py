@@ -102,6 +102,7 @@ def policy_of(model, thresholds, **other):
     gate = {"gate": "softmax_difference", "gate_parameters": {}, "gate_hash": ""}
     shape = {"exit_layers": None, "minimum_layer": 1, "full_depth_tokens": 0, "kv_policy": "deferred"}
     found = {"calibrated_on": {}, "certified": {}, "risks": {}, "epsilon": 0.1, "delta": 0.1, "date": "2026-01-01"}
+    found["max_new_tokens"] = dict.fromkeys(thresholds, 64)
     return Policy(**own | gate | shape | found | other)
 
 

@@ -51,8 +51,8 @@ def runs(tmp_path_factory):
         "gates": {"after": after, "weighted": f"{after} on translation/de-en"},
         "speed": {"after": after, "sequences": 3, "batch": 2, "timed_gates": f"{after} on translation/de-en"},
         "production": {"after": after, "sequences": 2, "batches": 2, "structured": ""},
-        "monotonicity": {"after": after, "first_exit": 1, "beside_tasks": "translation/de-en", "beside_limit": 4}
-        | {"plain": str(model), "weighted": after, "distilled": after, "beside_new_tokens": 4},
+        "monotonicity": {"after": after, "first_exit": 1, "beside_tasks": "translation/de-en", "beside_limit": 2}
+        | {"example_sequence": 3, "plain": str(model), "weighted": after, "distilled": after, "beside_new_tokens": 4},
     }
 
     def run(name):

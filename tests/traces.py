@@ -20,6 +20,12 @@ def make(model, folder, task=TASK, **more):
 class Made:
     """A trace in memory, of `layers`, `tokens` (a frame) and `readouts` by name, which a subclass makes."""
 
+    given = False
+
+    @property
+    def final_ids(self):
+        return self.tokens["token_id"].to_numpy()
+
     def __getitem__(self, name):
         return self.readouts[name]
 
@@ -27,7 +33,7 @@ class Made:
         return ~self.tokens["is_eos"].to_numpy()
 
     def exit_layer(self, definition):
-        return exit_layer(self["top1"], self.tokens["token_id"].to_numpy(), definition)
+        return exit_layer(self["top1"], self.final_ids, definition)
 
 
 class Random(Made):

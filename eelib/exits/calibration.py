@@ -19,6 +19,8 @@ from scipy.stats import binom
 from eelib.common.errors import InputError
 from eelib.exits.trace_scores import Curve
 
+WAYS = ("fixed sequence", "bonferroni")
+
 
 class Split(NamedTuple):
     """Labels of the groups on either side."""
@@ -28,7 +30,7 @@ class Split(NamedTuple):
 
     def sides(self, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(calibration, report): bool [n] of rows with these groups, such as `trace.tokens["group"]`."""
-        labels = np.asarray(groups, dtype=object)
+        labels = np.asarray([*map(str, groups)], dtype=object)
         first, second = (np.isin(labels, list(side)) for side in self)
         return first, second
 
@@ -113,19 +115,21 @@ def learn_then_test(
     """
     table = checked(losses, values, epsilon)
     check_level("delta", delta)
+    if way not in WAYS:
+        raise InputError(f"way {way!r} is not known; allowed: {', '.join(WAYS)}")
     n, count = table.shape
     tests = count if way == "bonferroni" else 1
     rejected = p_values(table, epsilon) <= delta / tests
     if way == "fixed sequence":
         rejected = np.logical_and.accumulate(rejected[::-1])[::-1]
-    at = int(rejected.argmax()) if rejected.any() else count
-    if as_published:
-        at = max(0, at - 1)
+    first = int(rejected.argmax()) if rejected.any() else count
+    at = max(0, first - 1) if as_published else first
     if at == count:
         least = smallest_for_test(epsilon, delta, tests)
         return Choice(None, "nothing", n, unable(table, epsilon, least, f" at delta {delta:g}"))
     bound = f"risk at most {epsilon:g}, but for a chance of {delta:g}"
-    certified = f"nothing: {bound}, holds of the next higher threshold" if as_published else bound
+    moved = "nothing" if first == count else f"nothing: {bound}, holds of the next higher threshold"
+    certified = bound if at == first else moved
     return Choice(float(values[at]), certified, n, "", at)
 
 

@@ -62,19 +62,19 @@ def exit_costs(sizes: Sizes, rule: ExitRule) -> np.ndarray:
     own = parameters(rule.gate.network) if isinstance(rule.gate, TrainedGate) else 0
     costs, asked = [], 0.0
     for layer in range(1, sizes.layers + 1):
-        read = rows_read(rule, sizes, layer)
+        read = rows_read(rule, sizes.layers, sizes.rows, layer)
         if rule.asks(layer, sizes.layers):
             asked += (sizes.head * read / sizes.rows + own) / sizes.block
         costs.append(layer + asked + (sizes.read if layer == sizes.layers or not read else 0.0))
     return np.array(costs)
 
 
-def rows_read(rule: ExitRule, sizes: Sizes, layer: int) -> int:
-    """Rows of the head that a rule's score reads at a layer: all or none; of a shortlist a few after the layer that
-    lists, which is the first from its own on at which it is asked.
+def rows_read(rule: ExitRule, layers: int, rows: int, layer: int) -> int:
+    """Rows of the head, of `rows`, that a rule's score reads at a layer: all or none; of a shortlist a few after the
+    layer that lists, which is the first from its own on at which it is asked.
     """
     gate = rule.gate
     if not isinstance(gate, Shortlist):
-        return sizes.rows if gate.reads_head else 0
-    lists = next((at for at in rule.asked(sizes.layers) if at >= gate.layer), sizes.layers)
-    return 0 if layer < lists else sizes.rows if layer == lists else min(gate.k, sizes.rows)
+        return rows if gate.reads_head else 0
+    lists = next((at for at in rule.asked(layers) if at >= gate.layer), layers)
+    return 0 if layer < lists else rows if layer == lists else min(gate.k, rows)

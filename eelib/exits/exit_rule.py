@@ -14,6 +14,7 @@ from torch import Tensor
 from eelib.common.errors import InputError
 from eelib.common.values import check_whole
 from eelib.exits.gates.gate import NO_EXIT, Gate
+from eelib.exits.gates.readout import Shortlist
 from eelib.exits.gates.schedule import Fixed
 
 
@@ -22,6 +23,10 @@ class Constant:
     """One number for all tokens."""
 
     value: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, Real) or isinstance(self.value, bool) or math.isnan(self.value):
+            raise InputError(f"threshold {self.value!r} is not allowed; it must be a number")
 
     def at(self, positions: Tensor) -> Tensor:
         """The threshold of tokens at `positions` int [n], 0 for the first: float32 [n], or [] for all, as here."""
@@ -46,10 +51,11 @@ class Decaying:
     as_published: bool = False
 
     def __post_init__(self) -> None:
-        if not (0 <= self.value <= 1 and self.tau >= 0 and self.longest >= 1):
+        numbers = [isinstance(one, Real) and math.isfinite(one) for one in (self.value, self.tau, self.longest)]
+        if not (all(numbers) and 0 <= self.value <= 1 and self.tau >= 0 and self.longest >= 1):
             raise InputError(
                 f"a decaying threshold of {self.value}, tau {self.tau}, longest {self.longest} is not allowed; it must "
-                "lie within 0 and 1, with a tau of 0 or more and a longest of 1 or more"
+                "lie within 0 and 1, with a finite tau of 0 or more and a finite longest of 1 or more"
             )
 
     def at(self, positions: Tensor) -> Tensor:
@@ -180,6 +186,8 @@ class ExitRule:
                 f"{self.gate.name}: exit_layers {self.exit_layers or 'all'}, minimum_layer {self.minimum_layer}; "
                 f"allowed are layers 1 to {layers}"
             )
+        if isinstance(self.gate, Shortlist) and self.gate.layer > layers:
+            raise InputError(f"shortlist: layer {self.gate.layer} is not allowed; allowed are layers 1 to {layers}")
 
     def asks(self, layer: int, layers: int) -> bool:
         """Whether the gate is asked at `layer`; layer L needs no gate."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from eelib.common.errors import InputError
 from eelib.common.values import check_whole
+from eelib.exits.cost import rows_read
 from eelib.exits.decoding.generate import (
     DRAFT_LENGTH,
     GenerateOutput,
@@ -70,14 +71,14 @@ def step_seconds(
     exits: np.ndarray,
     keys: str = "copy",
     asked: Sequence[int] = (),
-    reads: bool = True,
+    reads: Sequence[float] | float = 1.0,
     batch: int = 1,
 ) -> float:
     """Seconds of one step of `batch` rows, each of whose tokens exits at one of `exits` [n], all as probable.
 
-    All rows run as deep as the deepest. A gate that reads the head reads it at each asked layer, for each token that is
-    there; other exits, and those at the last layer, read it once. Deferred tokens run with the next token that needs
-    them, up to the deepest exit.
+    All rows run as deep as the deepest. A gate reads a share of the head at each asked layer, `reads` at layers 1..L or
+    the same at all, for each token that is there; where that is nothing, and at the last layer, an exit reads it once.
+    Deferred tokens run with the next token that needs them, up to the deepest exit.
     """
     at = np.arange(1, costs.layers + 1)
     runs, ends = ((exits[:, None] >= at).mean(axis=0), (exits[:, None] == at).mean(axis=0))
@@ -85,8 +86,9 @@ def step_seconds(
     tokens = batch / np.maximum(some, 1e-9) if keys == "deferred" else np.full(costs.layers, float(batch))
     call = costs.upto(batch, 0, 0)
     blocks = some @ [costs.upto(rows, 1, 0) - costs.upto(rows, 0, 0) for rows in tokens.round().astype(int).tolist()]
-    read = sum(some[layer - 1] for layer in asked if layer < costs.layers) if reads else 0.0
-    emits = ends[-1:] if reads else ends
+    share = np.broadcast_to(np.asarray(reads, float), costs.layers)
+    read = sum(some[layer - 1] * share[layer - 1] for layer in asked if layer < costs.layers)
+    emits = ends[(share == 0) | (at == costs.layers)]
     read += (1 - (1 - emits) ** batch).sum()
     return float(call + blocks + read * (costs.upto(batch, 0) - call))
 
@@ -96,7 +98,7 @@ def seconds(
     plans: Sequence[Planned],
     keys: str,
     asked: Sequence[int] = (),
-    reads: bool = True,
+    reads: Sequence[float] | float = 1.0,
     prompt: float = 0.0,
     batch: int = 1,
     draft: int = DRAFT_LENGTH,
@@ -118,7 +120,8 @@ def seconds(
         return prompts + steps * step_seconds(costs, exits, keys, asked, reads, batch)
     goes_on, right = early.mean() ** batch, agrees[early].mean()
     drafting, shared = step_seconds(costs, exits[early], "copy", asked, reads, batch), exits[early].mean()
-    asking = (costs.upto(batch, 0) - costs.upto(batch, 0, 0)) * sum(layer < costs.layers for layer in asked) * reads
+    share = np.broadcast_to(np.asarray(reads, float), costs.layers)
+    asking = (costs.upto(batch, 0) - costs.upto(batch, 0, 0)) * sum(share[at - 1] for at in asked if at < costs.layers)
     tokens = sum((goes_on * right) ** number for number in range(draft + 1))  # of a round, per row
     spent = 0.0
     for made in range(draft + 1):
@@ -141,6 +144,7 @@ class Forecast:
         draft: most drafts in a row.
         prompt: seconds of one prompt.
         of: model and task, for `print`.
+        rows: of the head; of 1, a gate that reads some of them counts as one that reads all.
     """
 
     costs: PassCosts
@@ -151,12 +155,15 @@ class Forecast:
     draft: int = DRAFT_LENGTH
     prompt: float = 0.0
     of: str = ""
+    rows: int = 1
 
     @cached_property
     def speed_up(self) -> float:
         """Tokens per second, as a multiple of plain decoding's."""
         plain = seconds(self.costs, self.plans, "full", prompt=self.prompt, batch=self.batch)
-        asked, reads = self.rule.asked(self.costs.layers), self.rule.gate.reads_head
+        layers, rows = self.costs.layers, self.rows
+        asked = self.rule.asked(layers)
+        reads = [rows_read(self.rule, layers, rows, layer) / rows for layer in range(1, layers + 1)]
         early = seconds(self.costs, self.plans, self.keys, asked, reads, self.prompt, self.batch, self.draft)
         return plain / early if early else 1.0  # outputs of one token, whose prompts cost nothing
 
@@ -188,7 +195,7 @@ class Forecast:
         """The speed-up if blocks and one read of the head per token were all that is paid, one prompt at a time."""
         costs = replace(self.costs, call=(0.0,) * len(self.costs.rows))
         plain = seconds(costs, self.plans, "full")
-        early = seconds(costs, self.plans, self.keys, reads=False, draft=self.draft)
+        early = seconds(costs, self.plans, self.keys, reads=0.0, draft=self.draft)
         return plain / early if early else 1.0
 
     @cached_property
@@ -273,8 +280,8 @@ def forecast(
 ) -> Forecast | DraftForecast:
     """The speed-up over plain decoding to expect of `eelib.generate` with the same arguments.
 
-    Some of the task's prompts are traced at full depth and timed, and passes cost what `pass_costs` measured once. A
-    gate that reads the head costs one read at each layer at which it is asked. Where tokens exit depends on the texts,
+    Some of the task's prompts are traced at full depth and timed, and passes cost what `pass_costs` measured once. What
+    a gate reads of the head counts at each layer at which it is asked. Where tokens exit depends on the texts,
     so give some of your own. Teacher-forced: what a wrong token changes in the tokens after it is left out, and so is
     Python between passes. The question is P's (section 6).
 
@@ -299,7 +306,7 @@ def forecast(
         task = load_task(TASK, limit=max(PROMPTS, batch_size))
     some = (task if isinstance(task, Task) else Task.from_prompts(task)).take(max(PROMPTS, batch_size))
     if policy is not None:
-        gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
+        gate, kv_policy = by_policy(model, task, policy, max_new_tokens, gate, exit_layers, kv_policy)
         if gate is None:
             raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} exit: nothing to forecast")
     # refuses what it would refuse; a threshold that is fitted while decoding stays as it was
@@ -319,4 +326,5 @@ def forecast(
         plans = list(planned(rule, made).values())
     length, keys = DRAFT_LENGTH if draft_length is None else draft_length, kv_policy_named(kv_policy, rule).name
     costs, prompt = pass_costs(model, batch_size), prompt_seconds(model, some, batch_size)
-    return Forecast(costs, plans, rule, keys, batch_size, length, prompt, f"{model.name} on {some.name}")
+    about = f"{model.name} on {some.name}"
+    return Forecast(costs, plans, rule, keys, batch_size, length, prompt, about, model.vocab_size)

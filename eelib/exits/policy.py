@@ -7,6 +7,7 @@ refuses it for another model, or after the model changed.
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,9 +22,10 @@ from scipy.stats import beta
 from eelib.common.errors import InputError
 from eelib.common.files import write_atomically
 from eelib.common.values import check_whole
-from eelib.exits.calibration import learn_then_test, losses_of, split
+from eelib.exits.calibration import check_level, learn_then_test, losses_of, split
 from eelib.exits.exit_rule import ExitRule, check_exit_layers
-from eelib.exits.gates.gate import NO_EXIT, gate_named
+from eelib.exits.gates.gate import NO_EXIT, Gate, check_parameters, gate_named
+from eelib.exits.gates.state import TrainedGate
 from eelib.exits.trace_scores import Curve, curve, make_scores, scores
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -31,7 +33,8 @@ from eelib.tracing.trace import Trace
 
 EXACT = ("deferred", "full", "verified")  # under these, keys and values are true, so a trace shows which tokens differ
 POINTS = 50  # thresholds that are tested
-FORM = 3  # of the file
+FORM = 4  # of the file
+RISK = ("estimate", "low", "high", "sequences")  # of a kind of task
 OLD = {"exits": "exit_layers", "keys": "kv_policy", "first_tokens": "full_depth_tokens"}  # words of form 1
 
 
@@ -50,6 +53,7 @@ class Policy:
         certified: {kind of task: what holds of its threshold, or why there is none}.
         risks: {kind of task: share of units whose outputs differ from full depth's, on two thirds of the other half:
             estimate, low, high, sequences}.
+        max_new_tokens: {kind of task: longest output that the threshold holds for; longer ones differ more often}.
         epsilon: the share of units that may differ.
         delta: the chance that more do.
         date: of the calibration.
@@ -69,6 +73,7 @@ class Policy:
     calibrated_on: dict[str, dict[str, Any]]
     certified: dict[str, str]
     risks: dict[str, dict[str, float]]
+    max_new_tokens: dict[str, int]
     epsilon: float
     delta: float
     date: str
@@ -93,8 +98,8 @@ class Policy:
                 f"the policy has no threshold for {kind.replace('_', ' ')}; it was calibrated for: "
                 f"{', '.join(self.thresholds)}"
             )
-        gate = gate_named(self.gate, model, **self.gate_parameters)
-        if getattr(gate, "weights", "") != self.gate_hash:
+        gate = gate_of(model, self.gate, self.gate_parameters)
+        if weights_of(gate) != self.gate_hash:
             raise InputError(f"gate {self.gate} of {model.name} was trained anew since the policy was calibrated")
         value = self.thresholds[kind]
         if value is None:
@@ -105,7 +110,7 @@ class Policy:
         """A row for each kind of task: kind, threshold (NaN: all layers run), certified, and of `risks` estimate, low,
         high and sequences (NaN where nothing is certified).
         """
-        none = dict.fromkeys(("estimate", "low", "high", "sequences"), math.nan)
+        none = dict.fromkeys(RISK, math.nan)
         rows = [
             {"kind": kind, "threshold": math.nan if value is None else value, "certified": self.certified[kind]}
             | (self.risks.get(kind) or none)
@@ -129,14 +134,19 @@ class Policy:
             check_fields(content)
             layers = content["exit_layers"]
             return cls(**content | {"exit_layers": None if layers is None else tuple(layers)})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is no policy that can be read ({error})") from error
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one, finite as a float too."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_fields(content: dict[str, Any]) -> None:
     """ValueError or InputError that names the first field of a policy's file that is not what it has to be."""
     texts = ("model", "model_hash", "head_hash", "gate", "gate_hash", "kv_policy", "date")
-    mappings = ("gate_parameters", "thresholds", "calibrated_on", "certified", "risks")
+    mappings = ("gate_parameters", "thresholds", "calibrated_on", "certified", "risks", "max_new_tokens")
     for names, form, what in ((texts, str, "a text"), (mappings, dict, "names with values")):
         for name in names:
             if not isinstance(content[name], form):
@@ -150,10 +160,29 @@ def check_fields(content: dict[str, Any]) -> None:
     for name, value in (
         {f"threshold of {kind}": value for kind, value in content["thresholds"].items()} | shares
     ).items():
-        if value is None and name not in shares:
-            continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        if not is_number(value) and (value is not None or name in shares):
             raise ValueError(f"{name} {value!r} is not allowed; it must be a number")
+    for name, value in shares.items():
+        check_level(name, value)
+    for name in ("certified", "max_new_tokens"):
+        if set(content[name]) != set(content["thresholds"]):
+            raise ValueError(f"{name} is not of the same kinds of task as the thresholds")
+    for kind, longest in content["max_new_tokens"].items():
+        check_whole(f"max_new_tokens of {kind}", longest, 1)
+    for kind, risk in content["risks"].items():
+        if not isinstance(risk, dict) or set(risk) != set(RISK) or not all(map(is_number, risk.values())):
+            raise ValueError(f"risks of {kind} {risk!r} are not allowed; they must be numbers: {', '.join(RISK)}")
+
+
+def gate_of(model: Model, name: str, parameters: Mapping[str, Any]) -> Gate:
+    """A gate with the parameters of a policy. InputError as of `gate_named`."""
+    check_parameters(name, {key: "" for key in ("name", "model") if key in parameters}, {})
+    return gate_named(name, model, **parameters)
+
+
+def weights_of(gate: Gate) -> str:
+    """The hash of a trained gate's weights; "" of others."""
+    return gate.weights if isinstance(gate, TrainedGate) else ""
 
 
 def head_hash(model: Model) -> str:
@@ -189,7 +218,7 @@ def calibrate(
     unit of a task counts as lost if any of its tokens differs, an end token that does not come among them.
 
     Args:
-        tasks, traces: by the same names.
+        tasks, traces: by the same names. The policy holds for outputs as long as were asked for there.
         kv_policy: deferred (or full), under which a trace shows where an output would differ; or verified, where
             what is lost is a draft, not the output.
         epsilon: the share of units that may differ.
@@ -199,13 +228,19 @@ def calibrate(
         parameters: of the gate.
 
     Raises:
-        InputError: another kv_policy; an empty part.
+        InputError: another kv_policy; an empty part; a trace without its task, or of given texts.
     """
     if kv_policy not in EXACT:
         raise InputError(f"kv_policy {kv_policy!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
     if not traces:
         raise InputError("there is no trace to calibrate on")
-    rule = ExitRule(gate_named(gate, model, **parameters), None, exit_layers, minimum_layer, full_depth_tokens)
+    check_whole("seed", seed, 0)
+    for name, made in traces.items():
+        if name not in tasks:
+            raise InputError(f"trace {name!r} has no task of its name; there are: {', '.join(tasks)}")
+        if made.given:
+            raise InputError(f"trace {name!r} is of given texts; a policy is calibrated on outputs that were decoded")
+    rule = ExitRule(gate_of(model, gate, parameters), None, exit_layers, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
     units = {name: dict(zip(task.groups, task.units or task.groups)) for name, task in tasks.items()}
     of_rows = {name: made.tokens["group"].map(units[name]) for name, made in traces.items()}
@@ -214,7 +249,7 @@ def calibrate(
     kinds: dict[str, list[str]] = {}
     for name in traces:
         kinds.setdefault(tasks[name].kind, []).append(name)
-    thresholds, certified, risks = {}, {}, {}
+    thresholds, certified, risks, longest = {}, {}, {}, {}
     based: dict[str, dict[str, Any]] = {}
     for name, made in traces.items():
         make_scores(model, tasks[name], made, [rule], progress=False)
@@ -230,6 +265,7 @@ def calibrate(
             for rows in (calibrating, reporting)
         )
         based |= {name: {"task_hash": tasks[name].hash, "groups": len(halves[name].calibration)} for name in names}
+        longest[kind] = min(traces[name].manifest["settings"]["max_new_tokens"] for name in names)
         choice = learn_then_test(losses, grid, epsilon, delta)
         thresholds[kind], certified[kind] = choice.threshold, choice.reason or choice.certified
         if choice.at is not None:
@@ -239,8 +275,8 @@ def calibrate(
         model_hash=model.hash,
         head_hash=head_hash(model),
         gate=gate,
-        gate_parameters=dict(parameters),
-        gate_hash=getattr(rule.gate, "weights", ""),
+        gate_parameters={name: str(one) if isinstance(one, Path) else one for name, one in parameters.items()},
+        gate_hash=weights_of(rule.gate),
         exit_layers=rule.exit_layers,
         minimum_layer=rule.minimum_layer,
         full_depth_tokens=rule.full_depth_tokens,
@@ -249,6 +285,7 @@ def calibrate(
         calibrated_on=based,
         certified=certified,
         risks=risks,
+        max_new_tokens=longest,
         epsilon=epsilon,
         delta=delta,
         date=time.strftime("%Y-%m-%d"),

@@ -25,7 +25,7 @@ from eelib.exits.exit_rule import Constant, Decaying, Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput
 from eelib.models.model import Model
 from eelib.tasks.task import Task
-from eelib.tracing.decode import encode, states_of
+from eelib.tracing.decode import encode, split_given, states_of
 from eelib.tracing.store import add_file, intact, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
 
@@ -53,13 +53,15 @@ class Scores(NamedTuple):
 
 
 class Tokens:
-    """The tokens of a trace as gates see them. `positions`, `final` (the emitted ids): int64 [tokens]."""
+    """The tokens of a trace as gates see them. `positions`, `final` (the last layer's ids): int64 [tokens]."""
 
     def __init__(self, trace: Trace):
         self.layers = trace.layers
         self.positions = torch.tensor(trace.tokens["position"].to_numpy())
-        self.final = torch.tensor(trace.tokens["token_id"].to_numpy()).long()
-        self.before = self.final.roll(1).masked_fill(self.positions == 0, -1)
+        self.final = torch.tensor(trace.final_ids).long()
+        self.before = (
+            torch.tensor(trace.tokens["token_id"].to_numpy()).long().roll(1).masked_fill(self.positions == 0, -1)
+        )
         self.readouts = {name: torch.from_numpy(np.ascontiguousarray(trace[name].swapaxes(0, 1))) for name in READOUT}
 
     def output(self, layer: int, rows: Tensor, exit_before: Tensor | None = None) -> LayerOutput:
@@ -117,15 +119,17 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
     for rule in rules:
         rule.check(model.layers)
     rules = [rule for rule in rules if needs_states(rule)]
-    if all(intact(trace.folder, load_manifest(trace.folder), name_of(rule)) for rule in rules):
+    if all(intact(trace.folder, load_manifest(trace.folder), name_of(rule, trace.given)) for rule in rules):
         return  # without the lock, which can't be had in a folder that can only be read
     with exclusive(trace.folder, verbose=progress):  # a page has no place for it
         manifest = load_manifest(trace.folder)
-        rules = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule))]
+        rules = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule, trace.given))]
         if not rules:
             return
         outputs = trace.tokens.groupby("sequence", sort=True)["token_id"].agg(list).tolist()
         prompts = encode(model, task, trace.sequences["sequence"].tolist())
+        if trace.given:
+            prompts = [split_given(model, text)[0] for text in prompts]
         parts: list[list[Scores]] = [[] for _ in rules]
         tokens, start = Tokens(trace), 0
         with tqdm(total=len(outputs), desc=f"{task.name} gates", unit="seq", disable=not progress) as bar:
@@ -141,7 +145,7 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
         for rule, part in zip(rules, parts):
             score, ids = (torch.cat(each).numpy() for each in zip(*part))
             columns = {"score": score.astype(np.float32), "token": ids.astype(np.int32)}
-            add_file(trace.folder, manifest, name_of(rule), to_bytes(columns))
+            add_file(trace.folder, manifest, name_of(rule, trace.given), to_bytes(columns))
         save_manifest(trace.folder, manifest)
 
 
@@ -167,7 +171,7 @@ def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
 
 def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
     """The scores that `make_scores` stored. InputError where it did not."""
-    name = name_of(rule)
+    name = name_of(rule, trace.given)
     if name not in load_manifest(trace.folder).get("files", {}):
         raise InputError(
             f"gate {rule.gate.name} looks at states, and this trace has no scores of it; make them with "
@@ -181,10 +185,13 @@ def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
     return Scores(score, tokens.long())
 
 
-def name_of(rule: ExitRule) -> str:
-    """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on."""
+def name_of(rule: ExitRule, given: bool = False) -> str:
+    """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on.
+
+    `given`: of a trace of given texts, which once had others.
+    """
     least = 0 if rule.gate.stateful else rule.minimum_layer
-    identity = f"{rule.gate!r} {rule.exit_layers} {least} {SCORES_VERSION}"
+    identity = f"{rule.gate!r} {rule.exit_layers} {least} {SCORES_VERSION}{' given' * given}"
     return f"scores-{rule.gate.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 

@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from eelib.common.errors import CheckpointError
-from eelib.common.files import data_folder
+from eelib.common.files import data_folder, read_json
 from eelib.common.machine import cpu_slowdown
 from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
@@ -55,8 +55,10 @@ BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
 def shipped_models() -> list[str]:
     """Names of the language models that come with the project, or that it fetches from the package index."""
-    shipped = {path.parent.name for file in MODEL_FILES for path in data_folder("models").glob(f"*/{file}")}
-    return sorted({*shipped, *PACKAGED})
+    shipped = {path.parent for file in MODEL_FILES for path in data_folder("models").glob(f"*/{file}")}
+    with_head = [folder for folder in shipped if (folder / "config.json").exists()]  # of adapters: one their base lacks
+    headless = {read_json(folder / LORA_CONFIG).get("base_model_name_or_path") for folder in with_head}
+    return sorted({*(folder.name for folder in shipped), *PACKAGED} - headless)
 
 
 def path_of(name: str | Path) -> str:
@@ -71,9 +73,13 @@ def path_of(name: str | Path) -> str:
     try:
         path = data_folder("models", name)
         if not any((path / file).exists() for file in (*MODEL_FILES, DRAFT_FILE)):
+            if (path / "meta.json").is_file():
+                raise CheckpointError(f"model {name!r} is a tagger for spaCy, no language model")
             path = Path(name).expanduser()
         if path.is_dir() or find_gguf(path):  # . and .. have a name only where they lead; a link keeps its own
             return str(path.resolve() if path.name in ("", "..") else path)
+        if path.is_file():
+            raise CheckpointError(f"model {name!r} is a file; allowed are its folder, or a .gguf file")
     except (OSError, RuntimeError) as error:  # longer than a path can be; the home of nobody
         raise CheckpointError(f"model {name!r} can't be looked for ({first_line(error)})") from error
     if name.startswith((".", "/", "~")) or name.count("/") > 1:

@@ -17,7 +17,13 @@ INDEX = "model.safetensors.index.json"
 HASHED = (".safetensors", ".json", ".jinja", ".txt", ".model", ".spm", ".py")
 CODED = ("I8", "U8", "I16", "U16", "I32", "U32", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4")  # no weights by themselves
 MOST_JSON = 2**28  # bytes; a large tokenizer.json has some 2**25
-WINDOWS = ("max_position_embeddings", "n_positions", "n_ctx")
+WINDOWS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+)
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 
 
@@ -92,6 +98,8 @@ def read_object(file: Path, name: str) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
         if not isinstance(content, dict):
             raise ValueError(f"a {type(content).__name__}, not an object")
+    except FileNotFoundError:
+        raise CheckpointError(f"model {name!r} has no {file.name}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {first_line(error)})") from error
     return content

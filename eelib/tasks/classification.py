@@ -95,7 +95,7 @@ def reader(name: str, _first: dict | None = None) -> Reader:
             return Item(text, text, label, str(number))
         first, second = (text_of(row, field) for field in (known.fields if known.fields[0] in row else PAIR))
         group = hashlib.sha256(first.encode()).hexdigest()[:12]
-        return Item(first, f"{first} ||| {second}", label, group, second)
+        return Item(first, f"{first} ||| {second}", label, group, second, shared=True)
 
     return read
 

@@ -29,6 +29,7 @@ class Item(NamedTuple):
     group: str
     second: str = ""  # the second text, where pairs are judged
     fields: dict[str, str] | None = None  # the texts that a wording puts in place of {name}
+    shared: bool = False  # the group is that of other rows, too; else it is the row's number
 
 
 Reader = Callable[[dict, int], Item]  # (a row's fields, its number from 1) -> item; InputError names a bad field

@@ -120,8 +120,8 @@ class Task:
             InputError: the wording is no such name and holds no field, or a field that the task does not have.
         """
         wordings = kind_named(self.kind).wordings
-        template, known = wordings.get(wording, wording), list(self.fields[0]) if self.fields else []
-        wanted = FIELD.findall(template)
+        template = wordings.get(wording, wording) if isinstance(wording, str) else ""
+        wanted, known = FIELD.findall(template), list(self.fields[0]) if self.fields else []
         if not wanted or not set(wanted) <= set(known):
             allowed = [*wordings, *(["a template with " + " or ".join(f"{{{name}}}" for name in known)] * bool(known))]
             raise InputError(
@@ -257,6 +257,7 @@ def files_in(folder: Path, name: str) -> list[Path]:
 
 def task_of_rows(name: str, rows: Iterable[Row]) -> Task:
     """The task that rows describe; the fields of the first decide its kind."""
+    check_text(f"the name of task {name!r}", name)
     rows = iter(rows)
     if (beginning := next(rows, None)) is None:
         raise InputError(f"task {name!r} has no rows")
@@ -274,7 +275,7 @@ def task_of_rows(name: str, rows: Iterable[Row]) -> Task:
             raise InputError(f"{at}: {error}") from None
         for key, values in columns.items():
             values.append(row.get(key))
-    prompts, sources, references, groups, seconds, fields = map(list, zip(*items))
+    prompts, sources, references, groups, seconds, fields, _ = map(list, zip(*items))
     task = Task(
         name,
         kind.name,
@@ -285,10 +286,7 @@ def task_of_rows(name: str, rows: Iterable[Row]) -> Task:
         seconds=[second for second in seconds if second],
         columns=columns,
         fields=[texts for texts in fields if texts],
-        units=[
-            item.group if item.group != str(number) else unit_of([item.source, *item.references])
-            for number, item in enumerate(items, 1)
-        ],
+        units=[item.group if item.shared else unit_of([item.source, *item.references]) for item in items],
         **kind.about(name, first),
     )
     return replace(task, baseline=kind.baseline_for(task))

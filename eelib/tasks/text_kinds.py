@@ -89,7 +89,7 @@ TRANSLATION = TaskKind(
     name="translation",
     fields=("source", "references", "translation"),
     examples=("source + references", "translation"),
-    fits=lambda fields: "translation" in fields or "source" in fields,
+    fits=lambda fields: "translation" in fields or ("source" in fields and "references" in fields),
     reader=translation_reader,
     item_stats=bleu_stats,
     further_scores=lambda task, outputs: chrf(outputs, task.references) | comet(outputs, task.sources, task.references),
@@ -128,7 +128,7 @@ def read_narrative(row: dict, _number: int) -> Item:
 
 def question_item(context: str, question: str, answers: list[str], group: str) -> Item:
     fields = {"context": context, "question": question}
-    return Item(question_prompt(context, question), question, answers, group, fields=fields)
+    return Item(question_prompt(context, question), question, answers, group, fields=fields, shared=True)
 
 
 QUESTION_ANSWERING = TaskKind(

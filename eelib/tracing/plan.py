@@ -95,9 +95,10 @@ def check_labels(model: Model, task: Task) -> None:
     theirs, ours = ", ".join(model.labels), ", ".join(task.labels)
     same = {named(label, task.labels) for label in model.labels} == set(task.labels)
     if len(model.labels) != len(task.labels) or not same:
+        allowed = "; allowed are the same names in any case and order, or numbers such as LABEL_0"
         raise InputError(
-            f"{model.name} has {len(model.labels)} labels ({theirs}), {task.name} has {len(task.labels)} ({ours}); "
-            "allowed are the same names in any case and order, or numbers such as LABEL_0"
+            f"{model.name} has {len(model.labels)} labels ({theirs}), {task.name} has {len(task.labels)} ({ours})"
+            f"{allowed if len(model.labels) == len(task.labels) else ''}"
         )
 
 

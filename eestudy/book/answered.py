@@ -20,7 +20,7 @@ FOLDED = {  # tag of a cell -> what unfolds it
     "injected-parameters": ("Show the values that this run was given", "Hide the values that this run was given"),
 }
 WIDGET = "application/vnd.jupyter.widget-view+json"  # a library's progress bar; its scripts come from elsewhere
-LINK = re.compile(r"\[([^]]*)\]\((\w+)\.ipynb\)")  # to another notebook
+LINK = re.compile(r"\[([^]]*)\]\(([A-Za-z0-9_.+-]+)\.ipynb\)")  # to another notebook
 
 
 def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def read(app: Any, name: str, content: list[str]) -> None:
         return
     path = app.srcdir / GENERATED.name / ANSWERS / f"{name.removeprefix('results/')}.html"
     answer = path.read_text(encoding="utf-8") if path.exists() else ""
-    beside = {page.stem for page in (app.srcdir / name).parent.glob("*.ipynb")}
+    folder = f"{name.rpartition('/')[0]}/"
+    beside = {page.removeprefix(folder) for page in app.env.found_docs if page.startswith(folder)}
     content[0] = json.dumps(answered(json.loads(content[0]), answer, beside))
 
 

@@ -47,7 +47,7 @@ def questions(study: StudyFile, results: Written) -> str:
 def main_sentence(markdown: str) -> str:
     """What is bold in a page's answer, as plain text: its main sentence."""
     found = MAIN.search(markdown)
-    said = re.sub(r"\\(?=[\\`*_{}\[\]<>$|#~:-])", "", found[1]) if found else ""
+    said = re.sub(r"\\([\\`*_{}\[\]<>$|#~&:-])|<(https?://[^\s<>]+)>", r"\1\2", found[1]) if found else ""
     return f"{said.rstrip('.')}." if said else ""
 
 

@@ -67,7 +67,7 @@ def runs(results: Written) -> str:
     """Run times, settings and versions."""
     headings = ["Model", "Notebook", "Date", "Time", "Device", "Number format", "Tasks", "Limit", "Most new tokens"]
     rows: list[list] = []
-    versions: dict[str, str] = {}
+    versions: dict[str, set[str]] = {}
     for (model, notebook), result in results.items():
         manifest, parameters = result["manifest"], result["parameters"]
         seconds = executed(model, notebook).get("metadata", {}).get("papermill", {}).get("duration")
@@ -81,8 +81,10 @@ def runs(results: Written) -> str:
                 *(parameters.get(key) for key in ("tasks", "limit", "max_new_tokens")),
             ]
         )
-        versions |= manifest.get("versions", {})
-    packages = table(["Package", "Version"], versions.items(), "Versions that the traces were made with.")
+        for package, version in manifest.get("versions", {}).items():
+            versions.setdefault(package, set()).add(version)
+    used = ([package, sorted(found)] for package, found in versions.items())
+    packages = table(["Package", "Version"], used, "Versions that the traces were made with.")
     return "\n".join(
         [table(headings, rows, "When, for how long and on what each page ran."), "## Versions\n", packages]
     )
@@ -98,8 +100,9 @@ def models(study: StudyFile) -> str:
         memory = f"{settings['memory_gb']} GB" if "memory_gb" in settings else "–"
         memory += " of a GPU" if settings.get("gpu") else ""
         count, on = len(settings.get("notebooks", content["notebooks"])), settings.get("enabled", True)
-        rows.append([name, "yes" if on else "no", count, parameters.get("dtype", "float32"), memory])
-    return table(["Model", "On", "Notebooks", "Number format", "Memory"], rows, "The models of the study file.")
+        rows.append([name, "yes" if on else "no", count, parameters.get("dtype", "auto"), memory])
+    caption = "The models of the study file; auto is float32 on a CPU and bfloat16 on a GPU."
+    return table(["Model", "On", "Notebooks", "Number format", "Memory"], rows, caption)
 
 
 def clone() -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from eelib.common.errors import InputError
-from eelib.common.files import PACKAGE, data_folder, joint_version
-from eelib.common.values import check_name
+from eelib.common.files import PACKAGE, data_folder, joint_version, model_folder, read_json
+from eelib.common.values import check_name, first_line
 from eestudy.book.study_schema import WHOLE, read_study
 from eestudy.measured import files_in
 
@@ -33,12 +33,15 @@ OF_TRACES = (  # parameters that decide on traces, and where these lie
     "runs_folder",
     "results_folder",
 )
+FOLDERS = {"runs_folder": "runs", "results_folder": str(RESULTS)}  # what notebooks write
+LORA_CONFIG = "adapter_config.json"  # names the model that adapters are of
+DRAFTS = ("block", "features")  # kinds of trained blocks that draft for a model
 APART = ("eestudy/book/", "eestudy/browser/")  # code that no page of results depends on
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """What `study.yml` asks for. A model is a shipped name, a local folder or a hub id; its last part is its folder."""
+    """What `study.yml` asks for. A model is a shipped name, a local folder or file, or a hub id: see `model_folder`."""
 
     path: str
     models: dict[str, dict[str, Any]]  # by folder; enabled ones only
@@ -57,7 +60,7 @@ class StudyFile:
             check_name(f"{path}: the name of notebook", name)
         known = ", ".join(notebooks)
         for name, settings in study["models"].items():
-            folder = Path(name).name
+            folder = model_folder(name)
             check_name(f"{path}: model {name!r}: the last part of its name,", folder)
             settings = settings or {}
             wanted = settings.get("notebooks", list(notebooks))
@@ -77,9 +80,11 @@ class StudyFile:
         if lacking := [name for name in notebooks if not notebook_file(name).is_file()]:
             known = ", ".join(sorted(file.stem for file in NOTEBOOKS.glob("*.ipynb")))
             raise InputError(f"{path}: notebook {lacking[0]} is not known; there are {known or 'none'}")
-        return cls(
-            str(path), models, notebooks, study.get("parameters") or {}, int(study.get("threads", 1)), tuple(first)
-        )
+        shared = study.get("parameters") or {}
+        found = cls(str(path), models, notebooks, shared, int(study.get("threads", 1)), tuple(first))
+        for model, notebook in found.runs:
+            check_types(f"{path}: notebook {notebook}", found.parameters(model, notebook), notebook_file(notebook))
+        return found
 
     def notebooks_of(self, model: str) -> list[str]:
         """The notebooks that a model runs, in the order of the study: those that it names, or all."""
@@ -118,8 +123,7 @@ class StudyFile:
         """The parameters that papermill gives a notebook, by name."""
         settings = self.models[model]
         own = settings.get("parameters") or {}
-        folders = {"runs_folder": "runs", "results_folder": str(RESULTS)}
-        given = {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | folders
+        given = {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | FOLDERS
         after = given["after"] if "after" in given else defaults(notebook_file(notebook)).get("after")
         if after == "auto":
             given["after"] = joint_version(given["model"])
@@ -153,9 +157,11 @@ class StudyFile:
         Not among `notebook_sources`: an older file that is moved there is a change too, and any path is allowed.
         """
         values = self.parameters(model, notebook)
-        named = {value for key, value in values.items() if isinstance(value, str) and not key.endswith("_folder")}
+        named = {value for key, value in values.items() if isinstance(value, str) and key not in FOLDERS}
         named |= {part.strip() for value in named for part in re.split(r"\son\s|[;,>]", value)}
         files = {file for name in named if name for file in files_below(name)}
+        bases = {str(read_json(file).get("base_model_name_or_path", "")) for file in files if file.name == LORA_CONFIG}
+        files |= {file for base in bases if base for file in files_below(base)}
         stats = {file: file.stat() for file in files}
         return sorted(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats.items())
 
@@ -209,14 +215,27 @@ def notebook_file(name: str) -> Path:
 
 
 def defaults(notebook: Path) -> dict[str, Any]:
-    """The values in a notebook's cell of parameters; none where it has no such cell."""
-    cells = json.loads(notebook.read_text(encoding="utf-8")).get("cells", [])
-    tagged = ("".join(cell["source"]) for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", ()))
-    return {
-        node.target.id: ast.literal_eval(node.value)
-        for node in ast.parse(next(tagged, "")).body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value
-    }
+    """The values in a notebook's cell of parameters; none where it has no such cell. InputError: it can't be read."""
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8")).get("cells", [])
+        tagged = ("".join(cell["source"]) for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", ()))
+        return {
+            node.target.id: ast.literal_eval(node.value)
+            for node in ast.parse(next(tagged, "")).body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value
+        }
+    except (ValueError, SyntaxError) as error:
+        raise InputError(f"{notebook}: its parameters can't be read ({first_line(error)})") from None
+
+
+def check_types(where: str, given: dict[str, Any], notebook: Path) -> None:
+    """InputError where a parameter is not of its default's type: YAML reads yes as true, for example."""
+    known = defaults(notebook)
+    for key, value in given.items():
+        kind = type(known.get(key, value))
+        if type(value) is not kind and (kind, type(value)) != (float, int):
+            hint = ", so write it in quotes" if kind is str else ""
+            raise InputError(f"{where}: {key} is {value!r}; it must be of type {kind.__name__}{hint}")
 
 
 def files_below(name: str) -> list[Path]:
@@ -230,13 +249,15 @@ def files_below(name: str) -> list[Path]:
 
 
 def data_behind(model: str, said: str, *more: str) -> list[str]:
-    """Files of texts, of the folders `more`, and of the weights and gates of a model and all whose names are `said`."""
+    """Files of texts, of the folders `more`, and of weights, gates and drafts of a model and all that are `said`."""
     beside = {
         folder.name
         for folder in data_folder("models").glob("*")
         if re.search(rf"(?<![\w-]){re.escape(folder.name)}(?![\w-])", said)
     }
-    own = (f"{kind}/{name}" for kind in ("models", "gates") for name in sorted({model, *beside}))
+    named = sorted({model, *beside})
+    own = [f"{kind}/{name}" for kind in ("models", "gates") for name in named]
+    own += [f"models/{name}-{kind}" for kind in DRAFTS for name in named]
     files = (file for folder in ("texts", *more, *own) for file in data_folder(folder).rglob("*") if file.is_file())
     return sorted(map(str, files))
 

@@ -1,5 +1,6 @@
 """What a study file may hold: its schema, and how one is read so that no key is there twice."""
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,16 @@ class Loader(yaml.SafeLoader):
                     raise InputError(f"{at} is there for the second time")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number; InputError for one that YAML reads in base 8 or 60."""
+        if re.match(r"[-+]?0[0-7_]|.*:", node.value):
+            at = f"line {node.start_mark.line + 1}: {short(node.value)} has a leading 0 or a colon"
+            raise InputError(f"{at}; allowed is a plain number, or a text in quotes")
+        return int(super().construct_yaml_int(node))
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
 
 
 def read_study(path: str | Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ eelib finds them through its entry points as "fitted".
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -51,16 +51,22 @@ class Fitted(Gate):
     @classmethod
     def from_parameters(cls, model: Model | None, **parameters: object) -> Gate:
         """Of `features`, of FEATURES, `weights` and `steps`, as lists."""
-        check_parameters("fitted", parameters, ["features", "weights", "steps"])
+        check_parameters("fitted", parameters, {"features": str, "weights": object, "steps": object})
         features, weights, steps = (parameters.get(name) for name in ("features", "weights", "steps"))
         if features not in FEATURES or not isinstance(weights, (list, tuple)):
             raise InputError(f"gate fitted needs weights and features, one of: {', '.join(FEATURES)}")
-        rows = tuple(tuple(map(float, row)) for row in weights)
-        pair = tuple(tuple(map(float, part)) for part in steps) if isinstance(steps, (list, tuple)) else None
         if model is None:
             raise InputError("this gate needs the classes of a model's vocabulary; give the model with its name")
+        wide = 1 + sum(len(CLASSES) if sign == "piece" else 1 for sign in FEATURES[str(features)])
+        rows, pair = table_of(weights), None if steps is None else table_of(steps)
+        if rows.shape != (model.layers - 1, wide) or (pair is not None and not (len(pair) == 2 <= pair.shape[1])):
+            raise InputError(
+                f"gate fitted: {features} of {model.layers} layers needs weights in {model.layers - 1} rows of {wide}, "
+                "and steps in two equally long rows"
+            )
         pieces = piece_table(model.tokenizer, model.vocab_size)
-        return cls(str(features), rows, pieces, pair)  # type: ignore[arg-type]  # two parts
+        steps = None if pair is None else (tuple(pair[0].tolist()), tuple(pair[1].tolist()))
+        return cls(str(features), tuple(map(tuple, rows.tolist())), pieces, steps)
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -86,6 +92,15 @@ class Fitted(Gate):
         left = right - 1
         part = ((score - at[left]) / (at[right] - at[left]).clamp(min=1e-12)).clamp(0.0, 1.0)
         return shares[left] + part * (shares[right] - shares[left])
+
+
+def table_of(rows: Any) -> np.ndarray:
+    """Rows of numbers, equally long, as float64 [rows, columns]; [0, 0] of what is none."""
+    try:
+        table = np.array(rows, dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        table = np.zeros((0, 0))
+    return table if table.ndim == 2 and np.isfinite(table).all() else np.zeros((0, 0))
 
 
 def columns(features: Sequence[str], output: LayerOutput, pieces: PieceTable) -> Tensor:
@@ -121,7 +136,7 @@ def fit(name: str, trace: Trace, rows: np.ndarray, pieces: PieceTable) -> Fitted
         agrees.append(trace["top1"][:, layer] == tokens.final.numpy())
     weights = tuple(logistic(x[first], y[first]) for x, y in zip(signs, agrees))
     plain = Fitted(name, weights, pieces)
-    if name not in CALIBRATED:
+    if name not in CALIBRATED or not weights:
         return plain
     scores = np.concatenate([expit(x[second] @ np.array(w[:-1]) + w[-1]) for x, w in zip(signs, weights)])
     isotonic = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")

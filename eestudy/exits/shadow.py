@@ -6,7 +6,6 @@ While the promise holds, it ever reaches 1 / alpha with a chance of at most alph
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from eelib.models.model import Model
 from eelib.tasks.task import Task
 
 BETS = (1.5, 2.0, 3.0, 5.0, 10.0, 20.0)  # so many times the promised risk; the amount is spread evenly over them
+OPTIONS = ("batch_size", "max_new_tokens", "draft_length")
 
 
 @dataclass
@@ -107,11 +107,13 @@ class Service:
         """Whether tokens may leave early."""
         return self.alarm.at is None and not (self.kill is not None and self.kill.exists())
 
-    def generate(self, task: Task | Sequence[str], **options: Any) -> GenerateOutput:
+    def generate(self, task: Task | list[str], **options: Any) -> GenerateOutput:
         """`eelib.generate` by the policy, or at full depth where early exit has ended; `options`: its batch_size,
         max_new_tokens, and draft_length, which full depth has no use for. The comparison costs time outside `times`.
         """
-        asked = task if isinstance(task, Task) else Task.from_prompts(list(task))
+        if unknown := [name for name in options if name not in OPTIONS]:
+            raise InputError(f"a service takes no {unknown[0]}=; allowed: {', '.join(OPTIONS)}")
+        asked = task if isinstance(task, Task) else Task.from_prompts(task)
         plain = {name: value for name, value in options.items() if name != "draft_length"}
         if not self.early:
             self.served += len(asked)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -59,7 +60,7 @@ def lines(
         if xlog:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:.0f}")
-        if xlim:
+        if xlim and xlim[0] != xlim[1]:  # a model of one block has but one layer
             axis.set_xlim(*xlim)
         if log:  # with plain numbers: matplotlib's own are formulas, which `style` switches off
             axis.set_yscale("log")
@@ -98,10 +99,10 @@ def dots(
                 continue
             at = np.array([rows_of.index(value) for value in chosen[y]]) + (number - (len(names) - 1) / 2) * step
             ends = chosen["estimate"] - chosen["low"], chosen["high"] - chosen["estimate"]
-            look = looks[name]
             axis.errorbar(
-                chosen["estimate"], at, xerr=np.nan_to_num(np.array(ends)), fmt=look["marker"], color=look["color"],
-                markersize=5, elinewidth=1.4, label=name, clip_on=False,  # a dot on an axis' end is whole
+                chosen["estimate"], at, xerr=np.nan_to_num(np.array(ends)), fmt=MARKERS[number % len(MARKERS)],
+                color=looks[name]["color"], markersize=5, elinewidth=1.4, label=name,
+                clip_on=False,  # a dot on an axis' end is whole
             )  # fmt: skip
         axis.set(xlabel=xlabel, yticks=range(len(rows_of)), yticklabels=[str(r) for r in rows_of])
         axis.set_ylim(len(rows_of) - 0.4, -0.6)
@@ -160,8 +161,9 @@ def panels_of(frame: pd.DataFrame, col: str, height: float) -> Panels:
 def finished(panels: Panels, frame: pd.DataFrame, named: Sequence[str]) -> Drawn:
     """The pictures, each with a legend of the series that are named and that it shows."""
     for axis, _ in panels:
-        handles, labels = axis.get_legend_handles_labels()
-        chosen = [(handle, name) for handle, name in zip(handles, labels) if name in named]
+        artists: list[Any] = [*axis.lines, *axis.containers]  # matplotlib itself skips names that begin with "_"
+        drawn = {one.get_label(): one for one in artists}
+        chosen = [(drawn[name], name) for name in map(str, named) if name in drawn]
         if chosen:
             axis.figure.legend(*zip(*chosen), loc="outside lower center", ncols=min(len(chosen), 4 - len(panels[:2])))
     return Drawn([figure for axis, _ in panels if (figure := axis.get_figure(root=True))], frame)

@@ -10,6 +10,7 @@ import numpy as np
 from eelib.tracing.trace import Trace
 from eestudy.figures.style import ORANGE, VERMILION, scrolling, shade
 from eestudy.markup.text import PLAIN
+from eestudy.parameters import ParameterError
 
 SCRIPTS = "../../lens/"  # where they lie, seen from a page of results
 OUTPUTS = 3  # of each task to be explored
@@ -48,8 +49,14 @@ def lens(trace: Trace, sequence: int, token_text: Callable[[int], str], caption:
 
 
 def example(trace: Trace, wanted: int) -> int:
-    """`wanted`; for -1 the first finished output of 8 to 14 tokens, else the shortest one."""
-    if wanted >= 0 and wanted in set(trace.sequences["sequence"]):
+    """`wanted`; for -1 the first finished output of 8 to 14 tokens, else the shortest one.
+
+    Raises:
+        ParameterError: one line, where the trace lacks it.
+    """
+    if wanted >= 0:
+        if wanted not in set(trace.sequences["sequence"]):
+            raise ParameterError(f"example_sequence {wanted} is not there, as its prompt was skipped; allowed: -1")
         return wanted
     table = trace.sequences
     fits = table[~table["truncated"] & table["length"].between(8, 14)]
@@ -69,10 +76,12 @@ def short_outputs(traces: dict[str, Trace]) -> list[dict[str, Any]]:
 
 
 def explorer(outputs: list[dict[str, Any]], token_text: Callable[[int], str]) -> str:
-    """HTML that shows one of `short_outputs` as a grid; nothing where its scripts are not.
+    """HTML that shows one of `short_outputs` as a grid; nothing where its scripts are not, or there is no output.
 
     Nothing in texts is markup: they go over as JSON, without a "<".
     """
+    if not outputs:
+        return ""
     named = sorted({i for output in outputs for i in ids_in(output["tokens"])})
     data = {"outputs": outputs, "texts": {i: token_text(i) for i in named}}
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

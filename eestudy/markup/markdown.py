@@ -19,7 +19,7 @@ def text(value: Any) -> str:
         return ", ".join(map(text, value))
     line = " ".join(harmless(str(value)).split())
     parts = re.split(r"(https?://[^\s<>()|]+[^\s<>()|.,;])", line)  # odd parts are addresses
-    parts[::2] = [re.sub(r"([\\`*_{}\[\]<>$|#~]|(?<=-)-|:(?=:))", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([\\`*_{}\[\]<>$|#~&]|(?<=-)-|:(?=:))", r"\\\1", part) for part in parts[::2]]
     parts[1::2] = [f"<{part}>" for part in parts[1::2]]
     return "".join(parts)
 

@@ -29,7 +29,8 @@ def short_number(value: float) -> str:
 def in_step(estimate: float, low: float, high: float) -> tuple[str, str, str]:
     """An estimate and its bounds with as many decimals as the interval is precise to: two digits of half its width.
 
-    The estimate has three digits at most. An end of an interval that leaves out zero is not written as zero.
+    The estimate has three digits at most. An end of an interval that leaves out zero is not written as zero, unless it
+    is less than a millionth of half the width.
     """
     half = (high - low) / 2
     if half <= 0:
@@ -39,7 +40,8 @@ def in_step(estimate: float, low: float, high: float) -> tuple[str, str, str]:
 
     def fitted(value: float) -> str:
         rounded = round(value, decimals) + 0.0  # no minus zero
-        return f"{value:.1g}" if low * high > 0 and not rounded else f"{rounded:,.{decimals}f}"
+        tiny = low * high > 0 and not rounded and abs(value) > 1e-6 * half
+        return f"{value:.1g}" if tiny else f"{rounded:,.{decimals}f}"
 
     return fitted(estimate), fitted(low), fitted(high)
 

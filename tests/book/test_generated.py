@@ -54,7 +54,7 @@ def study(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir(parents=True)
     cells = [{"cell_type": "code", "source": ["# no\n"]}, {"cell_type": "markdown", "source": ["# Speed?\n", "# No"]}]
     (tmp_path / "notebooks/speed.ipynb").write_text(json.dumps({"cells": cells}))
-    (tmp_path / "notebooks/joint_optimization.ipynb").write_text("")
+    (tmp_path / "notebooks/joint_optimization.ipynb").write_text("{}")
     (tmp_path / "study.yml").write_text(STUDY)
     return StudyFile.load("study.yml")
 
@@ -222,6 +222,21 @@ def test_cards_keep_every_value():
     assert "pocket, loss by epoch: from 3 to 0.3, over 0 to 9." in found
 
 
+@pytest.mark.parametrize("words", [r"a\*b & `c` \\ &lt;", "see https://example.org/a_b?c=1&d=2 and -- it"])
+def test_a_main_sentence_says_what_its_markdown_shows(words):
+    shown = BeautifulSoup(MarkdownIt().render(text(words)), "lxml").get_text().strip()
+    assert front.main_sentence(f"**{text(words)}.** More.") == f"{words}." == f"{shown}."
+
+
+def test_tables_of_models_and_of_runs_say_the_default_and_each_version(study):
+    """Not that of the last page alone; "auto" where the study file names no number format."""
+    of_page = {"parameters": {}, "date": "2026-01-01"}
+    pair = [of_page | {"manifest": {"versions": {"torch": version}}} for version in ("2.9", "2.11")]
+    assert "| torch | 2.11, 2.9 |" in pages.runs(dict(zip([("m", "speed"), ("m", "joint_optimization")], pair)))
+    said = pages.models(study)
+    assert "| m | yes | 2 | auto | 4 GB |" in said and "| bfloat16 |" in said and "auto is float32 on a CPU" in said
+
+
 @pytest.mark.parametrize(
     "write, value, shown",
     [
@@ -229,7 +244,7 @@ def test_cards_keep_every_value():
         (text, 12345, "12,345"),
         (text, None, "–"),
         (text, [1, "a"], "1, a"),
-        (text, "a|b\n*c* $d$", r"a\|b \*c\* \$d\$"),
+        (text, "a|b\n*c* $d$ &lt;", r"a\|b \*c\* \$d\$ \&lt;"),
         (text, "see https://example.org/a_b.", "see <https://example.org/a_b>."),
         (visible, " the", "␣the"),
         (visible, "", "∅"),

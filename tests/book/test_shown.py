@@ -61,6 +61,25 @@ def test_a_notebook_s_figure_becomes_files_a_picture_for_each_panel(shown):
     assert len(shown) == 1  # nothing is shown of nothing
 
 
+@pytest.mark.parametrize("draw, along", [(forms.lines, "x"), (forms.dots, "y")])
+def test_a_series_is_in_the_legend_whatever_its_name_and_dots_are_dots(shown, draw, along):
+    """Seven series, of which five have a colour."""
+    names = ["_mine", *"abcdef"]
+    frame = pd.DataFrame({along: [1, 2] * 7, "series": np.repeat(names, 2), "estimate": 0.5, "low": 0.4, "high": 0.6})
+    (figure,) = draw(frame, along, "series").panels
+    (legend,) = figure.legends
+    assert [one.get_text() for one in legend.get_texts()] == (names if draw is forms.dots else names[:5])
+    if draw is forms.dots:
+        points = [container[0] for container in figure.axes[0].containers]
+        assert {point.get_linestyle() for point in points} == {"None"}
+        assert len({point.get_marker() for point in points}) == len(names)
+
+
+def test_lines_of_a_model_with_one_block_warn_of_nothing(recwarn):
+    forms.lines(pd.DataFrame({"layer": [1], "estimate": 0.5, "low": 0.4, "high": 0.6}), "layer", xlim=(1, 1))
+    assert not recwarn.list
+
+
 def test_a_notebook_s_table_keeps_its_interval_s_bounds(shown):
     """What is not finite is a dash, other columns stay as they are; the caller's frame is not written to."""
     frame = pd.DataFrame(
@@ -114,7 +133,7 @@ def test_text_on_shaded_cells_can_be_read():
 
 def test_an_answer_stands_under_its_title_and_links_to_pages_that_are_not_there_are_words(tmp_path):
     """Pages of results get the verdicts that were made for them, too; their parameters are folded, widgets left out."""
-    words = "# Title: what?\n\n**Question.** Why? See [the other](other.ipynb) and [it](https://a.org/b.ipynb)."
+    words = "# Title: what?\n\n**Question.** Why? See [the other](an-other.ipynb) and [it](https://a.org/b.ipynb)."
     cells = [{"cell_type": "markdown", "metadata": {}, "source": words.splitlines(keepends=True)}]
     outputs = [{"data": {kind: {}}} for kind in ("text/plain", WIDGET)]
     for tags in (["parameters"], ["hide-input", "answer"]):
@@ -123,21 +142,21 @@ def test_an_answer_stands_under_its_title_and_links_to_pages_that_are_not_there_
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "generated/answers/m/n.html").write_text("<p>42</p>")
 
-    def pages(name):
+    def pages(name, *found):
         content = [json.dumps({"cells": cells, "metadata": {"widgets": {}}})]
-        read(SimpleNamespace(srcdir=tmp_path), name, content)
+        read(SimpleNamespace(srcdir=tmp_path, env=SimpleNamespace(found_docs=found)), name, content)
         return json.loads(content[0])["cells"]
 
     assert pages("intro") == cells
-    title, moved, rest, folded = pages("results/m/n")
+    (tmp_path / "results/m/an-other.ipynb").touch()  # of an earlier study
+    title, moved, rest, folded = pages("results/m/n", "results/m/n", "results/m2/an-other", "an-other")
     assert title["source"] == "# Title: what?" and moved["source"] == ["answer"] and "<p>42</p>" in rest["source"]
     assert moved["outputs"] == outputs[:1]
     assert "remove-input" in moved["metadata"]["tags"] and "hide-input" in folded["metadata"]["tags"]
     said = "**Question.** Why? See {} and [it](https://a.org/b.ipynb)."
     assert said.format("the other") in rest["source"]
-    (tmp_path / "results/m/other.ipynb").touch()
-    rest = pages("results/m/other")[2]["source"]
-    assert said.format("[the other](other.ipynb)") in rest and "<p>" not in rest
+    rest = pages("results/m/an-other", "results/m/an-other")[2]["source"]
+    assert said.format("[the other](an-other.ipynb)") in rest and "<p>" not in rest
 
 
 def test_details_are_folded():

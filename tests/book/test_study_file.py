@@ -54,11 +54,21 @@ BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
     ("models: {a: {}, a: {}}\nnotebooks: {n: {}}", "line 1: the key 'a' is there for the second time"),
     ("models: {x/$(touch made): {}}\nnotebooks: {n: {}}", "the last part of its name, '$(touch made)' is not allowed"),
     ("models: {a: {}}\nnotebooks: {'a;touch made': {}}", "the name of notebook 'a;touch made' is not allowed"),
-    ("models: {x/m: {}, y/m: {}}\nnotebooks: {n: {}}", "two models would share the folder results/m"),
+    ("models: {x/m: {}, y/m.gguf: {}}\nnotebooks: {n: {}}", "two models would share the folder results/m"),
     (f"models: {{{'x' * 300}: {{}}}}\nnotebooks: {{n: {{}}}}", "has 300 characters; allowed are at most 100"),
     ("models: &a {a: *a}\nnotebooks: {n: {}}", "model a: unknown ['a']"),
     ("models: {a: {}\nnotebooks: {n: {}}", "line 2: "),
     ("models: !!python/object:os.system {}\nnotebooks: {n: {}}", "could not determine a constructor"),
+    *(
+        (f"parameters: {{{given}}}\n{GOOD.replace('n:', 'typed:')}", f"notebook typed: {part}")
+        for given, part in (
+            ("chat: yes", "chat is True; it must be of type str, so write it in quotes"),
+            ("chat: 7", "chat is 7; it must be of type str, so write it in quotes"),
+            ("limit: 7.0", "limit is 7.0; it must be of type int"),
+            ("limit: true", "limit is True; it must be of type int"),
+        )
+    ),
+    *((f"parameters: {{limit: {n}}}\n{GOOD}", f"line 1: '{n}' has a leading 0 or a colon") for n in ("010", "1:30")),
     ("\x07", "not YAML"),
     ("[" * 10_000, "nested too deeply"),
 ]
@@ -71,6 +81,13 @@ def here(tmp_path, monkeypatch):
     Path("notebooks").mkdir()
     for name in ("a", "architectures", "b", "length", "n"):
         Path(f"notebooks/{name}.ipynb").write_text("{}")
+    write_notebook("typed", 'chat: str = "auto"\n', "limit: int = 0\n", "share: float = 0.5\n")
+
+
+def write_notebook(name: str, *parameters: str) -> None:
+    """A notebook with these lines of parameters alone."""
+    cells = [{"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": parameters}]
+    Path(f"notebooks/{name}.ipynb").write_text(json.dumps({"cells": cells}))
 
 
 def load(text: str) -> StudyFile:
@@ -91,6 +108,8 @@ def test_a_study_file_that_can_not_be_read_and_a_wrong_one_before_anything_large
     os.mkfifo("pipe.yml")
     for name in ("latin.yml", "pipe.yml", "none.yml", "notebooks"):
         one_line(InputError, name, lambda name=name: StudyFile.load(name))
+    Path("notebooks/n.ipynb").write_text("limit: int = 1")
+    one_line(InputError, "notebooks/n.ipynb: its parameters can't be read (", lambda: load(GOOD))
     Path("study.yml").write_text("threads: 0\n" + GOOD)
     code = (
         "import runpy, sys; sys.argv[1:] = ['study.yml']\n"
@@ -112,7 +131,7 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
         notebooks: {architectures: , length: {limit: 3}}
         models:
           some/model: &same {parameters: {limit: 2, tasks: ''}, threads: 1}
-          other/classifier: {<<: *same, notebooks: [architectures], threads: 2}
+          other/classifier.gguf: {<<: *same, notebooks: [architectures], threads: 2}
           idle: {enabled: false}""")
     folders = {"runs_folder": "runs", "results_folder": "results"}
     known = {"model": "some/model", "limit": 3, "tasks": "", "dtype": "float32"} | folders
@@ -130,9 +149,8 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
 def test_what_workers_make_is_what_the_notebooks_ask_for():
     """The study's values, else the notebook's own; once each, and the second model that a study names."""
     source = ['model: str = "none"\n', 'tasks: str = "a,b"\n', "limit: int = 0  # all\n", "repeats: int = -1\n"]
-    cells = [{"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": source}]
     for name in ("n", "a", "length"):
-        Path(f"notebooks/{name}.ipynb").write_text(json.dumps({"cells": cells}))
+        write_notebook(name, *source)
     study = load("""
         parameters: {limit: 1, wording: short}
         notebooks: {n: {}, a: {}, length: {tasks: c, after: other/model}}
@@ -154,7 +172,7 @@ def test_memory_of_a_gpu_is_not_that_of_the_host(settings, found):
 
 def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(monkeypatch):
     monkeypatch.setenv("EELIB_DATA", "data")
-    for name in ("main", "beside", "beside-2", "other"):
+    for name in ("main", "main-block", "main-2", "beside", "beside-2", "beside-features", "other"):
         Path(f"data/models/{name}").mkdir(parents=True)
         Path(f"data/models/{name}/model.safetensors").write_text(name, encoding="utf-8")
     Path("data/gates/beside").mkdir(parents=True)
@@ -162,18 +180,19 @@ def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(monk
     Path("notebooks/n.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 'beside on a'"}]}))
     study = load("notebooks: {n: {after: other}, a: {}}\nmodels: {main: {}}")
     weights = {Path(file).parent.name for file in study.notebook_sources("main", "n") if file.startswith("data/models")}
-    assert weights == {"main", "beside", "other"}
+    assert weights == {"main", "main-block", "beside", "beside-features", "other"}
     assert "data/gates/beside/lstm.safetensors" in study.notebook_sources("main", "n")
 
 
 def test_a_page_depends_on_the_local_files_that_parameters_name_hidden_ones_aside(tmp_path):
-    for name in ("model/model.safetensors", "model/.git/index", "model/sub/a.json", "texts/x.de-en.jsonl", "runs/t"):
+    names = ("base/w", "gates/g", "model/adapter_config.json", "model/sub/a.json", "texts/x.de-en.jsonl")
+    for name in (*names, "model/.git/index", "runs/t"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
+        (tmp_path / name).write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
     beside = f"pocket-t5 on {tmp_path}/texts/x.de-en.jsonl,translation/*; a > {tmp_path}/none; ~nobody/x"
-    study = load(f"notebooks: {{n: {{beside: '{beside}'}}}}\nmodels: {{{tmp_path}/model: {{}}}}")
+    more = f"beside: '{beside}', gates_folder: {tmp_path}/gates"
+    study = load(f"notebooks: {{n: {{{more}}}}}\nmodels: {{{tmp_path}/model: {{}}}}")
     found = [line.split()[0] for line in study.local_files("model", "n")]
-    names = ("model/model.safetensors", "model/sub/a.json", "texts/x.de-en.jsonl")
     assert found == [str(tmp_path / name) for name in names]
 
 

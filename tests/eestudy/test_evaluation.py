@@ -1,5 +1,6 @@
 """What gates do on finished traces, and what outputs are worth, against plain loops and whole runs."""
 
+import math
 import tomllib
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
@@ -23,11 +24,12 @@ from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates import gate as gate_file
 from eelib.exits.gates.gate import GROUP, gate_named
 from eelib.exits.gates.state import Lstm, StateClassifier, save_gate
+from eelib.exits.policy import Policy, calibrate
 from eelib.exits.trace_scores import Tokens, decide, scores
 from eelib.tasks.metrics import scores_of
 from eelib.tasks.task import kind_named
 from eestudy import evaluation
-from eestudy.decoding import nats, without_references
+from eestudy.decoding import DecodingSetup, decode, nats, without_references
 from eestudy.exits.gates import FEATURES, Fitted, columns, fit
 from eestudy.exits.gates import halves as halves_of
 from eestudy.exits.sweeps import FreeSweep, sequential_sweep
@@ -167,7 +169,9 @@ def test_a_fitted_gate_is_fitted_to_the_half_to_calibrate_on(study):
     sweep = sweep_of(study, "one", "risk")
     assert torch.equal(sweep.found.score, scores(sweep.rule, trace).score)
     assert sweep.rule.gate == fit("risk", trace, first & trace.statistic_rows(), pieces_of(study))
-    assert set(evaluation.curves(study, FEATURES, 5)["gate"]) == set(FEATURES)
+    assert set(evaluation.curves(study, FEATURES, np.int64(5))["gate"]) == set(FEATURES)
+    shallow = traces.Random(study.tasks["one"], 0, 1, END)  # whose one layer needs no gate
+    assert fit("risk", shallow, shallow.statistic_rows(), TABLE).weights == ()
 
 
 def test_free_is_named_by_its_exit_and_loses_nothing_at_the_last(study):
@@ -199,6 +203,10 @@ def test_gates_on_states_come_from_their_files_and_one_without_a_file_is_left_ou
 def test_what_can_not_be_had_is_one_line(study, capsys):
     with pytest.raises(InputError, match="gate 'sure' is not known; allowed: confidence, entropy"):
         evaluation.curves(study, ["sure"])
+    with pytest.raises(InputError, match="thresholds must be at least one"):
+        evaluation.curves(study, ["fixed"], [])
+    with pytest.raises(InputError, match="nothing to decode"):
+        decode(study, "one", [DecodingSetup("full")], [])
     with pytest.raises(InputError, match="need a column threshold; there are task, gate"):
         evaluation.exits(study, pd.DataFrame({"task": ["one"], "gate": ["fixed"]}))
     lone = SimpleStudy(study.model, study.tasks, study.traces, study.parameters)
@@ -264,6 +272,20 @@ def test_bad_input_is_one_line(installed, model_of, one_line):
     one_line(InputError, ["no parameter 'table'", "weights"], lambda: gate_named("fitted", model, **given, table=1))
     one_line(InputError, "risk", lambda: gate_named("fitted", model, features="hunch", weights=[]))
     one_line(InputError, ["gate 'hunch'", "fitted"], lambda: gate_named("hunch"))
+    one_line(InputError, "features ['risk']", lambda: gate_named("fitted", model, features=["risk"], weights=[]))
+    rows = [[0.0] * 5] * 2
+    shapes = [(rows[:1], None), ([[0.0]] * 2, None), (["ab"], None), ([5], None), (rows, [[0.5]]), (rows, [[0.5]] * 2)]
+    for weights, steps in [*shapes, (rows, 3), ([[math.nan] * 5] * 2, None)]:
+        given = {"features": "risk", "weights": weights, "steps": steps}
+        one_line(InputError, "weights in 2 rows of 5", lambda: gate_named("fitted", model, **given))
+
+
+def test_a_policy_of_a_fitted_gate_is_read_back(installed, decoded, tmp_path):
+    given = {"features": "risk", "weights": [[0.0] * 5] * 2, "epsilon": 0.5, "delta": 0.5}
+    made = calibrate(decoded.model, decoded.tasks, decoded.traces, "fitted", **given)
+    made.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json") == made
+    eelib.generate(decoded.model, PROMPTS, policy=made, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("name", ["position_aware", "position_margin"])

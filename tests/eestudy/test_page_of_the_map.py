@@ -79,6 +79,13 @@ def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
     assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
 
 
+def test_without_costs_the_page_says_why(map_page, monkeypatch):
+    monkeypatch.setattr("eelib.exits.decoding.self_test.tested", lambda model: ("it has no cache", False))
+    space, found, _ = map_page(None)
+    assert not space["costs"] and "can't be stopped at a block: it has no cache), so nothing" in found["answer"]
+    assert "needed, tokens as here (%)" not in space["others"]
+
+
 @pytest.mark.parametrize("kept", [None, lambda weights: race("others", 90, 0.01)])
 def test_without_a_race_of_these_weights_the_page_says_so(kept, map_page):
     space, found, shown = map_page(kept)

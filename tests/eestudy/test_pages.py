@@ -375,13 +375,23 @@ def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
         ("pocket-t5 on nothing/x", "parameter beside, pocket-t5: .*'nothing/x'"),
         ("pocket-t5 on translation/de-en; pocket-t5 on translation/en-de", "names pocket-t5 twice"),
         ("{tmp_path}/absent on translation/de-en", "parameter beside: model folder .* does not exist"),
+        ("{tmp_path}/other/gpt2 on translation/de-en", "parameter beside: .*/other/gpt2 has the name of .*/gpt2;"),
     ],
 )
 def test_models_beside_are_refused_before_anything_is_decoded(beside, part, planted_model, planted_tasks, tmp_path):
+    (tmp_path / "other/gpt2").mkdir(parents=True)
     values = asked(tmp_path, tmp_path / planted_model.name, planted_tasks[0]) | {"runs_folder": str(tmp_path / "none")}
     with pytest.raises(ParameterError, match=part) as error:
         run_page("architectures", **values, beside=beside.format(tmp_path=tmp_path))
     assert "\n" not in str(error.value) and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("notebook", ["saturation", "sublayers", "production", "gates"])
+def test_a_model_of_one_block_is_refused_in_one_line(notebook, planted_tasks, tmp_path, one_line):
+    deep_model(tmp_path / "one", 1)
+    values = asked(tmp_path, tmp_path / "one", planted_tasks[0]) | {"limit": 2, "max_new_tokens": 2}
+    values |= {"weighted": ""} if notebook == "gates" else {}
+    one_line(ParameterError, "has one block", lambda: run_page(notebook, **values))
 
 
 @pytest.mark.parametrize("notebook", NEW)

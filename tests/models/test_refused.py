@@ -205,6 +205,7 @@ DAMAGES = [
         "'seven-bit', a format that transformers does not know",
     ),
     (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "PEFT adapter"),
+    (without("config.json"), "has no config.json"),
     *(
         (config(**{key: value}), "hostile")
         for key, value in (
@@ -241,6 +242,11 @@ def test_a_damaged_folder_is_refused_in_one_line(damage, parts, copy_of):
     assert all(part in text for part in ((parts,) if isinstance(parts, str) else parts)), text
 
 
+def test_a_base_without_a_head_is_not_offered_but_what_has_its_adapters():
+    offered = set(eelib.shipped_models())
+    assert {"minilm-sst2", "smollm2-135m-instruct", "pocket-bert"} <= offered and "all-minilm-l6-v2" not in offered
+
+
 @pytest.mark.parametrize(
     "name, options, parts",
     [
@@ -254,6 +260,8 @@ def test_a_damaged_folder_is_refused_in_one_line(damage, parts, copy_of):
         ("a" * 5000, {}, "can't be looked for"),
         ("no-such-model", {}, ("no-such-model", "shipped models")),
         ("./no/such/folder", {}, ("./no/such/folder", "does not exist")),
+        (__file__, {}, ("is a file", "its folder")),
+        ("pocket-tagger", {}, ("pocket-tagger", "no language model")),
         ("nobody/no-such-model", {}, ("nobody/no-such-model", "shipped models")),
         ("llama", {"dtype": "float8"}, ("dtype 'float8'", "float32")),
         ("llama", {"device": "tpu9"}, ("device 'tpu9'", "cpu")),
@@ -338,8 +346,10 @@ def test_an_added_token_that_the_model_does_not_know_is_refused_in_a_text_alone(
     folder = copy_of()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens([f"<image{i}>" for i in range(100)], special_tokens=True)
+    tokenizer.pad_token = "<image98>"
     tokenizer.save_pretrained(folder)
     model = eelib.load_model(str(folder))
+    assert model.pads and model.pad_id < model.vocab_size
     assert model.encode(["The small dog"])
     one_line(CheckpointError, "prompt 1", lambda: model.encode(["The small dog", "a <image99> of it"]))
 

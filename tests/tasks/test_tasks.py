@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from task_rows import PAIR, QUESTION, write
 
-from eelib.tasks.task import Task, load_task, shipped_tasks, task_names
+from eelib.tasks.task import Task, load_task, shipped_tasks, task_names, task_of_rows
 from eestudy.study import quality_interval
 
 SQUAD = [
@@ -164,7 +164,7 @@ def test_wordings(name, row, fields, tmp_path, one_line):
     assert worded.prompts == ['{"as": [{}]} ' + " | ".join(fields.values())]
     assert worded.hash != task.pick([1]).hash and worded.references == task.references[1:]
     allowed = ("paper", *(f"{{{name}}}" for name in fields))
-    for bad in ("shorter", "", f"{{nothing}} {allowed[1]}"):
+    for bad in ("shorter", "", f"{{nothing}} {allowed[1]}", None, ["paper"]):
         one_line(ValueError, (repr(bad), *allowed), lambda: task.worded(bad))
     reviews = loaded(tmp_path / "sst2.jsonl", [REVIEW])
     one_line(ValueError, "as they are", lambda: reviews.worded("{sentence}"))
@@ -195,7 +195,7 @@ def test_rows_of_each_set(name, fields, labels, tmp_path):
     assert task.references == [[labels[row["label"]]] for row in rows]
     assert task.sources == [" ||| ".join(row[field] for field in fields) for row in rows]
     plain = ("sentence1", "sentence2") if fields[1:] else ("sentence",)
-    named = [{"label": labels[row["label"]].upper()} for row in rows]
+    named = [{"label": labels[row["label"]].upper(), "source": "web"} for row in rows]
     others = [dict(zip(plain, (row[field] for field in fields))) | label for row, label in zip(rows, named)]
     again = loaded(tmp_path / f"my-{name}.jsonl", others)
     assert (again.prompts, again.seconds, again.references) == (task.prompts, task.seconds, task.references)
@@ -208,6 +208,13 @@ def test_pairs_travel_with_their_rows(tmp_path):
     assert task.take(2).seconds == task.seconds[:2] and task.pick([4, 1]).seconds == [task.seconds[4], task.seconds[1]]
     assert task.groups[0] == task.groups[3] and len(set(task.groups)) == 5  # one premise is one group
     assert replace(task, seconds=[*task.seconds[:5], "another"]).hash != task.hash
+
+
+def test_rows_of_a_passage_are_one_unit_whatever_it_is_called(tmp_path):
+    """Also where its name is the number of one of them; rows without a group are each of its own text's name."""
+    rows = [QUESTION | {"question": f"Who {i}?", "passage": passage} for i, passage in enumerate("1122")]
+    assert loaded(tmp_path / "q.jsonl", rows).units == ["1", "1", "2", "2"]
+    assert len(set(loaded(tmp_path / "n.jsonl", [*NEWS, NEWS[0]]).units)) == len(NEWS)
 
 
 def test_local_folders_and_files(tmp_path, one_line):
@@ -225,6 +232,7 @@ def test_local_folders_and_files(tmp_path, one_line):
     assert (packed.name, len(packed), packed.source_language) == ("news.fr-de", 2, "fr")
     (tmp_path / "empty").mkdir()
     one_line(ValueError, "no .jsonl", lambda: load_task(str(tmp_path / "empty")))
+    one_line(ValueError, "U+DCE9", lambda: task_of_rows("caf\udce9", [("row 1", QUESTION)]))  # no UTF-8
 
 
 BAD = {  # name of the file: rows, and what is said of them

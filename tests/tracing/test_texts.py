@@ -137,6 +137,9 @@ def test_models_and_tasks_that_do_not_fit(classifier_of, model_of, tmp_path, one
     retyped = classifier_of()
     retyped.network.config.type_vocab_size = 1
     two, three = load_task("classification/rte", 4), pairs_task()
+    with pytest.raises(ValueError) as caught:  # other names would not help
+        eelib.trace(bert, two, folder=tmp_path / "runs", progress=False)
+    assert "LABEL_0" not in str(caught.value)
     for model, task, parts in (
         (model_of("llama"), three, ("glue/mnli needs a sequence classifier", "llama")),
         (bert, load_task("translation/de-en", 2), ("gives labels, not text", "free prompts")),

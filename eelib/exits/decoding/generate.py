@@ -140,7 +140,7 @@ def generate(
         kv = kv if drafting else KV_POLICIES["full"]
     else:
         if policy is not None:
-            gate, kv_policy = by_policy(model, task, policy, gate, exit_layers, kv_policy)
+            gate, kv_policy = by_policy(model, task, policy, max_new_tokens, gate, exit_layers, kv_policy)
         rule = rule_of(model, gate, exit_layers, kv_policy)
         kv = kv_policy_named(kv_policy, rule)
         check_fit(model, kv, rule, max_new_tokens)
@@ -207,17 +207,23 @@ def decode_chosen(
 
 
 def by_policy(
-    model: Model, task: Task | list[str], policy: Policy | Path | str, *others: object
+    model: Model, task: Task | list[str], policy: Policy | Path | str, max_new_tokens: int, *others: object
 ) -> tuple[ExitRule | None, str]:
     """(rule, KV policy) of a calibrated policy, or of its file, for a task.
 
     `others`: gate, exit_layers and kv_policy given beside it, all None. InputError where one is not, and for a policy
-    that can't be read, is for another model, or has nothing for the task.
+    that can't be read, is for another model, has nothing for the task, or holds for shorter outputs only.
     """
     if any(other is not None for other in others):
         raise InputError("a policy has a gate, exit_layers and a kv_policy of its own; give it alone")
     policy = policy if isinstance(policy, Policy) else Policy.load(policy)
-    rule = policy.rule(model, task.kind if isinstance(task, Task) else "prompts")
+    kind = task.kind if isinstance(task, Task) else "prompts"
+    rule = policy.rule(model, kind)
+    exact = rule is None or KV_POLICIES[policy.kv_policy].verifies
+    if not exact and max_new_tokens > (longest := policy.max_new_tokens[kind]):
+        raise InputError(
+            f"max_new_tokens {max_new_tokens} is not allowed; the policy holds for outputs of at most {longest} tokens"
+        )
     return rule, policy.kv_policy if rule is not None else "full"
 
 

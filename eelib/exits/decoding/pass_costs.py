@@ -99,9 +99,10 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
         about = [model.hash, model.dtype, machine(model.device), torch.get_num_threads(), torch.__version__, VERSION]
         name = hashlib.sha256(json.dumps([*about, sequences]).encode()).hexdigest()[:16]
         file = cache_folder() / "passes" / f"{name}.json"
-        try:
+        found = None
+        with suppress(OSError, TypeError):  # no file, or an old or a damaged one
             found = PassCosts(**read_json(file) if time.time() - file.stat().st_mtime < FRESH else {})
-        except (OSError, TypeError):
+        if found is None:
             found = run_in_halves(lambda rows: measured(model, len(rows)), [*range(sequences)])[0]
             with suppress(OSError, StorageError):  # a folder that can't be written
                 if model.hash:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import entry_points
-from typing import ClassVar
+from numbers import Integral, Real
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,12 @@ NEEDS = ("readout", "state", "head", "token before", "exit before")
 NO_EXIT = -torch.inf  # the score where a gate can't let a token exit
 FILES = ("readout", "state", "schedule")  # beside this one, with the library's gates
 GROUP = "eelib.gates"  # entry points of other packages: a gate's name, and its class
+TYPES: dict[str, tuple[type, str]] = {  # of parameters, by name: what a value has to be
+    "bool": (bool, "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "str": (str, "a text"),
+}
 GateState = dict[str, Tensor]  # of each token, first dimension n
 
 
@@ -77,8 +84,8 @@ class Gate:
 
     @classmethod
     def from_parameters(cls, model: Model | None, **parameters: object) -> "Gate":
-        """The gate of parameters as a policy file has them. InputError for one that it does not have."""
-        check_parameters(cls.name, parameters, [one.name for one in fields(cls)])  # type: ignore[arg-type]  # dataclass
+        """The gate of parameters as a policy file has them. InputError for an unknown one, or one of another type."""
+        check_parameters(cls.name, parameters, {one.name: one.type for one in fields(cls)})  # type: ignore[arg-type]
         return cls(**parameters)
 
     def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
@@ -111,7 +118,7 @@ def gate_named(name: str, model: Model | None = None, **parameters: object) -> G
         parameters: in place of the published ones.
 
     Raises:
-        InputError: an unknown name or parameter; a gate that needs a model, without one.
+        InputError: an unknown name or parameter, one of another type; a gate that needs a model, without one.
     """
     return gate_class(name).from_parameters(model, **parameters)
 
@@ -139,7 +146,12 @@ def own_gates() -> dict[str, type[Gate]]:
     return {kind.name: kind for kind in own if "name" in vars(kind)}
 
 
-def check_parameters(name: str, given: Mapping[str, object], allowed: list[str]) -> None:
-    """InputError for a parameter that a gate does not have."""
+def check_parameters(name: str, given: Mapping[str, object], allowed: Mapping[str, Any]) -> None:
+    """InputError for a parameter that a gate does not have, or whose value is not of its type, if that is in TYPES."""
     if unknown := [parameter for parameter in given if parameter not in allowed]:
         raise InputError(f"gate {name} has no parameter {unknown[0]!r}; allowed: {', '.join(allowed) or 'none'}")
+    for parameter, value in given.items():
+        declared = allowed[parameter]
+        kind, what = TYPES.get(str(getattr(declared, "__name__", declared)), (object, ""))
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind in (Integral, Real)):
+            raise InputError(f"gate {name}: {parameter} {value!r} is not allowed; it must be {what}")

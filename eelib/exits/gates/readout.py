@@ -109,12 +109,16 @@ class Monotone(Gate):
         """p1 (or the logit) after two rises, else NO_EXIT."""
         if self.as_published:
             assert output.state is not None and output.unembed is not None
-            value = output.unembed(output.state).amax(-1)
+            value, gate_state["token"] = output.unembed(output.state).max(-1)
         else:
             value = output.readout["probability"]
         gate_state["rises"] = torch.where(value > gate_state["value"], gate_state["rises"] + 1, 0.0)
         gate_state["value"] = value
         return value.masked_fill(gate_state["rises"] < 2, NO_EXIT)
+
+    def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
+        """That of the logits which were read for the score."""
+        return gate_state["token"] if self.as_published else super().token(output, gate_state)
 
 
 @dataclass(frozen=True)

@@ -253,12 +253,12 @@ def trained_gate(model: Model, name: str, folder: Path | str | None = None, **pa
         network.load_state_dict(tensors)
         if card["gate"] != name or hash_of_weights(network) != card["weights"]:
             raise ValueError("its weights are not those that its card names")
-        trained_for, normed = str(card["model_hash"]), bool(card["normed"])
+        made_for, trained_for, normed = card["model"], str(card["model_hash"]), bool(card["normed"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{what}: {file} is damaged ({first_line(error)}); {again}") from error
     if trained_for != model.hash:
         raise InputError(
-            f"{what}: {file} was trained for other weights ({card['model']}, hash {trained_for[:12]}) than these "
+            f"{what}: {file} was trained for other weights ({made_for}, hash {trained_for[:12]}) than these "
             f"(hash {model.hash[:12]}); {again}"
         )
     return kind.of(network, model.name, model.hash, normed=normed, **parameters)
@@ -268,7 +268,8 @@ def checked(name: str, parameters: dict[str, bool]) -> type[TrainedGate]:
     """The class of a trained gate. InputError for an unknown name or parameter."""
     if name not in TRAINED:
         raise InputError(f"trained gate {name!r} is not known; allowed: {', '.join(TRAINED)}")
-    allowed = [parameter for parameter in signature(TRAINED[name].build).parameters if parameter != "hidden_size"]
+    allowed = {key: one.annotation for key, one in signature(TRAINED[name].build).parameters.items()}
+    del allowed["hidden_size"]
     check_parameters(name, parameters, allowed)
     return TRAINED[name]
 

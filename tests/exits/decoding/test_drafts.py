@@ -449,3 +449,8 @@ def test_costs_are_measured_once_an_hour_and_found_again(model_of, monkeypatch, 
         file.write_text(text)
         os.utime(file, (file.stat().st_atime, file.stat().st_mtime - age))
         assert found_anew().whole(1) == 3.0
+    file.unlink()
+    monkeypatch.setattr(pass_costs, "measured", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        found_anew()
+    assert caught.value.__context__ is None  # that no file was found has nothing to do with it
