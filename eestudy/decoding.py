@@ -16,6 +16,7 @@ from eelib.common.errors import InputError
 from eelib.exits.decoding.generate import GenerateOutput, batches, encoded, generate
 from eelib.exits.exit_rule import ExitRule
 from eelib.models.model import Model
+from eelib.models.probe import in_turn
 from eelib.tasks.metrics import chrf
 from eelib.tasks.task import Task
 from eestudy.resampling import NOTHING, Interval
@@ -176,7 +177,8 @@ def nats(model: Model, prompt: list[int], output: list[int]) -> float:
     """The sum of -ln p over an output's tokens, each by the full model after all that stands before it."""
     if not output:
         return 0.0
-    logits = model.network(**model.adapter.whole_inputs(prompt, output)).logits[0, -len(output) :].double()
+    with in_turn(model.blocks):
+        logits = model.network(**model.adapter.whole_inputs(prompt, output)).logits[0, -len(output) :].double()
     own = logits.gather(1, torch.tensor(output, device=logits.device)[:, None])[:, 0]
     return float((logits.logsumexp(-1) - own).sum())
 

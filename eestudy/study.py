@@ -292,7 +292,9 @@ def models_beside(p: Parameters) -> list[tuple[str, str]]:
         if name in [model_folder(other) for other, _ in found]:
             raise ParameterError(f"parameter beside names {name} twice; give its tasks with commas")
         if name == model_folder(p.model) and Path(path_of(model)).resolve() != Path(path_of(p.model)).resolve():
-            raise ParameterError(f"parameter beside: {model} has the name of {p.model}; allowed are other names")
+            raise ParameterError(
+                f"parameter beside: {model} has the name of {p.model}; give either folder another name, or leave it out"
+            )
         found.append((model, tasks))
     return [(model, tasks) for model, tasks in found if model_folder(model) != model_folder(p.model)]
 

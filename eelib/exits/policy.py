@@ -1,7 +1,7 @@
 """A policy as a file: when tokens exit, what is done about keys and values, on what evidence; tied to its model.
 
 `calibrate(model, tasks, traces).save(FILE)` makes one; `eelib.generate(model, task, policy=FILE)` decodes by it, and
-refuses it for another model, or after the model changed.
+refuses it for another model, after the model changed, or for longer outputs than those that it holds for.
 """
 
 import hashlib

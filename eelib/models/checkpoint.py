@@ -73,9 +73,9 @@ def path_of(name: str | Path) -> str:
     try:
         path = data_folder("models", name)
         if not any((path / file).exists() for file in (*MODEL_FILES, DRAFT_FILE)):
-            if (path / "meta.json").is_file():
+            tagger, path = (path / "meta.json").is_file(), Path(name).expanduser()
+            if tagger and not path.exists():
                 raise CheckpointError(f"model {name!r} is a tagger for spaCy, no language model")
-            path = Path(name).expanduser()
         if path.is_dir() or find_gguf(path):  # . and .. have a name only where they lead; a link keeps its own
             return str(path.resolve() if path.name in ("", "..") else path)
         if path.is_file():

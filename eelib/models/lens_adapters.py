@@ -29,7 +29,7 @@ from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
 from eelib.common.values import first_line
 from eelib.models.kv_cache import GrowingLayer
-from eelib.models.probe import arguments_of, output_of
+from eelib.models.probe import arguments_of, in_turn, output_of
 
 if TYPE_CHECKING:
     from eelib.models.model import Model
@@ -77,7 +77,8 @@ class DraftBlock(nn.Module):
                 f"{model.name} has no draft block: its positions are not rotations that all layers share"
             )
         self.kind, self.layer, self.layers = kind, layer, model.layers
-        self.block = copy.deepcopy(model.blocks[min(layer, model.layers - 1)]).float().requires_grad_(True)
+        with in_turn(model.blocks):
+            self.block = copy.deepcopy(model.blocks[min(layer, model.layers - 1)]).float().requires_grad_(True)
         named = arguments_of(type(self.block).forward)  # GPT-NeoX has another word for the cache
         self.cache_argument = "layer_past" if "layer_past" in named else "past_key_values"
         for part in self.block.modules():

@@ -92,15 +92,17 @@ class Loader(yaml.SafeLoader):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """A whole number; InputError for one that YAML reads in base 8 or 60."""
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """A number; InputError for one that YAML reads in base 8 or 60."""
         if re.match(r"[-+]?0[0-7_]|.*:", node.value):
             at = f"line {node.start_mark.line + 1}: {short(node.value)} has a leading 0 or a colon"
             raise InputError(f"{at}; allowed is a plain number, or a text in quotes")
-        return int(super().construct_yaml_int(node))
+        whole = node.tag == "tag:yaml.org,2002:int"
+        return int(super().construct_yaml_int(node)) if whole else float(super().construct_yaml_float(node))
 
 
-Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+for kind in ("int", "float"):
+    Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)
 
 
 def read_study(path: str | Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from eelib.exits.decoding.pass_costs import PassCosts, expected_speed_up, pass_c
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, visible
 from eelib.models.model import Model
+from eelib.models.probe import in_turn
 from eelib.models.products import use_fast_products, use_int8_products
 
 KINDS = ("block", "features", "int8")
@@ -196,7 +197,8 @@ class Int8Drafts(ModelDrafts):
 
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
         batch.align(group)
-        logits = self.model.network(**batch.inputs(dict.fromkeys(group, 1))).logits[:, -1].float()
+        with in_turn(self.model.blocks):
+            logits = self.model.network(**batch.inputs(dict.fromkeys(group, 1))).logits[:, -1].float()
         best, ids = logits.max(-1)
         for sequence, token, score in zip(group, ids.tolist(), (best - logits.logsumexp(-1)).exp().tolist()):
             draft = DecodedToken(token, self.layer, 0, 1, score, drafted=True)
@@ -219,7 +221,8 @@ def int8_model(model: Model) -> Model:
         raise refused
     if model.network not in INT8_MODELS:
         shared = {id(tensor): tensor for tensor in (*model.network.parameters(), *model.network.buffers())}
-        network, blocks, unembed = deepcopy((model.network, model.blocks, model.unembed), shared)
+        with in_turn(model.blocks):  # a copy would keep what another thread has put in place of their forward
+            network, blocks, unembed = deepcopy((model.network, model.blocks, model.unembed), shared)
         if not use_int8_products(network):
             raise refused
         copied = replace(model, network=network, blocks=blocks, unembed=unembed, components=[])

@@ -101,7 +101,7 @@ def generate(
         batch_size: prompts that are decoded together.
         max_new_tokens: longest output, in tokens.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
-            its threshold is that of the task's kind.
+            its threshold is that of the task's kind, for outputs no longer than those that it was calibrated on.
         batch_split: where some sequences of a batch exit, the others go on in a smaller call if that saves at least so
             many tokens times blocks; 0: always; None: never.
         always_draft: of a gate's verified exits, draft on where it costs more than it saves, to measure that. Else
@@ -119,7 +119,7 @@ def generate(
 
     Raises:
         InputError: a model that writes nothing or can't be stopped, an unknown gate or policy, exit layers out of
-            range, a prompt that does not fit the window.
+            range, a prompt that does not fit the window, a policy that holds for shorter outputs only.
     """
     check_writes(model)
     for name in old:
