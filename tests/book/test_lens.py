@@ -169,8 +169,9 @@ def test_the_page_says_everything_before_any_click(site, window):
     assert text_of(window, "reference") == eelib.load_task("translation/de-en").references[0][0]
     window.run('document.querySelector(\'td[data-index="1"][data-layer="3"]\').focus()')
     assert "Token 2" in text_of(window, "details") and "after block 3" in text_of(window, "details")
-    window.run("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true}))")
-    assert "Token 3" in text_of(window, "details")
+    for key, token, place in (("ArrowDown", 3, "block 3"), ("End", 3, "block 12"), ("Home", 3, "embeddings")):
+        window.run(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}}))")
+        assert f"Token {token}" in text_of(window, "details") and place in text_of(window, "details")
     before = text_of(window, "summary")
     window.run("""(() => { const slider = document.querySelector('[data-lens=threshold]');
         slider.value = 0.1; slider.dispatchEvent(new Event('input')); })()""")

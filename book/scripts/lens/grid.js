@@ -134,12 +134,20 @@ Lens.Grid = class {
     }
 
     moved(event) {
-        const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-        if (!this.chosen || !steps[event.key]) return;
-        const [down, across] = steps[event.key];
-        const { index, layer } = this.chosen.dataset;
+        if (!this.chosen) return;
+        const [index, layer] = [Number(this.chosen.dataset.index), Number(this.chosen.dataset.layer)];
+        const last = this.chosen.parentElement.querySelectorAll("td[data-layer]").length - 1;
+        const places = {
+            ArrowLeft: [index, layer - 1],
+            ArrowRight: [index, layer + 1],
+            ArrowUp: [index - 1, layer],
+            ArrowDown: [index + 1, layer],
+            Home: [index, 0],
+            End: [index, last],
+        };
+        if (!places[event.key]) return;
         event.preventDefault();
-        this.at(Number(index) + down, Number(layer) + across)?.focus();
+        this.at(...places[event.key])?.focus();
     }
 };
 
