@@ -53,6 +53,7 @@ bench: $(STAMP)  ## time traces, early exit and the lens beside the best plain w
 	@$(RUN) python -m checks bench
 
 measure: $(STAMP)  ## run what takes hours; data/measured gets the results
+	@tests/browser.sh
 	@$(RUN) python -m checks measure
 
 serve: book  ## build the book and open it in a browser

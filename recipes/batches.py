@@ -84,10 +84,10 @@ def encoded(texts: list[Example], tokenizer: PreTrainedTokenizerFast, longest: i
     for text in texts:
         ids: list[int] = []
         wanted: list[bool] = []
-        for _ in range(1 + len(text.more)):
+        for number in range(1 + len(text.more)):
             prompt, target = next(tokens), next(tokens)
             target = target + [tokenizer.eos_token_id] if text.prompt else target[:longest]
-            if len(ids) + len(prompt) + len(target) <= longest:
+            if (ids or not number) and len(ids) + len(prompt) + len(target) <= longest:
                 ids += prompt + target
                 wanted += [False] * len(prompt) + [True] * len(target)
         if ids:

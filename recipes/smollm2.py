@@ -110,6 +110,8 @@ class Training(Legs, ABC):
         model = load_model(self.start, device=device)
         model.network.requires_grad_(False)
         trained, begun = self.begin(model, work, out)
+        if begun:
+            print(f"{self.name} goes on from step {begun['step']} of the weights in {out}", flush=True)
         held, way = self.held_out(work), products(model.device)
 
         def loss_of(batch: list[OwnText], step: int) -> Loss:
@@ -140,11 +142,11 @@ class Training(Legs, ABC):
         """Write the card of what a leg ended with."""
         curve = [row for row in leg["curve"] if "loss" in row]
         write_atomically(work / "curve.json", json.dumps(curve).encode())
-        epoch, chunk, _ = leg["place"]
+        epoch, chunk, _ = leg["place"] or (0, -1, 0)
         seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + 1
         notes = {
             "what it is": f"{START} itself, whose weights are not touched",
-            "prompts": f"the first {seen * CHUNK} for training, in recipes.own_outputs; whole epochs: {epoch}",
+            "prompts": f"the first {seen * CHUNK} for training, in recipes.own_outputs",
             "held_out": f"one source of prompts in {HELD_OUT} by hash",
             "curve": [row for row in leg["curve"] if "loss" not in row],
         }

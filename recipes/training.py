@@ -168,7 +168,7 @@ def train(
     leg: dict[str, Any] = {"step": 0, "place": None, "tokens": 0, "seconds": 0.0, "curve": []} | (begun or {})
     leg["warm"] = leg["step"]
     if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
+        saved = torch.load(checkpoint, weights_only=True, map_location=next(network.parameters()).device)
         leg = {key: saved["leg"][key] for key in leg}
         optimizer.load(saved)
         mean = saved["mean"]

@@ -61,9 +61,9 @@ def main() -> None:
     rules = tomllib.loads((ROOT / "workflow" / "words.toml").read_text(encoding="utf-8"))
     names = re.compile("|".join(map(re.escape, rules["names"])))
     words = re.compile(rf"\b({'|'.join(rules['words'])})\b", re.IGNORECASE)
-    listed = subprocess.run(["git", "ls-files", "*.py", "*.md", "*.ipynb"], cwd=ROOT, capture_output=True, text=True)
+    listed = subprocess.check_output(["git", "ls-files", "*.py", "*.md", "*.ipynb"], cwd=ROOT, text=True)
     exempt, wrong = set(rules["exempt"]), list[str]()
-    for name in listed.stdout.split():
+    for name in listed.split():
         if name.startswith("data/") or name == "CHANGELOG.md" or not (ROOT / name).exists():
             continue
         found = faults(ROOT / name, names, words)

@@ -170,7 +170,8 @@ def test_the_page_says_everything_before_any_click(site, window):
     window.run('document.querySelector(\'td[data-index="1"][data-layer="3"]\').focus()')
     assert "Token 2" in text_of(window, "details") and "after block 3" in text_of(window, "details")
     for key, token, place in (("ArrowDown", 3, "block 3"), ("End", 3, "block 12"), ("Home", 3, "embeddings")):
-        window.run(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}}))")
+        pressed = f"new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}})"
+        window.run(f"document.activeElement.dispatchEvent({pressed})")
         assert f"Token {token}" in text_of(window, "details") and place in text_of(window, "details")
     before = text_of(window, "summary")
     window.run("""(() => { const slider = document.querySelector('[data-lens=threshold]');

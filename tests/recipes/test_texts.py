@@ -108,6 +108,7 @@ def test_targets_are_marked_and_end_and_what_is_too_long_is_left_out(tokenizer):
     assert encoded([asks], tokenizer, 3) == []
     (plain,) = encoded([Example("", "word " * 50)], tokenizer, 20)
     assert len(plain.ids) == 20 and plain.wanted.all() and tokenizer.eos_token_id not in plain.ids
+    assert encoded([Example("long " * 30, " a", (("\nQ:\n", " b"),))], tokenizer, 20) == []  # not its question alone
     some = encoded([Example("P:\n", " a", (("\nlong " * 30, " b"),)), Example("Q:\n", " c")], tokenizer, 20)
     assert [read(tokenizer, text, True) for text in some] == [f" a{end}", f" c{end}"]
 
