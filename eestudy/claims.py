@@ -157,13 +157,13 @@ def judge(
         models: names of the models that the interval is about, where they are not the run's one.
         without: {task: the statistic without it}; where one changes the verdict, its weight is few tasks.
         roundings: of a statistic between two layers, that of either layer; undecided where their verdicts differ.
-        earlier: the statistic of the claim's first wording; its verdict stands in the note.
+        earlier: the statistic of the claim's wording before its last amendment; its verdict stands in the note.
     """
     row = claim(claim_id)
     if interval.low > interval.high:
         raise InputError(f"not an interval for {claim_id}: {interval}")
     if premise:
-        return Verdict(row, interval, NOT_APPLICABLE, premise, models, note=first_wording(row, earlier))
+        return Verdict(row, interval, NOT_APPLICABLE, premise, models, note=earlier_wording(row, earlier))
     if row.requires and not requirement_met:
         return Verdict(row, interval, UNTESTABLE, f"needs {row.requires}", models)
     if not interval.known:
@@ -180,7 +180,7 @@ def judge(
     others = {task: side_of(row, other) for task, other in (without or {}).items() if other.bounded}
     changed = [f"without {task} {o[0]}" for task, o in others.items() if o[0] != verdict and verdict != UNDECIDED]
     few_tasks = changed or interval.tasks < FEWEST_TASKS
-    notes = [note, "; ".join(changed), first_wording(row, earlier)]
+    notes = [note, "; ".join(changed), earlier_wording(row, earlier)]
     found = (FEW_TASKS,) if few_tasks else ()
     return Verdict(row, interval, verdict, reason, models, found, "; ".join(filter(None, notes)))
 
@@ -203,12 +203,14 @@ def bounds(row: Claim) -> tuple[float, float]:
     return -math.inf if row.direction == "below" else bottom, math.inf if row.direction == "above" else top
 
 
-def first_wording(row: Claim, interval: Interval | None) -> str:
-    """What the claim's first wording gives, for a note; empty where there is no other wording."""
+def earlier_wording(row: Claim, interval: Interval | None) -> str:
+    """What the claim's earlier wording gives, for a note; empty where there is no other wording."""
     if interval is None:
         return ""
     return (
-        f"first wording: {side_of(row, interval)[0]}, {interval}" if interval.bounded else "first wording: no verdict"
+        f"earlier wording: {side_of(row, interval)[0]}, {interval}"
+        if interval.bounded
+        else "earlier wording: no verdict"
     )
 
 

@@ -128,8 +128,8 @@ JUDGED = [  # a claim, an interval, options, the verdict, and a part of "reason|
     ("M-D3", span(2, 4, 99, 9), {}, papers.UNTESTABLE, "fewer than"),  # lengths need texts in all tasks
     ("M-D3", span(2, 4, 133), {}, papers.UNTESTABLE, "fewer than"),  # and in each
     ("P-S1", HELD, {"premise": "no gate gains"}, papers.NOT_APPLICABLE, "no gate gains|"),
-    ("P-S1", HELD, {"earlier": REST}, papers.HOLDS, f"|first wording: undecided, {REST}|informative"),
-    ("P-S1", HELD, {"earlier": NOTHING}, papers.HOLDS, "|first wording: no verdict|"),
+    ("P-S1", HELD, {"earlier": REST}, papers.HOLDS, f"|earlier wording: undecided, {REST}|informative"),
+    ("P-S1", HELD, {"earlier": NOTHING}, papers.HOLDS, "|earlier wording: no verdict|"),
     ("P-S1", span(0.55, 0.65, tasks=2), {}, papers.HOLDS, "||few tasks"),
     ("P-S1", HELD, {"without": {"a": HELD}}, papers.HOLDS, "||informative"),
     ("P-S1", REST, {"without": {"a": HELD}}, papers.UNDECIDED, "||informative"),
