@@ -24,7 +24,7 @@ from eelib.common.files import write_atomically
 from eelib.common.values import check_whole
 from eelib.exits.calibration import check_level, learn_then_test, losses_of, split
 from eelib.exits.exit_rule import ExitRule, check_exit_layers
-from eelib.exits.gates.gate import NO_EXIT, Gate, check_parameters, gate_named
+from eelib.exits.gates.gate import NO_EXIT, Gate, gate_named
 from eelib.exits.gates.state import TrainedGate
 from eelib.exits.trace_scores import Curve, curve, make_scores, scores
 from eelib.models.model import Model
@@ -98,7 +98,7 @@ class Policy:
                 f"the policy has no threshold for {kind.replace('_', ' ')}; it was calibrated for: "
                 f"{', '.join(self.thresholds)}"
             )
-        gate = gate_of(model, self.gate, self.gate_parameters)
+        gate = gate_named(self.gate, model, **self.gate_parameters)
         if weights_of(gate) != self.gate_hash:
             raise InputError(f"gate {self.gate} of {model.name} was trained anew since the policy was calibrated")
         value = self.thresholds[kind]
@@ -174,12 +174,6 @@ def check_fields(content: dict[str, Any]) -> None:
             raise ValueError(f"risks of {kind} {risk!r} are not allowed; they must be numbers: {', '.join(RISK)}")
 
 
-def gate_of(model: Model, name: str, parameters: Mapping[str, Any]) -> Gate:
-    """A gate with the parameters of a policy. InputError as of `gate_named`."""
-    check_parameters(name, {key: "" for key in ("name", "model") if key in parameters}, {})
-    return gate_named(name, model, **parameters)
-
-
 def weights_of(gate: Gate) -> str:
     """The hash of a trained gate's weights; "" of others."""
     return gate.weights if isinstance(gate, TrainedGate) else ""
@@ -218,7 +212,7 @@ def calibrate(
     unit of a task counts as lost if any of its tokens differs, an end token that does not come among them.
 
     Args:
-        tasks, traces: by the same names. The policy holds for outputs as long as were asked for there.
+        tasks, traces: by the same names. The policy holds for outputs no longer than what was asked for there.
         kv_policy: deferred (or full), under which a trace shows where an output would differ; or verified, where
             what is lost is a draft, not the output.
         epsilon: the share of units that may differ.
@@ -240,7 +234,7 @@ def calibrate(
             raise InputError(f"trace {name!r} has no task of its name; there are: {', '.join(tasks)}")
         if made.given:
             raise InputError(f"trace {name!r} is of given texts; a policy is calibrated on outputs that were decoded")
-    rule = ExitRule(gate_of(model, gate, parameters), None, exit_layers, minimum_layer, full_depth_tokens)
+    rule = ExitRule(gate_named(gate, model, **parameters), None, exit_layers, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
     units = {name: dict(zip(task.groups, task.units or task.groups)) for name, task in tasks.items()}
     of_rows = {name: made.tokens["group"].map(units[name]) for name, made in traces.items()}

@@ -31,7 +31,7 @@ from eelib.tracing.trace import Trace
 
 READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probability")
 IN_A_TRACE = {"readout", "token before", "exit before"}  # of what gates need
-SCORES_VERSION = 1  # of what a gate's code gives: another one makes stored scores anew
+SCORES_VERSION = 2  # of what a gate's code gives: another one makes stored scores anew
 AT_ONCE = 512  # tokens whose states of all layers are held and scored at a time
 POINTS = 200  # most thresholds of a curve
 
@@ -119,11 +119,11 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
     for rule in rules:
         rule.check(model.layers)
     rules = [rule for rule in rules if needs_states(rule)]
-    if all(intact(trace.folder, load_manifest(trace.folder), name_of(rule, trace.given)) for rule in rules):
+    if all(intact(trace.folder, load_manifest(trace.folder), name_of(rule)) for rule in rules):
         return  # without the lock, which can't be had in a folder that can only be read
     with exclusive(trace.folder, verbose=progress):  # a page has no place for it
         manifest = load_manifest(trace.folder)
-        rules = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule, trace.given))]
+        rules = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule))]
         if not rules:
             return
         outputs = trace.tokens.groupby("sequence", sort=True)["token_id"].agg(list).tolist()
@@ -145,7 +145,7 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
         for rule, part in zip(rules, parts):
             score, ids = (torch.cat(each).numpy() for each in zip(*part))
             columns = {"score": score.astype(np.float32), "token": ids.astype(np.int32)}
-            add_file(trace.folder, manifest, name_of(rule, trace.given), to_bytes(columns))
+            add_file(trace.folder, manifest, name_of(rule), to_bytes(columns))
         save_manifest(trace.folder, manifest)
 
 
@@ -171,7 +171,7 @@ def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
 
 def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
     """The scores that `make_scores` stored. InputError where it did not."""
-    name = name_of(rule, trace.given)
+    name = name_of(rule)
     if name not in load_manifest(trace.folder).get("files", {}):
         raise InputError(
             f"gate {rule.gate.name} looks at states, and this trace has no scores of it; make them with "
@@ -185,13 +185,10 @@ def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
     return Scores(score, tokens.long())
 
 
-def name_of(rule: ExitRule, given: bool = False) -> str:
-    """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on.
-
-    `given`: of a trace of given texts, which once had others.
-    """
+def name_of(rule: ExitRule) -> str:
+    """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on."""
     least = 0 if rule.gate.stateful else rule.minimum_layer
-    identity = f"{rule.gate!r} {rule.exit_layers} {least} {SCORES_VERSION}{' given' * given}"
+    identity = f"{rule.gate!r} {rule.exit_layers} {least} {SCORES_VERSION}"
     return f"scores-{rule.gate.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 

@@ -21,9 +21,9 @@ WINDOWS = (
     "max_position_embeddings",
     "n_positions",
     "n_ctx",
-    "max_encoder_position_embeddings",
     "max_decoder_position_embeddings",
 )
+ENCODER_WINDOW = "max_encoder_position_embeddings"  # of an encoder that has another one than its decoder
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 
 
@@ -116,7 +116,7 @@ def check_sizes(config: dict[str, Any], name: str) -> None:
         raise CheckpointError(f"model {name!r}: quantization_config is {coded!r}; it must be a mapping")
     inner = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
     for part in (config, *inner):
-        for key in (*WINDOWS, *LAYERS):
+        for key in (*WINDOWS, ENCODER_WINDOW, *LAYERS):
             value = part.get(key)
             least = 0 if key.startswith(("encoder", "decoder")) else 1  # one of the two may be missing
             whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value % 1 == 0  # one has 1200.0

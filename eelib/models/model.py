@@ -26,7 +26,7 @@ from eelib.models.checkpoint import (
     resolve_dtype,
 )
 from eelib.models.components import BlockComponents, find_components
-from eelib.models.folder import WINDOWS, weights_hash
+from eelib.models.folder import ENCODER_WINDOW, WINDOWS, weights_hash
 from eelib.models.head import Head, one_end, prove_head
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, Translators, base_of, origin_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
@@ -143,6 +143,13 @@ class Model:
         limits = [limit - (self.offset or 0) if isinstance(limit, int) else None for limit in limits]
         limits.append(self.tokenizer.model_max_length)
         return int(min([limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9], default=10**9))
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt: what an encoder holds, or the window, beside one token where a decoder writes on."""
+        if self.kind == "seq2seq":
+            return int(getattr(self.network.config, ENCODER_WINDOW, None) or self.context_length)
+        return self.context_length - self.adapter.writes
 
     @property
     def eos_ids(self) -> set[int]:

@@ -8,6 +8,7 @@ runs a network (a stop after some block, rows that are dropped from the batch) w
     inputs = kind.advance(kind.keep_rows(inputs, cache, rows), emitted)
 """
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -162,7 +163,7 @@ class Classifier(ModelKind):
         return [False] * len(output)  # labels
 
 
-class GenerativeKind(ModelKind):
+class GenerativeKind(ModelKind, ABC):
     """A kind that emits tokens, each fed with those before: what one step is given, and what the next."""
 
     writes = True
@@ -172,21 +173,21 @@ class GenerativeKind(ModelKind):
         """The argument that keeps a network from keeping a cache, where it takes one."""
         return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
 
+    @abstractmethod
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
         """Arguments of the first step, and an empty cache for up to `limit` tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
         """Arguments of a run over `ids` [rows, new] that follow what the cache holds; `mask` [rows, old + new]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
         """Arguments of the step after that of `inputs`: the emitted tokens, one per row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def new_cache(self, limit: int = 0) -> Cache | None:
         """An empty cache for up to `limit` tokens; None where the network makes its own or has none."""
-        raise NotImplementedError
 
     def cached(self, cache: Cache | None) -> Inputs:
         """The cache's arguments of a step."""

@@ -146,8 +146,7 @@ def new_manifest(job: Job) -> dict:
     model, lengths, window = job.model, prompt_lengths(job), job.model.context_length
     if 0 in lengths:
         raise InputError(f"{job.task.name}: prompt {lengths.index(0)} has no tokens in {model.name}'s vocabulary")
-    room = window - model.adapter.writes  # for a prompt
-    fits = [i for i, n in enumerate(lengths) if (n > 1 if job.given else n <= room)]
+    fits = [i for i, n in enumerate(lengths) if (n > 1 if job.given else n <= model.longest_prompt)]
     left_out = {"skipped": len(lengths) - len(fits)}
     if job.given:
         left_out["cut"] = sum(n > window for n in lengths)

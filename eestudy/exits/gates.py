@@ -49,7 +49,7 @@ class Fitted(Gate):
     default: ClassVar[float] = 0.95  # ours
 
     @classmethod
-    def from_parameters(cls, model: Model | None, **parameters: object) -> Gate:
+    def from_parameters(cls, model: Model | None, /, **parameters: object) -> Gate:
         """Of `features`, of FEATURES, `weights` and `steps`, as lists."""
         check_parameters("fitted", parameters, {"features": str, "weights": object, "steps": object})
         features, weights, steps = (parameters.get(name) for name in ("features", "weights", "steps"))

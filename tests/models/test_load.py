@@ -306,11 +306,12 @@ def test_the_window_is_the_shortest_that_a_configuration_has():
     lengths = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 24, "attention_window": 8}
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
     led = families.tiny(LEDConfig, families.OF_BART)(vocab_size=304, **lengths, **ids)
-    assert prepared(LEDForConditionalGeneration(led).eval(), "seq2seq").context_length == 24
+    model = prepared(LEDForConditionalGeneration(led).eval(), "seq2seq")
+    assert model.context_length == 24 and model.longest_prompt == 64
     rotations = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 7.0, 15.0]}
     phi = families.tiny(Phi3Config, original_max_position_embeddings=20, rope_scaling=rotations)(vocab_size=304, **ids)
     model = prepared(Phi3ForCausalLM(phi).eval())
-    assert model.context_length == 20
+    assert model.context_length == 20 and model.longest_prompt == 19
     model.network.config.rope_parameters = {"full_attention": model.network.config.rope_parameters}
     assert model.context_length == 20
 

@@ -334,10 +334,10 @@ def encoded(model: Model, task: Task | list[str]) -> list[list[int]]:
     """Token ids of the prompts. InputError where one has none, or does not fit the window."""
     prompts = encode(model, task if isinstance(task, Task) else Task.from_prompts(task))
     for number, ids in enumerate(prompts):
-        if not 0 < len(ids) < model.context_length:
+        if not 0 < len(ids) <= model.longest_prompt:
             raise InputError(
-                f"prompt {number} has {len(ids)} tokens; allowed are 1 to {model.context_length - 1}, what "
-                f"{model.name}'s window holds beside the output"
+                f"prompt {number} has {len(ids)} tokens; allowed are 1 to {model.longest_prompt}, what {model.name}'s "
+                "window holds"
             )
     return prompts
 

@@ -9,6 +9,7 @@ A gate holds its parameters and nothing else: what it knows of a token from the 
 """
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -62,7 +63,7 @@ class LayerOutput:
     exit_before: Tensor | None = None
 
 
-class Gate:
+class Gate(ABC):
     """A frozen dataclass of parameters.
 
     Attributes:
@@ -83,7 +84,7 @@ class Gate:
     default: ClassVar[float]
 
     @classmethod
-    def from_parameters(cls, model: Model | None, **parameters: object) -> "Gate":
+    def from_parameters(cls, model: Model | None, /, **parameters: object) -> "Gate":
         """The gate of parameters as a policy file has them. InputError for an unknown one, or one of another type."""
         check_parameters(cls.name, parameters, {one.name: one.type for one in fields(cls)})  # type: ignore[arg-type]
         return cls(**parameters)
@@ -92,9 +93,9 @@ class Gate:
         """The state of `count` tokens before the first layer."""
         return {}
 
+    @abstractmethod
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
         """float32 [n], higher means exit, NO_EXIT where no token can; updates `gate_state`."""
-        raise NotImplementedError
 
     def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
         """Ids of the tokens that are emitted on an exit here, int64 [n], asked after `score`; -1: not read."""
@@ -109,7 +110,7 @@ def select_rows(gate_state: GateState, rows: Tensor) -> GateState:
 # ---- by name
 
 
-def gate_named(name: str, model: Model | None = None, **parameters: object) -> Gate:
+def gate_named(name: str, model: Model | None = None, /, **parameters: object) -> Gate:
     """A gate by name.
 
     Args:
@@ -142,7 +143,8 @@ def own_gates() -> dict[str, type[Gate]]:
     def below(kind: type[Gate]) -> list[type[Gate]]:
         return [kind, *(one for child in kind.__subclasses__() for one in below(child))]
 
-    own = [kind for kind in below(Gate) if kind.__module__.startswith(f"{__package__}.")]
+    every = below(Gate)  # type: ignore[type-abstract]  # which are asked for their names alone
+    own = [kind for kind in every if kind.__module__.startswith(f"{__package__}.")]
     return {kind.name: kind for kind in own if "name" in vars(kind)}
 
 

@@ -7,6 +7,7 @@ the second stands for an exit.
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -60,7 +61,7 @@ class Saturation(Gate):
 # ---- networks
 
 
-class Network(nn.Module):
+class Network(nn.Module, ABC):
     """Two logits per token and layer, from the layer `first` on."""
 
     first: int = 1
@@ -69,13 +70,13 @@ class Network(nn.Module):
         """The state of `count` tokens before the first layer."""
         return {}
 
+    @abstractmethod
     def step(self, state: Tensor, gate_state: GateState) -> Tensor | None:
         """Logits [n, 2] of one more layer's states [n, hidden_size]; None before `first`. Updates `gate_state`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, states: Tensor) -> Tensor:
         """Logits [n, layers - first + 1, 2] of states [n, layers, hidden_size] of layers 1, 2, ..."""
-        raise NotImplementedError
 
 
 class LastStates(Network):
@@ -145,9 +146,9 @@ class TrainedGate(Gate):
     default: ClassVar[float] = 0.9  # M's text, section 7, for all of its measures and CALM's; CALM calibrates its own
 
     @classmethod
+    @abstractmethod
     def build(cls, hidden_size: int) -> Network:
         """The network, untrained."""
-        raise NotImplementedError
 
     @classmethod
     def of(cls, network: Network, model: str, model_hash: str = "", **parameters: bool) -> Self:
@@ -156,7 +157,7 @@ class TrainedGate(Gate):
         return cls(model=model, weights=hash_of_weights(network), network=network, model_hash=model_hash, **parameters)
 
     @classmethod
-    def from_parameters(cls, model: Model | None, **parameters: Any) -> Gate:
+    def from_parameters(cls, model: Model | None, /, **parameters: Any) -> Gate:
         if model is None:
             raise InputError(f"gate {cls.name} has weights of its own for each model; give the model with its name")
         return trained_gate(model, cls.name, **parameters)
@@ -227,7 +228,7 @@ TRAINED: dict[str, type[TrainedGate]] = {gate.name: gate for gate in (StateClass
 # ---- their files: one per gate and model, refused for any other weights than it was trained on
 
 
-def trained_gate(model: Model, name: str, folder: Path | str | None = None, **parameters: bool) -> TrainedGate:
+def trained_gate(model: Model, name: str, /, folder: Path | str | None = None, **parameters: bool) -> TrainedGate:
     """A gate that was trained for this model.
 
     Args:

@@ -66,12 +66,6 @@ def test_threads_that_share_a_model_wait_for_each_other(model_of, tmp_path):
     assert not any("forward" in vars(block) for block in model.blocks)
 
 
-class Needs(Gate):
-    """A gate that wants what no decoding knows."""
-
-    name, needs, default = "needs", ("readout", "reference"), 0.5
-
-
 class Deepening(Gate):
     """Each token goes one layer deeper than the one before it."""
 
@@ -79,6 +73,12 @@ class Deepening(Gate):
 
     def score(self, seen, memory):
         return 3.0 - seen.positions
+
+
+class Needs(Deepening):
+    """A gate that wants what no decoding knows."""
+
+    name, needs, default = "needs", ("readout", "reference"), 0.5
 
 
 def trained(*trained_for):
