@@ -109,7 +109,7 @@ class Service:
 
     def generate(self, task: Task | list[str], **options: Any) -> GenerateOutput:
         """`eelib.generate` by the policy, or at full depth where early exit has ended; `options`: its batch_size,
-        max_new_tokens, and draft_length, which full depth has no use for. The comparison takes time beside its `seconds`.
+        max_new_tokens, and draft_length, which full depth has no use for. Its `seconds` leave out the comparison.
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise InputError(f"a service takes no {unknown[0]}=; allowed: {', '.join(OPTIONS)}")
