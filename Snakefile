@@ -38,6 +38,12 @@ def setting(name, otherwise=0):
     return lambda wildcards: STUDY.models[wildcards.model].get(name, otherwise)
 
 
+def usual(resource, otherwise):
+    """What the profile or the command line gives jobs; a model that names none gets it where another one names its own."""
+    given = (workflow.resource_settings.default_resources or {}).get(resource)
+    return otherwise if given is None else given.raw
+
+
 RESOURCES = {
     "mem_mb": lambda wildcards: STUDY.host_memory(wildcards.model) * 1024,  # memory_gb is a GPU's figure, where there is one
     "cards": setting("gpu"),
@@ -51,8 +57,8 @@ if SLURM:
 
 if SLURM:  # --gres, --time, --partition; where no model says so, the profile does, or the cluster
     RESOURCES["gres"] = lambda wildcards: f"gpu:{n}" if (n := STUDY.models[wildcards.model].get("gpu")) else ""
-    RESOURCES["runtime"] = lambda wildcards: STUDY.models[wildcards.model].get("hours", 24) * 60  # minutes
-    RESOURCES["slurm_partition"] = setting("partition", "")
+    RESOURCES["runtime"] = lambda wildcards: STUDY.models[wildcards.model].get("hours", 0) * 60 or usual("runtime", 1440)
+    RESOURCES["slurm_partition"] = setting("partition", usual("slurm_partition", ""))
     for asked, resource in (("gpu", "gres"), ("hours", "runtime"), ("partition", "slurm_partition")):
         if not any(asked in settings for settings in STUDY.models.values()):
             RESOURCES.pop(resource)

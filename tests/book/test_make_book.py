@@ -268,13 +268,20 @@ def test_the_snakefile_runs_workers_first(cluster, study, folder_of):
     (study / "book").mkdir()
     source = (ROOT / "Snakefile").read_text()
     (study / "Snakefile").write_text(re.sub(r" +message:\n.*\n", "", source))  # it stands in place of the resources
+    content = json.loads((study / "study.yml").read_text())
+    content["models"] |= {str(folder_of("gpt2")): {}}  # without settings of its own
+    (study / "study.yml").write_text(json.dumps(content))
     command = [sys.executable, "-m", "snakemake", "-n", "--cores", "2", "results", "--config", f"cluster={cluster}"]
+    command += ["--default-resources", "runtime=77", "slurm_partition=ours"] if cluster else []
     environment = os.environ | {"PYTHONPATH": str(study)}
     done = subprocess.run(command, cwd=study, capture_output=True, text=True, env=environment)
     shown, name = done.stdout + done.stderr, folder_of("llama").name
     assert done.returncode == 0, shown
     rules = [part for part in re.split(r"\nrule |\nJob stats", shown) if "output: book/results" in part]
-    assert len(rules) == 2
+    others = [rule for rule in rules if f"book/results/{folder_of('gpt2').name}/" in rule]
+    rules = [rule for rule in rules if rule not in others]
+    assert len(rules) == len(others) == 2
+    assert not cluster or all("runtime=77" in rule and "slurm_partition=ours" in rule for rule in others), others[0]
     assert all(f"logs/{name}/traces-{number}.made" in rule for rule in rules for number in (0, 1))
     assert "mem_mb=16384" in rules[0] and "81920" not in shown
     asked = ("gres=gpu:2", "runtime=180", "slurm_partition=long") if cluster else (" gpu=2",)
