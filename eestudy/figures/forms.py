@@ -13,6 +13,7 @@ from eestudy.figures.style import BLACK, GREY, MARKERS, TASK_COLOURS, WIDTH, Dra
 
 MOST = 5  # lines in a panel that have a colour; the others are grey and named at their end
 FAINT = "#8a8a8a"
+Ends = tuple[float | None, float | None]
 
 
 def lines(
@@ -28,7 +29,7 @@ def lines(
     log: bool = False,
     xlog: bool = False,
     xlim: tuple[float, float] | None = None,
-    ylim: tuple[float, float] | None = None,
+    ylim: Ends | None = None,
     height: float = 3.4,
 ) -> Drawn:
     """A line with its interval for each value of `series`, a panel for each value of `col`.
@@ -39,7 +40,7 @@ def lines(
         dashed: series that bound the others, such as an oracle, drawn in black with dashes.
         share: the y axis goes from 0 to 100%.
         log, xlog: the y axis, the x axis is logarithmic.
-        xlim, ylim: ends of the axes, such as (1, L).
+        xlim, ylim: ends of the axes, such as (1, L); of ylim, None is an end that shows all of every panel.
     """
     names = list(frame[series].unique()) if series else [""]
     looks, panels = looks_of(names, colours or {}, dashed), panels_of(frame, col, height)
@@ -68,9 +69,10 @@ def lines(
             axis.yaxis.set_minor_formatter(NullFormatter())
         elif share:
             axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    low, high = zip(*(axis.get_ylim() for axis, _ in panels))
+    asked = ylim or ((0, 1) if share and not log else (None, None))
+    ends = common_ends(asked, [axis.get_ylim() for axis, _ in panels])
     for axis, _ in panels:
-        axis.set_ylim(ylim or ((0, 1) if share and not log else (min(low), max(high))))
+        axis.set_ylim(ends)
     return finished(panels, frame, [name for name in names if series and looks[name]["color"] != FAINT])
 
 
@@ -83,11 +85,11 @@ def dots(
     colours: Mapping[str, str] | None = None,
     share: bool = False,
     zero: bool = False,
-    xlim: tuple[float, float] | None = None,
+    xlim: Ends | None = None,
 ) -> Drawn:
     """A dot with its interval for each row, `y` names it; several `series` stand under one another in one row.
 
-    `zero`: a line marks 0. Panels by `col`.
+    `zero`: a line marks 0. Panels by `col`. `xlim`: None is an end that shows all of every panel.
     """
     rows_of, names = list(frame[y].unique()), (list(frame[series].unique()) if series else [""])
     panels = panels_of(frame, col, 1.1 + 0.3 * len(rows_of) * max(1.0, 0.6 * len(names)))
@@ -98,9 +100,9 @@ def dots(
             if not len(chosen):
                 continue
             at = np.array([rows_of.index(value) for value in chosen[y]]) + (number - (len(names) - 1) / 2) * step
-            ends = chosen["estimate"] - chosen["low"], chosen["high"] - chosen["estimate"]
+            reach = chosen["estimate"] - chosen["low"], chosen["high"] - chosen["estimate"]
             axis.errorbar(
-                chosen["estimate"], at, xerr=np.nan_to_num(np.array(ends)), fmt=MARKERS[number % len(MARKERS)],
+                chosen["estimate"], at, xerr=np.nan_to_num(np.array(reach)), fmt=MARKERS[number % len(MARKERS)],
                 color=looks[name]["color"], markersize=5, elinewidth=1.4, label=name,
                 clip_on=False,  # a dot on an axis' end is whole
             )  # fmt: skip
@@ -110,10 +112,12 @@ def dots(
             axis.xaxis.set_major_formatter(PercentFormatter(1.0))
             # More numbers with their signs run into one another; half a column has room for fewer.
             axis.xaxis.set_major_locator(MaxNLocator(5 if len(panels) == 1 else 2))
-        if xlim:
-            axis.set_xlim(*xlim)
         if zero:
             axis.axvline(0, color=BLACK, linewidth=0.8)
+    if xlim:
+        ends = common_ends(xlim, [axis.get_xlim() for axis, _ in panels])
+        for axis, _ in panels:
+            axis.set_xlim(ends)
     return finished(panels, frame, names if series else [])
 
 
@@ -141,6 +145,14 @@ def heat(
 
 
 # ---- what they share
+
+
+def common_ends(asked: Ends, found: list[tuple[float, float]]) -> tuple[float, float]:
+    """The ends that are asked for, and in place of None those of what any panel shows."""
+    low, high = asked
+    return min(low for low, _ in found) if low is None else low, max(
+        high for _, high in found
+    ) if high is None else high
 
 
 Panels = list[tuple[plt.Axes, pd.DataFrame]]  # the axis of each picture, and what it shows

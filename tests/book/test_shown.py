@@ -75,6 +75,14 @@ def test_a_series_is_in_the_legend_whatever_its_name_and_dots_are_dots(shown, dr
         assert len({point.get_marker() for point in points}) == len(names)
 
 
+@pytest.mark.parametrize("draw, along, axis", [(forms.lines, "x", "y"), (forms.dots, "y", "x")])
+def test_an_end_of_an_axis_that_is_left_open_shows_all_of_every_panel(draw, along, axis):
+    frame = pd.DataFrame({along: [1, 2], "part": ["a", "b"], "estimate": [0.05, 0.9], "low": 0.02, "high": 0.95})
+    drawn = draw(frame, along, col="part", **{f"{axis}lim": (None, 1)})
+    (low, high), other = (getattr(one.axes[0], f"get_{axis}lim")() for one in drawn.panels)
+    assert 0 < 0.02 - low < 0.1 and high == 1 and other == (low, high)
+
+
 def test_lines_of_a_model_with_one_block_warn_of_nothing(recwarn):
     forms.lines(pd.DataFrame({"layer": [1], "estimate": 0.5, "low": 0.4, "high": 0.6}), "layer", xlim=(1, 1))
     assert not recwarn.list
