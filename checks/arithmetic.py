@@ -21,6 +21,7 @@ from eelib.tracing.decode import greedy_decode
 
 MODEL, NEW_TOKENS, TOKENS = "smollm2-135m-instruct", 96, 20_000
 TIE = TOLERANCES[torch.float32].tie  # of logits, in nats
+LEAST_DRAFTED = 100  # tokens that each way has to draft, so that some are right and some are wrong
 DRAFTED = 2  # tokens of each sequence that are drafted before they are verified
 NEAR = 1e-3  # of the two best logits, below which a token of the sample may be another one elsewhere
 
@@ -93,6 +94,11 @@ def goals(found: dict[str, Any]) -> list[Goal]:
             far,
             at_most=0,
             shown=shown,
+        ),
+        goal(
+            "tokens that each way drafted",
+            min((row["drafted"] for row in found["drafts"]), default=0),
+            at_least=LEAST_DRAFTED,
         ),
         *(
             all_of(

@@ -243,7 +243,7 @@ def end(*_: object) -> None:
 
 def main() -> None:
     asked = options(__doc__, "cluster").parse_args()
-    depends = ("eelib", "eestudy", "notebooks", "workflow", "Snakefile", *TINY)
+    depends = (*CODE, "Snakefile", *TINY, "checks/compare_results.py", "checks/store.py")
     head = headed("cluster", "snakemake", "papermill", depends=depends)
     signal.signal(signal.SIGTERM, end)
     with tempfile.TemporaryDirectory(prefix="eelib-cluster-") as folder:

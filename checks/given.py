@@ -64,7 +64,7 @@ def compared(
             other = best.indices[:, 0].numpy() != top1[rows, layer]
             close = (best.values[:, 0] - best.values[:, 1]).numpy() <= MARGIN
             own = (logits.gather(1, following[:, None])[:, 0] - logits.logsumexp(-1)).exp().numpy()
-            worst = max(worst, float(np.abs(own - share[rows, layer]).max()))
+            worst = float(np.maximum(worst, np.abs(own - share[rows, layer]).max()))  # NaN stays
             found["top1"] += len(close)
             for name, where in (("differ", other & ~close), ("near_ties", close), ("near_ties_differ", other & close)):
                 found[name] += int(where.sum())

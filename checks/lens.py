@@ -24,7 +24,7 @@ from eestudy.browser.__main__ import DIRECTIONS
 from eestudy.browser.__main__ import main as write_scripts
 
 BOOK = Path(__file__).parents[1] / "book"
-MODEL, LEAST, WANTED, LONGEST = "pocket-llama", 1.0, 20.0, 900  # tokens a second; seconds that all may take
+MODEL, WANTED, LONGEST = "pocket-llama", 20.0, 900  # tokens a second; seconds that all may take
 EACH = 3  # sentences of each direction
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HEADLESS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
@@ -82,10 +82,10 @@ def measured(browser: str, folder: Path) -> list[dict]:
 
 
 def goals(rows: list[dict], load: float) -> list[Goal]:
-    """The rate of all sentences; a higher one is asked of a machine that did nothing else before."""
+    """The rate of all sentences, whatever else the machine did."""
     rate = sum(row["tokens"] for row in rows) / sum(row["seconds"] for row in rows)
     shown = f"{rate:.1f}; the machine's load before was {load:.1f}"
-    return [goal("tokens a second", rate, at_least=WANTED if load < 1 else LEAST, shown=shown)]
+    return [goal("tokens a second", rate, at_least=WANTED, shown=shown)]
 
 
 def main() -> None:

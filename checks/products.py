@@ -102,7 +102,7 @@ def main() -> None:
     asked = parser.parse_args()
     if min(*asked.threads, asked.new_tokens, asked.repeats) < 1:
         parser.error("threads, new tokens and repeats must be at least 1")
-    head, rows = headed("products", "numba", depends=TRACES), []
+    head, rows = headed("products", "numba", depends=(*TRACES, "eelib/exits/decoding/generate.py")), []
     ours = loaded(asked.model)
     theirs = [loaded(asked.model, dtype=dtype, fast_products=False) for dtype in ("float32", "bfloat16")]
     prompts = prompts_of(ours, BATCH)

@@ -59,7 +59,7 @@ class Method:
     sizes: tuple[int, ...] = ()
     few: bool = False
     seconds: dict[int, list[float]] = field(default_factory=dict)  # of each part of the texts, in each repeat
-    outputs: dict[int, list[int]] = field(default_factory=dict)
+    outputs: dict[int, list[list[int]]] = field(default_factory=dict)  # of each text, in each repeat
     known: Counter[str] = field(default_factory=Counter)
 
 
@@ -133,8 +133,11 @@ def methods_of(models: dict[str, Model], layer: int, new_tokens: int, sizes: tup
         Method(ASSISTED, "library", theirs(torchs, new_tokens, assistant_early_exit=layer), (1,), True),
         Method(LOOKUP, "library", theirs(torchs, new_tokens, prompt_lookup_num_tokens=GUESSES), (1,), True),
     ]
-    if file := PACKED.get(model.name):
-        found.append(Method(LLAMA_CPP, "library", llama_cpp(model, file, new_tokens), (1,)))
+    if (file := PACKED.get(model.name)) and 1 in sizes:
+        try:
+            found.append(Method(LLAMA_CPP, "library", llama_cpp(model, file, new_tokens), (1,)))
+        except RuntimeError as error:  # its environment could not be made
+            print(f"{LLAMA_CPP} is left out: {error}")
     return [method for method in found if not method.sizes or set(method.sizes) & set(sizes)]
 
 
@@ -161,7 +164,8 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
                     continue
                 seconds, outputs, known = method.run(task.pick(list(part)), size)
                 method.seconds.setdefault(number, []).append(seconds)
-                method.outputs |= dict(zip(part, outputs))
+                for text, output in zip(part, outputs):
+                    method.outputs.setdefault(text, []).append(output)
                 if not repeat:
                     method.known.update(known)
     prompts = encoded(model, task)
@@ -169,20 +173,25 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
 
 
 def row_of(model: Model, prompts: list[list[int]], plain: Method, method: Method) -> Row:
-    """A method's row, beside plain decoding of the same texts."""
+    """A method's row, beside plain decoding of the same texts: by the token, since outputs may differ in length."""
     sums, beside = ([*map(sum, zip(*(one.seconds[part] for part in method.seconds)))] for one in (method, plain))
-    tokens = sum(map(len, method.outputs.values()))
-    same_texts = sum(len(plain.outputs[text]) for text in method.outputs)
-    longer = tokens / same_texts if method.kind == SHORT else 1.0  # where outputs differ, by the token
-    ratios = [longer * a / b for a, b in zip(beside, sums)]  # of each repeat
-    others = [text for text, output in method.outputs.items() if output != plain.outputs[text]]
+    tokens, same_texts = (
+        [sum(map(len, made)) for made in zip(*(one.outputs[text] for text in method.outputs))]
+        for one in (method, plain)
+    )
+    longer = [1.0 if method.kind == "part" else own / its for own, its in zip(tokens, same_texts)]
+    ratios = [more * a / b for more, a, b in zip(longer, beside, sums)]  # of each repeat
+    wanted = {text: plain.outputs[text][0] for text in method.outputs}
+    others = {t: next((o for o in made if o != wanted[t]), None) for t, made in method.outputs.items()}
+    differing = {text: other for text, other in others.items() if other is not None}
     row: Row = {"method": method.name, "kind": method.kind, "texts": len(method.outputs), "seconds": sums}
-    row |= {"tokens": tokens, "texts_equal": len(method.outputs) - len(others)}
-    row |= {"tokens_per_second": statistics.median(tokens / took for took in sums)}
+    row |= {"tokens": tokens[0], "texts_equal": len(method.outputs) - len(differing)}
+    row |= {"tokens_per_second": statistics.median(number / took for number, took in zip(tokens, sums))}
     row |= {"ratios": ratios, "times_plain": statistics.median(ratios)}
     if method.kind in ("lossless", SHORT):
-        differing = ((prompts[text], plain.outputs[text], method.outputs[text]) for text in others)
-        row["margins"] = [first_difference(model, *three) for three in differing]
+        row["margins"] = [first_difference(model, prompts[t], wanted[t], other) for t, other in differing.items()]
+    if method.kind == "lossless":  # of the texts that transformers decodes, too
+        row["times_plain_few"] = statistics.median(a / b for a, b in zip(plain.seconds[0], method.seconds[0]))
     return row | method.known
 
 
@@ -205,25 +214,26 @@ def goals(rows: list[Row]) -> list[Goal]:
     tokens = sum(row["tokens"] for row in exact)
     found = [all_of(f"outputs of lossless methods that are plain decoding's ({tokens:,} tokens)", equal, texts)]
 
-    def quickest(some: list[Row], task: str, name: str) -> float:
+    def quickest(some: list[Row], task: str, name: str) -> Row:
         best = max((r for r in some if (r["task"], r["batch"]) == (task, 1)), key=lambda r: r["times_plain"])
         shown = f"{best['times_plain']:.2f} times ({best['method']})"
         found.append(goal(name, best["times_plain"], at_least=BEST.get(task, 1.0), shown=shown))
-        return best["times_plain"]
+        return best
 
     for task in dict.fromkeys(row["task"] for row in exact if row["batch"] == 1):
         name = f"the quickest lossless method on {task}, one prompt at a time, as a multiple of plain decoding's speed"
         best, alone = quickest(exact, task, name), [r for r in rows if (r["task"], r["batch"]) == (task, 1)]
         times = {row["method"]: row["times_plain"] for row in alone if row["kind"] != SHORT}
         if library := times.get(f"{LIBRARY}, float32"):
-            name, over = f"the same on {task}, as a multiple of transformers' generate in float32", best / library
+            over = best["times_plain_few"] / library
+            name = f"the same on {task}, as a multiple of transformers' generate in float32 on the same texts"
             found.append(goal(name, over, at_least=OVER_LIBRARY.get(task, 1.0), shown=f"{over:.2f} times"))
         if "block" in times:
             name = f"drafts of an early layer through a trained block on {task}, as a multiple of plain decoding"
             found.append(goal(name, times["block"], at_least=EARLY_EXIT, shown=f"{times['block']:.2f} times"))
         layer = next((method for method in times if method.startswith("layer:")), None)
         if layer and ASSISTED in times:
-            ratio = times[layer] / times[ASSISTED]
+            ratio = next(row["times_plain_few"] for row in alone if row["method"] == layer) / times[ASSISTED]
             name = f"{layer} over {ASSISTED}, {task}"
             found.append(goal(name, ratio, at_least=OVER_ASSISTED, shown=f"{ratio:.2f} times"))
     for task in dict.fromkeys(row["task"] for row in short if row["batch"] == 1):
@@ -259,6 +269,11 @@ def predicted(model: Model, asked: Any, drafts: list[str]) -> list[Row]:
     return rows
 
 
+def alike_machines(one: Row, other: Row) -> bool:
+    """Whether a forecast that was made on one machine is about the other."""
+    return all(one.get(part) == other.get(part) for part in ("cpu", "cores", "threads", "instructions"))
+
+
 def main() -> None:
     """The command line."""
     parser = options(__doc__, "race")
@@ -275,7 +290,7 @@ def main() -> None:
     model = eelib.load_model(asked.model, device="cpu")
     layer = max(1, model.layers * 5 // 6)
     file = asked.output.with_stem(f"{asked.output.stem}_forecast")
-    head = headed("race", "numba", depends=(*TRACES, "eelib/exits"))
+    head = headed("race", "numba", depends=(*TRACES, "eelib/exits", "checks/peers", "checks/trace_speed.py"))
     head["models"] = {model.name: model.hash}
     head["machine"] |= {"instructions": torch.backends.cpu.get_cpu_capability()}
     if asked.predict:
@@ -297,13 +312,14 @@ def main() -> None:
         short = eelib.load_model(asked.model, device="cpu", dtype=SHORT)
         races[SHORT] = short, methods_in_bfloat16(short, models[SHORT], layer, asked.new_tokens)
     rows = list[Row]()
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"rows": [], "models": head["models"]}
-    forecasts = {(r["task"], r["batch"], r["method"]): r["forecast"] for r in known["rows"]}
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"rows": []}
+    alike = known["rows"] and known["models"] == head["models"] and alike_machines(known["machine"], head["machine"])
+    forecasts = {(r["task"], r["batch"], r["method"]): r["forecast"] for r in known["rows"] if alike}
     for name, size, dtype in itertools.product(asked.tasks, asked.sizes, asked.dtypes):
         task = prompted(eelib.load_task(name, limit=max(asked.texts, size)), model, "auto", "auto")
         for row in race(races[dtype][0], task, races[dtype][1], size, asked.repeats, asked.few):
             key = (name, size, row["method"])
-            row |= {"forecast": forecasts[key]} if key in forecasts and known["models"] == head["models"] else {}
+            row |= {"forecast": forecasts[key]} if key in forecasts else {}
             rows.append({"task": name, "batch": size} | row)
             print(*key, f"{row['tokens_per_second']:.1f} tokens/s", f"{row['times_plain']:.2f}", flush=True)
     finish(asked.output, head, goals(rows), rows=rows)

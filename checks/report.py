@@ -79,10 +79,11 @@ def goal(
 
     A number that is not finite meets no bound.
     """
+    finite = math.isfinite(measured)
     low, high = (at_least is None or measured >= at_least), (at_most is None or measured <= at_most)
     bounds = (("at least", at_least), ("at most", at_most))
     bound = " and ".join(f"{side} {value:,g}" for side, value in bounds if value is not None)
-    return {"goal": name, "measured": shown or measured, "bound": bound, "met": bool(low and high)}
+    return {"goal": name, "measured": shown or measured, "bound": bound, "met": bool(finite and low and high)}
 
 
 def all_of(name: str, met: int, number: int) -> Goal:

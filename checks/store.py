@@ -36,7 +36,7 @@ from eelib.tracing.trace import Trace
 
 WORKERS, MOST_KILLS, KILLS = 3, 12, 300  # the most kills of one trace, so that several come to an end; in all
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2}
-SHIPPED, SEED = "pocket-llama", 0
+SHIPPED, SEED, LONGEST = "pocket-llama", 0, 3600  # LONGEST: seconds until a third of the shards are made
 Found = dict[str, Any]
 Maker = Callable[[Path], int]  # starts a process that makes a trace in a folder
 
@@ -152,7 +152,10 @@ def many_prompts(scratch: Path, asked: Any) -> Found:
 
     began = time.monotonic()
     children = [maker(folder) for _ in range(asked.workers)]
+    end = began + LONGEST
     while len(made()) < number // 3:
+        if time.monotonic() > end:
+            sys.exit(f"{len(made()):,} of {number:,} shards after {LONGEST} seconds: the workers make nothing")
         time.sleep(0.2)
     for child in children:
         os.kill(child, signal.SIGKILL)
@@ -201,7 +204,7 @@ def same_again(scratch: Path, limit: int, new_tokens: int, dtypes: tuple[str, ..
 
         first, _ = made("first", 1), made("again", 1)
         files, again = (content(scratch / dtype / name) for name in ("first", "again"))
-        found["equal_runs"].append({"dtype": dtype, "files": len(files), "same_bytes": files == again})
+        found["equal_runs"].append({"dtype": dtype, "files": len(files), "same_bytes": bool(files) and files == again})
         for size in (4, 16):
             row = between(first, made(f"batch-{size}", size))
             found["batch_sizes"].append({"dtype": dtype, "batch_size": size, "against": 1} | row)

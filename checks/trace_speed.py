@@ -1,8 +1,8 @@
 """How fast is a trace? Timed beside its floor, the plain way and tuned-lens, on the same checkpoints and prompts.
 
 The floor is bare greedy decoding and bare products of all states with the head. Texts are also read as they are, beside
-a plain loop and tuned-lens's own evaluation. Each way runs in a process of its own (`checks/peers/run.py`) with the
-same number of threads, the ways taking turns; the best of the repeats counts.
+a plain loop and tuned-lens's own evaluation of batches. Each way runs in a process of its own (`checks/peers/run.py`)
+with the same number of threads, the ways taking turns; the best of the repeats counts.
 """
 
 import hashlib
@@ -195,7 +195,7 @@ def goals(rows: list[Row]) -> list[Goal]:
         for (model, _), value in times(way, given=True).items():
             own = traced[model, 0]["trace"]["tokens_per_second"]
             shown = f"{1 / value:.3g} times; {own:,.0f} positions a second are read"
-            name = f"speed of reading given texts, {model}, as a multiple of {way}, one text at a time"
+            name = f"speed of reading given texts, {model}, as a multiple of {way}"
             found.append(goal(name, 1 / value, at_least=1, shown=shown))
     memory = {
         at: ways["trace"]["peak_mb"] - ways["decode"]["peak_mb"] for at, ways in traced.items() if "decode" in ways

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # rows per product with the head that the floor tries
 LOGITS = 4 << 20  # logits that are held at once, in elements; about 16 MB in float32, a good size for a CPU's caches
+TEXTS = 8  # given texts that are read at once
 Request = dict[str, Any]
 
 
@@ -31,6 +32,22 @@ def batches(request: Request) -> list[Tensor]:
     """Prompt token ids, [batch, prompt] each."""
     size, ids = request["batch"], request["ids"]
     return [torch.tensor(ids[start : start + size]) for start in range(0, len(ids), size)]
+
+
+def read_batches(request: Request) -> Iterator[tuple[list[int], Tensor]]:
+    """Numbers of texts of about one length, and their token ids but the last, [texts, longest]. They are padded at the
+    end, which no earlier token sees.
+    """
+    ids = [torch.tensor(one[:-1]) for one in request["ids"]]
+    order = sorted(range(len(ids)), key=lambda text: len(ids[text]))
+    for start in range(0, len(ids), TEXTS):
+        texts = order[start : start + TEXTS]
+        yield texts, torch.nn.utils.rnn.pad_sequence([ids[text] for text in texts], batch_first=True)
+
+
+def of_texts(request: Request, found: dict[int, Tensor]) -> Tensor:
+    """What was found of each text, in the order of the request, without its padding."""
+    return torch.cat([found[text][: len(ids) - 1] for text, ids in enumerate(request["ids"])])
 
 
 def load_network(folder: str) -> Any:
@@ -150,14 +167,18 @@ def run_plain(network: Any, request: Request) -> dict:
 
 
 def read_plain(network: Any, request: Request) -> dict:
-    """One text after another: a run of the network with all hidden states, then their readouts."""
-    found = []
-    for ids in request["ids"]:
+    """A run of the network with all hidden states for each batch of texts, then the readouts of all but padding."""
+    found: dict[str, dict[int, Tensor]] = {"top1": {}, "gap": {}}
+    for texts, ids in read_batches(request):
         with last_states(network) as last:
-            out = network(input_ids=torch.tensor([ids[:-1]]), output_hidden_states=True, use_cache=False)
-        states = torch.stack([*out.hidden_states[:-1], *last], dim=2)[0]  # [tokens, L+1, width]
-        found.append(readouts_of(network, states, out.logits[0].argmax(-1)))
-    return {name: torch.cat([one[name] for one in found]) for name in ("top1", "gap")}
+            out = network(input_ids=ids, output_hidden_states=True, use_cache=False)
+        states = torch.stack([*out.hidden_states[:-1], *last], dim=2)  # [texts, tokens, L+1, width]
+        for row, text in enumerate(texts):
+            own = slice(len(request["ids"][text]) - 1)
+            parts = readouts_of(network, states[row, own], out.logits[row, own].argmax(-1))
+            for name, one in found.items():
+                one[text] = parts[name]
+    return {name: of_texts(request, one) for name, one in found.items()}
 
 
 def readouts_of(network: Any, states: Tensor, chosen: Tensor) -> dict[str, Tensor]:
@@ -228,20 +249,22 @@ def run_tuned_lens(network: Any, request: Request) -> dict:
 
 
 def read_tuned_lens(network: Any, request: Request) -> dict:
-    """tuned-lens's evaluation of texts, one after another: a run of the network, then of the lens's logits entropy,
-    top-1, KL to the last layer and the next token's loss.
+    """tuned-lens's evaluation of texts: a run of the network for each batch, then of the lens's logits entropy, top-1,
+    KL to the last layer and the next token's loss.
     """
-    (lens,), top1 = network.logit_lens, []
-    for ids in request["ids"]:
-        out = network(input_ids=torch.tensor([ids[:-1]]), output_hidden_states=True, use_cache=False)
-        last, following, layers = out.logits[0].log_softmax(-1), torch.tensor(ids[1:]), []
-        for layer, state in enumerate(out.hidden_states[:-1]):
-            logs = lens(state[0], layer).log_softmax(-1)
-            (logs.exp() * logs).sum(-1), F.nll_loss(logs, following)
-            F.kl_div(logs, last, log_target=True, reduction="none").sum(-1)
-            layers.append(logs.argmax(-1))
-        top1.append(torch.stack([*layers, last.argmax(-1)], dim=-1))
-    return {"top1": torch.cat(top1)}
+    (lens,), top1 = network.logit_lens, dict[int, Tensor]()
+    for texts, ids in read_batches(request):
+        out = network(input_ids=ids, output_hidden_states=True, use_cache=False)
+        for row, text in enumerate(texts):
+            following = torch.tensor(request["ids"][text][1:])
+            last, layers = out.logits[row, : len(following)].log_softmax(-1), []
+            for layer, state in enumerate(out.hidden_states[:-1]):
+                logs = lens(state[row, : len(following)], layer).log_softmax(-1)
+                (logs.exp() * logs).sum(-1), F.nll_loss(logs, following)
+                F.kl_div(logs, last, log_target=True, reduction="none").sum(-1)
+                layers.append(logs.argmax(-1))
+            top1[text] = torch.stack([*layers, last.argmax(-1)], dim=-1)
+    return {"top1": of_texts(request, top1)}
 
 
 WAYS: dict[str, tuple[Callable, Callable, Callable | None]] = {  # how to load, to continue prompts, to read texts
