@@ -1,5 +1,6 @@
 """What a notebook found: its sentences, the numbers in them, its verdicts, all kept in one JSON file."""
 
+import html
 import json
 import math
 import time
@@ -119,7 +120,7 @@ class Results:
             content["beside"] = {other.model.name: described(other) for other in self.beside}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
-        display(HTML(f"<p class='ee-written'>{text(path.name)} is written.</p>"))
+        display(HTML(f"<p class='ee-written'>{html.escape(path.name)} is written.</p>"))
 
     def _fill(self, template: str, values: Mapping[str, Value]) -> str:
         given = {**self.names, "why": self.study.why_not(), "name": self.study.name, **values}

@@ -72,7 +72,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"there is no model in {out}; give the one to measure with --out")
     try:
         if given.measure:
-            print(json.dumps(recipe.measure(given.corpora, out, given.device), indent=1))
+            more = [work] if hasattr(recipe, "minutes") else []  # beside it are the outputs that such a recipe needs
+            print(json.dumps(recipe.measure(given.corpora, out, given.device, *more), indent=1))
         else:
             recipe.run(given.corpora, out, work, given.device)
     except InputError as error:

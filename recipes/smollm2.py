@@ -9,7 +9,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -82,9 +82,9 @@ class Outputs(Legs):
         made = make_outputs(model, Prompts(corpora), work, self.chunks, until)
         print(f"{made} chunks of training prompts in {work}")
 
-    def measure(self, corpora: Path, folder: Path, device: str) -> dict:
+    def measure(self, corpora: Path, folder: Path, device: str, work: Path) -> dict:
         """How many outputs a folder has."""
-        del corpora, device
+        del corpora, device, work
         texts = [text for file in sorted(folder.glob("training-*.safetensors")) for text in read_texts(file)]
         return {"outputs": len(texts), "tokens": sum(len(text.output) for text in texts)}
 
@@ -132,6 +132,9 @@ class Training(Legs, ABC):
             watch=lambda: self.watched(model, trained, held[:FEW]),
             watch_every=self.watch_every,
         )
+        with torch.no_grad():  # the card is about the weights as they are written
+            for weight in (each for each in trained.parameters() if each.requires_grad):
+                weight.copy_(weight.bfloat16())
         quality = self.quality(model, trained, held)
         print(json.dumps(quality, indent=1), flush=True)
         kind, objective = self.write(model, trained, out, leg, quality)
@@ -144,10 +147,12 @@ class Training(Legs, ABC):
         write_atomically(work / "curve.json", json.dumps(curve).encode())
         epoch, chunk, _ = leg["place"] or (0, -1, 0)
         seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + 1
+        settings = [each.name for each in fields(self) if each.repr and each.name not in ("name", "start", "minutes")]
         notes = {
             "what it is": f"{START} itself, whose weights are not touched",
             "prompts": f"the first {seen * CHUNK} for training, in recipes.own_outputs",
             "held_out": f"one source of prompts in {HELD_OUT} by hash",
+            "settings of the last leg": {name: getattr(self, name) for name in settings},
             "curve": [row for row in leg["curve"] if "loss" not in row],
         }
         corpus = {"corpus": f"{START}'s own greedy outputs; {CORPUS}"}
@@ -161,10 +166,10 @@ class Training(Legs, ABC):
         """The outputs to prompts that are held out."""
         return read_texts(file_of(self.outputs(work), 0, held_out=True))
 
-    def measure(self, corpora: Path, folder: Path, device: str) -> dict:
-        """The quality of what a folder has, on outputs to prompts that are held out."""
+    def measure(self, corpora: Path, folder: Path, device: str, work: Path) -> dict:
+        """The quality of what a folder has, on outputs to prompts that are held out, which are beside `work`."""
         del corpora
-        work, model = Path("checkpoints") / self.name, load_model(self.start, device=device)
+        model = load_model(self.start, device=device)
         return self.quality(model, self.begin(model, work, folder)[0], self.held_out(work))
 
     @abstractmethod

@@ -28,6 +28,7 @@ from transformers import Cache
 from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
 from eelib.common.values import first_line
+from eelib.models.attention import takes_booleans
 from eelib.models.kv_cache import GrowingLayer
 from eelib.models.probe import arguments_of, in_turn, output_of
 
@@ -123,7 +124,7 @@ class DraftBlock(nn.Module):
         """The block on states at places [rows, new]; seen: bool [rows or 1, 1, new, old + new]."""
         wide = states.to(next(self.block.parameters()).dtype)
         rotations = self.rotations[0](wide, places)
-        if self.model.network.config._attn_implementation != "sdpa":  # others add the mask to their scores
+        if not takes_booleans(self.model.network):
             seen = torch.zeros(seen.shape, dtype=wide.dtype, device=wide.device).masked_fill(~seen, -torch.inf)
         more: dict[str, Any] = {} if cache is None else {self.cache_argument: cache, "use_cache": True}
         output = self.block(wide, attention_mask=seen, position_ids=places, position_embeddings=rotations, **more)

@@ -16,6 +16,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from eelib.common.errors import CheckpointError
 from eelib.common.files import model_folder
 from eelib.common.values import check_name, first_line
+from eelib.models.attention import use_grouped_attention
 from eelib.models.checkpoint import (
     DTYPES,
     folder_of,
@@ -272,7 +273,8 @@ def load_model(
         revision: of a hub id.
         trust_remote_code: whether code of the checkpoint's own may run.
         fast_products: on a CPU in float32 or bfloat16, linear layers multiply few rows by products of ours where these
-            take less time than torch's, which is measured. Weights that are bfloat16 numbers are kept once more.
+            take less time than torch's, which is measured. Weights that are bfloat16 numbers are kept once more. Heads
+            that share keys and values read them once.
 
     Raises:
         InputError: one line. A name that is empty, or whose last part is not of letters, digits and _ . + - only.
@@ -320,6 +322,7 @@ def load_model(
     model.title = title or model.name
     if fast_products:  # after all that is proven: a fault of theirs is found by comparing them with torch's alone
         use_fast_products(model.network)
+        use_grouped_attention(model.network)
     if model.remark:
         print(f"{name}: {model.remark}")
     if model.adapter.writes and not any(end in range(model.vocab_size) for end in model.eos_ids):

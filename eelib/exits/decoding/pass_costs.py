@@ -29,8 +29,9 @@ from eelib.models.packaged import cache_folder
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # new tokens of one sequence that are timed
 WIDTHS = (1, 2, 3, 4, 6, 8)  # and of each sequence of a batch
-VERSION = 2  # of what the files hold
-PAST, ROUNDS, SECONDS = 96, 5, 1.5  # tokens in the cache; each number is timed so often, or until the time is over
+VERSION = 3  # of what the files hold
+PAST = 96  # tokens in the cache
+ROUNDS, LEAST, SECONDS = 5, 3, 1.5  # how often each number is timed, and how often at least if the time is over before
 FRESH = 3600  # seconds for which costs in a file hold: a virtual machine may be on another host later
 TABLE = 512  # numbers of tokens up to which costs are looked up
 MEASURED: "WeakKeyDictionary[nn.Module, dict[int, PassCosts]]" = WeakKeyDictionary()
@@ -81,13 +82,12 @@ class PassCosts:
         return self.upto(new, shared + block, 0) + self.whole(rows) - self.upto(rows, shared, 0) + self.upto(rows, 0, 0)
 
     def beside(self, batch: "PassCosts") -> "PassCosts":
-        """These of one sequence up to where those of a batch begin."""
-        few = sum(rows < batch.rows[0] for rows in self.rows)
+        """A batch's costs, and these of a single token before them, since a batch shrinks as its outputs end."""
         parts = [
-            tuple(np.maximum.accumulate([*getattr(self, name)[:few], *getattr(batch, name)]).tolist())
+            tuple(np.maximum.accumulate([getattr(self, name)[0], *getattr(batch, name)]).tolist())
             for name in ("call", "blocks", "head")
         ]
-        return PassCosts(self.layers, (*self.rows[:few], *batch.rows), *parts)
+        return PassCosts(self.layers, (1, *batch.rows), *parts)
 
 
 def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
@@ -141,19 +141,23 @@ def expected_speed_up(
 def measured(model: Model, sequences: int = 1) -> PassCosts:
     """Costs, each the shortest of a few times; none is below that of fewer tokens.
 
-    Of several sequences the last one has a single new token, so that rows are padded, as with drafts.
+    Of several sequences the last one is shorter and has a single new token, so that rows are padded, as those of a
+    task are: with a mask, attention runs another way.
     """
     text = probe_ids(model.network, model.tokenizer)[0].tolist()
     past = min(PAST, model.context_length // 2)
     widths = [width for width in (ROWS if sequences == 1 else WIDTHS) if past + width < model.context_length]
-    batch = Batch(model, [(text * past)[:past]] * sequences, widths[-1])
+    padded = model.pads and sequences > 1
+    prompts = [(text * past)[: past - (padded and number == sequences - 1)] for number in range(sequences)]
+    batch = Batch(model, prompts, widths[-1])
     alone = model.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter  # of one thread, other work on the machine is left out
-    blocks, end = BlockRunner(model, batch.cache.view), time.monotonic() + SECONDS
+    blocks = BlockRunner(model, batch.cache.view)
     best = np.full((3, len(widths)), np.inf)
 
     def run(due: dict[DecodedSequence, int]) -> list[float]:
         """Seconds of each part."""
+        batch.align([*due])
         times = [clock()]
         call = blocks.prepare(batch.inputs(due))
         synchronize(model.device)
@@ -169,17 +173,18 @@ def measured(model: Model, sequences: int = 1) -> PassCosts:
 
     with blocks.open():
         run({sequence: sequence.prompt_length for sequence in batch.sequences})
-        for _ in range(ROUNDS):
+        end = time.monotonic() + SECONDS
+        for number_of_rounds in range(1, ROUNDS + 1):
             for number, width in enumerate(widths):
                 for sequence in batch.sequences:
                     sequence.ids += [text[0]] * width
                 due = dict.fromkeys(batch.sequences, width)
-                if model.pads and sequences > 1:
+                if padded:
                     due[batch.sequences[-1]] = 1
                 best[:, number] = np.minimum(best[:, number], run(due))
                 for sequence in batch.sequences:
                     del sequence.ids[-width:]
-            if time.monotonic() > end:
+            if number_of_rounds >= LEAST and time.monotonic() > end:
                 break
     call, through, head = np.maximum.accumulate(best, axis=1).tolist()
     return PassCosts(
