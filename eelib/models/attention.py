@@ -1,7 +1,8 @@
 """Attention of few new tokens, where several heads share keys and values.
 
 A pass over a few tokens reads the keys and values of all tokens before them. transformers copies these for each head
-that shares them; here the heads that share them are rows of one product, so each is read once.
+that shares them, but for a single new token. Here the heads that share them are rows of one product, so each is read
+once.
 """
 
 from typing import Any

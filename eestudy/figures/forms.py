@@ -150,9 +150,8 @@ def heat(
 def common_ends(asked: Ends, found: list[tuple[float, float]]) -> tuple[float, float]:
     """The ends that are asked for, and in place of None those of what any panel shows."""
     low, high = asked
-    return min(low for low, _ in found) if low is None else low, max(
-        high for _, high in found
-    ) if high is None else high
+    lows, highs = zip(*found)
+    return min(lows) if low is None else low, max(highs) if high is None else high
 
 
 Panels = list[tuple[plt.Axes, pd.DataFrame]]  # the axis of each picture, and what it shows

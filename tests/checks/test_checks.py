@@ -61,7 +61,15 @@ def run(name, *options):
 
 def test_a_missed_bound_an_unknown_number_and_no_goal_at_all_end_with_status_1(tmp_path, capsys):
     good, bad = report.goal("low", 1, at_most=1), report.goal("high", math.nan, at_least=0)
-    cases = [([good], 0), ([good, bad], 1), ([], 1), ([report.all_of("all", 0, 0)], 1), ([report.all_of("a", 2, 2)], 0)]
+    endless = report.goal("endless", math.inf, at_least=0)
+    cases = [
+        ([good], 0),
+        ([good, bad], 1),
+        ([endless], 1),
+        ([], 1),
+        ([report.all_of("all", 0, 0)], 1),
+        ([report.all_of("a", 2, 2)], 0),
+    ]
     for goals, status in cases:
         with pytest.raises(SystemExit) as ended:
             report.finish(tmp_path / "deep" / "a.json", {"date": "today"}, goals, rows=[1])
@@ -152,6 +160,8 @@ def test_a_right_trace_of_given_texts_meets_every_goal_and_a_wrong_one_does_not(
     assert late["differ"] > len(trace) and off["largest_difference_of_probability"] == pytest.approx(0.01, rel=1e-3)
     assert len(missed(given.goals({"pocket-llama": late}))) == 2  # which has to be read at more positions
     assert len(missed(given.goals({"made": off}))) == 1
+    first = np.arange(share.size).reshape(share.shape) == 0
+    assert len(missed(given.goals({"made": compared(top1, np.where(first, np.nan, share))}))) == 1
 
 
 def test_killed_workers_end_with_the_same_bytes_and_a_changed_byte_is_seen(model_of, tmp_path):

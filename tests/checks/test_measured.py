@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from checks import arithmetic, cluster, prompts, report, store
+from checks import arithmetic, cluster, lens, prompts, report, store
 from checks.__main__ import ENTRIES, GROUPS
 from checks.report import TINY, differing
 from checks.tiny import KINDS
@@ -33,6 +33,7 @@ LOGGED = json.loads((prompts.FOLDER / "log.json").read_text())
 JUDGED = dict.fromkeys(("architectures", "coverage", "products", "race", "statistics", "trace_speed"), "rows")
 JUDGED |= {"arithmetic": "found", "dtypes": "dtypes", "given": "found", "prompts": "kinds"}  # what goals are judged by
 WHOLE = {name: goals for name, (_, goals) in store.PARTS.items()} | {"cluster": cluster.goals}
+WHOLE |= {"lens": lambda kept: lens.goals(kept["rows"], kept["machine"]["load"])}
 
 
 def goals_of(name, kept):
@@ -43,6 +44,7 @@ def goals_of(name, kept):
 WRONG = [  # a result, where it is changed, and to what
     ("arithmetic", ("found", "margins"), [0.1]),
     ("arithmetic", ("found", "tokens"), 9),
+    ("arithmetic", ("found", "drafts", 0, "drafted"), 9),
     ("arithmetic", ("found", "rows_limit"), arithmetic.BATCH - 1),
     ("arithmetic", ("found", "drafts", 1, "texts_equal"), 2),
     ("cluster", ("figures", "identical"), 8),
@@ -53,6 +55,7 @@ WRONG = [  # a result, where it is changed, and to what
     ("crashes", ("killed", "identical"), 2),
     ("crashes", ("workers_killed", "identical"), 1),
     ("dtypes", ("dtypes", "tokens"), 9),
+    ("lens", ("rows", 0, "seconds"), 1e4),
     ("many_prompts", ("shards_made",), 9),
     ("many_prompts", ("shards_made_twice",), 9),
     ("many_prompts", ("failed_workers",), 1),
