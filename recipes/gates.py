@@ -68,12 +68,16 @@ def own_outputs(model: Model, prompts: list[list[int]]) -> Iterator[tuple[list[l
 
 
 def known_outputs(folder: Path) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
-    """The same of outputs that the model gave before, which `recipes.own_outputs` keeps; InputError for none."""
+    """The same of outputs that the model gave before, which `recipes.own_outputs` keeps; InputError for none.
+
+    Those of a file come in a random order: their tasks come in turn, and every fifth output is held out.
+    """
     files = sorted(folder.glob("training-*.safetensors"))
     if not files:
         raise InputError(f"{folder} has no outputs of a model to training prompts: no file training-*.safetensors")
     for file in files:
-        for text in read_texts(file):
+        texts = read_texts(file)
+        for text in random.Random(SEED).sample(texts, len(texts)):
             yield [text.ids[: text.start].tolist()], [text.output.tolist()]
 
 
