@@ -5,6 +5,9 @@ that shares them, but for a single new token. Here the heads that share them are
 once.
 """
 
+import inspect
+import re
+import sys
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,12 +28,13 @@ def grouped_attention(
         ([rows, new, heads, size], None)
     """
     heads, shared, new = query.shape[1], key.shape[1], query.shape[2]
-    few = shared < heads and new <= MOST and options.get("position_bias") is None
+    plain = all(options.get(name) is None for name in ("position_bias", "softcap", "cache"))
+    few = shared < heads and new <= MOST and plain
     whole = new == 1 if attention_mask is None else attention_mask.ndim == 4 and attention_mask.shape[1] == 1
     if not (few and whole and query.is_cpu):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     groups = heads // shared
-    mask = None if attention_mask is None else attention_mask.repeat(1, 1, groups, 1)
+    mask = None if attention_mask is None else attention_mask.expand(-1, -1, new, -1).repeat(1, 1, groups, 1)
     rows = query.unflatten(1, (shared, groups)).flatten(2, 3)
     dropout, scale = options.get("dropout", 0.0), options.get("scaling")
     found = nn.functional.scaled_dot_product_attention(rows, key, value, mask, dropout, scale=scale)
@@ -42,10 +46,20 @@ AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
 def use_grouped_attention(network: PreTrainedModel) -> None:
-    """Have a network on the CPU that attends by "sdpa" attend so; another one stays as it is."""
+    """Have a network on the CPU attend so, if each of its parts attends by "sdpa" and would by any other name."""
     on_cpu = all(weight.device.type == "cpu" for weight in network.parameters())
-    if network.config._attn_implementation == SDPA and on_cpu:
+    parts = [part for part in network.modules() if isinstance(part, PreTrainedModel)]
+    if on_cpu and all(part.config._attn_implementation == SDPA and takes_any_name(type(part)) for part in parts):
         network.set_attn_implementation(GROUPED)
+
+
+def takes_any_name(kind: type[PreTrainedModel]) -> bool:
+    """Whether networks attend in the way that their configuration names, and their code asks for no such name: some
+    make other masks where it is not "sdpa", which may be a parameter's default alone.
+    """
+    if not kind._can_set_attn_implementation():
+        return False
+    return not re.search(f'(?<!str = )"{SDPA}"', inspect.getsource(sys.modules[kind.__module__]))
 
 
 def takes_booleans(network: nn.Module) -> bool:

@@ -72,11 +72,6 @@ class DraftBlock(nn.Module):
     def __init__(self, model: "Model", kind: str, layer: int, tokens: Tensor):
         super().__init__()
         self.accepted: tuple[float, ...] = ()
-        rotations = getattr(model.network.base_model, "rotary_emb", None)
-        if rotations is None:
-            raise CheckpointError(
-                f"{model.name} has no draft block: its positions are not rotations that all layers share"
-            )
         self.kind, self.layer, self.layers = kind, layer, model.layers
         with in_turn(model.blocks):
             self.block = copy.deepcopy(model.blocks[min(layer, model.layers - 1)]).float().requires_grad_(True)
@@ -90,8 +85,16 @@ class DraftBlock(nn.Module):
             with torch.no_grad():
                 self.join.weight.copy_(torch.eye(model.hidden_size).repeat(1, 2))
         self.register_buffer("tokens", tokens.int())
-        self.rotations = (rotations,)  # in a tuple, so that it is no part of this module
+        # in a tuple, so that they are no part of this module
+        self.rotations: tuple[Any] = (getattr(model.network.base_model, "rotary_emb", None),)
         self.of = weakref.ref(model)  # which holds its blocks
+        try:
+            with torch.no_grad():
+                self(torch.zeros(1, 1, model.hidden_size, device=model.device))
+        except TypeError as error:
+            raise CheckpointError(
+                f"{model.name} has no draft block: its positions are not rotations that all layers share"
+            ) from error
 
     @property
     def model(self) -> "Model":

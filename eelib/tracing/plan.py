@@ -156,6 +156,7 @@ def new_manifest(job: Job) -> dict:
         raise InputError(f"{job.task.name}: each {what} {why} (longest: {max(lengths)})")
     longest = min(max(lengths[i] for i in fits) + (0 if job.given else job.max_new_tokens), window)
     size = job.batch_size or batch_that_fits(model, longest)
+    mixed = max(lengths) if job.given else longest_mixed(model, job.max_new_tokens)
     return {
         **job.identity,
         "title": model.title or model.name,
@@ -169,7 +170,7 @@ def new_manifest(job: Job) -> dict:
         "prompts": len(lengths),
         **left_out,
         "batch_size": size,
-        "plan": cut(lengths, sorted(fits, key=lambda i: (lengths[i], i)), size, model.pads or job.given),
+        "plan": cut(lengths, sorted(fits, key=lambda i: (lengths[i], i)), size, mixed),
         "versions": versions(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
@@ -200,11 +201,23 @@ def prompt_lengths(job: Job) -> list[int]:
     return lengths
 
 
-def cut(lengths: list[int], order: list[int], size: int, mixed: bool) -> list[list[int]]:
-    """Cut sequences into shards of at most `size`; unless `mixed`, each of one prompt length, so without padding."""
+def longest_mixed(model: Model, new_tokens: int) -> int:
+    """How long prompts of different lengths may be that share a batch of a trace; 0: none may.
+
+    The window has room for so many new tokens after each, padded or not: some networks have no place behind it.
+    """
+    if not model.pads:
+        return 0
+    return max(model.context_length - new_tokens, 0) if model.adapter.left else model.longest_prompt
+
+
+def cut(lengths: list[int], order: list[int], size: int, mixed: int) -> list[list[int]]:
+    """Cut sequences, the shortest first, into shards of at most `size`: of one prompt length, so without padding, or of
+    several where no prompt is longer than `mixed`.
+    """
     shards: list[list[int]] = []
     for i in order:
-        if shards and len(shards[-1]) < size and (mixed or lengths[shards[-1][-1]] == lengths[i]):
+        if shards and len(shards[-1]) < size and lengths[i] <= max(mixed, lengths[shards[-1][0]]):
             shards[-1].append(i)
         else:
             shards.append([i])

@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 import eelib
+from checks.tiny import build
 from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
 from eelib.models.block_runner import BlockRunner
@@ -133,7 +134,10 @@ def test_what_is_of_another_model_or_damaged_is_refused_in_one_line(model_of, fo
     save_translators(translators(model), tmp_path / "loop", str(tmp_path / "loop"), model.hash)
     refused("loop", "has translators itself")
     wrong = "positions are not rotations"
-    one_line(CheckpointError, wrong, lambda: DraftBlock(model_of("gpt2"), "block", 1, torch.arange(9)))
+    build("causal", "gemma3_text").save_pretrained(tmp_path / "gemma3")  # has rotations for each kind of layer
+    tokenizer_for("causal").save_pretrained(tmp_path / "gemma3")
+    for other in (model_of("gpt2"), eelib.load_model(str(tmp_path / "gemma3"), device="cpu")):
+        one_line(CheckpointError, wrong, lambda: DraftBlock(other, "block", 1, torch.arange(9)))
     save_translators(translators(model), tmp_path / "right", base, model.hash)
     assert base_of(tmp_path / "right") == base and not base_of(base) and not base_of("a/hub-id")
 

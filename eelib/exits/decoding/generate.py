@@ -345,4 +345,5 @@ def encoded(model: Model, task: Task | list[str]) -> list[list[int]]:
 def batches(model: Model, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
     """Prompts by number in batches, the shortest first; of one length where padding would change a row."""
     lengths = [len(prompt) for prompt in prompts]
-    return cut(lengths, sorted(range(len(prompts)), key=lengths.__getitem__), batch_size, model.pads)
+    order, mixed = sorted(range(len(prompts)), key=lengths.__getitem__), model.longest_prompt if model.pads else 0
+    return cut(lengths, order, batch_size, mixed)

@@ -147,8 +147,9 @@ def measured(model: Model, sequences: int = 1) -> PassCosts:
     text = probe_ids(model.network, model.tokenizer)[0].tolist()
     past = min(PAST, model.context_length // 2)
     widths = [width for width in (ROWS if sequences == 1 else WIDTHS) if past + width < model.context_length]
-    padded = model.pads and sequences > 1
-    prompts = [(text * past)[: past - (padded and number == sequences - 1)] for number in range(sequences)]
+    prompts, padded = [(text * past)[:past]] * sequences, model.pads and sequences > 1
+    if padded and past > 1:
+        prompts[-1] = prompts[-1][1:]
     batch = Batch(model, prompts, widths[-1])
     alone = model.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter  # of one thread, other work on the machine is left out

@@ -142,10 +142,11 @@ class Batch:
         with_block: bool = False,
     ):
         self.model, self.device, self.pad_id = model, model.device, model.pad_id  # asked for once: slow
+        self.window = model.context_length
         self.writer, self.sequences = model.writer, list[DecodedSequence]()
         for index, prompt in enumerate(prompts):
             text = self.writer.input_ids_for(prompt, [])
-            limit = max(1, min(max_new_tokens, model.context_length - len(text)))
+            limit = max(1, min(max_new_tokens, self.window - len(text)))
             self.sequences.append(DecodedSequence(index, list(text), len(text), limit, index))
         self.padded = self.writer.left and model.pads
         self.context = self.writer.context(prompts)
@@ -168,11 +169,11 @@ class Batch:
         """Let all sequences of a call end in one slot, that where the furthest ends.
 
         The newest tokens of a sequence leave slots empty behind the others, which stay where they are. If some of the
-        newest have run already, all tokens move.
+        newest have run already, all tokens move. No slot is behind the window: some networks have no place there.
         """
         end = max(sequence.left_padding + sequence.computed_tokens for sequence in group)
         spare = end - max(sequence.computed_tokens for sequence in group)
-        if spare > SLACK:
+        if spare > SLACK or end > self.window:
             end -= spare
         if end > self.visible.shape[1]:
             self.visible = torch.nn.functional.pad(self.visible, (0, end), value=True)

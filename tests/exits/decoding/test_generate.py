@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import eelib
-from checks.tiny_texts import PROMPTS, WINDOW
+from checks.tiny import build
+from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
 from eelib.common.errors import InputError
 from eelib.common.machine import report_halving
 from eelib.exits.decoding import self_test
@@ -16,6 +17,7 @@ from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import Gate, gate_named
 from eelib.exits.gates.state import StateClassifier
 from eelib.models.block_runner import BlockRunner
+from eelib.tracing.plan import longest_mixed
 
 
 def test_tables(model_of):
@@ -30,6 +32,22 @@ def test_tables(model_of):
         assert model.tokenizer.decode(part["token_id"].tolist()) == "".join(part["text"])
     assert eelib.generate(model, eelib.Task.from_prompts(PROMPTS), **given).sequences.equals(sequences)
     assert (tokens["head_reads"] == 1).all() and (tokens["score"] == 2).all() and made.seconds > 0
+
+
+@pytest.mark.parametrize("name", ["mpt", "gpt_neo"])
+def test_no_row_of_a_batch_passes_the_window(name, tmp_path):
+    """Padding before a row counts, too, in networks whose tables end with the window; alone, all rows fit."""
+    build("causal", name).save_pretrained(tmp_path)
+    tokenizer_for("causal").save_pretrained(tmp_path)
+    model = eelib.load_model(str(tmp_path), device="cpu")
+    prompts, given = ["a" * 60, "b" * 80, "c" * 81, "a" * 100, "b" * 100], {"max_new_tokens": 48}
+    alone = [eelib.generate(model, [prompt], **given).sequences["output"][0] for prompt in prompts]
+    for more in ({}, {"draft": "prompt", "draft_length": 3}, {"draft": "layer:1", "draft_length": 5}):
+        assert eelib.generate(model, prompts, **given, **more).sequences["output"].tolist() == alone
+    eelib.generate(model, prompts, exit_layers=(2,), kv_policy="deferred", **given)
+    assert longest_mixed(model, 48) == WINDOW - 48
+    trace = eelib.trace(model, eelib.Task.from_prompts(prompts), max_new_tokens=48, progress=False)
+    assert trace.sequences["output"].tolist() == alone
 
 
 def test_the_model_is_left_as_it_was(model_of):
