@@ -162,18 +162,9 @@ def judge(
     row = claim(claim_id)
     if interval.low > interval.high:
         raise InputError(f"not an interval for {claim_id}: {interval}")
-    if premise:
-        return Verdict(row, interval, NOT_APPLICABLE, premise, models, note=earlier_wording(row, earlier))
-    if row.requires and not requirement_met:
-        return Verdict(row, interval, UNTESTABLE, f"needs {row.requires}", models)
-    if not interval.known:
-        return Verdict(row, interval, UNTESTABLE, "no tokens of a task that can be judged", models)
-    if interval.groups < row.minimum_sequences or not interval.bounded:
-        few = f"{interval.groups} sequences, fewer than {row.minimum_sequences}"
-        reason = few if interval.groups < row.minimum_sequences else "not enough groups that differ"
-        return Verdict(row, interval, UNTESTABLE, reason, models)
-    if (in_all := interval.groups * interval.tasks) < (row.minimum_in_all or 0):
-        return Verdict(row, interval, UNTESTABLE, f"{in_all} sequences, fewer than {row.minimum_in_all}", models)
+    if why := premise or untestable(row, interval, requirement_met):
+        verdict = NOT_APPLICABLE if premise else UNTESTABLE
+        return Verdict(row, interval, verdict, why, models, note=earlier_wording(row, earlier))
     verdict, reason, note = side_of(row, interval)
     if verdict != UNDECIDED and len({side_of(row, rounded)[0] for rounded in roundings}) > 1:
         verdict, reason = UNDECIDED, "the two layers around the share of the depth disagree"
@@ -183,6 +174,20 @@ def judge(
     notes = [note, "; ".join(changed), earlier_wording(row, earlier)]
     found = (FEW_TASKS,) if few_tasks else ()
     return Verdict(row, interval, verdict, reason, models, found, "; ".join(filter(None, notes)))
+
+
+def untestable(row: Claim, interval: Interval, requirement_met: bool) -> str:
+    """Why a run can't judge a claim; empty where it can."""
+    if row.requires and not requirement_met:
+        return f"needs {row.requires}"
+    if not interval.known:
+        return "no tokens of a task that can be judged"
+    if interval.groups < row.minimum_sequences:
+        return f"{interval.groups} sequences, fewer than {row.minimum_sequences}"
+    if not interval.bounded:
+        return "not enough groups that differ"
+    in_all = interval.groups * interval.tasks
+    return f"{in_all} sequences, fewer than {row.minimum_in_all}" if in_all < (row.minimum_in_all or 0) else ""
 
 
 def side_of(row: Claim, interval: Interval) -> tuple[str, str, str]:

@@ -150,12 +150,20 @@ def wide(curve: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Agreement [rows, len(at)] where mean layers are `at`, linear between neighbouring thresholds.
+    """Agreement [rows, len(at)] where mean layers are `at`, linear between neighbouring points.
 
-    `totals`: sums of `wide`, a row for each draw. NaN below a curve's first point.
+    `totals`: sums of `wide`, a row for each draw. NaN below a curve's first point. FREE's mean layers need not rise
+    with its threshold.
     """
     size = totals["tokens"].to_numpy(float)
     x, y = (totals[name].to_numpy(float) / size for name in ("layers", "agreed"))
+    return between(x, y, at)
+
+
+def between(x: np.ndarray, y: np.ndarray, at: Sequence[float] | np.ndarray) -> np.ndarray:
+    """y [rows, len(at)] where x is `at`, of points [rows, points]."""
+    order = np.argsort(x, axis=1, kind="stable")
+    x, y = (np.take_along_axis(one, order, axis=1) for one in (x, y))
     return np.stack([np.interp(at, *points, left=np.nan) for points in zip(x, y)])
 
 
@@ -168,7 +176,7 @@ def score_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray) -> np.ndarr
     points = [totals.xs(point, axis=1, level=-1) for point in totals["tokens"].columns]
     with np.errstate(divide="ignore", invalid="ignore"):
         y = np.stack([score(point) / score(point, "full") for point in points], axis=1)
-    return np.stack([np.interp(at, *one, left=np.nan) for one in zip(x, y)])
+    return between(x, y, at)
 
 
 # ---- one gate on one trace

@@ -10,6 +10,7 @@ beforehand, or every value at which the curve changes (`points` above their numb
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -180,7 +181,10 @@ def smallest_for_control(epsilon: float) -> int:
 def checked(losses: ArrayLike, values: Sequence[float], epsilon: float) -> np.ndarray:
     """Losses as float64 [n, K]; InputError, one line, for what can't be used."""
     check_level("epsilon", epsilon)
-    table = np.asarray(losses, dtype=float)
+    try:
+        table, values = np.asarray(losses, dtype=float), np.asarray(values, dtype=float).tolist()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"losses and thresholds must be numbers, rows of losses of one length ({error})") from error
     if table.ndim != 2 or table.shape[1] != len(values):
         raise InputError(f"losses must be [n, {len(values)}], a column for each threshold, not {list(table.shape)}")
     check_values(values, len(table))
@@ -199,7 +203,7 @@ def check_values(values: Sequence[float], n: int) -> None:
 
 def check_level(name: str, level: float, closed: bool = False) -> None:
     """InputError where a share is not between 0 and 1; `closed`: it may be 1."""
-    if not (0 < level < 1 or (closed and level == 1)):
+    if not isinstance(level, Real) or not (0 < level < 1 or (closed and level == 1)):
         raise InputError(f"{name} {level!r} is not allowed; it must lie between 0 and 1")
 
 

@@ -15,7 +15,7 @@ from eelib.common.errors import InputError
 from eelib.common.values import check_whole
 from eelib.exits.gates.gate import NO_EXIT, Gate
 from eelib.exits.gates.readout import Shortlist
-from eelib.exits.gates.schedule import Fixed
+from eelib.exits.gates.schedule import Fixed, Schedule
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,10 @@ class ExitRule:
             )
         if isinstance(self.gate, Shortlist) and self.gate.layer > layers:
             raise InputError(f"shortlist: layer {self.gate.layer} is not allowed; allowed are layers 1 to {layers}")
+        if isinstance(self.gate, Schedule) and max(self.gate.least, self.gate.most) > layers:
+            raise InputError(
+                f"schedule: least {self.gate.least}, most {self.gate.most}; allowed are layers 1 to {layers}"
+            )
 
     def asks(self, layer: int, layers: int) -> bool:
         """Whether the gate is asked at `layer`; layer L needs no gate."""

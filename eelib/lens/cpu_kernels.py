@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import numba
@@ -53,6 +54,7 @@ def spread_over_cores() -> Iterator[Spread]:
 # The product: float32 at full accuracy on CPUs that multiply bfloat16 faster, for weights that fit bfloat16
 
 _fits: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()  # of a head: found once
+_setting = Lock()  # torch's setting is one for all threads, so one changes it and puts it back at a time
 
 
 @cache
@@ -87,12 +89,13 @@ def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -
     high = states.bfloat16().float()
     low = states - high
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module replaces itself
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"  # factors are rounded to bfloat16, and their products added in float32
-    try:
-        spread(split, len(head.weight))
-    finally:
-        settings.fp32_precision = before
+    with _setting:
+        before = settings.fp32_precision
+        settings.fp32_precision = "bf16"  # factors are rounded to bfloat16, and their products added in float32
+        try:
+            spread(split, len(head.weight))
+        finally:
+            settings.fp32_precision = before
 
 
 # The pass over each row

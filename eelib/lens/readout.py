@@ -274,12 +274,14 @@ class ReadoutBuffer:
         self.known += [self.next_reference(row, token) for row, token in zip(rows, ids)]
 
     def next_reference(self, row: int, token: int) -> int:
-        """The reference's token at the position of `token`, the next one of its sequence; -1 where there is none."""
+        """The reference's token at the position of `token`, the next one of its sequence; -1 where there is none, or no
+        logit of it.
+        """
         at, reference = self.lengths[row], self.references[row]
         self.lengths[row] += 1
         wanted = reference[at] if self.agrees[row] and at < len(reference) else -1
         self.agrees[row] = self.given or wanted == token
-        return wanted
+        return wanted if wanted < self.head.vocab_size else -1
 
     def flush(self) -> None:
         if self.buffered is not None and self.filled:

@@ -68,7 +68,10 @@ class ModelKind:
     # ---- one text, whole
 
     def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
-        """Find out by trying how the model may be fed: whether rows may be padded, and what a kind has besides."""
+        """Find out by trying how the model may be fed: where positions start, whether rows may be padded, and what one
+        kind has besides.
+        """
+        self.model.offset = position_offset(self.model, runs)
         self.model.pads = padding_is_inert(self.model, ids)
 
     def rows_of(self, encoded: dict) -> list[list[int]]:
@@ -81,7 +84,7 @@ class ModelKind:
 
     def read_positions(self, prompt: list[int]) -> slice:
         """Where in `input_ids_for` the states of the output's tokens are, in their order."""
-        return slice(0, None)
+        return slice(0, len(prompt))  # some networks pad a text, and give states of that, too
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
         """Arguments of one run over all of a sequence, without a cache."""
@@ -221,9 +224,8 @@ class Causal(GenerativeKind):
         return {"input_ids": ids} | GenerativeKind.uncached(network)
 
     def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
-        """Also that it does not read to the right, where its positions start, and which cache it takes."""
+        """Also that it does not read to the right, and which cache it takes."""
         refuse_right_reading(self.model, runs)
-        self.model.offset = position_offset(self.model, runs)
         super().probe_feeding(runs, ids)
         choose_cache(self.model, runs)
 

@@ -91,9 +91,10 @@ def wmt22_rows(pair: str, source: str | None) -> list[dict]:
         data.maybe_download = lambda: None  # type: ignore[method-assign]  # of this copy alone
     try:
         files = [data.get_source_file(pair), *data.get_reference_files(pair)]
+        texts = [Path(file).read_text(encoding="utf-8").removesuffix("\n") for file in files]
+        rows = list(zip(*(text.split("\n") for text in texts), strict=True))
     except (Exception, SystemExit) as error:  # sacreBLEU leaves the program where a download is damaged
         raise InputError(
             f"task 'wmt22/{pair}' could not be loaded from {source or 'sacreBLEU'}: {first_line(error)}"
         ) from error
-    columns = [Path(file).read_text(encoding="utf-8").split("\n")[:-1] for file in files]
-    return [{"source": s, "references": [r for r in refs if r]} for s, *refs in zip(*columns, strict=True)]
+    return [{"source": source, "references": [r for r in references if r]} for source, *references in rows]

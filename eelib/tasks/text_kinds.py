@@ -111,7 +111,8 @@ def read_question(row: dict, _number: int) -> Item:
     """A SQuAD-like row; `answers` is a list of strings, or SQuAD's own {"text": [...]}."""
     context, question = text_of(row, "context"), text_of(row, "question")
     answers = texts_of(row, "answers", "text") if isinstance(row.get("answers"), dict) else texts_of(row, "answers")
-    group = str(row.get("passage") or hashlib.sha256(context.encode()).hexdigest()[:12])
+    passage = row.get("passage")
+    group = hashlib.sha256(context.encode()).hexdigest()[:12] if passage in (None, "") else str(passage)
     check_text("field passage", group)
     return question_item(context, question, answers, group)
 

@@ -52,7 +52,7 @@ def describe(
         "text": texts,
         "start": starts,
         "end": ends,
-        "is_eos": [False] * len(body) + [True] * ended,
+        "is_eos": [model.adapter.writes and token in model.eos_ids for token in ids],
         "is_special": model.adapter.are_special(prompt, ids),
         "truncated": [truncated] * count,
         "group": [group] * count,

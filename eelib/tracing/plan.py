@@ -77,7 +77,7 @@ class Job:
     def folder(self) -> Path:
         """Where the trace lies: runs/model/task-key."""
         key = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
-        task = re.sub(r"[^\w.+-]", ".", self.task.name)[:100]
+        task = re.sub(r"[^\w.+-]", ".", self.task.name).encode()[:100].decode(errors="ignore")  # a name has 255 bytes
         return Path(self.runs) / self.model.name / f"{task}-{key}"
 
 

@@ -135,6 +135,9 @@ def test_agreement_is_read_off_the_curve_of_each_task(curves):
     (found,) = interval_of(evaluation.wide(part), lambda t: evaluation.agreement_at(t, [3.3]))
     assert found.estimate == pytest.approx(expected) and found.low < expected < found.high
     assert np.isnan(evaluation.agreement_at(evaluation.wide(part).sum().to_frame().T, [0.5])).all()
+    free = {"task": "one", "group": "0", "threshold": [1.0, 2.0, 4.0], "tokens": 10}  # its layers need not rise
+    points = evaluation.wide(pd.DataFrame(free | {"layers": [30, 20, 40], "agreed": [5, 8, 10]}))
+    assert evaluation.agreement_at(points, [2, 2.5, 3]).tolist() == [[0.8, 0.65, 0.5]]
 
 
 def test_scores_are_those_of_the_texts_that_exits_emit(study):

@@ -115,6 +115,9 @@ def test_agreement_and_losses_of_a_curve():
         (["[n, 4]", "[9, 1]"], lambda: conformal_risk_control(ones(9, 0), VALUES, 0.1)),
         (["must rise"], lambda: conformal_risk_control(ones(9, 0, 0), [2.0, 1.0], 0.1)),
         (["must rise"], lambda: learn_then_test(ones(60, 0, 0), [math.nan, 1.0], 0.05, 0.1)),
+        (["must be numbers"], lambda: learn_then_test([[0, 1], [0]], [1.0, 2.0], 0.1, 0.1)),
+        (["must be numbers"], lambda: conformal_risk_control(ones(9, 0), ["a"], 0.1)),
+        (["epsilon 'x'"], lambda: conformal_risk_control(ones(9, 0), [1.0], "x")),
         (["way 'Bonferroni'", "bonferroni"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 0.1, way="Bonferroni")),
     ],
 )
@@ -240,6 +243,9 @@ BAD_GATES = [
     ({"gate": "entropy", "gate_parameters": {"name": "x"}}, "no parameter 'name'"),
     ({"gate": "entropy", "gate_parameters": {"model": "x"}}, "no parameter 'model'"),
     ({"gate": "shortlist", "gate_parameters": {"layer": 99}}, "shortlist: layer 99"),
+    ({"gate": "schedule", "gate_parameters": {"most": 99}}, "most 99; allowed are layers 1 to"),
+    ({"gate": "schedule", "gate_parameters": {"longest": 10**30}}, "longest of 1 to"),
+    ({"gate": "lstm", "gate_parameters": {"folder": 3}}, "folder 3 of gate lstm"),
 ]
 
 

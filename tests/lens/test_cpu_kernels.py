@@ -1,7 +1,11 @@
 """The CPU's kernels against float64: rows of logits of odd widths, with ties, huge and masked; products; threads."""
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import cycle
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import pytest
@@ -145,6 +149,25 @@ def test_products_are_as_near_as_float32(shape, fits, fast, monkeypatch):
     assert_as_near(out, states @ weight.T, states.double() @ weight.double().T)
     assert torch.backends.mkldnn.matmul.fp32_precision == before
     assert cpu_kernels._fits.get(made) == (fits if fast else None)
+
+
+def test_threads_put_the_setting_back(monkeypatch):
+    """One that begins while another multiplies does not take the other's setting for its own."""
+    before, inside, together = torch.backends.mkldnn.matmul.fp32_precision, [], Barrier(2)
+    monkeypatch.setattr(cpu_kernels, "has_fast_bfloat16", lambda: True)
+    made, states = head(24, 11, True), torch.randn(1, 24)
+
+    def spread(function, count):
+        inside.append(len(inside))
+        with suppress(BrokenBarrierError):
+            together.wait(0.2)  # if both can be here at once, the one that was first leaves first
+        time.sleep(0.1 * inside[-1])
+        function(0, count)
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(cpu_kernels.head_product, states, made, torch.empty(1, 11), spread)
+    assert len(inside) == 2 and torch.backends.mkldnn.matmul.fp32_precision == before
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])

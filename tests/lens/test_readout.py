@@ -64,6 +64,15 @@ def test_states_that_come_in_pieces_and_any_order(room, logits, monkeypatch):
         torch.testing.assert_close(got[name], values, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_reference_that_the_head_has_no_logit_of():
+    """Its probability is not known, and the output goes on being compared with it."""
+    buffer = ReadoutBuffer(identity_unembed(4), [[1, 7, 2]])
+    buffer.add(torch.randn(1, 3, 4), [0], [1])
+    buffer.add(torch.randn(1, 3, 4), [0], [3])
+    assert buffer.known == [1, -1]
+    assert buffer.finish()["reference_probability"].isnan().all(dim=1).tolist() == [False, True]
+
+
 # Similarities of layers
 
 

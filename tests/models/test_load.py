@@ -23,7 +23,8 @@ from transformers import (
 )
 
 import eelib
-from checks.tiny_texts import tokenizer_for
+from checks.tiny import build
+from checks.tiny_texts import WINDOW, tokenizer_for
 from eelib.common.errors import CheckpointError, InputError
 from eelib.common.files import data_folder
 from eelib.common.tolerances import close
@@ -299,6 +300,8 @@ def test_positions_start_where_the_family_starts_them():
     ids = torch.tensor([[9, 8, 7]])
     given = model.adapter.step_inputs(ids, torch.ones_like(ids), {})
     torch.testing.assert_close(network(**given).logits, network(input_ids=ids).logits)
+    for kind in ("masked", "classifier"):
+        assert prepared(build(kind, "roberta"), kind).context_length == WINDOW - 1
 
 
 def test_the_window_is_the_shortest_that_a_configuration_has():

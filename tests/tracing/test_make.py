@@ -41,6 +41,8 @@ def test_what_makes_another_trace(model_of, monkeypatch):
             found += [folder()] * (name == "device")
     given = {plan.Job(model_of("llama"), TASK, steps, "runs", given=True).folder for steps in (1, 99)}
     assert len(set(found) | given) == len(found) + 1 == 11 and folder() == found[0]
+    long = plan.Job(model_of("llama"), replace(TASK, name="\u8bd5" * 200), 1, "runs").folder.name
+    assert 80 < len(long.encode()) < 255
 
 
 def denied(path, *_more):

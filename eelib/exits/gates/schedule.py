@@ -42,10 +42,10 @@ class Schedule(Gate):
     default: ClassVar[float] = 0
 
     def __post_init__(self) -> None:
-        if self.least < 1 or self.longest < 1 or (self.most and self.most < self.least):
+        if self.least < 1 or not 0 < self.longest < 2**31 or (self.most and self.most < self.least):
             raise InputError(
                 f"schedule: least {self.least}, most {self.most}, longest {self.longest}; allowed are layers with "
-                "1 <= least <= most (0: the last) and a longest of 1 or more"
+                "1 <= least <= most (0: the last) and a longest of 1 to 2^31 - 1"
             )
 
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:

@@ -240,6 +240,8 @@ def trained_gate(model: Model, name: str, /, folder: Path | str | None = None, *
         InputError: an unknown gate or parameter; no such file; a damaged one; one for other weights than the model's.
     """
     kind = checked(name, parameters)
+    if not isinstance(folder, (Path, str, type(None))):
+        raise InputError(f"folder {folder!r} of gate {name} is not allowed; it must be a path")
     place = data_folder("gates", model.name) if folder is None else Path(folder)
     file = place / file_name(name, parameters)
     what = f"gate {name} of {model.name}"
