@@ -68,9 +68,7 @@ class ModelKind:
     # ---- one text, whole
 
     def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
-        """Find out by trying how the model may be fed: where positions start, whether rows may be padded, and what one
-        kind has besides.
-        """
+        """Find out by trying how the model may be fed: where positions start, whether rows may be padded, and more."""
         self.model.offset = position_offset(self.model, runs)
         self.model.pads = padding_is_inert(self.model, ids)
 
