@@ -45,13 +45,14 @@ def run_group(name: str) -> None:
 
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name in GROUPS:
+    if name in GROUPS and not sys.argv[2:]:
         run_group(name)
     elif name in ENTRIES:
         sys.argv[:2] = [f"python -m checks {name}"]
         importlib.import_module(f"checks.{name}").main()
     else:
-        sys.exit(f"{name or 'no name'}: allowed are {', '.join([*GROUPS, *ENTRIES])}")
+        allowed = f"{', '.join(GROUPS)} without options, {', '.join(ENTRIES)}"
+        sys.exit(f"{' '.join(sys.argv[1:]) or 'no name'}: allowed are {allowed}")
 
 
 if __name__ == "__main__":

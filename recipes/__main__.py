@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(json.dumps(recipe.measure(given.corpora, out, given.device, *more), indent=1))
         else:
             recipe.run(given.corpora, out, work, given.device)
-    except InputError as error:
+    except (InputError, FileNotFoundError) as error:  # such as a part of the corpora
         parser.error(str(error))
 
 

@@ -1,6 +1,7 @@
 """A tiny Qwen 2 model as a GGUF file with a chat template, and the same weights as a network."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -51,8 +52,13 @@ def tiny_qwen2() -> hf.Qwen2ForCausalLM:
     return network
 
 
-def write(path: Path, architecture: str = "qwen2", kind: str = "Q8_0") -> hf.Qwen2ForCausalLM:
-    """Write the file with matrices in a type of gguf; returns the network with the weights that the file then holds."""
+def write(
+    path: Path, architecture: str = "qwen2", kind: str = "Q8_0", more: Callable[[gguf.GGUFWriter], None] | None = None
+) -> hf.Qwen2ForCausalLM:
+    """Write the file with matrices in a type of gguf; returns the network with the weights that the file then holds.
+
+    `more`: adds to what is written.
+    """
     network, tokenizer = tiny_qwen2(), tokenizer_for("causal")
     config, state = network.config, network.state_dict()
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -83,6 +89,8 @@ def write(path: Path, architecture: str = "qwen2", kind: str = "Q8_0") -> hf.Qwe
         for part in ("weight", "bias"):
             if (key := f"{theirs}.{part}") in state:
                 add_tensor(writer, f"{ours}.{part}", state, key, kind)
+    if more:
+        more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

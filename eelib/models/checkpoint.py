@@ -123,7 +123,7 @@ def resolve_device(device: str) -> torch.device | None:
         found = torch.device(device)
         torch.empty(0, device=found)
         return found
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise CheckpointError(
             f"device {device!r} is not available ({first_line(error)}); allowed: auto, balanced, cpu, cuda, cuda:N"
         ) from error
@@ -201,7 +201,13 @@ def read_checkpoint(
     transformers_logging.set_verbosity_error()  # its report of missing weights: they are checked below
     try:
         network, loaded = network_class.from_pretrained(
-            path, config=config, dtype=DTYPES[dtype], output_loading_info=True, **files, **spread
+            path,
+            config=config,
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else its report, which is silenced, names them
+            **files,
+            **spread,
         )
     except Exception as error:  # safetensors too
         raise not_loaded(name, error) from error
@@ -211,6 +217,10 @@ def read_checkpoint(
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
         raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({reason(error)})") from error
+    if shapes := sorted(str(wrong[0]) for wrong in loaded["mismatched_keys"]):
+        raise CheckpointError(
+            f"model {name!r}: weights have other shapes than its configuration: {', '.join(shapes[:3])}"
+        )
     given = merge_lora(network, lora) if lora else set()
     if missing := sorted(set(loaded["missing_keys"]) - given):  # transformers would leave them random
         raise CheckpointError(f"model {name!r} lacks weights: {', '.join(missing[:3])}")

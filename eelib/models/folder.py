@@ -22,6 +22,8 @@ WINDOWS = (
     "n_positions",
     "n_ctx",
     "max_decoder_position_embeddings",
+    "max_target_positions",
+    "max_seq_len",
 )
 ENCODER_WINDOW = "max_encoder_position_embeddings"  # of an encoder that has another one than its decoder
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")

@@ -5,6 +5,7 @@ A folder of them has `adapter_config.json`, which names the model, and `adapter_
 """
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ PLAIN: dict[str, Any] = {  # what a setting has to be, where a file has it
     "fan_in_fan_out": False,
     "rank_pattern": {},
     "alpha_pattern": {},
+    "alora_invocation_tokens": None,
 }
 KEEPING = ("gaussian", "eva", "orthogonal", "mica")  # initializations by PEFT that leave the base as it is
 
@@ -54,7 +56,7 @@ def lora_base(path: str | Path) -> str:
     base, rank, alpha = (settings.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha"))
     if not isinstance(base, str) or not base or Path(base) == folder:
         raise CheckpointError(f"model {folder.name!r}: {CONFIG} does not name the model that it is of")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1 or not isinstance(alpha, (int, float)):
         raise CheckpointError(f"model {folder.name!r}: {CONFIG} has r {rank!r} and lora_alpha {alpha!r}, no numbers")
     return base
 
@@ -81,7 +83,7 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
 
     Where W holds bfloat16 numbers, the sum is rounded to such, too: it is then as exact as the base, and read as fast.
     A tensor that is no update, such as a new head's, replaces the weight of its name. CheckpointError for what fits no
-    weight.
+    weight, and for one that would replace a weight in two places where PEFT replaces it in one.
     """
     settings = read_object(folder / CONFIG, folder.name)
     scale = settings["lora_alpha"] / settings["r"]
@@ -90,6 +92,7 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder / WEIGHTS} is damaged ({first_line(error)})") from error
     weights, replaced = dict(network.named_parameters()), set()
+    places = Counter(id(weight) for _, weight in network.named_parameters(remove_duplicate=False))
     for key, tensor in tensors.items():
         if key.endswith(UP) and key.removesuffix(UP) + DOWN in tensors:
             continue
@@ -97,7 +100,7 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
         if update := key.endswith(DOWN):
             name = name.removesuffix(DOWN) + ".weight"
             up = tensors.get(key.removesuffix(DOWN) + UP, tensor[:0])
-            value = scale * up.float() @ value if up.ndim == value.ndim == 2 and up.shape[1] == len(value) else up
+            value = scale * up.float() @ value if up.shape[1:] == value.shape[:1] == (settings["r"],) else up
         if name not in weights or value.shape != weights[name].shape:
             raise CheckpointError(f"model {folder.name!r}: {key!r} fits no weight of {type(network).__name__}")
         if not torch.isfinite(value).all():
@@ -107,6 +110,8 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
             value = base + value.to(base.device)
             if torch.equal(base, base.bfloat16().float()):
                 value = value.bfloat16()
+        elif places[id(weights[name])] > 1:
+            raise CheckpointError(f"model {folder.name!r}: {key!r} replaces a weight that the base's head shares")
         else:
             replaced.add(name)
         weights[name].copy_(value)

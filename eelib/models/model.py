@@ -15,7 +15,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from eelib.common.errors import CheckpointError
 from eelib.common.files import model_folder
-from eelib.common.values import check_name, first_line
+from eelib.common.values import check_name, first_line, reason
 from eelib.models.attention import use_grouped_attention
 from eelib.models.checkpoint import (
     DTYPES,
@@ -202,20 +202,26 @@ class Model:
 
         `seconds` are the second texts of pairs. For a classifier, a row carries the token types that the network takes
         (`TextIds`). `numbers` are those of the prompts, for messages. Raises CheckpointError if `chat` is asked of a
-        tokenizer that has no template, or for pairs; if the tokenizer tells more types apart than the
-        network, or gives a token that it does not have.
+        tokenizer that has no template, or for pairs; if the tokenizer fails, tells more types apart than the network,
+        or gives a token that it does not have.
         """
         if chat and seconds:
             raise CheckpointError(
                 f"{self.name}: pairs of texts are not put into a chat template; allowed is chat=False"
             )
-        if not chat:  # long ones are counted, not warned of
-            encoded = self.tokenizer(prompts, text_pair=seconds or None, verbose=False)
-            return self.adapter.rows_of(self.known(encoded, numbers))
+        if not chat:
+            return self.adapter.rows_of(self.known(self.tokenized(prompts, text_pair=seconds or None), numbers))
         if not getattr(self.tokenizer, "chat_template", None):
             raise CheckpointError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
         texts = [self.in_chat(prompt) for prompt in prompts]
-        return self.known(self.tokenizer(texts, add_special_tokens=False, verbose=False), numbers)["input_ids"]
+        return self.known(self.tokenized(texts, add_special_tokens=False), numbers)["input_ids"]
+
+    def tokenized(self, texts: list[str], **options: Any) -> BatchEncoding:
+        """What the tokenizer gives; long texts are counted, not warned of. CheckpointError where it fails."""
+        try:
+            return self.tokenizer(texts, verbose=False, **options)
+        except Exception as error:  # such as for a text that its vocabulary does not have
+            raise CheckpointError(f"{self.name}: the tokenizer fails ({reason(error)})") from error
 
     def in_chat(self, prompt: str) -> str:
         """A prompt as a user's turn in the tokenizer's chat template. CheckpointError where it fails or never ends."""

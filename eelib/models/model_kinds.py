@@ -82,7 +82,7 @@ class ModelKind:
 
     def read_positions(self, prompt: list[int]) -> slice:
         """Where in `input_ids_for` the states of the output's tokens are, in their order."""
-        return slice(0, len(prompt))  # some networks pad a text, and give states of that, too
+        return slice(0, None)
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
         """Arguments of one run over all of a sequence, without a cache."""
@@ -287,9 +287,10 @@ class Seq2Seq(GenerativeKind):
 
     @property
     def start_id(self) -> int:
-        """The token that an output starts from."""
-        config = self.model.network.config
-        chosen = [getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id")]
+        """The token that an output starts from: as `generate` has it, by the generation config, else by the config."""
+        holders = [getattr(self.model.network, "generation_config", None), self.model.network.config]
+        names = ("decoder_start_token_id", "bos_token_id")
+        chosen = [getattr(holder, name, None) for name in names for holder in holders]
         return next(i for i in (*chosen, self.model.pad_id) if i is not None)
 
     def input_ids_for(self, prompt: list[int], output: list[int]) -> list[int]:

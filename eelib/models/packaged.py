@@ -124,7 +124,9 @@ def read_header(file: Path, name: str) -> GgufFile:
             weights[GGMLQuantizationType(tensor.ggml_type).name] += numbers
         if not weights:
             raise ValueError("it holds no tensors")
-        layers = read_gguf_metadata(str(file))[0].get(f"{header.architecture}.block_count", 0)
+        fields = read_gguf_metadata(str(file))[0]
+        check_rotations(header.architecture, fields, [tensor.name for tensor in header.tensors])
+        layers = fields.get(f"{header.architecture}.block_count", 0)
         if layers > len(header.tensors):  # transformers makes lists of that length before it looks at the weights
             raise ValueError(f"it states {layers:,} layers and holds {len(header.tensors):,} tensors")
         found = [int(block[1]) + 1 for tensor in header.tensors if (block := re.match(r"blk\.(\d+)\.", tensor.name))]
@@ -133,6 +135,20 @@ def read_header(file: Path, name: str) -> GgufFile:
     except Exception as error:  # whatever a damaged header makes the reader raise
         raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {reason(error)})") from error
     return GgufFile(file, weights.most_common(1)[0][0], len(header.tensors), sum(weights.values()))
+
+
+def check_rotations(architecture: str, fields: dict[str, Any], tensors: list[str]) -> None:
+    """ValueError for rotations of positions that a file scales: transformers 5.23 leaves that out, but for gpt-oss."""
+    plain: dict[str, tuple] = {
+        "scaling.type": (None, "none"),
+        "scaling.factor": (None, 0, 1),
+        "scale_linear": (None, 1),
+    }
+    given = [(f"{architecture}.rope.{key}", allowed) for key, allowed in plain.items()]
+    scaled = [f"{key} {fields[key]!r}" for key, allowed in given if fields.get(key) not in allowed]
+    scaled += [f"tensor {name}" for name in tensors if name.startswith(("rope_freqs", "rope_factors"))]
+    if scaled and architecture != "gpt-oss":
+        raise ValueError(f"its rotations of positions are scaled, which transformers leaves out: {', '.join(scaled)}")
 
 
 # Wheels

@@ -216,6 +216,17 @@ def test_a_head_that_the_base_lacks(tmp_path):
     assert found.kind == "classifier" and list(found.labels) == ["no", "yes"]
 
 
+def test_a_replaced_weight_that_the_head_shares_is_refused(folder_of, adapters, one_line):
+    """PEFT replaces the embeddings alone, and its head has the base's."""
+    base = folder_of("gemma2")
+    plain = hf.AutoModelForCausalLM.from_pretrained(base)
+    options = LoraConfig(r=3, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    tuned = get_peft_model(plain, options)
+    tuned.peft_config["default"].base_model_name_or_path = str(base)
+    tuned.save_pretrained(adapters[1])
+    one_line(CheckpointError, ("embed_tokens", "shares"), lambda: eelib.load_model(str(adapters[1])))
+
+
 def settings(**changed):
     return lambda folder: (folder / CONFIG).write_text(json.dumps(json.loads((folder / CONFIG).read_text()) | changed))
 
@@ -246,6 +257,9 @@ WRONG = [
     (settings(base_model_name_or_path=None), "does not name"),
     (settings(base_model_name_or_path="no-such-model"), "no-such-model"),
     (settings(r=0), "r 0"),
+    (settings(r=True), "r True"),
+    (settings(r=8), "fits no weight"),
+    (settings(alora_invocation_tokens=[5]), "alora_invocation_tokens"),
     *((settings(init_lora_weights=way), (repr(way), "changes the base")) for way in ("pissa_niter_4", "olora")),
 ]
 

@@ -1,6 +1,7 @@
 """A checkpoint that loads is found whole: states, head, sub-layers, how it is fed; what can't be rebuilt is refused."""
 
 import shutil
+from dataclasses import replace
 from itertools import cycle
 
 import families
@@ -8,6 +9,8 @@ import pytest
 import torch
 from families import FAMILIES
 from oracle import assert_as_near
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     BartConfig,
     BartForSequenceClassification,
@@ -18,6 +21,7 @@ from transformers import (
     LEDForConditionalGeneration,
     Phi3Config,
     Phi3ForCausalLM,
+    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForCausalLM,
 )
@@ -33,7 +37,7 @@ from eelib.models.checkpoint import path_of
 from eelib.models.kv_cache import GrowingLayer
 from eelib.models.model import prepare, probe_ids
 from eelib.models.model_kinds import Causal
-from eelib.tracing.decode import states_of
+from eelib.tracing.decode import greedy_decode, states_of
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -302,6 +306,27 @@ def test_positions_start_where_the_family_starts_them():
     torch.testing.assert_close(network(**given).logits, network(input_ids=ids).logits)
     for kind in ("masked", "classifier"):
         assert prepared(build(kind, "roberta"), kind).context_length == WINDOW - 1
+    model = prepared(build("causal", "mpt"))
+    model.tokenizer.model_max_length = 10**30
+    assert model.context_length == WINDOW
+
+
+@pytest.mark.parametrize("name", ["t5", "marian"])
+def test_outputs_start_from_the_token_of_the_generation_config(name, tmp_path):
+    network = families.build(name)
+    network.generation_config.decoder_start_token_id = 50
+    network.generation_config.forced_eos_token_id = None
+    model, ids = prepared(network, "seq2seq"), torch.arange(60, 70)[None]
+    made = network.generate(ids, max_new_tokens=6, do_sample=False, use_cache=False)[0].tolist()
+    assert made[0] == 50 and greedy_decode(model, ids.tolist(), 6) == [made[1:]]
+
+
+def test_a_tokenizer_that_fails_is_named_in_one_line(model_of, one_line):
+    """One without a token for words that it does not know; any error of a tokenizer's."""
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"known": 5})))
+    model = replace(model_of("llama"), tokenizer=words)
+    assert model.encode(["known"]) == [[5]]
+    one_line(CheckpointError, ("llama: the tokenizer fails", "UNK"), lambda: model.encode(["unknown"]))
 
 
 def test_the_window_is_the_shortest_that_a_configuration_has():

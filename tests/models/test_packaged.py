@@ -10,7 +10,9 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import gguf
 import gguf_made
+import numpy as np
 import pytest
 import torch
 
@@ -212,6 +214,25 @@ def test_a_damaged_file_is_refused_in_one_line(what, made, tmp_path, one_line):
     file = tmp_path / "damaged.gguf"
     file.write_bytes(DAMAGES[what](made[0].read_bytes()))
     one_line(CheckpointError, "damaged.gguf", lambda: eelib.load_model(file, device="cpu"))
+
+
+@pytest.mark.parametrize("scaled", ["factor", "type", "rope_freqs"])
+def test_rotations_that_a_file_scales_are_refused(scaled, tmp_path, one_line):
+    """transformers would leave the scale out without a word."""
+
+    def more(writer):
+        if scaled == "factor":
+            writer.add_rope_scaling_factor(4.0)
+        elif scaled == "type":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        else:
+            writer.add_tensor("rope_freqs.weight", np.ones(4, dtype=np.float32))
+
+    gguf_made.write(tmp_path / "scaled.gguf", more=more)
+    message = ("scaled.gguf", "rotations of positions are scaled", scaled)
+    one_line(CheckpointError, message, lambda: eelib.load_model(tmp_path / "scaled.gguf", device="cpu"))
+    gguf_made.write(tmp_path / "plain.gguf", more=lambda writer: writer.add_rope_scaling_factor(1.0))
+    assert eelib.load_model(tmp_path / "plain.gguf", device="cpu").layers == 3
 
 
 def test_an_unknown_architecture_and_two_files_are_refused(made, tmp_path, one_line):

@@ -124,6 +124,7 @@ def test_products_of_8_bits_are_those_of_rounded_weights(shape, bias, cores, cal
 CHANGES = {
     "in place": lambda made: made.weight.mul_(2.0),
     "through .data": lambda made: made.weight.data.add_(1.0),
+    "through .data, all but the first number": lambda made: made.weight.data[0, 1:].add_(1.0),
     "other data": lambda made: setattr(made.weight, "data", made.weight.data + 1.0),
     "another parameter": lambda made: setattr(made, "weight", nn.Parameter(made.weight + 1.0)),
     "a state": lambda made: made.load_state_dict({"weight": made.weight + 1.0}),

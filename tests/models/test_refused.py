@@ -147,6 +147,7 @@ DAMAGES = [
     (cut, "could not be loaded"),
     (without(WEIGHTS), "no weights"),
     (weights(lambda held: {k: v for k, v in held.items() if "layers.1.mlp.up_proj" not in k}), "up_proj"),
+    (lambda folder: change(folder / "config.json", intermediate_size=40), ("other shapes", "mlp")),
     (weights(coded), ("quantized weights, I8", "does not say")),
     (lambda folder: sorted(sharded(folder).glob("model-*.safetensors"))[1].unlink(), "lacks 1 of"),
     (holding(WEIGHTS, (2**60).to_bytes(8, "little") + b"{}"), "header too large"),
