@@ -93,14 +93,21 @@ def chip(verdict: str, before: str = "", link: str = "", title: str = "", weight
 
 
 def chips(results: Written, model: str, notebook: str, place: str) -> str:
-    """A chip for each claim of a page, linked to its row, with what makes its verdict weigh less; `place`: what
-    precedes a claim's id in its row's address.
+    """A chip for each claim of a page, linked to its row, with the other models that it is about and what makes its
+    verdict weigh less; `place`: what precedes a claim's id in its row's address.
     """
     corrected, parts = after_holm(verdicts(results, model)), []
     for claim, row in verdicts(results, model, notebook):
-        weaker = ", ".join(filter(None, (less(row), FALLEN * taken_back(claim, row, corrected))))
-        parts.append(chip(row["verdict"], claim.id, f"{place}{claim.id}", claim.claim, weaker))
+        besides = (on_models(row), less(row), FALLEN * taken_back(claim, row, corrected))
+        words = ", ".join(filter(None, besides))
+        parts.append(chip(row["verdict"], claim.id, f"{place}{claim.id}", claim.claim, words))
     return f'<span class="ee-chips">{" ".join(parts)}</span>' if parts else ""
+
+
+def on_models(row: dict[str, Any]) -> str:
+    """The models that a verdict is about, where they are not the page's own or its pair: a name, or their number."""
+    names = [name for name in row.get("models", "").split(", ") if name and "→" not in name]
+    return f"on {names[0]}" if len(names) == 1 else f"on {len(names)} other models" if names else ""
 
 
 def taken_back(claim: Claim, row: dict[str, Any], corrected: dict[str, float]) -> bool:

@@ -114,6 +114,7 @@ def test_the_scoreboard_s_tables_are_numbered_and_can_be_taken_away(study):
 def test_each_page_has_a_card_with_its_title_and_its_verdicts(study):
     """Whose icons differ, not their colours alone."""
     claims_of = [{"id": "P-T1", "verdict": HOLDS, "weights": ["ours"]}]
+    claims_of += [{"id": f"P-K{n}", "verdict": FAILS, "models": of} for n, of in enumerate(("a → b", "a", "a, b"), 1)]
     results = {("m", "speed"): {"claims": claims_of, "answer": f"**{HOSTILE}**"}}
     assert len({icon for verdict, (icon, _) in LOOKS.items() if verdict in (HOLDS, FAILS, UNDECIDED)}) == 3
     first, second = BeautifulSoup(front.questions(study, results), "lxml").select(".ee-cards > li")
@@ -121,6 +122,8 @@ def test_each_page_has_a_card_with_its_title_and_its_verdicts(study):
     ids = ("P-K1", "P-K2", "P-K3", "P-T1", "P-T2", "M-E2")
     assert [chip["href"] for chip in first.select(".ee-chip")] == [f"scoreboard.html#{name}" for name in ids]
     assert "✓ holds (ours)" in first.get_text() and "not run" in first.get_text()
+    words = [" ".join(chip.get_text().split()) for chip in first.select(".ee-chip")[:3]]
+    assert [word.partition(FAILS)[2] for word in words] == ["", " (on a)", " (on 2 other models)"]
     assert second.a.get_text() == "joint optimization"  # no title: its name
     shown = BeautifulSoup(front.page_chips(study, results, "m", "speed"), "lxml")
     assert shown.a["href"] == "../../scoreboard.html#P-K1" and "onerror" not in shown.get_text()
