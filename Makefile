@@ -30,7 +30,7 @@ $(STAMP): constraints.txt pyproject.toml
 
 book: $(STAMP)  ## run the study and build the book
 	@mkdir -p .snakemake && touch .snakemake/asked
-	@$(RUN) python -m eestudy.book $(STUDY) --cores $(CORES) $(SNAKEMAKE_ARGS) || { echo "The book was not built. The reasons are above, or in logs/."; exit 1; }
+	@$(RUN) python -m eestudy.book "$(STUDY)" --cores $(CORES) $(SNAKEMAKE_ARGS) || { echo "The book was not built. The reasons are above, or in logs/."; exit 1; }
 	@if [ -z "$(SNAKEMAKE_ARGS)" ] && [ ! $(BOOK) -nt .snakemake/asked ]; then echo "Nothing has changed: the book is up to date."; fi
 	@echo "Open file://$(CURDIR)/$(BOOK) or run 'make serve'."
 

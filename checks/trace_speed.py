@@ -217,6 +217,8 @@ def main() -> None:
         "--quick", action="store_true", help="a few tokens of one model without tuned-lens, to see that it runs"
     )
     asked = parser.parse_args()
+    if asked.quick and asked.output == parser.get_default("output"):
+        asked.output = Path("checks/.cache/trace_speed.json")  # it does not replace the whole one
     if sys.platform != "linux":
         sys.exit("memory is measured through /proc, so this check runs on Linux only")
     if asked.threads < 1:

@@ -149,7 +149,8 @@ def texts_of(name: str, corpora: Path | None, work: Path, rng: random.Random) ->
         return [text.prompt for text in alone(PARTS[name](corpora, work, SEEN), rng)]
     task, judged = load_task(str(Path(name).resolve())), shipped_texts()
     inside = Path(name).resolve().is_relative_to(data_folder("texts").resolve())
-    if inside or any(source.strip().lower() in judged for source in task.sources):
+    parts = [part for source in task.sources for part in (source, *source.split(" ||| "))]  # of pairs, either text
+    if inside or any(part.strip().lower() in judged for part in parts):
         raise InputError(f"{name} holds texts of data/texts, on which gates are judged; allowed are other texts")
     return list(task.prompts)
 
@@ -318,6 +319,8 @@ def main(arguments: list[str]) -> None:
             texts = given.tasks
             outputs = own_outputs(model, prompts_of(model, texts, given.corpora, work, how.tokens))
         taken = take_states(model, outputs, how.tokens)
+        if (made := len(taken.output.unique())) < HELD_OUT:
+            raise InputError(f"{how.tokens} tokens are {made} outputs; at least {HELD_OUT} are needed")
         for asked, (name, parameters) in wanted.items():
             found = train_gate(model, name, taken, how, out, {"texts": texts}, **parameters)
             print(f"{model.name} {asked}: balanced accuracy {found['balanced']}, area {found['area']}")

@@ -145,8 +145,8 @@ class Training(Legs, ABC):
         """Write the card of what a leg ended with."""
         curve = [row for row in leg["curve"] if "loss" in row]
         write_atomically(work / "curve.json", json.dumps(curve).encode())
-        epoch, chunk, _ = leg["place"] or (0, -1, 0)
-        seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + 1
+        epoch, chunk, batch = leg["place"] or (0, 0, 0)
+        seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + (batch > 0)
         settings = [each.name for each in fields(self) if each.repr and each.name not in ("name", "start", "minutes")]
         notes = {
             "what it is": f"{START} itself, whose weights are not touched",

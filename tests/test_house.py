@@ -250,7 +250,13 @@ def test_a_job_gets_all_its_gpus_or_none(tmp_path):
 
 
 def test_the_gpus_that_this_process_may_use(tmp_path, monkeypatch):
-    for given, found in {"2,3": ["2", "3"], "": [], "-1": [], "GPU-a, GPU-b": ["GPU-a", "GPU-b"]}.items():
+    for given, found in {
+        "2,3": ["2", "3"],
+        "": [],
+        "-1": [],
+        "0,0,1,-1,2": ["0", "1"],
+        "GPU-a, GPU-b": ["GPU-a", "GPU-b"],
+    }.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
         assert gpus.gpus() == found
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

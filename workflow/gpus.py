@@ -3,6 +3,7 @@
 The command runs with CUDA_VISIBLE_DEVICES naming GPUs that no other job has; it waits for them. A GPU is taken by a
 lock on a file that the command keeps open, so it is free once the command has ended, however that ends. Locks are
 shared by the jobs of one user on one machine, or inside one job of a scheduler, which has given out its GPUs itself.
+They go by name, so builds that run at once name GPUs in one way, by number or by UUID.
 Where none is asked for, or the machine has none, the command runs as it is.
 """
 
@@ -26,7 +27,9 @@ def gpus() -> list[str]:
     """List the GPUs of this machine that this process may use, as CUDA names them."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
-        return [gpu.strip() for gpu in allowed.split(",") if gpu.strip() and gpu.strip() != "-1"]
+        names = [gpu.strip() for gpu in allowed.split(",")]
+        names = names[: [*names, "-1"].index("-1")]  # CUDA sees none from -1 on
+        return list(dict.fromkeys(filter(None, names)))
     try:
         query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
         return subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.split()

@@ -26,8 +26,10 @@ LONGEST = 100  # characters of a name, so that with a suffix it is one that file
 
 def check_name(kind: str, name: object) -> None:
     """InputError, naming the kind, where `name` can't name a folder, a page and an address just as it is."""
-    if not isinstance(name, str) or name in (".", "..") or not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
-        raise InputError(f"{kind} {name!r} is not allowed; it must be of letters, digits and _ . + - only")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*", name):
+        raise InputError(
+            f"{kind} {name!r} is not allowed; it must be of letters, digits and _ . + - only, and begin with no dot"
+        )
     if len(name) > LONGEST:
         raise InputError(f"{kind} {name[:20]}... has {len(name)} characters; allowed are at most {LONGEST}")
 

@@ -1,11 +1,13 @@
 """Write everything in the book that is not prose or a notebook: python -m eestudy.book.fragments [--study FILE]."""
 
 import argparse
+import sys
 
 import yaml
 
+from eelib.common.errors import InputError
 from eestudy.book.answered import ANSWERS
-from eestudy.book.front import front, page_chips, questions
+from eestudy.book.front import front, limits, page_chips, questions
 from eestudy.book.pages import cards, clone, engine, findings, models, papers, runs
 from eestudy.book.scoreboard import counted_changes, scoreboard
 from eestudy.book.study_file import BOOK, GENERATED, StudyFile
@@ -23,6 +25,7 @@ def main() -> None:
     fragments = {
         "front": front(study, results),
         "questions": questions(study, results),
+        "limits": limits(study),
         "findings": findings(study, results),
         "changes": counted_changes(),
         "scoreboard": scoreboard(study, results),
@@ -41,4 +44,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(str(error))

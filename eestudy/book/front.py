@@ -27,6 +27,23 @@ def front(study: StudyFile, results: Written) -> str:
     return "\n".join([*pieces, figures, raw(f'<p class="ee-next">{links}</p>'), tables])
 
 
+def limits(study: StudyFile) -> str:
+    """What the study's first model and its texts say nothing about."""
+    model = next(iter(study.models))
+    given = [study.parameters(model, notebook) for notebook in study.notebooks_of(model)]
+    tasks, limit = given[0].get("tasks", ""), given[0].get("limit", 0)
+    lines = [
+        f"The main model is {text(model)}. Nothing is claimed about another version of its weights, nor about models "
+        "of another size."
+    ]
+    if tasks:
+        most = f", at most {limit} texts of each" if limit else ""
+        lines.append(f"Its tasks are {text(tasks.replace(',', ', '))}{most}.")
+    if "translation" not in tasks and any("translation" in str(each.get("beside")) for each in given):
+        lines.append("P's main tasks are translations, which other models beside it read.")
+    return "\n".join(["```{admonition} Limits", ":class: warning", "", *(f"- {line}" for line in lines), "```"])
+
+
 def questions(study: StudyFile, results: Written) -> str:
     """A card for each page: its question, its answer, its verdicts."""
     pieces = []

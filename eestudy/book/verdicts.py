@@ -3,8 +3,11 @@
 import json
 from collections import Counter
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from eelib.common.errors import InputError
+from eelib.common.values import first_line
 from eestudy.book.study_file import RESULTS, StudyFile
 from eestudy.claims import FAILS, HOLDS, INFORMATIVE, NOT_APPLICABLE, UNDECIDED, UNTESTABLE, Claim, claims
 from eestudy.markup.markdown import text
@@ -32,7 +35,15 @@ LOOKS = {
 def load_results(study: StudyFile) -> Written:
     """What the notebooks of the study wrote, by model and notebook; those that have not run are missing."""
     paths = {(model, notebook): RESULTS / model / f"{notebook}.json" for model, notebook in study.runs}
-    return {key: json.loads(path.read_text(encoding="utf-8")) for key, path in paths.items() if path.exists()}
+    return {key: read_object(path) for key, path in paths.items() if path.exists()}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object that a notebook wrote; InputError names a damaged file."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({first_line(error)}); delete it, and it is made again") from error
 
 
 def verdicts(results: Written, model: str, notebook: str | None = None) -> list[Judged]:

@@ -12,6 +12,7 @@ import pytest
 from bs4 import BeautifulSoup
 from markdown_it import MarkdownIt
 
+from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eestudy import measured
 from eestudy.book import front, pages
@@ -20,8 +21,8 @@ from eestudy.book.front import front_figures, heading
 from eestudy.book.layout import data_of, dressed
 from eestudy.book.pages import PARTS_OF_STORE, engine, papers
 from eestudy.book.scoreboard import scoreboard
-from eestudy.book.study_file import StudyFile
-from eestudy.book.verdicts import LOOKS
+from eestudy.book.study_file import RESULTS, StudyFile
+from eestudy.book.verdicts import LOOKS, load_results
 from eestudy.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims, judging, tables
 from eestudy.markup.markdown import card_parts, fenced, table, text
 from eestudy.markup.text import harmless, visible
@@ -128,6 +129,18 @@ def test_each_page_has_a_card_with_its_title_and_its_verdicts(study):
     shown = BeautifulSoup(front.page_chips(study, results, "m", "speed"), "lxml")
     assert shown.a["href"] == "../../scoreboard.html#P-K1" and "onerror" not in shown.get_text()
     assert "&lt;img" in front.front(study, results) and "<img" not in front.front(study, results)
+
+
+def test_limits_and_results_are_those_of_the_study(study):
+    """Of the first model and its tasks; a damaged result is named in one line."""
+    said = front.limits(study)
+    assert "The main model is m." in said and "Its tasks are translation" in said and "at most 100 texts" in said
+    assert "P's main tasks" not in said
+    place = RESULTS / "m" / "speed.json"
+    place.parent.mkdir(parents=True)
+    place.write_text('{"claims": [')
+    with pytest.raises(InputError, match=r"results/m/speed.json is damaged .*; delete it"):
+        load_results(study)
 
 
 def test_the_page_on_the_papers_says_all_that_is_on_record():

@@ -198,11 +198,21 @@ def test_what_is_typed_is_read_and_is_never_markup_and_early_exit_shows_what_did
     })()""")
     assert loaded.run("document.querySelectorAll('.lens-not-run').length") > 0
     assert "did not run" in text_of(loaded, "summary") and text_of(loaded, "early")
+    moved = """(() => {  // from the last block of the first row; the next one may have run fewer
+        const last = [...document.querySelectorAll('td[data-index="0"][data-layer]')].at(-1);
+        last.focus();
+        last.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowDown", bubbles: true }));
+        return document.activeElement.dataset.index;
+    })()"""
+    assert loaded.run(moved) == "1"
     loaded.run("document.querySelector('[data-lens=back]').click()")
     assert loaded.run("document.querySelectorAll('.lens-not-run').length") == 0 and not loaded.errors
 
 
-@pytest.mark.parametrize("sentence, line", [(" \n ", "Type a sentence"), ("Hund " * 600, "too long")])
+LONG = [(text, "too long") for text in ("Hund " * 600, "Hund " * 60_000, "a" * 200_000)]
+
+
+@pytest.mark.parametrize("sentence, line", [(" \n ", "Type a sentence"), *LONG], ids=["none", "long", "longer", "word"])
 def test_a_sentence_that_can_t_be_read_gets_one_line(sentence, line, loaded):
     before = text_of(loaded, "full")
     submit(loaded, sentence)

@@ -127,7 +127,7 @@ def test_compiled_code_is_kept_where_there_is_a_place_and_runs_without_one():
 
 
 BAD_NAMES = ["", ".", "..", "a/b", "a b", "a\n", "$(touch x)", "`x`", "a;b", "'", '"', "{model}", "<b>", "a\\b", "é"]
-BAD_NAMES += ["a\0", 7, "a\u202eb", "*"]
+BAD_NAMES += ["a\0", 7, "a\u202eb", "*", ".hidden", "..."]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -136,7 +136,7 @@ def test_a_name_that_is_none_for_a_folder_is_refused_in_one_line(name, one_line)
 
 
 def test_other_names_pass_up_to_what_file_systems_take(one_line):
-    for name in ("pocket-llama", "Llama-2-7b_hf", "phi-1.5+x", "7", "...", "-x", "x" * 100):
+    for name in ("pocket-llama", "Llama-2-7b_hf", "phi-1.5+x", "7", "-x", "x" * 100):
         check_name("model", name)
     one_line(InputError, ["model", "has 101 characters"], lambda: check_name("model", "x" * 101))
 

@@ -136,14 +136,14 @@ Lens.Grid = class {
     moved(event) {
         if (!this.chosen) return;
         const [index, layer] = [Number(this.chosen.dataset.index), Number(this.chosen.dataset.layer)];
-        const last = this.chosen.parentElement.querySelectorAll("td[data-layer]").length - 1;
+        const last = (row) => (this.body.rows[row]?.querySelectorAll("td[data-layer]").length ?? 0) - 1;
         const places = {
             ArrowLeft: [index, layer - 1],
             ArrowRight: [index, layer + 1],
-            ArrowUp: [index - 1, layer],
-            ArrowDown: [index + 1, layer],
+            ArrowUp: [index - 1, Math.min(layer, last(index - 1))], // a row may have run fewer blocks
+            ArrowDown: [index + 1, Math.min(layer, last(index + 1))],
             Home: [index, 0],
-            End: [index, last],
+            End: [index, last(index)],
         };
         if (!places[event.key]) return;
         event.preventDefault();

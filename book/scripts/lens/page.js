@@ -108,8 +108,10 @@ Lens.start = function (root, stored, base) {
 
     function gateMoved() {
         part("threshold-value").textContent = part("threshold").value;
-        if (shown?.rule) begin(full);
-        else if (shown) report();
+        if (shown?.rule) {
+            halt();
+            begin(full);
+        } else if (shown) report();
     }
 
     function halt() {

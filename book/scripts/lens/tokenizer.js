@@ -6,6 +6,7 @@ Lens.part(function (Lens) {
             this.pieces = pieces.slice();
             for (const [id, text] of Object.entries(added)) this.pieces[id] = text;
             this.size = pieces.length;
+            this.longest = this.pieces.reduce((most, piece) => Math.max(most, piece?.length || 0), 1);
             this.ranks = new Map(merges.map(([left, right, made], rank) => [this.key(left, right), [rank, made]]));
             this.added = new Map(Object.entries(added).map(([id, text]) => [text, Number(id)]));
             const quoted = [...this.added.keys()].sort((a, b) => b.length - a.length); // the longest where two begin
@@ -22,10 +23,10 @@ Lens.part(function (Lens) {
             const found = [];
             let at = 0;
             for (const match of text.matchAll(this.cut)) {
-                found.push(...this.plain(text.slice(at, match.index)), this.added.get(match[0]));
+                found.push(this.plain(text.slice(at, match.index)), [this.added.get(match[0])]);
                 at = match.index + match[0].length;
             }
-            return found.concat(this.plain(text.slice(at)));
+            return [...found, this.plain(text.slice(at))].flat();
         }
 
         plain(text) {

@@ -26,9 +26,12 @@ Lens.part(function (Lens) {
         async write({ before, sentence, after, rule, room }, tell, stopped) {
             const text = sentence.trim();
             if (!text) return "Type a sentence first.";
-            const prompt = this.tokenizer.encode(before + text + after);
             const frame = this.tokenizer.encode(before + after).length;
             const most = this.network.window - room;
+            if (text.length > most * this.tokenizer.longest) {
+                return `This sentence is too long: the model has room for ${(most - frame).toLocaleString("en")} tokens.`;
+            }
+            const prompt = this.tokenizer.encode(before + text + after);
             if (prompt.length > most) {
                 const [has, may] = [prompt.length - frame, most - frame].map((count) => count.toLocaleString("en"));
                 return `This sentence is too long: ${has} tokens, and the model has room for ${may}.`;
