@@ -51,8 +51,8 @@ def main() -> None:
         sys.argv[:2] = [f"python -m checks {name}"]
         importlib.import_module(f"checks.{name}").main()
     else:
-        allowed = f"{', '.join(GROUPS)} without options, {', '.join(ENTRIES)}"
-        sys.exit(f"{' '.join(sys.argv[1:]) or 'no name'}: allowed are {allowed}")
+        words, allowed = " ".join(sys.argv[1:]) or "no name", ", ".join([*GROUPS, *ENTRIES])
+        sys.exit(f"{words}: allowed are {allowed}; {' and '.join(GROUPS)} take no options")
 
 
 if __name__ == "__main__":
