@@ -34,7 +34,8 @@ def describe(
 
     The end token, where it was reached, has an empty place at the end of the output.
     """
-    ended = model.adapter.writes and ids[-1] in model.eos_ids
+    end_ids = model.eos_ids if model.adapter.writes else set()
+    ended = ids[-1] in end_ids
     body = ids[:-1] if ended else ids
     if model.labels:
         output = model.labels[ids[0]]
@@ -52,7 +53,7 @@ def describe(
         "text": texts,
         "start": starts,
         "end": ends,
-        "is_eos": [model.adapter.writes and token in model.eos_ids for token in ids],
+        "is_eos": [token in end_ids for token in ids],
         "is_special": model.adapter.are_special(prompt, ids),
         "truncated": [truncated] * count,
         "group": [group] * count,
