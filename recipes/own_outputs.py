@@ -17,19 +17,21 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from eelib.common.files import write_atomically
 from eelib.models.model import Model
+from eelib.models.probe import block_states
 from eelib.tasks.metrics import repeated
-from eelib.tracing.decode import greedy_decode, states_of
+from eelib.tracing.decode import greedy_decode
 from recipes.texts import SEED, SHIFTS, first_words, novels, read_jsonl, spelled_out
 
 HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its text
 PASSAGE_WORDS, ARTICLE_WORDS, OPENING_WORDS = 120, 90, (12, 50)  # most; most; least and most
 NOUN = re.compile(r"\b(?:an?|the|this|his|her|their) ([a-z]{4,12})(?=[.,;:!?]| of )")
 NOUN_COUNT = 20  # times that a word stands in a noun's place in the novels
-CHUNK, AT_ONCE, LONGEST, TOP = 512, 64, 96, 8  # prompts of a file, of a batch; tokens of an output; of each place
+CHUNK, LONGEST, TOP = 512, 96, 8  # prompts of a file; tokens of an output; of each place
+AT_ONCE = {"cpu": 64, "cuda": 2048}  # prompts that are decoded together
 READ_AT_ONCE = 512  # places that go through the head together
 CHAT = json.loads((Path(__file__).parent / "chat_wordings.json").read_text(encoding="utf-8"))
 TURNS: list[str] = CHAT["turns"].split()  # the tasks of the prompts, in turn
@@ -145,16 +147,17 @@ def make_outputs(model: Model, prompts: Prompts, work: Path, chunks: int, until:
     """
     work.mkdir(parents=True, exist_ok=True)
     for chunk in range(chunks):
-        file = file_of(work, chunk, prompts.held_out)
-        if file.exists():
+        if file_of(work, chunk, prompts.held_out).exists():
             continue
         if time.monotonic() > until:
             return chunk
-        began = time.monotonic()
-        texts = outputs_of(model, prompts, range(chunk * CHUNK, (chunk + 1) * CHUNK))
-        write_texts(texts, file)
+        began, end = time.monotonic(), min(chunk + max(1, 4 * AT_ONCE[model.device.type] // CHUNK), chunks)
+        texts = outputs_of(model, prompts, range(chunk * CHUNK, end * CHUNK))
+        for made in range(chunk, end):
+            some = texts[(made - chunk) * CHUNK : (made + 1 - chunk) * CHUNK]
+            write_texts(some, file_of(work, made, prompts.held_out))
         tokens, seconds = sum(len(text.output) for text in texts), time.monotonic() - began
-        print(f"{file.name}: {tokens} tokens, {tokens / seconds:.0f} a second", flush=True)
+        print(f"chunks up to {end - 1}: {tokens} tokens, {tokens / seconds:.0f} a second", flush=True)
     return chunks
 
 
@@ -167,16 +170,26 @@ def outputs_of(model: Model, prompts: Prompts, numbers: range) -> list[OwnText]:
     """The greedy outputs to some prompts, those of like lengths decoded together; in the order of their numbers."""
     encoded = {number: prompts.encoded(model, number) for number in numbers}
     order = sorted(numbers, key=lambda number: (len(encoded[number]), number))
-    texts = []
-    for start in range(0, len(order), AT_ONCE):
-        some = order[start : start + AT_ONCE]
+    texts, at_once = [], AT_ONCE[model.device.type]
+    for start in range(0, len(order), at_once):
+        some = order[start : start + at_once]
         given = [encoded[number] for number in some]
-        for number, prompt, output in zip(some, given, greedy_decode(model, given, LONGEST)):
-            ids = torch.tensor(prompt + output)
-            states, _ = states_of(model, [prompt[:1]], [ids[1:].tolist()])
-            top, likely = likeliest(model, states[:, -1])
+        rows = [torch.tensor(ids) for ids in map(list.__add__, given, greedy_decode(model, given, LONGEST))]
+        for number, prompt, ids, states in zip(some, given, rows, last_states(model, rows)):
+            top, likely = likeliest(model, states[: len(ids) - 1])
             texts.append(OwnText(number, prompts.task_of(number), ids, len(prompt), top, likely))
     return sorted(texts, key=lambda text: text.number)
+
+
+@torch.inference_mode()
+def last_states(model: Model, rows: list[Tensor]) -> Iterator[Tensor]:
+    """The last layer's states of texts, each [tokens, hidden_size] or longer, read a few texts at a time."""
+    few = max(1, AT_ONCE[model.device.type] // 16)
+    for start in range(0, len(rows), few):
+        ids = nn.utils.rnn.pad_sequence(rows[start : start + few], batch_first=True, padding_value=model.pad_id)
+        with block_states(model.blocks) as states:  # a causal model does not read the padding on the right
+            model.network.base_model(input_ids=ids.to(model.device), use_cache=False)
+        yield from states[-1]
 
 
 @torch.inference_mode()

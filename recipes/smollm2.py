@@ -9,7 +9,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,7 @@ from recipes.training import Loss, Optimizer, Schedule, products, save_adapters,
 START = "smollm2-135m-instruct"
 FEW = 60  # held-out outputs that are reported in the course of a training
 IN_A_ROW = 4  # drafts that are reported
+ON_GPU = 16  # times as many tokens in a batch, and steps between two checkpoints
 CORPUS = (
     "prompts from FairytaleQA train (Apache-2.0), SQuADShifts (CC BY 4.0), Reuters-21578 train and TREC train "
     "(research), ELTeC English novels (public domain), read at training time, not shipped"
@@ -94,20 +95,27 @@ class Training(Legs, ABC):
     """A training on the model's own outputs, of which a recipe says what is trained, with which loss, how good it is.
 
     tokens: padded ones of a batch. peak: the learning rate, which warms up and then stays, since the weights end as the
-    mean of the last steps. muon: whether Muon trains the matrices. watch_every: steps between two figures of the curve.
+    mean of the last steps. muon: whether Muon trains the matrices. save_every, watch_every: steps between two
+    checkpoints, and between two figures of the curve.
     """
 
     tokens: int = 2048
     peak: float = 1e-2
     muon: bool = True
     steps: int = 20_000
+    save_every: int = 10
     watch_every: int = 200
 
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
         """Train for one leg, and write what is trained as it is then to `out`, with its card; returns the leg's end."""
         del corpora
+        larger = {"tokens": ON_GPU * self.tokens, "save_every": ON_GPU * self.save_every}
+        return replace(self, **({} if device == "cpu" else larger)).leg(out, work, device)
+
+    def leg(self, out: Path, work: Path, device: str) -> dict:
+        """`run` with the settings as they are."""
         until = time.monotonic() + 60 * self.minutes
-        model = load_model(self.start, device=device)
+        model = load_model(self.start, dtype="float32", device=device)
         model.network.requires_grad_(False)
         trained, begun = self.begin(model, work, out)
         if begun:
@@ -125,7 +133,7 @@ class Training(Legs, ABC):
             Schedule(self.steps, self.peak, warmup=20, decay=1),
             work,
             optimizer=Optimizer(trained, muon=self.muon),
-            save_every=10,
+            save_every=self.save_every,
             averaged=True,
             until=until,
             begun=begun,
@@ -374,15 +382,15 @@ class Draft(Training):
     def last_states(self, model: Model, texts: list[OwnText], ids: Tensor) -> Tensor:
         """The last layer's states [texts, tokens, hidden_size], computed once for each text of a leg.
 
-        They are held in memory: 2.3 kB a token in float32, so about 3 GB for the outputs to 8,192 prompts.
+        They are held in the device's memory: 2.3 kB a token in float32, so about 3 GB for the outputs to 8,192 prompts.
         """
         keys = [text.ids.numpy().tobytes() for text in texts]
         if any(key not in self.read for key in keys):
             with torch.no_grad(), block_states(model.blocks) as states:
                 model.network.base_model(input_ids=ids, use_cache=False)
             for key, text, own in zip(keys, texts, states[-1]):
-                self.read[key] = own[: len(text.ids)].cpu()
-        return nn.utils.rnn.pad_sequence([self.read[key] for key in keys], batch_first=True).to(model.device)
+                self.read[key] = own[: len(text.ids)].clone()
+        return nn.utils.rnn.pad_sequence([self.read[key] for key in keys], batch_first=True)
 
     def drafted(
         self, model: Model, found: DraftBlock, texts: list[OwnText], places: Places, drafts: int
