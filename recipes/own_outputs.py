@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from eelib.common.files import write_atomically
+from eelib.common.machine import run_in_halves
 from eelib.models.model import Model
 from eelib.models.probe import block_states
 from eelib.tasks.metrics import repeated
@@ -170,21 +171,26 @@ def outputs_of(model: Model, prompts: Prompts, numbers: range) -> list[OwnText]:
     """The greedy outputs to some prompts, those of like lengths decoded together; in the order of their numbers."""
     encoded = {number: prompts.encoded(model, number) for number in numbers}
     order = sorted(numbers, key=lambda number: (len(encoded[number]), number))
-    texts, at_once = [], AT_ONCE[model.device.type]
-    for start in range(0, len(order), at_once):
-        some = order[start : start + at_once]
+    at_once = AT_ONCE[model.device.type]
+
+    def decoded(some: list[int]) -> list[OwnText]:
         given = [encoded[number] for number in some]
         rows = [torch.tensor(ids) for ids in map(list.__add__, given, greedy_decode(model, given, LONGEST))]
+        found = []
         for number, prompt, ids, states in zip(some, given, rows, last_states(model, rows)):
             top, likely = likeliest(model, states[: len(ids) - 1])
-            texts.append(OwnText(number, prompts.task_of(number), ids, len(prompt), top, likely))
-    return sorted(texts, key=lambda text: text.number)
+            found.append(OwnText(number, prompts.task_of(number), ids, len(prompt), top, likely))
+        return found
+
+    chosen = (order[start : start + at_once] for start in range(0, len(order), at_once))
+    parts = (part for some in chosen for part in run_in_halves(decoded, some))
+    return sorted((text for part in parts for text in part), key=lambda text: text.number)
 
 
 @torch.inference_mode()
 def last_states(model: Model, rows: list[Tensor]) -> Iterator[Tensor]:
     """The last layer's states of texts, each [tokens, hidden_size] or longer, read a few texts at a time."""
-    few = max(1, AT_ONCE[model.device.type] // 16)
+    few = max(1, len(rows) // 16)
     for start in range(0, len(rows), few):
         ids = nn.utils.rnn.pad_sequence(rows[start : start + few], batch_first=True, padding_value=model.pad_id)
         with block_states(model.blocks) as states:  # a causal model does not read the padding on the right
