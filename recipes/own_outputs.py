@@ -32,7 +32,8 @@ PASSAGE_WORDS, ARTICLE_WORDS, OPENING_WORDS = 120, 90, (12, 50)  # most; most; l
 NOUN = re.compile(r"\b(?:an?|the|this|his|her|their) ([a-z]{4,12})(?=[.,;:!?]| of )")
 NOUN_COUNT = 20  # times that a word stands in a noun's place in the novels
 CHUNK, LONGEST, TOP = 512, 96, 8  # prompts of a file; tokens of an output; of each place
-AT_ONCE = {"cpu": 64, "cuda": 2048}  # prompts that are decoded together
+AT_ONCE = 64, 2048  # prompts that are decoded together: on a CPU, elsewhere
+CHUNKS_AT_ONCE = 1, 16  # files whose prompts are sorted by length together
 READ_AT_ONCE = 512  # places that go through the head together
 CHAT = json.loads((Path(__file__).parent / "chat_wordings.json").read_text(encoding="utf-8"))
 TURNS: list[str] = CHAT["turns"].split()  # the tasks of the prompts, in turn
@@ -152,7 +153,7 @@ def make_outputs(model: Model, prompts: Prompts, work: Path, chunks: int, until:
             continue
         if time.monotonic() > until:
             return chunk
-        began, end = time.monotonic(), min(chunk + max(1, 4 * AT_ONCE[model.device.type] // CHUNK), chunks)
+        began, end = time.monotonic(), min(chunk + CHUNKS_AT_ONCE[model.device.type != "cpu"], chunks)
         texts = outputs_of(model, prompts, range(chunk * CHUNK, end * CHUNK))
         for made in range(chunk, end):
             some = texts[(made - chunk) * CHUNK : (made + 1 - chunk) * CHUNK]
@@ -171,14 +172,16 @@ def outputs_of(model: Model, prompts: Prompts, numbers: range) -> list[OwnText]:
     """The greedy outputs to some prompts, those of like lengths decoded together; in the order of their numbers."""
     encoded = {number: prompts.encoded(model, number) for number in numbers}
     order = sorted(numbers, key=lambda number: (len(encoded[number]), number))
-    at_once = AT_ONCE[model.device.type]
+    at_once = AT_ONCE[model.device.type != "cpu"]
+    few = max(1, at_once // 16)  # that are read together
 
     def decoded(some: list[int]) -> list[OwnText]:
         given = [encoded[number] for number in some]
         rows = [torch.tensor(ids) for ids in map(list.__add__, given, greedy_decode(model, given, LONGEST))]
+        states = (own for start in range(0, len(rows), few) for own in last_states(model, rows[start : start + few]))
         found = []
-        for number, prompt, ids, states in zip(some, given, rows, last_states(model, rows)):
-            top, likely = likeliest(model, states[: len(ids) - 1])
+        for number, prompt, ids, own in zip(some, given, rows, states):
+            top, likely = likeliest(model, own[: len(ids) - 1])
             found.append(OwnText(number, prompts.task_of(number), ids, len(prompt), top, likely))
         return found
 
@@ -187,15 +190,13 @@ def outputs_of(model: Model, prompts: Prompts, numbers: range) -> list[OwnText]:
     return sorted((text for part in parts for text in part), key=lambda text: text.number)
 
 
-@torch.inference_mode()
-def last_states(model: Model, rows: list[Tensor]) -> Iterator[Tensor]:
-    """The last layer's states of texts, each [tokens, hidden_size] or longer, read a few texts at a time."""
-    few = max(1, len(rows) // 16)
-    for start in range(0, len(rows), few):
-        ids = nn.utils.rnn.pad_sequence(rows[start : start + few], batch_first=True, padding_value=model.pad_id)
-        with block_states(model.blocks) as states:  # a causal model does not read the padding on the right
-            model.network.base_model(input_ids=ids.to(model.device), use_cache=False)
-        yield from states[-1]
+@torch.no_grad()
+def last_states(model: Model, rows: list[Tensor]) -> Tensor:
+    """The last layer's states [texts, tokens, hidden_size] of texts, each padded on its right, which is not read."""
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=model.pad_id)
+    with block_states(model.blocks) as states:
+        model.network.base_model(input_ids=ids.to(model.device), use_cache=False)
+    return states[-1]
 
 
 @torch.inference_mode()

@@ -38,6 +38,7 @@ from recipes.own_outputs import (
     Prompts,
     batches,
     file_of,
+    last_states,
     make_outputs,
     packs,
     read_texts,
@@ -379,17 +380,15 @@ class Draft(Training):
             "the block drafts what the model gives next",
         )
 
-    def last_states(self, model: Model, texts: list[OwnText], ids: Tensor) -> Tensor:
+    def kept_states(self, model: Model, texts: list[OwnText]) -> Tensor:
         """The last layer's states [texts, tokens, hidden_size], computed once for each text of a leg.
 
         They are held in the device's memory: 2.3 kB a token in float32, so about 3 GB for the outputs to 8,192 prompts.
         """
         keys = [text.ids.numpy().tobytes() for text in texts]
-        if any(key not in self.read for key in keys):
-            with torch.no_grad(), block_states(model.blocks) as states:
-                model.network.base_model(input_ids=ids, use_cache=False)
-            for key, text, own in zip(keys, texts, states[-1]):
-                self.read[key] = own[: len(text.ids)].clone()
+        if new := {key: text.ids for key, text in zip(keys, texts) if key not in self.read}:
+            for (key, ids), own in zip(new.items(), last_states(model, [*new.values()])):
+                self.read[key] = own[: len(ids)].clone()
         return nn.utils.rnn.pad_sequence([self.read[key] for key in keys], batch_first=True)
 
     def drafted(
@@ -404,7 +403,7 @@ class Draft(Training):
                 states = state_at(model, self.layer, {"input_ids": ids, "use_cache": False})
             return [found.logits(found.features(found(states)[rows, at]))] * drafts
         with torch.no_grad():
-            features, following = found.features(self.last_states(model, texts, ids))[:, :-1], ids[:, 1:]
+            features, following = found.features(self.kept_states(model, texts))[:, :-1], ids[:, 1:]
         positions, seen = (one.to(model.device) for one in rollouts(following.shape[1], drafts))
         taken, length, logits = [found.joined(features, following)], following.shape[1], []
         for step in range(1, drafts + 1):

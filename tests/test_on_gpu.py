@@ -31,8 +31,7 @@ def on_gpu(folder_of):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_trace_is_that_of_the_cpu(name, on_gpu, model_of, tmp_path):
-    made = [traces.make(model, tmp_path / where) for model, where in ((on_gpu(name), "gpu"), (model_of(name), "cpu"))]
-    gpu, cpu = made
+    gpu, cpu = traces.make(on_gpu(name), tmp_path / "gpu"), traces.make(model_of(name), tmp_path / "cpu")
     assert gpu.tokens["token_id"].tolist() == cpu.tokens["token_id"].tolist()
     for readout in ("probability", "margin", "entropy"):
         np.testing.assert_allclose(gpu[readout], cpu[readout], atol=1e-3)

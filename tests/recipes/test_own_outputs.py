@@ -39,7 +39,7 @@ def own(corpora, start, tmp_path_factory):
     work = tmp_path_factory.mktemp("works")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own_outputs, "CHUNK", 20)
-        patch.setattr(own_outputs, "AT_ONCE", {"cpu": 8})
+        patch.setattr(own_outputs, "AT_ONCE", (8, 8))
         patch.setattr(own_outputs, "LONGEST", 12)
         replace(OUTPUTS, start=str(start), chunks=2, dtype="float32").run(corpora, work, work / OUTPUTS.name, "cpu")
     return eelib.load_model(str(start), device="cpu"), work
@@ -58,7 +58,7 @@ def test_outputs_are_greedy_and_say_what_else_was_likely(own, corpora, monkeypat
             likely = exact(text.ids[None]).logits[0, :-1].log_softmax(-1)
         torch.testing.assert_close(text.likely[:, 0].double(), likely.amax(1), atol=5e-3, rtol=2e-3)
         torch.testing.assert_close(text.likely.double(), likely.gather(1, text.top), atol=5e-3, rtol=2e-3)
-    monkeypatch.setattr(own_outputs, "AT_ONCE", {"cpu": 3})
+    monkeypatch.setattr(own_outputs, "AT_ONCE", (3, 3))
     monkeypatch.setattr(own_outputs, "LONGEST", 12)
     for one, other in zip(outputs_of(model, prompts, range(20, 40)), texts):  # whatever they are decoded with
         assert torch.equal(one.ids, other.ids)
