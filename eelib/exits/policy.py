@@ -120,7 +120,8 @@ class Policy:
 
     def save(self, path: Path | str) -> None:
         content = {"form": FORM} | asdict(self)
-        write_atomically(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        text = json.dumps(content, indent=1, allow_nan=False, default=lambda number: number.item())  # of numpy
+        write_atomically(Path(path), f"{text}\n".encode())
 
     @classmethod
     def load(cls, path: Path | str) -> "Policy":

@@ -142,7 +142,11 @@ def spread(frame: pd.DataFrame) -> pd.DataFrame:
             columns[column] = frame[column]
             continue
         for number, end in enumerate(("", " (low)", " (high)")):
-            columns[f"{column}{end}"] = [v[number] if isinstance(v, Interval) else v for v in frame[column]]
+            of_others = (None if number else value for value in frame[column])  # what is no Interval has no bounds
+            columns[f"{column}{end}"] = [
+                value[number] if isinstance(value, Interval) else other
+                for value, other in zip(frame[column], of_others)
+            ]
     return pd.DataFrame(columns)
 
 

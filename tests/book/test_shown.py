@@ -91,7 +91,7 @@ def test_lines_of_a_model_with_one_block_warn_of_nothing(recwarn):
 def test_a_notebook_s_table_keeps_its_interval_s_bounds(shown):
     """What is not finite is a dash, other columns stay as they are; the caller's frame is not written to."""
     frame = pd.DataFrame(
-        {"share": [Interval(0.5, 0.25, 0.75, 9), NOTHING], "part": [0.123, np.nan], "text": ["a", "<b>"]}
+        {"share": [Interval(0.5, 0.25, 0.75, 9), NOTHING, 1], "part": [0.123, np.nan, 2], "text": ["a", "<b>", ""]}
     )
     style.table(frame, "Shares of 'all'.", {"part": "{:.1f}"})
     page, files = laid_out(shown[0])
@@ -99,12 +99,11 @@ def test_a_notebook_s_table_keeps_its_interval_s_bounds(shown):
     assert box["tabindex"] == "0" and box["role"] == "region" and "mathjax_ignore" in box["class"]
     assert box.caption.get_text() == "Table 1. Shares of 'all'."
     assert [heading["scope"] for heading in box.select("th")] == ["col"] * 3
-    assert files["table-1.csv"].decode().splitlines()[:2] == [
-        "share,share (low),share (high),part,text",
-        "0.5,0.25,0.75,0.123,a",
-    ]
+    lines = files["table-1.csv"].decode().splitlines()
+    assert lines[:2] == ["share,share (low),share (high),part,text", "0.5,0.25,0.75,0.123,a"]
+    assert lines[3] == "1,,,2,"  # a number among Intervals has no bounds
     rows = [[cell.get_text() for cell in row.select("td")] for row in box.select("tbody tr")]
-    assert rows == [["0.50 [0.25,\xa00.75]", "0.1", "a"], ["–", "–", "<b>"]] and frame["share"][1] is NOTHING
+    assert rows[:2] == [["0.50 [0.25,\xa00.75]", "0.1", "a"], ["–", "–", "<b>"]] and frame["share"][1] is NOTHING
 
 
 def test_a_table_of_markdown_is_called_after_its_heading_and_one_without_headings_has_no_number():

@@ -131,11 +131,14 @@ def test_what_else_can_limit():
     wrong = Forecast(COSTS, [plan([1, 1], [False, False])], fixed_exit(1), "verified", draft=2)
     right = Forecast(COSTS, [plan([1, 1])], fixed_exit(1), "verified", draft=2)
     assert wrong.if_free["wrong drafts"] == right.speed_up == right.if_free["wrong drafts"] > wrong.speed_up
+    half = Forecast(COSTS, [plan([L, 1, 1], [True, True, False])], fixed_exit(1), "verified")  # all layers: no draft
+    assert "50.0% of drafts are right" in str(half) and "0.0% of drafts" in str(wrong)
     mixed = [plan([1, 1]), plan([L, L])]
     both = Forecast(COSTS, mixed, RULE, "copy", batch=2)
     assert both.if_free["the other rows of a batch"] == Forecast(COSTS, mixed, RULE, "copy").speed_up
     none = Forecast(COSTS, [plan([])], RULE, "deferred", prompt=1.0)
     assert none.agreement == none.speed_up == 1 and none.mean_layers == L
+    assert str(replace(none, keys="verified")).endswith("No token is drafted.")
 
 
 # ---- the call

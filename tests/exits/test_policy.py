@@ -209,7 +209,7 @@ def test_a_policy_of_a_gate_in_a_folder_is_read_back(setting, tmp_path):
     model = setting[0]
     gate = StateClassifier.of(StateClassifier.build(model.hidden_size), model.name, model.hash)
     save_gate(gate, tmp_path, model, {})
-    made = calibrate(*setting, "classifier", **HALF, folder=tmp_path)
+    made = calibrate(*setting, "classifier", **HALF | {"epsilon": np.float32(0.5)}, folder=tmp_path)
     made.save(tmp_path / "policy.json")
     assert Policy.load(tmp_path / "policy.json") == made and made.gate_hash == gate.weights
 

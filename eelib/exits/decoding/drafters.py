@@ -168,7 +168,7 @@ class FeatureDrafts(ModelDrafts):
             view.valid = torch.arange(width, 0, -1, device=device) <= counts[:, None]
         places = (mask.cumsum(1) - 1).clamp(min=0)[:, -width:]
         made = self.block.at(self.block.joined(features, tokens), places, visible(mask, width), batch.cache.cache)
-        made = self.block.features(made[:, -1:])
+        made = self.block.features(made[:, -1:].to(features.dtype))  # the block's own is float32; LayerNorm takes one
         ids, chance = self.head.best(made[:, 0])
         for sequence, token, score, feature in zip(group, ids.tolist(), chance.tolist(), made):
             self.features[sequence] = len(sequence.ids) - 1, feature
