@@ -65,11 +65,33 @@ def has_fast_bfloat16() -> bool:
     )
 
 
+@contextmanager
+def onednn_products() -> Iterator[None]:
+    """While open, oneDNN makes torch's float32 products, of all threads; it may round their factors to bfloat16."""
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module replaces itself
+    with _setting:
+        before = settings.fp32_precision
+        settings.fp32_precision = "bf16"
+        try:
+            yield
+        finally:
+            settings.fp32_precision = before
+
+
+@cache
+def rounds_factors() -> bool:
+    """Whether oneDNN rounds factors on this CPU. Without AMX it may not, and is quicker than torch all the same."""
+    factor = torch.full((256, 256), 1 + 2**-9)
+    with onednn_products():
+        return bool((factor @ factor == 256.0).any())
+
+
 def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -> None:
     """Fill `out` [n, vocab_size] with float32 products of states [n, hidden_size] and the head's weights; no bias.
 
-    A state is the sum of two bfloat16 numbers up to 2^-17 of itself, so where the weights are bfloat16 numbers two
-    bfloat16 products make one of float32, in less time. `spread` shares the columns out to the cores.
+    Where factors are rounded to bfloat16: a state is the sum of two bfloat16 numbers up to 2^-17 of itself, so if the
+    weights are bfloat16 numbers two such products make one of float32, in less time. `spread` shares the columns out to
+    the cores.
     """
     weights = head.weight.detach()  # torch.no_grad() does not reach other threads
 
@@ -81,21 +103,17 @@ def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -
         torch.mm(high, weight, out=part)
         torch.addmm(part, low, weight, out=part)
 
-    if has_fast_bfloat16() and head not in _fits:
+    rounds = has_fast_bfloat16() and rounds_factors()
+    if rounds and head not in _fits:
         _fits[head] = fits_bfloat16(weights)
-    if not (has_fast_bfloat16() and _fits[head]):
-        spread(plain, len(head.weight))
+    if not has_fast_bfloat16() or (rounds and not _fits[head]):
+        spread(plain, len(weights))
         return
-    high = states.bfloat16().float()
-    low = states - high
-    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module replaces itself
-    with _setting:
-        before = settings.fp32_precision
-        settings.fp32_precision = "bf16"  # factors are rounded to bfloat16, and their products added in float32
-        try:
-            spread(split, len(head.weight))
-        finally:
-            settings.fp32_precision = before
+    if rounds:
+        high = states.bfloat16().float()
+        low = states - high
+    with onednn_products():
+        spread(split if rounds else plain, len(weights))
 
 
 # The pass over each row

@@ -35,7 +35,7 @@ from eelib.common.values import check_text, first_line, reason
 from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
 from eelib.models.lens_adapters import DRAFT_FILE, TRANSLATORS_FILE
 from eelib.models.lora import CONFIG as LORA_CONFIG
-from eelib.models.lora import merge_lora
+from eelib.models.lora import TOKENIZER, merge_lora
 from eelib.models.packaged import PACKAGED, describe, find_gguf, packaged_folder, read_header
 from eelib.models.probe import embeddings_of
 
@@ -214,7 +214,8 @@ def read_checkpoint(
     finally:
         transformers_logging.set_verbosity(verbosity)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        own = lora if lora and (lora / TOKENIZER[0]).is_file() else None  # as training saved it, with its chat template
+        tokenizer = AutoTokenizer.from_pretrained(own or path, **({} if own else options))
     except Exception as error:
         raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({reason(error)})") from error
     if shapes := sorted(str(wrong[0]) for wrong in loaded["mismatched_keys"]):

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def refuse_right_reading(model: "Model", runs: Runs) -> None:
     """CheckpointError if the first tokens' logits change with what follows them."""
-    inputs = model.adapter.plain_inputs(model.network, runs.inputs["input_ids"][:, :-2])
+    text = model.adapter.target
+    inputs = runs.inputs | {text: runs.inputs[text][:, :-2]}
     if not close(model.network(**inputs).logits, runs.logits[:, :-2]):
         raise CheckpointError(
-            f"{model.name}: {type(model.network).__name__} is read as a causal model, but its logits depend on the "
+            f"{model.name}: {type(model.network).__name__} writes token by token, but its logits depend on the "
             "tokens to the right"
         )
 

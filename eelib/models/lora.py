@@ -19,6 +19,7 @@ from eelib.common.values import first_line
 from eelib.models.folder import read_object
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja")  # where it has its own
 ROUNDED = b"sums rounded where the base is bfloat16"  # to tell what was made before they were
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 PLAIN: dict[str, Any] = {  # what a setting has to be, where a file has it
@@ -30,6 +31,7 @@ PLAIN: dict[str, Any] = {  # what a setting has to be, where a file has it
     "rank_pattern": {},
     "alpha_pattern": {},
     "alora_invocation_tokens": None,
+    "layer_replication": None,
 }
 KEEPING = ("gaussian", "eva", "orthogonal", "mica")  # initializations by PEFT that leave the base as it is
 
@@ -72,7 +74,8 @@ def hash_with_lora(folder: Path, base_hash: str) -> str:
         raise CheckpointError(
             f"{folder.name} was trained for other weights (hash {trained_for[:12]}) than these (hash {base_hash[:12]})"
         )
-    files = [folder / name for name in (CONFIG, WEIGHTS, "config.json") if (folder / name).exists()]
+    names = (CONFIG, WEIGHTS, "config.json", *TOKENIZER)
+    files = [folder / name for name in names if (folder / name).exists()]
     content = b"".join(file.read_bytes() for file in files)
     return hashlib.sha256(base_hash.encode() + ROUNDED + content).hexdigest()
 

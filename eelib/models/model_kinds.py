@@ -282,6 +282,7 @@ class Seq2Seq(GenerativeKind):
         return decoder_name(network)
 
     def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
+        refuse_right_reading(self.model, runs)
         super().probe_feeding(runs, ids)
         choose_cache(self.model, runs)
 

@@ -175,6 +175,10 @@ def test_they_load_as_the_model_that_peft_runs(adapters):
         torch.testing.assert_close(found.network(ids).logits, wanted, atol=1e-5, rtol=1e-5)
         assert (plain.network(ids).logits - wanted).abs().max() > 0.01
     assert found.name == "tuned" and found.hash != plain.hash and found.title.startswith("tuned, LoRA adapters of ")
+    found.tokenizer.chat_template = "{{ messages[0]['content'] }}!"  # as a trainer saves it beside the adapters
+    found.tokenizer.save_pretrained(folder)
+    again = eelib.load_model(str(folder))
+    assert again.tokenizer.chat_template == found.tokenizer.chat_template and again.hash != found.hash
 
 
 def test_sums_are_bfloat16_numbers_where_the_base_is(adapters, tmp_path):
@@ -260,6 +264,7 @@ WRONG = [
     (settings(r=True), "r True"),
     (settings(r=8), "fits no weight"),
     (settings(alora_invocation_tokens=[5]), "alora_invocation_tokens"),
+    (settings(layer_replication=[[0, 2], [0, 1]]), "layer_replication"),
     *((settings(init_lora_weights=way), (repr(way), "changes the base")) for way in ("pissa_niter_4", "olora")),
 ]
 

@@ -26,6 +26,7 @@ from transformers import (
     RobertaForCausalLM,
 )
 
+import checks.tiny
 import eelib
 from checks.tiny import build
 from checks.tiny_texts import WINDOW, tokenizer_for
@@ -215,13 +216,17 @@ REFUSED = {
         lambda: BertLMHeadModel(BertConfig(**families.WIDE, vocab_size=304)).eval(),
         ("to the right",),
     ),
+    "a decoder that reads to the right": (  # its configuration does not say that it is one
+        lambda: checks.tiny.build("seq2seq", "encoder-decoder"),
+        ("to the right",),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_can_not_be_read_out_is_refused_in_one_line(case, one_line):
     make, parts = REFUSED[case]
-    kind = "classifier" if case == "a regression" else "causal"
+    kind = {"a regression": "classifier", "a decoder that reads to the right": "seq2seq"}.get(case, "causal")
     network = make()
     one_line(CheckpointError, ("odd", *parts), lambda: prepared(network, kind))
 
