@@ -152,37 +152,27 @@ class RaggedKVLayer(CacheLayerMixin):
         return -1
 
 
-class SourceLayer(CacheLayerMixin):
-    """Keys and values of an encoder-decoder's source, made once; read for the rows that run."""
-
-    def __init__(self, view: CacheView):
-        super().__init__()
-        self.view = view
-        self.stored: list[Tensor] = []  # keys, values
+class SourceLayer(RaggedKVLayer):
+    """Keys and values of an encoder-decoder's source, `buffers`, made once; read for the rows that run."""
 
     def of_rows(self, number: int) -> Tensor | None:
-        if not getattr(self, "stored", None):
+        if not getattr(self, "buffers", None):
             return None
-        stored: Tensor = self.stored[number]
+        stored: Tensor = self.buffers[number]
         return stored if self.view.rows is None else stored[self.view.rows]
 
     keys = property(lambda self: self.of_rows(0), lambda self, value: None)
     values = property(lambda self: self.of_rows(1), lambda self, value: None)
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
-
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.stored, self.is_initialized = [key_states, value_states], True
+        self.buffers, self.is_initialized = [key_states, value_states], True
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length(), 0
 
     def get_seq_length(self) -> int:
-        return self.stored[0].shape[2] if self.stored else 0
-
-    def get_max_length(self) -> int:
-        return -1
+        return self.buffers[0].shape[2] if self.buffers else 0
 
 
 class RaggedKVCache:
@@ -237,9 +227,8 @@ class RaggedKVCache:
     def select_rows(self, count: int, moved: dict[int, int]) -> None:
         """Keep the first `count` rows, once some rows have taken the places of others: `moved` {from: to}."""
         self.view.count = count
-        stored = [layer.buffers for layer in (*self.layers, *self.extra)] + [source.stored for source in self.sources]
-        for tensors in stored:
-            for number, tensor in enumerate(tensors):
+        for layer in (*self.layers, *self.extra, *self.sources):
+            for number, tensor in enumerate(layer.buffers):
                 for old, new in moved.items():
                     tensor[new] = tensor[old]
-                tensors[number] = tensor[:count]
+                layer.buffers[number] = tensor[:count]
