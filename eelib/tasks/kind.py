@@ -41,7 +41,7 @@ class TaskKind:
 
     Attributes:
         fields: what rows of this kind hold; every other field of a row becomes a column of the task.
-        examples: combinations of fields that fit, for messages.
+        examples: combinations of fields that fit, for messages; all of them together where none is given.
         fits: whether rows with these fields are of this kind.
         reader: from a task's name and its first row to the function that makes an item of each row.
         item_stats: scores (0-100) by name, as statistics of each item; every item has a reference and an output. The

@@ -150,7 +150,6 @@ def order_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
 STRUCTURED = TaskKind(
     name="structured",
     fields=("note", "record"),
-    examples=("note + record",),
     fits=lambda fields: "note" in fields and "record" in fields,
     reader=lambda _name, _first: read_note,
     item_stats=order_stats,

@@ -264,7 +264,8 @@ def task_of_rows(name: str, rows: Iterable[Row]) -> Task:
     first = beginning[1]
     kind = next((kind for kind in KINDS.values() if kind.fits(first)), None)
     if kind is None or kind.reader is None:
-        allowed = ", ".join(example for known in KINDS.values() for example in known.examples)
+        examples = [one for known in KINDS.values() for one in known.examples or (" + ".join(known.fields),)]
+        allowed = ", ".join(filter(None, examples))
         raise InputError(f"task {name!r}: fields {', '.join(sorted(first))} fit no task; allowed: {allowed}")
     read, items = kind.reader(name, first), []
     columns: dict[str, list] = {key: [] for key in first if key not in kind.fields}

@@ -7,7 +7,7 @@ alone for SmolLM2-135M-Instruct on texts that no report uses: data/prompts/log.j
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -162,7 +162,6 @@ def read_article(row: dict, number: int) -> Item:
 SUMMARIZATION = TaskKind(
     name="summarization",
     fields=("article", "highlights"),
-    examples=("article + highlights",),
     fits=lambda fields: "article" in fields,
     reader=lambda _name, _first: read_article,
     item_stats=lambda task, outputs: rouge(outputs, task.references),
@@ -181,39 +180,23 @@ PROMPTS = TaskKind(
 )
 
 
-def plain_reader(field: str, reworded: bool = True) -> Reader:
-    """The reader of rows whose prompt is one field as it stands; `reworded`: a wording may hold it."""
+def plain_kind(name: str, field: str, **more: Any) -> TaskKind:
+    """A kind of rows whose prompt is one field as it stands; the field is what its wordings hold, if it has any."""
 
     def read(row: dict, number: int) -> Item:
         text = text_of(row, field)
-        return Item(text, text, [], str(number), fields={field: text} if reworded else None)
+        return Item(text, text, [], str(number), fields={field: text} if "wordings" in more else None)
 
-    return read
+    return TaskKind(name, fields=(field,), fits=lambda fields: field in fields, reader=lambda *_: read, **more)
 
 
-INSTRUCTIONS = TaskKind(
-    name="instructions",
-    fields=("instruction",),
-    examples=("instruction",),
-    fits=lambda fields: "instruction" in fields,
-    reader=lambda _name, _first: plain_reader("instruction"),
+INSTRUCTIONS = plain_kind(
+    "instructions",
+    "instruction",
     wordings={"paper": "{instruction}", "short": "{instruction} Please answer in at most three sentences."},
     instructs=True,
 )
-CONTINUATION = TaskKind(
-    name="continuation",
-    fields=("opening",),
-    examples=("opening",),
-    fits=lambda fields: "opening" in fields,
-    reader=lambda _name, _first: plain_reader("opening"),
-    wordings={"paper": "{opening}", "short": "{opening}"},
-)
-TEXTS = TaskKind(
-    name="texts",
-    fields=("text",),
-    examples=("text",),
-    fits=lambda fields: "text" in fields,
-    reader=lambda _name, _first: plain_reader("text", reworded=False),
-)
+CONTINUATION = plain_kind("continuation", "opening", wordings={"paper": "{opening}", "short": "{opening}"})
+TEXTS = plain_kind("texts", "text")
 SCORED_KINDS = (QUESTION_ANSWERING, SUMMARIZATION, TRANSLATION)
 PLAIN_KINDS = (PROMPTS, INSTRUCTIONS, CONTINUATION, TEXTS)
