@@ -121,31 +121,19 @@ def gate_named(name: str, model: Model | None = None, /, **parameters: object) -
     Raises:
         InputError: an unknown name or parameter, one of another type; a gate that needs a model, without one.
     """
-    return gate_class(name).from_parameters(model, **parameters)
-
-
-def gate_class(name: str) -> type[Gate]:
     own, others = own_gates(), entry_points(group=GROUP)
-    if name in own:
-        return own[name]
-    if name not in others.names:
+    if name not in own and name not in others.names:
         raise InputError(f"gate {name!r} is not known; allowed: {', '.join([*own, *sorted(others.names)])}")
-    found: type[Gate] = others[name].load()
-    return found
+    kind: type[Gate] = own[name] if name in own else others[name].load()
+    return kind.from_parameters(model, **parameters)
 
 
 @cache
 def own_gates() -> dict[str, type[Gate]]:
     """The library's gates by name."""
-    for file in FILES:  # which import this one
-        importlib.import_module(f"{__package__}.{file}")
-
-    def below(kind: type[Gate]) -> list[type[Gate]]:
-        return [kind, *(one for child in kind.__subclasses__() for one in below(child))]
-
-    every = below(Gate)  # type: ignore[type-abstract]  # which are asked for their names alone
-    own = [kind for kind in every if kind.__module__.startswith(f"{__package__}.")]
-    return {kind.name: kind for kind in own if "name" in vars(kind)}
+    modules = [importlib.import_module(f"{__package__}.{file}") for file in FILES]  # which import this one
+    kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    return {kind.name: kind for kind in kinds if issubclass(kind, Gate) and "name" in vars(kind)}
 
 
 def check_parameters(name: str, given: Mapping[str, object], allowed: Mapping[str, Any]) -> None:
