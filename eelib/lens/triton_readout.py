@@ -54,31 +54,6 @@ def begin(head_bias, columns, known, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def product(
-    hidden,
-    weight,
-    head_bias,
-    row,
-    column,
-    n,
-    vocabulary,
-    width,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    TMA: tl.constexpr,
-):
-    """hidden @ weight.T + head_bias for one tile: [ROWS, COLUMNS] in float32."""
-    columns = column + tl.arange(0, COLUMNS)
-    tile = begin(head_bias, columns, columns < vocabulary, ROWS, COLUMNS)
-    for k in range(0, width, DEPTH):
-        a = load(hidden, row, n, k, width, ROWS, DEPTH, TMA)
-        b = load(weight, column, vocabulary, k, width, COLUMNS, DEPTH, TMA)
-        tile = tl.dot(a, b.T, tile, input_precision="ieee")
-    return tile
-
-
-@triton.jit
 def finish(scores, columns, known, head_bias, bias, after: tl.constexpr, cap: tl.constexpr):
     """The model's logits from the head's scores of the vocabulary's `columns`: scale, soft-cap, last bias."""
     if after != 1.0:
@@ -197,9 +172,11 @@ def scan_kernel(
     for tile in range(split * tiles // splits, (split + 1) * tiles // splits):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         known = columns < vocabulary
-        scores = product(
-            hidden, weight, head_bias, block * ROWS, tile * COLUMNS, n, vocabulary, width, ROWS, COLUMNS, DEPTH, TMA
-        )
+        scores = begin(head_bias, columns, known, ROWS, COLUMNS)
+        for depth in range(0, width, DEPTH):
+            a = load(hidden, block * ROWS, n, depth, width, ROWS, DEPTH, TMA)
+            b = load(weight, tile * COLUMNS, vocabulary, depth, width, COLUMNS, DEPTH, TMA)
+            scores = tl.dot(a, b.T, scores, input_precision="ieee")
         scores = finish(scores, columns[None, :], known[None, :], head_bias, bias, after, cap)
         if vocabulary % COLUMNS != 0:
             scores = tl.where(known[None, :], scores, float("-inf"))
