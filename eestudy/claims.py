@@ -181,7 +181,7 @@ def untestable(row: Claim, interval: Interval, requirement_met: bool) -> str:
     if row.requires and not requirement_met:
         return f"needs {row.requires}"
     if not interval.known:
-        return "no tokens of a task that can be judged"
+        return "no tokens of the tasks that it needs can be judged"
     if interval.groups < row.minimum_sequences:
         return f"{interval.groups} sequences, fewer than {row.minimum_sequences}"
     if not interval.bounded:

@@ -1,32 +1,36 @@
 """The parameters of a notebook, checked before anything is loaded; a bad one is refused in one line."""
 
 import ast
+import json
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import IPython
+from jinja2 import TemplateError
 
 from eelib.common.errors import InputError, StorageError
 from eelib.common.files import joint_version
 from eelib.models.checkpoint import DTYPES, resolve_device
 from eelib.tasks.task import task_names
 
+SAID = (OSError, json.JSONDecodeError, TemplateError)
 KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
 
 class ParameterError(InputError):
     """A parameter that can't be used; shown as one line, in Jupyter and in papermill's log.
 
-    Where something unexpected is behind it, as in a checkpoint that transformers fails on, that comes first, whole.
+    Where something unexpected is behind it, as in a checkpoint that transformers fails on, that comes first, whole; not
+    so a missing or malformed file, or a chat template that refuses, for which the line gives the reason.
     """
 
     def _render_traceback_(self) -> list[str]:
         lines, cause = [], self.__cause__
         while isinstance(cause, (InputError, StorageError)):
             cause = cause.__cause__
-        if cause is not None:
+        if cause is not None and not isinstance(cause, SAID):
             lines = "".join(traceback.format_exception(cause)).splitlines()
         return [*lines, f"ParameterError: {self}"]
 

@@ -384,6 +384,8 @@ def prompted(task: Task, model: Model, chat: str, wording: str) -> Task:
         chat: "yes", "no", or "auto": where there is a template, and the kind of task has a wording for it.
         wording: see `Task.worded`; "auto" is "short" in a chat template, where the kind of task has it, else "paper".
     """
+    if chat == "yes" and not model.tokenizer.chat_template:
+        raise ParameterError(f"parameter chat is 'yes', but {model.name} has no chat template; allowed: auto, no")
     kind = kind_named(task.kind)
     for_chat = kind.instructs or "short" in kind.wordings
     in_chat = chat == "yes" or (chat == "auto" and for_chat and bool(model.tokenizer.chat_template))

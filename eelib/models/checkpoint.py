@@ -126,7 +126,7 @@ def resolve_device(device: str) -> torch.device | None:
     except (RuntimeError, AssertionError, TypeError) as error:
         raise CheckpointError(
             f"device {device!r} is not available ({first_line(error)}); allowed: auto, balanced, cpu, cuda, cuda:N"
-        ) from error
+        ) from None
 
 
 def resolve_dtype(dtype: str, device: torch.device | None) -> str:

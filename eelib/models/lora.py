@@ -19,7 +19,7 @@ from eelib.common.values import first_line
 from eelib.models.folder import read_object
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja")  # where it has its own
+TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja")  # if it has one
 ROUNDED = b"sums rounded where the base is bfloat16"  # to tell what was made before they were
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 PLAIN: dict[str, Any] = {  # what a setting has to be, where a file has it

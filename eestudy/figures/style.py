@@ -70,9 +70,9 @@ def style() -> None:
 
 def show(drawn: Drawn, caption: str, alt: str) -> None:
     """Show a figure with its caption (model and task belong in it), alt text, and links to its panels as SVG and to the
-    plotted frame as CSV; nothing where the frame is empty.
+    plotted frame as CSV; nothing where the frame is empty, or has no estimate that is known.
     """
-    if len(drawn.frame):
+    if len(drawn.frame) and ("estimate" not in drawn.frame or drawn.frame["estimate"].notna().any()):
         display(HTML(figure_html(drawn, alt, caption, "figure")))
     for panel in drawn.panels:
         plt.close(panel)

@@ -123,7 +123,7 @@ JUDGED = [  # a claim, an interval, options, the verdict, and a part of "reason|
     ("P-S1", span(0.8, 0.95, groups=29), {}, papers.UNTESTABLE, "29 sequences, fewer than 30"),
     ("P-W2", HIGH, {}, papers.UNTESTABLE, "needs "),
     ("P-S1", Interval(0.6, math.nan, math.nan, 30), {}, papers.UNTESTABLE, "not enough groups that differ"),
-    ("P-S1", NOTHING, {}, papers.UNTESTABLE, "no tokens of a task that can be judged"),
+    ("P-S1", NOTHING, {}, papers.UNTESTABLE, "no tokens of the tasks that it needs can be judged"),
     ("M-D3", span(2, 4, 134), {}, papers.HOLDS, ""),
     ("M-D3", span(2, 4, 99, 9), {}, papers.UNTESTABLE, "fewer than"),  # lengths need texts in all tasks
     ("M-D3", span(2, 4, 133), {}, papers.UNTESTABLE, "fewer than"),  # and in each
