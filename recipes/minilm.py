@@ -6,7 +6,6 @@ are the low-rank updates, the pooler and the classifier.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,23 +13,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModel, AutoTokenizer
 
 from eelib.models.folder import weights_hash
-from eelib.models.model import Model, load_model, prepare
+from eelib.models.model import Model, prepare
 from eelib.models.packaged import packaged_folder
-from recipes.batches import from_step
-from recipes.card import save_card
 from recipes.losses import uniform_weights
-from recipes.pocket_bert import (
-    GlueTraining,
-    Row,
-    epoch_batches,
-    label_loss,
-    last_alone,
-    new_classifier,
-    rows_of,
-    scored,
-)
+from recipes.pocket_bert import GlueTraining, last_alone, new_classifier
 from recipes.texts import SEED
-from recipes.training import Loss, Optimizer, Schedule, by_step, products, save_adapters, train
+from recipes.training import Optimizer, Schedule, products, save_adapters
 
 START = "all-minilm-l6-v2"
 KIND = "BertForSequenceClassification, 6 layers of width 384: LoRA adapters of rank {}, pooler and classifier, bfloat16"
@@ -52,33 +40,15 @@ class MiniLM(GlueTraining):
         base = packaged_folder(self.start)
         model = begin(base, self.task, device)
         tuned = with_adapters(model, self.rank)
-        rows, _ = rows_of(model, corpora, self.task, "train")
-        stream = by_step(partial(from_step, plan_of=partial(epoch_batches, rows)))
-        weights, way = self.weights(model.layers), products(model.device)
-
-        def loss_of(batch: list[Row], step: int) -> Loss:
-            with way():
-                return label_loss(model, weights, batch, step)
-
-        train(tuned, stream, loss_of, self.schedule, work, optimizer=Optimizer(tuned, muon=False), save_every=25)
+        self.fit(model, tuned, corpora, work, products(model.device), Optimizer(tuned, muon=False))
         save_adapters(tuned, out, self.start, {"model_hash": weights_hash(base)}, OWN)
         model.network.config.save_pretrained(out)
-        origin = {
-            "name": self.name,
-            "kind": KIND.format(self.rank),
-            "start": self.start,
-            "objective": self.objective,
-            "corpus": f"GLUE {self.task} train; read at training time, not shipped",
-        }
-        return save_card(out, work, device, origin, self.measure(corpora, out, device), {})
+        return self.card(corpora, out, work, device, KIND.format(self.rank), f"GLUE {self.task} train")
 
     def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
         """The task's scores on GLUE's validation set, beside those published for BERT-base."""
-        model = load_model(str(folder), device=device)
-        return {
-            f"GLUE {self.task} validation": scored(model, corpora, self.task, "validation"),
-            f"GLUE {self.task} validation, BERT-base-cased as published": BERT_BASE[self.task],
-        }
+        published = {f"GLUE {self.task} validation, BERT-base-cased as published": BERT_BASE[self.task]}
+        return super().measure(corpora, folder, device) | published
 
 
 def begin(base: Path, task: str, device: str) -> Model:

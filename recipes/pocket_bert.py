@@ -7,8 +7,9 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from tokenizers import trainers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
@@ -30,7 +31,7 @@ from recipes.batches import from_step, packed
 from recipes.card import save_card
 from recipes.losses import exit_weights, layers_loss, states_at, uniform_weights
 from recipes.texts import NOVELS_HELD_OUT, SEED, articles, novels, read_jsonl
-from recipes.training import Loss, Schedule, by_step, train
+from recipes.training import Loss, Optimizer, Schedule, by_step, train
 
 NAME = "pocket-bert"
 KIND = "BertForMaskedLM, 12 layers of width 128, uncased WordPiece of 4,096 entries, bf16"
@@ -238,7 +239,6 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
 
 CLASSIFIER = "BertForSequenceClassification, 12 layers of width 128, the tokenizer of pocket-bert, bf16"
 DROPOUT = 0.1
-SPLIT = "validation"  # reported: GLUE publishes its labels
 
 
 class Row(NamedTuple):
@@ -372,42 +372,54 @@ class GlueTraining:
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
         """Train, continuing from `work`, and write the finished model with its card to `out`; returns the card."""
         model = begin(self.start, self.task, device)
-        rows, _ = rows_of(model, corpora, self.task, "train")
-        stream = by_step(partial(from_step, plan_of=partial(epoch_batches, rows)))
-        loss_of = partial(label_loss, model, self.weights(model.layers))
-        train(model.network, stream, loss_of, self.schedule, work, save_every=25)
+        self.fit(model, model.network, corpora, work)
         model.network.save_pretrained(out)
         model.tokenizer.save_pretrained(out)
-        return save_card(
-            out,
-            work,
-            device,
-            {
-                "name": self.name,
-                "kind": CLASSIFIER,
-                "start": self.start,
-                "objective": self.objective,
-                "corpus": f"{self.task} train of GLUE; read at training time, not shipped",
-            },
-            self.measure(corpora, out, device),
-            {},
-        )
+        return self.card(corpora, out, work, device, CLASSIFIER, f"{self.task} train of GLUE")
+
+    def fit(
+        self,
+        model: Model,
+        trained: nn.Module,
+        corpora: Path,
+        work: Path,
+        within: Callable[[], AbstractContextManager] = nullcontext,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        """Train a network that has the model's in it; `within`: the context of a step."""
+        rows, _ = rows_of(model, corpora, self.task, "train")
+        weights = self.weights(model.layers)
+
+        def loss_of(batch: list[Row], step: int) -> Loss:
+            with within():
+                return label_loss(model, weights, batch, step)
+
+        stream = by_step(partial(from_step, plan_of=partial(epoch_batches, rows)))
+        train(trained, stream, loss_of, self.schedule, work, optimizer=optimizer, save_every=25)
+
+    def card(self, corpora: Path, out: Path, work: Path, device: str, kind: str, corpus: str) -> dict:
+        """Write the card of what is in `out`; returns it."""
+        origin = {"name": self.name, "kind": kind, "start": self.start, "objective": self.objective}
+        origin |= {"corpus": f"{corpus}; read at training time, not shipped"}
+        return save_card(out, work, device, origin, self.measure(corpora, out, device), {})
 
     def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
-        """Quality of the finished model: the task's scores."""
+        """The task's scores on GLUE's validation set, whose labels are published."""
         model = load_model(str(folder), device=device)
-        return {f"GLUE {self.task} {SPLIT}": scored(model, corpora, self.task, SPLIT)}
-
-
-def both(task: str, schedule: Schedule) -> tuple[GlueTraining, GlueTraining]:
-    """(plain, joint) recipes of a task: they differ in the weights only."""
-    name = f"{NAME}-{task}"
-    joint = "uniform weights on the losses of all 12 layers through the shared pooler and classifier (P §3.3)"
-    return (
-        GlueTraining(name, task, "the loss of layer 12 alone", last_alone, schedule),
-        GlueTraining(f"{name}-joint", task, joint, uniform_weights, schedule),
-    )
+        return {f"GLUE {self.task} validation": scored(model, corpora, self.task, "validation")}
 
 
 # An epoch has about 610 batches.
-SST2, SST2_JOINT = both("sst2", Schedule(steps=1220, peak=5e-4, warmup=120, decay=800))
+SST2 = GlueTraining(
+    f"{NAME}-sst2",
+    "sst2",
+    "the loss of layer 12 alone",
+    last_alone,
+    Schedule(steps=1220, peak=5e-4, warmup=120, decay=800),
+)
+SST2_JOINT = replace(
+    SST2,
+    name=f"{NAME}-sst2-joint",
+    objective="uniform weights on the losses of all 12 layers through the shared pooler and classifier (P §3.3)",
+    weights=uniform_weights,
+)
