@@ -229,6 +229,8 @@ MEANS = "P-A3, P-J1 to P-J3, P-G1 to P-G3, P-W1, P-B1 to P-B3"
 share_of = partial(interval, value="value", kind="share", draws=DRAWS)
 loss_of = partial(interval, value="value", kind="loss", draws=DRAWS)
 mean_of = partial(interval, value="value", kind="mean", draws=DRAWS)
+gap_of = partial(statistics.largest_gap, value="value", of="task")
+rank_variance = partial(statistics.rank_variance, value="value", classes="tag", within="group")
 
 
 def mean_value(frame: pd.DataFrame) -> float:
@@ -262,16 +264,6 @@ def several(draw: Callable[..., pd.DataFrame], **settings: list[float]) -> Draw:
         return pd.concat(parts, ignore_index=True)
 
     return of
-
-
-def gap_of(frame: pd.DataFrame) -> Interval:
-    """Largest less smallest mean of tasks."""
-    return statistics.largest_gap(frame, "value", "task")
-
-
-def rank_variance(frame: pd.DataFrame) -> Interval:
-    """Epsilon squared above chance."""
-    return statistics.rank_variance(frame, "value", "tag", "group")
 
 
 def rank_variance_by_hand(frame: pd.DataFrame) -> float:
