@@ -20,10 +20,10 @@ import torch
 from tokenizers import trainers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
 
 from eelib.common.errors import InputError
+from eelib.exits.decoding.generate import batches as batches_of
 from eelib.models.model import Model, load_model, prepare
 from eelib.tasks.classification import LABELS, label_stats, majority, reader
 from eelib.tasks.metrics import scores_of
@@ -274,16 +274,9 @@ def epoch_batches(rows: list[Row], epoch: int) -> list[list[Row]]:
 
 
 def inputs_of(model: Model, rows: list[Row]) -> dict[str, Tensor]:
-    """Arguments of the network, padded on the right to the longest row: each [rows, longest]."""
-
-    def padded(parts: list[list[int]], fill: int) -> Tensor:
-        return pad_sequence([torch.tensor(part) for part in parts], True, fill).to(model.device)
-
-    return {
-        "input_ids": padded([row.ids for row in rows], model.pad_id),
-        "attention_mask": padded([[1] * len(row.ids) for row in rows], 0),
-        "token_type_ids": padded([row.types for row in rows], 0),
-    }
+    """Arguments of the network, padded on the right to the longest row: each [rows, longest]. BERT pads with 0."""
+    (ids, mask), (types, _) = (model.adapter.pad(part) for part in ([r.ids for r in rows], [r.types for r in rows]))
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 
 def label_loss(model: Model, weights: list[float], rows: list[Row], step: int) -> Loss:
@@ -343,10 +336,8 @@ def scored(model: Model, corpora: Path, task: str, split: str) -> dict:
 @torch.no_grad()
 def classified(model: Model, rows: list[Row], batch_size: int = 64) -> list[int]:
     """The label that the network gives to each row."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
     found = [0] * len(rows)
-    for start in range(0, len(order), batch_size):
-        part = order[start : start + batch_size]
+    for part in batches_of(model, [row.ids for row in rows], batch_size):
         logits = model.network(**inputs_of(model, [rows[i] for i in part])).logits
         for i, label in zip(part, logits.argmax(-1).tolist()):
             found[i] = label

@@ -8,6 +8,7 @@ import numpy as np
 from tqdm import tqdm
 
 from eelib.common.files import data_folder
+from eelib.exits.decoding.generate import batches
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import answer_stats, bleu, chrf, normalised, rouge, scores_of
 from eelib.tasks.task import load_task
@@ -85,10 +86,8 @@ def readings(model: Model, corpora: Path) -> dict[str, dict]:
 def greedy_texts(model: Model, prompts: Sequence[str], longest: int) -> list[str]:
     """Output texts of prompts, in their order, special tokens dropped; as many at once as the device likes."""
     encoded, size = model.tokenizer(list(prompts))["input_ids"], 64 if model.device.type == "cpu" else 256
-    order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
     texts = [""] * len(prompts)
-    for start in tqdm(range(0, len(order), size), unit="batch", mininterval=5):
-        some = order[start : start + size]
+    for some in tqdm(batches(model, encoded, size), unit="batch", mininterval=5):
         for i, ids in zip(some, greedy_decode(model, [encoded[i] for i in some], longest)):
             texts[i] = str(model.tokenizer.decode(ids, skip_special_tokens=True))
     return texts
