@@ -19,7 +19,7 @@ from eelib.common.errors import InputError
 from eelib.common.files import write_atomically
 from eestudy.claims import Verdict, claims, verdict_table
 from eestudy.figures import style
-from eestudy.markup.markdown import text
+from eestudy.markup.markdown import Shown, text
 from eestudy.resampling import Interval
 from eestudy.study import Study
 
@@ -133,10 +133,6 @@ class Results:
 # ---- filters of sentences
 
 
-class Shown(str):
-    """Text that a filter made: shown as it is."""
-
-
 def pct(value: Value, digits: int = 0) -> Shown:
     """A share as a percentage, without its interval."""
     return Shown("–" if math.isnan(number(value)) else f"{100 * number(value):.{digits}f}%")
@@ -169,7 +165,7 @@ def number(value: Value) -> float:
 
 def shown(value: Any) -> str:
     """What an expression gives, as it is shown: text that no filter made is no markup."""
-    return value if isinstance(value, Shown) else text(str(value) if isinstance(value, Interval) else value)
+    return text(str(value) if isinstance(value, Interval) else value)
 
 
 TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, finalize=shown)

@@ -35,7 +35,7 @@ def dressed(body: str, keep: Keep) -> str:
     for image in soup.select(f"img{others}"):
         if not image.find_parent(["figure", "table"]):
             (image.find_parent("a") or image).wrap(soup.new_tag("figure"))
-    for number, figure in enumerate(soup.select(f"figure:is(:has(img), .ee-figure){others}"), 1):
+    for number, figure in enumerate(soup.select(f"figure:has(img){others}"), 1):
         dress_figure(soup, figure, f"Figure {number}", keep)
     number = 0
     for table in soup.select(f"table:has(tr){others}"):
@@ -67,10 +67,8 @@ def dress_figure(soup: BeautifulSoup, figure: Tag, label: str, keep: Keep) -> No
         addresses.append((image["src"].rpartition(".")[2], image["src"]))
         panel = image.find_parent("a") or image.wrap(soup.new_tag("a"))
         panel["href"], panel["title"], panel["class"] = image["src"], "Open the figure at full size", "ee-open"
-    if not panel and (panel := figure.svg) and not addresses:
-        addresses.append(("svg", file("svg", str(panel).encode())))
-    if shown := figure.select_one(".ee-panels") or panel:
-        boxed(soup, shown.wrap(soup.new_tag("div", attrs={"class": "ee-scroll"})), label)
+    shown = figure.select_one(".ee-panels") or panel
+    boxed(soup, shown.wrap(soup.new_tag("div", attrs={"class": "ee-scroll"})), label)
     if "id" in figure.attrs:  # it stays a target, too
         figure.insert(0, soup.new_tag("span", id=figure["id"]))
     caption = figure.figcaption or figure.append(soup.new_tag("figcaption")) or figure.figcaption

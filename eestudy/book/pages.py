@@ -20,7 +20,7 @@ from eestudy.book.study_schema import read_study
 from eestudy.book.verdicts import Written, tally, verdicts
 from eestudy.claims import published, tables
 from eestudy.figures import forms, style
-from eestudy.markup.markdown import Markdown, card_parts, raw, table, text
+from eestudy.markup.markdown import Shown, card_parts, raw, table, text
 from eestudy.measured import FOLDER, code_hash, measured, provenance
 
 ALONG = re.compile(r"(.*?),? by (step|epoch|layer)$")
@@ -74,7 +74,7 @@ def runs(results: Written) -> str:
         rows.append(
             [
                 model,
-                Markdown(f"[{text(notebook)}](results/{model}/{notebook}.ipynb)"),
+                Shown(f"[{text(notebook)}](results/{model}/{notebook}.ipynb)"),
                 result["date"],
                 f"{seconds:.0f} s" if seconds else None,
                 *(manifest.get(key) for key in ("device", "dtype")),

@@ -26,7 +26,7 @@ from eestudy.book.verdicts import (
 )
 from eestudy.claims import Claim, amended, claims, judging, wanted
 from eestudy.markup.downloads import as_csv, download_links
-from eestudy.markup.markdown import Markdown, raw, table, text
+from eestudy.markup.markdown import Shown, raw, table, text
 from eestudy.markup.text import PLAIN
 from eestudy.resampling import Interval
 
@@ -181,7 +181,7 @@ def amendments() -> str:
     rows = []
     for (moment, why), before in sorted(changes.items()):
         lines = [text(line.replace("`", "")) for line in before]  # a cell's text is shown as it is
-        rows.append([moment, why.replace("`", ""), Markdown("<br>".join(lines))])
+        rows.append([moment, why.replace("`", ""), Shown("<br>".join(lines))])
     shown = table(["Amended", "Why", "Before"], rows, "Every amendment: when, why, and the earlier words.")
     changed = f"### Claims that were amended\n\n{shown}" if rows else ""
     return f"(when-fixed)=\n### When claims were fixed\n\n{since}\n\n{changed}"

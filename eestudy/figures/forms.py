@@ -121,15 +121,13 @@ def dots(
     return finished(panels, frame, names if series else [])
 
 
-def heat(
-    frame: pd.DataFrame, x: str, y: str, xlabel: str = "", ylabel: str = "", label: str = "", share: bool = True
-) -> Drawn:
+def heat(frame: pd.DataFrame, x: str, y: str, xlabel: str = "", ylabel: str = "", label: str = "") -> Drawn:
     """A cell for each pair of x and y, darker the larger its estimate; up to 80 cells have their number."""
     wide = frame.pivot(index=y, columns=x, values="estimate")
     wide = wide.loc[list(dict.fromkeys(frame[y])), list(dict.fromkeys(frame[x]))]
     fig, axis = plt.subplots(figsize=(WIDTH, 1.2 + 0.36 * len(wide)), layout="constrained")
     axis.grid(False)
-    drawn = axis.imshow(wide, aspect="auto", cmap="Blues", vmin=0 if share else None, vmax=1 if share else None)
+    drawn = axis.imshow(wide, aspect="auto", cmap="Blues")
     axis.set(xlabel=xlabel or x, ylabel=ylabel or y)
     axis.set_xticks(range(len(wide.columns)), [str(c) for c in wide.columns])
     axis.set_yticks(range(len(wide)), [str(r) for r in wide.index])
@@ -137,10 +135,9 @@ def heat(
         axis.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     middle = np.nanmean([np.nanmin(wide), np.nanmax(wide)]) if wide.notna().to_numpy().any() else 0.0
     for (row, column), value in np.ndenumerate(wide.to_numpy()) if wide.size <= 80 else ():
-        written = "–" if np.isnan(value) else f"{100 * value:.0f}" if share else f"{value:.2g}"
-        dark = value > (0.6 if share else middle)
-        axis.text(column, row, written, ha="center", va="center", fontsize=8.5, color="white" if dark else "black")
-    fig.colorbar(drawn, label=label, format=PercentFormatter(1.0) if share else None)
+        written, colour = "–" if np.isnan(value) else f"{value:.2g}", "white" if value > middle else "black"
+        axis.text(column, row, written, ha="center", va="center", fontsize=8.5, color=colour)
+    fig.colorbar(drawn, label=label)
     return Drawn([fig], frame)
 
 

@@ -7,8 +7,14 @@ from typing import Any
 from eestudy.markup.text import harmless, short_number
 
 
+class Shown(str):
+    """Text that is Markdown already: it is shown as it is."""
+
+
 def text(value: Any) -> str:
     """A value as one line of Markdown: nothing in it is markup, addresses are links, floats are short."""
+    if isinstance(value, Shown):
+        return value
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, int):
@@ -25,13 +31,10 @@ def text(value: Any) -> str:
 
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], caption: str = "") -> str:
-    """A Markdown table; cells that are already Markdown are wrapped in `Markdown`.
-
-    The book calls one without a caption, a text, after the heading that it stands under.
-    """
+    """A Markdown table; the book calls one without a caption, a text, after the heading that it stands under."""
     headings = list(headings)
     lines = [headings, ["---"] * len(headings)]
-    lines += [[cell if isinstance(cell, Markdown) else text(cell) for cell in row] for row in rows]
+    lines += [list(map(text, row)) for row in rows]
     written = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
     return fenced(f"{{table}} {text(caption)}", written) if caption else written
 
@@ -47,10 +50,6 @@ def raw(html: str) -> str:
     html = harmless(html)
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", html))])
     return f"{fence}{{raw}} html\n{html}\n{fence}\n"
-
-
-class Markdown(str):
-    """Text that is Markdown already."""
 
 
 def card_parts(card: dict[str, Any], draw: Callable[[list, str], str], title: str = "") -> Iterator[str]:
