@@ -10,7 +10,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
-from jinja2 import Environment
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
@@ -154,23 +153,6 @@ def counted(frame: Any) -> str:
 # ---- the goals of every check whose result is kept in data/measured
 
 
-TEMPLATE = """
-<div class="tex2jax_ignore mathjax_ignore">
-<p><strong>Goals that are met: {{ goals | selectattr("met") | list | length }} of {{ goals | length }}.</strong>
- Measured {{ where }} by <code>{{ command }}</code>.
-{% if unchanged %}The code that it depends on is still the same.
-{%- else %}The code that it depends on has changed since.{% endif %}{% if remark %} {{ remark }}{% endif %}</p>
-<table>
-<caption>Goals and measurements of <code>{{ check }}</code>.</caption>
-<thead><tr><th>Goal</th><th>Measured</th><th>Bound</th><th>Verdict</th></tr></thead>
-<tbody>
-{% for goal in goals %}
-<tr><td>{{ goal.goal }}</td><td>{{ goal.measured | number }}</td><td>{{ goal.bound | number }}</td>
-<td>{{ "met" if goal.met else "not met" }}</td></tr>
-{% endfor %}
-</tbody>
-</table>
-</div>"""
 PARTS_OF_STORE = ("crashes", "many_prompts", "reproducible")  # of the check `store`, each with a result of its own
 
 
@@ -194,8 +176,15 @@ def fragment(check: str) -> str:
     except InputError:
         name = f"store {check}" if check in PARTS_OF_STORE else check
         return f"No result of this check is in `data/{FOLDER}` yet: `python -m checks {name}` makes it.\n"
-    unchanged = "code" in report and report["code"] == code_hash(report["depends"])
-    environment = Environment(autoescape=True, trim_blocks=True)
-    environment.filters["number"] = number
-    given = report | {"check": check, "unchanged": unchanged, "where": provenance(report)}
-    return raw(environment.from_string(TEMPLATE).render(given))
+    same = "code" in report and report["code"] == code_hash(report["depends"])
+    goals = report["goals"]
+    said = (
+        f"**Goals that are met: {sum(goal['met'] for goal in goals)} of {len(goals)}.** Measured "
+        f"{text(provenance(report))} by {text(report['command'])}. The code that it depends on "
+        f"{'is still the same' if same else 'has changed since'}."
+    )
+    rows = (
+        [goal["goal"], number(goal["measured"]), number(goal["bound"]), "met" if goal["met"] else "not met"]
+        for goal in goals
+    )
+    return f"{said}\n\n{table(['Goal', 'Measured', 'Bound', 'Verdict'], rows, f'Goals and measurements of {check}.')}"

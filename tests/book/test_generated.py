@@ -173,7 +173,7 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
 
     def page(report):
         (tmp_path / "measured/crashes.json").write_text(json.dumps(report))
-        return BeautifulSoup(engine()["engine_crashes"], "lxml")
+        return BeautifulSoup(MarkdownIt().enable("table").render(engine()["engine_crashes"]), "lxml")
 
     code = tmp_path / "project/eelib/a.py"
     code.write_text("a = 1")
