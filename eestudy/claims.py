@@ -273,8 +273,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
         }
         for v in verdicts
     ]
-    columns = ["Claim", "Verdict", "Weight", "This run", "Holds if", "Paper", "Statistic", "Sequences", "Source"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows)
 
 
 def tables() -> list[str]:

@@ -220,9 +220,7 @@ def tagged_by_hand(nlp: Any) -> pd.DataFrame:
     rows = read_rows(data_folder("tagged", "smollm2-135m-instruct.jsonl"))
     found = []
     for number, row in rows:
-        doc = Doc(nlp.vocab, words=row["words"].split())
-        for _, step in nlp.pipeline:
-            doc = step(doc)
+        doc = nlp(Doc(nlp.vocab, words=row["words"].split()))
         pairs = zip(doc, row["tags"].split(), strict=True)
         found += [{"text": number, "word": word.text, "upos": tag, "found": word.pos_} for word, tag in pairs]
     return pd.DataFrame(found)

@@ -8,7 +8,6 @@ import json
 import random
 import re
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from eelib.models.model import Model
 from eelib.models.probe import block_states
 from eelib.tasks.metrics import repeated
 from eelib.tracing.decode import greedy_decode
-from recipes.texts import SEED, SHIFTS, first_words, novels, read_jsonl, spelled_out
+from recipes.texts import SEED, SHIFTS, first_words, is_held_out, novels, read_jsonl, spelled_out
 
 HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its text
 PASSAGE_WORDS, ARTICLE_WORDS, OPENING_WORDS = 120, 90, (12, 50)  # most; most; least and most
@@ -72,23 +71,14 @@ class OwnText:
         return float(repeated(self.output.tolist()).mean())
 
 
-def is_held_out(source: str) -> bool:
-    """True for one source in `HELD_OUT`, by hash."""
-    return zlib.crc32(source.encode()) % HELD_OUT == 0
-
-
 class Prompts:
     """The prompts of the corpora, by number: those to train on, or those that are held out."""
 
     def __init__(self, corpora: Path, held_out: bool = False):
-        self.held_out = held_out
-        self.sources = {task: self.chosen(found) for task, found in sources(corpora).items()}
-
-    def chosen(self, found: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """The sources of this side, in a fixed random order; the first field of each says on which side it is."""
-        some = sorted({source for source in found if is_held_out(source[0]) == self.held_out})
-        random.Random(SEED).shuffle(some)
-        return some
+        self.held_out, self.sources = held_out, sources(corpora)
+        for found in self.sources.values():  # in a fixed random order; the first field says on which side a source is
+            found[:] = sorted({source for source in found if is_held_out(source[0], HELD_OUT) == held_out})
+            random.Random(SEED).shuffle(found)
 
     def task_of(self, number: int) -> str:
         """The task of a prompt."""

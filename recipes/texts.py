@@ -55,9 +55,9 @@ def read_jsonl(path: Path) -> list[dict]:
         return [json.loads(line) for line in lines]
 
 
-def is_held_out(english: str) -> bool:
-    """True for the one sentence in `HELD_OUT_SHARE` that only evaluation may see; by hash, so it never drifts."""
-    return zlib.crc32(english.strip().lower().encode()) % HELD_OUT_SHARE == 0
+def is_held_out(text: str, share: int) -> bool:
+    """True for the one text in `share` that only evaluation may see; by hash, so it never drifts."""
+    return zlib.crc32(text.encode()) % share == 0
 
 
 def tatoeba(corpora: Path, language: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -67,7 +67,7 @@ def tatoeba(corpora: Path, language: str) -> tuple[list[tuple[str, str]], list[t
     held-out pair is dropped, so no source sentence of either direction is on both sides.
     """
     pairs = [(row[language], row["en"]) for row in read_jsonl(corpora / f"translation/tatoeba.{language}-en.jsonl.gz")]
-    held = [pair for pair in pairs if is_held_out(pair[1])]
+    held = [pair for pair in pairs if is_held_out(pair[1].strip().lower(), HELD_OUT_SHARE)]
     foreign, english = {f for f, _ in held}, {e for _, e in held}
     return [(f, e) for f, e in pairs if f not in foreign and e not in english], held
 
@@ -118,15 +118,10 @@ def passages(rows: list[dict]) -> dict[str, list[dict]]:
     return found
 
 
-def is_held_out_passage(context: str) -> bool:
-    """True for the one passage in `HELD_OUT_PASSAGES` of SQuADShifts that only evaluation may see, by hash."""
-    return zlib.crc32(context.encode()) % HELD_OUT_PASSAGES == 0
-
-
 def shifts(corpora: Path) -> tuple[dict[str, list[dict]], dict[str, list[dict]]]:
     """SQuADShifts by passage as (training, held out)."""
     found = passages([row for name in SHIFTS for row in read_jsonl(corpora / f"question_answering/{name}.jsonl.gz")])
-    held = {context: rows for context, rows in found.items() if is_held_out_passage(context)}
+    held = {context: rows for context, rows in found.items() if is_held_out(context, HELD_OUT_PASSAGES)}
     return {context: rows for context, rows in found.items() if context not in held}, held
 
 
