@@ -110,11 +110,8 @@ class Training(Legs, ABC):
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
         """Train for one leg, and write what is trained as it is then to `out`, with its card; returns the leg's end."""
         del corpora
-        larger = {"tokens": ON_GPU * self.tokens, "save_every": ON_GPU * self.save_every}
-        return replace(self, **({} if device == "cpu" else larger)).leg(out, work, device)
-
-    def leg(self, out: Path, work: Path, device: str) -> dict:
-        """`run` with the settings as they are."""
+        if device != "cpu":
+            self = replace(self, tokens=ON_GPU * self.tokens, save_every=ON_GPU * self.save_every)
         until = time.monotonic() + 60 * self.minutes
         model = load_model(self.start, dtype="float32", device=device)
         model.network.requires_grad_(False)

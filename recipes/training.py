@@ -97,16 +97,6 @@ class Optimizer:
         torch._foreach_copy_(self.masters, values)
         torch._foreach_copy_(self.live, self.masters)
 
-    @contextlib.contextmanager
-    def holding(self, values: list[Tensor]) -> Iterator[None]:
-        """While open, the weights have other values."""
-        own = [master.detach().clone() for master in self.masters]
-        self.set(values)
-        try:
-            yield
-        finally:
-            self.set(own)
-
     def state(self) -> dict[str, Any]:
         """Everything that a resumed run needs."""
         parts = {name: part.state_dict() for name, part in self.parts.items()}
@@ -202,8 +192,10 @@ def train(
             add_row({"seconds": round(seconds), **losses_of(recent, leg["step"])})
             recent = []
         if watch_every and leg["step"] % watch_every == 0:
-            with optimizer.holding(mean or optimizer.masters):
-                add_row(watch())
+            own = [master.detach().clone() for master in optimizer.masters]
+            optimizer.set(mean or own)
+            add_row(watch())
+            optimizer.set(own)
         if save:
             rows = [row for row in leg["curve"] if "loss" in row]
             write_atomically(work / "curve.json", json.dumps(rows).encode())
