@@ -76,8 +76,8 @@ class Lens:
                 break
         return torch.cat(training), torch.cat(held)
 
-    def fit(self, model: Model, found: Translators, training: Tensor, work: Path) -> list[dict]:
-        """Train on states [n, L, hidden_size], all of them in each epoch; returns the curve."""
+    def fit(self, model: Model, found: Translators, training: Tensor, work: Path) -> None:
+        """Train on states [n, L, hidden_size], all of them in each epoch."""
         steps = -(-len(training) // self.batch)
 
         def plan(epoch: int) -> list[Tensor]:
@@ -92,8 +92,7 @@ class Lens:
         schedule = Schedule(self.epochs * steps, self.rate, warmup=1, decay=self.epochs * steps)
         optimizer = Optimizer(found, muon=False, clip=torch.inf, betas=(0.9, 0.999), weight_decay=0.01)
         stream = by_step(partial(from_step, plan_of=plan))
-        leg = train(found, stream, loss_of, schedule, work, optimizer=optimizer, save_every=steps)
-        return list(leg["curve"])
+        train(found, stream, loss_of, schedule, work, optimizer=optimizer, save_every=steps)
 
     def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
         """Agreement of each layer with the last on the shipped translations, with the translators and without."""
