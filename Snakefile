@@ -136,7 +136,7 @@ rule traces:  # by workers that share out the shards among themselves; whoever i
         local=lambda wildcards: [STUDY.local_files(wildcards.model, name) for name in STUDY.notebooks_of(wildcards.model)],
     wildcard_constraints:
         worker="[0-9]+",
-    threads: lambda wildcards: STUDY.threads_of(wildcards.model)
+    threads: setting("threads", STUDY.threads)
     retries: 1
     resources:
         **RESOURCES,
@@ -151,7 +151,7 @@ rule notebook:
     input:
         lambda wildcards: STUDY.notebook_sources(wildcards.model, wildcards.notebook),
         lambda wildcards: [
-            ancient(f"logs/{wildcards.model}/traces-{worker}.made") for worker in STUDY.workers_of(wildcards.model)
+            ancient(f"logs/{wildcards.model}/traces-{worker}.made") for worker in range(setting("workers")(wildcards))
         ],
     output:
         page="book/results/{model}/{notebook}.ipynb",
@@ -164,7 +164,7 @@ rule notebook:
         local=lambda wildcards: STUDY.local_files(wildcards.model, wildcards.notebook),  # a change runs the notebook
     wildcard_constraints:
         notebook=one_of(set(STUDY.notebooks) - set(STUDY.first)),
-    threads: lambda wildcards: STUDY.threads_of(wildcards.model)
+    threads: setting("threads", STUDY.threads)
     retries: 1  # two kernels that start at the same moment may take the same port, and one dies
     resources:
         **RESOURCES,

@@ -47,7 +47,7 @@ class StudyFile:
     models: dict[str, dict[str, Any]]  # by folder; enabled ones only
     notebooks: dict[str, dict[str, Any]]
     shared: dict[str, Any]
-    threads: int
+    threads: int  # of a job of a model that names none
     first: tuple[str, ...] = ()  # notebooks that are started before the others
 
     @classmethod
@@ -90,14 +90,6 @@ class StudyFile:
         """The notebooks that a model runs, in the order of the study: those that it names, or all."""
         wanted = self.models[model].get("notebooks", self.notebooks)
         return [notebook for notebook in self.notebooks if notebook in wanted]
-
-    def threads_of(self, model: str) -> int:
-        """Cores of one job of a model: its own number, or the study's."""
-        return self.models[model].get("threads", self.threads)
-
-    def workers_of(self, model: str) -> range:
-        """Numbers of the jobs that make a model's traces before its notebooks; none where the notebooks do it."""
-        return range(self.models[model].get("workers", 0))
 
     def host_memory(self, model: str) -> int:
         """GB of the host's memory that a job of a model may take: its own; `memory_gb` where that is no GPU's."""

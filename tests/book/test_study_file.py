@@ -136,7 +136,7 @@ def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the
     folders = {"runs_folder": "runs", "results_folder": "results"}
     known = {"model": "some/model", "limit": 3, "tasks": "", "dtype": "float32"} | folders
     assert study.parameters("model", "length") == known and study.first == ("length",)
-    assert [study.threads_of(model) for model in study.models] == [1, 2] and study.threads == 8
+    assert [settings["threads"] for settings in study.models.values()] == [1, 2] and study.threads == 8
     words = shlex.split(study.arguments("model", "length"))
     assert words[words.index("tasks") - 1 :][:3] == ["-r", "tasks", ""]
     assert words[words.index("limit") - 1 :][:3] == ["-p", "limit", "3"]
@@ -159,7 +159,7 @@ def test_what_workers_make_is_what_the_notebooks_ask_for():
     first |= {"runs_folder": "runs", "results_folder": "results"}
     third = first | {"tasks": "c"}
     assert study.asked("model") == [first, third, third | {"model": "other/model"}]
-    assert list(study.workers_of("model")) == [0, 1, 2] and not study.workers_of("alone")
+    assert study.models["model"]["workers"] == 3 and "workers" not in study.models["alone"]
     assert {WORKER, "eelib/tracing/store.py"} <= set(study.worker_sources("model"))
 
 
