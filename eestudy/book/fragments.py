@@ -9,9 +9,8 @@ from eelib.common.errors import InputError
 from eestudy.book.answered import ANSWERS
 from eestudy.book.front import front, limits, page_chips, questions
 from eestudy.book.pages import cards, clone, engine, findings, models, papers, runs
-from eestudy.book.scoreboard import counted_changes, scoreboard
 from eestudy.book.study_file import BOOK, GENERATED, StudyFile
-from eestudy.book.verdicts import load_results
+from eestudy.book.verdicts import counted_changes, load_results, scoreboard
 
 
 def main() -> None:

@@ -20,9 +20,8 @@ from eestudy.book.extension import bibtex, commit_of
 from eestudy.book.front import front_figures, heading
 from eestudy.book.layout import data_of, dressed
 from eestudy.book.pages import PARTS_OF_STORE, engine, papers
-from eestudy.book.scoreboard import scoreboard
 from eestudy.book.study_file import RESULTS, StudyFile
-from eestudy.book.verdicts import LOOKS, load_results
+from eestudy.book.verdicts import LOOKS, load_results, scoreboard
 from eestudy.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims, judging, tables
 from eestudy.markup.markdown import card_parts, fenced, table, text
 from eestudy.markup.text import harmless, visible
