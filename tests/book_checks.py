@@ -15,14 +15,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from bs4 import BeautifulSoup, Tag
 
 from eestudy.claims import claims
 
 ROOT = Path(__file__).parents[1]
 HTML = ROOT / "book/_build/html"
-slow = pytest.mark.slow
 Pages = dict[Path, BeautifulSoup]
 ALLOWED = ("https://cdn.jsdelivr.net/npm/mathjax@",)  # what Jupyter Book itself loads from elsewhere
 MARKS = (r"\{[a-z][\w:+-]*\}`", r"\{(glue|cite|include)\b", r"Traceback \(most recent call last\)")

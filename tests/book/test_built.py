@@ -1,18 +1,23 @@
 """The built book: all is there, described, numbered, linked, and can be taken away; its prose is short enough and in
-plain English, and its headlines are what its figures show.
+plain English, and its headlines are what its figures show. A reader's browser shows all of it, on screens of all
+widths, in both modes, and on paper.
 """
 
+import http.server
 import json
 import re
 import subprocess
 import sys
+import threading
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
-from book_checks import CHECKS, HTML, ROOT, of_results, slow
+from book_checks import ALLOWED, CHECKS, HTML, ROOT, Pages, images, lasting, of_results, read, up_to_date
+from chromium import Browser, cut, dark, needs_browser, submit, text_of
 
 from eestudy.book.study_file import StudyFile
 from eestudy.claims import UNTESTABLE, claims
@@ -27,9 +32,17 @@ NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:,\d{3})*(?:\.\d+)?")
 # Proselint's checks that do not fit: typography is Sphinx's, and numbers with a percent sign are not words.
 OFF = ("typography", "misc.but", "hedging", "dates_times", "cliches.misc", "lexical_illusions")
 OFF += ("industrial_language.chatspeak",)
+pytestmark = pytest.mark.slow
 
 
-@slow
+@pytest.fixture(scope="module")
+def pages() -> Pages:
+    """Every page, by path, of a book that is there and of today's sources: tests do not build it."""
+    if not up_to_date(ROOT):
+        pytest.fail("the book is missing or older than its sources: run make book", pytrace=False)
+    return read(HTML)
+
+
 def test_every_page_of_the_study_is_in_the_book_and_the_first_page_leads_to_each(pages):
     intro, study = pages[HTML / "intro.html"], StudyFile.load(ROOT / "study.yml")
     wanted = {f"results/{model}/{notebook}.html" for model, notebook in study.runs}
@@ -38,13 +51,11 @@ def test_every_page_of_the_study_is_in_the_book_and_the_first_page_leads_to_each
     assert re.search(r"\d", intro.select_one("p.ee-lead").get_text())
 
 
-@slow
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_pages_are_as_they_must_be(check, pages):
     assert not list(check(pages))
 
 
-@slow
 def test_every_claim_is_judged_but_those_that_the_study_cannot_test(pages):
     """Too few texts of some length (M-D4, P-L2), no gates of the joint version (M-E3), another tokenizer (P-W2)."""
     written = [json.loads(file.read_text()) for file in (ROOT / "results/smollm2-135m-instruct").glob("*.json")]
@@ -70,14 +81,12 @@ def visible_words(page) -> list[str]:
     return found.get_text(" ").split()
 
 
-@slow
 def test_the_main_pages_are_read_in_45_minutes(pages):
     words = {path.stem: len(visible_words(pages[path])) for path in main_pages()}
     assert sum(words.values()) <= MOST, words
     assert max(words.values()) <= LONGEST and min(words.values()) >= 150, words
 
 
-@slow
 def test_the_prose_is_plain(pages, tmp_path):
     """`proselint` finds nothing, and no word of the project's old vocabulary is left."""
     old = tomllib.loads((ROOT / "workflow/words.toml").read_text(encoding="utf-8"))["words"]
@@ -95,7 +104,6 @@ def test_the_prose_is_plain(pages, tmp_path):
     assert not found
 
 
-@slow
 def test_every_number_of_a_headline_is_in_a_figure_or_table_of_its_page(pages):
     missing = []
     for path in main_pages()[1:]:
@@ -109,7 +117,6 @@ def test_every_number_of_a_headline_is_in_a_figure_or_table_of_its_page(pages):
     assert not missing
 
 
-@slow
 def test_the_readme_says_what_the_study_found(pages):
     """Its three percentages, within two points: other processors may round tokens to others; the speeds of the race."""
     readme = (ROOT / "README.md").read_text()
@@ -130,3 +137,116 @@ def is_written(value: float, written: str) -> bool:
         f"{one:,.{digits}f}" in (written, f"{float(written.replace(',', '')):,.{digits}f}")
         for one in (value, abs(value))
     )
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def window(pages, tmp_path_factory):
+    class Silent(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=HTML))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    window = Browser(tmp_path_factory.mktemp("chromium"), f"http://127.0.0.1:{server.server_port}/")
+    yield window
+    window.close()
+    server.shutdown()
+
+
+@pytest.fixture
+def browser(window):
+    """The browser, whose screen and scheme are the usual ones again after each test."""
+    yield window
+    window.as_usual()
+
+
+def addresses(pages) -> list[str]:
+    """Every page but the redirect at the root."""
+    return [path.relative_to(HTML).as_posix() for path in lasting(pages)]
+
+
+@needs_browser
+def test_every_page_loads_without_an_error_or_a_broken_image(pages, browser):
+    problems, shown = {}, 0
+    for address in addresses(pages):
+        browser.open(address)
+        broken = browser.run("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)")
+        shown += browser.run("document.images.length")
+        if browser.errors or broken:
+            problems[address] = browser.errors + broken
+    assert not problems
+    assert shown >= sum(len(images(page)) for page in pages.values()) > 0
+    assert not {url for url in browser.outside if not url.startswith(ALLOWED)}
+
+
+@needs_browser
+@pytest.mark.parametrize("check", [cut, dark])
+def test_nothing_is_cut_on_any_screen_or_on_paper_and_figures_stay_on_white(check, pages, browser):
+    assert not [fault for address in addresses(pages) for fault in check(browser, address, pages[HTML / address])]
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read(scheme, pages, browser):
+    """A contrast of 4.5 between all text of a page, folded or not, and what lies behind it."""
+    browser.scheme(scheme)
+    faint = {}
+    for address in addresses(pages):
+        browser.open(address)
+        assert browser.run("document.documentElement.dataset.theme") == scheme
+        browser.run("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+        if found := browser.faint(".bd-article *, .ee-foot *, .bd-sidebar *", 10):
+            faint[address] = found[:5]
+    assert not faint
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "width, side, link",
+    [(390, "primary", "scoreboard.html"), (390, "secondary", "#"), (1400, "primary", "scoreboard.html")],
+)
+def test_menus_open(pages, browser, width, side, link):
+    """On a phone each menu's button shows a link that was out of sight; on a wide screen it puts the menu away."""
+    browser.screen(width)
+    browser.open(next(address for address in addresses(pages) if address.endswith("saturation.html")))
+    seen = """(selector => [...document.querySelectorAll(selector)].some(part => {
+        const box = part.getBoundingClientRect();
+        return part.checkVisibility({visibilityProperty: true, opacityProperty: true})
+            && box.width > 20 && box.height > 5 && box.right > 0 && box.left < innerWidth;
+    }))"""
+    menu = json.dumps(f".bd-sidebar-{side} a[href*='{link}'], dialog a[href*='{link}']")
+    before = browser.run(f"{seen}({menu})")
+    assert before is (width > 1000)
+    button = f"[...document.querySelectorAll('.sidebar-toggle.{side}-toggle')].find(b => b.checkVisibility())"
+    browser.run(f"{button}.click()")
+    assert browser.until(f"{seen}({menu}) === {json.dumps(not before)}")  # it slides in
+
+
+@needs_browser
+@pytest.mark.parametrize("width, height", [(1400, 900), (390, 844)])
+def test_the_first_screen_says_what_was_found(width, height, pages, browser):
+    """The sentences and all of the figure are in sight before any scrolling."""
+    browser.screen(width, height)
+    browser.open("intro.html")
+    for part in ("p.ee-lead", "figure img"):
+        top, bottom = browser.run(
+            f"(box => [box.top, box.bottom])(document.querySelector('.bd-article {part}').getBoundingClientRect())"
+        )
+        assert 0 < top < bottom < height, part
+
+
+@needs_browser
+def test_a_sentence_is_read_on_a_phone_and_the_scoreboard_is_cards_there(pages, browser):
+    browser.screen(390)
+    browser.open("lens.html")
+    submit(browser, "Der Hund schläft.")
+    assert "a second" in text_of(browser, "status") and not browser.errors
+    assert browser.run("Math.max(document.documentElement.scrollWidth, innerWidth)") == 390
+    label = "getComputedStyle(document.querySelector('.ee-scoreboard tbody td'), '::before').content"
+    for width in (390, 1400):
+        browser.screen(width)
+        browser.open("scoreboard.html")
+        assert ("Verdict" in browser.run(label)) is (width < 768)

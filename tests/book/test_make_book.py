@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from book_checks import slow, up_to_date
+from book_checks import up_to_date
 
 import eelib
 from eelib.common.errors import InputError
@@ -88,7 +88,7 @@ def project(tmp_path_factory):
     return folder
 
 
-@slow
+@pytest.mark.slow
 def test_an_untouched_book_stays_and_what_is_missing_or_older_than_a_source_is_made_again(project):
     made = [*project.glob("book/**/*"), *project.glob("results/**/*")]
     before = {path: path.stat().st_mtime_ns for path in made}
@@ -108,7 +108,7 @@ def test_an_untouched_book_stays_and_what_is_missing_or_older_than_a_source_is_m
         assert file.exists() and up_to_date(project)
 
 
-@slow
+@pytest.mark.slow
 def test_a_failing_notebook_stays_red_until_it_is_mended(project):
     page = project / "book/results/model/tiny.ipynb"
     (project / "broken").touch()
@@ -125,7 +125,7 @@ def test_a_failing_notebook_stays_red_until_it_is_mended(project):
 HOSTILE = "a b; touch canary $(touch canary) `touch canary` {note} {wildcards.model} {{x}} ' \" \\ <b> || true"
 
 
-@slow
+@pytest.mark.slow
 def test_hostile_parameters_reach_the_notebook_as_they_are_and_a_moved_file_runs_it_again(tmp_path):
     """One project for both: a folder of a model under a hostile path, hostile values, then older weights in place."""
     project = make_project(tmp_path)
@@ -160,7 +160,7 @@ esac
 """
 
 
-@slow
+@pytest.mark.slow
 def test_an_environment_whose_making_was_broken_off_is_made_anew(tmp_path):
     """The Python that makes it notes its calls, and is killed once, before there is a pip."""
     project = make_project(tmp_path)
@@ -260,7 +260,7 @@ def test_an_unknown_model_is_refused_in_a_line(name, part, study, monkeypatch):
         worker.main()
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["", "slurm"])
 def test_the_snakefile_runs_workers_first(cluster, study, folder_of):
     for name in ("eelib", "eestudy", "_config.yml"):
