@@ -1,6 +1,5 @@
 """Fixtures: tiny checkpoints of every family in temporary folders, loaded once per session; no network, one thread."""
 
-import json
 import os
 from functools import cache
 
@@ -92,9 +91,8 @@ def planted_model(tmp_path):
 @pytest.fixture
 def planted_tasks(tmp_path):
     """Files of a task into English and of one out of it, with groups enough for a verdict."""
-    for name in ("tiny.de-en", "tiny.en-de"):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, planted.pairs(64))))
-    return [str(tmp_path / f"{name}.jsonl") for name in ("tiny.de-en", "tiny.en-de")]
+    names = ("tiny.de-en", "tiny.en-de")
+    return [str(planted.write(tmp_path / f"{name}.jsonl", planted.pairs(64))) for name in names]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 writes other outputs and readouts in its place. A notebook finds it finished, and its task above the baseline.
 """
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -215,10 +216,17 @@ def asked(folder, model, tasks):
     return kept | {"model": str(model), "tasks": tasks, "limit": 0, "max_new_tokens": STEPS, "device": "cpu"}
 
 
+def write(path, rows):
+    """A JSON Lines file, gzipped by its name; a row that is a text is a line as it stands."""
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
 def write_task(path, rows):
     """A task of these rows."""
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return eelib.load_task(str(path))
+    return eelib.load_task(str(write(path, rows)))
 
 
 def sentences(references):

@@ -4,8 +4,8 @@ import random
 from functools import partial
 
 import families
+import planted
 import pytest
-import task_rows
 from transformers import AutoTokenizer
 
 from eelib.common.files import data_folder
@@ -28,7 +28,7 @@ def corpora(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
 
     def write(path, rows):
-        task_rows.write(folder / path, rows)
+        planted.write(folder / path, rows)
 
     for language in ("de", "fr"):
         write(

@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from exits_made import card_of
-from task_rows import write
+from planted import write
 from torch.nn import functional as F
 
 from eelib.common.files import data_folder

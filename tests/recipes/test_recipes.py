@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 import transformers as hf
-from task_rows import write
+from planted import write
 from torch.nn import functional as F
 
 import eelib

@@ -6,11 +6,13 @@ from dataclasses import replace
 import datasets
 import pandas as pd
 import pytest
-from task_rows import PAIR, QUESTION, write
+from planted import write
 
 from eelib.tasks.task import Task, load_task, shipped_tasks, task_names, task_of_rows
 from eestudy.study import quality_interval
 
+PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
+QUESTION = {"context": "Ann has a red kite.", "question": "What has Ann?", "answers": ["a kite", "kite"]}
 SQUAD = [
     {
         "context": f"Passage {i // 2} tells.",
