@@ -5,6 +5,8 @@ apple/ml-cross-entropy, whose tests compare so.
 """
 
 import math
+from collections.abc import Iterable
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -162,6 +164,17 @@ def plain_greedy(network: nn.Module, family, prompt: list[int], steps: int, ends
     while len(output) < steps and not (output and output[-1] in ends):
         output.append(int(oracle_run(network, family, prompt, [*output, 0])["logits"][-1].argmax()))
     return output
+
+
+def cut(ids: list[int], ends: Iterable[int]) -> list[int]:
+    """Ids up to and with the first end token."""
+    return ids[: next((i + 1 for i, t in enumerate(ids) if t in ends), len(ids))]
+
+
+def two_ends(outputs: list[list[int]]) -> tuple[int, int]:
+    """Two tokens that end the outputs at many lengths."""
+    tokens = sorted({token for ids in outputs for token in ids})[:30]
+    return max(combinations(tokens, 2), key=lambda pair: len({len(cut(ids, pair)) for ids in outputs}))
 
 
 # The way from a state to the logits of each family, on a network's own weights

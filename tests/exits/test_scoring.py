@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import traces
-from exits_made import LAYERS, Made, between, by_sequence, middle_rule, untrained, whole_scores
+from exits_made import LAYERS, Made, between, by_sequence, middle_rule, whole_scores
 from families import in_pairs
 
 from checks.tiny_texts import PROMPTS
@@ -44,8 +44,13 @@ CASES = {*in_pairs([*own_gates(), *FEATURES], NAMES)[::2], *((gate, "llama") for
 
 
 @pytest.mark.parametrize("gate, name", sorted(CASES))
-def test_gates_say_the_same_while_decoding_and_of_a_trace_as_of_whole_runs(gate, name, model_of, made, tmp_path):
-    """Gates on states, too, whose scores lie beside the trace, and gates that see where earlier tokens exited."""
+def test_gates_say_the_same_while_decoding_and_of_a_trace_as_of_whole_runs(
+    gate, name, model_of, made, tmp_path, monkeypatch
+):
+    """Gates on states, too, whose scores are made a few sequences at a time and lie beside the trace, and gates that
+    see where earlier tokens exited.
+    """
+    monkeypatch.setattr("eelib.exits.trace_scores.AT_ONCE", 20)  # tokens, of about three sequences
     model, trace = model_of(name), made(name)
     rule = rule_of(gate, model)
     decoded = generate(model, PROMPTS, rule, kv_policy="deferred", batch_size=3, max_new_tokens=STEPS).tokens
@@ -255,18 +260,3 @@ def test_only_the_rows_asked_for_count_and_bad_curves_are_one_line(one_line):
     one_line(InputError, ["Estimated", "no curve"], lambda: curve(free, found, made))
     for values in ([0.5, 0.1], [], [np.nan]):
         one_line(InputError, "must rise", lambda values=values: curve(CURVES[0], found, made, values=values))
-
-
-@pytest.mark.parametrize("gate", ["lstm", "three_states", "state_saturation"])
-def test_scores_do_not_depend_on_what_is_scored_together(gate, model_of, tmp_path, monkeypatch):
-    """One sequence at a time, a few, and all at once."""
-    model, found = model_of("llama"), []
-    rule = untrained(gate, model) if gate in TRAINED else ExitRule(gate_named(gate))
-    for most in (1, 20, 10**6):
-        monkeypatch.setattr("eelib.exits.trace_scores.AT_ONCE", most)
-        trace = traces.make(model, tmp_path / str(most))
-        make_scores(model, traces.TASK, trace, [rule], progress=False)
-        found.append(scores(rule, trace))
-    for other in found[1:]:
-        torch.testing.assert_close(found[0].score, other.score, rtol=1e-4, atol=1e-5)
-        assert torch.equal(found[0].tokens, other.tokens)

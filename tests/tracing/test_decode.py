@@ -1,12 +1,11 @@
 """Batched, padded, cached decoding gives what one row at a time without a cache gives: ids, states, stops."""
 
-from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
 import torch
 from families import FAMILIES, GENERATING
-from oracle import assert_as_near, oracle_run, plain_greedy
+from oracle import assert_as_near, cut, oracle_run, plain_greedy, two_ends
 
 from checks.tiny_texts import PROMPTS, WINDOW
 from eelib.common.errors import CheckpointError
@@ -27,18 +26,12 @@ class Keeper:
             self.kept[row].append(state.clone())
 
 
-def cut(ids, ends):
-    """Ids up to and with the first end token."""
-    return ids[: next((i + 1 for i, t in enumerate(ids) if t in ends), len(ids))]
-
-
 @pytest.mark.parametrize("name", GENERATING)
 def test_rows_that_end_at_different_steps_or_at_once(name, model_of, plain_of, oracle_of, eos):
     model, family, oracle = model_of(name), FAMILIES[name], oracle_of(name)
     prompts = model.tokenizer(PROMPTS)["input_ids"]
     outputs = [plain_greedy(oracle, family, prompt, STEPS, set()) for prompt in prompts]
-    tokens = sorted({t for ids in outputs for t in ids})
-    ends = max(combinations(tokens, 2), key=lambda pair: len({len(cut(ids, pair)) for ids in outputs}))
+    ends = two_ends(outputs)
     expected = [cut(ids, ends) for ids in outputs]
     assert len({len(ids) for ids in expected}) > 1
     eos(model, ends)

@@ -5,7 +5,7 @@ What is drafted is what its source says, and as much as pays.
 
 import os
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -15,18 +15,16 @@ from exits_made import by_sequence, middle_rule
 from families import CORE, FAMILIES, WIDE, in_pairs, save, tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import cut, two_ends
 
 import eelib
-from checks.tiny_texts import PROMPTS, WINDOW
+from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.decoding import drafters, loop, pass_costs
 from eelib.exits.decoding import sequences as sequences_file
 from eelib.exits.decoding.drafters import int8_model, quickest, trained_block
 from eelib.exits.decoding.drafts import LONGEST, Drafting, ModelDrafts, Ngrams
-from eelib.exits.decoding.gate_runner import GateRunner
 from eelib.exits.decoding.generate import generate
-from eelib.exits.decoding.kv_policies import KV_POLICIES
-from eelib.exits.decoding.loop import Decoder
 from eelib.exits.decoding.pass_costs import ROWS, PassCosts, expected_speed_up
 from eelib.exits.decoding.sequences import Batch
 from eelib.exits.decoding.verify import PlainDecoding
@@ -67,11 +65,6 @@ def out_of_memory():
     raise torch.OutOfMemoryError("full")
 
 
-def cut(ids, ends):
-    """Ids up to and with the first end token."""
-    return ids[: next((i + 1 for i, t in enumerate(ids) if t in ends), len(ids))]
-
-
 @pytest.fixture(scope="module")
 def plain(model_of):
     """plain(family, prompts): (plain greedy decoding without end tokens, two tokens that end it at many lengths)."""
@@ -84,9 +77,7 @@ def plain(model_of):
             model.network.generation_config.eos_token_id = [model.vocab_size + 1]
             outputs = greedy_decode(model, model.tokenizer(prompts)["input_ids"], STEPS)
             model.network.generation_config.eos_token_id = before
-            tokens = sorted({t for ids in outputs for t in ids})[:30]
-            ends = max(combinations(tokens, 2), key=lambda pair: len({len(cut(ids, pair)) for ids in outputs}))
-            known[name] = outputs, ends
+            known[name] = outputs, two_ends(outputs)
         return known[name]
 
     return run
@@ -137,20 +128,6 @@ def test_drafts_of_a_gate_at_any_layer(gate, name, batch_size, split, model_of, 
         made = generate(model, many, rule, max_new_tokens=STEPS, **given)
         assert by_sequence(made) == [cut(ids, ends_at) for ids in outputs]
         assert made.sequences["drafted"].sum() > 0 and (made.tokens["layers_run"] == model.layers).all()
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
-def test_the_window_inside_a_draft(name, model_of, eos):
-    model = model_of(name)
-    eos(model, {model.vocab_size + 1})
-    prompts = [[20 + (7 * i) % 200 for i in range(size)] for size in (WINDOW - 3, WINDOW - 9, 40, 5)]
-    wanted = greedy_decode(model, prompts, 20)
-    assert [len(ids) for ids in wanted] == [3, 9, 20, 20]
-    gate = GateRunner(model, fixed_exit(2))
-    for draft in (1, 7):
-        made = Decoder(model, KV_POLICIES["verified"], gate, draft, 0).decode(prompts, 20)
-        assert [[token.token_id for token in sequence.tokens] for sequence in made] == wanted
-        assert any(sequence.accepted for sequence in made) and all(sequence.finished for sequence in made)
 
 
 @pytest.fixture
