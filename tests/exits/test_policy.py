@@ -345,8 +345,9 @@ def test_the_evidence_by_hand():
     assert alarm.evidence == pytest.approx(np.mean(parts))
     assert (alarm.seen, alarm.lost, alarm.at) == (5, 2.4, None)
     alarm = DriftAlarm(0.05, 0.01)  # it goes off at 1 / alpha, and stays on
-    on = [alarm.see(1) for _ in range(3)] + [alarm.see(0) for _ in range(200)]
-    by_hand = next(n for n in range(1, 9) if np.mean([(b / 0.05) ** n for b in bets(0.05)]) >= 100)
+    on = [alarm.see(0.1) for _ in range(30)] + [alarm.see(0) for _ in range(200)]
+    stakes = [(b - 0.05) / 0.0475 for b in bets(0.05)]
+    by_hand = next(n for n in range(1, 30) if np.mean([(1 + s * 0.05) ** n for s in stakes]) >= 100)
     assert alarm.at == by_hand == on.index(True) + 1 and all(on[by_hand:]) and alarm.evidence < 1
 
 
