@@ -6,7 +6,6 @@ from functools import cache
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import families
-import oracle
 import planted
 import pytest
 import torch
@@ -17,7 +16,6 @@ from nothing_skipped import pytest_make_collect_report as pytest_make_collect_re
 from nothing_skipped import pytest_runtest_makereport as pytest_runtest_makereport
 
 import eelib
-from eelib.tracing.decode import states_of
 
 torch.set_num_threads(1)
 # The same examples in every run (HYPOTHESIS_PROFILE=default looks for new ones), and no limit in time: on a busy
@@ -60,19 +58,6 @@ def oracle_of():
 def plain_of():
     """plain_of(family): the same network in float32, run plainly: its error is what rounding explains."""
     return cache(families.build)
-
-
-@pytest.fixture(scope="session")
-def runs_of(model_of, plain_of, oracle_of):
-    """runs_of(family): (states, sites) of eelib, then the plain float32 and the float64 run of the same sequence."""
-
-    def run(name):
-        prompt, output = families.sample(model_of(name))
-        mine = states_of(model_of(name), [prompt], [output], sites=True)
-        family = families.FAMILIES[name]
-        return *mine, *(oracle.oracle_run(of(name), family, prompt, output) for of in (plain_of, oracle_of))
-
-    return cache(run)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,6 @@ class Family:
     unembed: Callable[[nn.Module, Tensor], Tensor]
     blocks: str
     sites: dict[str, str]
-    normed_last: bool = True  # transformers' hidden_states[-1] already went through the final norm
     parallel: bool = False  # attention and feed-forward both read the block's input
     scale: float = 1.0  # of what a sub-layer gives, when it is added to the skip
 
@@ -109,22 +108,14 @@ FAMILIES = {
         oracle.marian_unembed,
         "model.decoder.layers",
         MARIAN,
-        normed_last=False,
     ),
-    "bert": Family("masked", tiny(hf.BertConfig), oracle.bert_unembed, "bert.encoder.layer", BERT, normed_last=False),
+    "bert": Family("masked", tiny(hf.BertConfig), oracle.bert_unembed, "bert.encoder.layer", BERT),
 }
 # Sequence classifiers with three labels, and where a text is read: at its first or last position.
 LABELS = dict(num_labels=3)
 CLASSIFIERS = {
     "bert_labels": (
-        Family(
-            "masked",
-            tiny(hf.BertConfig, **LABELS),
-            oracle.bert_labels,
-            "bert.encoder.layer",
-            BERT,
-            normed_last=False,
-        ),
+        Family("masked", tiny(hf.BertConfig, **LABELS), oracle.bert_labels, "bert.encoder.layer", BERT),
         0,
     ),
     "gpt2_labels": (

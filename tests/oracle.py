@@ -96,8 +96,8 @@ def assert_ranks(ranks: Tensor, logits: Tensor, ids: Tensor, near: float) -> Non
 def oracle_run(network: nn.Module, family, prompt: list[int], output: list[int]) -> dict:
     """One sequence through a network of a `families.Family` as it is: what every position saw, layer by layer.
 
-    Returns "states" [tokens, L+1, hidden_size], the model's own "logits" and transformers' last of the "hidden_states"
-    [tokens, ...], and for every site a tensor [tokens, L, hidden_size].
+    Returns "states" [tokens, L+1, hidden_size], the model's own "logits" [tokens, V], and for every site a tensor
+    [tokens, L, hidden_size].
     """
     blocks, seen, handles = network.get_submodule(family.blocks), {}, []
 
@@ -122,11 +122,7 @@ def oracle_run(network: nn.Module, family, prompt: list[int], output: list[int])
         handle.remove()
     hidden = result.decoder_hidden_states if family.kind == "seq2seq" else result.hidden_states
     layers = [*(h[0] for h in hidden[:-1]), seen["block", len(blocks) - 1]]
-    found = {
-        "states": torch.stack(layers, 1)[first:],
-        "logits": result.logits[0, first:],
-        "hidden_states": hidden[-1][0, first:],
-    }
+    found = {"states": torch.stack(layers, 1)[first:], "logits": result.logits[0, first:]}
     for site in (*family.sites, "block"):
         found[site] = torch.stack([seen[site, i] for i in range(len(blocks))], 1)[first:]
     if "after_attention" not in found:
