@@ -97,15 +97,6 @@ def test_a_gguf_file_with_a_chat_template_goes_through_every_notebook_about_one_
     assert {manifest["title"] for manifest in manifests} == {"tiny, 8-bit (Q8_0), dequantized"}
 
 
-@pytest.mark.slow
-def test_a_misspelt_parameter_stops_with_one_clear_line(tmp_path):
-    process = papermilled(NAMES[0], tmp_path, modle="pocket-llama")
-    assert process.returncode != 0
-    lines = [line for line in process.stderr.splitlines() if "ParameterError" in line]
-    assert lines and "'modle' is not known; allowed: model, tasks" in lines[-1]
-    assert not (tmp_path / "results").exists() and not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_cells_are_short_and_declare_their_parameters(path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from eestudy import words as w
 
-ALPHABET = list("ab1é 'é-.,\u0301😀") + ["’", "\n"]
-WORD = "[ab1é]\u0301*(?:['’-]?[ab1é]\u0301*)*"  # a word of these, as a pattern
+ALPHABET = list("ab1é 'é-.,_☃❤\ufe0f\u0301😀") + ["’", "\n"]
+WORD = "[ab1é][\u0301\ufe0f]*(?:['’-]?[ab1é][\u0301\ufe0f]*)*"  # a word of these, as a pattern
 
 
 def make_trace(*outputs, truncated=()):
@@ -42,21 +42,6 @@ def described(*pieces, **options):
 
 def spelled(text):
     return [text[word.start : word.end] for word in w.find_words(text)]
-
-
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("The well-known dog's bone.", ["The", "well-known", "dog's", "bone"]),
-        ("the dogs' bone, 'quoted'", ["the", "dogs", "bone", "quoted"]),
-        ("In 2024: 3.5 or 1,024 (B2B) 2020-21", ["In", "2024", "3", "5", "or", "1", "024", "B2B", "2020-21"]),
-        ("a--b -c d- rock 'n' roll", ["a", "b", "c", "d", "rock", "n", "roll"]),
-        ("\u0301 ❤\ufe0f 👍🏽 ...", []),  # a mark on nothing, and marks on symbols, are no words
-        ("über_alles snow☃man", ["über", "alles", "snow", "man"]),
-    ],
-)
-def test_words(text, expected):
-    assert spelled(text) == expected
 
 
 def roles_by_loop(text, pieces):
@@ -99,15 +84,12 @@ def test_a_piece_knows_its_word_its_place_in_it_and_their_number():
 @pytest.mark.parametrize(
     "pieces, expected",
     [
-        (("dogs", "'", " bone"), ["single", "punctuation", "single"]),
-        ((" 3", ".", "5", "B", "2", "B"), ["digits", "punctuation", "prefix", "suffix", "suffix", "suffix"]),
-        (("Hello,", " in the", ' "un', "seen"), ["mixed", "mixed", "mixed", "suffix"]),
         (("ok", " ", None, None, "😀", "!"), ["single", "special", *["punctuation"] * 4]),
         ((None, "é", "t", "é", " b"), ["prefix", "suffix", "suffix", "suffix", "single"]),
         (("caf", None), ["single", "special"]),  # a character that is never completed
     ],
 )
-def test_roles(pieces, expected):
+def test_roles_of_pieces_that_are_parts_of_a_character(pieces, expected):
     assert [role for role, *_ in described(*pieces)] == expected
 
 
