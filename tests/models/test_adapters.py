@@ -196,30 +196,6 @@ def test_sums_are_bfloat16_numbers_where_the_base_is(adapters, tmp_path):
         assert torch.equal(found.network.get_parameter(name), weight.bfloat16().float()), name
 
 
-def test_a_head_that_the_base_lacks(tmp_path):
-    """A headless encoder becomes a classifier: the adapters' folder has its configuration, and its head's weights."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = hf.BertConfig(vocab_size=300, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}, **sizes)
-    torch.manual_seed(1)
-    tokenizer = tokenizer_for("masked")
-    hf.BertModel(config).save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    options = LoraConfig(
-        r=2, lora_alpha=2, target_modules=["query", "value"], modules_to_save=["classifier"], init_lora_weights=False
-    )
-    network = hf.BertForSequenceClassification.from_pretrained(tmp_path / "base", config=config)
-    tuned = get_peft_model(network, options)
-    tuned.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    tuned.save_pretrained(tmp_path / "tuned")
-    network.config.architectures = ["BertForSequenceClassification"]
-    network.config.save_pretrained(tmp_path / "tuned")
-    found = eelib.load_model(str(tmp_path / "tuned"))
-    ids = torch.arange(5, 12)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(found.network(ids).logits, tuned.eval()(ids).logits, atol=1e-5, rtol=1e-5)
-    assert found.kind == "classifier" and list(found.labels) == ["no", "yes"]
-
-
 def test_a_replaced_weight_that_the_head_shares_is_refused(folder_of, adapters, one_line):
     """PEFT replaces the embeddings alone, and its head has the base's."""
     base = folder_of("gemma2")

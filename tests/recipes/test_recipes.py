@@ -294,6 +294,7 @@ def test_pocket_tagger(tmp_path, monkeypatch):
 
 
 def test_a_tiny_encoder_learns_and_its_adapters_load(tmp_path, monkeypatch):
+    """They bring the head that the base lacks, and its labels."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(1)
     base = tmp_path / "base"
