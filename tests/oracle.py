@@ -139,8 +139,7 @@ def readouts(logits: Tensor, states: Tensor, final: Tensor, known: Tensor) -> di
     top = p.sort(-1, descending=True).values
     reference = p[rows, :, known.clamp(min=0)]
     reference[known < 0] = math.nan
-    q, middle = p[:, -1:], (p + p[:, -1:]) / 2
-    last = states[:, -1:]
+    (js, kl), last = divergences(logs, logs[:, -1:]), states[:, -1:]
     return {
         "probability": top[..., 0],
         "margin": top[..., 0] - top[..., 1],
@@ -148,10 +147,18 @@ def readouts(logits: Tensor, states: Tensor, final: Tensor, known: Tensor) -> di
         "final_probability": p[rows, :, final],
         "reference_probability": reference,
         "entropy": -(p * logs).sum(-1),
-        "js_final": ((p * (p / middle).log()).sum(-1) + (q * (q / middle).log()).sum(-1)) / 2,
-        "kl_final": (q * (q / p).log()).sum(-1),
+        "js_final": js,
+        "kl_final": kl,
         "cosine": (states * last).sum(-1) / states.norm(dim=-1) / last.norm(dim=-1),
     }
+
+
+def divergences(logs: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """(JS, KL) of log-probabilities [..., V] and those of the last layer, in their dtype; a masked log is -10000."""
+    p, q = logs.exp(), last.exp()
+    middle = ((p + q) / 2).clamp(min=torch.finfo(torch.float32).tiny).log()
+    js = ((p * (logs - middle)).nan_to_num(0.0) + (q * (last - middle)).nan_to_num(0.0)).sum(-1) / 2
+    return js, (q * (last - logs.clamp(min=-1e4))).nan_to_num(0.0).sum(-1)
 
 
 def plain_greedy(network: nn.Module, family, prompt: list[int], steps: int, ends: set[int]) -> list[int]:

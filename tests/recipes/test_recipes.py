@@ -12,12 +12,14 @@ import pytest
 import torch
 import transformers as hf
 from planted import write
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import eelib
 from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
+from eelib.models.lora import PREFIX, WEIGHTS
 from eelib.tasks.classification import LABELS
 from eelib.tasks.structured import structured_prompt
 from eelib.tracing.decode import greedy_decode, states_of
@@ -311,6 +313,9 @@ def test_a_tiny_encoder_learns_and_its_adapters_load(tmp_path, monkeypatch):
     assert settings["modules_to_save"] == ["pooler", "classifier"]
     found = eelib.load_model(str(tmp_path / "tuned"), device="cpu")
     assert found.kind == "classifier" and found.layers == 2 and found.title.startswith("tuned, LoRA adapters of")
+    for name, weight in load_file(tmp_path / "tuned" / WEIGHTS).items():
+        if "classifier" in name or "pooler" in name:
+            assert torch.equal(found.network.get_parameter(name.removeprefix(PREFIX)), weight.float())
     made = eelib.trace(found, eelib.Task.from_prompts(["a dog 3", "the tree 4"]), folder=tmp_path / "runs")
     assert list(made.sequences["output"]) == ["positive", "negative"]
 
