@@ -12,7 +12,6 @@ from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
 from eelib.common.errors import InputError
 from eelib.common.machine import report_halving
 from eelib.exits.decoding import self_test
-from eelib.exits.decoding.loop import Decoder
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import Gate, gate_named
 from eelib.exits.gates.state import StateClassifier
@@ -157,44 +156,29 @@ def test_prompts_and_models_that_do_not_fit(model_of, one_line, monkeypatch):
     one_line(InputError, ["gpt2", "can't be stopped", "cache of its own"], lambda: eelib.generate(model, PROMPTS))
 
 
-def test_out_of_memory_halves_the_batch(model_of, monkeypatch, capsys):
-    """Once said; the output is that of smaller batches. One prompt that does not fit raises."""
-    model, decode, sizes, most = model_of("llama"), Decoder.decode, [], 2
-    report_halving.cache_clear()
-    wanted = eelib.generate(model, PROMPTS, draft="layer:2", max_new_tokens=6)
-
-    def tight(self, prompts, max_new_tokens):
-        sizes.append(len(prompts))
-        if len(prompts) > most:
-            decode(self, prompts[:1], 3)  # part of the work was done
-            raise torch.OutOfMemoryError("full")
-        return decode(self, prompts, max_new_tokens)
-
-    monkeypatch.setattr(Decoder, "decode", tight)
-    made = eelib.generate(model, PROMPTS, draft="layer:2", batch_size=4, max_new_tokens=6)
-    assert made.tokens.equals(wanted.tokens) and made.sequences.equals(wanted.sequences)
-    assert max(sizes) > most and capsys.readouterr().out.count("halved") == 1
-    most = 0
-    with pytest.raises(torch.OutOfMemoryError):
-        eelib.generate(model, PROMPTS[:2], max_new_tokens=2)
-
-
 @pytest.mark.parametrize("calls", [2, 12])
-def test_memory_that_ends_inside_a_draft_changes_nothing(calls, model_of, monkeypatch):
-    """In the first round, and in the third."""
+def test_out_of_memory_halves_the_batch(calls, model_of, monkeypatch, capsys):
+    """In the first round of drafts, and in the third: the output is that of smaller batches. One prompt that does not
+    fit raises.
+    """
     model, run, ran = model_of("llama"), BlockRunner.run, []
+    report_halving.cache_clear()
     given = dict(draft="layer:2", draft_length=2, max_new_tokens=8)
     wanted = eelib.generate(model, PROMPTS[:4], batch_size=2, **given)
 
     def tight(self, call, layer, states):
         ran.append(layer)
-        if len(ran) == model.layers + calls:  # of blocks, after the prompt
+        if len(ran) == model.layers + calls or not given:  # of blocks, after the prompt
             raise torch.OutOfMemoryError("full")
         return run(self, call, layer, states)
 
     monkeypatch.setattr(BlockRunner, "run", tight)
     made = eelib.generate(model, PROMPTS[:4], batch_size=4, **given)
-    assert made.tokens.equals(wanted.tokens) and made.expected == pytest.approx(wanted.expected)
+    assert made.tokens.equals(wanted.tokens) and made.sequences.equals(wanted.sequences)
+    assert made.expected == pytest.approx(wanted.expected) and capsys.readouterr().out.count("halved") == 1
+    given.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        eelib.generate(model, PROMPTS[:2], max_new_tokens=2)
 
 
 def test_a_kv_policy_is_chosen(model_of):
