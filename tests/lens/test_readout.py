@@ -36,6 +36,7 @@ def test_bounds(layers, token):
     assert ((1 <= got["final_rank"]) & (got["final_rank"] <= 3)).all()
     torch.testing.assert_close(got["topk_probability"].sum(-1), torch.ones(1, len(layers)), rtol=0, atol=1e-5)
     assert (got["topk_probability"] <= 1).all() and (got["margin"] >= 0).all()
+    assert got["topk_ids"].shape == (1, len(layers), 3)  # fewer than ten of a small vocabulary
 
 
 @pytest.mark.parametrize(("room", "logits"), [(1, 1 << 20), (400, 1), (4000, 151), (1 << 20, 151)])
