@@ -225,9 +225,9 @@ ROOT = Path(__file__).parents[2]
 TABLE = PieceTable(torch.arange(1000, dtype=torch.int64).remainder(5).add(1).to(torch.uint8))
 
 
-@pytest.fixture(scope="module")
-def trace(model_of, tmp_path_factory):
-    return traces.make(model_of("llama"), tmp_path_factory.mktemp("runs"))
+@pytest.fixture
+def trace(made):
+    return made("llama")
 
 
 @pytest.mark.parametrize("name", ["position_margin", "risk"])
