@@ -258,7 +258,7 @@ def test_a_bug_in_a_trace_is_no_parameters_fault(parameters, monkeypatch):
         ("auto", "auto", False, "summarization", (False, "paper")),
         ("auto", "paper", True, "summarization", (True, "paper")),
         ("no", "auto", True, "summarization", (False, "paper")),
-        ("yes", "auto", False, "continuation", (True, "short")),
+        ("yes", "auto", True, "continuation", (True, "short")),
         ("yes", "Go on: {opening}", True, "continuation", (True, "Go on: {opening}")),
     ],
 )
@@ -268,6 +268,12 @@ def test_a_task_is_asked_as_the_parameters_say(chat, wording, template, kind, ex
     model = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="{{ messages }}" if template else None))
     found = prompted(task, model, chat, wording)
     assert (found.chat, found.prompts) == (expected[0], task.worded(expected[1]).prompts)
+
+
+def test_a_chat_without_a_template_is_refused(tmp_path, one_line):
+    task = write_task(tmp_path / "t.jsonl", [{"opening": "It was"}])
+    model = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=None), name="plain")
+    one_line(ParameterError, "no chat template; allowed: auto, no", lambda: prompted(task, model, "yes", "auto"))
 
 
 def text_study(outputs):
