@@ -281,7 +281,7 @@ def predicted(model: Model, asked: Any, drafts: list[str]) -> list[Row]:
 
 def alike_machines(one: Row, other: Row) -> bool:
     """Whether a forecast that was made on one machine is about the other."""
-    return all(one.get(part) == other.get(part) for part in ("cpu", "cores", "threads", "instructions"))
+    return all(one.get(part) == other.get(part) for part in ("cpu", "cores", "threads", "instructions", "gpu"))
 
 
 def main() -> None:
