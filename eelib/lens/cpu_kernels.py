@@ -80,10 +80,10 @@ def onednn_products() -> Iterator[None]:
 
 @cache
 def rounds_factors() -> bool:
-    """Whether oneDNN rounds factors on this CPU. Without AMX it may not, and is quicker than torch all the same."""
+    """Whether oneDNN may round factors on this CPU. Without AMX it may not, and is quicker than torch all the same."""
     factor = torch.full((256, 256), 1 + 2**-9)
     with onednn_products():
-        return bool((factor @ factor == 256.0).any())
+        return torch.cpu._is_amx_tile_supported() or bool((factor @ factor == 256.0).any())
 
 
 def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -> None:
