@@ -229,11 +229,11 @@ class Forecast:
         right = f"{self.agreement:.1%} of tokens are the last layer's"
         if kv_policy_named(self.keys).verifies:
             drafts = np.concatenate([p.agrees[1:][p.exits[1:] < self.costs.layers] for p in self.plans])
-            right = f"{drafts.mean():.1%} of drafts are right" if len(drafts) else "no token is drafted"
+            right = f"{drafts.mean():.1%} of drafts are right" if len(drafts) else "No token is drafted"
         return (
             f"{self.of}{': ' if self.of else ''}{self.rule.gate.name}, keys {self.keys}, batch {self.batch}: "
             f"{self.speed_up:.2f} times plain decoding expected ({1000 * self.early:.2f} ms a token beside "
-            f"{1000 * self.plain:.2f})\n{self.limit} {right[0].upper()}{right[1:]}."
+            f"{1000 * self.plain:.2f})\n{self.limit} {right}."
         )
 
 

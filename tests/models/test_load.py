@@ -26,7 +26,6 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-import checks.tiny
 import eelib
 from checks.tiny import build
 from checks.tiny_texts import WINDOW, tokenizer_for
@@ -204,7 +203,7 @@ REFUSED = {
         ("to the right",),
     ),
     "a decoder that reads to the right": (  # its configuration does not say that it is one
-        lambda: checks.tiny.build("seq2seq", "encoder-decoder"),
+        lambda: build("seq2seq", "encoder-decoder"),
         ("to the right",),
     ),
 }
