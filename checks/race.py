@@ -12,7 +12,6 @@ import itertools
 import json
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -48,7 +47,7 @@ GUESSES = 5  # tokens that transformers' prompt lookup drafts
 BEST, OVER_LIBRARY = dict(zip(TASKS, (1.8, 1.5, 1.4))), dict(zip(TASKS, (4.0, 3.5, 3.5)))
 EARLY_EXIT, NEVER_BELOW, OVER_ASSISTED, ERROR, WORST_ERROR = 1.15, 0.97, 1.3, 0.1, 0.2
 Row = dict[str, Any]
-# Decodes a task's prompts in batches of a size: (seconds, ids of each output, what else is known).
+# Decodes a task's prompts in batches of a size: (seconds, ids of each output, counts of each text).
 Run = Callable[[Task, int], tuple[float, list[list[int]], Row]]
 
 
@@ -63,7 +62,7 @@ class Method:
     few: bool = False
     seconds: dict[int, list[float]] = field(default_factory=dict)  # of each part of the texts, in each repeat
     outputs: dict[int, list[list[int]]] = field(default_factory=dict)  # of each text, in each repeat
-    known: Counter[str] = field(default_factory=Counter)
+    known: dict[str, list[int]] = field(default_factory=dict)  # of each text, in the first repeat
 
 
 def ours(model: Model, draft: str | None, new_tokens: int, draft_length: int | None = None) -> Run:
@@ -71,7 +70,7 @@ def ours(model: Model, draft: str | None, new_tokens: int, draft_length: int | N
 
     def run(task: Task, size: int) -> tuple[float, list[list[int]], Row]:
         made = generate(model, task, draft=draft, draft_length=draft_length, batch_size=size, max_new_tokens=new_tokens)
-        known: Row = {name: int(made.sequences[name].sum()) for name in ("drafted", "accepted", "passes")}
+        known: Row = {name: made.sequences[name].tolist() for name in ("drafted", "accepted", "passes")}
         return made.seconds, made.tokens.groupby("sequence")["token_id"].agg(list).tolist(), known
 
     return run
@@ -160,7 +159,7 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
     few = min(max(few, size), len(task))
     parts = [part for part in (range(few), range(few, len(task))) if len(part)]
     for method in methods:  # the first run pays for what is made once
-        method.seconds, method.outputs, method.known = {}, {}, Counter()
+        method.seconds, method.outputs, method.known = {}, {}, {}
         method.run(task.take(size), size)
     for repeat in range(repeats):
         for number, part in enumerate(parts):
@@ -172,8 +171,8 @@ def race(model: Model, task: Task, methods: list[Method], size: int, repeats: in
                 method.seconds.setdefault(number, []).append(seconds)
                 for text, output in zip(part, outputs):
                     method.outputs.setdefault(text, []).append(output)
-                if not repeat:
-                    method.known.update(known)
+                for name, counts in known.items() if not repeat else ():
+                    method.known[name] = method.known.get(name, []) + counts
     prompts = encoded(model, task)
     return [row_of(model, prompts, methods[0], method) for method in methods]
 
@@ -198,7 +197,8 @@ def row_of(model: Model, prompts: list[list[int]], plain: Method, method: Method
         row["margins"] = [first_difference(model, prompts[t], wanted[t], other) for t, other in differing.items()]
     if method.kind == "lossless":  # of the texts that transformers decodes, too
         row["times_plain_few"] = statistics.median(a / b for a, b in zip(plain.seconds[0], method.seconds[0]))
-    return row | method.known
+        row["by_text"] = method.known
+    return row | {name: sum(counts) for name, counts in method.known.items()}
 
 
 @torch.no_grad()
