@@ -210,7 +210,9 @@ def calibrate(
 
     Learn-then-Test per kind of task, on half of the units (texts, whichever tasks they are in). A third of the other
     half gives the thresholds that are tested, and the risk is measured on what is left, so that no text serves twice. A
-    unit of a task counts as lost if any of its tokens differs, an end token that does not come among them.
+    unit of a task counts as lost if any of its tokens differs, an end token that does not come among them. The
+    bound holds in float32. In lower precision, near ties may differ between a trace and decoding, and the bound does
+    not count these.
 
     Args:
         tasks, traces: by the same names. The policy holds for outputs no longer than what was asked for there.
