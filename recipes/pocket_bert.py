@@ -319,7 +319,7 @@ def begin(start: str, task: str, device: str = "cpu") -> Model:
 
 
 def scored(model: Model, corpora: Path, task: str, split: str) -> dict:
-    """GLUE's scores on a split, beside those of the majority class; learned is to be better on every one."""
+    """GLUE's scores on a split, beside those of the majority class, and whether all are better."""
     rows, beyond = rows_of(model, corpora, task, split)
     given = [model.labels[i] for i in classified(model, rows)]
     known = [[LABELS[task][row.label]] for row in rows]
@@ -327,7 +327,7 @@ def scored(model: Model, corpora: Path, task: str, split: str) -> dict:
     return {
         **scores,
         "majority class": base,
-        "learned": all(scores[name] > base[name] for name in base),
+        "better than the majority class": all(scores[name] > base[name] for name in base),
         "items": len(rows),
         "beyond the window": beyond,
     }
