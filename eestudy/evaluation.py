@@ -1,6 +1,6 @@
 """The effect of gates on finished traces, as tidy frames: sums at many thresholds, tokens at one, scores of outputs.
 
-Teacher-forced: every token follows the model's own full-depth output, so an error does not change what comes after it.
+Teacher-forced: every token follows the model's own full-depth output, so an error does not change later tokens.
 A threshold is chosen on the half "calibrate" of each task's groups and reported on "report". Which gates there are, and
 how they are fitted, is in `eestudy.gates`.
 """

@@ -1,4 +1,4 @@
-"""What every notebook starts from: a model, its tasks, one trace per task, and one frame of all their tokens."""
+"""The study of a notebook: a model, its tasks, one trace per task, and one frame of all their tokens."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class Study:
 
     Args:
         parameters: as `check_parameters` returns them.
-        sites, pairs: what `eelib.trace` takes.
+        sites, pairs: as in `eelib.trace`.
         loaded: the model, where another study has loaded it already.
         other: parameters in place of the page's own, for a page about several models: Study(p, model=p.after).
 

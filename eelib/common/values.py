@@ -1,4 +1,4 @@
-"""What callers and files may give: whole numbers in range, names, texts that a model can read, the fields of a row."""
+"""Checks of values from callers and files: whole numbers in range, names, texts, the fields of a row."""
 
 import re
 from numbers import Integral

@@ -1,6 +1,6 @@
 """A gate's scores over a finished trace: where its tokens would exit, and the curve of all thresholds.
 
-Teacher-forced: every token follows the model's own full-depth output, so an error does not change what comes after it.
+Teacher-forced: every token follows the model's own full-depth output, so an error does not change later tokens.
 Gates that look at states, which no trace holds, are scored in one pass over the texts, and the scores are stored beside
 the trace. A token exits at the first layer at which the running maximum of its scores passes. So its exit layer only
 rises with the threshold, and all thresholds come from one pass over the scores.

@@ -171,7 +171,7 @@ class GenerativeKind(ModelKind, ABC):
 
     @staticmethod
     def uncached(network: PreTrainedModel) -> Inputs:
-        """The argument that turns a network's own cache off, where the network takes it."""
+        """The argument that disables a network's own cache, where the network takes it."""
         return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
 
     @abstractmethod

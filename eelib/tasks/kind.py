@@ -48,7 +48,7 @@ class TaskKind:
             as statistics of items. The first is the main score.
         further_scores: scores (0-100) that have no statistics of items, and so no intervals.
         baseline: scores that a model has to exceed before its exit layers count. Round levels, set before any run.
-        baseline_of: the same, where it depends on the task's name and references.
+        baseline_of: the baseline, where it depends on the task's name and references.
         about: further fields of the `Task`, such as its languages or labels, from its name and first row.
         wordings: templates of the prompt by name, with an item's fields in braces. "paper" is the default: the paper's
             (P), or our own where P has no such task. "short" is ours, for models tuned on instructions.

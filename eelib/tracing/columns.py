@@ -76,7 +76,7 @@ def describe(
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[str], list[int], list[int], str]:
     """Find the text of each token, by decoding ever longer beginnings of the generated ids.
 
-    A token that completes no character gets an empty text at the place where the character will stand.
+    A token that completes no character gets an empty text, with the offsets of the character's place.
 
     Returns:
         The tokens' texts, where each starts and ends in the whole text, and the whole text.

@@ -44,7 +44,7 @@ def trace(
     progress: bool = True,
     given: bool = False,
 ) -> Trace:
-    """Make a trace, or what is missing of it; a finished one is only read.
+    """Make a trace, or its missing parts; a finished trace is only read.
 
     Args:
         model: from `eelib.load_model`.
@@ -92,7 +92,7 @@ def trace(
 def make_free_shards(
     model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path = "runs", batch_size: int | None = None
 ) -> None:
-    """Make those shards of a trace that no other process makes, and don't wait for the others.
+    """Make the shards of a trace that no other process is making, and don't wait for the rest.
 
     Raises:
         InputError, StorageError: as `trace` does.

@@ -56,7 +56,7 @@ class Job:
 
     @cached_property
     def identity(self) -> dict:
-        """What a trace depends on; another value of anything in it makes another trace."""
+        """Everything that a trace depends on; a change of any value makes another trace."""
         model, task = self.model, self.task
         settings: dict = {"given": True} if self.given else {"max_new_tokens": self.max_new_tokens}
         settings |= {"dtype": model.dtype, "device": model.device.type}
@@ -136,8 +136,8 @@ def is_of(job: Job, manifest: dict) -> bool:
 def new_manifest(job: Job) -> dict:
     """Plan a trace.
 
-    Prompts beyond the model's window are left out, as are those that leave no room for an output. A given text longer
-    than the window is cut there; one of a single token predicts nothing, and is left out.
+    Prompts that do not fit the model's window with one token of output are left out. A given text longer than the
+    window is cut there; a given text of a single token predicts nothing, and is left out.
 
     Raises:
         InputError: a prompt is empty, or none fits.

@@ -68,7 +68,7 @@ class Trace:
         """One row per generated token, with sequence, position, token_id, text, start and end (offsets in the output),
         is_eos, is_special, truncated and group.
 
-        A token of a given text stands at the position before it, which has to predict it.
+        The position of a token of a given text is the one before it, which has to predict it.
         """
         order = self._order  # files are checked before one is opened for its names
         names = [n for n in pq.read_schema(self.folder / "tokens-00000.parquet").names if n not in READOUTS]
@@ -96,7 +96,7 @@ class Trace:
         return self._shaped(name, self._table("tokens", [name])[name], self.layers + 1)
 
     def _shaped(self, name: str, column: pa.ChunkedArray, states: int) -> np.ndarray:
-        """A readout's column as numpy [rows, states], those of the top-k [rows, states, k]."""
+        """A readout's column as numpy [rows, states]; of the top-k, [rows, states, k]."""
         flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
         width = (top_k(self.manifest["vocabulary"]),) if name in TOP_K else ()
         return flat.reshape(len(column), states, *width)

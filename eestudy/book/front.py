@@ -1,4 +1,4 @@
-"""The first page: what was found, in sentences, a figure and a card for each page."""
+"""The first page: the findings in sentences and figures, and a card for each page."""
 
 import json
 import re

@@ -166,7 +166,7 @@ def boxed(soup: BeautifulSoup, box: Tag, label: str) -> None:
 
 
 def heading_above(tag: Tag) -> str:
-    """The words of the heading, and of the line in bold below it, if any, that a table stands under."""
+    """The text of the heading above a table, and of the bold line between them, if there is one."""
     below = ""
     for before in tag.find_all_previous(["h1", "h2", "h3", "h4", "p"]):
         text = before.get_text().strip().removesuffix("#").rstrip(":.")

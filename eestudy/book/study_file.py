@@ -87,7 +87,7 @@ class StudyFile:
         return found
 
     def notebooks_of(self, model: str) -> list[str]:
-        """The notebooks that a model runs, in the order of the study: those that it names, or all."""
+        """The notebooks that run on a model, in the order of the study: those in its settings, else all."""
         wanted = self.models[model].get("notebooks", self.notebooks)
         return [notebook for notebook in self.notebooks if notebook in wanted]
 
@@ -197,7 +197,7 @@ class StudyFile:
 
     @staticmethod
     def lens_sources() -> list[str]:
-        """Files that what the page with the lens loads depends on: code, weights, example texts."""
+        """Files on which the data of the page with the lens depend: code, weights, example texts."""
         data = [*data_folder("models", LENS).glob("*"), *data_folder("texts", "translation").glob("*")]
         return [*code("eestudy/browser"), *sorted(map(str, data))]
 
@@ -256,7 +256,7 @@ def data_behind(model: str, said: str, *more: str) -> list[str]:
 
 
 def code(*more: str) -> list[str]:
-    """Files of eelib and eestudy, relative to the project: those APART only where `more` names them or their folder."""
+    """Files of eelib and eestudy, relative to the project, without those in APART unless `more` names their place."""
     return [file for file in relative(["eelib", "eestudy"]) if not file.startswith(APART)] + relative(more)
 
 

@@ -79,7 +79,7 @@ class Fitted(Gate):
         return "readout" in self.needs
 
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """The probability that an exit here emits what layer L would, in [0, 1]."""
+        """The probability that an exit here emits layer L's token, in [0, 1]."""
         signs = columns(FEATURES[self.name], output, self.pieces)
         weights = torch.tensor(self.weights[output.layer - 1], device=signs.device)
         score = torch.sigmoid(signs @ weights[:-1] + weights[-1])

@@ -107,7 +107,7 @@ def generate(
             many tokens times blocks; 0: always; None: never.
         always_draft: of a gate's verified exits, draft even if that costs more time than it saves. False: drafting
             ends when that shows, with one printed line.
-        draft: what drafts tokens, in place of a gate; all are verified, so that the output is plain decoding's.
+        draft: drafts tokens, in place of a gate; all drafts are verified, so that the output is plain decoding's.
             "prompt": the tokens that followed an earlier occurrence of the text's last tokens (prompt lookup);
             "layer:K": layer K through the head; "block": a trained block after a layer; "features": a trained block on
             the last layer's states; "int8": all layers, with weights of 8 bits; "prompt+block", "prompt+features",

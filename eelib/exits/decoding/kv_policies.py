@@ -1,12 +1,12 @@
 """KV policies: the keys and values that later tokens find at the layers that a token skipped.
 
 full       the true keys and values: all blocks run, and an exit only says which layer's token is emitted
-copy       those of the exit layer, copied upward (Elbayad et al. 2020; P's -d): one slot of each skipped layer is
-           written; needs keys of one shape at all layers
-project    what each skipped layer's own projections make of the exit state (CALM, Schuster et al. 2022; P's -c); this
-           costs the skipped blocks' first norms and projections, and one more call of the network
-deferred   the true ones, later: exited tokens are pending, any number of them, and the next token that goes deep takes
-           them along (FREE; EE-LLM); those that are pending when the output ends never run
+copy       copies of the exit layer's (Elbayad et al. 2020; P's -d): one slot of each skipped layer is written; needs
+           keys of one shape at all layers
+project    computed from the exit state by each skipped layer's own projections (CALM, Schuster et al. 2022; P's -c);
+           this costs the skipped blocks' first norms and projections, and one more call of the network
+deferred   the true ones, later: exited tokens are pending, any number of them, and run together with the next token
+           that goes deep (FREE; EE-LLM); tokens that are pending when the output ends never run
 verified   as deferred, and the last layer's tokens are then compared with the emitted ones; from the first difference
            on the output is replaced (LayerSkip; Draft & Verify): it is plain greedy decoding's. At most `draft_length`
            tokens are pending; then, or where the gate does not exit, one pass verifies them all

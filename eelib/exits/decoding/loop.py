@@ -3,8 +3,8 @@
 One token, from the prompt to its exit: `start` makes it pending at depth 0. At layer 1 it is `due`, so a call of the
 network is prepared for it, and blocks run one by one. At a layer where the gate's score passes its threshold, `decide`
 returns an `ExitDecision`; the sequence has stopped, the token's state is stored at this depth, and no deeper block runs
-it. The KV policy fills in keys and values of the layers above, or leaves the token pending, until a later token of
-the same sequence goes deeper and takes it along. The token is emitted.
+it. The KV policy fills in keys and values of the layers above; or the token stays pending, and runs these layers
+together with a later token of the same sequence that goes deeper. The token is emitted.
 
 A step of a group of sequences is cut into several calls where some stop, or where pending tokens join. A sequence's
 output does not depend on the sequences beside it, but for rounding, and for a threshold that is learned while decoding.
@@ -147,7 +147,7 @@ class Decoder:
             drafting.drafted(some)
 
     def step(self, group: list[DecodedSequence], prefill: bool = False) -> None:
-        """Run one step: each sequence's newest token, and the pending tokens of those that go deep.
+        """Run one step: each sequence's newest token, and the pending tokens of sequences that go deep.
 
         A sequence that is draining has no newest token; only its pending ones run.
 

@@ -115,7 +115,7 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
 def expected_speed_up(
     costs: PassCosts, right: Sequence[float], draft: float, shared: int = 0, sequences: int = 1, block: int = 0
 ) -> tuple[float, int]:
-    """The speed-up over plain decoding to expect of drafts, prompts left out, at the number of drafts that is best.
+    """The expected speed-up of drafts over plain decoding, without prompts, at the best number of drafts.
 
     Args:
         right: the probability that the first, the second ... draft of a round is right if those before it are.

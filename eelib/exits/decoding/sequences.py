@@ -98,7 +98,7 @@ class DecodedSequence:
         self.begun = self.computed_tokens
 
     def due(self, layer: int, running: int = 0) -> int:
-        """How many of its last tokens block `layer` has to run; `running`: those that ran the block before it."""
+        """How many of the last tokens block `layer` has to run; `running`: how many of them ran the block before it."""
         while running < len(self.pending) and self.pending[-1 - running].depth < layer:
             running += 1
         return running
@@ -223,7 +223,7 @@ class Batch:
         return {"encoder_outputs": encoded, "attention_mask": self.context["attention_mask"][rows]}
 
     def load(self, due: dict[DecodedSequence, int], call: Call, layer: int) -> Tensor:
-        """The states that enter block `layer` [n, most, hidden_size]; zeros before those of shorter sequences."""
+        """The states that enter block `layer` [n, most, hidden_size], with zeros before shorter sequences' states."""
         if layer == 1:
             return call.embeddings
         found = [torch.stack([token.state for token in s.pending[-n:]]) for s, n in due.items()]  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Gates that look at the readouts of a layer and of those before it."""
+"""Gates that look at the readouts of a layer and of earlier layers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
