@@ -36,10 +36,11 @@ class Claim:
 
     direction: the statistic lies "above" or "below" threshold, or "within" tolerance of it.
     published: the paper's own value of the statistic, where it prints one.
-    minimum_sequences: of the smallest task; minimum_in_all: that times the number of tasks, where that is asked, too.
-    requires: a condition that most runs do not meet; the claim is judged only for a caller who says that it is met.
+    minimum_sequences: least number of sequences of the smallest task; minimum_in_all: least value of that number times
+    the number of tasks; None: no such minimum.
+    requires: a condition that most runs do not meet; the claim is judged only with `requirement_met`.
     ours: prompted by the paper, but not stated in it.
-    weight: of WEIGHTS, how much a verdict on it says, before any run; weight_why: a sentence, where it needs one.
+    weight: of WEIGHTS, how much a verdict on it is worth, set before any run; weight_why: the reason, where needed.
     fixed: {date, commit} from which on the claim stands in the repository. amended: what was changed after that, oldest
     first: {date, commit, why, was: {field: earlier value}}.
     """
@@ -70,8 +71,8 @@ class Claim:
 class Verdict:
     """What a run shows about a claim: HOLDS, FAILS, UNDECIDED, UNTESTABLE or NOT_APPLICABLE, and why.
 
-    models: names of the models that it is about, where they are not the one whose run this is. found: what of WEIGHTS
-    the run adds to the claim's own. note: what the verdict's word alone would hide.
+    models: names of the models that the verdict is about, if not the run's own model. found: weights, of WEIGHTS, that
+    the run adds to the claim's own. note: a remark that a reader of the verdict needs.
     """
 
     claim: Claim
@@ -84,22 +85,22 @@ class Verdict:
 
     @property
     def judged(self) -> bool:
-        """Whether the run decided something."""
+        """Whether the run could judge the claim."""
         return self.verdict not in (UNTESTABLE, NOT_APPLICABLE)
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """How much it shows: of WEIGHTS, in that order; informative only where nothing else applies."""
+        """The verdict's weights, in the order of WEIGHTS; informative only where no other weight applies."""
         every = {self.claim.weight, *self.found, OURS if self.claim.ours else INFORMATIVE} - {INFORMATIVE}
         return tuple(weight for weight in WEIGHTS if weight in every) or (INFORMATIVE,)
 
     @property
     def p(self) -> float | None:
-        """`p_value` of what was judged, before any correction; None of what was not."""
+        """`p_value` before any correction; None where the claim was not judged."""
         return p_value(self.claim, self.interval) if self.judged else None
 
     def weighing(self, weight: str, found: bool = True) -> "Verdict":
-        """The same, where `found` with this weight besides; what was not judged has none."""
+        """The verdict with this weight added, if `found` and if the claim was judged."""
         return replace(self, found=(*self.found, weight)) if found and self.judged else self
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,12 +126,12 @@ def claims() -> list[Claim]:
 
 
 def judging() -> list[dict[str, str]]:
-    """What was changed in how all claims are judged, oldest first: {date, commit, why, was}."""
+    """Changes of the rules by which all claims are judged, oldest first: {date, commit, why, was}."""
     return list(_read("claims")["judging"])
 
 
 def claim(claim_id: str) -> Claim:
-    """The claim with this id."""
+    """The claim with this id; InputError where there is none."""
     found = {row.id: row for row in claims()}
     if claim_id not in found:
         raise InputError(f"no claim {claim_id!r}; there are: {', '.join(found)}")
@@ -154,9 +155,9 @@ def judge(
         interval: of the claim's statistic.
         premise: why the claim does not apply to this run; empty where it does.
         requirement_met: whether the run meets `Claim.requires`, for claims that have one.
-        models: names of the models that the interval is about, where they are not the run's one.
+        models: names of the models that the interval is about, if not the run's own model.
         without: {task: the statistic without it}; where one changes the verdict, its weight is few tasks.
-        roundings: of a statistic between two layers, that of either layer; undecided where their verdicts differ.
+        roundings: for a statistic between two layers, its values at both; undecided where their verdicts differ.
         earlier: the statistic of the claim's wording before its last amendment; its verdict stands in the note.
     """
     row = claim(claim_id)
@@ -202,14 +203,14 @@ def side_of(row: Claim, interval: Interval) -> tuple[str, str, str]:
 
 
 def bounds(row: Claim) -> tuple[float, float]:
-    """Between which two values, one of which may be infinite, a claim puts the whole interval."""
+    """The two values, one of which may be infinite, between which a claim puts the whole interval."""
     reach = row.tolerance or 0.0
     bottom, top = row.threshold - reach, row.threshold + reach
     return -math.inf if row.direction == "below" else bottom, math.inf if row.direction == "above" else top
 
 
 def earlier_wording(row: Claim, interval: Interval | None) -> str:
-    """What the claim's earlier wording gives, for a note; empty where there is no other wording."""
+    """The verdict by the claim's earlier wording, for a note; empty where there is no earlier wording."""
     if interval is None:
         return ""
     return (
@@ -220,11 +221,12 @@ def earlier_wording(row: Claim, interval: Interval | None) -> str:
 
 
 def p_value(row: Claim, interval: Interval) -> float:
-    """The two-sided p-value at which the interval would just reach the claim's bound: below 0.05 where it does not.
+    """The two-sided p-value of the claim's bound: below 0.05 where the 95% interval does not reach the bound.
 
-    The interval inverted: its side towards the bound is as many standard errors as Student's t has at 95%, with the
-    sequences less one as degrees of freedom (after Altman and Bland 2011, who take the normal). "within" has two
-    bounds: both have to be cleared from inside, one from outside.
+    The distance from the estimate to the interval's end on the bound's side is taken as the 97.5% quantile of Student's
+    t, in standard errors, with the groups less one as degrees of freedom (after Altman and Bland 2011, who take the
+    normal). Of the two bounds of "within", the one with the larger p-value counts for an estimate between them, and the
+    nearer one for an estimate outside.
     """
     if not interval.bounded:
         return math.nan
@@ -250,12 +252,12 @@ def wanted(row: Claim) -> str:
 
 
 def amended(claim: Claim) -> str:
-    """When a claim was changed last after it had been fixed; nothing of one that was not."""
+    """The date of a claim's last amendment, in words; empty where there is none."""
     return f"amended {claim.amended[-1]['date']}" if claim.amended else ""
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
-    """One row per verdict; what is not testable has its reason beside it, other models than the page's their names."""
+    """One row per verdict, with the reason why a claim was not judged, and with the models if not the page's own."""
     rows = [
         {
             "Claim": f"{v.claim.id}: {v.claim.claim}" + (f" ({amended(v.claim)})" if v.claim.amended else ""),
@@ -277,7 +279,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
 
 
 def tables() -> list[str]:
-    """Ids of the published tables: P-table-1, M-figure-1, ..., and P-text, M-text for what stands in running text."""
+    """Ids of the published tables: P-table-1, M-figure-1, ..., and P-text, M-text for numbers in running text."""
     parts = (path.stem.rpartition("-") for path in data_folder("papers").glob("[PM]-*.json"))
     numbered = sorted((kind, int(end) if end.isdigit() else 0, end) for kind, _, end in parts)
     return [f"{kind}-{end}" for kind, _, end in numbered]

@@ -1,7 +1,7 @@
-"""Outputs decoded for real, in several setups, held against full depth's outputs and timed.
+"""Decode outputs in several setups, compare them with full depth's outputs, and time them.
 
 All setups decode a batch one after the other, and the one that begins changes from batch to batch, so that a slower
-minute of the machine falls on all of them. Times are of decoding alone, prompts included; tokenizing is left out.
+minute of the machine affects all of them. Times are of decoding alone, prompts included; tokenizing is left out.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class DecodingSetup:
         rule: when tokens exit; None for full depth.
         kv_policy: what later tokens find at skipped layers, as `eelib.generate` takes it.
         draft_length: of verified decoding.
-        draft: what drafts in place of a rule, as `eelib.generate` takes it.
+        draft: a draft in place of a rule, as `eelib.generate` takes it.
     """
 
     name: str
@@ -58,8 +58,8 @@ class Decoded(NamedTuple):
             at this place (-1 where its output is shorter), `agreed_before` whether all tokens before agree.
         outputs: a row for each output: OUTPUTS. `full` is full depth's output, `same` whether all tokens agree;
             `token_ids` and `exit_layers` are lists, of all of the output's tokens.
-        timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run in the end, reads of the head,
-            tokens that agree with full depth's, of which there are `of`. `group` is the first output's.
+        timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run by the end, reads of the head;
+            `agrees` of the `of` tokens of full depth agree. `group` is the first output's.
     """
 
     tokens: pd.DataFrame
@@ -68,12 +68,12 @@ class Decoded(NamedTuple):
 
 
 def evenly_spaced(layers: int, count: int) -> tuple[int, ...]:
-    """So many layers below L, evenly spaced, each once; fewer where there are fewer."""
+    """`count` evenly spaced layers below L, each once; fewer where L is small."""
     return tuple(sorted({round(layers * i / (count + 1)) for i in range(1, count + 1)} - {0, layers}))
 
 
 def in_batches(study: Study, task: str, numbers: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Outputs of a task by number in batches, those with the shortest prompts first."""
+    """Batches of a task's outputs, by number, those with the shortest prompts first."""
     prompts = encoded(study.model, study.tasks[task].pick(list(numbers)))
     return [[numbers[i] for i in batch] for batch in batches(study.model, prompts, batch_size)]
 
@@ -89,15 +89,15 @@ def decode(
     """Decode some outputs of a task in each setup.
 
     Args:
-        study: whose trace of the task has full depth's outputs.
+        study: its trace of the task has full depth's outputs.
         task: its name.
         setups: the ways to decode.
         chosen: batches of outputs, by number.
         longest: most tokens of an output; 0 for as many as in the trace.
-        warm_up: decode the first batch once before, since the first call pays for what is made once.
+        warm_up: decode the first batch once in advance, since a first call is slower.
 
     Raises:
-        InputError: no setup or batch; what `eelib.generate` refuses.
+        InputError: no setup or batch; as in `eelib.generate`.
     """
     most = min(longest or study.parameters.max_new_tokens, study.parameters.max_new_tokens)
     asked = study.tasks[task]
@@ -121,7 +121,7 @@ def decode(
 
 
 def run(model: Model, task: Task, setup: DecodingSetup, longest: int) -> GenerateOutput:
-    """One batch; drafts of a gate that cost more than they save are decoded, too."""
+    """Decode one batch; a gate drafts even where that costs more than it saves."""
     gated: dict[str, Any] = {"gate": setup.rule, "kv_policy": setup.kv_policy, "always_draft": True}
     way: dict[str, Any] = {"draft": setup.draft} if setup.draft else gated
     size: dict[str, Any] = {"draft_length": setup.draft_length, "batch_size": len(task), "max_new_tokens": longest}
@@ -131,7 +131,7 @@ def run(model: Model, task: Task, setup: DecodingSetup, longest: int) -> Generat
 def against_full_depth(
     study: Study, task: str, batch: list[int], made: GenerateOutput, longest: int
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict]:
-    """(tokens, outputs, sums over the batch) of one decoding, beside the same positions of the trace."""
+    """(tokens, outputs, sums over the batch) of one decoding, compared with the same positions of the trace."""
     trace, names = study.traces[task], dict(enumerate(batch))
     full = trace.tokens[trace.tokens["sequence"].isin(batch) & (trace.tokens["position"] < longest)]
     at = made.tokens.assign(sequence=made.tokens["sequence"].map(names)).set_index(["sequence", "position"])
@@ -174,7 +174,7 @@ def score_change(task: Task, before: list[str], after: list[str], seed: int = 0)
 
 @torch.no_grad()
 def nats(model: Model, prompt: list[int], output: list[int]) -> float:
-    """The sum of -ln p over an output's tokens, each by the full model after all that stands before it."""
+    """The sum of -ln p over an output's tokens, each by the full model given the prompt and the tokens before it."""
     if not output:
         return 0.0
     with in_turn(model.blocks):
@@ -184,16 +184,16 @@ def nats(model: Model, prompt: list[int], output: list[int]) -> float:
 
 
 def without_references(study: Study, task: str, outputs: pd.DataFrame, seed: int = 0) -> dict[str, Any]:
-    """How good outputs are by the full model alone, which no reference is needed for.
+    """The quality of outputs by the full model and its outputs, without references.
 
     Args:
-        study: whose model and trace of the task are full depth's.
+        study: its model, and its trace of the task, are full depth's.
         task: its name.
         outputs: of one setup, as in `Decoded.outputs`.
         seed: of the draws behind intervals.
 
     Returns:
-        `nats`: -ln p of a token of these outputs, and `more`, that less full depth's, with intervals; `perplexity`, the
+        `nats`: -ln p per token of these outputs, and `more`, that less full depth's, as Intervals; `perplexity`, the
         ratio of the two perplexities, e to the power of `more`; `same`, the share of outputs that are full depth's,
         token by token; `chrF` of these texts against full depth's, 0-100.
     """

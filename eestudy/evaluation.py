@@ -1,6 +1,6 @@
-"""What gates do on finished traces, as tidy frames: sums at many thresholds, tokens at one, scores of the outputs.
+"""The effect of gates on finished traces, as tidy frames: sums at many thresholds, tokens at one, scores of outputs.
 
-Teacher-forced: every token follows the model's own full-depth output, so an error does not change what comes after it.
+Teacher-forced: every token follows the model's own full-depth output, so an error does not change later tokens.
 A threshold is chosen on the half "calibrate" of each task's groups and reported on "report". Which gates there are, and
 how they are fitted, is in `eestudy.gates`.
 """
@@ -45,16 +45,16 @@ def curves(studies: Studies, gates: Iterable[str] = GATES, thresholds: int | Seq
 
     Args:
         studies: one, or several.
-        gates: of GATES and OUR_GATES. One that a model has no file of is left out, with a printed line.
-        thresholds: how many at most, task by task, by even steps of mean layers; or the thresholds themselves, rising.
+        gates: of GATES and OUR_GATES. A gate for which a model has no file is left out, with a printed line.
+        thresholds: their largest number in a task, in even steps of mean layers; or the thresholds themselves, rising.
 
     Returns:
         model, task, gate, half (calibrate or report), threshold, group; sums over the tokens that statistics count:
         tokens, layers (exit layers), agreed (full depth's token is emitted), cost (floating-point operations, the
         gate's own included; a step at full depth without a gate is 1); sums over outputs: sequences, loss (share of an
         output's tokens, its end token included, that are not full depth's). FREE fits its threshold while decoding:
-        its `threshold` is the layer of its one exit. Of a number of thresholds those are left out at which fewer
-        layers run than at a lower one, so that layers rise.
+        its `threshold` is the layer of its one exit. If `thresholds` is a number, a threshold at which fewer layers run
+        than at a lower one is left out, so that layers rise.
     """
     return _joined((one.curve(thresholds) for one in _each(studies, gates)), CURVES)
 
@@ -64,12 +64,15 @@ def exits(studies: Studies, chosen: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         studies: one, or several.
-        chosen: a row for each task, gate and threshold: of one model where there is a column `model`, else of each.
-            A column `source` names the task that the threshold is from; without it that is the task itself.
+        chosen: a row for each task, gate and threshold; for one model if there is a column `model`, else for each.
+            A column `source` names the task that the threshold is from; without it, that is the task itself.
 
     Returns:
         model, task, gate, half, threshold, group, source, sequence, position, token_id (full depth's), emitted,
         exit_layer, optimal (the first layer that agrees), agrees, cost (as in `curves`).
+
+    Raises:
+        InputError: a column of `chosen` is missing; a task is not in a study.
     """
     if missing := [name for name in ("task", "gate", "threshold") if name not in chosen]:
         raise InputError(f"chosen thresholds need a column {missing[0]}; there are {', '.join(map(str, chosen))}")
@@ -86,17 +89,17 @@ def exits(studies: Studies, chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def quality(studies: Studies, gates: Iterable[str] = GATES, thresholds: int | Sequence[float] = 12) -> pd.DataFrame:
-    """What the task's first score needs of each output, with early exits and at full depth, at some thresholds.
+    """The numbers that give the task's first score, for each output, with early exits and at full depth.
 
     Args:
         studies: one, or several. Tasks without references are left out.
         gates: as in `curves`.
-        thresholds: how many at most, by even steps of mean layers on the half "calibrate", the last one with no early
-            exit there; or the thresholds themselves, rising.
+        thresholds: their largest number, in even steps of mean layers on the half "calibrate", the last one with no
+            early exit there; or the thresholds themselves, rising.
 
     Returns:
         model, task, gate, half, threshold, group, sequence, metric; sums over the tokens that statistics count:
-        layers, tokens; the columns SUMS. Once these are summed over outputs of one task, `score` makes the score.
+        layers, tokens; the columns SUMS, from whose sums over outputs of one task `score` makes the score.
     """
     scored = (one for one in _each(studies, gates) if all(one.study.tasks[one.task].references))
     return _joined((one.quality(thresholds) for one in scored), QUALITY)
@@ -105,15 +108,16 @@ def quality(studies: Studies, gates: Iterable[str] = GATES, thresholds: int | Se
 def calibrated(
     curves: pd.DataFrame, least: float, kept: Callable[[pd.DataFrame], np.ndarray] | None = None
 ) -> pd.DataFrame:
-    """The lowest threshold from which on a share is kept on the half "calibrate", of each model, task and gate.
+    """The lowest threshold from which on a share is at least `least` on the half "calibrate".
 
     Args:
         curves: as `curves` or `quality` returns them.
-        least: the share.
-        kept: what is kept, of sums over all groups; without it, the share of tokens that are full depth's.
+        least: the smallest share that is allowed.
+        kept: the share, as a function of sums over all groups; None: the share of tokens that are full depth's.
 
     Returns:
-        model, task, gate, threshold, kept and the sums there; no row where no threshold keeps the share.
+        A row for each model, task and gate: these names, threshold, kept (the share) and the sums there; no row where
+        no threshold reaches `least`.
     """
     half = curves[curves["half"] == "calibrate"].drop(columns=["half", "group"])
     sums = half.groupby([*KEY, "threshold"]).sum(numeric_only=True).reset_index()
@@ -124,7 +128,7 @@ def calibrated(
 
 
 def score(sums: pd.DataFrame, side: str = "early") -> np.ndarray:
-    """The score (0-100) of summed outputs, [rows]; NaN of no output.
+    """The score (0-100) of summed outputs, [rows]; NaN without outputs.
 
     `sums`: the columns SUMS, each row a sum over outputs of one task; `side`: "early" exits or "full" depth.
     """
@@ -140,8 +144,8 @@ def score(sums: pd.DataFrame, side: str = "early") -> np.ndarray:
 def wide(curve: pd.DataFrame) -> pd.DataFrame:
     """The curve of one gate of one model as `interval_of` takes it: a row for each task and group.
 
-    `curve`: of `curves` or of `quality`. Columns (sum, point) of the sums that it has of tokens, layers, agreed, cost
-    and SUMS; a task with fewer points has its last one again.
+    `curve`: rows of `curves` or of `quality`. Columns are (sum, point), of the sums that it has of tokens, layers,
+    agreed, cost and SUMS; in a task with fewer points the last point is repeated.
     """
     point = curve.groupby("task")["threshold"].rank(method="dense").astype(int)
     names = [name for name in ("tokens", "layers", "agreed", "cost", *SUMS) if name in curve]
@@ -152,8 +156,8 @@ def wide(curve: pd.DataFrame) -> pd.DataFrame:
 def agreement_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray) -> np.ndarray:
     """Agreement [rows, len(at)] where mean layers are `at`, linear between neighbouring points.
 
-    `totals`: sums of `wide`, a row for each draw. NaN below a curve's first point. FREE's mean layers need not rise
-    with its threshold.
+    `totals`: sums of `wide`, a row for each draw. NaN below a curve's first point. Points are sorted by mean layers,
+    since FREE's need not rise with its threshold.
     """
     size = totals["tokens"].to_numpy(float)
     x, y = (totals[name].to_numpy(float) / size for name in ("layers", "agreed"))
@@ -168,9 +172,9 @@ def between(x: np.ndarray, y: np.ndarray, at: Sequence[float] | np.ndarray) -> n
 
 
 def score_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The score as a share of full depth's [rows, len(at)] where mean layers are `at`; else as `agreement_at`.
+    """The score as a share of full depth's [rows, len(at)] where mean layers are `at`; see `agreement_at`.
 
-    `totals`: sums of `wide` of rows of `quality`.
+    `totals`: sums of `wide`, made of rows of `quality`.
     """
     x = (totals["layers"] / totals["tokens"]).to_numpy(float)
     points = [totals.xs(point, axis=1, level=-1) for point in totals["tokens"].columns]
@@ -183,7 +187,7 @@ def score_at(totals: pd.DataFrame, at: Sequence[float] | np.ndarray) -> np.ndarr
 
 
 class Scorer:
-    """Numbers that the first score of a task needs of outputs; each is decoded and scored once."""
+    """The numbers of outputs that give a task's first score; each output is decoded and scored once."""
 
     def __init__(self, task: Task, model: Model) -> None:
         self.task, self.model = task, model
@@ -191,7 +195,7 @@ class Scorer:
         self.name, self.form = "", 0  # until an output is scored
 
     def of(self, items: Sequence[int], outputs: Sequence[np.ndarray]) -> np.ndarray:
-        """[n, WIDTH] of n items with the token ids of their outputs."""
+        """The numbers [n, WIDTH] of n items, from the token ids of their outputs."""
         keys = [(item, ids.tobytes()) for item, ids in zip(items, outputs)]
         if new := {key: self.text(ids.tolist()) for key, ids in zip(keys, outputs) if key not in self.numbers}:
             task = self.task.pick([item for item, _ in new])
@@ -204,7 +208,7 @@ class Scorer:
         return np.stack([self.numbers[key] for key in keys])
 
     def text(self, ids: list[int]) -> str:
-        """What token ids stand for, up to the first end token: a text, or a classifier's label."""
+        """The text of token ids up to the first end token, or a classifier's label."""
         if self.model.labels:
             return self.model.labels[ids[0]]
         ends = self.model.eos_ids if self.model.adapter.writes else set()
@@ -224,12 +228,11 @@ class Evaluated:
 
     @property
     def trace(self) -> Trace:
-        """The trace."""
         return self.study.traces[self.task]
 
     @cached_property
     def outputs(self) -> pd.DataFrame:
-        """A row for each output of the trace: WHERE but for the threshold, and sequence."""
+        """A row for each output of the trace: model, task, gate, half, group, sequence."""
         about = {"model": self.study.model.name, "task": self.task, "gate": self.gate}
         tokens = self.trace.tokens.assign(**about, half=np.where(self.calibrates, "calibrate", "report"))
         return tokens.drop_duplicates("sequence")[["model", "task", "gate", "half", "group", "sequence"]]
@@ -237,8 +240,8 @@ class Evaluated:
     def at(
         self, thresholds: int | Sequence[float], rows: np.ndarray | None = None
     ) -> Iterator[tuple[float, np.ndarray, np.ndarray, np.ndarray]]:
-        """Each threshold, or so many by even steps of mean layers over `rows` (bool [tokens]); and at it, all [tokens],
-        exit layers, emitted tokens, costs.
+        """(threshold, and [tokens]: exit layers, emitted tokens, costs) for each threshold, or, if `thresholds` is a
+        number, for so many in even steps of mean layers over `rows` (bool [tokens]).
         """
         if isinstance(thresholds, (int, np.integer)):
             values = self.sweep.values(rows, int(thresholds))
@@ -251,9 +254,9 @@ class Evaluated:
             yield value, layers, emits[np.arange(len(emits)), layers - 1], costs[layers - 1]
 
     def rising(self, parts: list[pd.DataFrame], thresholds: int | Sequence[float]) -> pd.DataFrame:
-        """The parts, one for each threshold; where only their number was given, those with as many layers or more.
+        """The parts of all thresholds; if their number was given, without those with fewer layers than an earlier one.
 
-        FREE's thresholds are its exits, whose layers need not rise.
+        All parts of FREE stay: its thresholds are its exits, whose layers need not rise.
         """
         layers = np.array([part["layers"].sum() for part in parts])
         kept = (

@@ -1,7 +1,7 @@
-"""The gates that pages compare, and how the tokens of a study's traces exit by them.
+"""The gates that pages compare, and the exits of a study's tokens by each of them.
 
-Each task's groups are in two halves, one to calibrate on and one to report on; a group of several tasks is in the same
-half of all. Gates that are fitted to traces are fitted to the half to calibrate on.
+Each task's groups are in two halves, one to calibrate on and one to report on; a group that several tasks share is in
+the same half of each. Gates that are fitted to traces are fitted to the half to calibrate on.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ FREE_EXITS = (0.25, 0.5, 0.75)  # of the depth
 
 @dataclass(frozen=True)
 class OracleSweep(Sweep):
-    """The bound of all gates: tokens whose first layer that agrees is at most the threshold exit there, others at 1."""
+    """The bound of all gates: tokens whose first agreeing layer is at most the threshold exit at it, others at 1."""
 
     def values(self, rows: np.ndarray | None, points: int) -> list[float]:
         """All layers."""
@@ -43,7 +43,7 @@ class OracleSweep(Sweep):
 
 
 def sweeps(study: Study, gates: Iterable[str]) -> Iterator[tuple[str, str, Sweep]]:
-    """(task, gate, how its tokens exit) of the gates that there are, on the tasks that have two halves.
+    """(task, gate, sweep) of the gates that the model has, on the tasks that have two halves.
 
     Raises:
         InputError: a gate is of neither GATES nor OUR_GATES.
@@ -60,7 +60,7 @@ def sweeps(study: Study, gates: Iterable[str]) -> Iterator[tuple[str, str, Sweep
 
 @cache
 def halves(study: Study) -> dict[str, np.ndarray]:
-    """{task: bool [tokens], those of the half to calibrate on}, of tasks with outputs of two groups or more."""
+    """{task: bool [tokens], true in the half to calibrate on}, for tasks with outputs of two groups or more."""
     share, seed = study.parameters.get("calibration_share", 0.5), study.parameters.get("seed", 0)
     groups = {task: made.tokens["group"][made.statistic_rows()] for task, made in study.traces.items()}
     if few := [task for task, of in groups.items() if of.nunique() < 2]:
@@ -75,9 +75,9 @@ def halves(study: Study) -> dict[str, np.ndarray]:
 
 @cache
 def rule_of(study: Study, gate: str) -> ExitRule | None:
-    """A gate's rule with its threshold open; None, with a printed line, where the model has no file of it.
+    """A gate's rule, whose threshold a sweep sets; None, with a printed line, where the model has no file for the gate.
 
-    The LSTM of M's code, which is smaller, stands in where there is no file of that of M's text.
+    Where there is no file for the LSTM of M's text, the smaller LSTM of M's code is used.
     """
     p, model = study.parameters, study.model
     minimum = p.get("minimum_layer", 1)
@@ -99,7 +99,7 @@ def rule_of(study: Study, gate: str) -> ExitRule | None:
 
 @cache
 def sweep_of(study: Study, task: str, gate: str) -> Sweep:
-    """How the tokens of a trace exit by a gate."""
+    """The sweep of a gate over a task's trace."""
     trace, minimum = study.traces[task], study.parameters.get("minimum_layer", 1)
     if gate == ORACLE:
         fixed, first = ExitRule(gate_named(FIXED)), torch.tensor(trace.exit_layer("first"))[:, None]

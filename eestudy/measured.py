@@ -1,6 +1,6 @@
-"""What takes too long for the book: `python -m checks` measured it and wrote it to data/measured, a file each.
+"""Results that take too long to make for the book: `python -m checks` measures and writes each to data/measured.
 
-A result keeps the hash of the code that it depends on, so that a page can say whether that code is still the same.
+A result has the hash of the code that it depends on, so that a page can say whether that code is still the same.
 """
 
 import ast
@@ -19,7 +19,7 @@ FOLDER = "measured"
 
 
 def measured(name: str) -> dict[str, Any]:
-    """A kept result, as JSON has it: what `checks.report.headed` describes, its goals, and what was found.
+    """A stored result, as JSON: the head that `checks.report.headed` describes, goals, and measurements.
 
     Raises:
         InputError: no result has this name.
@@ -32,7 +32,7 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def measured_on(name: str, model: Any) -> dict[str, Any] | None:
-    """A kept result, if there is one and it was measured on a model of this name and hash."""
+    """A stored result, if it was measured on a model of this name and hash; else None."""
     try:
         found = measured(name)
     except InputError:
@@ -41,7 +41,7 @@ def measured_on(name: str, model: Any) -> dict[str, Any] | None:
 
 
 def provenance(report: dict[str, Any]) -> str:
-    """When, at which commit and on which machine a result was measured, as the end of a sentence."""
+    """The date, commit and machine of a result, as the end of a sentence."""
     machine = report["machine"]
     texts = {"cpu": "{}", "cores": "{} cores", "memory_gib": "{} GiB of memory", "gpu": "{}"}
     parts = [text.format(machine[key]) for key, text in texts.items() if key in machine]
@@ -61,7 +61,7 @@ def files_in(places: Iterable[str]) -> list[Path]:
 
 
 def code_hash(places: Iterable[str]) -> str:
-    """Hash of `files_in` the places as they are now: their paths and what they hold, but for docstrings."""
+    """Hash of `files_in` the places as they are now: their paths and contents, without docstrings."""
     digest = hashlib.sha256()
     for file in files_in(places):
         content = without_docstrings(file.read_bytes()) if file.suffix == ".py" else file.read_bytes()
@@ -70,7 +70,7 @@ def code_hash(places: Iterable[str]) -> str:
 
 
 def without_docstrings(source: bytes) -> bytes:
-    """Python's source without the lines of its docstrings: a better description makes no result stale."""
+    """Python's source without the lines of its docstrings, so that a better docstring makes no result stale."""
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:

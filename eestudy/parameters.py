@@ -22,8 +22,8 @@ KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str
 class ParameterError(InputError):
     """A parameter that can't be used; shown as one line, in Jupyter and in papermill's log.
 
-    Where something unexpected is behind it, as in a checkpoint that transformers fails on, that comes first, whole; not
-    so a missing or malformed file, or a chat template that refuses, for which the line gives the reason.
+    The traceback of an unexpected cause, such as an error of transformers with a checkpoint, is shown before the line.
+    For a missing or malformed file, or a template that fails, the line alone is shown, and gives the reason.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -37,7 +37,7 @@ class ParameterError(InputError):
 
 @contextmanager
 def as_parameter_error() -> Iterator[None]:
-    """What is refused inside is refused as a parameter, in the same line."""
+    """Turn an InputError or StorageError raised inside into a ParameterError with the same line."""
     try:
         yield
     except (InputError, StorageError) as error:
@@ -60,8 +60,8 @@ def check_parameters(
     """Check the notebook's parameters and return them; ParameterError names the bad one and what is allowed.
 
     Declared are the annotated assignments of the notebook's cells; injected are the plain assignments of papermill's
-    cell, which starts with `# Parameters`. `choices` adds a tuple of allowed values for a parameter,
-    `least` its smallest value: check_parameters(least={"repeats": 1}). `shares` lie between 0 and 1.
+    cell, which starts with `# Parameters`. `choices` has a tuple of allowed values for a parameter, `least` its
+    smallest value: check_parameters(least={"repeats": 1}). `shares` names parameters that must lie between 0 and 1.
     """
     namespace = IPython.get_ipython().user_ns
     declared: dict[str, str] = {}
@@ -98,7 +98,7 @@ def check_parameters(
 
 
 def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:
-    """The rules for the parameters that all notebooks share, and a notebook's own `choices` and `least` values."""
+    """Check the parameters that all notebooks share, and a notebook's own `choices` and `least` values."""
     shared = {"dtype": ("auto", *DTYPES), "chat": ("auto", "yes", "no")}
     allowed = shared | choices
     for name, options in allowed.items():

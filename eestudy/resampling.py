@@ -1,8 +1,8 @@
-"""Intervals (95%) of statistics of rows that come in groups, from how far each group moves them.
+"""Intervals (95%) of statistics of rows that come in groups, from the influence of each group.
 
-The jackknife leaves each group out once. By how much the statistic then moves is the group's influence; the squares of
-the influences add up to the variance. Student's t makes an interval of it, with fewer degrees of freedom the fewer
-groups carry the variance. Shares and losses, whose errors are lopsided near 0 and 1, take binomial limits.
+The jackknife omits each group once. The change of the statistic is the group's influence; the squares of the influences
+add up to the variance. Student's t gives an interval, with fewer degrees of freedom if few groups carry the variance.
+Shares and losses, whose errors are not symmetric near 0 and 1, have binomial limits.
 """
 
 import math
@@ -21,7 +21,7 @@ CHUNK = 2_000_000  # numbers held at once
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95% interval; NaN where it is not known. `groups`: of the smallest of its `tasks`."""
+    """An estimate with its 95% interval; NaN where not known. `groups`: in the smallest of its `tasks` tasks."""
 
     estimate: float
     low: float
@@ -36,11 +36,11 @@ class Interval(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether there are bounds, too; one group, or groups that are all the same, give none."""
+        """Whether there are bounds; one group, or groups that are all the same, give none."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def scaled(self, factor: float) -> "Interval":
-        """The interval of `factor` times the statistic; what is 0 but for rounding is 0."""
+        """The interval of `factor` times the statistic, rounded to nine decimals."""
         return self.mapped(lambda value: round(factor * value, 9) + 0.0)  # + 0.0: no minus zero
 
     def mapped(self, function: Callable[[float], float]) -> "Interval":
@@ -64,7 +64,9 @@ NOTHING = Interval(math.nan, math.nan, math.nan, 0, 0)  # where there is nothing
 
 
 class Sample(NamedTuple):
-    """A statistic of one task: of all groups, of each draw [draws], and each group's influence [groups]."""
+    """A statistic of one task: its estimate, its value in each draw [draws], each group's influence [groups], its
+    degrees of freedom, the number of groups (on the side that has fewer, if there are two) and the number of rows.
+    """
 
     estimate: float
     drawn: np.ndarray
@@ -84,7 +86,7 @@ def sampled(
 ) -> list[Sample]:
     """A sample of each of m statistics, from a function that makes [draws, m] of weights [draws, groups].
 
-    scale: of the values. width: numbers that the function holds for each draw.
+    count: of the groups. scale: the largest of the values. width: numbers that the function holds for each draw.
     """
     random, step = np.random.default_rng(seed), max(1, CHUNK // max(count, width))
 
@@ -107,7 +109,7 @@ def sampled(
 
 
 def influence_of(deletions: np.ndarray, scale: float) -> np.ndarray:
-    """How far each group moves a statistic [groups], from its values without each group; 0 where there is no value."""
+    """Each group's influence on a statistic [groups], from its values without each group; 0 where there is no value."""
     known = np.isfinite(deletions)
     if not known.any():
         return np.zeros(len(deletions))
@@ -117,14 +119,14 @@ def influence_of(deletions: np.ndarray, scale: float) -> np.ndarray:
 
 
 def variance_of(influence: np.ndarray) -> float:
-    """The jackknife's variance of a statistic."""
+    """The jackknife's variance of a statistic, from influences [groups]."""
     return float((influence**2).sum() * len(influence) / max(len(influence) - 1, 1))
 
 
 def freedom_of(influence: np.ndarray) -> float:
     """Degrees of freedom of a variance: the groups less one, fewer where few groups carry it.
 
-    2 V^2 / Var V (Satterthwaite 1946), Var V from the fourth power of the influences: n for n normal ones.
+    2 V^2 / Var V (Satterthwaite 1946), with Var V from the fourth power of the influences: about n if n are normal.
     """
     square, most = (influence**2).sum(), len(influence) - 1.0
     spread = (influence**4).sum() - square**2 / len(influence)
@@ -132,10 +134,10 @@ def freedom_of(influence: np.ndarray) -> float:
 
 
 def freedom_of_sizes(values: np.ndarray, codes: np.ndarray, count: int) -> float:
-    """The same from the sizes of groups and how alike their rows are, for a mean of few groups that hold most rows.
+    """Degrees of freedom of a mean, from the sizes of groups and how alike their rows are.
 
-    The few influences then show too little of how much the variance varies. Rows are taken to have a level of their
-    group and a part of their own; the fourth power is that of all groups, no more than a normal one's.
+    Where a few groups hold most rows, the influences show too little of how much the variance varies. The model of a
+    row's value is a level of its group plus a part of its own; the kurtosis is that of all groups, at most a normal's.
     """
     sizes = np.bincount(codes, minlength=count).astype(float)
     n, sums, groups = sizes[sizes > 0], np.bincount(codes, values, count)[sizes > 0], int((sizes > 0).sum())
@@ -154,7 +156,7 @@ def freedom_of_sizes(values: np.ndarray, codes: np.ndarray, count: int) -> float
 
 
 def large_enough(samples: Sequence[Sample]) -> list[int]:
-    """Places of the tasks that have MINIMUM_GROUPS on each side; failing any, in all; failing any, of every task."""
+    """Indices of the tasks with MINIMUM_GROUPS on each side; if there are none, in all; if there are none, of all."""
     for sizes in ([one.groups for one in samples], [len(one.influence) for one in samples]):
         if chosen := [at for at, size in enumerate(sizes) if size >= MINIMUM_GROUPS]:
             return chosen
@@ -164,8 +166,8 @@ def large_enough(samples: Sequence[Sample]) -> list[int]:
 def average(samples: Sequence[Sample], level: float = LEVEL) -> Interval:
     """The average of tasks' samples, with Student's limits around it.
 
-    The standard error is the draws', for n - 1 among n groups, or the jackknife's where that is larger. Skewed
-    influences shift both limits towards the long tail (Hall 1992, as Johnson 1978).
+    The standard error is the draws', corrected by n / (n - 1) for n groups, or the jackknife's where that is larger.
+    Skewed influences shift both limits towards the long tail (Hall 1992, as Johnson 1978).
     """
     known = [sample for sample in samples if math.isfinite(sample.estimate)]
     chosen = [known[at] for at in large_enough(known)]
@@ -208,9 +210,9 @@ def average_of_bounded(tasks: Sequence[Sequence[Sample]], kind: str) -> Interval
 def binomial(sample: Sample, kind: str) -> Interval:
     """A mean of values between 0 and 1 with Clopper's and Pearson's limits (1934), which are wide rather than narrow.
 
-    Its rows count as the number of independent ones that would give the same variance (Korn and Graubard 1998). That of
-    a share is no more than there are rows, and one for each group where nothing varies. Losses, which are smaller than
-    1, may count as more than there are groups.
+    Its rows count as the number of independent rows that would give the same variance (Korn and Graubard 1998). For a
+    share this is at most the number of rows, and the number of groups if nothing varies. For losses, which are smaller
+    than 1, it may exceed the number of groups.
     """
     mean, variance, groups = sample.estimate, variance_of(sample.influence), sample.groups
     if groups < 2:
@@ -229,7 +231,7 @@ def binomial(sample: Sample, kind: str) -> Interval:
 
 
 def combined(intervals: Sequence[Interval], weights: Sequence[float], alike: float = 0.0) -> Interval:
-    """The weighted sum of independent intervals, or the difference of two alike (MOVER: Zou and Donner 2008)."""
+    """The weighted sum of independent intervals, or of two with correlation `alike` (MOVER: Zou and Donner 2008)."""
     estimate = float(sum(weight * one.estimate for weight, one in zip(weights, intervals)))
     reach = [[weight * (end - one.estimate) for end in one[1:3]] for weight, one in zip(weights, intervals)]
     ends = np.sort(reach, axis=1)  # below and above

@@ -1,4 +1,4 @@
-"""What a notebook found: its sentences, the numbers in them, its verdicts, all kept in one JSON file."""
+"""The results of a notebook: its sentences, the numbers in them, and its verdicts, stored in one JSON file."""
 
 import html
 import json
@@ -43,12 +43,15 @@ class Results:
 
     A sentence is a Jinja text whose numbers are variables of the notebook: `say("{{ early|pct }} of tokens ...")`.
     Filters: `pct` (a share as a percentage, `pct(1)` with one decimal), `num(2)`, `ci` and `pct_ci` (with the 95%
-    interval), `side("later", "earlier", "neither")` (where the whole interval lies). What is not a filter's is shown
-    as text: nothing in it is markup.
+    interval), `side("later", "earlier", "neither")` (where the whole interval lies). Values without a filter are shown
+    as plain text, without markup.
 
     Args:
-        names: the notebook's variables, `globals()` there. A sentence knows besides them `name`, the model's, and `why`
-            nothing can be concluded; empty where something can.
+        notebook: its name.
+        study: of the page's model.
+        beside: studies of the other models on the page.
+        names: the notebook's variables, its `globals()`. A sentence may also use `name`, the model's name, and `why`,
+            the reason why nothing can be concluded, which is empty where something can.
     """
 
     def __init__(self, notebook: str, study: Study, beside: Sequence[Study], names: Mapping[str, Any]) -> None:
@@ -60,29 +63,29 @@ class Results:
 
     @property
     def folder(self) -> Path:
-        """Where this page's results lie: results_folder/<model>."""
+        """The folder of this page's results: results_folder/<model>."""
         return Path(self.study.parameters.results_folder) / self.study.model.name
 
     @property
     def where(self) -> str:
-        """Models and tasks, for captions of what shows those beside the page's own, too."""
+        """Models and tasks, for captions of figures and tables that also show the studies beside the page's own."""
         return " ".join([self.study.where, *(f"Beside it: {one.where}" for one in self.beside)])
 
     def say(self, template: str, **values: Value) -> None:
-        """Show a paragraph of Markdown and keep its numbers; nothing is shown for an empty one.
+        """Show a paragraph of Markdown and record its numbers; nothing is shown for an empty one.
 
-        `values`: numbers beside the notebook's variables.
+        `values`: numbers in addition to the notebook's variables.
         """
         if words := self._fill(template, values):
             display(Markdown(words))
 
     def answer(self, template: str) -> None:
-        """The page's answer: shown, and kept for the first page. The book moves its cell under the page's title."""
+        """Show the page's answer, and record it for the first page. The book moves its cell under the page's title."""
         self.headline = self._fill(template, {})
         display(Markdown(self.headline))
 
     def judge(self, *verdicts: Verdict) -> None:
-        """Keep the verdicts on this notebook's claims, and show them in a table."""
+        """Record the verdicts on this notebook's claims, and show them in a table. InputError where one is missing."""
         wanted, found = [c.id for c in claims() if c.notebook == self.notebook], [v.claim.id for v in verdicts]
         if missing := sorted(set(wanted) - set(found)):
             raise InputError(
@@ -92,14 +95,14 @@ class Results:
         style.table(verdict_table(verdicts), f"The claims of this page. {self.study.where}")
 
     def describe(self) -> None:
-        """When and how all traces were made, and a table of their tasks."""
+        """Print when and how all traces were made, and show a table of their tasks."""
         every = [self.study, *self.beside]
         print(*(study.ran for study in every), sep="\n")
         about = pd.concat([study.about_tasks().assign(model=study.model.name) for study in every])
         style.table(about[["model", *about.columns[:-1]]], "Tasks of the run.")
 
     def save(self) -> None:
-        """Write results/<model>/<notebook>.json, whole or not at all: what was found, and what it rests on."""
+        """Write results/<model>/<notebook>.json, completely or not at all: the results and their traces."""
         study, path = self.study, self.folder / f"{self.notebook}.json"
         content = {
             "notebook": self.notebook,
@@ -149,7 +152,7 @@ def ci(value: Interval) -> Shown:
 
 
 def pct_ci(value: Interval) -> Shown:
-    """The same of a share, in percent."""
+    """A share with its interval, in percent."""
     return Shown(str(value.scaled(100)).replace("[", "\\[") + ("%" if value.known else ""))
 
 
@@ -159,12 +162,12 @@ def side(value: Interval, above: str, below: str, neither: str, of: float = 0.0)
 
 
 def number(value: Value) -> float:
-    """The number itself, of an interval its estimate."""
+    """The number itself; for an interval, its estimate."""
     return float(value.estimate if isinstance(value, Interval) else value)
 
 
 def shown(value: Any) -> str:
-    """What an expression gives, as it is shown: text that no filter made is no markup."""
+    """The Markdown of an expression's value: text that no filter made is escaped."""
     return text(str(value) if isinstance(value, Interval) else value)
 
 
@@ -175,13 +178,13 @@ TEMPLATES.filters |= {f.__name__: f for f in (pct, num, ci, pct_ci, side)}
 
 
 def described(study: Study) -> dict[str, Any]:
-    """Quality, what can be judged, and the traces of a study."""
+    """Quality, the tasks that can be judged, and the traces of a study, for JSON."""
     traces = {name: {key: made.manifest.get(key) for key in OF_A_TRACE} for name, made in study.traces.items()}
     return {"quality": study.quality, "sensible": study.sensible, "learnt": study.above_baseline, "traces": traces}
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """An interval, or a bare number or text, as JSON keeps it."""
+    """An interval, or a bare number or text, as a JSON object."""
     if isinstance(value, Interval):
         estimate, low, high, groups = value[:4]
         return {"estimate": float(estimate), "low": float(low), "high": float(high), "sequences": int(groups)}
@@ -189,7 +192,7 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """JSON has no NaN: such figures become null."""
+    """A value for JSON, which has no NaN: such numbers become null."""
     if isinstance(value, dict):
         return {str(k): clean(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

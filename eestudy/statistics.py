@@ -44,8 +44,8 @@ def interval(
 ) -> Any:
     """The mean of a column over the rows of a task, averaged over tasks, each of which counts the same.
 
-    A share near 0 or 1 is covered too seldom (78 to 89% instead of 95%) where fewer than about 20 groups of rows that
-    are much alike (correlation 0.6) hold most rows.
+    The interval of a share near 0 or 1 covers the truth too seldom (78 to 89% instead of 95%) where fewer than about 20
+    groups of similar rows (correlation 0.6) hold most rows.
 
     Args:
         frame: a row for each token, for example, with columns `task` (without it there is one task) and `group`.
@@ -108,7 +108,7 @@ def interval_of(sums: pd.DataFrame, statistic: Callable[[pd.DataFrame], Any], se
 def slope(frame: pd.DataFrame, y: str, x: str, within: str | None = None, seed: int = 0) -> Interval:
     """The least-squares slope of `y` on `x`, averaged over tasks.
 
-    `within`: a column, "sequence" for example; the means of its values are taken off `y` and `x` first.
+    `within`: a column, "sequence" for example; the means over rows with one value of it are subtracted first.
     """
     return interval_of(_products(frame, y, x, within), _slope_of, seed)
 
@@ -138,7 +138,7 @@ def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0
         units: a row for each unit, with columns `task` (without it there is one task) and `group`.
         score: the column that orders the units of a task; ties fall at random.
         values: the columns whose means are compared; one of True and False is a share.
-        share: of the units on each side. Every draw of groups is split anew, with the unit at the cut in part.
+        share: of the units on each side. Each draw of groups is split again; the unit at the cut counts in part.
         seed: of the draws of groups.
 
     Returns:
@@ -177,9 +177,8 @@ def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0
 def rank_variance(frame: pd.DataFrame, value: str, classes: str, within: str, seed: int = 0) -> Interval:
     """Kruskal-Wallis' epsilon squared of `value` by `classes`, less its mean where classes are permuted.
 
-    Classes change places inside each value of the column `within`. Intervals are the jackknife's: near 0, where only
-    chance varies, draws are wider still than it, which counts the variance of sums of squares twice there (Efron and
-    Stein 1981).
+    Classes are permuted inside each value of the column `within`. Intervals are the jackknife's: near 0, where only
+    chance varies, it counts the variance of sums of squares twice (Efron and Stein 1981), and draws are wider still.
     """
     numbers, found = _numbers(frame, value), []
     for number, (rows, codes, count) in enumerate(_tasks(frame)):
@@ -206,8 +205,8 @@ def rank_variance(frame: pd.DataFrame, value: str, classes: str, within: str, se
 def largest_gap(frame: pd.DataFrame, value: str, of: str, seed: int = 0) -> Interval:
     """The largest less the smallest mean among the values of the column `of`, each the average of its tasks.
 
-    The upper limit is the highest of all pairs' upper limits; the lower one the highest of their lower limits, at a
-    level that the pairs share (Bonferroni), and at least 0. So the interval errs on the wide side.
+    The upper limit is the highest of all pairs' upper limits; the lower limit is the highest of their lower limits,
+    corrected for the number of pairs (Bonferroni), and at least 0. So the interval is rather too wide than too narrow.
     """
     parts = [part for _, part in _columns(frame, of).groupby(of, sort=False, observed=True)]
     if len(parts) < 2:
@@ -271,7 +270,7 @@ def _numbers(frame: pd.DataFrame, value: str, kind: str = "mean") -> np.ndarray:
 
 
 def _sides(frame: pd.DataFrame, by: str | None) -> list[np.ndarray]:
-    """Masks [rows] of where `by` is True and where it is False; of all rows where there is no `by`."""
+    """Masks [rows], where `by` is True and where it is False; without `by`, one mask of all rows."""
     if by is None:
         return [np.ones(len(frame), dtype=bool)]
     true = _columns(frame, by)[by]
@@ -281,7 +280,7 @@ def _sides(frame: pd.DataFrame, by: str | None) -> list[np.ndarray]:
 
 
 def _tasks(frame: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Of each task, in the order of their names: its rows, the group of each as a number, the number of groups."""
+    """For each task, by name: indices of its rows, the number of each row's group, the number of groups."""
     tasks, names = pd.factorize(frame["task"], sort=True) if "task" in frame else (np.zeros(len(frame), int), [""])
     groups = _columns(frame, "group")["group"]
     if (tasks < 0).any() or groups.isna().any():
@@ -293,7 +292,7 @@ def _tasks(frame: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
 
 
 def _means(frame: pd.DataFrame, value: str, kind: str, by: str | None, seed: int, draws: int) -> list[list[Sample]]:
-    """Of each task that lacks no side its mean, or the means of both sides and their difference."""
+    """Samples for each task with rows on all sides: of its mean, or of the means of both sides and their difference."""
     if kind not in KINDS:
         raise InputError(f"kind {kind!r} is not allowed; it must be one of {', '.join(KINDS)}")
     numbers, sides, found = _numbers(frame, value, kind), _sides(frame, by), []
@@ -324,7 +323,7 @@ def _means(frame: pd.DataFrame, value: str, kind: str, by: str | None, seed: int
 
 
 def _products(frame: pd.DataFrame, y: str, x: str, within: str | None = None) -> pd.DataFrame:
-    """Each row's part in the sums that a slope is made of, with its task and its group as index."""
+    """Each row's terms of the sums that give a slope, with its task and its group as index."""
     numbers = pd.DataFrame({"x": _numbers(frame, x), "y": _numbers(frame, y)}, index=frame.index)
     keys = [_columns(frame, name)[name] for name in ("task", within) if name == within or name in frame if name]
     numbers -= numbers.groupby(keys).transform("mean") if keys else numbers.mean()

@@ -1,4 +1,4 @@
-"""What every notebook starts from: a model, its tasks, one trace per task, and one frame of all their tokens."""
+"""The study of a notebook: a model, its tasks, one trace per task, and one frame of all their tokens."""
 
 import json
 import os
@@ -46,12 +46,12 @@ class Study:
 
     Args:
         parameters: as `check_parameters` returns them.
-        sites, pairs: what `eelib.trace` takes.
+        sites, pairs: as in `eelib.trace`.
         loaded: the model, where another study has loaded it already.
         other: parameters in place of the page's own, for a page about several models: Study(p, model=p.after).
 
     Raises:
-        ParameterError: one line, for what can't be had.
+        ParameterError: one line, for a parameter with which no trace can be made.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Study:
 
     @property
     def name(self) -> str:
-        """The model's name in sentences; captions add how its weights are stored."""
+        """The model's name in sentences, without the storage of its weights, which captions add."""
         return (self.model.title or self.model.name).partition(",")[0]
 
     @property
     def card(self) -> dict[str, Any]:
-        """What the model's card says of its training; empty where it has none."""
+        """The model's card, which describes its training; empty where it has none."""
         card = Path(path_of(self.parameters.model)) / "card.json"
         return json.loads(card.read_text(encoding="utf-8")) if card.is_file() else {}
 
@@ -142,7 +142,7 @@ class Study:
 
     @cached_property
     def sensible(self) -> dict[str, bool]:
-        """Whether a task's outputs are long enough, and repeat themselves little enough, to say something of layers.
+        """By task: whether its outputs are long enough, and repeat little enough, for claims on exit layers.
 
         A masked model also has to give back most tokens of its texts. A classifier writes no text: its tasks count if
         they are above their baseline.
@@ -157,9 +157,9 @@ class Study:
         }
 
     def gives_back(self, name: str) -> bool:
-        """Whether a masked model's last layer gives most tokens of a task's texts as it reads them: no random one's.
+        """Whether a masked model's last layer gives back most tokens of a task's texts, as a random one does not.
 
-        False of a classifier, of which nothing but labels shows what it knows.
+        False for a classifier, which is judged by its labels alone.
         """
         if self.model.labels:
             return False
@@ -170,7 +170,7 @@ class Study:
 
     @cached_property
     def repetition(self) -> dict[str, float]:
-        """Share of each task's tokens that stand in an 8-gram which occurs twice in their output."""
+        """By task: the share of tokens in an 8-gram that occurs twice in their output."""
         return {
             name: float(repeated_tokens(made)[rows].mean()) if (rows := made.statistic_rows()).any() else 0.0
             for name, made in self.traces.items()
@@ -178,10 +178,10 @@ class Study:
 
     @cached_property
     def above_baseline(self) -> dict[str, bool]:
-        """Whether each task's baseline, stated beforehand, lies below the whole 95% interval of every score it names.
+        """By task: whether its baseline, stated beforehand, lies below the 95% interval of every score that it names.
 
-        Where none is stated, a model that writes counts as above it, one that reads only if it gives back its texts.
-        By guessing, a model is above the majority class of two balanced labels half the time; hence the interval.
+        Where none is stated, a model that writes counts as above it, another model only if it gives back its texts. The
+        whole interval has to be above, since guessing beats the majority class of two balanced labels half the time.
         """
         found = {}
         for name, made in self.traces.items():
@@ -192,7 +192,7 @@ class Study:
         return found
 
     def why_not(self, premise: str = "sensible") -> str:
-        """Why no claim can be judged that needs tasks which are `premise`; empty where there is one."""
+        """Why no claim can be judged that needs `premise` ("sensible" or "above_baseline"); empty if a task has it."""
         if any(getattr(self, premise).values()):
             return ""
         if premise == "sensible" and not self.model.adapter.writes:
@@ -217,7 +217,7 @@ class Study:
         )
 
     def about_tasks(self) -> pd.DataFrame:
-        """A row per task: texts, tokens, outputs that were cut, repetition, quality, and what it can be judged on."""
+        """A row per task: outputs, tokens, outputs that were cut, repetition, quality, and what it can be judged on."""
         rows = []
         for name, made in self.traces.items():
             scores = ", ".join(f"{metric} {value:.1f}" for metric, value in self.quality[name].items())
@@ -243,12 +243,12 @@ class Study:
 
 
 def studies_beside(p: Parameters) -> list[Study]:
-    """A study of each model that the parameter `beside` names, but for the page's own.
+    """A study of each model that the parameter `beside` names, except the page's own.
 
-    `beside_limit` and `beside_new_tokens` are their texts per task and longest output.
+    The parameters `beside_limit` and `beside_new_tokens` are their texts per task and longest output.
 
     Raises:
-        ParameterError: one line, as of `models_beside`.
+        ParameterError: one line, as in `models_beside`.
     """
     asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens}
     return [Study(p, model=model, tasks=tasks, **asked, **NOT_OURS) for model, tasks in models_beside(p)]
@@ -269,7 +269,7 @@ def study_named(p: Parameters, parameter: str) -> Study | None:
 
 
 def models_beside(p: Parameters) -> list[tuple[str, str]]:
-    """(model, tasks) of each entry of `beside`, as in "pocket-llama on translation/*; A on B,C", but of the page's own.
+    """(model, tasks) of each entry of `beside`, as in "pocket-llama on translation/*; A on B,C"; not the page's own.
 
     Raises:
         ParameterError: one line, for an entry of another form, a model or a task that is not there, and two models
@@ -300,7 +300,7 @@ def models_beside(p: Parameters) -> list[tuple[str, str]]:
 
 
 def check_model(parameter: str, name: str) -> None:
-    """ParameterError, one line, for a parameter that names a model which is not there; nothing is loaded."""
+    """ParameterError, one line, for a parameter that names a model which is not found; no model is loaded."""
     try:
         path = path_of(name)
         if not Path(path).exists():  # a hub id
@@ -351,13 +351,13 @@ def pairs_beside(p: Parameters) -> list[tuple[Study, Study]]:
 
 
 def repeated_tokens(made: Trace) -> np.ndarray:
-    """bool [tokens]: which tokens of a trace stand in an 8-gram that occurs twice in their output."""
+    """bool [tokens]: which tokens of a trace are in an 8-gram that occurs twice in their output."""
     outputs = made.tokens.groupby("sequence", sort=False)["token_id"]
     return np.concatenate([repeated(ids.tolist()) for _, ids in outputs])
 
 
 def quality_interval(task: Task, outputs: list[str]) -> dict[str, Interval]:
-    """Each score of the outputs (0-100), items resampled by group; of groups that are all the same, with no width.
+    """The interval of each score of the outputs (0-100), items resampled by group; of width 0 if all groups are equal.
 
     BLEU of translations, F1 of answers, ROUGE-1, 2 and L of summaries, GLUE's scores of labels; {} without references.
     """
@@ -381,7 +381,7 @@ def prompted(task: Task, model: Model, chat: str, wording: str) -> Task:
     Args:
         task: as it was loaded, in the paper's wording.
         model: whose tokenizer may have a chat template.
-        chat: "yes", "no", or "auto": where there is a template, and the kind of task has a wording for it.
+        chat: "yes", "no", or "auto": if there is a template, and the kind of task instructs or has a "short" wording.
         wording: see `Task.worded`; "auto" is "short" in a chat template, where the kind of task has it, else "paper".
     """
     if chat == "yes" and not model.tokenizer.chat_template:
@@ -395,7 +395,7 @@ def prompted(task: Task, model: Model, chat: str, wording: str) -> Task:
 
 
 def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
-    """InputError for what would otherwise be noticed once everything has been decoded."""
+    """InputError for wrong parameters that would otherwise be noticed only after everything has been decoded."""
     if not data_folder("papers").is_dir():
         raise InputError(f"there is no folder {data_folder('papers')}; EELIB_DATA is {os.environ.get('EELIB_DATA')!r}")
     folder = Path(parameters.results_folder)

@@ -1,11 +1,11 @@
-"""Words: what kind of piece a token id is, for gates; what each token is to its word, and the word's part of speech.
+"""Words: the class of each token id, for gates; the role of each token in its word, and the word's part of speech.
 
-A gate knows a token id alone, from the vocabulary, while the model decodes (`PieceTable`). A page knows the whole
-output. There, a word is a maximal run of letters and digits; combining marks belong to what they follow, apostrophes
-and hyphens to the word that goes on after them. "don't", "l'homme" and "well-known" are one word each, "dogs'" is a
-word and an apostrophe; a script without spaces makes one long word. A token is judged by its visible characters alone.
-One that emits no characters, because it is an unfinished part of a multi-byte character, counts as a holder of the
-character that is completed where it stands.
+While the model decodes, a gate knows a token's id alone (`PieceTable`). A page knows the whole output. There, a word is
+a maximal run of letters and digits; combining marks belong to the character before them, apostrophes and hyphens to the
+word that goes on after them. "don't", "l'homme" and "well-known" are one word each, "dogs'" is a word and an
+apostrophe; a script without spaces makes one long word. A token is judged by its visible characters alone. A token
+without characters, because it is an unfinished part of a multi-byte character, counts as part of the character that is
+completed at its place.
 """
 
 import unicodedata
@@ -38,7 +38,7 @@ class PieceTable(NamedTuple):
     classes: Tensor
 
     def of(self, ids: Tensor) -> Tensor:
-        """Classes int64 of token ids [n]; 0 where there is none (-1)."""
+        """Classes int64 [n] of token ids [n]; 0 where there is no token (-1)."""
         table = self.classes.to(ids.device)
         return torch.where(ids < 0, 0, table[ids.clamp(min=0)].long())
 
@@ -60,9 +60,9 @@ def class_of(name: str, text: str, marks_starts: bool) -> str:
     """The class of a vocabulary entry; bytes of a character and marks are parts of a word, white space is punctuation.
 
     Args:
-        name: its spelling in the vocabulary, where a byte that is no letter may be spelled by one.
-        text: what it decodes to.
-        marks_starts: words begin with a sign for the space.
+        name: its spelling in the vocabulary, where a letter may stand for any byte.
+        text: its decoded text.
+        marks_starts: whether words in the vocabulary begin with a sign for the space.
     """
     starts = name.startswith(STARTS) if marks_starts else not name.startswith(INSIDE)
     text = text.strip().removeprefix(INSIDE)
@@ -75,7 +75,7 @@ def class_of(name: str, text: str, marks_starts: bool) -> str:
 
 
 def is_llama_2(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether it is Llama 2's tokenizer: SentencePiece with 32,000 pieces, single bytes from the fourth on."""
+    """Whether a tokenizer is Llama 2's: SentencePiece with 32,000 pieces, single bytes from the fourth on."""
     llama = type(tokenizer).__name__.startswith("Llama") and tokenizer.vocab_size == 32_000
     return llama and tokenizer.convert_ids_to_tokens(3) == "<0x00>"
 
@@ -93,7 +93,7 @@ class Word(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a token is to its word, as in `words_of`; the defaults are those of a token outside words."""
+    """A token's place in its word, with columns of `words_of`; the defaults are for a token outside words."""
 
     word: int = -1
     piece: int = -1
@@ -122,7 +122,7 @@ def find_words(text: str) -> list[Word]:
 
 
 def words_of(trace: Trace) -> pd.DataFrame:
-    """One row per token of `trace`, in its order and with its index: what the token is to the word that it is in.
+    """One row per token of `trace`, in its order and with its index: the word that the token is in, and its role there.
 
     Columns: sequence, position, group, is_eos as in the trace; word: index of the word in its sequence, or -1; piece:
     0-based index in the word; pieces: tokens that hold a part of the word; role; anchor: offset of the word's first
@@ -152,7 +152,7 @@ def words_of(trace: Trace) -> pd.DataFrame:
 
 
 def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, truncated: bool) -> list[Piece]:
-    """The tokens of one output, each characters start..end-1 of `text`; silent [tokens]: emits nothing by nature."""
+    """The tokens of one output; `spans`: start and end of each in `text`; silent [tokens]: special, so not visible."""
     words = find_words(text)
     word_at = np.full(len(text), -1)
     for number, word in enumerate(words):
@@ -185,7 +185,7 @@ def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, trunc
 
 
 def joined(words: pd.DataFrame, trace: Trace) -> pd.Series:
-    """How the word of each token is written: "contraction" with an apostrophe inside, "hyphenated", else "plain"."""
+    """The form of each token's word: "contraction" with an apostrophe inside, "hyphenated", else "plain"."""
     inside, keys = words["word"] >= 0, [words["sequence"], words["word"]]
     found = pd.Series("plain", index=words.index)
     for name, signs in (("hyphenated", HYPHENS), ("contraction", APOSTROPHES)):
@@ -210,7 +210,7 @@ def load_tagger(name: str = SHIPPED_TAGGER) -> Any:
 
 
 def tagged_by_hand(nlp: Any) -> pd.DataFrame:
-    """Words that SmolLM2 wrote, tagged once for this project (data/tagged), beside the tags that a pipeline gives.
+    """Words that SmolLM2 wrote, tagged once for this project (data/tagged), with the tags that a pipeline gives.
 
     Returns:
         A row for each word or sign, with `text` (its number), `word`, `upos` (of this project) and `found`.

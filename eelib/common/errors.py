@@ -2,19 +2,19 @@
 
 
 class InputError(ValueError):
-    """What a caller or a file gave can't be used: one line that says what was wrong and what is allowed."""
+    """A value from a caller or a file can't be used; one line that says what is wrong and what is allowed."""
 
 
 class CheckpointError(InputError):
-    """A checkpoint can't be loaded or read out. Where the reason was an error of another library, it is the cause."""
+    """A checkpoint can't be loaded, or its layers can't be read. Another library's error is its `__cause__`."""
 
 
 class NotEstimable(ValueError):
-    """There is too little, or nothing that varies, to estimate a statistic from; one line."""
+    """A statistic can't be estimated: too few data, or data that do not vary; one line."""
 
 
 class SelfCheckError(RuntimeError):
-    """What this project proves of itself as it runs did not hold: nobody's input is at fault, and nobody catches it."""
+    """A check that this project makes of its own results failed. No input is at fault, and no code catches it."""
 
 
 class StorageError(OSError):

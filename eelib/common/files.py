@@ -28,12 +28,12 @@ def exclusive(folder: Path, name: str = ".lock", wait: bool = True, verbose: boo
     """Hold a lock in a folder, which one process at a time can do, here or on machines that share the folder.
 
     The lock ends with its process, however that ends. On a file system without locks it is a lease, which another
-    process takes over once its holder is dead or has been stopped for LEASE seconds. A holder that goes on after that
-    works beside the other one: what is guarded must be work that gives the same bytes whoever does it.
+    process takes over once its holder is dead or has been stopped for LEASE seconds. If a stopped holder then goes on,
+    both work at once, so the work under the lock must give the same bytes whichever process does it.
 
     Args:
-        folder: is made where it is missing. If it is empty in the end, it is removed, with those that were made for it.
-        name: of the lock's file.
+        folder: created if missing. In the end it is removed if it is empty, with the parents created for it.
+        name: file name of the lock.
         wait: wait until the lock is free.
         verbose: print that this process waits.
 
@@ -57,7 +57,7 @@ def exclusive(folder: Path, name: str = ".lock", wait: bool = True, verbose: boo
 
 
 def acquire(path: Path, wait: bool, verbose: bool) -> BaseFileLock | None:
-    """Take the lock on `path`, or None where another process has it and this one does not wait."""
+    """Take the lock on `path`; None where another process has it and `wait` is false."""
     for _ in range(100):
         with suppress(FileNotFoundError):  # another process has just removed the folder, or it can't be made
             return lock_or_lease(path, wait, verbose)
@@ -86,7 +86,7 @@ def lock_or_lease(path: Path, wait: bool, verbose: bool) -> BaseFileLock | None:
 
 @contextmanager
 def without_empty_folders(folder: Path) -> Iterator[None]:
-    """In the end, remove `folder` if it is empty, and then those above it that are not there yet."""
+    """On exit, remove `folder` if it is empty, then its parents that did not exist on entry and are empty."""
     missing = [each for each in folder.parents if not each.exists()]
     try:
         yield
@@ -100,7 +100,7 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Leave either the old file or the whole new one on the disk.
 
     Raises:
-        StorageError: says how many bytes were needed and how many are free.
+        StorageError: the file can't be written; the message has the bytes needed and the bytes free.
     """
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -150,7 +150,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def model_folder(name: str | Path) -> str:
-    """The name of the folders of what is made of a model: the last part of its own, without .gguf."""
+    """The name of the folders with a model's traces and results: the last part of the model's name, without .gguf."""
     return Path(name).name.removesuffix(".gguf")
 
 

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions that a result depends on, and those of `packages` that are installed."""
+    """Versions of Python, torch and transformers, and of those of `packages` that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
     for name in packages:
         try:
@@ -40,7 +40,7 @@ def host() -> dict[str, str | int | float]:
 
 
 def processor() -> str:
-    """Name of the processor, as the kernel tells it."""
+    """Name of the processor, from the kernel if it gives one."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -55,7 +55,7 @@ def synchronize(device: torch.device) -> None:
 
 @cache
 def cpu_slowdown(dtype: torch.dtype) -> float:
-    """How many times as long a product of few rows takes on this processor in a dtype as in float32, measured."""
+    """Measured time of a matrix product of few rows in `dtype` on this processor, as a multiple of that in float32."""
 
     def seconds(kind: torch.dtype) -> float:
         rows, weight = torch.ones(8, 1024, dtype=kind), torch.ones(1024, 1024, dtype=kind)
@@ -69,14 +69,14 @@ def free_memory(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether a device's or the CPU's allocator gave up."""
+    """Whether an error means that the memory of a device or of the CPU ran out."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def run_in_halves(work: Callable[[list[Item]], Result], items: list[Item]) -> list[Result]:
-    """What `work` gives of all items, or, where memory runs out, of as many parts of them as it takes, in their order.
+    """Results of `work` on all items at once or, where memory runs out, on halves, quarters and so on, in order.
 
-    Whatever `work` raises of a single item, and whatever is no lack of memory, is raised.
+    Lack of memory for a single item is raised, as is every other error of `work`.
     """
     try:
         return [work(items)]

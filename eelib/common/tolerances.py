@@ -1,10 +1,10 @@
-"""How far numbers may lie apart and still be the same but for rounding: a table by dtype, and comparisons by it.
+"""How far apart two results may lie that differ by rounding only: a table by dtype, and comparisons that use it.
 
-Two results in one dtype are compared, as in loading a checkpoint, and the table says how much of the largest value they
-may differ by. So does the sweep over architectures, whose networks and their float64 copies are both run in the one
-dtype. Tests, which have the float64 result at hand, let a result err as much as the plain way errs (tests/oracle.py).
-The numbers were measured over the architectures of transformers: what must agree differs by less, what must not agree
-(another candidate for a sub-layer, a cache that does not fit) by more.
+The table has the allowed difference of two results in one dtype, as a share of the largest value. Loading a checkpoint
+and the sweep over architectures (checks/architectures.py) use it. Tests compare with a float64 result instead, and
+allow the error that the plain computation has itself (tests/oracle.py). The numbers were measured over the
+architectures of transformers: results that must agree differ by less, results that must not agree (another candidate
+for a sub-layer, a cache that does not fit) differ by more.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ SMALLEST = 1e-6  # of all values being smaller, shares are taken as if the large
 class Tolerance:
     """Shares of the largest absolute value, but for `tie`.
 
-    `same`: one computation seen twice, such as a sum and its terms. `close`: two ways to one result, such as steps with
-    a cache and a run without. `factor`: of a factor by least squares, from 1. `tie`: two logits this near may change
-    places between two ways, in nats.
+    `same`: between one computation seen twice, such as a sum and its terms. `close`: between two ways to one result,
+    such as steps with a cache and a run without. `factor`: between 1 and a factor found by least squares. `tie`: in
+    nats, between two logits whose order may differ from one way to another.
     """
 
     same: float
@@ -56,21 +56,21 @@ def apart(a: Tensor, b: Tensor) -> float:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one result but for rounding: the same operations, or a sum and what was added."""
+    """Whether two tensors differ by rounding only: results of the same operations, or a sum and its terms."""
     return a.shape == b.shape and apart(a, b) <= tolerance(a, b).same
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one result that was worked out in two ways."""
+    """Whether two tensors are one result, computed in two ways."""
     return a.shape == b.shape and apart(a, b) <= tolerance(a, b).close
 
 
 def factor_between(a: Tensor, b: Tensor, within: float | None = None) -> float:
-    """The factor c of a = c b by least squares; exactly 1.0 where a equals b up to rounding, or is `within` that."""
+    """The least-squares factor c of a = c b; exactly 1.0 if nearer to 1 than `within` (None: the dtype's `factor`)."""
     factor = float((a.double() * b.double()).sum() / (b.double() ** 2).sum().clamp(min=1e-30))
     return 1.0 if abs(factor - 1.0) < (within or tolerance(a, b).factor) else factor
 
 
 def same_direction(a: Tensor, b: Tensor) -> bool:
-    """Whether b is a times a constant, up to rounding at their precision."""
+    """Whether b is a times a constant, up to rounding in their dtype."""
     return a.shape == b.shape and apart(a.double() * factor_between(b, a), b) <= tolerance(a, b).same

@@ -1,4 +1,4 @@
-"""What callers and files may give: whole numbers in range, names, texts that a model can read, the fields of a row."""
+"""Checks of values from callers and files: whole numbers in range, names, texts, the fields of a row."""
 
 import re
 from numbers import Integral
@@ -25,7 +25,7 @@ LONGEST = 100  # characters of a name, so that with a suffix it is one that file
 
 
 def check_name(kind: str, name: object) -> None:
-    """InputError, naming the kind, where `name` can't name a folder, a page and an address just as it is."""
+    """InputError, naming the kind, where `name` can't be used unchanged in the names of folders and web pages."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*", name):
         raise InputError(
             f"{kind} {name!r} is not allowed; it must be of letters, digits and _ . + - only, and begin with no dot"
@@ -47,7 +47,7 @@ def check_text(name: str, text: object) -> None:
 
 
 def inside(row: dict, *path: str) -> object:
-    """What a row holds under nested field names; InputError names the field that is not there."""
+    """The value of a row under nested field names; InputError names a missing field."""
     value: object = row
     for depth, name in enumerate(path, 1):
         if not isinstance(value, dict) or name not in value:
@@ -64,7 +64,7 @@ def text_of(row: dict, *path: str) -> str:
 
 
 def texts_of(row: dict, *path: str) -> list[str]:
-    """A list of texts that a row holds; the same errors."""
+    """A list of texts that a row holds; InputError as in `text_of`, or where the field is not a list."""
     texts, name = inside(row, *path), ".".join(path)
     if not isinstance(texts, (list, np.ndarray)):  # a string is a sequence too, of characters
         raise InputError(f"field {name} is not a list")
@@ -74,13 +74,13 @@ def texts_of(row: dict, *path: str) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for messages of one line; the next too, where it ends in a colon."""
+    """The first line of an error's text, for messages of one line; with the second if the first ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")
 
 
 def reason(error: BaseException) -> str:
-    """`first_line`, with the kind of error where the text alone says nothing, as a key that is missing."""
+    """`first_line`, after the error's class where the text alone is unclear, such as the key of a KeyError."""
     line, kind = first_line(error), type(error).__name__
     bare = isinstance(error, (LookupError, AttributeError, TypeError, ZeroDivisionError)) and line != kind
     return f"{kind}: {line}" if bare else line

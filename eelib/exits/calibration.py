@@ -1,10 +1,10 @@
 """Calibrate on one half of the groups, report on the other: a threshold by quality, agreement, or a bound on the risk.
 
-Learn-then-Test (Angelopoulos et al. 2021) keeps the risk at most epsilon but for a chance of delta over calibration
-sets; conformal risk control (Angelopoulos et al. 2022) keeps its mean over calibration sets at most epsilon. The risk
-is the mean loss of a unit, within 0 and 1. Units have to be independent: sequences, or the groups that share a text.
-Both guarantees hold only for thresholds that were fixed without looking at the calibration data: a grid listed
-beforehand, or every value at which the curve changes (`points` above their number).
+Learn-then-Test (Angelopoulos et al. 2021) bounds the risk by epsilon with probability 1 - delta over calibration sets;
+conformal risk control (Angelopoulos et al. 2022) bounds the mean risk over calibration sets by epsilon. The risk is the
+mean loss of a unit, within 0 and 1. Units have to be independent: sequences, or the groups that share a text. Both
+guarantees hold only for thresholds that were fixed without looking at the calibration data: a grid listed beforehand,
+or every value at which a curve changes (`curve` with `points` above the number of these values).
 """
 
 import math
@@ -24,7 +24,7 @@ WAYS = ("fixed sequence", "bonferroni")
 
 
 class Split(NamedTuple):
-    """Labels of the groups on either side."""
+    """Labels of the groups to calibrate on and of those to report on."""
 
     calibration: frozenset[str]
     report: frozenset[str]
@@ -37,9 +37,9 @@ class Split(NamedTuple):
 
 
 def split(tasks: Mapping[str, Collection[str]], share: float = 0.5, seed: int = 0) -> dict[str, Split]:
-    """Part the groups of each task at random, `share` of them to calibrate on.
+    """Split the groups of each task at random, a share `share` of them to calibrate on.
 
-    A label stands on the same side in all tasks, for tasks may share their texts. InputError where a side is empty.
+    A label is on the same side in all tasks, since tasks may share texts. InputError where a side is empty.
     """
     if not 0 < share < 1:
         raise InputError(f"share {share!r} is not allowed; it must lie between 0 and 1")
@@ -69,7 +69,7 @@ def split(tasks: Mapping[str, Collection[str]], share: float = 0.5, seed: int = 
 class Choice:
     """A threshold, or None with the `reason` in one line; `at` is its index among the values.
 
-    `certified`: what holds of it. `n`: units that it was chosen by.
+    `certified`: the bound that holds for it. `n`: the number of units used to choose it.
     """
 
     threshold: float | None
@@ -80,7 +80,7 @@ class Choice:
 
 
 def by_agreement(curve: Curve, least: float) -> Choice:
-    """The lowest threshold of a curve from which on a share `least` of the tokens is full depth's."""
+    """The lowest threshold of a curve from which on at least a share `least` of the tokens is full depth's."""
     check_values(curve.values.tolist(), int(curve.tokens.sum()))
     check_level("agreement", least, closed=True)
     what = f"agreement of at least {least:.6g} on the calibration side"
@@ -96,7 +96,7 @@ def by_agreement(curve: Curve, least: float) -> Choice:
 
 
 def losses_of(curve: Curve) -> np.ndarray:
-    """Losses [G, K] of a curve's groups, sequences or those of one text: 1 where any token is not full depth's."""
+    """Losses [G, K] of a curve's G groups at its K thresholds: 1 where any token differs from full depth's, else 0."""
     return (curve.tokens[:, None] > curve.agreed).astype(float)
 
 
@@ -108,11 +108,12 @@ def learn_then_test(
     way: Literal["fixed sequence", "bonferroni"] = "fixed sequence",
     as_published: bool = False,
 ) -> Choice:
-    """The lowest of the rising `values` whose risk is at most epsilon, wrong with a chance of at most delta.
+    """The lowest of the rising `values` whose risk is at most epsilon, with an error probability of at most delta.
 
-    `losses`: [n, K]. "fixed sequence" tests from the highest value down until one is not rejected; "bonferroni" tests
-    all at delta / K. `as_published`: the code of RC-EENN (Jazbec et al. 2024) returns the first value that is *not*
-    rejected, one step too low; the highest where none is, the lowest where all are.
+    `losses`: [n, K], within 0 and 1, of n units at the K values. "fixed sequence" tests from the highest value down
+    until a test does not reject "the risk is above epsilon"; "bonferroni" tests all at delta / K. `as_published`: the
+    code of RC-EENN (Jazbec et al. 2024) returns the first value that is *not* rejected, one step too low; the highest
+    value if none is rejected, the lowest if all are.
     """
     table = checked(losses, values, epsilon)
     check_level("delta", delta)
@@ -150,7 +151,7 @@ def conformal_risk_control(losses: ArrayLike, values: Sequence[float], epsilon: 
 
 
 def p_values(losses: np.ndarray, epsilon: float) -> np.ndarray:
-    """Of "the risk is above epsilon", one for each column of losses [n, K].
+    """p-values of "the risk is above epsilon", one for each column of losses [n, K].
 
     Binomial and exact for losses of 0 and 1; else Hoeffding-Bentkus (Bates et al. 2021).
     """
@@ -171,7 +172,7 @@ def smallest_for_test(epsilon: float, delta: float, tests: int = 1) -> int:
 
 
 def smallest_for_control(epsilon: float) -> int:
-    """The fewest units, all without a loss, with which conformal risk control certifies anything: 1 / (n + 1)."""
+    """The fewest units, all without a loss, with which conformal risk control can certify: 1 / (n + 1) <= epsilon."""
     return max(1, math.ceil(1 / epsilon - 1 - 1e-9))
 
 
@@ -194,7 +195,7 @@ def checked(losses: ArrayLike, values: Sequence[float], epsilon: float) -> np.nd
 
 
 def check_values(values: Sequence[float], n: int) -> None:
-    """InputError where there is nothing to calibrate on, or thresholds that don't rise."""
+    """InputError where there are no units to calibrate on, or thresholds that don't rise."""
     if n < 1:
         raise InputError("the calibration split is empty")
     if not len(values) or np.isnan(values).any() or (np.diff(values) <= 0).any():
@@ -208,7 +209,7 @@ def check_level(name: str, level: float, closed: bool = False) -> None:
 
 
 def unable(losses: np.ndarray, epsilon: float, least: int, at: str) -> str:
-    """Why nothing can be certified."""
+    """The reason, for a message, why nothing can be certified."""
     n, mean = len(losses), losses[:, -1].mean()
     if n < least:
         return f"{n} units can't certify a risk of {epsilon:g}{at}: at least {least} are needed, without a loss"

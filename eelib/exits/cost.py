@@ -1,8 +1,7 @@
-"""What exits cost by parameters, so that gates compare at equal cost, not at equal layers only.
+"""The cost of exits by numbers of parameters, so that gates can be compared at equal cost, not only at equal layers.
 
-Layers that ran, reads of the head and a gate's own network, in units of one block of one token's step and by
-floating-point operations, two per parameter and token. What attention does with the keys and values of a long text is
-left out, and so is what norms and embeddings take.
+The cost of a token is that of the layers that ran, of the head's reads and of the gate's own network, in multiples of
+one block. Attention over the keys and values of a long text, norms and embeddings are left out.
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from eelib.models.model import Model
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters that a token's step multiplies with: of one of `layers` blocks, and of the head with its `rows`."""
+    """Numbers of parameters that multiply a token's state: in one of `layers` blocks, and in a head of `rows` rows."""
 
     layers: int
     block: float
@@ -27,36 +26,37 @@ class Sizes:
 
     @property
     def read(self) -> float:
-        """H, one read of the whole head in blocks."""
+        """H, the cost of one read of the whole head, in blocks."""
         return self.head / self.block
 
     @property
     def full(self) -> float:
-        """L + H, a step at full depth."""
+        """L + H, the cost of a token at full depth, in blocks."""
         return self.layers + self.read
 
 
 def sizes_of(model: Model, positions: float = 1.0) -> Sizes:
     """Sizes of a model's blocks, on average, and of its head.
 
-    `positions`: on how many a block runs for each read of the head; a classifier's texts have `prompt_tokens`. Every
-    expert of a mixture counts, and every step the keys and values of the encoder, which are made once for a text.
+    `positions`: at how many positions a block runs for each read of the head (for a classifier, the mean of
+    `prompt_tokens`). All experts of a mixture count, and so do, at every step, the projections of an encoder's states
+    to keys and values, which really run once for a text.
     """
     blocks = sum(parameters(block) for block in model.blocks) / model.layers
     return Sizes(model.layers, blocks * positions, parameters(model.unembed), model.vocab_size)
 
 
 def parameters(module: nn.Module) -> int:
-    """How many weights of a module's matrices multiply a state: no norms, biases or embeddings that are looked up."""
+    """Number of weights in a module's matrices that multiply a state, without norms, biases and embedding tables."""
     looked_up = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     return sum(p.numel() for p in module.parameters() if p.dim() > 1 and id(p) not in looked_up)
 
 
 def exit_costs(sizes: Sizes, rule: ExitRule) -> np.ndarray:
-    """What a token costs that exits at layers 1..L by a rule, [L].
+    """The cost, in blocks, of a token that exits at layer 1, ..., L by a rule, float [L].
 
-    A gate that reads some of the head emits what it read; after one that reads none, and at layer L, the whole head is
-    read once. A trained gate's own parameters count at each layer at which it is asked.
+    A gate that reads rows of the head emits a token from them; after a gate that reads none, and at layer L, the whole
+    head is read once. A trained gate's parameters count at each layer at which it is asked.
     """
     rule.check(sizes.layers)
     own = parameters(rule.gate.network) if isinstance(rule.gate, TrainedGate) else 0
@@ -70,8 +70,8 @@ def exit_costs(sizes: Sizes, rule: ExitRule) -> np.ndarray:
 
 
 def rows_read(rule: ExitRule, layers: int, rows: int, layer: int) -> int:
-    """Rows of the head, of `rows`, that a rule's score reads at a layer: all or none; of a shortlist a few after the
-    layer that lists, which is the first from its own on at which it is asked.
+    """The number of the head's `rows` that a rule's gate reads at a layer: all or none. A shortlist reads all at the
+    first layer, from `gate.layer` on, at which it is asked, and `gate.k` at later layers.
     """
     gate = rule.gate
     if not isinstance(gate, Shortlist):

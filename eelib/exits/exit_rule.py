@@ -20,7 +20,7 @@ from eelib.exits.gates.schedule import Fixed, Schedule
 
 @dataclass(frozen=True)
 class Constant:
-    """One number for all tokens."""
+    """A threshold that is one number for all tokens."""
 
     value: float
 
@@ -29,20 +29,20 @@ class Constant:
             raise InputError(f"threshold {self.value!r} is not allowed; it must be a number")
 
     def at(self, positions: Tensor) -> Tensor:
-        """The threshold of tokens at `positions` int [n], 0 for the first: float32 [n], or [] for all, as here."""
+        """The threshold of tokens at `positions` int [n], 0 for the first: float32 [n], or [] for all as here."""
         return torch.tensor(float(self.value), device=positions.device)
 
     def value_for(self, scores: Tensor, positions: Tensor) -> Tensor:
-        """The value with which the threshold would be these scores: they themselves."""
+        """The `value` at which the threshold equals each score: the scores themselves."""
         return scores
 
 
 @dataclass(frozen=True)
 class Decaying:
-    """CALM's threshold, high at first, where an error harms most of the output, and lower later (eq. 5).
+    """CALM's threshold (Schuster et al. 2022, eq. 5): high at first, where an error harms most, and lower later.
 
-    lambda_t = clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), N = `longest`. `as_published`: 0.9 lambda + 0.1 lambda
-    exp(-tau t / N), as in t5x and FREE.
+    At position t: clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), lambda = `value`, N = `longest`. `as_published`:
+    0.9 lambda + 0.1 lambda exp(-tau t / N), as in the code of t5x and FREE.
     """
 
     value: float
@@ -64,7 +64,7 @@ class Decaying:
         return (0.9 * self.value + 0.1 * fall * (self.value if self.as_published else 1.0)).clamp(0.0, 1.0)
 
     def value_for(self, scores: Tensor, positions: Tensor) -> Tensor:
-        """The values with which the threshold at `positions` would be `scores`, all [n]; not held within 0 and 1."""
+        """The `value` at which the threshold at `positions` equals `scores`, all [n]; it may lie outside [0, 1]."""
         fall = torch.exp(-self.tau * positions.double() / self.longest)
         return scores / (0.9 + 0.1 * fall) if self.as_published else (scores - 0.1 * fall) / 0.9
 
@@ -81,13 +81,13 @@ FIRST = ((1.0, 2.0), (2.0, 1.0))  # Beta distributions before any fit: of those 
 class Estimated:
     """FREE's threshold at its one shallow exit, fitted to tokens that went deep (Bae et al. 2023, section 3.3).
 
-    Of each token that ran all blocks it stores the score at the shallow exit, and whether the top-1 there was the deep
-    one. At the beginning of each sequence two Beta distributions are fitted to them by moments, f1 to those that agree
-    and f0 to the others; the threshold is the first of ten points in [0.3, 0.9] with f1 / (f0 + f1) > 0.4, 0.9 where
-    there is none, and `value` before the first fit. At most 300 fits. A token belongs to its side by 0.2, and by 0.8
-    where the densities before the fit put it.
+    For each token that ran all blocks it stores the score at the shallow exit, and whether the top-1 there was the last
+    layer's. At the beginning of each sequence two Beta distributions are fitted to the scores by moments, f1 to tokens
+    that agree and f0 to the others; the threshold is the first of ten points in [0.3, 0.9] with f1 / (f0 + f1) > 0.4,
+    0.9 where there is none, and `value` before the first fit. At most 300 fits. A token's weight in f1 and f0 is 0.2
+    times its own agreement plus 0.8 times the share by the densities before the fit.
 
-    `as_published`: FREE's code overwrites the 0.8 with the 0.2 instead of adding them, so what was seen counts alone.
+    `as_published`: FREE's code overwrites the 0.8 part by the 0.2 part, so that only the agreement counts.
     """
 
     value: float = 0.9
@@ -98,7 +98,7 @@ class Estimated:
     fits: int = 0
 
     def at(self, positions: Tensor) -> Tensor:
-        """The number that holds for this sequence, []."""
+        """The threshold of this sequence, []."""
         return torch.tensor(float(self.value), device=positions.device)
 
     def learn(self, scores: Sequence[float], agreed: Sequence[bool]) -> None:
@@ -107,7 +107,7 @@ class Estimated:
         self.agreed += list(map(bool, agreed))
 
     def begin_sequence(self) -> None:
-        """Fit anew, where both sides were seen."""
+        """Fit again, if both agreeing and other tokens are stored."""
         if self.fits >= MOST_FITS or len(set(self.agreed)) < 2:
             return
         scores = np.clip(self.scores, EDGE, 1 - EDGE)
@@ -141,12 +141,11 @@ class ExitRule:
     """Exit at the first layer at which the gate's score passes the threshold; else at layer L.
 
     Attributes:
-        gate: what scores each token at each layer.
-        threshold: what the score is compared with. A number given stands for a constant threshold, None for the gate's
-            default.
-        exit_layers: where a token may exit, rising, None for all layers. The gate is asked there and nowhere else.
+        gate: gives each token a score at each layer.
+        threshold: compared with the score. A number stands for a constant threshold, None for the gate's default.
+        exit_layers: layers at which a token may exit, rising, None for all. The gate is asked at these layers only.
         minimum_layer: no token exits before it (M asks for 4).
-        full_depth_tokens: so many tokens of each output run all blocks (P's Tables 6 and 11: 4).
+        full_depth_tokens: the number of first tokens of each output that run all blocks (P's Tables 6 and 11: 4).
     """
 
     gate: Gate
@@ -215,12 +214,12 @@ class ExitRule:
 
 
 def fixed_exit(layer: int) -> ExitRule:
-    """Every token exits at one layer."""
+    """The rule by which every token exits at one layer."""
     return ExitRule(Fixed(), float(layer), exit_layers=(layer,))
 
 
 def check_exit_layers(exit_layers: Any) -> None:
-    """InputError for what is neither None nor layers in rising order."""
+    """InputError where `exit_layers` are neither None nor layers in rising order."""
     if exit_layers is None:
         return
     whole = isinstance(exit_layers, (tuple, list)) and all(

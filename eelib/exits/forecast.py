@@ -1,6 +1,6 @@
-"""What exits or drafts gain on this machine: what passes cost (`pass_costs`) and where tokens exit, in closed form.
+"""The speed-up of exits or drafts on this machine, in closed form, from the costs of passes and the exit layers.
 
-Left out are Python between passes, and projecting keys and values. The notebook `speed` measures how far off that is.
+Left out are Python between passes, and projecting keys and values. The notebook `speed` measures the error of this.
 """
 
 import tempfile
@@ -41,27 +41,27 @@ LITTLE = 1.02  # a cost is named as what limits the gain if the gain would be so
 
 @dataclass(frozen=True)
 class Planned:
-    """A sequence as a trace has it: exit layers [tokens], and whether each exit gives what the last layer gives."""
+    """A traced sequence: exit layers [tokens], and whether each exit gives the last layer's token, bool [tokens]."""
 
     exits: np.ndarray
     agrees: np.ndarray
 
 
 def planned(rule: ExitRule, made: Trace) -> dict[int, Planned]:
-    """{sequence: where its tokens would exit}, teacher-forced. InputError for a gate whose scores were not made."""
+    """{sequence: its plan} of a rule over a trace, teacher-forced. InputError for a gate whose scores were not made."""
     exits, found = decide(rule, made)
     agrees = found.emitted(exits).numpy() == made.tokens["token_id"].to_numpy()
     return by_sequence(made, exits.numpy(), agrees)
 
 
 def by_sequence(made: Trace, exits: np.ndarray, agrees: np.ndarray) -> dict[int, Planned]:
-    """{sequence: its plan}, of exit layers and agreement [tokens] of all."""
+    """{sequence: its plan}, from exit layers and agreement [tokens] of a whole trace."""
     rows = made.tokens.groupby("sequence", sort=True).indices
     return {int(number): Planned(exits[at], agrees[at]) for number, at in rows.items()}
 
 
 def prompt_seconds(model: Model, task: Task, batch_size: int = 1) -> float:
-    """Seconds of one prompt, timed on all of a task's. InputError as of `generate`."""
+    """Seconds of reading one prompt, timed on all prompts of a task. InputError as in `generate`."""
     alone = (generate(model, task, batch_size=batch_size, max_new_tokens=1) for _ in range(2))
     return min(one.seconds for one in alone) / len(task)
 
@@ -74,11 +74,11 @@ def step_seconds(
     reads: Sequence[float] | float = 1.0,
     batch: int = 1,
 ) -> float:
-    """Seconds of one step of `batch` rows, each of whose tokens exits at one of `exits` [n], all as probable.
+    """Expected seconds of one step of `batch` rows, whose tokens exit at layers drawn from `exits` [n].
 
-    All rows run as deep as the deepest. A gate reads a share of the head at each asked layer, `reads` at layers 1..L or
-    the same at all, for each token that is there; where that is nothing, and at the last layer, an exit reads it once.
-    Deferred tokens run with the next token that needs them, up to the deepest exit.
+    All rows run as deep as the deepest. At each layer in `asked` the gate reads a share of the head, `reads`: one
+    number, or one for each layer 1..L. An exit where the gate reads nothing, and one at layer L, reads the head once.
+    Under the KV policy (`keys`) "deferred", exited tokens run with the next token that needs them.
     """
     at = np.arange(1, costs.layers + 1)
     runs, ends = ((exits[:, None] >= at).mean(axis=0), (exits[:, None] == at).mean(axis=0))
@@ -103,11 +103,11 @@ def seconds(
     batch: int = 1,
     draft: int = DRAFT_LENGTH,
 ) -> float:
-    """Seconds to decode sequences in batches, in closed form.
+    """Seconds to decode sequences in batches under the KV policy `keys`, in closed form; `prompt`: of one prompt.
 
     The tokens of a batch's rows exit independently, and its outputs count as equally long. The first token of each
-    output comes with its prompt. A round of drafts (Leviathan et al. 2023) ends where the gate would run all blocks or
-    `draft` are made, and each draft is right with the same chance. InputError: an unknown policy; no sequence.
+    output comes with its prompt. A round of drafts (Leviathan et al. 2023) ends where a token would run all blocks, or
+    after `draft` drafts, and each draft is right with the same chance. InputError: an unknown policy; no sequence.
     """
     policy = kv_policy_named(keys)
     if not plans:
@@ -133,18 +133,18 @@ def seconds(
 
 @dataclass(frozen=True)
 class Forecast:
-    """Decoding by a rule and a policy of keys and values, in batches of `batch`, beside plain decoding of the same.
+    """The expected speed of decoding with exits, compared with plain decoding.
 
     Attributes:
-        costs: of passes, on this machine.
-        plans: where each sequence's tokens would exit, teacher-forced.
+        costs: seconds of passes on this machine.
+        plans: the exits of each sequence's tokens, teacher-forced.
         rule: which tokens exit.
-        keys: the policy of keys and values.
-        batch: rows.
+        keys: the KV policy.
+        batch: sequences that are decoded together.
         draft: most drafts in a row.
         prompt: seconds of one prompt.
         of: model and task, for `print`.
-        rows: of the head; of 1, a gate that reads some of them counts as one that reads all.
+        rows: rows of the head; with 1, a gate that reads some rows counts as one that reads all.
     """
 
     costs: PassCosts
@@ -180,19 +180,19 @@ class Forecast:
 
     @property
     def mean_layers(self) -> float:
-        """After how many layers tokens exit, on average; without the first of each output, which has all."""
+        """Mean exit layer of all tokens but the first of each output, which runs all layers."""
         exits = np.concatenate([plan.exits[1:] for plan in self.plans])
         return float(exits.mean()) if len(exits) else float(self.costs.layers)
 
     @property
     def agreement(self) -> float:
-        """Share of these tokens whose exit gives what the last layer gives."""
+        """Share of the same tokens whose exit gives the last layer's token."""
         agrees = np.concatenate([plan.agrees[1:] for plan in self.plans])
         return float(agrees.mean()) if len(agrees) else 1.0
 
     @property
     def bound(self) -> float:
-        """The speed-up if blocks and one read of the head per token were all that is paid, one prompt at a time."""
+        """The speed-up in batches of one if only blocks and one read of the head per token took time."""
         costs = replace(self.costs, call=(0.0,) * len(self.costs.rows))
         plain = seconds(costs, self.plans, "full")
         early = seconds(costs, self.plans, self.keys, reads=0.0, draft=self.draft)
@@ -200,7 +200,7 @@ class Forecast:
 
     @cached_property
     def if_free(self) -> dict[str, float]:
-        """The speed-up if something cost nothing, by what that is, the largest first: what limits the gain."""
+        """The speed-up without the cost of one part, by the part's name; the part that limits most comes first."""
         nothing = (0.0,) * len(self.costs.rows)
         found = {
             "the gate and the head": replace(self, costs=replace(self.costs, head=nothing)),
@@ -217,7 +217,7 @@ class Forecast:
 
     @property
     def limit(self) -> str:
-        """What holds the gain back most, in a sentence."""
+        """A sentence on the part that limits the speed-up most."""
         what, gain = next(iter(self.if_free.items()))
         depth = f"tokens exit after {self.mean_layers:.1f} of {self.costs.layers} layers"
         if gain < LITTLE * self.speed_up:
@@ -225,7 +225,6 @@ class Forecast:
         return f"Without the cost of {what} it would be {gain:.2f} times; {depth}."
 
     def __str__(self) -> str:
-        """Two lines for a person."""
         right = f"{self.agreement:.1%} of tokens are the last layer's"
         if kv_policy_named(self.keys).verifies:
             drafts = np.concatenate([p.agrees[1:][p.exits[1:] < self.costs.layers] for p in self.plans])
@@ -239,13 +238,13 @@ class Forecast:
 
 @dataclass(frozen=True)
 class DraftForecast:
-    """What to expect of `eelib.generate` with a draft.
+    """The expected speed of `eelib.generate` with a draft, compared with plain decoding.
 
     Attributes:
-        of: the model and the task.
+        of: model and task, for `print`.
         batch: sequences that are decoded together.
-        prompts: seconds in which all prompts are read, timed.
-        made: what was decoded with drafts; seconds after the prompts are its `expected`, by what passes cost.
+        prompts: seconds of reading all prompts, timed.
+        made: the output of decoding with drafts; its `expected` are the seconds after the prompts.
     """
 
     of: str
@@ -260,7 +259,6 @@ class DraftForecast:
         return (self.prompts + plain) / (self.prompts + drafting) if self.made.draft else 1.0
 
     def __str__(self) -> str:
-        """Two lines for a person."""
         total = self.made.sequences[["passes", "drafted", "accepted"]].sum()
         each = len(self.made.tokens) / max(total["passes"], 1)
         return (
@@ -281,26 +279,26 @@ def forecast(
     policy: Policy | Path | str | None = None,
     draft: str | DraftBlock | None = None,
 ) -> Forecast | DraftForecast:
-    """The speed-up over plain decoding to expect of `eelib.generate` with the same arguments.
+    """The expected speed-up of `eelib.generate` with the same arguments over plain decoding (P, section 6).
 
-    Some of the task's prompts are traced at full depth and timed, and passes cost what `pass_costs` measured once. What
-    a gate reads of the head counts at each layer at which it is asked. Where tokens exit depends on the texts,
-    so give some of your own. Teacher-forced: what a wrong token changes in the tokens after it is left out, and so is
-    Python between passes. The question is P's (section 6).
+    Some prompts of the task are traced at full depth and timed; the seconds of passes are measured once on this
+    machine. A gate's reads of the head count at each layer at which it is asked. Exit layers depend on the texts, so
+    give some of your own. Left out are the effect of a wrong token on later tokens, and Python between passes.
 
     Args:
         gate, kv_policy, exit_layers, draft_length, policy: as in `generate`.
-        batch_size: rows that are decoded together.
-        task: a task or a list of prompts; by default, German to be translated.
-        max_new_tokens: most tokens of each output.
+        batch_size: prompts that are decoded together.
+        task: a task or a list of prompts, of which 16 are used, or `batch_size` if more; None: German to translate.
+        max_new_tokens: longest output, in tokens.
         draft: as in `generate`, in place of gate and policy: prompts are decoded with these drafts, without a trace.
 
     Returns:
-        Of drafts a `DraftForecast`. Of exits `speed_up`, `plain` and `early` (seconds per token), `mean_layers`,
-        `agreement`, `bound`, `if_free` and `costs`. `print` writes either in two lines.
+        With a draft, an object with `speed_up` and `made`, what `generate` returned; else one with `speed_up`, `plain`
+        and `early` (seconds per token), `mean_layers`, `agreement`, `bound`, `if_free` and `costs`. `print` shows
+        either in two lines.
 
     Raises:
-        InputError: as of `generate`; where no token could exit.
+        InputError: as in `generate`; no token can exit.
     """
     check_writes(model)
     check_whole("batch_size", batch_size, 1)

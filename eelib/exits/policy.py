@@ -1,7 +1,7 @@
-"""A policy as a file: when tokens exit, what is done about keys and values, on what evidence; tied to its model.
+"""A policy file: when tokens exit, the KV policy, and the evidence for both; it is valid for one model.
 
 `calibrate(model, tasks, traces).save(FILE)` makes one; `eelib.generate(model, task, policy=FILE)` decodes by it, and
-refuses it for another model, after the model changed, or for longer outputs than those that it holds for.
+refuses it for another model, after the model changed, or for longer outputs than those that it was calibrated on.
 """
 
 import hashlib
@@ -43,19 +43,18 @@ class Policy:
     """When tokens exit, by kind of task, for one model.
 
     Attributes:
-        model: its name, with `model_hash` of its weights and `head_hash` of its head.
-        gate: its name, with `gate_parameters`, and `gate_hash` of a trained gate's weights ("" of others).
+        model: the model's name, with `model_hash` of its weights and `head_hash` of its head.
+        gate: the gate's name, with `gate_parameters`, and `gate_hash` of a trained gate's weights ("" for others).
         exit_layers: as in `ExitRule`; so are `minimum_layer` and `full_depth_tokens`.
-        kv_policy: what is done about keys and values. Under verified the risks are of drafts, and outputs are full
-            depth's, token for token.
+        kv_policy: the KV policy. Under verified the risks are of drafts, and outputs are full depth's, token for token.
         thresholds: {kind of task: threshold, or None where nothing could be certified and all layers run}.
-        calibrated_on: {task: its hash, and how many units (texts)}.
-        certified: {kind of task: what holds of its threshold, or why there is none}.
-        risks: {kind of task: share of units whose outputs differ from full depth's, on two thirds of the other half:
+        calibrated_on: {task: {"task_hash", "groups": the number of units (texts)}}.
+        certified: {kind of task: the bound that holds for its threshold, or why there is no threshold}.
+        risks: {kind of task: share of units whose outputs differ from full depth's, on texts that did not calibrate:
             estimate, low, high, sequences}.
-        max_new_tokens: {kind of task: longest output that the threshold holds for; longer ones differ more often}.
+        max_new_tokens: {kind of task: longest output for which the threshold holds; longer ones differ more often}.
         epsilon: the share of units that may differ.
-        delta: the chance that more do.
+        delta: the probability that more do.
         date: of the calibration.
     """
 
@@ -79,7 +78,7 @@ class Policy:
     date: str
 
     def check(self, model: Model) -> None:
-        """InputError where it was made for other weights or another head."""
+        """InputError where the policy was made for other weights or another head."""
         for what, mine, now in (
             ("weights", self.model_hash, model.hash),
             ("output head", self.head_hash, head_hash(model)),
@@ -125,7 +124,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: Path | str) -> "Policy":
-        """Read one. InputError, one line, for a file that is none, or that has words of before."""
+        """Read a policy. InputError, one line, for a file that is not one, or that has an earlier form."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if old := [f"{word!r} is now {now!r}" for word, now in OLD.items() if word in content]:
@@ -140,12 +139,12 @@ class Policy:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one, finite as a float too."""
+    """Whether a value is a number, and finite as a float."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_fields(content: dict[str, Any]) -> None:
-    """ValueError or InputError that names the first field of a policy's file that is not what it has to be."""
+    """ValueError or InputError that names the first wrong field of a policy's file."""
     texts = ("model", "model_hash", "head_hash", "gate", "gate_hash", "kv_policy", "date")
     mappings = ("gate_parameters", "thresholds", "calibrated_on", "certified", "risks", "max_new_tokens")
     for names, form, what in ((texts, str, "a text"), (mappings, dict, "names with values")):
@@ -176,12 +175,12 @@ def check_fields(content: dict[str, Any]) -> None:
 
 
 def weights_of(gate: Gate) -> str:
-    """The hash of a trained gate's weights; "" of others."""
+    """The hash of a trained gate's weights; "" for other gates."""
     return gate.weights if isinstance(gate, TrainedGate) else ""
 
 
 def head_hash(model: Model) -> str:
-    """SHA-256 of the weights that read a state out, as they are in memory."""
+    """SHA-256 of the head's weights, as they are in memory."""
     digest = hashlib.sha256()
     for name, values in sorted(model.unembed.state_dict().items()):
         digest.update(name.encode() + values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -206,26 +205,26 @@ def calibrate(
     seed: int = 0,
     **parameters: Any,
 ) -> Policy:
-    """A policy whose outputs differ from full depth's for at most epsilon of the units, but for a chance of delta.
+    """A policy whose outputs differ from full depth's for at most a share epsilon of units, with probability 1 - delta.
 
     Learn-then-Test per kind of task, on half of the units (texts, whichever tasks they are in). A third of the other
-    half gives the thresholds that are tested, and the risk is measured on what is left, so that no text serves twice. A
-    unit of a task counts as lost if any of its tokens differs, an end token that does not come among them. The
-    bound holds in float32. In lower precision, near ties may differ between a trace and decoding, and the bound does
-    not count these.
+    half gives the thresholds to test; the risk is measured on the rest, so that no text is used twice. In a task, a
+    unit is lost if any of its tokens differs from full depth's, its end token included. The bound holds in float32. In
+    lower precision, near ties may differ between a trace and decoding, and the bound does not count these.
 
     Args:
-        tasks, traces: by the same names. The policy holds for outputs no longer than what was asked for there.
-        kv_policy: deferred (or full), under which a trace shows where an output would differ; or verified, where
-            what is lost is a draft, not the output.
+        tasks, traces: by the same names. The policy holds for outputs up to the traces' `max_new_tokens`.
+        gate: the name of a gate.
+        kv_policy: deferred (or full), under which a trace shows where an output would differ; or verified, under which
+            only drafts differ, not outputs.
         epsilon: the share of units that may differ.
-        delta: the chance that more do.
+        delta: the probability that more do.
         exit_layers, minimum_layer, full_depth_tokens: as in `ExitRule`.
         share: of the units, to calibrate on.
         parameters: of the gate.
 
     Raises:
-        InputError: another kv_policy; an empty part; a trace without its task, or of given texts.
+        InputError: another kv_policy; too few texts; a trace without its task, or of given texts.
     """
     if kv_policy not in EXACT:
         raise InputError(f"kv_policy {kv_policy!r} can't be calibrated from traces; allowed: {', '.join(EXACT)}")
@@ -290,8 +289,8 @@ def calibrate(
 
 
 def losses_by_unit(curves: Mapping[str, Curve], units: Mapping[str, Mapping[str, str]]) -> np.ndarray:
-    """Losses [units, K] of several tasks: whether any token of a text differs, the mean over the tasks that have it,
-    since the tests need units that are independent. `units`: by task, {group: the name of its text}.
+    """Losses [units, K]: 1 where any token of a text differs, else 0, averaged over the tasks that have the text, since
+    the tests need independent units. `units`: by task, {group: the name of its text}.
     """
     parts = [
         pd.DataFrame(losses_of(one), index=[units[name][group] for group in one.groups]) for name, one in curves.items()
@@ -300,9 +299,7 @@ def losses_by_unit(curves: Mapping[str, Curve], units: Mapping[str, Mapping[str,
 
 
 def risk_of(losses: np.ndarray) -> dict[str, float]:
-    """The share of units [units] that are lost, with the 95% limits of Clopper and Pearson (1934), exact for whole
-    losses.
-    """
+    """The mean of losses [units], with 95% limits of Clopper and Pearson (1934), exact for losses of 0 and 1."""
     count, lost = len(losses), float(losses.sum())
     low = float(beta.ppf(0.025, lost, count - lost + 1)) if lost else 0.0
     high = float(beta.ppf(0.975, lost + 1, count - lost)) if lost < count else 1.0
@@ -312,7 +309,7 @@ def risk_of(losses: np.ndarray) -> dict[str, float]:
 def grid_of(rule: ExitRule, held_out: Sequence[np.ndarray]) -> list[float]:
     """Thresholds to test, rising: quantiles of the scores of texts that neither calibrate nor report.
 
-    The tests promise what they do for values that were listed without a look at the calibration units.
+    The tests' guarantee holds for values that were chosen without the calibration units.
     """
     values = np.concatenate([found.ravel() for found in held_out])
     values = values[values > NO_EXIT]

@@ -1,6 +1,6 @@
 """A gate's scores over a finished trace: where its tokens would exit, and the curve of all thresholds.
 
-Teacher-forced: every token follows the model's own full-depth output, so an error does not change what comes after it.
+Teacher-forced: every token follows the model's own full-depth output, so an error does not change later tokens.
 Gates that look at states, which no trace holds, are scored in one pass over the texts, and the scores are stored beside
 the trace. A token exits at the first layer at which the running maximum of its scores passes. So its exit layer only
 rises with the threshold, and all thresholds come from one pass over the scores.
@@ -40,8 +40,8 @@ class Scores(NamedTuple):
     """Scores of n tokens at layers 1..L.
 
     Attributes:
-        score: float32 [n, L], the gate's, NO_EXIT where it was not asked.
-        tokens: int64 [n, L], the token that an exit there would emit; at layer L that is the trace's own.
+        score: float32 [n, L], the gate's scores, NO_EXIT where it was not asked.
+        tokens: int64 [n, L], the token that an exit at a layer would emit; at layer L, the trace's own token.
     """
 
     score: Tensor
@@ -65,7 +65,7 @@ class Tokens:
         self.readouts = {name: torch.from_numpy(np.ascontiguousarray(trace[name].swapaxes(0, 1))) for name in READOUT}
 
     def output(self, layer: int, rows: Tensor, exit_before: Tensor | None = None) -> LayerOutput:
-        """Of the tokens `rows` [n], by index, after a block; `exit_before`: where the tokens before them exited."""
+        """The output of tokens `rows` [n] after block `layer`; `exit_before` [n]: exit layers of the tokens before."""
         readout = {name: values[layer][rows] for name, values in self.readouts.items()}
         before = 0 * rows if exit_before is None else exit_before
         return LayerOutput(layer, self.layers, self.positions[rows], readout, None, None, self.before[rows], before)
@@ -75,10 +75,10 @@ class Tokens:
 
 
 def scores(rule: ExitRule, trace: Trace) -> Scores:
-    """What the rule's gate gives for each token of a trace at each layer at which it is asked.
+    """The scores of the rule's gate for each token of a trace at each layer at which the gate is asked.
 
-    Those of a gate on states are the ones that `make_scores` stored. InputError where there are none, and for a gate
-    that looks at where earlier tokens exited: see `decide`.
+    For a gate on states, the scores that `make_scores` stored; InputError if there are none. InputError also for a gate
+    that looks at the exits of earlier tokens: use `decide`.
     """
     if "exit before" in rule.gate.needs:
         raise InputError(f"gate {rule.gate.name} looks at where the token before exited; use decide(rule, trace)")
@@ -91,7 +91,7 @@ def scores(rule: ExitRule, trace: Trace) -> Scores:
 
 @torch.no_grad()
 def score_layers(rule: ExitRule, layers: int, final: Tensor, output: Callable[[int], LayerOutput]) -> Scores:
-    """Scores of n tokens whose last layer emits `final` [n], from their outputs after each block."""
+    """Scores of n tokens whose last layer emits `final` [n]; `output(layer)` is their output after a block."""
     count, gate = len(final), rule.gate
     found = Scores(torch.full((count, layers), NO_EXIT, device=final.device), final[:, None].repeat(1, layers))
     rule.check(layers)
@@ -104,15 +104,14 @@ def score_layers(rule: ExitRule, layers: int, final: Tensor, output: Callable[[i
 
 
 def needs_states(rule: ExitRule) -> bool:
-    """Whether a rule's gate looks at what no trace holds, so that its scores have to be made and stored."""
+    """Whether a rule's gate needs more than a trace holds, so that its scores have to be made and stored."""
     return not set(rule.gate.needs) <= IN_A_TRACE
 
 
 def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule], progress: bool = True) -> None:
-    """Score every token of a trace by the rules whose gates look at states, and store that in the trace's folder.
+    """Score every token of a trace by the rules whose gates need states, and store the scores in the trace's folder.
 
-    One pass over the known outputs for all that are not there yet. InputError where the trace is of another model or
-    task.
+    One pass over the known outputs makes all missing scores. InputError where the trace is of another model or task.
     """
     if (trace.manifest["weights"], trace.manifest["task_hash"]) != (model.hash, task.hash):
         raise InputError(f"the trace in {trace.folder} is not of {model.name} and {task.name}")
@@ -158,7 +157,7 @@ def with_states(model: Model, tokens: Tokens, rows: Tensor, states: Tensor, laye
 
 
 def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Runs of neighbouring sequences of `most` tokens or fewer; one that has more stands alone."""
+    """Slices of neighbouring sequences with at most `most` tokens together; a longer sequence is alone."""
     start = held = 0
     for end, length in enumerate(lengths):
         if held + length > most and end > start:
@@ -170,7 +169,7 @@ def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
 
 
 def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
-    """The scores that `make_scores` stored. InputError where it did not."""
+    """The scores that `make_scores` stored. InputError where there are none."""
     name = name_of(rule)
     if name not in load_manifest(trace.folder).get("files", {}):
         raise InputError(
@@ -186,7 +185,7 @@ def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
 
 
 def name_of(rule: ExitRule) -> str:
-    """The file that holds a rule's scores: the gate's name, and a hash of what the scores depend on."""
+    """Name of the file with a rule's scores: the gate's name, and a hash of everything that the scores depend on."""
     least = 0 if rule.gate.stateful else rule.minimum_layer
     identity = f"{rule.gate!r} {rule.exit_layers} {least} {SCORES_VERSION}"
     return f"scores-{rule.gate.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
@@ -201,7 +200,7 @@ def exits_of(rule: ExitRule, found: Scores, positions: Tensor) -> Tensor:
 
 
 def exits_by(rule: ExitRule, highest: Tensor, positions: Tensor) -> Tensor:
-    """The same by the running maxima of the scores."""
+    """As `exits_of`, from the running maxima of the scores, float32 [n, L-1]."""
     limit = rule.threshold.at(positions)
     limit = limit[:, None] if limit.ndim else limit
     passed = highest >= limit if rule.gate.inclusive else highest > limit
@@ -217,10 +216,10 @@ def running_maxima(rule: ExitRule, score: Tensor, positions: Tensor) -> Tensor:
 
 
 def decide(rule: ExitRule, trace: Trace) -> tuple[Tensor, Scores]:
-    """(exit layers int64 [tokens], scores) of a rule over a trace, in the order in which the tokens were made.
+    """(exit layers int64 [tokens], scores) of a rule over a trace, decided token after token.
 
-    So a gate may look at where the token before exited, and a threshold may be fitted on the way (`Estimated`: the
-    sequences come one after the other, as in FREE). For all others `scores` and `exits_of` give the same in one go.
+    This serves gates that look at the exit of the token before, and thresholds that are fitted on the way (`Estimated`,
+    one sequence after another as in FREE). For all other rules `scores` and `exits_of` give the same.
     """
     tokens = Tokens(trace)
     if "exit before" not in rule.gate.needs:
@@ -262,9 +261,9 @@ def estimated_exits(rule: ExitRule, found: Scores, tokens: Tokens, sequences: Te
 
 @dataclass(frozen=True)
 class Curve:
-    """A rule at K rising `values` of its threshold: sums over the tokens of G `groups`.
+    """A rule at K rising `values` of its threshold: numbers of tokens in G `groups`.
 
-    `tokens` [G]; `exited` [G, K, L]: how many exited at layers 1..L; `agreed` [G, K]: how many emitted full depth's
+    `tokens` [G]: all; `exited` [G, K, L]: those that exit at layers 1..L; `agreed` [G, K]: those that emit full depth's
     token.
     """
 
@@ -282,12 +281,12 @@ class Curve:
 
     @property
     def agreement(self) -> np.ndarray:
-        """Share of tokens [K] that are full depth's."""
+        """Share of tokens that are full depth's, [K]."""
         return self.agreed.sum(axis=0) / self.tokens.sum()
 
 
 def rule_at(rule: ExitRule, value: float) -> ExitRule:
-    """The same rule with another value of its threshold."""
+    """The same rule with another value of its threshold. InputError for a threshold that is fitted while decoding."""
     if not isinstance(rule.threshold, (Constant, Decaying)):
         raise InputError(
             f"{rule.gate.name}: a {type(rule.threshold).__name__} threshold is fitted while decoding and has no curve"
@@ -304,11 +303,11 @@ def curve(
     points: int = POINTS,
     ends: bool = False,
 ) -> Curve:
-    """The curve of a rule by its scores over a trace; the rule's threshold, constant or decaying, gives its form.
+    """The curve of a rule with a constant or decaying threshold, from its scores over a trace.
 
-    Counted are the statistic rows, of `rows` (bool [tokens]) where given; `ends`: end tokens, too. `values`: those of
-    the threshold, rising; else all at which a counted token's exit layer changes (of a decaying one: one in each gap
-    between them), thinned to `points` by even steps of mean layers.
+    Counted are the trace's statistic rows among `rows` (bool [tokens]; None: all); with `ends`, end tokens, too.
+    `values` of the threshold, rising; None: all at which a counted token's exit layer changes (for a decaying one, a
+    value between each two of these), thinned to `points` values in even steps of mean layers.
     """
     rule.check(trace.layers)
     counted = counted_rows(trace, rows, ends)
@@ -344,7 +343,7 @@ def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> n
 
 
 def turning_values(rule: ExitRule, highest: Tensor, positions: Tensor, points: int) -> list[float]:
-    """Values of the threshold, rising, one for each way in which it can part the tokens, thinned to `points`."""
+    """Values of the threshold, rising, one for each set of exit layers that it can give, thinned to `points`."""
     count, width = highest.shape
     before = torch.cat([torch.full((count, 1), NO_EXIT), highest[:, :-1]], dim=1)
     risen = highest > before

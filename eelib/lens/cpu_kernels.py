@@ -1,4 +1,4 @@
-"""How a CPU reads logits: threads of one core each, a fast matrix product, and one compiled pass over each row."""
+"""The readout on a CPU: threads of one core each, a fast matrix product, and one compiled pass over each row."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -28,8 +28,8 @@ def spread_over_cores() -> Iterator[Spread]:
     """While open, the yielded spread(function, count, *arguments) calls function(start, end, *arguments) for slices of
     range(count), on as many threads as torch uses, and waits for all.
 
-    Meanwhile torch itself works on one core. The threads end with the context: none outlives a fork, and two traces in
-    one process do not meet.
+    Meanwhile torch itself uses one core. The threads end with the context, so that later forks and other traces in the
+    process have none of them.
     """
     cores = torch.get_num_threads()
     if cores == 1:
@@ -67,7 +67,7 @@ def has_fast_bfloat16() -> bool:
 
 @contextmanager
 def onednn_products() -> Iterator[None]:
-    """While open, oneDNN makes torch's float32 products, of all threads; it may round their factors to bfloat16."""
+    """While open, oneDNN computes torch's float32 products in all threads, and may round the factors to bfloat16."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module replaces itself
     with _setting:
         before = settings.fp32_precision
@@ -80,7 +80,7 @@ def onednn_products() -> Iterator[None]:
 
 @cache
 def rounds_factors() -> bool:
-    """Whether oneDNN may round factors on this CPU. Without AMX it may not, and is quicker than torch all the same."""
+    """Whether oneDNN rounds factors on this CPU: yes with AMX, else by trial. It is faster than torch in both cases."""
     factor = torch.full((256, 256), 1 + 2**-9)
     with onednn_products():
         return torch.cpu._is_amx_tile_supported() or bool((factor @ factor == 256.0).any())
@@ -89,9 +89,9 @@ def rounds_factors() -> bool:
 def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -> None:
     """Fill `out` [n, vocab_size] with float32 products of states [n, hidden_size] and the head's weights; no bias.
 
-    Where factors are rounded to bfloat16: a state is the sum of two bfloat16 numbers up to 2^-17 of itself, so if the
-    weights are bfloat16 numbers two such products make one of float32, in less time. `spread` shares the columns out to
-    the cores.
+    Where oneDNN rounds factors and the weights are bfloat16 numbers, each state is split into a sum of two bfloat16
+    numbers, exact up to 2^-17 of it: two fast products then give one product of float32. `spread` divides the columns
+    among the cores.
     """
     weights = head.weight.detach()  # torch.no_grad() does not reach other threads
 
@@ -193,7 +193,7 @@ def block_maxima(row, found):
 
 @numba.njit(inline="always")
 def insert(value, index, values, ids):
-    """Put a value that beats the last of the falling `values` in its place; of equals, the first stays ahead."""
+    """Insert a value above the last of `values`, which fall, at its place; among equals, the earlier stays ahead."""
     at = len(values) - 1
     while at > 0 and values[at - 1] < value:
         values[at], ids[at] = values[at - 1], ids[at - 1]
@@ -247,11 +247,11 @@ def summarize(start, end, logits, wanted, known, values, ids, normalizer, entrop
 
 @compiled(fastmath=FAST, nogil=True)
 def diverge(start, end, logits, normalizer, size, js, kl):
-    """Fill `js` and `kl` [n], for tokens start..end of `size` rows of logits each, with the divergences, in nats, of
-    each row and the token's last: Jensen-Shannon, and Kullback-Leibler of the last one from the row.
+    """Fill `js` and `kl` [n], in nats, for tokens start..end. A token has `size` rows of logits; the distribution p of
+    each row is compared with q, that of the token's last row.
 
-    Twice Jensen-Shannon is the sum of p (log p - log m) + q (log q - log m), exact where p is q; Kullback-Leibler is
-    that of q (log q - log p).
+    Twice Jensen-Shannon is the sum of p (log p - log m) + q (log q - log m), with m = (p + q) / 2; Kullback-Leibler is
+    the sum of q (log q - log p).
     """
     shares = np.empty(logits.shape[1], np.float32)
     for token in range(start, end):

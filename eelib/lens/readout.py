@@ -48,7 +48,7 @@ Array = TypeVar("Array", Tensor, np.ndarray)
 
 
 def from_top_k(name: str, top: Callable[[str], Array]) -> Array:
-    """One of FROM_TOP_K from what `top` gives under the names of TOP_K, [..., k]; the margin is top-1 less top-2."""
+    """A readout of FROM_TOP_K, computed from `top(name)` [..., k], name in TOP_K; the margin is top-1 less top-2."""
     if name == "top1":
         return top("topk_ids")[..., 0]
     shares = top("topk_probability")
@@ -61,13 +61,13 @@ def top_k(vocab_size: int) -> int:
 
 
 class LogitBuffer:
-    """Memory for logits that is used again: fresh pages for every piece would cost a third of the matrix product."""
+    """Memory for logits that is used again: new memory for every piece would take a third of the product's time."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
 
     def take(self, rows: int, columns: int) -> Tensor:
-        """Uninitialized float32 [rows, columns], which the next call takes back."""
+        """Uninitialized float32 [rows, columns]; the next call returns the same memory."""
         if self.memory.numel() < rows * columns:
             self.memory = torch.empty(rows * columns)
         return self.memory[: rows * columns].view(rows, columns)
@@ -83,12 +83,12 @@ def read(
 ) -> Readout:
     """Read states through a model's output head.
 
-    Natural logarithms. Rank 1 is the top; ties count in favour of the token. The cosine is that before the final norm.
-    Divergences are against the last state: JS, symmetric, at most ln 2; KL of its q from p, the sum of q ln(q / p).
+    Natural logarithms. Rank 1 is the top; ties count in favour of the token. The cosine is of states before the norm.
+    Divergences compare a state's p with the last state's q: JS, symmetric, at most ln 2; KL, the sum of q ln(q / p).
 
     Args:
         head: the model's output head.
-        states: [n, S, hidden_size], of S layers.
+        states: [n, S, hidden_size], of S layers, before the final norm.
         final_ids: the last layer's tokens, [n].
         reference_ids: the reference's next tokens, [n]; -1 where there is none, which gives NaN.
         logit_buffer: memory for logits; callers that read in pieces give the same one each time.
@@ -163,7 +163,7 @@ def read_on_cpu(
 ) -> dict[str, Tensor]:
     """All readouts [n, S] of states [n, S, hidden_size]: one matrix product, then one pass over its rows on the CPU.
 
-    Of states on a GPU, which the Triton kernel can't read then, the product is made there, and its logits come here.
+    States on a GPU come here if the Triton kernel can't read them: the GPU computes the logits, the CPU reads them.
     """
     count, sites, hidden_size = states.shape
     size = count * sites
@@ -185,7 +185,7 @@ def read_on_cpu(
 
 
 def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
-    """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernel: one pass over the logits, one for JS."""
+    """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernels, one of which gives the divergences."""
     from eelib.lens.triton_readout import Projection, read_divergences, read_rows
 
     count, sites, hidden_size = states.shape
@@ -207,8 +207,8 @@ def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k:
 def finish(states: Tensor, vocab_size: int, got: dict[str, Tensor]) -> dict[str, Tensor]:
     """Readouts [n, S] and [n, S, k] of states [n, S, hidden_size], on the CPU.
 
-    got: rows [n S], as `triton_readout.read_rows` has them, with divergences js and kl; the reference's are NaN where
-    there is none.
+    `got` has n S rows of what `triton_readout.read_rows` returns, and js and kl; reference_logit is NaN where there is
+    no reference.
     """
     normalizer, reference = got["log_normalizer"], got["reference_logit"]
     check_finite(normalizer.reshape(*states.shape[:2], 1), "logits")
@@ -228,13 +228,13 @@ def finish(states: Tensor, vocab_size: int, got: dict[str, Tensor]) -> dict[str,
 
 
 def cosine(states: Tensor) -> Tensor:
-    """Cosine [n, S] of each of the states [n, S, hidden_size] and the last, before the final norm."""
+    """Cosine [n, S] of each of the states [n, S, hidden_size] and the last one, before the final norm."""
     states = states.float()
     return torch.cosine_similarity(states, states[:, -1:], dim=-1).clamp(-1.0, 1.0)
 
 
 class ReadoutBuffer:
-    """Reads states while they are made, in pieces of bounded size, so that they never pile up.
+    """Reads states while they are made, in pieces of bounded size, so that memory stays bounded.
 
     Args:
         head: the model's output head.
@@ -254,7 +254,7 @@ class ReadoutBuffer:
         self.done: list[Readout] = []
 
     def add(self, states: Tensor, rows: list[int], ids: list[int]) -> None:
-        """Take the states [n, L+1, hidden_size] behind tokens `ids` of the sequences `rows`."""
+        """Add the states [n, L+1, hidden_size] that predict tokens `ids` [n] of sequences `rows` [n]."""
         count = len(rows)
         if self.buffered is None:
             most = STATES_AT_ONCE * (ON_GPU if states.is_cuda else 1)
@@ -274,8 +274,8 @@ class ReadoutBuffer:
         self.known += [self.next_reference(row, token) for row, token in zip(rows, ids)]
 
     def next_reference(self, row: int, token: int) -> int:
-        """The reference's token at the position of `token`, the next one of its sequence; -1 where there is none, or no
-        logit of it.
+        """The reference's token at the position of `token`, the next token of sequence `row`; -1 where there is none,
+        or where it has no logit.
         """
         at, reference = self.lengths[row], self.references[row]
         self.lengths[row] += 1

@@ -23,8 +23,8 @@ def layer_pairs(head: Head, states: Tensor) -> dict[str, np.ndarray]:
         states: [n, L+1, hidden_size], before the final norm.
 
     Returns:
-        float32 [n, L+1, L+1] each: "cosine" and "pearson" of the states; "kl", row layer against column layer, and "js"
-        of the output distributions, in nats (js at most ln 2).
+        float32 [n, L+1, L+1] each: "cosine" and "pearson" of the states; of the output distributions, in nats, "kl",
+        the KL divergence of the row layer p from the column layer q, sum p ln(p / q), and "js" (at most ln 2).
     """
     vectors, divergences = states.double(), list[tuple[Tensor, Tensor]]()
     found = {"cosine": gram(vectors), "pearson": gram(vectors - vectors.mean(-1, keepdim=True))}
@@ -42,7 +42,7 @@ def gram(vectors: Tensor) -> Tensor:
 
 
 def divergence_pairs(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """KL, row against column, and JS, [m, m] each, in nats of the distributions of logits [m, vocab_size].
+    """KL, sum p ln(p / q) of row p and column q, and JS, [m, m] each, in nats, from logits [m, vocab_size].
 
     KL is a difference of large numbers where two rows nearly agree, so it is a matrix product in float64.
     """
@@ -55,8 +55,8 @@ def divergence_pairs(logits: Tensor) -> tuple[Tensor, Tensor]:
 def jensen_shannon_pairs(shares: Tensor) -> Tensor:
     """JS [m, m] in nats of distributions [m, vocab_size].
 
-    Each pair is a pass over the vocabulary, so in float32: (p log p + q log q) / 2 - m log m is summed, which is 0
-    where p and q are the same.
+    In float32, since each pair is a pass over the vocabulary. Summed is (p log p + q log q) / 2 - m log m, with
+    m = (p + q) / 2, which is 0 where p and q are the same.
     """
     found = shares.new_zeros(len(shares), len(shares))
     for p in shares.clamp(min=2 * torch.finfo(shares.dtype).tiny).split(COLUMNS_AT_ONCE, dim=-1):

@@ -1,7 +1,7 @@
 """The readout on CUDA: one Triton pass over the vocabulary, no logits in memory; divergences in a second one.
 
-A program owns a block of rows and a run of vocabulary tiles. It keeps what it knows of each row in registers, so no
-logit is written to memory but the top ones. Where it can't be used, `cpu_kernels` means the same.
+A program owns a block of rows and a run of vocabulary tiles. It holds the sums of each row in registers, so of the
+logits only the top ones are written to memory. Where the kernels can't run, `cpu_kernels` computes the same.
 
 This module needs Triton: `readout` imports it where the kernels can be used. With TRITON_INTERPRET=1, set before Triton
 is imported, the same code runs on the CPU, for tests.
@@ -46,7 +46,7 @@ def load(source, row, rows, column, width, ROWS: tl.constexpr, DEPTH: tl.constex
 
 @triton.jit
 def begin(head_bias, columns, known, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """What a tile's sums start from: the head's bias of its columns, or zeros."""
+    """The start of a tile's sums: the head's bias of its columns, or zeros."""
     tile = tl.zeros((ROWS, COLUMNS), tl.float32)
     if head_bias is not None:  # added first, its registers are free again before the matmul
         tile += tl.load(head_bias + columns, mask=known, other=0.0)[None, :]
@@ -251,7 +251,7 @@ def merge_kernel(
     REFERENCE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Put the splits together: what `scan_kernel` wrote -> readouts [n] and top-k [n, k]; `limit` = ln(vocabulary).
+    """Merge the splits that `scan_kernel` wrote into readouts [n] and top-k [n, k]; `limit` is ln(vocabulary).
 
     A token in the top-k takes its logit and rank from there, so the top token has rank 1 however the sums rounded.
     """
@@ -333,7 +333,7 @@ def divergence_kernel(
     GROUP: tl.constexpr,
 ):
     """One split's share of the divergences between the two rows of each pair, at [split, row]: Jensen-Shannon, and
-    Kullback-Leibler of the last one, q, from the other, p.
+    Kullback-Leibler, sum q log(q / p), where q is of the last layer's row and p of the other.
 
     With p, q and d = log p - log q: log p - log((p + q) / 2) = min(d, 0) - log((1 + e^-|d|) / 2), and for q with -d.
     """
@@ -380,7 +380,7 @@ L2_STATES = 32 << 20  # bytes of states that programs running together may share
 
 
 class Tiles(NamedTuple):
-    """Shape of one program's work (rows x columns x depth of a matmul tile) and how Triton is to compile it."""
+    """Shape of one program's work (rows x columns x depth of a matmul tile) and Triton's options for compiling it."""
 
     rows: int
     columns: int
@@ -407,7 +407,7 @@ _fastest: dict[tuple, Tiles] = {}
 
 @dataclass
 class Projection:
-    """Output embeddings and what the model does to its scores: cap * tanh(after * (W h + head_bias) / cap) + bias."""
+    """The projection of a state h to logits cap * tanh(after * (W h + head_bias) / cap) + bias; no tanh if cap is 0."""
 
     weight: Tensor
     head_bias: Tensor | None = None
@@ -416,7 +416,7 @@ class Projection:
     cap: float = 0.0
 
     def __post_init__(self) -> None:
-        """Have the biases as the kernels need them: flat, in float32, on the weights' device."""
+        """Store the biases as the kernels need them: flat, in float32, on the weights' device."""
         self.weight = contiguous(self.weight)
         first, last = (
             None if bias is None else bias.detach().to(self.weight.device, torch.float32).flatten().contiguous()
@@ -431,7 +431,7 @@ class Projection:
 
 
 def contiguous(matrix: Tensor) -> Tensor:
-    """A matrix as the kernels need it; the interpreter's matmul takes bfloat16 for integers, so there in float32."""
+    """A contiguous matrix; in the interpreter, whose matmul reads bfloat16 as integers, in float32."""
     matrix = matrix.detach().contiguous()
     return matrix.float() if INTERPRETED and matrix.dtype == torch.bfloat16 else matrix
 
@@ -452,11 +452,11 @@ def read_rows(
 
     Args:
         hidden: states [n, hidden_size], n at least 1, in the weights' dtype.
-        head: what they are read through.
+        head: the projection that gives their logits.
         final_ids: the last layer's tokens [n].
         k: how many of the largest logits are given, at most the size of the vocabulary.
         reference_ids: the reference's tokens [n]; below 0 where there is none, which gives NaN and rank 0.
-        tiles: in place of the tuned tile shape.
+        tiles: tile shape to use in place of the tuned one.
 
     Returns:
         On the states' device: float32 [n] log_normalizer, entropy (nats) and final_logit; int32 [n] final_rank (1:
@@ -495,9 +495,9 @@ def read_divergences(
     log_normalizer_last: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Divergences [n] in nats of the readouts of two sets of states [n, hidden_size]: Jensen-Shannon, 0 to ln 2, and
-    Kullback-Leibler of the last one from the first, at least 0.
+    Kullback-Leibler, sum q ln(q / p) with q of `hidden_last`, at least 0.
 
-    The log-normalizers [n] are those of `read_rows`; the rest is as there. Both matmuls are done again, side by side.
+    The log-normalizers [n] are those of `read_rows`. Both matmuls are done again, side by side.
     """
     n = len(hidden)
     tiles = SMALL if INTERPRETED else PAIRED_FLOAT32 if hidden.dtype == torch.float32 else PAIRED
@@ -518,7 +518,7 @@ def blocked(matrix: Tensor, rows: int, layout: dict[str, int]) -> object:
 
 
 def aligned(matrix: Tensor) -> bool:
-    """Whether the bulk copy engine can load it: each row starts at a multiple of 16 bytes."""
+    """Whether the bulk copy engine (TMA) can load a matrix: each row starts at a multiple of 16 bytes."""
     return matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0
 
 
@@ -559,8 +559,8 @@ def chosen(hidden: Tensor, head: Projection, ids: Tensor) -> Tensor:
 def scan(
     hidden: Tensor, head: Projection, ids: dict[str, Tensor | None], result: dict[str, Tensor], k: int, tiles: Tiles
 ) -> list[Tensor]:
-    """Per split and row: largest logit, sum of powers, their moment, counts above the final and above the reference's
-    token (not filled where there is none); top-k logits, ids.
+    """What `scan_kernel` writes, [splits, n]: largest logit, sum of powers, their moment, counts above the final and
+    above the reference's token (not filled where there is none); [splits, n, k]: top-k logits, ids.
     """
     grid, layout = plan(tiles, head.weight, hidden)
     reference = result.get("reference_logit")
@@ -577,7 +577,7 @@ def scan(
 
 
 def merge(parts: list[Tensor], ids: dict[str, Tensor | None], result: dict[str, Tensor], vocabulary: int) -> None:
-    """Put the splits together into `result`."""
+    """Merge the splits into `result`."""
     splits, n, k = parts[-1].shape
     slots, lanes = triton.next_power_of_2(k), triton.next_power_of_2(splits)
     rows = max(1, min(16, 4096 // (slots * lanes)))

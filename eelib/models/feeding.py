@@ -1,4 +1,4 @@
-"""How a network may be fed: positions, padding and cache, chosen by trying them against a run with none of these."""
+"""Position ids, padding and cache of a network, each tried against a run with none of them."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def refuse_right_reading(model: "Model", runs: Runs) -> None:
-    """CheckpointError if the first tokens' logits change with what follows them."""
+    """CheckpointError if the first tokens' logits change with the tokens that follow."""
     text = model.adapter.target
     inputs = runs.inputs | {text: runs.inputs[text][:, :-2]}
     if not close(model.network(**inputs).logits, runs.logits[:, :-2]):
@@ -46,7 +46,7 @@ def position_offset(model: "Model", runs: Runs) -> int | None:
 
 @torch.no_grad()
 def padding_is_inert(model: "Model", ids: Tensor) -> bool:
-    """Whether a row that is padded in a batch gets what it gets alone; if not, only equal lengths share a batch."""
+    """Whether padding does not change a row's logits; if it does, only rows of equal length may share a batch."""
     kind, whole, short = model.adapter, ids[0].tolist(), ids[0, 2:].tolist()
     given = []
     for texts in ([short], [whole, short]):
@@ -65,10 +65,9 @@ def padding_is_inert(model: "Model", ids: Tensor) -> bool:
 
 @torch.no_grad()
 def choose_cache(model: "Model", runs: Runs) -> None:
-    """Set `model.cache` to the first with which step after step gives the logits of whole runs, "none" if none does.
+    """Set `model.cache` to the first mode whose cached steps give the logits of whole runs; "none" if no mode does.
 
-    Tried on a batch with a padded row where the model `pads`; where only rows of one length come out right, `pads` is
-    taken back.
+    If the model `pads`, the batch has a padded row; if modes work for rows of one length only, `pads` becomes false.
     """
     for pads in dict.fromkeys((model.pads, False)):
         for mode in ("growing", "full", "own"):
@@ -84,9 +83,9 @@ def choose_cache(model: "Model", runs: Runs) -> None:
 
 
 def steps_agree(model: "Model", runs: Runs, pads: bool) -> bool:
-    """Whether cached steps give the logits of runs without a cache; a second row is padded by two where `pads`.
+    """Whether cached steps give the logits of runs without a cache; if `pads`, also for a second row, padded by two.
 
-    `Unsupported` where the network does not take them.
+    `Unsupported` where the network raises an error.
     """
     kind, ids = model.writer, runs.inputs["input_ids"]
     count, texts, expected = ids.shape[1], [ids[0].tolist()], [runs.logits[0]]

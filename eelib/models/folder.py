@@ -1,4 +1,4 @@
-"""A checkpoint's folder, before anything of it is loaded: what is refused in one line, and the hash of what is read."""
+"""Checks of a checkpoint's folder before anything is loaded, each with an error of one line; and the folder's hash."""
 
 import hashlib
 import json
@@ -30,8 +30,8 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_lay
 
 
 def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
-    """Refuse a local folder with files that have no end, an adapter, sizes that can't be, code of its own, or weights
-    that are not safetensors, not all there, or not inside it.
+    """CheckpointError for a local folder with pipes or devices, an adapter, impossible sizes, code of its own, or with
+    weights that are not safetensors, not complete, or not inside it.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -64,7 +64,7 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
 
 
 def check_files(folder: Path, name: str) -> None:
-    """CheckpointError where a folder holds what never ends when it is read, or hardly, or an adapter."""
+    """CheckpointError where a folder holds a pipe, socket or device, a large file beside the weights, or an adapter."""
     for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
         if file.exists() and not file.is_file() and not file.is_dir():
             raise CheckpointError(f"model {name!r} holds {file.name!r}, a pipe, socket or device; allowed are files")
@@ -78,7 +78,7 @@ def check_files(folder: Path, name: str) -> None:
 
 
 def check_ends(config: dict[str, Any], file: str, name: str) -> None:
-    """CheckpointError where the end tokens in a configuration are no ids, so that no output would end."""
+    """CheckpointError where a configuration's end tokens are not ids, so that no output would end."""
     ends = config.get("eos_token_id")
     ids = ends if isinstance(ends, list) else [ends]
     if ends is not None and not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
@@ -86,7 +86,7 @@ def check_ends(config: dict[str, Any], file: str, name: str) -> None:
 
 
 def adapter_found(name: str) -> CheckpointError:
-    """One line on a checkpoint that is the base of an adapter, which would be left out without a word."""
+    """The error of a checkpoint with a PEFT adapter, which would be ignored silently."""
     return CheckpointError(
         f"model {name!r} comes with a PEFT adapter (adapter_config.json), which is not applied; "
         "merge it into the weights, or take the file away"
@@ -108,8 +108,8 @@ def read_object(file: Path, name: str) -> dict[str, Any]:
 
 
 def check_sizes(config: dict[str, Any], name: str) -> None:
-    """CheckpointError where a window or a number of layers in a configuration is no number that it can be, or what
-    names its class or its format is of another type.
+    """CheckpointError where a configuration's window or number of layers is not a whole number in range, or its
+    architectures or quantization_config is of a wrong type.
     """
     named, coded = config.get("architectures"), config.get("quantization_config")
     if named is not None and not (isinstance(named, list) and all(isinstance(each, str) for each in named)):
@@ -129,7 +129,7 @@ def check_sizes(config: dict[str, Any], name: str) -> None:
 
 
 def shards_of(folder: Path, name: str) -> list[str]:
-    """Files that an index names, sorted; none without an index. CheckpointError where one lies outside the folder."""
+    """Weight files that the folder's index names, sorted; empty without one. CheckpointError for a file outside it."""
     if not (folder / INDEX).exists():
         return []
     names = read_object(folder / INDEX, name).get("weight_map")
@@ -143,9 +143,9 @@ def shards_of(folder: Path, name: str) -> list[str]:
 
 
 def kept_numbers(folder: Path, name: str) -> tuple[int, int]:
-    """(tensors, numbers in them) that a folder's weight files hold, by their headers alone.
+    """(tensors, numbers in them) of a folder's weight files, read from their headers alone.
 
-    CheckpointError where its weights are codes: without their scales they would be taken for numbers.
+    CheckpointError where weights are quantized codes: read without their scales, they would be taken for weights.
     """
     whole = folder / "model.safetensors"
     files = [whole] if whole.exists() else [folder / shard for shard in shards_of(folder, name)]
@@ -166,9 +166,9 @@ def kept_numbers(folder: Path, name: str) -> tuple[int, int]:
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 over the names and bytes of the files in a folder that decide on outputs, shards below it included.
+    """SHA-256 over the names and bytes of all files in a folder that can change outputs, shards below it included.
 
-    Of a GGUF file that of its bytes; of a packaged model that of its wheels, whatever library converted them.
+    For a GGUF file, of its bytes; for a packaged model, of its wheels, so that the converting library has no influence.
     """
     if source := describe(folder).get("sha256"):
         return source

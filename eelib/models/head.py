@@ -1,6 +1,6 @@
-"""The head: what leads from a layer's state to logits, found in a recorded run, rebuilt, and proven on other states.
+"""The head: the path from a layer's state to logits, found in a recorded run, rebuilt, and checked on other states.
 
-A classifier's head reads the state of one position, a language model's that of each.
+A classifier's head reads the state of one position, a language model's head that of each position.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ class Head(nn.Module):
         projection: the module that gives the scores.
         hidden_size: of the states.
         vocab_size: number of logits.
-        input_scale: factor on what goes into the projection.
+        input_scale: factor on the projection's input.
         logit_scale: factor on the scores.
         softcap: c of logits = c tanh(scores / c); 0 for none.
         bias: added to the logits, [vocab_size].
-        reads: the position of a text whose state a classifier reads, "first", "last" or "eos"; "each" of the others.
+        reads: the position whose state a classifier reads, "first", "last" or "eos"; "each" for a language model.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Head(nn.Module):
         self.input_scale, self.logit_scale, self.softcap, self.bias = input_scale, logit_scale, softcap, bias
 
     def normed(self, states: Tensor) -> Tensor:
-        """What the projection sees: states [n, hidden_size] after the final norm and any scaling."""
+        """The projection's input: states [n, hidden_size] after the final norm and any scaling."""
         device = next(self.projection.parameters()).device
         out = states.to(device) if states.device != device else states
         out = out.unsqueeze(0) if self.reads == "each" else out.unsqueeze(1)  # a pooler picks one of a row's positions
@@ -73,7 +73,7 @@ class Head(nn.Module):
         return torch.tanh(scores / self.softcap) * self.softcap if self.softcap else scores
 
     def of_ids(self, states: Tensor, ids: Tensor) -> Tensor:
-        """The logits [n, k] of the tokens `ids` [n, k] alone, for states [n, hidden_size]: k rows of a projection."""
+        """The logits [n, k] of the tokens `ids` [n, k] for states [n, hidden_size], from k rows of the projection."""
         if type(self.projection) is not nn.Linear:
             return self(states).gather(1, ids)
         normed, at = self.normed(states), ids.to(self.projection.weight.device)
@@ -89,7 +89,7 @@ class Head(nn.Module):
 
 @dataclass
 class HeadPath:
-    """Modules in order, their names, what the last of them gave, and the position (or `EACH`) that they led on from."""
+    """Modules in order, their names, the last one's output, and the position whose state they take (or `EACH`)."""
 
     steps: list[nn.Module]
     names: list[str]
@@ -98,10 +98,10 @@ class HeadPath:
 
 
 def find_head_path(last: Call, goal: Tensor, calls: list[Call], name: str, end: str) -> HeadPath:
-    """The modules among `calls` that take the state which `last` gave on until it is `goal`, or a multiple of it.
+    """The modules among `calls` that turn the output of `last`, one after another, into `goal` or a multiple of it.
 
-    Where several take a state, each is tried, outermost first: poolers and other heads lead nowhere. CheckpointError
-    names `end` and where the path was lost.
+    Where several take a state, each is tried, outermost first, since poolers and other heads do not lead to `goal`.
+    CheckpointError names `end` and the module where the path was lost.
     """
     ready = [c for c in calls if c.input is not None and c.output is not None]
     ready.sort(key=lambda call: call.name.count("."))
@@ -153,7 +153,7 @@ def where(state: Tensor, part: Tensor, equal: Callable[[Tensor, Tensor], bool] =
 
 
 def picked(call: Call, state: Tensor) -> int:
-    """The position whose state alone gives what a pooler gave of them all; `EACH` where none does."""
+    """The position whose state alone gives the output of a pooler's call on all positions; `EACH` where none does."""
     for i in range(state.shape[1]):
         try:
             with foreign_code():
@@ -170,7 +170,7 @@ def calls_after(call: Call, runs: Runs) -> list[Call]:
 
 
 def without_holders(calls: list[Call], network: nn.Module, projection: nn.Module) -> list[Call]:
-    """Those calls whose modules do not hold the projection: they are steps on the way to it."""
+    """The calls whose modules do not contain the projection."""
     holders = {n for n, m in network.named_modules() if any(child is projection for child in m.modules())}
     return [call for call in calls if call.name not in holders]
 
@@ -179,9 +179,9 @@ def without_holders(calls: list[Call], network: nn.Module, projection: nn.Module
 
 
 def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> Head:
-    """The modules between the last block and the logits, checked against the logits of the probe run.
+    """The head of a language model, checked against the logits of the probe run.
 
-    Raises CheckpointError naming the module where the path is lost.
+    CheckpointError names the module where the path from the last block is lost.
     """
     projection = network.get_output_embeddings()
     if projection is None:
@@ -211,14 +211,14 @@ def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> He
 
 
 def check_rebuilt(got: Tensor, logits: Tensor, message: str) -> None:
-    """CheckpointError with the message where a head's logits are not the network's own."""
+    """CheckpointError with `message` where a head's logits are not the network's own."""
     if not close(got.to(logits.dtype), logits):
         worst = float((got - logits.float()).abs().max()) if got.shape == logits.shape else float("nan")
         raise CheckpointError(f"{message} by {worst:.3g}, so its layers can't be read out")
 
 
 def bias_of(network: PreTrainedModel, rest: Tensor) -> Tensor | None:
-    """The vector [vocab_size] that is added to the projection's scores, if it is the same at every position."""
+    """The bias [vocab_size] of the network that equals `rest` (logits less scores) at every position; None if none."""
     held = [*network.named_parameters(), *network.named_buffers()]
     vectors = [
         v.flatten().float() for n, v in held if "bias" in n and v.numel() == rest.shape[-1] and v.is_floating_point()
@@ -230,7 +230,7 @@ def bias_of(network: PreTrainedModel, rest: Tensor) -> Tensor | None:
 def scaling_of(network: PreTrainedModel, scores: Tensor, logits: Tensor, within: float) -> tuple[float, float]:
     """(scale, c) of logits = c tanh(scale * scores / c), or (scale, 0) of logits = scale * scores.
 
-    c is one of the config's numbers that are called caps; whichever of these fits best. `within`: see `factor_between`.
+    The pair that fits best; c is a number of the config with "cap" in its name. `within`: see `factor_between`.
     """
     config = network.config.get_text_config(decoder=True).to_dict()
     caps = {
@@ -255,9 +255,9 @@ def scaling_of(network: PreTrainedModel, scores: Tensor, logits: Tensor, within:
 def prove_head(
     network: PreTrainedModel, head: Head, blocks: list[Call], runs: Runs, name: str, position: int | None
 ) -> None:
-    """Let the last block give a middle layer's state: the network's own logits must be the head's of that state.
+    """Replace the last block's output by a middle layer's state: the network's logits must be the head's of that state.
 
-    A head that fits the final state by luck does not pass. Raises CheckpointError.
+    A head that fits the final state by luck does not pass. CheckpointError where the logits differ.
     """
     state = blocks[(len(blocks) - 1) // 2].given
     with output_replaced(blocks[-1].module, state, [c.module for c in blocks[:-1]].count(blocks[-1].module)):
@@ -277,7 +277,7 @@ def prove_head(
 def find_classifier_head(
     network: PreTrainedModel, last: Call, runs: Runs, name: str, eos: int | list[int] | None
 ) -> tuple[Head, int]:
-    """(head, position read in the probe run). CheckpointError where the pooled state is not that of one position."""
+    """(head, position that it reads in the probe run). CheckpointError where no single position's state is read."""
     labels = runs.logits.shape[-1]
     if labels < 2 or getattr(network.config, "problem_type", None) == "regression":
         raise CheckpointError(
@@ -314,7 +314,7 @@ def find_classifier_head(
 
 
 def rows_with(scores: Tensor, logits: Tensor) -> list[int]:
-    """Positions of [1, tokens, labels] or [1, labels] scores that hold the logits."""
+    """Positions at which scores [1, tokens, labels] or [1, labels] equal the logits."""
     rows = scores.reshape(-1, scores.shape[-1])
     return [i for i, row in enumerate(rows) if torch.equal(row.float(), logits[0].float())]
 

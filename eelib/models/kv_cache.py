@@ -1,10 +1,9 @@
 """Keys and values: a cache that grows by doubling, and one whose rows and layers hold different numbers of tokens.
 
 In the second, a token of a row lies in the same slot at all layers. All rows of one call end in the same slot; before
-their newest tokens there may be slots without any, which the call's mask leaves out. What the network asks of the
-cache's length is answered for the call, not for the layer. Slots of tokens that have not reached a layer are empty
-there; these tokens are always the last ones of a row, and the next call that runs this layer for the row brings them
-along.
+their newest tokens there may be empty slots, which the call's mask excludes. The network sees one length of the cache,
+the call's, at all layers. A token that has not run a layer has an empty slot there; such tokens are always the last
+ones of a row, and run this layer in the next call that runs it for the row.
 """
 
 from dataclasses import dataclass
@@ -54,9 +53,9 @@ class GrowingLayer(DynamicLayer):
 
 
 def growing_cache(config: PretrainedConfig | None = None, limit: int = 0) -> DynamicCache:
-    """transformers' own cache for `config`, with layers of attention that grow by doubling, up to `limit` tokens.
+    """transformers' cache for `config`, with attention layers that grow by doubling, up to `limit` tokens (0: any).
 
-    Those that look to a window only keep all tokens, too: not every network whose config names a window looks to it.
+    Layers with a sliding window store all tokens, too, since some networks do not use the window in their config.
     """
     with foreign_code():  # a config may name no kinds of layers
         cache = DynamicCache() if config is None else DynamicCache(config=config)
@@ -71,7 +70,7 @@ def growing_cache(config: PretrainedConfig | None = None, limit: int = 0) -> Dyn
 
 
 class KVWritten(BaseException):
-    """Raised once a block has stored its keys and values, where no more of it is wanted."""
+    """Raised to end a block once it has stored its keys and values."""
 
 
 @dataclass
@@ -79,11 +78,11 @@ class CacheView:
     """The part of the cache that one call of the network sees.
 
     Attributes:
-        count: rows that are stored.
-        capacity: most slots.
+        count: number of stored rows.
+        capacity: largest number of slots.
         rows: indices [n] of the stored rows that run, None for all.
-        past: slots before this call's tokens.
-        valid: bool [n, new], False where a shorter row is padded (what is stored there stays); None: all are valid.
+        past: number of slots before this call's tokens.
+        valid: bool [n, new], False where a shorter row is padded (stored values stay there); None: all are valid.
         kv_only: blocks end once they have stored their keys and values.
     """
 
@@ -104,7 +103,7 @@ class RaggedKVLayer(CacheLayerMixin):
         self.buffers: list[Tensor] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the buffers, of zeros: what is masked has to be finite."""
+        """Make the buffers, of zeros: masked values have to be finite."""
         count, length = self.view.count, self.view.past + key_states.shape[2]
         self.buffers = [new.new_zeros(count, new.shape[1], length, new.shape[3]) for new in (key_states, value_states)]
         self.is_initialized = True
@@ -119,7 +118,7 @@ class RaggedKVLayer(CacheLayerMixin):
             self.buffers[number][:, :, :before] = old
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store the call's keys and values [n, heads, new, size]; gives those of the rows that run, from slot 0 on."""
+        """Store the call's keys and values [n, heads, new, size]; returns all of the rows that run, from slot 0 on."""
         view = self.view
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -153,7 +152,7 @@ class RaggedKVLayer(CacheLayerMixin):
 
 
 class SourceLayer(RaggedKVLayer):
-    """Keys and values of an encoder-decoder's source, `buffers`, made once; read for the rows that run."""
+    """Keys and values of an encoder-decoder's source: stored once, and read for the rows that run."""
 
     def of_rows(self, number: int) -> Tensor | None:
         if not getattr(self, "buffers", None):
@@ -176,10 +175,10 @@ class SourceLayer(RaggedKVLayer):
 
 
 class RaggedKVCache:
-    """The cache of one batch: `cache` is what the network gets, `view` what it sees of it in the next call.
+    """The cache of one batch: `cache` is the network's argument, `view` the part that the next call sees.
 
-    `with_source`: an encoder-decoder's, with the source's keys and values. `with_block`: one more layer, for a trained
-    block that reads a layer of the network.
+    `with_source`: add an encoder-decoder's keys and values of the source. `with_block`: add one layer, for a draft
+    block.
     """
 
     def __init__(self, layers: int, rows: int, capacity: int, with_source: bool, with_block: bool):
@@ -199,19 +198,19 @@ class RaggedKVCache:
             self.cache.is_updated = dict.fromkeys(range(layers), False)
 
     def grown(self, slots: int) -> list[Tensor]:
-        """The keys and the values of all layers that have some, with room for so many slots."""
+        """The keys and the values of all layers that have some, with room for `slots` slots."""
         layers = [layer for layer in (*self.layers, *self.extra) if layer.buffers]
         for layer in layers:
             layer.grow(slots)
         return [buffer for layer in layers for buffer in layer.buffers]
 
     def shift(self, row: int, by: int, slots: int) -> None:
-        """Move a row to the right (or, by a negative number, to the left) at all layers, within so many slots."""
+        """Move a row at all layers by `by` slots, to the right if positive, within at least `slots` slots."""
         for buffer in self.grown(slots):
             buffer[row] = buffer[row].roll(by, dims=1)
 
     def pack(self, row: int, slots: Tensor, end: int) -> None:
-        """Move what some slots of a row hold, at all layers, to where it ends before slot `end`, in one piece."""
+        """Move the contents of some slots of a row, at all layers, into adjacent slots that end before slot `end`."""
         for buffer in self.grown(end):
             buffer[row, :, end - len(slots) : end] = buffer[row][:, slots]
 
@@ -225,7 +224,7 @@ class RaggedKVCache:
                 buffer[which, :, slot] = lower[which, :, slot]
 
     def select_rows(self, count: int, moved: dict[int, int]) -> None:
-        """Keep the first `count` rows, once some rows have taken the places of others: `moved` {from: to}."""
+        """Copy rows to other places, `moved` {from: to}, then drop all but the first `count` rows."""
         self.view.count = count
         for layer in (*self.layers, *self.extra, *self.sources):
             for number, tensor in enumerate(layer.buffers):

@@ -1,4 +1,4 @@
-"""Lens adapters: trained ways to read inner layers of a network, which itself stays as it is.
+"""Lens adapters: trained modules that read inner layers of an unchanged network.
 
 Translators are the tuned lens (Belrose et al. 2023, section 3): one affine map per layer before the head, trained so
 that inner layers predict what the last layer does. A draft block is a whole block of the model's own shape that drafts
@@ -39,7 +39,7 @@ TRANSLATORS_FILE, DRAFT_FILE = "translators.safetensors", "draft.safetensors"
 
 
 class Translators(nn.Module):
-    """Layer l's state h [n, hidden_size], l in 1..L-1, becomes h + W_l h + b_l; embeddings and layer L stay."""
+    """Layer l's state h [n, hidden_size], l in 1..L-1, becomes h + W_l h + b_l; layers 0 and L are unchanged."""
 
     def __init__(self, layers: int, hidden_size: int):
         super().__init__()
@@ -47,7 +47,7 @@ class Translators(nn.Module):
         self.bias = nn.Parameter(torch.zeros(layers - 1, hidden_size))
 
     def at(self, layer: int, states: Tensor) -> Tensor:
-        """The states [n, hidden_size] of one layer, translated in float32, in the dtype in which they came."""
+        """The states [n, hidden_size] of one layer, translated in float32 and returned in their own dtype."""
         if not 1 <= layer <= len(self.weight):
             return states
         weight, bias = self.weight[layer - 1], self.bias[layer - 1]
@@ -62,11 +62,11 @@ class Translators(nn.Module):
 
 
 class DraftBlock(nn.Module):
-    """A draft block of a model: of the kind "block" after layer `layer`, or of the kind "features", where it is L.
+    """A draft block of a model: of the kind "block" after layer `layer`, or of the kind "features", with `layer` L.
 
-    tokens: int64 [n], the ids that it can draft. `accepted`: how often its first, second ... draft in a row is right if
-    those before it are, on texts that its training held out; empty: not known. CheckpointError for a model whose blocks
-    are not called with rotations of their positions.
+    `tokens`: int64 [n], the ids that it can draft. `accepted`: for its first, second ... draft in a row, the share that
+    is right if those before it are, on texts that its training held out; empty if not known. CheckpointError for a
+    model whose blocks do not take rotary embeddings that all layers share.
     """
 
     def __init__(self, model: "Model", kind: str, layer: int, tokens: Tensor):
@@ -98,7 +98,7 @@ class DraftBlock(nn.Module):
 
     @property
     def model(self) -> "Model":
-        """Whose block it is; it has to be in use still."""
+        """The block's model, which must still be in memory."""
         model = self.of()
         assert model is not None
         return model
@@ -109,10 +109,10 @@ class DraftBlock(nn.Module):
         return self.get_buffer("tokens").long()
 
     def forward(self, states: Tensor, mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """What is read instead of the states [rows, new, hidden_size] that one call gives the block.
+        """The states after this block, of states [rows, new, hidden_size].
 
-        `mask` [rows, old + new]: 0 where a row is padded; None: nowhere. `cache`: the call's, with the keys and
-        values of the old tokens; None: there are none.
+        `mask` [rows, old + new]: 0 where a row is padded; None: nowhere. `cache`: with the keys and values of the old
+        tokens; None: there are no old tokens.
         """
         if mask is None:
             mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
@@ -124,7 +124,7 @@ class DraftBlock(nn.Module):
         return self.at(states, places, visible(mask, new), cache)
 
     def at(self, states: Tensor, places: Tensor, seen: Tensor, cache: Cache | None = None) -> Tensor:
-        """The block on states at places [rows, new]; seen: bool [rows or 1, 1, new, old + new]."""
+        """The block on states at positions `places` [rows, new]; `seen`: mask, bool [rows or 1, 1, new, old + new]."""
         wide = states.to(next(self.block.parameters()).dtype)
         rotations = self.rotations[0](wide, places)
         if not takes_booleans(self.model.network):
@@ -134,8 +134,8 @@ class DraftBlock(nn.Module):
         return output_of(output).to(states.dtype)
 
     def joined(self, features: Tensor, following: Tensor) -> Tensor:
-        """What a "features" block takes: normed last states [rows, new, hidden_size], and the ids [rows, new] of the
-        tokens that follow them.
+        """The input of a "features" block, from normed last states [rows, new, hidden_size] and the ids [rows, new] of
+        the tokens that follow them.
         """
         embedded = self.model.network.get_input_embeddings()(following)
         both = [F.rms_norm(one.float(), one.shape[-1:]) for one in (features, embedded)]
@@ -146,15 +146,15 @@ class DraftBlock(nn.Module):
         return self.model.unembed.normed(states.flatten(0, -2)).unflatten(0, states.shape[:-1])
 
     def logits(self, features: Tensor) -> Tensor:
-        """The logits [..., n] of `tokens`, from normed states."""
+        """The logits [..., n] of `tokens` from normed states [..., hidden_size]."""
         return F.linear(features, self.model.network.get_output_embeddings().weight[self.ids])
 
 
 def rollouts(length: int, steps: int) -> tuple[Tensor, Tensor]:
-    """(places [steps * length], seen [steps * length, steps * length]) of drafts that go on from drafts, all at once.
+    """(places [steps * length], seen [steps * length, steps * length]): draft steps at all places in one call.
 
-    Step 0 sees true features up to its own place. Step s at a place sees them up to s places back, then what steps 1 to
-    s made at the places since: nothing else.
+    Step 0 sees true features up to its own place. Step s at a place sees true features up to s places back, and the
+    features drafted by steps 1 to s at the places after these.
     """
     places = torch.arange(length).repeat(steps)
     step = torch.arange(steps).repeat_interleave(length)
@@ -165,7 +165,7 @@ def rollouts(length: int, steps: int) -> tuple[Tensor, Tensor]:
 
 
 def visible(mask: Tensor, new: int) -> Tensor:
-    """Which of all tokens each of the last `new` may look at: bool [rows, 1, new, old + new]; itself always."""
+    """The tokens that each of the last `new` tokens may attend to, itself included: bool [rows, 1, new, old + new]."""
     at = torch.arange(mask.shape[1], device=mask.device)
     own = at[-new:, None]
     return ((at <= own) & mask.bool()[:, None, None, :]) | (at == own)
@@ -181,13 +181,13 @@ def save(tensors: dict[str, Tensor], folder: Path, name: str, origin: dict[str, 
 
 
 def save_translators(found: Translators, folder: Path, model: str, model_hash: str) -> None:
-    """Write translators in half precision, which halves the file; `model` is the name by which their model loads."""
+    """Write translators in float16; `model` is the name by which their model loads."""
     tensors = {key: value.half() for key, value in found.state_dict().items()}
     save(tensors, folder, TRANSLATORS_FILE, {"model": model, "model_hash": model_hash})
 
 
 def save_draft(found: DraftBlock, folder: Path, model: str, more: dict[str, Any]) -> None:
-    """Write a draft block in bfloat16; `model` is the name by which its model loads, `more` what else it says."""
+    """Write a draft block in bfloat16; `model` is the name by which its model loads, `more` further metadata."""
     tensors = {k: v.bfloat16() if v.is_floating_point() else v for k, v in found.state_dict().items()}
     origin = {"model": model, "model_hash": found.model.hash, "kind": found.kind, "layer": found.layer, **more}
     save(tensors, folder, DRAFT_FILE, origin)
@@ -203,15 +203,13 @@ def load_draft(model: "Model", file: Path) -> DraftBlock:
 
 
 def base_of(path: str | Path) -> str:
-    """The model that a folder's translators are for; "" for a folder without, and for what is no folder."""
+    """The model that a folder's translators are for; "" where the path is not a folder with translators."""
     file = Path(path) / TRANSLATORS_FILE
     return str(origin_of(file)["model"]) if file.is_file() else ""
 
 
 def origin_of(file: Path) -> dict[str, Any]:
-    """What a file says of itself: model, model_hash; of a draft block its kind and layer. CheckpointError for a damaged
-    one.
-    """
+    """The metadata of a file: model, model_hash; of a draft block also kind and layer. CheckpointError if damaged."""
     try:
         with safe_open(file, "pt") as content:
             origin = json.loads(content.metadata()["origin"])
@@ -225,9 +223,9 @@ def origin_of(file: Path) -> dict[str, Any]:
 
 
 def with_translators(model: "Model", folder: Path) -> "Model":
-    """The model, read through a folder's translators, under the folder's name and with a hash of both.
+    """The model, read through a folder's translators, with the folder's name and a hash of both.
 
-    CheckpointError: they were trained on other weights; a damaged file.
+    CheckpointError: the translators were trained on other weights; the file is damaged.
     """
     file, found = folder / TRANSLATORS_FILE, Translators(model.layers, model.hidden_size)
     origin = origin_of(file)

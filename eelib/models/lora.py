@@ -1,7 +1,7 @@
 """LoRA adapters in PEFT's format: low-rank updates of another model's weights (Hu et al. 2021), added when it loads.
 
-A folder of them has `adapter_config.json`, which names the model, and `adapter_model.safetensors`. Beside them stands a
-`config.json` where the network gets a head that its base lacks, such as a classifier's.
+A folder of them has `adapter_config.json`, which names the model, and `adapter_model.safetensors`; and `config.json` if
+the adapters add a head that the base lacks, such as a classifier's.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def lora_base(path: str | Path) -> str:
 
 
 def hash_with_lora(folder: Path, base_hash: str) -> str:
-    """The hash of a base and its adapters. CheckpointError where these were trained for other weights."""
+    """The hash of a base and its adapters. CheckpointError where the adapters were trained for other weights."""
     try:
         with safe_open(folder / WEIGHTS, "pt") as content:
             trained_for = (content.metadata() or {}).get("model_hash", base_hash)
@@ -82,11 +82,11 @@ def hash_with_lora(folder: Path, base_hash: str) -> str:
 
 @torch.no_grad()
 def merge_lora(network: nn.Module, folder: Path) -> set[str]:
-    """Add the updates to a network's weights, W + alpha / r * B A in float32; returns the weights that were replaced.
+    """Add the updates to a network's weights, W + alpha / r * B A in float32; returns the names of replaced weights.
 
-    Where W holds bfloat16 numbers, the sum is rounded to such, too: it is then as exact as the base, and read as fast.
-    A tensor that is no update, such as a new head's, replaces the weight of its name. CheckpointError for what fits no
-    weight, and for one that would replace a weight in two places where PEFT replaces it in one.
+    Where W holds bfloat16 numbers, the sum is rounded to bfloat16: it is then as exact as the base, and read as fast. A
+    tensor that is no update, such as a new head's, replaces the weight of its name. CheckpointError for a tensor that
+    fits no weight, or that replaces a shared weight, which PEFT would replace in one of its places only.
     """
     settings = read_object(folder / CONFIG, folder.name)
     scale = settings["lora_alpha"] / settings["r"]

@@ -1,4 +1,4 @@
-"""Load any Hugging Face checkpoint, find its components by running it once, and prove that they were found."""
+"""Load any Hugging Face checkpoint, find its components by running it once, and check that they are right."""
 
 import sys
 import time
@@ -46,20 +46,20 @@ class Model:
     Layer 0 is the embeddings, layer l the output of block l; L is the number of blocks.
 
     Attributes:
-        kind: causal, seq2seq, masked or classifier; what differs between them is the `adapter`'s.
+        kind: causal, seq2seq, masked or classifier; `adapter` has the code that differs between them.
         unembed: maps states [n, hidden_size] to the logits [n, vocab_size] that the model itself would give; a
             classifier's vocabulary is its labels.
         components: the sub-layers of blocks 1 to L; empty where they could not be found.
         components_error: why they could not be found.
-        hash: of the weights and all other files that decide on outputs.
-        pads: rows of different lengths may share a batch.
+        hash: of the weights and all other files that can change outputs.
+        pads: whether rows of different lengths may share a batch.
         cache: "growing" (ours, with the layers that the config names), "full" (ours, all layers alike), "own" (the
             network makes it) or "none" (each step runs the whole text).
-        offset: the position id of a text's first token; None where the network takes none.
-        remark: what is odd about the weights.
+        offset: the position id of a text's first token; None where the network takes no position ids.
+        remark: a warning about the weights; empty if there is none.
         title: the name for captions, with the quantization where there is one.
-        translators: inner states are read through them.
-        draft_blocks: those that were loaded, by file, the time of its last change, and device.
+        translators: the tuned lens through which inner states are read; None for the plain head.
+        draft_blocks: draft blocks loaded so far, by file, its time of change, and device.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Model:
 
     @property
     def adapter(self) -> ModelKind:
-        """How a model of this kind is fed and read."""
+        """The inputs and read positions of a model of this kind."""
         return MODEL_KINDS[self.kind](self)
 
     @property
     def writer(self) -> GenerativeKind:
-        """The same of a model that emits tokens. CheckpointError of one that reads in place."""
+        """The `adapter` of a model that writes tokens. CheckpointError for a masked model or a classifier."""
         adapter = self.adapter
         if not isinstance(adapter, GenerativeKind):
             raise CheckpointError(f"{self.name}: a {self.kind} model writes no tokens")
@@ -118,7 +118,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go; of a network spread over devices, where its embeddings are."""
+        """The device of inputs: of a network spread over devices, that of its embeddings."""
         embeddings = embeddings_of(self.network)
         return next((embeddings if embeddings is not None else self.network).parameters()).device
 
@@ -130,10 +130,10 @@ class Model:
 
     @property
     def context_length(self) -> int:
-        """Longest input plus output in tokens; the tokenizer's and the config's limits, whichever is smaller.
+        """Longest input plus output in tokens: the smallest of the limits in the tokenizer and the config.
 
-        The window of rotations of the type "longrope" ends at their original_max_position_embeddings, past which
-        transformers turns every token of a call by other factors.
+        With rotary embeddings of type "longrope" it is at most original_max_position_embeddings, since beyond that
+        transformers uses other factors for every token of a call.
         """
         config = self.network.config.get_text_config(decoder=True)
         limits = [getattr(config, key, None) for key in WINDOWS]
@@ -147,7 +147,7 @@ class Model:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt: what an encoder holds, or the window, beside one token where a decoder writes on."""
+        """Most tokens of a prompt: the encoder's window, or the window, less one token if the model writes."""
         if self.kind == "seq2seq":
             return int(getattr(self.network.config, ENCODER_WINDOW, None) or self.context_length)
         return self.context_length - self.adapter.writes
@@ -165,7 +165,7 @@ class Model:
 
     @property
     def unknown_ids(self) -> set[int]:
-        """Token ids that stand for text which the vocabulary does not have; none where it has all text."""
+        """Token ids for text that the vocabulary can't express; empty where it can express all text."""
         tokenizer = self.tokenizer
         inner = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
         token = getattr(inner, "unk_token", None)
@@ -181,11 +181,11 @@ class Model:
         return next(i for i in ids if isinstance(i, int) and 0 <= i < (size or i + 1))
 
     def read_through(self, states: Tensor) -> Tensor:
-        """States [n, L+1, hidden_size] as they are read: translated, where there are translators."""
+        """States [n, L+1, hidden_size] after the translators, if there are any."""
         return states if self.translators is None else self.translators(states)
 
     def read_through_at(self, layer: int, states: Tensor) -> Tensor:
-        """The same of one layer's states [n, hidden_size]."""
+        """One layer's states [n, hidden_size] after its translator, if there is one."""
         return states if self.translators is None else self.translators.at(layer, states)
 
     def accepts(self, argument: str) -> bool:
@@ -198,12 +198,11 @@ class Model:
         seconds: list[str] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> list[list[int]]:
-        """Token ids of prompts with the tokenizer's own special tokens; `chat`: each as a user's turn in its template.
+        """Token ids of prompts with the tokenizer's special tokens, or, with `chat`, in its chat template.
 
-        `seconds` are the second texts of pairs. For a classifier, a row carries the token types that the network takes
-        (`TextIds`). `numbers` are those of the prompts, for messages. Raises CheckpointError if `chat` is asked of a
-        tokenizer that has no template, or for pairs; if the tokenizer fails, tells more types apart than the network,
-        or gives a token that it does not have.
+        `seconds` are the second texts of pairs. For a classifier, a row carries its token types if the network takes
+        them (`TextIds`). `numbers` are the prompts' numbers, for messages. CheckpointError for `chat` with pairs or
+        without a template; if the tokenizer fails, or gives token types or tokens that the network does not have.
         """
         if chat and seconds:
             raise CheckpointError(
@@ -217,14 +216,14 @@ class Model:
         return self.known(self.tokenized(texts, add_special_tokens=False), numbers)["input_ids"]
 
     def tokenized(self, texts: list[str], **options: Any) -> BatchEncoding:
-        """What the tokenizer gives; long texts are counted, not warned of. CheckpointError where it fails."""
+        """The tokenizer's output, without its warning of long texts. CheckpointError where the tokenizer fails."""
         try:
             return self.tokenizer(texts, verbose=False, **options)
         except Exception as error:  # such as for a text that its vocabulary does not have
             raise CheckpointError(f"{self.name}: the tokenizer fails ({reason(error)})") from error
 
     def in_chat(self, prompt: str) -> str:
-        """A prompt as a user's turn in the tokenizer's chat template. CheckpointError where it fails or never ends."""
+        """A prompt as a user's message in the chat template. CheckpointError where the template fails or never ends."""
         turn, their = [{"role": "user", "content": prompt}], f"{self.name}: the tokenizer's chat template"
         try:
             with at_most(TEMPLATE_SECONDS, CheckpointError(f"{their} does not end")):
@@ -238,7 +237,7 @@ class Model:
         return text
 
     def known(self, encoded: BatchEncoding, numbers: Sequence[int] | None = None) -> dict[str, Any]:
-        """What a tokenizer gave, unchanged; CheckpointError where it holds a token that the network does not have."""
+        """The tokenizer's output, unchanged; CheckpointError for a token that the network does not have."""
         size = getattr(embeddings_of(self.network), "num_embeddings", None)
         for number, ids in enumerate(encoded["input_ids"]):
             if size and ids and max(ids) >= size:
@@ -267,25 +266,25 @@ def load_model(
     trust_remote_code: bool = False,
     fast_products: bool = True,
 ) -> Model:
-    """Load a shipped or packaged name, a local folder, a GGUF file or a hub id, and check that its layers are found.
+    """Load a model and check that its layers are found.
 
-    A folder with translators gives the model that they are of, read through them; one with LoRA adapters in PEFT's
-    format gives the model that they are of, with them added to its weights.
+    A folder with translators loads the model that they belong to, read through them; a folder with LoRA adapters in
+    PEFT's format loads the model that they belong to, with the adapters added to its weights.
 
     Args:
-        name: what to load.
+        name: a shipped or packaged name, a local folder, a GGUF file or a hub id.
         dtype: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16 or float16.
         device: auto (CUDA if there is any, else the CPU), balanced (spread over all devices), cpu, cuda or cuda:N.
-        revision: of a hub id.
+        revision: branch, tag or commit of a hub id.
         trust_remote_code: whether code of the checkpoint's own may run.
-        fast_products: on a CPU in float32 or bfloat16, linear layers multiply few rows by products of ours where these
-            take less time than torch's, which is measured. Weights that are bfloat16 numbers are kept once more. Heads
-            that share keys and values read them once.
+        fast_products: on a CPU in float32 or bfloat16, linear layers use our own products of few rows if these take
+            less time than torch's, which is measured at loading; weights that are bfloat16 numbers are then stored a
+            second time. Attention does not copy keys and values that heads share.
 
     Raises:
         InputError: one line. A name that is empty, or whose last part is not of letters, digits and _ . + - only.
-        CheckpointError: one line. Unknown name, dtype or device; weights that are not safetensors or GGUF, or not all
-            there; no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose
+        CheckpointError: one line. Unknown name, dtype or device; weights that are not safetensors or GGUF, or are not
+            complete; no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose
             logits could not be rebuilt from its last captured state.
     """
     if dtype not in ("auto", *DTYPES):
@@ -339,11 +338,12 @@ def load_model(
 def prepare(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, kind: str, weights: str = ""
 ) -> Model:
-    """Wrap a network that is in memory: find blocks, head and sub-layers with one probe run, and prove them.
+    """Wrap a network that is in memory: find its blocks, head and sub-layers with one probe run, and check them.
 
-    Proven: the head gives the network's own logits, for the last state and for a middle one put in its place;
-    sub-layers and skip are each block's output; a causal network does not read to the right; states are finite;
-    position ids, padding and cache change nothing, or are left out. Raises CheckpointError, one line naming the module.
+    Checked: the head gives the network's own logits, for the last state and for a middle one put in its place; the
+    sub-layers and the skip add up to each block's output; a causal network does not read to the right; states are
+    finite; position ids, padding and cache do not change the logits, else they are not used. CheckpointError, one line
+    naming the module; where only the sub-layers are not found, `components_error` says so instead.
     """
     ids, adapter = probe_ids(network, tokenizer), MODEL_KINDS[kind]
     runs = record(network, adapter.plain_inputs(network, adapter.probe_ids(network, ids)))
@@ -366,7 +366,7 @@ def prepare(
 
 @contextmanager
 def at_most(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise the error where the Python code inside takes longer; it looks at the clock at each line, in this thread."""
+    """Raise `error` if the Python code inside takes longer; this thread's clock is checked at each line of it."""
     end, before = time.monotonic() + seconds, sys.gettrace()
 
     def check(_frame: FrameType, _event: str, _value: object) -> Callable[..., Any]:
@@ -390,7 +390,7 @@ def probe_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> T
 
 
 def note_ignored_generation(network: PreTrainedModel, name: str) -> None:
-    """Print what a checkpoint asks of generation and plain greedy decoding does not do (design: greedy is argmax)."""
+    """Print the settings of a checkpoint's generation config that plain greedy decoding (argmax) ignores."""
     asked = getattr(network, "generation_config", None)
     if asked is None:
         return

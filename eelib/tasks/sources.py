@@ -56,7 +56,7 @@ def parsed(at: str, line: str) -> dict:
 
 
 def paragraphs(path: Path) -> list[Row]:
-    """A row {"text"} for each paragraph of a plain text, which empty lines set apart; it begins at the row's place."""
+    """A row {"text"} for each paragraph of a plain text, with the place of its first line; empty lines separate two."""
     rows: list[Row] = []
     for filled, lines in groupby(lines_of(path), lambda line: bool(line[1].strip())):
         if filled:
@@ -66,7 +66,7 @@ def paragraphs(path: Path) -> list[Row]:
 
 
 def hub_rows(name: str, source: str | None) -> Iterable[dict]:
-    """Rows of a hub dataset, or of a local copy in a format that `datasets` loads, one by one: one may hold a book."""
+    """Rows of a hub dataset, or of a local copy in a format that `datasets` loads, one by one: a row may be a book."""
     import datasets
 
     dataset, config, split = HUB[name]

@@ -46,11 +46,11 @@ SCHEMA = {
 
 
 class Failure(NamedTuple):
-    """How an output fails a product's checks.
+    """The checks that an output fails.
 
     Attributes:
-        schema: whether it is no JSON, or not as the schema has it.
-        identifier: whether its identifier is another than the reference's, or can't be read.
+        schema: whether it is not JSON, or does not fit the schema.
+        identifier: whether its identifier differs from the reference's, or can't be read.
         at: what the schema rejects first, such as `id` or `items[0].count`; empty for the whole object, as where a key
             is missing, and for outputs that pass; `JSON` where the output can't be parsed.
     """
@@ -62,14 +62,14 @@ class Failure(NamedTuple):
 
 @cache
 def validator() -> Any:
-    """The schema, compiled: it returns what fits and raises JsonSchemaValueException for the rest."""
+    """The compiled schema: a function that returns a record that fits, and raises JsonSchemaValueException if not."""
     import fastjsonschema
 
     return fastjsonschema.compile(SCHEMA, use_default=False)
 
 
 def problem_of(record: Any) -> JsonSchemaValueException | None:
-    """What the schema rejects first in a record; None where it fits."""
+    """The first error of a record against the schema; None where it fits."""
     from fastjsonschema import JsonSchemaValueException
 
     try:
@@ -80,7 +80,7 @@ def problem_of(record: Any) -> JsonSchemaValueException | None:
 
 
 def parsed(output: str) -> Any:
-    """The output's JSON as an object of Python; None where it can't be parsed."""
+    """The output's JSON as a Python object; None where it can't be parsed."""
     try:
         return json.loads(output)
     except (ValueError, RecursionError):
@@ -88,7 +88,7 @@ def parsed(output: str) -> Any:
 
 
 def failures(outputs: list[str], references: list[list[str]]) -> list[Failure]:
-    """What is wrong with each output, held against the schema and against the identifier of its reference."""
+    """The failed checks of each output, by the schema and by the identifier of its first reference."""
     return [failure(output, known) for output, (known, *_) in zip(outputs, references, strict=True)]
 
 
@@ -103,7 +103,7 @@ def failure(output: str, reference: str) -> Failure:
 
 
 def field_f1(output: str, reference: str) -> float:
-    """F1 of an output's fields, each item being one, 0-1; 0 where it is no JSON object."""
+    """F1 of an output's fields, 0-1, each item of a list being a field; 0 where it is not a JSON object."""
     ours, known = (fields_of(parsed(text)) for text in (output, reference))
     return 2 * (ours & known).total() / (ours.total() + known.total())
 
@@ -120,17 +120,16 @@ def fields_of(record: Any) -> Counter[tuple[str, str]]:
 
 
 def fixed(value: Any) -> str:
-    """A value as JSON that is the same whatever the order of keys; Python itself holds `true` and 1 to be equal."""
+    """A value as JSON with sorted keys, for comparisons: Python itself takes `true` and 1 to be equal."""
     return json.dumps(value, sort_keys=True)
 
 
 def structured_prompt(note: str) -> str:
-    """Our own prompt for one note whose order is wanted as JSON."""
     return filled(PROMPT, {"note": note})
 
 
 def read_note(row: dict, number: int) -> Item:
-    """A note and its record, an object, which has to fit the schema."""
+    """The item of a note and its record; InputError where the record does not fit the schema."""
     note, record = text_of(row, "note"), inside(row, "record")
     if problem := problem_of(record):
         raise InputError(f"field record: {problem.message}")
@@ -138,7 +137,7 @@ def read_note(row: dict, number: int) -> Item:
 
 
 def order_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
-    """Shares of outputs equal to the reference as objects, and fitting the schema; the mean F1 of their fields."""
+    """Shares of outputs that equal the reference as objects, and that fit the schema; the mean F1 of their fields."""
     pairs = [(output, known) for output, (known, *_) in zip(outputs, task.references, strict=True)]
     return {
         "exact": mean_of([fixed(parsed(output)) == fixed(json.loads(known)) for output, known in pairs]),

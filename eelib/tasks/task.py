@@ -37,18 +37,18 @@ class Task:
 
     Attributes:
         kind: a name such as translation, question_answering or instructions, which says how outputs are scored.
-        references: of each prompt; empty where it has none.
-        sources: the bare inputs.
-        groups: what is resampled together, such as the passage that questions share.
+        references: of each prompt, a list of texts; empty where it has none.
+        sources: the inputs without the prompt's other words.
+        groups: of each item, the name of the group with which it is resampled, such as a passage that questions share.
         baseline: scores that a model has to exceed.
-        chat: each prompt is a user's turn in the model's chat template.
-        labels: a classification task's, in the order of their numbers.
-        seconds: the second texts, where pairs are judged.
-        columns: what else the rows held, by field, None where one lacks it: for analyses only, no part of `hash`, and
-            not kept in traces.
-        fields: the texts from which `worded` makes each prompt, by name; no part of `hash`, since the prompts are.
-        units: a name of each item's text, the same in all tasks that have the text: what is independent, where tasks
-            are put together; no part of `hash`.
+        chat: whether each prompt is a user's message in the model's chat template.
+        labels: a classification task's labels, in the order of their numbers.
+        seconds: the second texts of a task of pairs.
+        columns: the rows' further fields by name, None where a row lacks one; for analyses only, not in `hash`, nor in
+            traces.
+        fields: the texts from which `worded` makes each prompt, by name; not in `hash`, since the prompts are.
+        units: of each item, a name of its text that is the same in all tasks: the independent unit where tasks are
+            pooled; not in `hash`.
     """
 
     name: str
@@ -76,7 +76,8 @@ class Task:
     ) -> "Task":
         """A task of free prompts, with no scores unless references are given (then BLEU and chrF).
 
-        `chat` puts each into the model's chat template, as does `replace(task, chat=True)` for any other task.
+        `chat` puts each into the model's chat template, as does `dataclasses.replace(task, chat=True)` for any task.
+        InputError for a prompt, name or reference that is not a text, or for another number of references.
         """
         if not isinstance(prompts, (list, tuple)) or not prompts:
             raise InputError("prompts must be a list of at least one string")
@@ -104,13 +105,13 @@ class Task:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of everything that a trace depends on."""
+        """SHA-256 of everything in the task that a trace depends on."""
         parts = [self.name, self.kind, self.prompts, self.references, self.groups, self.chat]
         content = json.dumps(parts + [self.seconds] * bool(self.seconds), ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def worded(self, wording: str) -> "Task":
-        """The same items, asked in other words.
+        """The same items with other prompts.
 
         Args:
             wording: the name of one of the kind's wordings, such as "paper" or "short", or a template of the prompt
@@ -131,11 +132,11 @@ class Task:
         return replace(self, prompts=[filled(template, fields) for fields in self.fields])
 
     def quality(self, outputs: list[str]) -> dict[str, float]:
-        """Scores (0-100) of the outputs, one per prompt, that have references.
+        """Scores (0-100) by name of the outputs, one per prompt; those without references are left out.
 
-        BLEU and chrF (COMET-22 where installed) of translations, F1 and containment of answers, ROUGE-1, 2 and L of
-        summaries. Of labels accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as GLUE has it. Of JSON
-        the shares of outputs that are exact and valid, and the F1 of fields.
+        Translations: BLEU, chrF and, where installed, COMET-22. Answers: F1 and containment. Summaries: ROUGE-1, 2 and
+        L. Labels: accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as in GLUE. JSON: the shares of
+        outputs that are exact and valid, and the F1 of fields. InputError for another number of outputs.
         """
         if len(outputs) != len(self.references):
             raise InputError(f"{len(outputs)} outputs for {len(self.references)} prompts")
@@ -149,14 +150,14 @@ class Task:
     def above_baseline(self, quality: dict[str, float]) -> bool:
         """Whether every score is above the baseline that was stated beforehand; true where none was stated.
 
-        The study asks for the whole 95% interval of each score, and gives this the lower ends.
+        The study passes the lower ends of the scores' 95% intervals, so that the whole intervals have to be above.
         """
         return all(quality.get(metric, 0.0) > value for metric, value in self.baseline.items())
 
     def take(self, limit: int | None) -> "Task":
-        """The first `limit` items, of each group one before any second; all of them for None or 0.
+        """The first `limit` items, one of each group before a second of any; all items for None or 0.
 
-        Items of a group share their text, so that many groups say more than many items of few.
+        Items of a group share their text, so many groups are more informative than many items of few groups.
         """
         check_limit(limit)
         if not limit or limit >= len(self):
@@ -176,7 +177,7 @@ class Task:
 
 
 def unit_of(texts: Iterable[str]) -> str:
-    """The name of an item with these texts, whatever their order."""
+    """The `Task.units` name of an item with these texts, whatever their order."""
     return hashlib.sha256("\0".join(sorted(set(texts))).encode()).hexdigest()[:12]
 
 
@@ -187,8 +188,7 @@ def shipped_tasks() -> list[str]:
 
 
 def task_names(pattern: str) -> list[str]:
-    """The tasks that a notebook's `tasks` parameter asks for: one name, several with commas, or a
-    pattern such as `translation/*`.
+    """The tasks that a notebook's `tasks` parameter names: one, several with commas, or a pattern (`translation/*`).
 
     InputError for a name that is neither shipped, nor a local folder or file, nor a hub task.
     """
@@ -219,12 +219,15 @@ def is_known(name: str) -> bool:
 
 
 def load_task(name: str, limit: int | None = None, source: str | None = None) -> Task:
-    """A shipped task, a local folder or file, or a hub task (wmt22/de-en, glue/sst2, cnn_dailymail, squad ...).
+    """Load a shipped task, a local folder or file, or a hub task (wmt22/de-en, glue/sst2, cnn_dailymail, squad ...).
 
-    A file holds rows (.jsonl, .jsonl.gz) or plain texts, one in each paragraph (.txt).
+    Args:
+        name: of the task, or a path. A file holds rows (.jsonl, .jsonl.gz) or plain texts, one a paragraph (.txt).
+        limit: number of items, chosen as by `Task.take`; None or 0 takes all.
+        source: a local copy of a hub task in the hub's own format (for wmt22: a sacreBLEU folder), to load instead.
 
-    `source` loads a hub task from a local copy in the hub's own format instead (for wmt22: a sacreBLEU folder).
-    InputError: unknown name; a row with a missing, empty or NUL-holding text (file, line and field named).
+    Raises:
+        InputError: unknown name; a row with a missing, empty or NUL-holding text (file, line and field named).
     """
     if not is_known(name):
         raise InputError(f"task {name!r} is not known; allowed: {', '.join(known_tasks())}, or a local folder")
@@ -242,9 +245,9 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
 
 
 def files_in(folder: Path, name: str) -> list[Path]:
-    """Files of rows in a task's folder, hidden ones and copies that Jupyter keeps aside; InputError where none is.
+    """Files of rows in a task's folder and below it, without hidden ones such as Jupyter's copies.
 
-    InputError too where one is there twice, plain and packed: its rows would count twice.
+    InputError where there is none, or where one is there twice, plain and packed: its rows would count twice.
     """
     found = sorted(f for f in folder.rglob("*") if f.name.endswith((".jsonl", ".jsonl.gz")) and f.is_file())
     files = [f for f in found if not any(part.startswith(".") for part in f.relative_to(folder).parts)]
@@ -256,7 +259,7 @@ def files_in(folder: Path, name: str) -> list[Path]:
 
 
 def task_of_rows(name: str, rows: Iterable[Row]) -> Task:
-    """The task that rows describe; the fields of the first decide its kind."""
+    """The task made of rows; the fields of the first row decide its kind. InputError names a row that does not fit."""
     check_text(f"the name of task {name!r}", name)
     rows = iter(rows)
     if (beginning := next(rows, None)) is None:

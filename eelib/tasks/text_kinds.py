@@ -44,7 +44,7 @@ QUESTION_PROMPT = (
 
 
 def translation_fields(text: str, source: str, target: str) -> dict[str, str]:
-    """What a wording of a translation may hold; `source`, `target`: two-letter codes from `LANGUAGES`."""
+    """The fields of a translation's wordings; `source`, `target`: two-letter codes from `LANGUAGES`."""
     return {"source": text, "source_language": LANGUAGES[source], "target_language": LANGUAGES[target]}
 
 
@@ -54,7 +54,7 @@ def translation_prompt(text: str, source: str, target: str) -> str:
 
 
 def languages_of(name: str) -> tuple[str, str]:
-    """(source, target) codes from the `de-en` at the end of a task's name."""
+    """(source, target) codes from the end of a task's name, such as `de-en`. InputError where it has none."""
     pair = name.replace("/", ".").split(".")[-1].split("-")[-2:]
     pair = [part.split("_")[-1] for part in pair]
     if len(pair) != 2 or any(code not in LANGUAGES for code in pair):
@@ -66,7 +66,7 @@ def languages_of(name: str) -> tuple[str, str]:
 
 
 def translation_reader(name: str, _first: dict) -> Reader:
-    """Rows with a source and its references, or with the hub's `translation`; the task's name ends in its direction."""
+    """Reader of rows with a source and references, or with the hub's `translation`; the direction ends `name`."""
     source, target = languages_of(name)
 
     def read(row: dict, number: int) -> Item:
@@ -81,7 +81,6 @@ def translation_reader(name: str, _first: dict) -> Reader:
 
 
 def bleu_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
-    """BLEU against the task's references."""
     return {"BLEU": bleu(outputs, task.references, task.target_language)}
 
 
@@ -108,7 +107,7 @@ def question_prompt(context: str, question: str) -> str:
 
 
 def read_question(row: dict, _number: int) -> Item:
-    """A SQuAD-like row; `answers` is a list of strings, or SQuAD's own {"text": [...]}."""
+    """The item of a SQuAD-like row; `answers` is a list of strings, or SQuAD's own {"text": [...]}."""
     context, question = text_of(row, "context"), text_of(row, "question")
     answers = texts_of(row, "answers", "text") if isinstance(row.get("answers"), dict) else texts_of(row, "answers")
     passage = row.get("passage")
@@ -118,7 +117,7 @@ def read_question(row: dict, _number: int) -> Item:
 
 
 def read_narrative(row: dict, _number: int) -> Item:
-    """A NarrativeQA row: the summary is the context, as in P."""
+    """The item of a NarrativeQA row: the summary is the context, as in P."""
     context, question = text_of(row, "document", "summary", "text"), text_of(row, "question", "text")
     answers = inside(row, "answers")
     if not isinstance(answers, (list, np.ndarray)):
@@ -153,7 +152,7 @@ def summarization_prompt(text: str) -> str:
 
 
 def read_article(row: dict, number: int) -> Item:
-    """A row as in CNN/DailyMail."""
+    """The item of a row of CNN/DailyMail."""
     article = text_of(row, "article")
     known = [text_of(row, "highlights")]
     return Item(summarization_prompt(article), article, known, str(number), fields={"text": article})
@@ -181,7 +180,7 @@ PROMPTS = TaskKind(
 
 
 def plain_kind(name: str, field: str, **more: Any) -> TaskKind:
-    """A kind of rows whose prompt is one field as it stands; the field is what its wordings hold, if it has any."""
+    """A kind of task whose prompt is one field of the row, unchanged; its wordings, if any, use this field."""
 
     def read(row: dict, number: int) -> Item:
         text = text_of(row, field)

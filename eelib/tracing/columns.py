@@ -1,4 +1,4 @@
-"""The columns of a trace: readouts, and what describes tokens and sequences, with each token's text and place."""
+"""The columns of a trace: readouts, and descriptions of tokens and sequences, with each token's text and offsets."""
 
 from collections.abc import Callable, Iterable
 
@@ -18,9 +18,10 @@ BROKEN = "\ufffd"  # what decoders write for bytes that are no whole character
 def describe_all(
     model: Model, task: Task, rows: Iterable[tuple[int, list[int], list[int], bool]]
 ) -> tuple[dict[str, list], dict[str, list]]:
-    """The columns of the tokens of some sequences, and those of the sequences.
+    """The token columns and the sequence columns of some sequences.
 
-    `rows`: of each sequence its number in the task, the ids of its prompt and output, and whether that was cut.
+    `rows` has for each sequence its number in the task, the ids of its prompt and output, and whether its output was
+    cut.
     """
     described = [describe(model, task, *row) for row in rows]
     tokens = {name: [value for columns, _ in described for value in columns[name]] for name in described[0][0]}
@@ -32,7 +33,7 @@ def describe(
 ) -> tuple[dict[str, list], dict]:
     """Describe the tokens of one sequence (columns) and the sequence itself (a row).
 
-    The end token, where it was reached, has an empty place at the end of the output.
+    The end token, if reached, starts and ends at the end of the output.
     """
     end_ids = model.eos_ids if model.adapter.writes else set()
     ended = ids[-1] in end_ids
@@ -75,7 +76,7 @@ def describe(
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[str], list[int], list[int], str]:
     """Find the text of each token, by decoding ever longer beginnings of the generated ids.
 
-    A token that completes no character gets an empty text at the place where the character will stand.
+    A token that completes no character gets an empty text, with the offsets of the character's place.
 
     Returns:
         The tokens' texts, where each starts and ends in the whole text, and the whole text.
@@ -96,11 +97,11 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[lis
 
 
 def ends_in_windows(decode: Callable[[list[int]], str], ids: list[int], window: int) -> tuple[list[int], str]:
-    """Measure the decoded beginnings ids[:n], n = 1.., without broken characters at their end.
+    """Measure the texts of ids[:n], n = 1.., without broken characters at their end.
 
-    A beginning is decoded from `origin` only: ids[origin:known] are at least `window` tokens whose text is known to end
-    at `settled`, so that what a decoder does at its first token (such as dropping a space) is over at `known`. It moves
-    on where a character is complete.
+    To save time, ids[:known] are decoded once, to `settled`, and each step decodes ids[origin:n]. The tokens
+    origin..known, at least `window` of them, are decoded again because decoders treat their first token in a way of its
+    own (such as dropping a space). `origin` and `known` move on where a character is complete.
 
     Returns:
         The length of each beginning's text, and the whole text.

@@ -1,5 +1,5 @@
-"""Plain greedy decoding, which is the reference for every lossless claim, and other ways to the states of all layers:
-of given outputs, of given texts, up to one block.
+"""Plain greedy decoding, the reference for every lossless claim, and the states of all layers of known outputs, of
+given texts, and of a run that ends after one block.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def greedy_decode(
 ) -> list[list[int]]:
     """Decode prompts by plain argmax, with the model's own cache, until an end token, the window, or `max_new_tokens`.
 
-    `reader` is given the states of each token, those of the position which predicted it.
+    `reader` gets the states of each token: those of the position that predicts it.
 
     Returns:
         Token ids of each output, the end token included if it was reached.
@@ -80,14 +80,13 @@ def greedy_decode(
 def states_of(
     model: Model, prompts: list[list[int]], outputs: list[list[int]], sites: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the states behind known outputs, in one pass for each sequence.
+    """Compute the states that predict known outputs, in one pass for each sequence.
 
     Args:
-        model: whose states.
-        prompts: token ids from `Model.encode`, which knows the token types of a pair.
-        outputs: token ids; of a masked model the prompts themselves, of which each position is read in place; of a
-            classifier's text, the one position that it reads.
-        sites: whether to return the outputs of the sub-layers, too.
+        prompts: token ids from `Model.encode`, which for a classifier's pairs carry token types.
+        outputs: token ids. A masked model and a classifier read the prompt instead: at every position, or at the one
+            position that the classifier uses.
+        sites: whether to return the outputs of the sub-layers, too; InputError where they were not found.
 
     Returns:
         [tokens, L+1, hidden_size], and {site: [tokens, L, hidden_size]}; in order of sequence, then position.
@@ -113,9 +112,9 @@ def read_outputs(
 ) -> tuple[list[list[int]], Readout]:
     """Decode prompts and read every layer of every token.
 
-    Of a masked model each position of the prompts is read in place; of a classifier, the one that it judges by.
+    A masked model is read at each position of the prompts, a classifier at the one position that it uses.
 
-    `references`: of each prompt, the token ids whose probability is read beside; may be empty.
+    `references`: for each prompt, the token ids of its reference, whose probabilities are read too; may be empty.
 
     Returns:
         The token ids of each output, and the readouts of all of them, in order.
@@ -132,15 +131,15 @@ def read_outputs(
 
 
 def split_given(model: Model, ids: list[int]) -> tuple[list[int], list[int]]:
-    """The first token of a text, and the tokens that each position up to the window's end has to predict."""
+    """The first token of a text, and the tokens that the positions up to the window's end have to predict."""
     return ids[:1], ids[1 : model.context_length]
 
 
 @torch.no_grad()
 def read_given(model: Model, firsts: list[list[int]], rest: list[list[int]]) -> tuple[list[list[int]], Readout]:
-    """Read texts, each in two parts as `split_given` has them, at every position that predicts a token.
+    """Read texts, each split by `split_given`, at every position that predicts a token.
 
-    They are padded on the right and not masked: a causal model does not read there, which is proven when it is loaded.
+    Texts are padded on the right without a mask: loading a causal model checks that it does not read to the right.
 
     Returns:
         The last layer's top-1 at each position of each text, and the readouts: "final" is of that token, "reference"
@@ -160,7 +159,7 @@ def read_given(model: Model, firsts: list[list[int]], rest: list[list[int]]) -> 
 
 
 class EndOfRun(BaseException):
-    """Raised after the block at which a run ends; no network's own handler catches it."""
+    """Raised after the block at which a run ends; as a BaseException, it passes a network's own handlers."""
 
 
 @torch.no_grad()

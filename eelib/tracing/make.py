@@ -1,7 +1,7 @@
-"""Ask for a trace: decode a task once, or read its texts as given, read every layer, keep it as Parquet shards.
+"""Make a trace: decode a task once, or read its texts as given, read every layer, store the readouts in Parquet shards.
 
-A shard is a pure function of the model, the task and its sequences, whoever makes it; `store` has the files, and shares
-the work among processes.
+A shard is a pure function of the model, the task and its sequences, whichever process makes it; `store` has the files,
+and shares the work among processes.
 """
 
 import time
@@ -44,15 +44,15 @@ def trace(
     progress: bool = True,
     given: bool = False,
 ) -> Trace:
-    """Make a trace, or what is missing of it; a finished one is only read.
+    """Make a trace, or its missing parts; a finished trace is only read.
 
     Args:
         model: from `eelib.load_model`.
         task: from `eelib.load_task` or `Task.from_prompts`.
         max_new_tokens: longest output. Decoding is greedy, and every emitted token is read at layers 0..L.
         folder: where traces lie, each in a folder of its own.
-        batch_size: sequences of a shard; what fits the memory where None. One that is half made keeps its plan.
-        sites: True reads the sub-layers of the first 24 sequences; a number, of so many.
+        batch_size: most sequences in a shard; None for as many as fit the memory. A half-made trace keeps its own.
+        sites: True reads the sub-layers of the first 24 sequences, a number n those of the first n.
         pairs: likewise; all pairs of layers are compared at 4 tokens of each sequence, one in the middle of each
             quarter.
         progress: show a bar, and print that this process waits for another one.
@@ -63,6 +63,7 @@ def trace(
     Raises:
         InputError: an argument is not allowed, or does not fit the model; one line.
         StorageError: the disk is at fault; one line.
+        SelfCheckError: in float32, the last layer's top-1 is not the emitted token.
     """
     job = Job(model, task, max_new_tokens, folder, batch_size, progress, given)
     extras = {}
@@ -91,7 +92,7 @@ def trace(
 def make_free_shards(
     model: Model, task: Task, max_new_tokens: int = 64, folder: str | Path = "runs", batch_size: int | None = None
 ) -> None:
-    """Make those shards of a trace that no other process makes, and don't wait for the others.
+    """Make the shards of a trace that no other process is making, and don't wait for the rest.
 
     Raises:
         InputError, StorageError: as `trace` does.
@@ -102,7 +103,7 @@ def make_free_shards(
 
 
 def has_all(job: Job, extras: dict[str, int]) -> bool:
-    """Tell whether a trace is finished and unaltered, and what is asked for beside it there."""
+    """Whether a trace is finished and unaltered, with the sites and pairs that `extras` asks for."""
     known = load_manifest(job.folder)
     if not known.get("finished") or not is_of(job, known):
         return False
@@ -117,7 +118,7 @@ def make_shards(job: Job, wait: bool = True) -> bool:
     """Make the shards that are missing or damaged and that no other process makes.
 
     Returns:
-        Whether the trace is finished. Without `wait` it may not be: others still make the rest.
+        Whether the trace is finished. Without `wait`, other processes may still be making the rest.
     """
     folder, verbose = job.folder, job.progress
     with without_empty_folders(folder):
@@ -137,7 +138,7 @@ def make_shards(job: Job, wait: bool = True) -> bool:
 
 
 def make_shard(job: Job, sequences: list[int], index: int) -> None:
-    """Decode one shard's sequences or take them as given, read their states, write both tables and the record."""
+    """Decode one shard's sequences, or read them as given; write both tables and the record."""
     began = time.monotonic()
     model, prompts = job.model, encode(job.model, job.task, sequences)
     if job.given:
@@ -163,7 +164,7 @@ def make_shard(job: Job, sequences: list[int], index: int) -> None:
 
 
 def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int]]) -> tuple[list[list[int]], Readout]:
-    """`read_outputs` or `read_given` of one batch, in as many parts as the memory asks for."""
+    """`read_outputs` or `read_given` of one batch, in parts where memory runs out."""
 
     def read_some(pairs: list[tuple[list[int], list[int]]]) -> tuple[list[list[int]], Readout]:
         some, wanted = map(list, zip(*pairs))
@@ -179,7 +180,7 @@ def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int
 
 
 def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
-    """Token ids of the first reference and of the end, or none."""
+    """Token ids of the first reference and of the end; empty without a reference, or if the model writes no text."""
     references = task.references[sequence]
     if not references or not model.adapter.writes:
         return []
@@ -188,9 +189,9 @@ def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
 
 
 def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
-    """Count the tokens whose top-1 at layer L is not the emitted one, int [n]; the readout stays as it was read.
+    """Count the tokens whose top-1 at layer L is not the emitted id, int [n].
 
-    SelfCheckError in float32, where rounding does not explain it.
+    SelfCheckError in float32, if the two logits are further apart than rounding explains.
     """
     top1 = readout["top1"][:, -1]
     wrong = top1 != emitted
@@ -212,7 +213,7 @@ def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
 def read_sites(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
     """Read each sub-layer of one sequence: "attention/entropy" [tokens, L], "attention/topk_ids" [tokens, L, k], ...
 
-    "row" [tokens] is of the sequence's tokens.
+    "row" [tokens] numbers the sequence's tokens from 0.
     """
     found, final_ids = states_of(model, [prompt], [output], sites=True)[1], torch.tensor(final)
     readouts = {site: read(model.unembed, values, final_ids) for site, values in found.items()}
@@ -221,7 +222,7 @@ def read_sites(model: Model, prompt: list[int], output: list[int], final: list[i
 
 
 def read_pairs(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
-    """Compare all pairs of layers at some tokens, "row", [some, L+1, L+1] for each measure.
+    """Compare all pairs of layers at some tokens: each measure [some, L+1, L+1], and "row" [some], the tokens' numbers.
 
     They are the tokens in the middle of PAIR_TOKENS equal parts of the output, or all tokens where there are fewer.
     """

@@ -1,4 +1,4 @@
-"""What a trace is of, which names its folder, and its plan: the sequences, sorted by length and cut into shards."""
+"""A trace's identity, which names its folder, and its plan: the sequences, sorted by length and cut into shards."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ CHUNK = 2000  # prompts that are encoded together
 
 @dataclass
 class Job:
-    """A trace to be made; see `trace` for the fields. InputError where it is not possible."""
+    """A trace to be made, with the arguments of `trace` (`runs` is its `folder`). InputError if one is not allowed."""
 
     model: Model
     task: Task
@@ -56,7 +56,7 @@ class Job:
 
     @cached_property
     def identity(self) -> dict:
-        """What a trace depends on; another value of anything in it makes another trace."""
+        """Everything that a trace depends on; a change of any value makes another trace."""
         model, task = self.model, self.task
         settings: dict = {"given": True} if self.given else {"max_new_tokens": self.max_new_tokens}
         settings |= {"dtype": model.dtype, "device": model.device.type}
@@ -75,14 +75,14 @@ class Job:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the trace lies: runs/model/task-key."""
+        """The trace's folder: runs/model/task-key."""
         key = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
         task = re.sub(r"[^\w.+-]", ".", self.task.name).encode()[:100].decode(errors="ignore")  # a name has 255 bytes
         return Path(self.runs) / self.model.name / f"{task}-{key}"
 
 
 def check_labels(model: Model, task: Task) -> None:
-    """InputError where labels are asked of a model that writes text, or text of a classifier, or other labels."""
+    """InputError where only one of task and model has labels, or where the labels differ."""
     if task.kind != "classification":
         if model.labels and task.kind != "prompts":
             raise InputError(
@@ -103,7 +103,7 @@ def check_labels(model: Model, task: Task) -> None:
 
 
 def check_given(model: Model, task: Task) -> None:
-    """InputError where a model does not predict the next token of each position, or a task is no plain texts."""
+    """InputError where the model is not decoder-only, or the task asks for a chat template."""
     if model.kind != "causal":
         raise InputError(f"given=True is for decoder-only models; {model.name} is {model.kind}")
     if task.chat:
@@ -111,10 +111,9 @@ def check_given(model: Model, task: Task) -> None:
 
 
 def begin(job: Job) -> dict:
-    """Find the manifest, or write a new one; for the holder of the folder's lock.
+    """Return the trace's manifest, or write a new one; the caller holds the folder's lock.
 
-    Without a manifest nothing says which shards are sound, so all are made anew; so they are where files of another
-    trace lie in this one's place.
+    Without a manifest nothing says which shards are sound, so they are deleted; so are those of another trace.
     """
     known = load_manifest(job.folder)
     if is_of(job, known):
@@ -130,15 +129,15 @@ def begin(job: Job) -> dict:
 
 
 def is_of(job: Job, manifest: dict) -> bool:
-    """Tell whether a manifest is this trace's, not one that was put in its place."""
+    """Whether a manifest has this trace's identity."""
     return all(manifest.get(key) == value for key, value in job.identity.items())
 
 
 def new_manifest(job: Job) -> dict:
     """Plan a trace.
 
-    Prompts beyond the model's window are left out, as are those that leave no room for an output. A given text longer
-    than the window is cut there; one of a single token predicts nothing, and is left out.
+    Prompts that do not fit the model's window with one token of output are left out. A given text longer than the
+    window is cut there; a given text of a single token predicts nothing, and is left out.
 
     Raises:
         InputError: a prompt is empty, or none fits.
@@ -180,10 +179,10 @@ def new_manifest(job: Job) -> dict:
 
 
 def prompt_lengths(job: Job) -> list[int]:
-    """Count the tokens of every prompt. The ids are not kept: a shard encodes its own again, which saves memory.
+    """Count the tokens of every prompt. The ids are not stored: a shard encodes its own again, which saves memory.
 
     Raises:
-        InputError: most tokens, special ones aside, stand for text that the vocabulary does not have.
+        InputError: most tokens, special ones aside, are the tokenizer's unknown token.
     """
     unknown, special = job.model.unknown_ids, set(job.model.tokenizer.all_special_ids)
     lengths, lost, known = [], 0, 0
@@ -202,9 +201,9 @@ def prompt_lengths(job: Job) -> list[int]:
 
 
 def longest_mixed(model: Model, new_tokens: int) -> int:
-    """How long prompts of different lengths may be that share a batch of a trace; 0: none may.
+    """The longest prompt that may share a batch with prompts of other lengths; 0 if none may.
 
-    The window has room for so many new tokens after each, padded or not: some networks have no place behind it.
+    With padding on the left, `new_tokens` must fit the window after the padded prompt: some networks end there.
     """
     if not model.pads:
         return 0
@@ -213,7 +212,7 @@ def longest_mixed(model: Model, new_tokens: int) -> int:
 
 def cut(lengths: list[int], order: list[int], size: int, mixed: int) -> list[list[int]]:
     """Cut sequences, the shortest first, into shards of at most `size`: of one prompt length, so without padding, or of
-    several where no prompt is longer than `mixed`.
+    several lengths where no prompt is longer than `mixed`.
     """
     shards: list[list[int]] = []
     for i in order:
@@ -225,7 +224,7 @@ def cut(lengths: list[int], order: list[int], size: int, mixed: int) -> list[lis
 
 
 def batch_that_fits(model: Model, tokens: int) -> int:
-    """The largest power of two of rows, each `tokens` long, whose caches and activations fill half the free memory."""
+    """The largest power of two of rows, each `tokens` long, that fit half the free memory; at most `SHARD`."""
     size = next(model.network.parameters()).element_size()
     row = tokens * model.hidden_size * size * (2 * model.layers + 16)
     fits = max(1, free_memory(model.device) // 2 // row)

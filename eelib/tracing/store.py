@@ -46,7 +46,7 @@ def add_file(folder: Path, manifest: dict, name: str, content: memoryview) -> No
 
 
 def intact(folder: Path, manifest: dict, name: str) -> bool:
-    """Tell whether a file is there with the bytes that the manifest promises."""
+    """Whether a file exists and has the checksum in the manifest."""
     try:
         with open(folder / f"{name}.parquet", "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == manifest["files"].get(name)
@@ -89,18 +89,18 @@ def checksum(content: dict) -> str:
 
 
 def record_file(folder: Path, index: int) -> Path:
-    """Where it is recorded that a shard is made: its sequences, files (checksums), counts, seconds and date."""
+    """Path of the record of a finished shard: its sequences, files (checksums), counts, seconds and date."""
     return folder / f"{SHARD}{index:05d}.json"
 
 
 def record_of(folder: Path, manifest: dict, index: int) -> dict:
-    """Read the record of a shard that is made as the manifest plans it; empty where there is none."""
+    """Read the record of a shard whose sequences are those of the manifest's plan; empty where there is none."""
     record = load_sealed(record_file(folder, index))
     return record if record.get("sequences") == manifest["plan"][index] else {}
 
 
 def finished(folder: Path, manifest: dict, index: int) -> bool:
-    """Tell whether both files of a shard are there, unaltered."""
+    """Whether both files of a shard exist, unaltered."""
     known = record_of(folder, manifest, index) or manifest
     return all(intact(folder, known, f"{part}-{index:05d}") for part in PARTS)
 
@@ -134,7 +134,7 @@ def claim_shards(
 
 
 def finish(folder: Path, verbose: bool) -> bool:
-    """Put the records of all shards into the manifest, and remove what killed processes left.
+    """Put the records of all shards into the manifest, and remove leftover files of killed processes.
 
     Returns:
         Whether the trace is finished: False where a shard is missing.
@@ -166,14 +166,14 @@ def finish(folder: Path, verbose: bool) -> bool:
 
 
 def abandon(folder: Path, verbose: bool) -> None:
-    """Remove the manifest of a trace of which nothing is made and no shard is being made."""
+    """Remove the manifest of a trace without shards, if no process is making one."""
     with exclusive(folder, verbose=verbose):
         if not in_hand(folder) and not any(folder.glob("*.parquet")):
             (folder / "manifest.json").unlink(missing_ok=True)
 
 
 def in_hand(folder: Path) -> bool:
-    """Tell whether a process is making a shard; locks of those that were killed are removed."""
+    """Whether a process is making a shard; locks of killed processes are removed."""
     for name in {file.name.removesuffix(".lease") for file in folder.glob(f"{SHARD}*.lock*")}:
         with exclusive(folder, name, wait=False) as held:
             if not held:
@@ -182,15 +182,15 @@ def in_hand(folder: Path) -> bool:
 
 
 def is_clear(folder: Path) -> bool:
-    """Tell whether nothing lies beside the files of a finished trace, so that it may be read without a lock."""
+    """Whether the folder has no partial files, locks or records, so that the trace may be read without a lock."""
     return not any(folder.glob("*.partial")) and not any(folder.glob(f"{SHARD}*"))
 
 
 def load_times(folder: Path) -> dict:
-    """Read {"seconds": decoding and reading, killed shards left out, "date": day of the first shard, or "unknown"}.
+    """Read {"seconds": for decoding and reading the finished shards, "date": day of the first shard, or "unknown"}.
 
-    They have a file of their own, so that the manifest is the same bytes whenever it is made. It has no checksum:
-    anything may stand there.
+    Times have a file of their own, so that the manifest's bytes do not depend on them. That file has no checksum: if it
+    can't be understood, the times are 0 and "unknown".
     """
     with suppress(StorageError, TypeError, ValueError, OverflowError):
         times = read_json(folder / "times.json")

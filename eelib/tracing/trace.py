@@ -1,4 +1,4 @@
-"""A finished trace on disk, as every analysis reads it."""
+"""Read a finished trace: tokens, sequences, readouts and exit layers."""
 
 from functools import cached_property
 from pathlib import Path
@@ -16,16 +16,16 @@ from eelib.tracing.store import intact, load_manifest, load_times
 
 
 class Trace:
-    """A finished trace on disk. Rows are generated tokens, in order of sequence, then position; of given texts, the
-    tokens that their positions have to predict.
+    """A finished trace on disk. Rows are generated tokens, in order of sequence, then position; for given texts, all
+    tokens but the first of each.
 
     InputError, one line, for a folder that holds no finished trace and for a file that is not as it was written;
     StorageError for one that can't be read.
 
     `trace["entropy"]` is numpy [tokens, L+1]; column l is layer l, 0 the embeddings. Names: entropy, js_final and
     kl_final, in nats; probability, margin, final_probability and reference_probability, from 0 to 1; final_rank and
-    reference_rank (1 is the best); top1 (token ids); cosine; topk_ids and topk_probability, [tokens, L+1, 10]. Another
-    name is a KeyError.
+    reference_rank (1 is the best); top1 (token ids); cosine; topk_ids and topk_probability, [tokens, L+1, 10], or fewer
+    for a smaller vocabulary. Another name is a KeyError.
     """
 
     READOUTS = READOUTS
@@ -48,7 +48,7 @@ class Trace:
         return pa.concat_tables(self.file(f"{part}-{i:05d}", columns) for i in range(len(self.manifest["plan"])))
 
     def file(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        """One Parquet file; its checksum is compared the first time that this object reads it."""
+        """One Parquet file, by its name without suffix; InputError if it is missing or was altered."""
         if name not in self._sound:
             if not intact(self.folder, self.manifest, name):
                 raise InputError(
@@ -68,7 +68,7 @@ class Trace:
         """One row per generated token, with sequence, position, token_id, text, start and end (offsets in the output),
         is_eos, is_special, truncated and group.
 
-        Of a given text all tokens but its first: each at the position before it, which has to predict it.
+        The position of a token of a given text is the one before it, which has to predict it.
         """
         order = self._order  # files are checked before one is opened for its names
         names = [n for n in pq.read_schema(self.folder / "tokens-00000.parquet").names if n not in READOUTS]
@@ -96,7 +96,7 @@ class Trace:
         return self._shaped(name, self._table("tokens", [name])[name], self.layers + 1)
 
     def _shaped(self, name: str, column: pa.ChunkedArray, states: int) -> np.ndarray:
-        """A readout's column as numpy [rows, states], those of the top-k [rows, states, k]."""
+        """A readout's column as numpy [rows, states]; of the top-k, [rows, states, k]."""
         flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
         width = (top_k(self.manifest["vocabulary"]),) if name in TOP_K else ()
         return flat.reshape(len(column), states, *width)
@@ -105,15 +105,13 @@ class Trace:
         return len(self.tokens)
 
     def statistic_rows(self) -> np.ndarray:
-        """Boolean [tokens]: rows that statistics use: no end tokens, and of a masked model's text no special ones."""
+        """Boolean [tokens], the rows that statistics use: not end tokens, nor special tokens of a masked model."""
         framed = self.tokens["is_special"].to_numpy() & (self.manifest["architecture"] == "masked")
         return ~self.tokens["is_eos"].to_numpy() & ~framed
 
     @property
     def final_ids(self) -> np.ndarray:
-        """The target of exit layers, int [tokens]. It is the emitted token, or of given texts, whose next token may be
-        another, the last layer's top-1.
-        """
+        """The target of exit layers, int [tokens]: the emitted token; for given texts, the last layer's top-1."""
         return self["top1"][:, -1] if self.given else self.tokens["token_id"].to_numpy()
 
     def exit_layer(self, definition: str) -> np.ndarray:
@@ -139,7 +137,9 @@ class Trace:
 
     @cached_property
     def pairs(self) -> dict[str, np.ndarray]:
-        """Similarities [tokens, L+1, L+1] of layers by name, and "row" into `tokens`; `trace(..., pairs=True)`."""
+        """Similarities [n, L+1, L+1] of layers by name, and "row" [n], their rows in `tokens`; ask for them with
+        `trace(..., pairs=True)`.
+        """
         table = extra_table(self, "pairs")
         size = self.layers + 1
         found = {n: table[n].combine_chunks().flatten().to_numpy().reshape(-1, size, size) for n in PAIRS}
@@ -150,7 +150,7 @@ PAIR_TOKENS = 4  # of each sequence at which layers are compared in pairs, which
 
 
 def extra_file(kind: str, count: int) -> str:
-    """The name of the sites or pairs of so many sequences."""
+    """File name, without suffix, of the sites or pairs of `count` sequences."""
     return f"{kind}-{count}" + (f"-{PAIR_TOKENS}" if kind == "pairs" else "")
 
 
@@ -164,9 +164,9 @@ def extra_table(made: Trace, kind: str) -> pa.Table:
 
 
 class Sites:
-    """Readouts of sub-layers. `sites["probability"]` is numpy [rows, L, S], S in the order of `names`.
+    """Readouts of sub-layers. `sites["probability"]` is numpy [rows, L, S], with the S sites in the order of `names`.
 
-    `rows` index the trace's tokens.
+    `rows` are the row numbers of these tokens in the trace. Another name of a readout is a KeyError.
     """
 
     READOUTS = ("top1", "probability", *STORED_OF_SITES)
@@ -184,7 +184,7 @@ class Sites:
         return from_top_k(name, self._stored) if name in FROM_TOP_K else self._stored(name)
 
     def _stored(self, name: str) -> np.ndarray:
-        """A readout that is kept, [rows, L, S] or [rows, L, S, k]."""
+        """A stored readout, [rows, L, S] or [rows, L, S, k]."""
         trace, columns = self._trace, [self._table[f"{site}/{name}"] for site in self.names]
         return np.stack([trace._shaped(name, column, trace.layers) for column in columns], axis=2)
 

@@ -1,6 +1,6 @@
 """Run a study and build its book: python -m eestudy.book [STUDY] [--cores N | --profile FOLDER] [Snakemake's options].
 
-One call at a time in a folder: a second one prints that it waits, and does.
+One call at a time runs in a folder; a second one prints that it waits for the first.
 """
 
 import argparse

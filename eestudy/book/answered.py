@@ -26,8 +26,8 @@ LINK = re.compile(r"\[([^]]*)\]\(([A-Za-z0-9_.+-]+)\.ipynb\)")  # to another not
 def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()) -> dict[str, Any]:
     """An executed notebook as the book shows it: `answer`, HTML, under the title; parameters folded.
 
-    A link to a notebook that is not `beside` it, for the model does not run it, is its words alone. Widgets are left
-    out.
+    A link to a notebook that is not in `beside`, because the model does not run it, becomes its words. Widgets are
+    removed.
     """
     notebook["metadata"].pop("widgets", None)
     first = notebook["cells"][0]
@@ -69,7 +69,7 @@ def read(app: Any, name: str, content: list[str]) -> None:
 
 
 def fold_details(app: Any, document: nodes.document) -> None:
-    """Sphinx's `doctree-read`: folds what stands below the heading Details."""
+    """Sphinx's `doctree-read`: folds everything below the heading Details."""
     for section in list(document.findall(nodes.section)):
         if section.children and section[0].astext() == "Details":
             opened = '<details class="ee-details"><summary>Show the details</summary>'

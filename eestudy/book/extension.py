@@ -1,4 +1,4 @@
-"""The part of the book that Sphinx runs: lays out every page, keeps its files, and writes its foot. See _config.yml."""
+"""A Sphinx extension (see _config.yml): lays out every page, stores its files, and gives values to its foot."""
 
 import json
 import posixpath
@@ -31,7 +31,7 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def lay_out(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Dress the body of a page, and hand its foot to the templates."""
+    """Lay out the body of a page, and pass the values of its foot to the templates."""
     project, out = Path(app.srcdir).parent, Path(app.outdir)
     up = posixpath.relpath(".", posixpath.dirname(page) or ".")
 
@@ -56,7 +56,7 @@ def lay_out(app: Any, page: str, template: str, context: dict[str, Any], doctree
 
 @cache
 def origin(project: Path, pages: frozenset[str]) -> dict[str, Any]:
-    """What all pages have in common: version, licence, DOI, commit; date of each run, of the first and of the last."""
+    """Values that all pages share: version, licence, DOI, commit; date of each run, of the first and of the last."""
     citation = read_citation(project)
     results = {page: project / f"{page}.json" for page in pages if page.startswith("results/")}
     dated = {
@@ -70,7 +70,7 @@ def origin(project: Path, pages: frozenset[str]) -> dict[str, Any]:
 
 
 def keep_citation(app: Any, failed: Exception | None) -> None:
-    """CITATION.cff, and the same as BibTeX, beside the pages."""
+    """Write CITATION.cff, and the same as BibTeX, beside the pages."""
     project, out = Path(app.srcdir).parent, Path(app.outdir, FILES)
     if failed or not (citation := read_citation(project)):
         return
@@ -91,7 +91,7 @@ def read_citation(folder: Path) -> dict[str, Any]:
 
 
 def bibtex(citation: dict[str, Any], year: str, url: str = "", commit: str = "") -> str:
-    """An entry of BibTeX. A DOI that there is not yet has its place in a comment above."""
+    """A BibTeX entry; if there is no DOI yet, a comment above says where it will be."""
     values = {
         "title": f"{{{citation.get('title', '')}}}",
         "author": " and ".join(map(name_of, citation.get("authors", []))),
@@ -107,7 +107,7 @@ def bibtex(citation: dict[str, Any], year: str, url: str = "", commit: str = "")
 
 
 def name_of(author: dict[str, str]) -> str:
-    """An author as BibTeX has it: a group's name is not taken apart."""
+    """An author in BibTeX's form; a group's name is in braces."""
     if "family-names" in author:
         return f"{author['family-names']}, {author.get('given-names', '')}".removesuffix(", ")
     return f"{{{author['name']}}}"
@@ -126,7 +126,7 @@ def commit_of(folder: Path) -> str:
 
 
 class Labels(BaseLabelStyle):
-    """Shan et al., 2024: as `bibtex_reference_style: author_year` writes it in the text."""
+    """Labels such as "Shan et al., 2024", as `bibtex_reference_style: author_year` writes them in the text."""
 
     def format_labels(self, sorted_entries: Iterable[Any]) -> Iterator[str]:
         """A label for each entry, in their order."""
@@ -138,15 +138,14 @@ class Labels(BaseLabelStyle):
 
 
 class Sorting(SortingStyle):
-    """By authors, years and titles, a name in braces among the others."""
+    """Sorts by authors, years and titles, without braces around names."""
 
     def sorting_key(self, entry: Any) -> tuple[str, ...]:
-        """What an entry is sorted by."""
         return tuple(part.translate(BRACES).lower() for part in super().sorting_key(entry))
 
 
 class ByAuthorAndYear(Style):
-    """Entries in alphabetical order, with such labels."""
+    """Entries in the order of `Sorting`, with `Labels`."""
 
     default_label_style = Labels
     default_sorting_style = Sorting

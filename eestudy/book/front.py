@@ -1,4 +1,4 @@
-"""The first page: what was found, in sentences, a figure and a card for each page."""
+"""The first page: the findings in sentences and figures, and a card for each page."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def front(study: StudyFile, results: Written) -> str:
 
 
 def limits(study: StudyFile) -> str:
-    """What the study's first model and its texts say nothing about."""
+    """The limits of the study's first model and its texts, as a note in Markdown."""
     model = next(iter(study.models))
     given = [study.parameters(model, notebook) for notebook in study.notebooks_of(model)]
     tasks, limit = given[0].get("tasks", ""), given[0].get("limit", 0)
@@ -62,14 +62,14 @@ def questions(study: StudyFile, results: Written) -> str:
 
 
 def main_sentence(markdown: str) -> str:
-    """What is bold in a page's answer, as plain text: its main sentence."""
+    """The bold part of a page's answer, as plain text: its main sentence."""
     found = MAIN.search(markdown)
     said = re.sub(r"\\([\\`*_{}\[\]<>$|#~&:-])|<(https?://[^\s<>]+)>", r"\1\2", found[1]) if found else ""
     return f"{said.rstrip('.')}." if said else ""
 
 
 def page_chips(study: StudyFile, results: Written, model: str, notebook: str) -> str:
-    """What stands under a page's title beside its own answer: its claims' verdicts, as HTML."""
+    """The verdicts on a page's claims, as HTML, for the place under its title and answer."""
     shown = chips(results, model, notebook, f"../../{place(study, model)}")
     return f'<div class="ee-answer {PLAIN}">{shown}</div>' if shown else ""
 
@@ -91,7 +91,7 @@ def executed(model: str, notebook: str) -> dict[str, Any]:
 
 
 def front_figures(model: str, notebooks: Iterable[str]) -> tuple[str, str]:
-    """What the cells tagged `front-page` show in the executed notebooks of a model, as HTML: (figures, tables)."""
+    """The outputs of cells tagged `front-page` in the executed notebooks of a model, as HTML: (figures, tables)."""
     cells = (cell for notebook in notebooks for cell in executed(model, notebook).get("cells", []))
     tagged = (cell for cell in cells if "front-page" in cell["metadata"].get("tags", []))
     shown = ["".join(out.get("data", {}).get("text/html", "")) for cell in tagged for out in cell.get("outputs", [])]

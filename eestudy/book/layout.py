@@ -1,4 +1,4 @@
-"""Figures and tables of a page as a reader meets them: numbered, in boxes that scroll, with what can be taken away."""
+"""Lay out the figures and tables of a page: numbers, boxes that scroll, links to their files."""
 
 import base64
 import binascii
@@ -25,10 +25,9 @@ NUMBER = re.compile(r"^[<>~±+−-]?\d[\d.,]*\s?%?$")
 
 
 def dressed(body: str, keep: Keep) -> str:
-    """The HTML of a page with its figures and tables numbered, boxed and linked with their files, which `keep` keeps.
+    """The HTML of a page with its figures and tables numbered, boxed and linked to their files, which `keep` stores.
 
-    What a notebook carries in itself (addresses that begin with `data:`) becomes files. Nothing that was text becomes
-    markup.
+    Content of a notebook's `data:` addresses becomes files. Nothing that was text becomes markup.
     """
     soup = BeautifulSoup(body, "html.parser")
     others = f":not({APART}, {APART} *)"
@@ -46,7 +45,7 @@ def dressed(body: str, keep: Keep) -> str:
 
 
 def dress_figure(soup: BeautifulSoup, figure: Tag, label: str, keep: Keep) -> None:
-    """Anchor, number, a box that scrolls rather than shrinking letters, the picture at full size, and files."""
+    """Give a figure an anchor, a number, a box that scrolls so that letters do not shrink, and links to its files."""
     panel: Tag = None
     addresses: list[tuple[str, str]] = []
 
@@ -76,9 +75,9 @@ def dress_figure(soup: BeautifulSoup, figure: Tag, label: str, keep: Keep) -> No
 
 
 def dress_table(soup: BeautifulSoup, table: Tag, label: str, keep: Keep) -> None:
-    """Anchor, number and caption, a box that scrolls, scopes of headings, cells that break well, and its CSV.
+    """Give a table an anchor, number and caption, a box that scrolls, scopes of headings, classes of cells and a CSV.
 
-    Without a label: a list of names and values, whose heading above is caption enough for those who see it.
+    Without a label, it is a list of names and values, and its caption, the heading above, is for screen readers only.
     """
     fits, box = FITS in table.get("class", []), table
     if not fits:
@@ -114,7 +113,7 @@ def dress_table(soup: BeautifulSoup, table: Tag, label: str, keep: Keep) -> None
 
 
 def name_of(label: str) -> str:
-    """What the anchor and the files of a figure or a table are called: figure-1."""
+    """The name of the anchor and the files of a figure or a table: figure-1."""
     return label.lower().replace(" ", "-")
 
 
@@ -140,7 +139,7 @@ def finish(soup: BeautifulSoup, whole: Tag, caption: Tag, inner: Tag, label: str
 
 
 def carried(part: Tag) -> list[tuple[str, bytes]]:
-    """(kind, content) of the files inside a notebook's output; their links are taken out."""
+    """(kind, content) of the files inside a notebook's output; their links are removed."""
     found = []
     for links in part.select(".ee-take"):
         contents = [data_of(str(link["href"])) for link in links.select("a[href]")]
@@ -150,7 +149,7 @@ def carried(part: Tag) -> list[tuple[str, bytes]]:
 
 
 def data_of(link: str) -> tuple[str, bytes]:
-    """Kind (of KINDS) and content of an address that `as_address` made; neither where it is another one."""
+    """Kind (of KINDS) and content of an address that `as_address` made; both empty for another address."""
     head, _, content = link.partition(";base64,")
     kind = next((kind for kind, media_type in KINDS.items() if head == f"data:{media_type}"), "")
     try:
@@ -160,14 +159,14 @@ def data_of(link: str) -> tuple[str, bytes]:
 
 
 def boxed(soup: BeautifulSoup, box: Tag, label: str) -> None:
-    """A box that scrolls sideways can be reached with the keyboard, has a name, and says that there is more to see."""
+    """Let a box that scrolls sideways be reached with the keyboard, name it, and add a hint that it scrolls."""
     box["tabindex"], box["role"], box["aria-label"] = "0", "region", label
     words = "Scroll sideways: there is more than fits here."
     box.insert_after(soup.new_tag("p", attrs={"class": "ee-hint", "aria-hidden": "true"}, string=words))
 
 
 def heading_above(tag: Tag) -> str:
-    """The words of the heading, and of the line in bold below it, if any, that a table stands under."""
+    """The text of the heading above a table, and of the bold line between them, if there is one."""
     below = ""
     for before in tag.find_all_previous(["h1", "h2", "h3", "h4", "p"]):
         text = before.get_text().strip().removesuffix("#").rstrip(":.")
@@ -180,8 +179,8 @@ def heading_above(tag: Tag) -> str:
 
 
 def has_headings(table: Tag) -> bool:
-    """Whether a table has any above its columns; one of names and values loses its empty head, and its names become
-    headings.
+    """Whether a table has headings above its columns. If its head is empty, as in a list of names and values, the head
+    is removed, and the names become headings.
     """
     if not table.thead or table.thead.get_text().strip():
         return True

@@ -1,4 +1,4 @@
-"""Parts of pages in Markdown: findings, cards, runs, the study file's models, what papers print, the engine's goals."""
+"""Parts of pages in Markdown: findings, cards, runs, the study file's models, published tables, the engine's goals."""
 
 import json
 import re
@@ -118,7 +118,7 @@ BASES = {0: "from 0", 1: "from 1", "unknown": "elsewhere from a number that is n
 
 
 def papers() -> str:
-    """A part for each paper: its version, then what was noted of each of its tables and figures, and of its text."""
+    """A part for each paper: its version, then the notes on each of its tables and figures, and on its text."""
     sources = json.loads((data_folder("papers") / "sources.json").read_text(encoding="utf-8"))
     pieces = []
     for paper, record in sources.items():
@@ -139,7 +139,7 @@ def papers() -> str:
 
 
 def counted(frame: Any) -> str:
-    """From where a table's layers count, and how many of its rows can't be read whole."""
+    """Sentences: from which number a table's layers count, and how many of its rows are cut off."""
     bases = {column["layer_base"] for column in frame.attrs["columns"].values()}
     bases |= set(frame["layer_base"]) if "layer_base" in frame else set()
     found = [words for base, words in BASES.items() if base in bases]
@@ -170,7 +170,7 @@ def engine() -> dict[str, str]:
 
 
 def fragment(check: str) -> str:
-    """One check's goals with what was measured, when, where, and whether the code has changed since."""
+    """One check's goals and measurements, with date and machine, and whether the code has changed since."""
     try:
         report = measured(check)
     except InputError:

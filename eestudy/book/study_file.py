@@ -1,4 +1,4 @@
-"""The study file: which models run through which notebooks, with what, and what each page depends on."""
+"""The study file: which notebooks run on which models, with which parameters, and what each page depends on."""
 
 import ast
 import json
@@ -41,7 +41,7 @@ APART = ("eestudy/book/", "eestudy/browser/")  # code that no page of results de
 
 @dataclass(frozen=True)
 class StudyFile:
-    """What `study.yml` asks for. A model is a shipped name, a local folder or file, or a hub id: see `model_folder`."""
+    """The content of `study.yml`. A model is a shipped name, a local folder or file, or a hub id."""
 
     path: str
     models: dict[str, dict[str, Any]]  # by folder; enabled ones only
@@ -87,17 +87,17 @@ class StudyFile:
         return found
 
     def notebooks_of(self, model: str) -> list[str]:
-        """The notebooks that a model runs, in the order of the study: those that it names, or all."""
+        """The notebooks that run on a model, in the order of the study: those in its settings, else all."""
         wanted = self.models[model].get("notebooks", self.notebooks)
         return [notebook for notebook in self.notebooks if notebook in wanted]
 
     def host_memory(self, model: str) -> int:
-        """GB of the host's memory that a job of a model may take: its own; `memory_gb` where that is no GPU's."""
+        """GB of the host's memory for a job: `host_memory_gb`; else HOST_GB with a GPU, `memory_gb` without."""
         settings = self.models[model]
         return settings.get("host_memory_gb") or (HOST_GB if settings.get("gpu") else settings.get("memory_gb", 4))
 
     def asked(self, model: str) -> list[dict[str, Any]]:
-        """What the traces of a model's notebooks depend on: parameters of each, as given or as its own."""
+        """The parameters on which the traces of a model's notebooks depend, given or by default, each set once."""
         found: list[dict[str, Any]] = []
         for notebook in self.notebooks_of(model):
             given = self.parameters(model, notebook)
@@ -136,7 +136,7 @@ class StudyFile:
         return [*code("eestudy/book/worker.py"), *data_behind(model, str(self.asked(model)))]
 
     def arguments(self, model: str, notebook: str) -> str:
-        """`parameters` as papermill's arguments, quoted for a shell; texts are not guessed to be numbers."""
+        """`parameters` as papermill's arguments, quoted for a shell; a text that looks like a number stays a text."""
         options = (
             ("-r" if isinstance(value, str) else "-p", str(name), str(value))
             for name, value in self.parameters(model, notebook).items()
@@ -146,7 +146,8 @@ class StudyFile:
     def local_files(self, model: str, notebook: str) -> list[str]:
         """Path, size and time of every file in the local folders that parameters name: models, tasks.
 
-        Not among `notebook_sources`: an older file that is moved there is a change too, and any path is allowed.
+        They are not among `notebook_sources`, since an older file that is moved there is a change, too, and any path is
+        allowed here.
         """
         values = self.parameters(model, notebook)
         named = {value for key, value in values.items() if isinstance(value, str) and key not in FOLDERS}
@@ -196,18 +197,18 @@ class StudyFile:
 
     @staticmethod
     def lens_sources() -> list[str]:
-        """Files that what the page with the lens loads depends on: code, weights, example texts."""
+        """Files on which the data of the page with the lens depend: code, weights, example texts."""
         data = [*data_folder("models", LENS).glob("*"), *data_folder("texts", "translation").glob("*")]
         return [*code("eestudy/browser"), *sorted(map(str, data))]
 
 
 def notebook_file(name: str) -> Path:
-    """Where a notebook of this name lies."""
+    """The path of the notebook with this name."""
     return NOTEBOOKS / f"{name}.ipynb"
 
 
 def defaults(notebook: Path) -> dict[str, Any]:
-    """The values in a notebook's cell of parameters; none where it has no such cell. InputError: it can't be read."""
+    """The values in a notebook's cell of parameters; empty without such a cell. InputError if they can't be read."""
     try:
         cells = json.loads(notebook.read_text(encoding="utf-8")).get("cells", [])
         tagged = ("".join(cell["source"]) for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", ()))
@@ -231,7 +232,7 @@ def check_types(where: str, given: dict[str, Any], notebook: Path) -> None:
 
 
 def files_below(name: str) -> list[Path]:
-    """The file of this name, or those in the folder of it, hidden ones aside; none where nothing is there."""
+    """The file of this name, or the files in the folder of this name without hidden ones; empty if there is neither."""
     try:
         path = Path(name).expanduser()
         inside = path.rglob("*") if path.is_dir() else [path]
@@ -241,7 +242,7 @@ def files_below(name: str) -> list[Path]:
 
 
 def data_behind(model: str, said: str, *more: str) -> list[str]:
-    """Files of texts, of the folders `more`, and of weights, gates and drafts of a model and all that are `said`."""
+    """Files of texts, of the folders `more`, and of weights, gates and drafts of a model and all named in `said`."""
     beside = {
         folder.name
         for folder in data_folder("models").glob("*")
@@ -255,7 +256,7 @@ def data_behind(model: str, said: str, *more: str) -> list[str]:
 
 
 def code(*more: str) -> list[str]:
-    """Files of eelib and eestudy, relative to the project: those APART only where `more` names them or their folder."""
+    """Files of eelib and eestudy, relative to the project, without those in APART unless `more` names their place."""
     return [file for file in relative(["eelib", "eestudy"]) if not file.startswith(APART)] + relative(more)
 
 
@@ -265,7 +266,7 @@ def relative(places: Iterable[str]) -> list[str]:
 
 
 def measured() -> list[str]:
-    """Files of code that kept results of checks are of, if this project has them: the book says which changed since."""
+    """Existing code files on which stored results of checks depend: the book says which results are out of date."""
     reports = (json.loads(file.read_text(encoding="utf-8")) for file in data_folder("measured").glob("*.json"))
     places = relative({str(place) for report in reports for place in report.get("depends", ())})
     return [place for place in places if Path(place).exists()]

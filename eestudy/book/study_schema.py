@@ -1,4 +1,4 @@
-"""What a study file may hold: its schema, and how one is read so that no key is there twice."""
+"""The schema of a study file, and a reader that refuses a key that is there twice."""
 
 import re
 from collections.abc import Hashable
@@ -17,7 +17,7 @@ WHOLE = ("memory_gb", "host_memory_gb", "gpu", "threads", "workers", "hours")  #
 
 
 def whole(least: int) -> dict[str, Any]:
-    """A whole number; each `description` here says what is allowed, as messages do."""
+    """The schema of a whole number; each `description` here says what is allowed, for messages."""
     allowed = f"a whole number, at least {least}, at most {LARGEST:,}"
     return {"type": "integer", "minimum": least, "maximum": LARGEST, "description": allowed}
 
@@ -75,10 +75,10 @@ SCHEMA = {
 
 
 class Loader(yaml.SafeLoader):
-    """YAML whose keys are texts, each there once."""
+    """Loads YAML whose keys are texts, each there once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping; InputError where a key is no text, or there for a second time."""
+        """A mapping; InputError where a key is not a text, or is there twice."""
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, _ in node.value:
@@ -106,7 +106,7 @@ for kind in ("int", "float"):
 
 
 def read_study(path: str | Path) -> dict[str, Any]:
-    """The content of a study file, as the schema has it; InputError, one line, names the key that is wrong."""
+    """The content of a study file, checked against the schema; InputError, one line, names the key that is wrong."""
     try:
         if not Path(path).is_file():
             raise InputError("there is no such file")
@@ -129,7 +129,7 @@ def read_study(path: str | Path) -> dict[str, Any]:
 
 
 def message(error: fastjsonschema.JsonSchemaValueException, study: dict[str, Any]) -> str:
-    """What a schema found wrong, in words: where, what is there, what is allowed."""
+    """The error of a schema in words: where it is, the value there, and what is allowed."""
     value: Any = error.value
     where = (error.name or "").removeprefix("data").removeprefix(".")
     for group, kind in (("models", "model"), ("notebooks", "notebook")):

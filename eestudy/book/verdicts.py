@@ -1,6 +1,6 @@
 """The verdicts of a study: counted, corrected for their number, shown as chips that need no colour, and the scoreboard.
 
-It has every claim and its verdict, by model; informative ones first, what weighs less below, folded.
+The scoreboard has every claim and its verdict, by model: informative verdicts first, others below, folded.
 """
 
 import json
@@ -53,7 +53,7 @@ LOOKS = {
 
 
 def load_results(study: StudyFile) -> Written:
-    """What the notebooks of the study wrote, by model and notebook; those that have not run are missing."""
+    """The results of the study's notebooks, by model and notebook; notebooks that have not run are missing."""
     paths = {(model, notebook): RESULTS / model / f"{notebook}.json" for model, notebook in study.runs}
     return {key: read_object(path) for key, path in paths.items() if path.exists()}
 
@@ -80,7 +80,7 @@ def after_holm(judged: list[Judged]) -> dict[str, float]:
 
 
 def tally(model: str, judged: list[Judged]) -> str:
-    """How many informative verdicts a model has, how many stand after Holm's correction, and what else there is."""
+    """Sentences: the number of a model's informative verdicts, of those after Holm's correction, and of others."""
     able = [row for _, row in judged if row["verdict"] in JUDGED]
     first = [(claim, row) for claim, row in judged if row["verdict"] in JUDGED and not less(row)]
     counts = Counter(row["verdict"] for _, row in first)
@@ -124,8 +124,8 @@ def chip(verdict: str, before: str = "", link: str = "", title: str = "", weight
 
 
 def chips(results: Written, model: str, notebook: str, place: str) -> str:
-    """A chip for each claim of a page, linked to its row, with the other models that it is about and what makes its
-    verdict weigh less; `place`: what precedes a claim's id in its row's address.
+    """A chip for each claim of a page, linked to its row, with the models if not the page's own, and with the weights
+    of a verdict that is not informative; `place`: the beginning of a row's address, before the claim's id.
     """
     corrected, parts = after_holm(verdicts(results, model)), []
     for claim, row in verdicts(results, model, notebook):
@@ -147,27 +147,27 @@ def taken_back(claim: Claim, row: dict[str, Any], corrected: dict[str, float]) -
 
 
 def place(study: StudyFile, model: str) -> str:
-    """The address of a model's claims on the scoreboard, less their ids; only the first model's are bare."""
+    """The address of a model's claims on the scoreboard, without their ids; it names every model but the first."""
     return "scoreboard.html#" + ("" if model == next(iter(study.models)) else f"{model}-")
 
 
 def weight(row: dict[str, Any]) -> str:
-    """How much a verdict says, in words; nothing of one that is none."""
+    """The weights of a verdict, in words; empty where the claim was not judged."""
     return ", ".join(row.get("weights", [])) if row["verdict"] in JUDGED else ""
 
 
 def less(row: dict[str, Any]) -> str:
-    """What makes a verdict weigh less than an informative one, in words; nothing of one that is none."""
+    """The weights of a verdict that is not informative, in words; empty for others and where there is none."""
     return "" if weight(row) == INFORMATIVE else weight(row)
 
 
 def weighed(claim: Claim, row: dict[str, Any]) -> str:
-    """What a verdict weighs, with the reason where the record has one."""
+    """The weights of a verdict, with the reason where the record has one."""
     return f"{weight(row)}. {claim.weight_why}".removesuffix(" ").removesuffix(".") if weight(row) else ""
 
 
 def source(claim: Claim) -> str:
-    """Where a claim comes from, in words."""
+    """The source of a claim, in words."""
     return f"this study, after {claim.reference}" if claim.ours else claim.reference
 
 
@@ -222,7 +222,7 @@ def judged_table(
     here: str,
     title: str = "Informative verdicts",
 ) -> str:
-    """The claims with a verdict, as HTML: a table, of which a phone makes cards."""
+    """The claims with a verdict, as an HTML table, which a narrow screen shows as cards."""
     headings = ("Verdict", "Measured (95% interval)", "p", "Sequences")
     rows, taken = [], []
     for claim, row in judged:
@@ -258,7 +258,7 @@ def others_table(model: str, others: list[Judged], results: Written, here: str) 
 
 
 def on_record(claim: Claim, row: dict[str, Any]) -> dict[str, Any]:
-    """A claim and its verdict, for a table to be taken away."""
+    """A claim and its verdict, for the CSV of a table."""
     about = {"claim": claim.id, "words": claim.claim, "statistic": claim.statistic, "source": source(claim)}
     return about | {"verdict": row["verdict"], "weight": weight(row)}
 
@@ -288,7 +288,7 @@ def board(
 
 
 def verdict_cell(model: str, claim: Claim, row: dict[str, Any], results: Written) -> str:
-    """A verdict as a chip that leads to its page, with what its word alone would hide."""
+    """A verdict as a chip that links to its page, with its models and its note."""
     ran = (model, claim.notebook) in results and row["verdict"] != NOT_RUN
     shown = chip(row["verdict"], link=f"results/{model}/{claim.notebook}.html" if ran else "")
     on = f" on {row['models']}" if row.get("models") else ""
@@ -307,7 +307,7 @@ def written(p: float | None) -> str:
 
 
 def amendments() -> str:
-    """When claims were fixed, and what was changed in them afterwards, when and why, with its earlier words."""
+    """When claims were fixed, and all amendments: when, why, and the earlier words."""
     fixed: dict[str, list[str]] = {}
     for claim in claims():
         if claim.fixed:
@@ -329,7 +329,7 @@ def amendments() -> str:
 
 
 def when(moment: dict[str, str]) -> str:
-    """A date, whose hyphens are not for line breaks, and a commit."""
+    """A date, with hyphens that do not break lines, and a commit."""
     return f"{moment['date']} ({moment['commit']})".replace("-", "\u2011")
 
 

@@ -1,4 +1,4 @@
-"""Make the traces that a model's notebooks ask for, beside others: python -m eestudy.book.worker --model FOLDER."""
+"""Make the traces of a model's notebooks, along with other workers: python -m eestudy.book.worker --model FOLDER."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from eestudy.study import Study
 
 
 def main() -> None:
-    """Each task's trace in turn; what another worker has in hand is left to it, and waited for at the end."""
+    """Make one task's trace after the other; parts that another worker is making are awaited at the end."""
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
     parser.add_argument("--study", default="study.yml", help="which study (study.yml)")
     parser.add_argument("--model", required=True, help="the last part of the model's name")

@@ -1,4 +1,4 @@
-"""Write what the book's lens loads: python -m eestudy.browser MODEL FOLDER."""
+"""Write the files that the book's lens loads: python -m eestudy.browser MODEL FOLDER."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ def examples(model: Model, folder: str | Path, room: int, count: int = 2) -> lis
 
 
 def described(model: Model, task: Task, made: Trace) -> list[dict[str, Any]]:
-    """Per sequence: source, reference, `tokens` of its grid, `pieces`: the vocabulary's spelling of all ids there."""
+    """For each sequence: source, reference, `tokens` of its grid, and `pieces`, the spelling of all ids in it."""
     found = []
     for sequence in made.sequences["sequence"]:
         tokens = grid_of(made, sequence)
@@ -54,7 +54,7 @@ def described(model: Model, task: Task, made: Trace) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the scripts of a shipped llama into a folder, which is made."""
+    """Write the scripts of a shipped llama model into a folder, which is created."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)
@@ -88,7 +88,7 @@ def write_model(source: Path, folder: Path) -> tuple[list[int], list[dict[str, A
 
 
 def write(path: Path, name: str, value: Any) -> int:
-    """A script that gives `Lens.name` a value; returns its size."""
+    """Write a script that gives `Lens.name` a value; returns its size in bytes."""
     return path.write_bytes(f"Lens.{name} = {json.dumps(value, separators=(',', ':'))};\n".encode())
 
 

@@ -1,8 +1,8 @@
-"""The shipped llama as scripts of base64 text: what a page from `file://` can load, where it can fetch nothing.
+"""The shipped llama model as scripts of base64 text, which a page from `file://` can load; it can't fetch files.
 
-The page runs this kind of network and of tokenizer alone; tests/book/test_lens.py holds it against eelib's.
-The shipped weights are bfloat16, and go over as they are. A number's high byte, sign and most of the exponent, holds
-under three bits of news, so the high bytes of a file are deflated; the low bytes would not shrink. The tokenizer is a
+The page runs this kind of network and of tokenizer alone; tests/book/test_lens.py compares it with eelib. The shipped
+weights are bfloat16, and are written unchanged. A number's high byte, sign and most of the exponent, has under three
+bits of information, so the high bytes of a file are deflated; the low bytes would not shrink. The tokenizer is a
 byte-level BPE: pieces by id, merges by ids, added tokens, one pattern.
 """
 
@@ -18,7 +18,7 @@ AT_ONCE = 2**20  # numbers of one file
 
 
 def shape_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What the page's network has to know of a config."""
+    """The values of a config that the page's network needs."""
     return {
         "layers": config["num_hidden_layers"],
         "width": config["hidden_size"],
@@ -53,7 +53,7 @@ def packed(numbers: np.ndarray) -> dict[str, Any]:
 
 
 def pieces_of_weights(numbers: np.ndarray) -> list[dict[str, Any]]:
-    """`packed` numbers with the place of the first, `AT_ONCE` at a time."""
+    """`packed` numbers, `AT_ONCE` in each piece, with the index of the first."""
     starts = range(0, len(numbers), AT_ONCE)
     return [{"start": start} | packed(numbers[start : start + AT_ONCE]) for start in starts]
 
@@ -65,7 +65,7 @@ SPACE = r"\p{White_Space}"  # \s of JavaScript is another set: with U+FEFF, with
 
 
 def tokenizer_of(path: Path) -> dict[str, Any]:
-    """pieces, merges [[left, right, made]], added {id: text}, pattern."""
+    """The tokenizer in a file: pieces, merges [[left, right, made]], added {id: text}, pattern."""
     content = json.loads(path.read_text(encoding="utf-8"))
     split = content["pre_tokenizer"]["pretokenizers"][0]
     added = {str(token["id"]): token["content"] for token in content["added_tokens"]}

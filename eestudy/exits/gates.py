@@ -33,11 +33,11 @@ CALIBRATED = ("risk",)
 
 @dataclass(frozen=True)
 class Fitted(Gate):
-    """How likely layer l gives what layer L will, from cheap signs: sigmoid(w_l x + b_l), of layer l.
+    """The probability that layer l gives layer L's token, from a few features x: sigmoid(w_l x + b_l).
 
     Attributes:
-        name: of FEATURES.
-        weights: per layer 1..L-1 those of `columns`, then the constant.
+        name: a key of FEATURES.
+        weights: for each layer 1..L-1 those of `columns`, then the constant.
         pieces: classes of the vocabulary that it was fitted for.
         steps: (scores, shares that agreed) of an isotonic calibration, interpolated between; None where there is none.
     """
@@ -50,7 +50,7 @@ class Fitted(Gate):
 
     @classmethod
     def from_parameters(cls, model: Model | None, /, **parameters: object) -> Gate:
-        """Of `features`, of FEATURES, `weights` and `steps`, as lists."""
+        """The gate with `features`, a key of FEATURES, and `weights` and `steps` as lists. InputError for others."""
         check_parameters("fitted", parameters, {"features": str, "weights": object, "steps": object})
         features, weights, steps = (parameters.get(name) for name in ("features", "weights", "steps"))
         if features not in FEATURES or not isinstance(weights, (list, tuple)):
@@ -70,18 +70,16 @@ class Fitted(Gate):
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """By its features."""
         wanted = FEATURES[self.name]
         before = ("token before", "exit before") if "exit_before" in wanted else ()
         return (*before, *(["readout"] if READ & set(wanted) else []))
 
     @property
     def reads_head(self) -> bool:  # type: ignore[override]
-        """By its features."""
         return "readout" in self.needs
 
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """The probability that an exit here emits what layer L would, in [0, 1]."""
+        """The probability that an exit here emits layer L's token, in [0, 1]."""
         signs = columns(FEATURES[self.name], output, self.pieces)
         weights = torch.tensor(self.weights[output.layer - 1], device=signs.device)
         score = torch.sigmoid(signs @ weights[:-1] + weights[-1])
@@ -95,7 +93,7 @@ class Fitted(Gate):
 
 
 def table_of(rows: Any) -> np.ndarray:
-    """Rows of numbers, equally long, as float64 [rows, columns]; [0, 0] of what is none."""
+    """Rows of finite numbers, equally long, as float64 [rows, columns]; [0, 0] for anything else."""
     try:
         table = np.array(rows, dtype=float)
     except (TypeError, ValueError, OverflowError):
@@ -104,7 +102,7 @@ def table_of(rows: Any) -> np.ndarray:
 
 
 def columns(features: Sequence[str], output: LayerOutput, pieces: PieceTable) -> Tensor:
-    """The signs of n tokens at a layer: float32 [n, columns]."""
+    """The features of n tokens at a layer: float32 [n, columns]."""
     found = []
     for name in features:
         if name == "position":
@@ -123,8 +121,8 @@ def columns(features: Sequence[str], output: LayerOutput, pieces: PieceTable) ->
 def fit(name: str, trace: Trace, rows: np.ndarray, pieces: PieceTable) -> Fitted:
     """A gate of FEATURES, fitted to whether layer l's top-1 is the emitted token, in `rows` (bool [tokens]) of a trace.
 
-    The exit before is, while fitting, the first layer of the token before that agrees; while decoding, the real one. Of
-    a calibrated gate one half of the rows' groups fits the signs, the other the isotonic step.
+    The feature `exit_before` is, while fitting, the first agreeing layer of the token before; while decoding, its real
+    exit layer. For a gate in CALIBRATED, half of the rows' groups fits the weights, the other half the isotonic step.
     """
     tokens, optimal = Tokens(trace), torch.tensor(trace.exit_layer("first"))
     before = optimal.roll(1).masked_fill(tokens.positions == 0, 0)
@@ -148,14 +146,14 @@ def fit(name: str, trace: Trace, rows: np.ndarray, pieces: PieceTable) -> Fitted
 
 
 def halves(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two masks [tokens] that part the rows, every other group to each; both are all rows where there is one group."""
+    """Two masks [tokens] that divide the rows, every other group in each; both are all rows if there is one group."""
     groups = np.unique(trace.tokens["group"].to_numpy()[rows])
     inside = np.isin(trace.tokens["group"].to_numpy(), groups[::2])
     return (rows & inside, rows & ~inside) if len(groups) > 1 else (rows, rows)
 
 
 def logistic(signs: np.ndarray, agrees: np.ndarray) -> tuple[float, ...]:
-    """Weights of signs [n, columns] and the constant; where all agree or none does, the constant alone."""
+    """Weights of features [n, columns], then the constant; where all agree or none does, the weights are 0."""
     if len(set(agrees.tolist())) < 2:
         share = (agrees.sum() + 0.5) / (len(agrees) + 1)
         return (*[0.0] * signs.shape[1], float(np.log(share / (1 - share))))

@@ -1,8 +1,8 @@
-"""A shadow stream: of a sampled share of what is served, full depth is run too, and an alarm stops early exit in time.
+"""A shadow stream: a sampled share of the served outputs is also decoded at full depth, and an alarm ends early exit.
 
-The alarm may be looked at after every output: it is a test martingale (Ville 1939; Waudby-Smith and Ramdas 2024,
+The alarm may be checked after every output: it is a test martingale (Ville 1939; Waudby-Smith and Ramdas 2024,
 "Estimating means of bounded random variables by betting"), an amount that is bet on outputs being worse than promised.
-While the promise holds, it ever reaches 1 / alpha with a chance of at most alpha.
+While the promise holds, the probability that the amount ever reaches 1 / alpha is at most alpha.
 """
 
 import math
@@ -26,10 +26,10 @@ OPTIONS = ("batch_size", "max_new_tokens", "draft_length")
 
 @dataclass
 class DriftAlarm:
-    """Goes off once the mean loss of a stream is above `risk`, falsely with a chance of at most `alpha`, ever.
+    """An alarm for a stream whose mean loss is above `risk`; a false alarm ever has a probability of at most `alpha`.
 
-    Losses lie in [0, 1]; each one's mean, given those before, is at most `risk` while the promise holds. `at`: after
-    how many of them it went off; None while it has not. InputError for a risk or alpha that is not within 0 and 1.
+    Losses lie in [0, 1]. The promise: the mean of each, given those before, is at most `risk`. `at`: the number of
+    losses after which the alarm was given; None if it was not. InputError for a risk or alpha not between 0 and 1.
     """
 
     risk: float
@@ -53,7 +53,7 @@ class DriftAlarm:
         return math.exp(min(top + math.log(sum(math.exp(log - top) for log in self.logs) / len(self.logs)), 700.0))
 
     def see(self, loss: float) -> bool:
-        """One more output's loss; returns whether the alarm is on. InputError for a loss outside [0, 1]."""
+        """Add an output's loss; returns whether the alarm is on. InputError for a loss outside [0, 1]."""
         if not 0 <= loss <= 1:
             raise InputError(f"loss {loss!r} is not allowed; losses lie within 0 and 1")
         self.seen, self.lost = self.seen + 1, self.lost + loss
@@ -72,13 +72,13 @@ def bets(risk: float) -> list[float]:
 
 @dataclass
 class Service:
-    """A model served by a policy, watched: `share` of the outputs are decoded at full depth too, and held against it.
+    """A model served by a policy; a share `share` of its outputs is also decoded at full depth, and compared.
 
-    A loss is an output that differs from full depth's. Early exit ends, and full depth is served, once the alarm is on,
-    or while the file `kill` is there. `shadowed`: numbers of the outputs that were compared, counted from 0 over all
-    calls. InputError as of `DriftAlarm` and `Policy.check`, for a share outside [0, 1], and for a share above 0 of a
-    model in less than float32: there an output depends on the rows decoded beside it, so one that differs says nothing
-    of the policy.
+    The loss of an output is 1 if it differs from full depth's, else 0. Early exit ends, and full depth is served, once
+    the alarm is on, or while the file `kill` exists. `shadowed`: numbers of the outputs that were compared, counted
+    from 0 over all calls. InputError as in `DriftAlarm` and `Policy.check`, for a share outside [0, 1], and for a share
+    above 0 of a model in less than float32: there an output depends on the rows decoded beside it, so a difference does
+    not show that the policy is wrong.
     """
 
     model: Model
@@ -104,12 +104,12 @@ class Service:
 
     @property
     def early(self) -> bool:
-        """Whether tokens may leave early."""
+        """Whether tokens may exit early."""
         return self.alarm.at is None and not (self.kill is not None and self.kill.exists())
 
     def generate(self, task: Task | list[str], **options: Any) -> GenerateOutput:
         """`eelib.generate` by the policy, or at full depth where early exit has ended; `options`: its batch_size,
-        max_new_tokens, and draft_length, which full depth has no use for. Its `seconds` leave out the comparison.
+        max_new_tokens, and draft_length, which full depth does not use. `seconds` does not include the comparison.
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise InputError(f"a service takes no {unknown[0]}=; allowed: {', '.join(OPTIONS)}")

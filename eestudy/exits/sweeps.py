@@ -1,6 +1,6 @@
-"""Where a trace's tokens exit as one number rises: a rule's threshold, or the layer of FREE's one exit.
+"""The exits of a trace's tokens at rising values of one number: a rule's threshold, or the layer of FREE's one exit.
 
-So that rules whose tokens depend on each other can be drawn, calibrated and scored as all others are.
+With a sweep, rules whose tokens depend on each other are plotted, calibrated and scored like all others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,12 +36,12 @@ class Sweep:
 
     @property
     def tokens(self) -> Tensor:
-        """What an exit at layers 1..L emits, int64 [n, L]."""
+        """The token that an exit at each layer 1..L emits, int64 [n, L]."""
         return self.found.tokens
 
     @cached_property
     def positions(self) -> Tensor:
-        """Of the tokens, int64 [n]."""
+        """Positions of the tokens, int64 [n]."""
         return torch.tensor(self.trace.tokens["position"].to_numpy())
 
     @cached_property
@@ -50,25 +50,25 @@ class Sweep:
         return running_maxima(self.rule, self.found.score, self.positions)
 
     def rule_at(self, value: float) -> ExitRule:
-        """The rule that a number stands for."""
+        """The rule at a value of the number."""
         return rule_at(self.rule, value)
 
     def values(self, rows: np.ndarray | None, points: int) -> list[float]:
-        """Numbers worth a look, rising: where exit layers of `rows` (bool [n]) change, thinned to `points`.
+        """Values, rising, at which exit layers of `rows` (bool [n], None: all) change, thinned to `points`.
 
-        With the last one no quality is lost.
+        At the last value all exits agree with full depth.
         """
         counted = counted_rows(self.trace, rows)
         return turning_values(self.rule, self.highest[counted], self.positions[counted], points)
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
-        """Exit layers 1..L of all n tokens at each of some numbers, int64 [n]."""
+        """Exit layers 1..L of all n tokens at each value, int64 [n]."""
         return (exits_by(self.rule_at(value), self.highest, self.positions) for value in values)
 
 
 @dataclass(frozen=True)
 class SequentialSweep(Sweep):
-    """A rule whose gate looks at where the token before exited.
+    """A rule whose gate looks at the exit of the token before.
 
     Its scores are [L + 1, n, L], for each possible exit layer of the token before (0: no token before), so that
     decoding order becomes a table lookup.
@@ -81,12 +81,12 @@ class SequentialSweep(Sweep):
 
     @cached_property
     def highest(self) -> Tensor:
-        """As they would be, had the tokens before exited at their first layer that agrees [n, L-1]."""
+        """Running maxima [n, L-1] if each token before exits at its first agreeing layer."""
         before = torch.tensor(self.trace.exit_layer("first")).roll(1).masked_fill(self.positions == 0, 0)
         return self.each[before, torch.arange(len(before))]
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
-        """One position after the other, for all values at once: as `eelib.exits.trace_scores.decide` has them."""
+        """As `eelib.exits.trace_scores.decide` gives them, one position after the other, for all values at once."""
         table = torch.stack(
             [torch.stack([exits_by(self.rule_at(v), part, self.positions) for part in self.each]) for v in values]
         )
@@ -120,7 +120,7 @@ class FreeSweep(Sweep):
     layers: tuple[int, ...]
 
     def rule_at(self, value: float) -> ExitRule:
-        """FREE's rule with this exit."""
+        """FREE's rule with its exit at layer `value`."""
         return ExitRule(self.rule.gate, Estimated(), exit_layers=(int(value),))
 
     def values(self, rows: np.ndarray | None, points: int) -> list[float]:
@@ -128,7 +128,7 @@ class FreeSweep(Sweep):
         return [float(layer) for layer in (*self.layers, self.trace.layers)]
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
-        """As in `eelib.exits.trace_scores.decide`."""
+        """As `eelib.exits.trace_scores.decide` gives them."""
         tokens, sequences = Tokens(self.trace), torch.tensor(self.trace.tokens["sequence"].to_numpy())
         for value in values:
             if value == self.trace.layers:

@@ -39,8 +39,8 @@ def lines(
         colours: of some series; the others take those of the palette in turn.
         dashed: series that bound the others, such as an oracle, drawn in black with dashes.
         share: the y axis goes from 0 to 100%.
-        log, xlog: the y axis, the x axis is logarithmic.
-        xlim, ylim: ends of the axes, such as (1, L); of ylim, None is an end that shows all of every panel.
+        log, xlog: whether the y axis, and the x axis, are logarithmic.
+        xlim, ylim: ends of the axes, such as (1, L); in ylim, None is an end at which every panel shows all its lines.
     """
     names = list(frame[series].unique()) if series else [""]
     looks, panels = looks_of(names, colours or {}, dashed), panels_of(frame, col, height)
@@ -87,9 +87,9 @@ def dots(
     zero: bool = False,
     xlim: Ends | None = None,
 ) -> Drawn:
-    """A dot with its interval for each row, `y` names it; several `series` stand under one another in one row.
+    """A dot with its interval for each row of `frame`, at the height of its `y`, where `series` are one below another.
 
-    `zero`: a line marks 0. Panels by `col`. `xlim`: None is an end that shows all of every panel.
+    `col`: a panel for each value. `zero`: a line marks 0. `xlim`: None is an end at which every panel shows all dots.
     """
     rows_of, names = list(frame[y].unique()), (list(frame[series].unique()) if series else [""])
     panels = panels_of(frame, col, 1.1 + 0.3 * len(rows_of) * max(1.0, 0.6 * len(names)))
@@ -145,7 +145,7 @@ def heat(frame: pd.DataFrame, x: str, y: str, xlabel: str = "", ylabel: str = ""
 
 
 def common_ends(asked: Ends, found: list[tuple[float, float]]) -> tuple[float, float]:
-    """The ends that are asked for, and in place of None those of what any panel shows."""
+    """The ends that are asked for; in place of None, the furthest end of all panels."""
     low, high = asked
     lows, highs = zip(*found)
     return min(lows) if low is None else low, max(highs) if high is None else high
@@ -167,7 +167,7 @@ def panels_of(frame: pd.DataFrame, col: str, height: float) -> Panels:
 
 
 def finished(panels: Panels, frame: pd.DataFrame, named: Sequence[str]) -> Drawn:
-    """The pictures, each with a legend of the series that are named and that it shows."""
+    """The pictures, each with a legend of those series in `named` that it shows."""
     for axis, _ in panels:
         artists: list[Any] = [*axis.lines, *axis.containers]  # matplotlib itself skips names that begin with "_"
         drawn = {one.get_label(): one for one in artists}

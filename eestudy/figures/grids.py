@@ -49,10 +49,11 @@ def lens(trace: Trace, sequence: int, token_text: Callable[[int], str], caption:
 
 
 def example(trace: Trace, wanted: int) -> int:
-    """`wanted`; for -1 the first finished output of 8 to 14 tokens, else the shortest one.
+    """The number of the example's sequence: `wanted`, or, for -1, the first finished output of 8 to 14 tokens, or the
+    shortest output if there is none.
 
     Raises:
-        ParameterError: one line, where the trace lacks it.
+        ParameterError: one line, where the trace lacks `wanted`.
     """
     if wanted >= 0:
         if wanted not in set(trace.sequences["sequence"]):
@@ -64,7 +65,7 @@ def example(trace: Trace, wanted: int) -> int:
 
 
 def short_outputs(traces: dict[str, Trace]) -> list[dict[str, Any]]:
-    """The first finished outputs of 8 to 14 tokens of each task: `name`, and the `tokens` of its grid."""
+    """The first OUTPUTS finished outputs of 8 to 14 tokens of each task: `name`, and the `tokens` of its grid."""
     outputs = []
     for task, trace in traces.items():
         table = trace.sequences
@@ -76,9 +77,9 @@ def short_outputs(traces: dict[str, Trace]) -> list[dict[str, Any]]:
 
 
 def explorer(outputs: list[dict[str, Any]], token_text: Callable[[int], str]) -> str:
-    """HTML that shows one of `short_outputs` as a grid; nothing where its scripts are not, or there is no output.
+    """HTML that shows one of `short_outputs` as a grid; empty without outputs, and hidden until its scripts run.
 
-    Nothing in texts is markup: they go over as JSON, without a "<".
+    Texts are passed as JSON without a "<", so that nothing in them is markup.
     """
     if not outputs:
         return ""
@@ -98,7 +99,7 @@ def explorer(outputs: list[dict[str, Any]], token_text: Callable[[int], str]) ->
 
 
 def grid_of(trace: Trace, sequence: int) -> list[dict[str, Any]]:
-    """Per token its id and, of layers 0..L: top-k `ids`, their `shares`, and `entropy` in nats; plain numbers."""
+    """For each token its `id` and, at layers 0..L, top-k `ids`, their `shares` and `entropy` in nats; plain numbers."""
     rows = np.flatnonzero((trace.tokens["sequence"] == sequence).to_numpy())
     return [
         {

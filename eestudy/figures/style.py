@@ -79,7 +79,7 @@ def show(drawn: Drawn, caption: str, alt: str) -> None:
 
 
 def figure_html(drawn: Drawn, alt: str, caption: str, name: str, more: str = "") -> str:
-    """A figure as HTML: its panels side by side where there is room, and what can be taken away.
+    """A figure as HTML: its panels side by side where there is room, and links to its files, called `name`.
 
     `more`: further classes.
     """
@@ -101,11 +101,11 @@ def figure_html(drawn: Drawn, alt: str, caption: str, name: str, more: str = "")
 
 
 def table(frame: pd.DataFrame, caption: str, formats: dict[str, str] | None = None) -> None:
-    """Show a data frame as a scrolling HTML table with a caption and its CSV; every text in it is inert.
+    """Show a data frame as a scrolling HTML table with a caption and its CSV; every text in it is escaped.
 
-    `formats`: a pattern for a column's numbers, such as "{:.1f}". Intervals are written as `str` writes them; in a CSV
-    their bounds have columns of their own. In a table of many columns, a column with one value stands in the caption.
-    Nothing is shown of an empty frame.
+    `formats`: a pattern for a column's numbers, such as "{:.1f}". Intervals are written as `str` writes them; in the
+    CSV their bounds have columns of their own. In a table of many columns, a column with one value moves into the
+    caption. Nothing is shown of an empty frame.
     """
     if not len(frame):
         return
@@ -124,8 +124,8 @@ def cells(rows: pd.DataFrame, factor: float = 1) -> list[Interval]:
 
 
 def without_constants(shown: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, str]:
-    """A table of MANY columns or more without those, from the second on, that are the same in all of several rows; the
-    caption names them.
+    """(table, caption) where, in a table of MANY columns or more and several rows, each column after the first with one
+    value has moved into the caption.
     """
     if len(shown) < 2 or len(shown.columns) < MANY:
         return shown, caption
@@ -156,7 +156,7 @@ def intervals(frame: pd.DataFrame) -> list[str]:
 
 
 def written(value: object, pattern: str = "") -> object:
-    """A table's value as text, where it is an Interval or its column has a pattern; a dash for what is not finite."""
+    """A table's value, as text if it is an Interval or its column has a pattern; a dash for a number not finite."""
     if isinstance(value, Interval):
         return str(value)
     if not pattern or not isinstance(value, (int, float, np.number)):

@@ -1,4 +1,4 @@
-"""Files that a piece of HTML carries inside itself, to be taken away; the book makes files of them."""
+"""Files for download that a piece of HTML holds inside its links; the book makes files of them."""
 
 import base64
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Files = Sequence[tuple[str, tuple[str, bytes]]]  # (kind, such as CSV, (media ty
 
 
 def download_links(files: Files, name: str) -> str:
-    """Links to files, each of which holds its file."""
+    """HTML links for download, each of which holds its file."""
     links = (
         f'<a download="{escape(name, quote=True)}.{kind.lower()}" href="{as_address(*content)}">{kind}</a>'
         for kind, content in files
@@ -24,5 +24,5 @@ def as_csv(frame: pd.DataFrame) -> tuple[str, bytes]:
 
 
 def as_address(media_type: str, content: bytes) -> str:
-    """Content as an address that holds it."""
+    """Content as a data: address."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

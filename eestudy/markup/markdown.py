@@ -1,4 +1,4 @@
-"""Pieces of Markdown for the book's generated parts: text that is inert, tables, nested values."""
+"""Pieces of Markdown for the book's generated parts: escaped text, tables, nested values."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +31,7 @@ def text(value: Any) -> str:
 
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], caption: str = "") -> str:
-    """A Markdown table; the book calls one without a caption, a text, after the heading that it stands under."""
+    """A Markdown table; `caption` is plain text. The book names a table without one after the heading above it."""
     headings = list(headings)
     lines = [headings, ["---"] * len(headings)]
     lines += [list(map(text, row)) for row in rows]
@@ -46,16 +46,14 @@ def fenced(directive: str, content: str) -> str:
 
 
 def raw(html: str) -> str:
-    """HTML as Markdown keeps it untouched: in a fence that nothing in it ends, without what turns text around."""
+    """HTML in a fence of Markdown that nothing in it ends, unchanged but for control characters (`harmless`)."""
     html = harmless(html)
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", html))])
     return f"{fence}{{raw}} html\n{html}\n{fence}\n"
 
 
 def card_parts(card: dict[str, Any], draw: Callable[[list, str], str], title: str = "") -> Iterator[str]:
-    """A card's values as a table, its curves as `draw` makes them of values and name, its inner parts below, each under
-    its name.
-    """
+    """A card in Markdown: its values as a table, its curves by `draw(values, name)`, its inner parts below by name."""
     rows, curves, inner = [], {}, {}
     for key, value in card.items():
         name = key if "." in key else key.replace("_", " ")  # a file keeps its name
@@ -82,5 +80,5 @@ def card_parts(card: dict[str, Any], draw: Callable[[list, str], str], title: st
 
 
 def _one_table(parts: list[dict[str, Any]]) -> bool:
-    """Whether parts are rows of one table: bare values, and each shares a heading with the first."""
+    """Whether parts fit one table as rows: they hold bare values, and each shares a heading with the first."""
     return all(set(part) & set(parts[0]) and not any(isinstance(v, dict) for v in part.values()) for part in parts)

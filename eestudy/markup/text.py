@@ -1,4 +1,4 @@
-"""Text and numbers made fit to be looked at."""
+"""Text and numbers for display."""
 
 import math
 import unicodedata
@@ -8,14 +8,13 @@ TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u206
 
 
 def harmless(text: str) -> str:
-    """Text in which what only controls, and is no space, is written as U+XXXX: it does not turn what is around it."""
+    """Text whose control characters, except white space, are written as U+XXXX, so that none changes its direction."""
     return "".join(f"U+{ord(c):04X}" if _controls(c) and not c.isspace() else c for c in text)
 
 
 def visible(text: str) -> str:
-    """A token's text to be looked at: ␣ for a space, ↵ for a line break, ∅ for nothing, U+XXXX for what only controls.
-
-    What would turn the text around it from right to left is such a control.
+    """A token's text for display: ␣ for a space, ↵ for a line break, ∅ for nothing, U+XXXX for a control character,
+    which includes those that change the direction of text.
     """
     shown = {" ": "␣", "\n": "↵"}
     return "".join(shown.get(c) or (f"U+{ord(c):04X}" if _controls(c) else c) for c in text) or "∅"
@@ -27,10 +26,10 @@ def short_number(value: float) -> str:
 
 
 def in_step(estimate: float, low: float, high: float) -> tuple[str, str, str]:
-    """An estimate and its bounds with as many decimals as the interval is precise to: two digits of half its width.
+    """An estimate and its bounds, with decimals for two digits of half the interval's width.
 
-    The estimate has three digits at most. An end of an interval that leaves out zero is not written as zero, unless it
-    is less than a millionth of half the width.
+    The estimate has three digits at most. If the interval excludes zero, no end is written as zero, unless it is less
+    than a millionth of half the width.
     """
     half = (high - low) / 2
     if half <= 0:

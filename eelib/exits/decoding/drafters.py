@@ -1,4 +1,4 @@
-"""What drafts with a part of the model: one of its layers, a trained block after a layer, a trained block that reads
+"""Drafts made with a part of the model: one of its layers, a trained block after a layer, a trained block that reads
 the last layer's features (EAGLE, Li et al. 2024), or all layers with weights of 8 bits.
 
 A trained block reads some rows of the head only: those of the tokens that the model writes most (FR-Spec, Zhao et al.
@@ -35,7 +35,7 @@ HEADS: "WeakKeyDictionary[nn.Module, DraftHead]" = WeakKeyDictionary()
 
 
 class DraftHead:
-    """Some rows of a model's head: those of a block's own tokens, and of the tokens of the prompts at hand."""
+    """Some rows of a model's head: those of a block's own tokens, and of the tokens in the batch's prompts."""
 
     def __init__(self, model: Model, block: DraftBlock):
         self.weight = model.network.get_output_embeddings().weight
@@ -48,13 +48,13 @@ class DraftHead:
         self.begin([])
 
     def is_of(self, model: Model) -> bool:
-        """Whether the model's head still is as it was: the same weights, of the same dtype on the same device."""
+        """Whether the model's head has not changed: the same weights, of the same dtype on the same device."""
         weight, own = model.network.get_output_embeddings().weight, self.rows.weight
         same = (weight.dtype, weight.device) == (own.dtype, own.device)
         return same and self.weight is weight and self.version == weight._version
 
     def begin(self, prompts: list[list[int]]) -> None:
-        """New prompts."""
+        """Take the rows of the tokens in a new batch's prompts."""
         own = torch.tensor(sorted({token for prompt in prompts for token in prompt}), device=self.weight.device).long()
         more = own[~torch.isin(own, self.frequent)]
         self.ids, self.more = torch.cat([self.frequent, more]), self.weight[more]
@@ -68,7 +68,7 @@ class DraftHead:
 
 
 def draft_head(model: Model, block: DraftBlock) -> DraftHead:
-    """A block's rows of the head, which are made once."""
+    """A block's rows of the head, made once."""
     found = HEADS.get(block)
     if found is None or not found.is_of(model):
         found = HEADS[block] = DraftHead(model, block)
@@ -76,8 +76,8 @@ def draft_head(model: Model, block: DraftBlock) -> DraftHead:
 
 
 class LayerDrafts(GateRunner, ModelDrafts):
-    """Drafts of one inner layer, read through the bare head or through a trained block and its rows of the head: every
-    token that is asked about exits there.
+    """Drafts of one inner layer, read through the bare head or through a trained block and its rows of the head. A
+    draft is an exit at this layer.
     """
 
     def __init__(self, model: Model, layer: int, block: DraftBlock | None = None):
@@ -97,11 +97,11 @@ class LayerDrafts(GateRunner, ModelDrafts):
             self.head.begin(prompts)
 
     def begin(self, sequences: list[DecodedSequence]) -> None:
-        """Those that draft one more token."""
+        """Set the sequences that draft one more token."""
         self.sequences, self.head_reads = list(sequences), 0
 
     def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
-        """All of them exit, by their states [n, hidden_size]; `read`: what a trained block makes of these."""
+        """All sequences exit. `read`: their states [n, hidden_size] after the trained block, if there is one."""
         if self.head:
             ids, chance = self.head.best(self.model.unembed.normed(read))
         else:
@@ -119,8 +119,8 @@ class LayerDrafts(GateRunner, ModelDrafts):
 class FeatureDrafts(ModelDrafts):
     """Drafts of a block that reads the last layer's normed states, each with the token that follows it.
 
-    Its keys and values are the extra layer of the batch's cache. The states of verified tokens are true; those of
-    drafts are what the block itself has made, until a pass has verified them.
+    Its keys and values are the extra layer of the batch's cache. For verified tokens it reads the true states; for
+    drafts its own outputs, until a pass has verified them.
     """
 
     stores_kv = True
@@ -179,8 +179,8 @@ class FeatureDrafts(ModelDrafts):
 
 
 class Int8Drafts(ModelDrafts):
-    """Drafts of all layers, with weights of 8 bits. The keys and values that they leave in the model's own cache are
-    written anew by the pass that verifies them.
+    """Drafts of all layers, with weights of 8 bits. The pass that verifies drafts overwrites the keys and values that
+    they stored in the model's own cache.
     """
 
     stores_kv, expected = True, INT8_RIGHT
@@ -208,10 +208,10 @@ class Int8Drafts(ModelDrafts):
 def int8_model(model: Model) -> Model:
     """A copy of a model with linear layers of 8 bits; it shares all other weights.
 
-    It is made once. If the model's weights change later, drafts are worse and outputs still the model's.
+    It is made once. If the model's weights change later, drafts are worse, but outputs are still the model's.
 
     Raises:
-        InputError: no layer is multiplied so.
+        InputError: the model is not on a CPU in float32, or its layers are too small.
     """
     refused = InputError(
         f"draft='int8': {model.name} runs on {model.device.type} in {model.dtype}, or its layers are too small; weights"
@@ -232,7 +232,7 @@ def int8_model(model: Model) -> Model:
 
 
 def trained_block(model: Model, kind: str) -> DraftBlock:
-    """The shipped draft block of a kind that belongs to a model, read once. InputError where there is none."""
+    """The shipped draft block of a kind for a model, read once. InputError where there is none that fits."""
     file = data_folder("models", f"{model.name}-{kind}", DRAFT_FILE)
     if not file.is_file():
         raise InputError(
@@ -251,7 +251,7 @@ def trained_block(model: Model, kind: str) -> DraftBlock:
 
 
 def check_draft_length(model: Model, length: int) -> None:
-    """InputError for a number of drafts below 1, or beyond the window."""
+    """InputError for a draft length below 1, or as long as the window."""
     check_whole("draft_length", length, 1)
     if length >= model.context_length:
         raise InputError(f"draft_length {length} does not fit {model.name}'s window of {model.context_length} tokens")
@@ -260,9 +260,9 @@ def check_draft_length(model: Model, length: int) -> None:
 def drafting_of(
     model: Model, draft: str | DraftBlock, length: int | None, batch_size: int
 ) -> tuple[GateRunner, Drafting | None, str]:
-    """(what asks the model's layers; what is drafted, None for nothing; its name) of `generate`'s `draft`.
+    """(gate runner; drafting, None for nothing; the draft's name) for the argument `draft` of `generate`.
 
-    InputError for an unknown one, or for one that the model does not have.
+    InputError for a draft that is unknown, or that the model does not have.
     """
     costs, block = pass_costs(model, batch_size), draft if isinstance(draft, DraftBlock) else None
     name = block.kind if block else str(draft)
@@ -298,8 +298,8 @@ def drafting_of(
 
 
 def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
-    """What "auto" is: the text's n-grams where verifying a sure draft saves time, and the model's drafts that are
-    expected to save most, if any do; "" where nothing does.
+    """The draft that "auto" stands for: the text's n-grams, if verifying a certain draft saves time, and the model's
+    drafts that are expected to save most, if any save enough; "" if nothing saves time.
     """
     if costs.whole(2 * sequences) > 2 * costs.whole(sequences):
         return ""

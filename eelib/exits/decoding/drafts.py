@@ -1,8 +1,8 @@
-"""Which tokens are drafted, and how many: as many as pay, by what passes cost and by how many drafts were right so far.
+"""Decide which tokens are drafted, and how many: as many as save time, by the cost of passes and earlier drafts.
 
 A round of a batch drafts some tokens of each sequence; one pass then verifies them all. A draft that is right with the
-probability p saves p times the seconds of a token, and costs one more row in the verifying pass, besides what it takes
-to make it. The text's own n-grams cost nothing to look up: what followed the last tokens where they stood before is
+probability p saves p times the seconds of a token; it costs the time to make it, and one more row in the verifying
+pass. N-grams of the text cost nothing to look up: the tokens that followed an earlier occurrence of the last tokens are
 guessed to follow again (prompt lookup, Saxena 2023). A model's draft is made only where the text gives none.
 """
 
@@ -33,7 +33,7 @@ Kind = tuple[str, int]
 
 
 class Ngrams:
-    """Where the last tokens of a text stood before, and what followed them there."""
+    """Finds the latest earlier occurrence of a text's last tokens, and the tokens that followed it."""
 
     def __init__(self, text: Sequence[int]):
         self.text: list[int] = []
@@ -41,7 +41,7 @@ class Ngrams:
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens that the text goes on with."""
+        """Append tokens to the text."""
         text = self.text
         for token in tokens:
             for size in range(1, min(LONGEST, len(text)) + 1):
@@ -49,7 +49,7 @@ class Ngrams:
             text.append(token)
 
     def guess(self, most: int) -> tuple[int, list[int]]:
-        """(length of the longest match, the tokens that followed it last); (0, []) without one."""
+        """(length of the longest match, the `most` tokens after its latest occurrence); (0, []) without a match."""
         for size in range(min(LONGEST, len(self.text) - 1), 0, -1):
             at = self.follows[size - 1].get(tuple(self.text[-size:]))
             if at is not None:
@@ -61,32 +61,33 @@ class Ngrams:
 
 
 class Rates:
-    """How often drafts of each kind were right so far."""
+    """The shares of drafts of each kind that were right so far."""
 
     def __init__(self) -> None:
         self.right: dict[Kind, float] = defaultdict(float)
         self.tried: dict[Kind, float] = defaultdict(float)
 
     def of(self, kind: Kind, expected: float, weight: float = WEIGHT) -> float:
-        """The rate of a kind, of which `expected` is known beforehand."""
+        """The share of right drafts of a kind; the share `expected` beforehand counts as `weight` drafts."""
         return (self.right[kind] + weight * expected) / (self.tried[kind] + weight)
 
     def add(self, kind: Kind, right: bool) -> None:
-        """One more draft, all of those before which were right."""
+        """Count one more draft; all drafts before it in the round were right."""
         self.tried[kind] = FORGET * self.tried[kind] + 1
         self.right[kind] = FORGET * self.right[kind] + right
 
 
 class ModelDrafts:
-    """What makes drafts with a part of the model.
+    """Makes drafts with a part of the model.
 
     Attributes:
-        layer: whose readout a draft is.
-        in_network: a draft is an exit of the network's own blocks, of which verifying it need not run `shared` again.
-        block_runs: 1 where it is read through a trained block, which runs in each verifying pass, too.
-        expected: how often its first, second ... draft in a row is right, before there are any; empty: not known.
-        stores_kv: it stores keys and values in the batch's cache, in one more layer or in place of the model's.
-        block: what makes the draft, where that is a trained block.
+        layer: the layer whose readout a draft is.
+        shared: blocks that a drafted token has run, and that verifying it does not run again.
+        block_runs: 1 where a draft is read through a trained block, which runs in each verifying pass, too; else 0.
+        expected: the expected shares of first, second ... drafts in a row that are right; empty: not known.
+        in_network: whether a draft is an exit of the network's own blocks.
+        stores_kv: whether drafts store keys and values in the batch's cache, in one more layer or over the model's.
+        block: the trained block that makes the drafts, if it is one.
     """
 
     layer: int
@@ -98,34 +99,34 @@ class ModelDrafts:
     block: DraftBlock | None = None
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
-        """Of one draft for each of so many sequences."""
+        """Seconds of one draft for each of `rows` sequences."""
         raise NotImplementedError
 
     def chance(self, score: float) -> float:
-        """That a draft is right, to which the model gave this probability, before there are any."""
+        """The expected share of right drafts among those to which the model gave the probability `score`."""
         return min(max(score, 0.0), 1.0)
 
     def begin_prompts(self, prompts: list[list[int]]) -> None:
-        """A new batch."""
+        """Begin a batch."""
 
     def observe(self, running: dict[DecodedSequence, int], states: Tensor) -> None:
-        """The last layer's states [rows, new, hidden_size] of a pass."""
+        """Take the last layer's states [rows, new, hidden_size] of a pass; `running`: its sequences' tokens."""
 
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
-        """Draft one more token of each sequence of a group, if that is no exit of the network's blocks."""
+        """Draft one more token of each sequence of a group; not called if drafts are `in_network`."""
 
     def drop(self, sequence: DecodedSequence) -> None:
-        """Let go of a sequence that has ended."""
+        """Forget a sequence that has ended."""
 
 
 class Drafting:
-    """Drafts of the batches of one `generate`.
+    """The drafts of all batches of one call of `generate`.
 
     Args:
         costs: of passes, on this machine.
         from_text: whether the text's n-grams are looked up.
-        drafts: what else makes drafts; None: nothing.
-        length: draft so many tokens, whether they pay or not; None: as many as pay.
+        drafts: makes drafts where the text gives none; None: nothing does.
+        length: the number of tokens to draft in a round; None: as many as save time.
     """
 
     def __init__(self, costs: PassCosts, from_text: bool, drafts: ModelDrafts | None, length: int | None):
@@ -142,9 +143,9 @@ class Drafting:
         self.chances: dict[DecodedSequence, float] = {}  # that all of this round's drafts are right
 
     def begin(self, sequences: list[DecodedSequence], prompts: list[list[int]]) -> None:
-        """A new batch; an encoder-decoder's prompt is no part of the sequence.
+        """Begin a batch. N-grams are looked up in prompts, too, also in those of an encoder-decoder.
 
-        Where not even a first draft pays, the model's drafts end before a trained block reads the prompts.
+        If not even a first draft saves time, the model's drafts end before a trained block reads the prompts.
         """
         self.start(sequences)
         if self.drafts and not self.length and not self.pays(sequences):
@@ -157,7 +158,7 @@ class Drafting:
             }
 
     def start(self, sequences: list[DecodedSequence]) -> None:
-        """A new round."""
+        """Begin a round."""
         self.settle()
         self.rows, self.width, self.made = len(sequences), 0, 0
         self.written, self.spent = 0, self.verifying(0)
@@ -165,14 +166,14 @@ class Drafting:
         self.guessed: set[DecodedSequence] = set()
 
     def settle(self) -> None:
-        """Take in what the last round has taken and written."""
+        """Add the seconds and the tokens of the last round to the sums."""
         if self.written:
             plain = self.written * self.costs.whole(self.rows) / self.rows
             self.share = min(FADE * self.share + (1 - FADE) * self.spent / plain, 1.0)
             self.seconds, self.written = self.seconds + self.spent, 0
 
     def finish(self, lengths: list[int]) -> None:
-        """A batch has ended, with outputs of these lengths: without drafts, each step runs those that are not done."""
+        """End a batch with outputs of these lengths. Drafting ends, too, if it took longer than plain decoding."""
         self.settle()
         steps = range(1, max(lengths))  # the first token comes with the prompt
         self.plain_seconds += sum(self.costs.whole(sum(length > step for length in lengths)) for step in steps)
@@ -184,16 +185,16 @@ class Drafting:
         self.before = self.seconds
 
     def forget_batch(self) -> None:
-        """A batch did not fit into memory: its rounds do not count."""
+        """Do not count the rounds of a batch that did not fit into memory."""
         self.seconds, self.written = self.before, 0
 
     def end(self, why: str) -> None:
-        """Let the model draft no more, and say so."""
+        """End the model's drafts, and print why."""
         self.ended, self.drafts = f"{why}: drafting costs more than it saves, so it ends here", None
         print(self.ended)
 
     def end_model(self, drafts: ModelDrafts) -> None:
-        """The same, with what one of its drafts costs and is worth."""
+        """End the model's drafts, and print the cost of a draft and its chance to be right."""
         share = drafts.seconds(self.costs, self.rows) / self.costs.whole(self.rows)
         self.end(
             f"a draft of layer {drafts.layer} costs {share:.2f} of a pass and is right with a chance of "
@@ -201,22 +202,22 @@ class Drafting:
         )
 
     def value(self, source: str) -> float:
-        """Seconds that one more token is sure to save. Less in a batch, which lasts as long as its longest output."""
+        """Seconds that a right draft saves, times SURE. Less in a batch, which lasts as long as its longest output."""
         return SURE[source] * self.share * self.costs.whole(self.rows) / self.rows**1.5
 
     def verifying(self, width: int, shared: int = 0) -> float:
-        """Seconds of a pass that verifies `width` drafts of each sequence; all have run `shared` blocks."""
+        """Seconds of a pass that verifies `width` drafts of each sequence; drafted tokens have run `shared` blocks."""
         block = self.drafts.block_runs if self.drafts else 0
         return self.costs.verifying(self.rows * (1 + width), self.rows, shared, block)
 
     def widen(self, width: int, shared: int = 0) -> None:
-        """Count on a verifying pass over `width` drafts of each sequence."""
+        """Add to `spent` the seconds of verifying `width` drafts of each sequence instead of fewer."""
         if width > self.width:
             self.spent += self.verifying(width, shared) - self.verifying(self.width, shared)
             self.width = width
 
     def guess(self, sequences: list[DecodedSequence], eos_ids: set[int]) -> None:
-        """Draft what the text's n-grams say, of all sequences as many as pay together."""
+        """Draft the tokens that the text's n-grams give; as many of each sequence as save most time in all."""
         if not self.from_text:
             return
         found: dict[DecodedSequence, tuple[list[int], list[Kind], list[float]]] = {}
@@ -252,7 +253,7 @@ class Drafting:
         self.chances[sequence] *= chance
 
     def wanted(self, sequences: list[DecodedSequence]) -> list[DecodedSequence]:
-        """The sequences for which the model makes one more draft: those without guesses, while it pays."""
+        """The sequences for which the model makes one more draft: those without guesses, if that saves time."""
         if self.drafts is None:
             return []
         some = [s for s in sequences if s.room and not s.draining and s not in self.guessed and s.drafts == self.made]
@@ -269,12 +270,12 @@ class Drafting:
         return some
 
     def right(self) -> float:
-        """How often a model's draft is right."""
+        """The share of the model's drafts that are right."""
         known = self.drafts.expected if self.drafts else ()
         return self.rates.of(("model", -1), *((known[0], TRAINED_WEIGHT) if known else (FIRST,)))
 
     def pays(self, some: list[DecodedSequence]) -> bool:
-        """Whether one more draft of each saves more than it takes to make and to verify it."""
+        """Whether one more draft of each sequence saves more time than it takes to make and to verify it."""
         assert self.drafts
         saved = self.value("model") * self.right() * sum(self.chances[s] for s in some)
         more = max(self.made + 1, self.width)
@@ -284,7 +285,7 @@ class Drafting:
         return self.made < MOST and saved > self.drafts.seconds(self.costs, len(some)) + more_verified
 
     def drafted(self, sequences: list[DecodedSequence]) -> None:
-        """The model has made a draft of each; a token's score is the probability that it gave to it."""
+        """Count the model's new draft of each sequence; a draft's score is the probability that the model gave it."""
         assert self.drafts
         for sequence in sequences:
             score = sequence.tokens[-1].score
@@ -292,7 +293,7 @@ class Drafting:
             self.add(sequence, kind, self.rates.of(kind, self.drafts.chance(score)))
 
     def learn(self, sequence: DecodedSequence, drafts: list[DecodedToken], written: int) -> None:
-        """Drafts of a sequence that were verified: how many were right, and how many tokens the pass has given."""
+        """Count which verified drafts of a sequence were right; `written`: tokens that the pass has given."""
         for draft, kind in zip(drafts, self.kinds.get(sequence, [])):
             self.rates.add(kind, draft.accepted)
             if kind[0] == "model":
@@ -303,7 +304,7 @@ class Drafting:
             self.written += written
 
     def drop(self, sequence: DecodedSequence) -> None:
-        """Let go of a sequence that has ended."""
+        """Forget a sequence that has ended."""
         self.texts.pop(sequence, None)
         if self.drafts:
             self.drafts.drop(sequence)

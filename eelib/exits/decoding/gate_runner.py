@@ -22,7 +22,7 @@ FULL_DEPTH_TOKENS = 4  # P's tables: the first four tokens of each output run al
 
 @torch.no_grad()
 def read_logits(logits: Tensor) -> dict[str, Tensor]:
-    """A layer's readout of logits [n, V], as `eelib.lens.readout` defines it, without what only a trace can know."""
+    """A layer's readout of logits [n, V], as in `eelib.lens.readout`, without values that need the final token."""
     vocab_size = logits.shape[-1]
     logs = torch.log_softmax(logits, dim=-1)
     top, ids = logs.topk(top_k(vocab_size), dim=-1)
@@ -35,7 +35,7 @@ def read_logits(logits: Tensor) -> dict[str, Tensor]:
 
 
 class LazyReadout(Mapping[str, Tensor]):
-    """One layer's readout, made when the first of it is looked at; for the top-1 alone an argmax is enough."""
+    """One layer's readout of states [n, hidden_size], computed at first use; for the top-1 alone, only an argmax."""
 
     def __init__(self, model: Model, states: Tensor):
         self.model, self.states = model, states
@@ -66,13 +66,13 @@ class LazyReadout(Mapping[str, Tensor]):
 
 
 class SeenHead:
-    """The head as a gate sees it: `read` says whether it was read."""
+    """The head for a gate; `read` says whether the gate has called it."""
 
     def __init__(self, head: Head):
         self.head, self.read = head, False
 
     def __call__(self, states: Tensor) -> Tensor:
-        """[n, V]."""
+        """Logits [n, V]."""
         self.read = True
         logits: Tensor = self.head(states)
         return logits
@@ -93,9 +93,9 @@ class ExitDecision:
 
 
 class GateRunner:
-    """A rule, and what its gate remembers of the newest tokens of one step; without a rule it asks nowhere.
+    """Asks a rule's gate about the newest tokens of one step; without a rule, it asks at no layer.
 
-    `sequences`: those that are asked, the ones that have exited left out; `head_reads`: of each of their newest tokens.
+    `sequences`: those that have not exited in this step; `head_reads`: reads so far for each of their newest tokens.
     """
 
     def __init__(self, model: Model, rule: ExitRule | None):
@@ -109,20 +109,20 @@ class GateRunner:
         return self.rule is not None and isinstance(self.rule.threshold, Estimated)
 
     def begin_batch(self) -> None:
-        """A threshold that is learned is fitted anew."""
+        """Begin a batch; a threshold that is learned is fitted again."""
         self.last: tuple[LayerOutput, GateState] | None = None
         if self.learns:
             self.before = deepcopy(self.rule.threshold)
             cast(Estimated, self.rule.threshold).begin_sequence()
 
     def forget_batch(self) -> None:
-        """Undo what was learned from a batch that did not fit into memory, and let go of its states."""
+        """Drop the states of a batch that did not fit into memory, and what the threshold learned from it."""
         self.last, self.sequences = None, []
         if self.learns:
             vars(self.rule.threshold).update(vars(self.before))
 
     def begin(self, sequences: list[DecodedSequence]) -> None:
-        """A new token of each of n sequences."""
+        """Begin a step with a new token of each of n sequences."""
         self.sequences, self.last, self.head_reads = list(sequences) if self.layers else [], None, 0
         if not self.sequences:
             return
@@ -140,14 +140,14 @@ class GateRunner:
 
     @property
     def scores(self) -> dict[DecodedSequence, float]:
-        """The gate's last score of each sequence that is still asked."""
+        """The gate's last score of each sequence that has not exited in this step."""
         return dict(zip(self.sequences, self.score.tolist())) if self.sequences else {}
 
     def ask(self, layer: int, states: Tensor, read: Tensor) -> tuple[LayerOutput, list[bool]]:
-        """What the gate sees of states [n, hidden_size], and whether each of the n tokens exits.
+        """(the gate's view of the layer, whether each of the n tokens exits), from states [n, hidden_size].
 
-        `read`: what a trained block makes of the states, else the same. The device is waited for once, where a token
-        might exit.
+        `read`: the states after a trained block; without one, the same states. The program waits for the device once,
+        if a token might exit.
         """
         read = self.model.read_through_at(layer, read)
         readout, head = LazyReadout(self.model, read), SeenHead(self.model.unembed)
@@ -162,7 +162,7 @@ class GateRunner:
         return seen, exits
 
     def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
-        """Those of `sequences` whose newest token exits at `layer`, by its states [n, hidden_size]; see `ask`."""
+        """The decisions of those `sequences` whose newest token exits at `layer`; arguments as in `ask`."""
         seen, exits = self.ask(layer, states, read)
         rows = [row for row, exited in enumerate(exits) if exited]
         if not rows:
@@ -181,8 +181,8 @@ class GateRunner:
         return decisions
 
     def tokens(self, seen: LayerOutput, state: GateState, rows: list[int]) -> tuple[list[int], int]:
-        """(ids of the tokens that those of the n sequences emit that exit, `rows`; reads of the head that each has cost
-        so far). `seen` and `state`: the gate's answer at this layer.
+        """(ids of the tokens that the exiting `rows` of the n sequences emit; reads of the head so far for each).
+        `seen` and `state`: the gate's view and its state after `ask`.
         """
         own = cast(LazyReadout, seen.readout)
         unread = own.read is None
@@ -199,9 +199,9 @@ class GateRunner:
     def after(
         self, answers: dict[DecodedSequence, int], exits: dict[DecodedSequence, ExitDecision]
     ) -> dict[DecodedSequence, ExitDecision]:
-        """The exits once the last layer has answered, with the token of each sequence that ran to it.
+        """The final exits of a step; `answers`: the last layer's token of each sequence that ran to it.
 
-        A threshold that is learned learns from the sequences that did not exit.
+        Here exits do not change; a threshold that is learned gets the sequences that did not exit.
         """
         if self.learns and self.last and self.sequences:
             tokens, _ = self.tokens(*self.last, self.rows)
@@ -212,26 +212,25 @@ class GateRunner:
 
 @dataclass(frozen=True)
 class FirstAgreeing(Gate):
-    """A gate in name: `OracleGate` decides once the last layer has answered."""
+    """A placeholder: `OracleGate` decides after the last layer."""
 
     name: ClassVar[str] = "oracle"
     default: ClassVar[float] = 0.0
 
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """NO_EXIT."""
         return torch.full((len(output.positions),), NO_EXIT, device=output.positions.device)
 
 
 def oracle_rule(exit_layers: tuple[int, ...] | None = None) -> ExitRule:
-    """The oracle as P has it, from the 5th token on."""
+    """The rule of P's oracle, which exits from the 5th token on."""
     return ExitRule(FirstAgreeing(), exit_layers=exit_layers, full_depth_tokens=FULL_DEPTH_TOKENS)
 
 
 class OracleGate(GateRunner):
-    """The best exit that there could be (P's Tables 6 and 11): the first layer that agrees with the last one.
+    """The best possible exit (P's Tables 6 and 11): the first layer that agrees with the last one.
 
-    The last layer's token is that under the keys and values which earlier exits have left behind, so all blocks run to
-    know it; then the KV policy does to the skipped layers what it would have done. What is gained is depth, not time.
+    All blocks run, to find the last layer's token under the keys and values that earlier exits stored; then the KV
+    policy writes the layers above the exit as if they had not run. This saves layers in the count, but no time.
     """
 
     def begin(self, sequences: list[DecodedSequence]) -> None:
@@ -239,7 +238,7 @@ class OracleGate(GateRunner):
         self.answers: list[tuple[int, list[int], Tensor]] = []  # layer, top-1 of each sequence, states
 
     def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
-        """Nothing exits yet."""
+        """Store the layer's top-1; nothing exits yet."""
         seen, _ = self.ask(layer, states, read)
         tokens, self.head_reads = self.tokens(seen, self.state, self.rows)
         self.answers.append((layer, tokens, states))
@@ -248,7 +247,7 @@ class OracleGate(GateRunner):
     def after(
         self, answers: dict[DecodedSequence, int], exits: dict[DecodedSequence, ExitDecision]
     ) -> dict[DecodedSequence, ExitDecision]:
-        """The first layer of each sequence at which the top-1 is the last layer's."""
+        """For each sequence, an exit at the first layer whose top-1 is the last layer's."""
         found = {}
         for row, sequence in enumerate(self.sequences):
             if len(sequence.tokens) < self.rule.full_depth_tokens:

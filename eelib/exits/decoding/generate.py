@@ -40,15 +40,17 @@ class GenerateOutput:
     """What `generate` returns.
 
     Attributes:
-        tokens: a row per token: sequence and position from 0, text, and the fields of `DecodedToken`.
+        tokens: a row per token: sequence and position from 0, text, token_id, exit_layer, layers_run (blocks that ran
+            at the position that predicts it), head_reads, score (the gate's last), kv_only_layers (blocks that made
+            only keys and values), drafted and accepted.
         sequences: a row per prompt: output (as in a trace, without its end token), length in tokens (unlike a trace's,
             with the end token), truncated (no end token), passes through all blocks, and of verified decoding the
             tokens drafted and accepted.
-        seconds: from the encoded prompts to the last token, with what drafts need first: their weights, and what passes
-            cost where that is not known.
+        seconds: from the encoded prompts to the last token, with loading of drafts and measuring of passes if needed.
         kv_policy: the KV policy that was used.
-        draft: what drafted; "" where nothing did. `ended`: why it drafted no more, where it costs more than it saves.
-        expected: seconds after the prompts by what passes cost, without drafts and with those that were made.
+        draft: name of the draft that was used; "" for none.
+        ended: why drafting ended, where it costs more than it saves; else "".
+        expected: seconds after the prompts by the cost of passes: (without drafts, with the drafts that were made).
     """
 
     tokens: pd.DataFrame
@@ -75,15 +77,15 @@ def generate(
     draft: str | DraftBlock | None = None,
     **old: object,
 ) -> GenerateOutput:
-    """Decode a task's prompts, or a list of them, greedily: each token exits where the gate says so, or tokens are
-    drafted and verified, which changes no output.
+    """Decode a task's prompts, or a list of prompts, greedily: each token exits where its gate's score passes the
+    threshold, or tokens are drafted and verified, which changes no output.
 
-    In bfloat16 and float16, rounding depends on the tokens that are computed together: of two tokens with nearly the
-    same probability, the other one may come.
+    In bfloat16 and float16, rounding depends on the tokens that are computed together, so that of two tokens with
+    nearly the same probability the other one may be emitted.
 
-    The prompt (of an encoder-decoder: the start token) runs all blocks under every KV policy. Out of memory, a batch is
-    halved. A threshold that is learned (FREE's) goes on learning in the rule that is given. Threads that share a model
-    decode their batches one after the other.
+    The prompt (of an encoder-decoder: the start token) runs all blocks under every KV policy. If memory runs out,
+    batches are halved. A threshold that is learned (FREE's) goes on learning in the rule that is given. Threads that
+    share a model decode their batches one after the other.
 
     Args:
         gate: a name ("oracle" too: the first layer that agrees with the last), a gate, or a rule with its threshold and
@@ -94,28 +96,24 @@ def generate(
             `eelib.exits.decoding.kv_policies`). None chooses: verified, whose output is plain decoding's; deferred for
             a threshold that is learned while decoding; schedule for SkipDecode's gate; full for the oracle, or where no
             token exits.
-        draft_length: of a gate's verified exits, most tokens that are drafted before they are verified. Of `draft`,
-            the number that is drafted whether it pays or not; None: as many as pay, by what passes cost on this
-            machine (measured once, which takes a second, or several for large batches) and by the drafts that were
-            right so far.
+        draft_length: of a gate's verified exits, most tokens that are drafted before they are verified; None: 4. Of
+            `draft`, the number that is drafted in a round; None: as many as save time, by the drafts that were right so
+            far and by the cost of passes on this machine (measured once, in a second, or several for large batches).
         batch_size: prompts that are decoded together.
         max_new_tokens: longest output, in tokens.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
             its threshold is that of the task's kind, for outputs no longer than those that it was calibrated on.
         batch_split: where some sequences of a batch exit, the others go on in a smaller call if that saves at least so
             many tokens times blocks; 0: always; None: never.
-        always_draft: of a gate's verified exits, draft on where it costs more than it saves, to measure that. Else
-            drafting ends there, with one printed line.
-        draft: what drafts tokens, in place of a gate; all are verified, so that the output is plain decoding's.
-            "prompt": what followed the text's last tokens where they stood before (prompt lookup); "layer:K": layer K
-            through the head; "block": a trained block after a layer; "features": a trained block on the last layer's
-            states; "int8": all layers, with weights of 8 bits; "prompt+block", "prompt+features", "prompt+int8": what
-            stood before, and the other where nothing did; a trained block itself; "auto": what is quickest on this
-            machine. None: nothing.
-        old: nothing; a name of an earlier release is answered by the new one.
-
-    Returns:
-        The tokens, the outputs and the seconds that they took.
+        always_draft: of a gate's verified exits, draft even if that costs more time than it saves. False: drafting
+            ends when that shows, with one printed line.
+        draft: drafts tokens, in place of a gate; all drafts are verified, so that the output is plain decoding's.
+            "prompt": the tokens that followed an earlier occurrence of the text's last tokens (prompt lookup);
+            "layer:K": layer K through the head; "block": a trained block after a layer; "features": a trained block on
+            the last layer's states; "int8": all layers, with weights of 8 bits; "prompt+block", "prompt+features",
+            "prompt+int8": prompt lookup, and the other where it finds nothing; a trained block itself; "auto": the
+            fastest on this machine. None: nothing.
+        old: not allowed; for a name of an earlier release, the error gives the new name.
 
     Raises:
         InputError: a model that writes nothing or can't be stopped, an unknown gate or policy, exit layers out of
@@ -163,7 +161,7 @@ def generate(
 def output_of_sequences(
     model: Model, sequences: list[DecodedSequence], seconds: float, kv_policy: str
 ) -> GenerateOutput:
-    """The tables of sequences, which are numbered as their prompts."""
+    """The tables of decoded sequences, which have the numbers of their prompts."""
     token_rows, sequence_rows = [], []
     for sequence in sorted(sequences, key=lambda sequence: sequence.index):
         ids = [token.token_id for token in sequence.tokens]
@@ -187,7 +185,7 @@ def output_of_sequences(
 
 
 def check_writes(model: object) -> None:
-    """InputError for what is no model, or one that writes no tokens."""
+    """InputError where `model` is not a model that writes tokens."""
     if not isinstance(model, Model) or not model.adapter.writes:
         raise InputError("generate needs a causal or encoder-decoder model from eelib.load_model")
 
@@ -195,7 +193,7 @@ def check_writes(model: object) -> None:
 def decode_chosen(
     decoder: Decoder, prompts: list[list[int]], chosen: list[int], max_new_tokens: int
 ) -> list[DecodedSequence]:
-    """The sequences of the prompts `chosen`, numbered as these."""
+    """Decode the prompts with the numbers `chosen`; the sequences get these numbers."""
     try:
         sequences = decoder.decode([prompts[i] for i in chosen], max_new_tokens)
     except (RuntimeError, MemoryError):
@@ -228,7 +226,7 @@ def by_policy(
 
 
 def kv_policy_named(name: str | None, rule: ExitRule | None = None) -> KVPolicy:
-    """The KV policy; of None, that of a rule which is given without one. InputError for an unknown one."""
+    """The KV policy of this name; for None, the default for the rule. InputError for an unknown name."""
     if name is None:
         if rule is None or isinstance(rule.gate, FirstAgreeing):
             name = "full"
@@ -244,7 +242,7 @@ def kv_policy_named(name: str | None, rule: ExitRule | None = None) -> KVPolicy:
 def rule_of(
     model: Model, gate: str | Gate | ExitRule | None, exit_layers: tuple[int, ...] | None, kv_policy: str | None
 ) -> ExitRule | None:
-    """The rule that is meant; None: no token leaves. InputError where it does not fit the model."""
+    """The rule for these arguments of `generate`; None: no token exits. InputError where it does not fit the model."""
     check_exit_layers(exit_layers)
     if isinstance(gate, ExitRule):
         if exit_layers is not None:
@@ -275,7 +273,7 @@ def rule_of(
 
 
 def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens: int) -> None:
-    """InputError where gate, policy and model do not go together."""
+    """InputError where gate, KV policy and model do not fit each other."""
     if rule is None:
         if kv.stops:
             raise InputError(f"kv_policy={kv.name!r} needs a gate, or exit_layers=(layer,) at which every token leaves")
@@ -301,7 +299,7 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
 
 
 def check_schedule(model: Model, rule: ExitRule, max_new_tokens: int) -> None:
-    """InputError where depths are not known beforehand, or where one is deeper than one before it."""
+    """InputError where a rule's depths are not known beforehand, or a token would go deeper than the one before it."""
     if rule.gate.needs:
         raise InputError(
             f"kv_policy='schedule' needs depths that are known beforehand; gate {rule.gate.name} looks at each token; "
@@ -318,7 +316,7 @@ def check_schedule(model: Model, rule: ExitRule, max_new_tokens: int) -> None:
 
 
 def draft_length_of(model: Model, kv: KVPolicy, draft_length: int | None) -> int:
-    """Most tokens drafted in a row. InputError where none are, or where they do not fit the window."""
+    """Most tokens drafted in a row, 0 if the KV policy drafts none. InputError if `draft_length` does not fit that."""
     if not kv.verifies:
         if draft_length is not None:
             raise InputError(
@@ -331,7 +329,7 @@ def draft_length_of(model: Model, kv: KVPolicy, draft_length: int | None) -> int
 
 
 def encoded(model: Model, task: Task | list[str]) -> list[list[int]]:
-    """Token ids of the prompts. InputError where one has none, or does not fit the window."""
+    """Token ids of the prompts. InputError where a prompt has no token, or does not fit the window."""
     prompts = encode(model, task if isinstance(task, Task) else Task.from_prompts(task))
     for number, ids in enumerate(prompts):
         if not 0 < len(ids) <= model.longest_prompt:
@@ -343,7 +341,7 @@ def encoded(model: Model, task: Task | list[str]) -> list[list[int]]:
 
 
 def batches(model: Model, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
-    """Prompts by number in batches, the shortest first; of one length where padding would change a row."""
+    """The prompts' numbers in batches, the shortest first; of one length where padding would change a row."""
     lengths = [len(prompt) for prompt in prompts]
     order, mixed = sorted(range(len(prompts)), key=lengths.__getitem__), model.longest_prompt if model.pads else 0
     return cut(lengths, order, batch_size, mixed)

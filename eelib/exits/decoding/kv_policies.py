@@ -1,15 +1,15 @@
-"""What later tokens find at the layers that a token skipped.
+"""KV policies: the keys and values that later tokens find at the layers that a token skipped.
 
 full       the true keys and values: all blocks run, and an exit only says which layer's token is emitted
-copy       those of the exit layer, copied upward (Elbayad et al. 2020; P's -d): one slot of each skipped layer is
-           written; needs keys of one shape at all layers
-project    what each skipped layer's own projections make of the exit state (CALM, Schuster et al. 2022; P's -c); this
-           costs the skipped blocks' first norms and projections, and one more call of the network
-deferred   the true ones, later: exited tokens are pending, any number of them, and the next token that goes deep takes
-           them along (FREE; EE-LLM); those that are pending when the output ends never run
-verified   the same, and the last layer's answer is then compared with what was emitted; from the first difference on
-           the output is taken back (LayerSkip; Draft & Verify): the output is plain greedy decoding's. At most
-           `draft_length` tokens are pending; then, or where the gate does not exit, one pass verifies them all
+copy       copies of the exit layer's (Elbayad et al. 2020; P's -d): one slot of each skipped layer is written; needs
+           keys of one shape at all layers
+project    computed from the exit state by each skipped layer's own projections (CALM, Schuster et al. 2022; P's -c);
+           this costs the skipped blocks' first norms and projections, and one more call of the network
+deferred   the true ones, later: exited tokens are pending, any number of them, and run together with the next token
+           that goes deep (FREE; EE-LLM); tokens that are pending when the output ends never run
+verified   as deferred, and the last layer's tokens are then compared with the emitted ones; from the first difference
+           on the output is replaced (LayerSkip; Draft & Verify): it is plain greedy decoding's. At most `draft_length`
+           tokens are pending; then, or where the gate does not exit, one pass verifies them all
 schedule   none is ever missing: no token goes deeper than the one before it (SkipDecode)
 """
 
@@ -27,9 +27,9 @@ class KVPolicy:
     """A KV policy.
 
     Attributes:
-        stops: an exit ends the token's run.
-        defers: exited tokens stay pending.
-        verifies: what is emitted at an exit is a draft.
+        stops: whether a token that exits runs no further blocks in this step.
+        defers: whether exited tokens stay pending.
+        verifies: whether tokens emitted at an exit are drafts.
     """
 
     name: str
@@ -38,7 +38,7 @@ class KVPolicy:
     verifies: bool = False
 
     def fill(self, batch: Batch, blocks: BlockRunner, exits: dict[DecodedSequence, ExitDecision]) -> None:
-        """Write the keys and values of the newest tokens at the layers above their exits, where the policy has any."""
+        """Write the newest tokens' keys and values at the layers above their exits, under copy and project."""
         for layer in sorted({decision.layer for decision in exits.values()}):
             sequences = [sequence for sequence, decision in exits.items() if decision.layer == layer]
             if self.name == "copy":

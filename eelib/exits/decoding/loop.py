@@ -3,8 +3,8 @@
 One token, from the prompt to its exit: `start` makes it pending at depth 0. At layer 1 it is `due`, so a call of the
 network is prepared for it, and blocks run one by one. At a layer where the gate's score passes its threshold, `decide`
 returns an `ExitDecision`; the sequence has stopped, the token's state is stored at this depth, and no deeper block runs
-it. The KV policy fills in keys and values of the layers above, or leaves the token pending, until a later token of
-the same sequence goes deeper and takes it along. The token is emitted.
+it. The KV policy fills in keys and values of the layers above; or the token stays pending, and runs these layers
+together with a later token of the same sequence that goes deeper. The token is emitted.
 
 A step of a group of sequences is cut into several calls where some stop, or where pending tokens join. A sequence's
 output does not depend on the sequences beside it, but for rounding, and for a threshold that is learned while decoding.
@@ -32,9 +32,9 @@ Counts = dict[DecodedSequence, int]  # sequences that run in one call, with how 
 
 @dataclass
 class DraftRecord:
-    """Drafts so far: how many, how many were accepted, and their cost in passes of one token.
+    """The drafts so far: how many, how many were accepted, and their cost in passes of one token.
 
-    `enough`: drafts from which on it is judged whether they pay.
+    `enough`: the number of drafts after which it is judged whether drafts save time.
     """
 
     enough: float
@@ -43,7 +43,7 @@ class DraftRecord:
     cost: float = 0.0
 
     def add(self, drafted: int, accepted: int, cost: float) -> None:
-        """What one verifying pass has shown. Says so, once, where drafting can't pay."""
+        """Count the drafts of one verifying pass. Prints one line, once, where drafting costs more than it saves."""
         paid = self.pay
         self.drafted, self.accepted, self.cost = self.drafted + drafted, self.accepted + accepted, self.cost + cost
         if paid and not self.pay:
@@ -54,7 +54,7 @@ class DraftRecord:
 
     @property
     def pay(self) -> bool:
-        """Whether drafting may save time: an accepted draft saves a pass at most, and each costs its layers."""
+        """Whether drafting may save time: an accepted draft saves at most a pass, and each draft costs its layers."""
         return self.drafted < self.enough or self.accepted > self.cost
 
 
@@ -65,8 +65,8 @@ class Decoder:
         draft_length: most tokens that are drafted before they are verified.
         batch_split: where some sequences of a batch exit, the others go on in a smaller call (one more call) if that
             saves at least so many tokens times blocks; else all go on together. None: all always go on together.
-        always_draft: draft on where it costs more than it saves.
-        drafting: what is drafted in place of a gate's exits; then the gate is that of its layer, or asks nowhere.
+        always_draft: draft also where it costs more than it saves.
+        drafting: drafts in place of a gate's exits; `gate` is then its `LayerDrafts`, or asks at no layer.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Decoder:
         return sorted(finished, key=lambda sequence: sequence.index)
 
     def forget(self) -> None:
-        """Let go of a batch that did not fit into memory."""
+        """Drop a batch that did not fit into memory."""
         self.gate.forget_batch()
         self.makes_draft = False
         if self.drafting:
@@ -147,7 +147,7 @@ class Decoder:
             drafting.drafted(some)
 
     def step(self, group: list[DecodedSequence], prefill: bool = False) -> None:
-        """Run one step: each sequence's newest token, and the pending tokens of those that go deep.
+        """Run one step: each sequence's newest token, and the pending tokens of sequences that go deep.
 
         A sequence that is draining has no newest token; only its pending ones run.
 
@@ -195,7 +195,7 @@ class Decoder:
         self.finish(group, running, states, exits, prefill)
 
     def may_exit(self, sequence: DecodedSequence, prefill: bool) -> bool:
-        """Whether the gate is asked about the newest token, where there is one."""
+        """Whether the gate is asked about a sequence's newest token in this step."""
         if self.drafting:
             return self.makes_draft
         if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length or not self.drafts.pay):
@@ -211,8 +211,8 @@ class Decoder:
         stopped: set[DecodedSequence],
         new: bool,
     ) -> bool:
-        """Whether sequences that have exited stay behind after `layer`: where a call ends anyway, or where it saves
-        enough. Drafts that stay behind have to be run later, so they save nothing.
+        """Whether sequences that have exited stop after `layer`, while the others go on in a new call: where the call
+        ends anyway, or where that saves enough. Drafts that stop have to run later, so stopping them saves nothing.
         """
         if any(s.due(layer + 1, running.get(s, 0)) != running.get(s, 0) for s in group if s not in stopped):
             return True
@@ -232,7 +232,7 @@ class Decoder:
         exits: dict[DecodedSequence, ExitDecision],
         prefill: bool,
     ) -> None:
-        """Emit the tokens of a step: of those that exited, and of those that have run all blocks, `running`."""
+        """Emit the tokens of a step: of the sequences that exited, and of those that ran all blocks, `running`."""
         layers, kv, gate, reads = self.model.layers, self.kv, self.gate, self.gate.head_reads
         if running and self.drafting and self.drafting.drafts:
             self.drafting.drafts.observe(running, states)
@@ -273,8 +273,8 @@ class Decoder:
     def read_head(
         self, deep: list[DecodedSequence], running: Counts, states: Tensor, prefill: bool
     ) -> dict[DecodedSequence, list[int]]:
-        """The last layer's top-1 after the newest position of each sequence, and after its drafts where they are
-        verified; UNDECIDED where two are tied.
+        """The last layer's top-1 after the newest position of each sequence `deep`, and after its drafts where they are
+        verified; UNDECIDED where two tokens are tied.
         """
         if not deep:
             return {}
@@ -288,7 +288,7 @@ class Decoder:
 
 
 def rows_of(some: list[DecodedSequence], running: Counts) -> list[int] | slice:
-    """Where some of the sequences of a call stand in it; all of them: a slice."""
+    """The rows of some sequences in a call; for all of them, a slice."""
     if len(some) == len(running):
         return slice(None)
     wanted = set(some)

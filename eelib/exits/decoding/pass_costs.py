@@ -1,7 +1,7 @@
-"""What a pass costs: the seconds that a model takes for n new tokens on the machine at hand, measured once.
+"""The cost of passes: the seconds that a model takes for n new tokens on this machine, measured once.
 
-A pass over a few tokens takes hardly longer than one over a single token, as long as reading the weights is what takes
-the time. How many drafts are worth verifying depends on this alone, and on how many of them are right.
+A pass over a few tokens takes hardly longer than one over a single token if most of the time is for reading the
+weights. How many drafts are worth verifying depends on this, and on how many of them are right.
 """
 
 import hashlib
@@ -44,9 +44,9 @@ class PassCosts:
     Attributes:
         layers: L.
         rows: numbers of tokens, rising, of all sequences together.
-        call: the network around its blocks.
-        blocks: all L blocks.
-        head: the head, read for each of the tokens.
+        call: seconds of the network without its blocks and head, for each number.
+        blocks: seconds of all L blocks.
+        head: seconds of the head, read for each of the tokens.
     """
 
     layers: int
@@ -57,23 +57,23 @@ class PassCosts:
 
     @cached_property
     def table(self) -> list[list[float]]:
-        """Each part for 0 to TABLE tokens; beyond the last number that was timed, each token takes its share."""
+        """Seconds of each part for 0 to TABLE tokens; beyond the largest timed number, in proportion to the tokens."""
         numbers = np.arange(TABLE + 1)
         beyond = np.maximum(numbers / self.rows[-1], 1.0)
         return [(np.interp(numbers, self.rows, part) * beyond).tolist() for part in (self.call, self.blocks, self.head)]
 
     def whole(self, rows: int) -> float:
-        """A pass through all blocks and the head."""
+        """Seconds of a pass of `rows` tokens through all blocks and the head."""
         return self.upto(rows, self.layers)
 
     def upto(self, rows: int, blocks: float, head: float = 1.0) -> float:
-        """A pass through some blocks, which reads `head` of the head's rows."""
+        """Seconds of a pass of `rows` tokens through `blocks` blocks that reads a share `head` of the head's rows."""
         at = min(rows, TABLE)
         call, through, read = self.table
         return (call[at] + through[at] * blocks / self.layers + read[at] * head) * (rows / at)
 
     def verifying(self, rows: int, new: int, shared: float = 0, block: int = 0) -> float:
-        """A pass that verifies drafts: of its `rows` tokens all but the `new` ones have run `shared` blocks.
+        """Seconds of a pass that verifies drafts: of its `rows` tokens, all but `new` have run `shared` blocks before.
 
         The new ones run these in a call of their own, before all go on together; they also run `block` trained blocks.
         """
@@ -82,7 +82,7 @@ class PassCosts:
         return self.upto(new, shared + block, 0) + self.whole(rows) - self.upto(rows, shared, 0) + self.upto(rows, 0, 0)
 
     def beside(self, batch: "PassCosts") -> "PassCosts":
-        """A batch's costs, and these of a single token before them, since a batch shrinks as its outputs end."""
+        """A batch's costs, preceded by these of a single token, since a batch shrinks as its outputs end."""
         parts = [
             tuple(np.maximum.accumulate([getattr(self, name)[0], *getattr(batch, name)]).tolist())
             for name in ("call", "blocks", "head")
@@ -91,8 +91,8 @@ class PassCosts:
 
 
 def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
-    """Those of a model on this machine, for up to so many sequences: measured once, and for an hour found in the
-    user's cache folder.
+    """The costs of a model's passes on this machine, for up to `sequences` sequences: measured once, and stored for an
+    hour in the user's cache folder.
     """
     known = MEASURED.setdefault(model.network, {})
     if sequences not in known:
@@ -115,14 +115,13 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
 def expected_speed_up(
     costs: PassCosts, right: Sequence[float], draft: float, shared: int = 0, sequences: int = 1, block: int = 0
 ) -> tuple[float, int]:
-    """The speed-up over plain decoding to expect of drafts, prompts left out, at the number of drafts that is best.
+    """The expected speed-up of drafts over plain decoding, without prompts, at the best number of drafts.
 
     Args:
-        costs: of passes.
-        right: the chance that the first, the second ... draft of a round is right if those before it are.
+        right: the probability that the first, the second ... draft of a round is right if those before it are.
         draft: seconds of one draft for all sequences.
-        shared: blocks that a drafted token has run, and that verifying it need not run again.
-        sequences: that are decoded together.
+        shared: blocks that a drafted token has run, and that verifying it does not run again.
+        sequences: the number of sequences that are decoded together.
         block: 1 where drafts come from a trained block after `shared` blocks, which all tokens run.
 
     Returns:
@@ -139,10 +138,10 @@ def expected_speed_up(
 
 @torch.inference_mode()
 def measured(model: Model, sequences: int = 1) -> PassCosts:
-    """Costs, each the shortest of a few times; none is below that of fewer tokens.
+    """Measure costs, each the shortest of a few times; none is below that of fewer tokens.
 
     Of several sequences the last one is shorter and has a single new token, so that rows are padded, as those of a
-    task are: with a mask, attention runs another way.
+    task are: attention with a mask uses other code.
     """
     text = probe_ids(model.network, model.tokenizer)[0].tolist()
     past = min(PAST, model.context_length // 2)

@@ -1,4 +1,4 @@
-"""Whether a model can be decoded in parts: found by trying, once for each model."""
+"""Test, once for each model, whether its tokens can stop at a block and go on later."""
 
 from weakref import WeakKeyDictionary
 
@@ -18,9 +18,7 @@ TESTED: "WeakKeyDictionary[nn.Module, tuple[str, bool]]" = WeakKeyDictionary()
 
 
 def self_test(model: Model, kv: KVPolicy) -> None:
-    """InputError, one line, where a model can't be decoded in parts, or not under this KV policy; found by trying, once
-    for each model.
-    """
+    """InputError, one line, where a model's tokens can't stop at a block, or where the KV policy does not fit it."""
     if model.network not in TESTED:
         TESTED[model.network] = tested(model)
     problem, alike = TESTED[model.network]
@@ -48,8 +46,8 @@ def tested(model: Model) -> tuple[str, bool]:
 
 
 def run_in_parts(model: Model) -> tuple[str, bool]:
-    """As `tested`: tokens that stop at a middle block one by one, and then go on together, have to end with the states
-    of a whole run. Two sequences; the second is padded where the model takes padding.
+    """As `tested`: tokens that stop at a middle block one by one, and then go on together, must end with the states of
+    a whole run. Of the two sequences, the second is padded where the model takes padding.
     """
     ids = probe_ids(model.network, model.tokenizer)[0].tolist()
     prompts = [ids, ids[2:] if model.pads else ids]
@@ -58,7 +56,7 @@ def run_in_parts(model: Model) -> tuple[str, bool]:
     blocks, middle = BlockRunner(model, batch.cache.view), (model.layers + 1) // 2
 
     def run(group: list[DecodedSequence], first: int, last: int) -> torch.Tensor:
-        """Blocks `first` to `last` on what is due."""
+        """Run blocks `first` to `last` on the tokens that are due."""
         due = {sequence: sequence.due(first) for sequence in group}
         with foreign_code():
             call = blocks.prepare(batch.inputs(due))

@@ -22,13 +22,13 @@ class DecodedToken:
     """One token of the output.
 
     Attributes:
-        exit_layer: the layer whose readout the token is.
-        layers_run: blocks that ran, in the end, at the position that predicts it.
+        exit_layer: the layer whose readout gave the token.
+        layers_run: the number of blocks that ran at the position that predicts it, by the end of decoding.
         head_reads: readouts of that position until the token was final.
         score: the gate's last score.
-        kv_only_layers: blocks above the exit that made keys and values alone of its state, also where they are among
-            `layers_run`, because the rest of the batch took the token along.
-        drafted, accepted: it was a draft; the last layer agreed.
+        kv_only_layers: blocks above the exit that made only keys and values of its state; `layers_run` counts them,
+            too, if the token ran them with the rest of its batch.
+        drafted, accepted: whether it was a draft; whether the last layer agreed.
     """
 
     token_id: int
@@ -54,14 +54,15 @@ class DecodedSequence:
     """One sequence.
 
     Attributes:
+        index: the number of its prompt.
         ids: its text so far, of which the first `prompt_length` tokens are the prompt.
         limit: most tokens of output.
         batch_index: its row in the cache, where `left_padding` slots before its newest token hold no token of it.
         pending: tokens at the end of the text that have not run every block. Depths never rise from one to the next,
             because a token that runs a block takes along all that are due there.
         drafts: tokens at the end of the output that are not verified yet.
-        draining: nothing more is to be drafted before the pending tokens have run every block.
-        begun: tokens of the text that run, or have run.
+        draining: whether nothing may be drafted before the pending tokens have run every block.
+        begun: tokens of the text that have run a block, or are pending.
         passes: times that the last layer was read.
     """
 
@@ -88,7 +89,7 @@ class DecodedSequence:
 
     @property
     def room(self) -> int:
-        """Most tokens that can be drafted now: one more comes with their verification."""
+        """Most tokens that can be drafted now: the limit less one, since verifying gives one more token."""
         return self.limit - len(self.tokens) - 1
 
     def start(self) -> None:
@@ -97,7 +98,7 @@ class DecodedSequence:
         self.begun = self.computed_tokens
 
     def due(self, layer: int, running: int = 0) -> int:
-        """How many of its last tokens block `layer` has to run; `running`: those that ran the block before it."""
+        """How many of the last tokens block `layer` has to run; `running`: how many of them ran the block before it."""
         while running < len(self.pending) and self.pending[-1 - running].depth < layer:
             running += 1
         return running
@@ -115,8 +116,8 @@ class DecodedSequence:
 
 
 def takes_holes(model: Model) -> bool:
-    """Whether a network goes by position ids alone, wherever in the cache tokens lie: it rotates by them, and no layer
-    looks to a window.
+    """Whether a network allows empty slots between the tokens in its cache: it uses rotary embeddings by position ids,
+    and no layer has a sliding window.
     """
     config = model.network.config
     if getattr(model.network.base_model, "rotary_emb", None) is None or not model.accepts("position_ids"):
@@ -129,8 +130,8 @@ def takes_holes(model: Model) -> bool:
 class Batch:
     """Sequences that are decoded together. Where padding changes a row, only rows of one length run in one call.
 
-    `stores_kv`: what drafts stores keys and values, too. `with_block`: a trained block runs, for which the cache has
-    one more layer.
+    `stores_kv`: drafts store keys and values in the cache, too. `with_block`: the cache has one more layer, for a
+    trained block.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Batch:
         self.cache = RaggedKVCache(model.layers, len(prompts), capacity, bool(self.context), stores_kv or with_block)
 
     def groups(self, sequences: list[DecodedSequence] | None = None) -> list[list[DecodedSequence]]:
-        """Those of some sequences, or of all, that may share a call."""
+        """Groups of the sequences (None: all) that may share a call."""
         sequences = self.sequences if sequences is None else sequences
         if self.padded:
             return [sequences]
@@ -166,10 +167,11 @@ class Batch:
         return list(found.values())
 
     def align(self, group: list[DecodedSequence]) -> None:
-        """Let all sequences of a call end in one slot, that where the furthest ends.
+        """Let all sequences of a call end in one slot, the end of the furthest one.
 
-        The newest tokens of a sequence leave slots empty behind the others, which stay where they are. If some of the
-        newest have run already, all tokens move. No slot is behind the window: some networks have no place there.
+        The stored tokens of a sequence stay where they are, with empty slots between them and its newest tokens. If
+        some of the newest have run already, all its tokens move. No slot is beyond the window, where some networks have
+        no positions.
         """
         end = max(sequence.left_padding + sequence.computed_tokens for sequence in group)
         spare = end - max(sequence.computed_tokens for sequence in group)
@@ -200,7 +202,7 @@ class Batch:
         return torch.tensor([sequence.batch_index for sequence in sequences], device=self.device)
 
     def inputs(self, due: dict[DecodedSequence, int]) -> dict[str, Any]:
-        """Arguments of a call of the network on the last tokens of some sequences; the cache shows what it needs."""
+        """Arguments of a call of the network on the last tokens of some sequences; sets the cache's view for it."""
         sequences, counts, device = list(due), list(due.values()), self.device
         width, view = max(counts), self.cache.view
         end = sequences[0].left_padding + sequences[0].computed_tokens
@@ -214,14 +216,14 @@ class Batch:
         return {**self.writer.step_inputs(ids, mask, context), **self.writer.cached(self.cache.cache)}
 
     def context_of(self, rows: Tensor) -> dict[str, Any]:
-        """The source of some of the rows."""
+        """The encoder's output for some rows; empty without an encoder."""
         if not self.context:
             return {}
         encoded = BaseModelOutput(last_hidden_state=self.context["encoder_outputs"][0][rows])
         return {"encoder_outputs": encoded, "attention_mask": self.context["attention_mask"][rows]}
 
     def load(self, due: dict[DecodedSequence, int], call: Call, layer: int) -> Tensor:
-        """The states that enter block `layer` [n, most, hidden_size]; zeros before those of shorter sequences."""
+        """The states that enter block `layer` [n, most, hidden_size], with zeros before shorter sequences' states."""
         if layer == 1:
             return call.embeddings
         found = [torch.stack([token.state for token in s.pending[-n:]]) for s, n in due.items()]  # type: ignore[misc]
@@ -229,7 +231,7 @@ class Batch:
         return torch.stack([torch.nn.functional.pad(states, (0, 0, most - len(states), 0)) for states in found])
 
     def store(self, ran: dict[DecodedSequence, int], layer: int, states: Tensor) -> None:
-        """Keep the states of tokens that stop after block `layer`, or go on in another call."""
+        """Store the states of tokens that stop after block `layer`, or go on in another call."""
         for (sequence, count), own in zip(ran.items(), states):
             if layer == self.model.layers:
                 del sequence.pending[-count:]
@@ -240,11 +242,7 @@ class Batch:
                 token.layers_run = layer
 
     def drop_finished(self) -> list[DecodedSequence]:
-        """Sequences that have ended leave the batch.
-
-        Returns:
-            Those.
-        """
+        """Remove the sequences that have ended from the batch, and return them."""
         finished = [sequence for sequence in self.sequences if sequence.finished]
         going = [sequence for sequence in self.sequences if not sequence.finished]
         if finished and going:

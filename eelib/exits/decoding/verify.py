@@ -1,9 +1,9 @@
-"""Hold drafts against the last layer's answers, so that the output is that of plain greedy decoding.
+"""Compare drafts with the last layer's answers, so that the output is that of plain greedy decoding.
 
 Ties. A pass over several tokens rounds differently from a pass over one, and a batch differently from a row alone, so
 where the two best logits lie within `TIE` nats the order may flip. Then this sequence is decoded plainly, alone, up to
-that token, as `eelib.tracing.decode.greedy_decode` does it, and its answer counts. It goes on from where the last tie
-was, so all ties of a sequence together cost at most one plain decoding of it.
+that token, as `eelib.tracing.decode.greedy_decode` does it, and that answer counts. Plain decoding goes on from the
+last tie, so all ties of a sequence together cost at most one plain decoding of it.
 """
 
 from typing import Any
@@ -27,12 +27,12 @@ def top_or_undecided(logits: Tensor, tie: float) -> Tensor:
 
 
 def tie_of(model: Model) -> float:
-    """How near two logits count as tied, in nats; below 0 where none do."""
+    """The largest difference of two logits that count as tied, in nats; negative where none do."""
     return TIE if model.dtype in FULL_PRECISION else -1.0
 
 
 class PlainDecoding:
-    """One prompt's plain decoding, repeated as far as it is asked. `limit`: tokens that its cache may hold."""
+    """Plain decoding of one prompt, as far as it is needed. `limit`: tokens that its cache may hold."""
 
     def __init__(self, model: Model, prompt: list[int], limit: int):
         self.model, self.computed = model, 0
@@ -41,7 +41,7 @@ class PlainDecoding:
 
     @torch.no_grad()
     def next_token(self, output: list[int]) -> int:
-        """The token that follows `output`, which is longer than what was asked before."""
+        """The token that follows `output`, which must be longer than in the call before."""
         writer = self.model.writer
         for count in range(self.computed, len(output) + 1):
             if count:
@@ -69,7 +69,7 @@ class TieBreaker:
         return self.plain[sequence].next_token([token.token_id for token in sequence.tokens])
 
     def drop(self, sequence: DecodedSequence) -> None:
-        """Let go of the cache of a sequence that has ended."""
+        """Drop the cache of a sequence that has ended."""
         self.plain.pop(sequence, None)
 
 
@@ -81,11 +81,11 @@ def accept(
     eos_ids: set[int],
     ties: TieBreaker,
 ) -> None:
-    """Keep the drafts that agree with the last layer; the first that does not is replaced and ends the round.
+    """Accept the drafts that agree with the last layer; the first that does not is replaced and ends the round.
 
     Args:
-        answers: the last layer's, after each position that ran, the newest position last; UNDECIDED where tied.
-        beyond: the position of the last draft ran, too, so that a token can follow the drafts.
+        answers: the last layer's tokens, after each position that ran, the newest position last; UNDECIDED where tied.
+        beyond: whether the position of the last draft ran, too, so that a token can follow the drafts.
         full: that token, without its id.
     """
     count = sequence.drafts

@@ -1,11 +1,11 @@
-"""What every gate is: a score of each token after each block, higher means exit; the same over a trace and in decoding.
+"""The interface of gates: a score for each token after each block, higher means exit, over a trace and in decoding.
 
     gate_state = gate.start(len(output.positions), device)
     for each layer at which the rule asks:
         score = gate.score(output, gate_state)          # float32 [n]
         gate_state = select_rows(gate_state, rows)      # where rows leave the batch
 
-A gate holds its parameters and nothing else: what it knows of a token from the layers before is in `gate_state`.
+A gate object holds its parameters only; what it stores about tokens from one layer to the next is in `gate_state`.
 """
 
 import importlib
@@ -42,13 +42,13 @@ class LayerOutput:
     """What a gate may look at after block `layer` (1..L) of n tokens, all tensors on one device.
 
     Attributes:
-        layer: blocks that ran.
+        layer: the number of blocks that ran.
         layers: L.
         positions: int64 [n], 0 for the first generated token.
-        readout: what the head gives, "top1" int64 [n], "probability", "margin", "entropy" float32 [n], "topk_ids" and
-            "topk_probability" [n, k], as in a trace.
+        readout: "top1" int64 [n], "probability", "margin", "entropy" float32 [n], "topk_ids" and "topk_probability"
+            [n, k], as in a trace.
         state: [n, hidden_size], before the final norm.
-        unembed: the head, which reads states.
+        unembed: the model's head.
         token_before: the id of the token before, int64 [n], -1 at the first.
         exit_before: the layer at which the token before exited, int64 [n], 0 at the first.
     """
@@ -67,13 +67,12 @@ class Gate(ABC):
     """A frozen dataclass of parameters.
 
     Attributes:
-        name: what it is called by.
-        needs: which parts of `LayerOutput`, of NEEDS; the others may be missing.
-        reads_head: its score needs the logits of the whole head.
-        stateful: it has to be asked at every layer that may be an exit, from the first on, not only where a token may
-            exit.
-        inclusive: a score equal to the threshold exits.
-        default: the published threshold, or ours where none is.
+        name: the name for `gate_named` and for tables.
+        needs: the parts of `LayerOutput` that it uses, of NEEDS; the others may be missing.
+        reads_head: whether its score needs the logits of the whole head.
+        stateful: whether it has to be asked at every exit layer, also below the rule's `minimum_layer`.
+        inclusive: whether a score equal to the threshold exits.
+        default: the published threshold, or ours where none is published.
     """
 
     name: ClassVar[str]
@@ -85,7 +84,7 @@ class Gate(ABC):
 
     @classmethod
     def from_parameters(cls, model: Model | None, /, **parameters: object) -> "Gate":
-        """The gate of parameters as a policy file has them. InputError for an unknown one, or one of another type."""
+        """The gate with parameters as in a policy file. InputError for one that is unknown or of a wrong type."""
         check_parameters(cls.name, parameters, {one.name: one.type for one in fields(cls)})  # type: ignore[arg-type]
         return cls(**parameters)
 
@@ -95,10 +94,10 @@ class Gate(ABC):
 
     @abstractmethod
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """float32 [n], higher means exit, NO_EXIT where no token can; updates `gate_state`."""
+        """float32 [n], higher means exit, NO_EXIT where a token can't exit; updates `gate_state`."""
 
     def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """Ids of the tokens that are emitted on an exit here, int64 [n], asked after `score`; -1: not read."""
+        """Ids of the tokens that an exit here emits, int64 [n]; called after `score`. -1: not read."""
         return output.readout["top1"].long() if output.readout else torch.full_like(output.positions, -1)
 
 
@@ -115,11 +114,11 @@ def gate_named(name: str, model: Model | None = None, /, **parameters: object) -
 
     Args:
         name: of a gate of the library, or of an entry point `eelib.gates` of an installed package.
-        model: for the gates that are trained or fitted for one.
+        model: for gates that are trained or fitted for one model.
         parameters: in place of the published ones.
 
     Raises:
-        InputError: an unknown name or parameter, one of another type; a gate that needs a model, without one.
+        InputError: a name or parameter that is unknown, or of a wrong type; no model for a gate that needs one.
     """
     own, others = own_gates(), entry_points(group=GROUP)
     if name not in own and name not in others.names:
@@ -137,7 +136,7 @@ def own_gates() -> dict[str, type[Gate]]:
 
 
 def check_parameters(name: str, given: Mapping[str, object], allowed: Mapping[str, Any]) -> None:
-    """InputError for a parameter that a gate does not have, or whose value is not of its type, if that is in TYPES."""
+    """InputError for a parameter that a gate does not have, or whose value is not of the declared type, if in TYPES."""
     if unknown := [parameter for parameter in given if parameter not in allowed]:
         raise InputError(f"gate {name} has no parameter {unknown[0]!r}; allowed: {', '.join(allowed) or 'none'}")
     for parameter, value in given.items():

@@ -1,4 +1,4 @@
-"""Gates that look at the readouts of a layer and of those before it."""
+"""Gates that look at the readouts of a layer and of earlier layers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -63,7 +63,8 @@ class Entropy(Gate):
 
 @dataclass(frozen=True)
 class Patience(Gate):
-    """Equal top-1 of neighbouring layers in a row up to this one: exit where they reach the threshold, a whole number.
+    """Number of successive layers, up to this one, whose top-1 is that of the layer before: exit where it reaches the
+    threshold, a whole number.
 
     PABEE (Zhou et al. 2020); P 3.2. A threshold of t asks for t + 1 layers that agree. The count starts again where the
     top-1 changes. Layers are those at which the gate is asked.
@@ -99,7 +100,7 @@ class Monotone(Gate):
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # the published one reads the head itself
-        """Logits are in no trace."""
+        """With `as_published` also states and the head, since no trace holds logits."""
         return ("readout", "state", "head") if self.as_published else ("readout",)
 
     def start(self, count: int, device: torch.device | str = "cpu") -> GateState:
@@ -117,7 +118,7 @@ class Monotone(Gate):
         return value.masked_fill(gate_state["rises"] < 2, NO_EXIT)
 
     def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """That of the logits which were read for the score."""
+        """The top-1 of the logits that gave the score."""
         return gate_state["token"] if self.as_published else super().token(output, gate_state)
 
 
@@ -126,7 +127,7 @@ class Shortlist(Gate):
     """p1 - p2 among the `k` best tokens of layer `layer`: exit where it is above the threshold, from that layer on.
 
     Ours. The whole head is read once, at that layer; later layers score its best tokens alone, which costs k / V of a
-    full read, so that a gate may look at every layer. What is not on the list can't be emitted before layer L.
+    full read, so that a gate may look at every layer. Other tokens can't be emitted before layer L.
     """
 
     layer: int = 1
@@ -155,5 +156,5 @@ class Shortlist(Gate):
         return top[:, 0] - top[:, 1]
 
     def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """The best of the list; -1 before there is one."""
+        """The best token of the list; -1 before there is a list."""
         return gate_state["token"] if "token" in gate_state else torch.full_like(output.positions, -1)

@@ -26,10 +26,10 @@ class Fixed(Gate):
 
 @dataclass(frozen=True)
 class Schedule(Gate):
-    """Layers run beyond the position's depth, which falls linearly from `most` (0: L) to `least` at position `longest`.
+    """Layer less the position's depth, which falls linearly from `most` (0: L) to `least` at the `longest`-th token.
 
     Exit at 0, the threshold. Later tokens never go deeper, so none needs keys that an earlier one lacks. SkipDecode
-    (Del Corro et al. 2023; P, section 2) runs its warm-up layers and then the top ones; an early exit runs the first.
+    (Del Corro et al. 2023; P, section 2) runs warm-up layers and then the top layers; here the first layers run.
     """
 
     least: int = 1

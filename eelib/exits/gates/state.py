@@ -1,8 +1,8 @@
 """Gates that look at hidden states: saturation, and small trained networks with their files.
 
-A network says of a token's states whether layer l agrees with layer L. It works on float32 states [n, hidden_size] one
-layer at a time, as a gate is asked, or on all layers at once, as it is trained; both give the same. Of its two outputs
-the second stands for an exit.
+A network predicts from a token's states whether layer l agrees with layer L. It takes float32 states [n, hidden_size],
+one layer at a time in decoding, or all layers at once in training, with the same result. The second of its two outputs
+stands for an exit.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class Saturation(Gate):
 
 
 class Network(nn.Module, ABC):
-    """Two logits per token and layer, from the layer `first` on."""
+    """A network that gives two logits per token and layer, from the layer `first` on."""
 
     first: int = 1
 
@@ -98,7 +98,7 @@ class LastStates(Network):
 
 
 class OverLayers(Network):
-    """An LSTM that takes one layer's state after the other, and a linear map of its output to two logits."""
+    """An LSTM over the states of layers 1, 2, ..., and a linear map of its output to two logits."""
 
     def __init__(self, hidden_size: int, width: int, depth: int):
         super().__init__()
@@ -129,11 +129,11 @@ class TrainedGate(Gate):
     """Softmax probability of the exit: exit where it is above the threshold.
 
     Attributes:
-        model: the model that it was trained for, by name.
+        model: name of the model that the gate was trained for.
         weights: hash of the network's weights. Two gates are equal where model and weights are.
-        network: what gives the two logits.
-        normed: it was trained on states after the final norm, else, as published, on the states themselves.
-        model_hash: of the weights that it was trained for, where that is known.
+        network: gives the two logits.
+        normed: whether the network takes states after the final norm; as published, it takes the states themselves.
+        model_hash: hash of the model's weights, where it is known.
     """
 
     model: str
@@ -152,7 +152,7 @@ class TrainedGate(Gate):
 
     @classmethod
     def of(cls, network: Network, model: str, model_hash: str = "", **parameters: bool) -> Self:
-        """The gate of a network that is trained, which stays as it is."""
+        """The gate of a trained network, which is set to evaluation without gradients."""
         network.eval().requires_grad_(False)
         return cls(model=model, weights=hash_of_weights(network), network=network, model_hash=model_hash, **parameters)
 
@@ -167,7 +167,7 @@ class TrainedGate(Gate):
 
     @torch.no_grad()
     def score(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """The probability, in [0, 1]; NO_EXIT at layers at which the network has no answer."""
+        """The probability, in [0, 1]; NO_EXIT before the network's `first` layer."""
         assert output.state is not None
         state = output.state
         if self.normed:
@@ -192,9 +192,9 @@ class StateClassifier(TrainedGate):
 
 @dataclass(frozen=True)
 class ThreeStates(TrainedGate):
-    """The same on h_(l-2), h_(l-1) and h_l (M, section 5); never before layer 3. M's rule begins at layer 4.
+    """As `StateClassifier`, on h_(l-2), h_(l-1) and h_l (M, section 5); never before layer 3. M begins at layer 4.
 
-    Layers are those at which the gate is asked: with an exit list, three of it. It is trained on neighbours.
+    The three are the last layers at which the gate was asked; the network is trained on neighbouring layers.
     """
 
     name: ClassVar[str] = "three_states"
@@ -207,10 +207,9 @@ class ThreeStates(TrainedGate):
 
 @dataclass(frozen=True)
 class Lstm(TrainedGate):
-    """The same on an LSTM over h_1..h_l (M, section 5): two layers of width d, as M's text has it.
+    """softmax(LSTM(h_1..h_l))[exit] (M, section 5): two LSTM layers of width d, as in M's text. M begins at layer 4.
 
-    `as_published`: one layer of width 250, as M's code has it. Layers are those at which the gate is asked. M's rule
-    begins at layer 4.
+    `as_published`: one LSTM layer of width 250, as in M's code. States are of the layers at which the gate is asked.
     """
 
     as_published: bool = False
@@ -237,7 +236,7 @@ def trained_gate(model: Model, name: str, /, folder: Path | str | None = None, *
         parameters: those of its shape: `as_published` of lstm.
 
     Raises:
-        InputError: an unknown gate or parameter; no such file; a damaged one; one for other weights than the model's.
+        InputError: an unknown gate or parameter; no file, a damaged one, or one for other weights than the model's.
     """
     kind = checked(name, parameters)
     if not isinstance(folder, (Path, str, type(None))):
@@ -278,12 +277,12 @@ def checked(name: str, parameters: dict[str, bool]) -> type[TrainedGate]:
 
 
 def file_name(name: str, parameters: dict[str, bool]) -> str:
-    """Of a gate with its parameters: lstm.safetensors, lstm-as-published.safetensors."""
+    """File name of a gate with its parameters: lstm.safetensors, lstm-as-published.safetensors."""
     return "-".join([name, *(key.replace("_", "-") for key, on in parameters.items() if on)]) + ".safetensors"
 
 
 def save_gate(gate: TrainedGate, folder: Path, model: Model, card: dict[str, Any], **parameters: bool) -> Path:
-    """Write a gate's weights with its card, whole or not at all; returns the file."""
+    """Write a gate's weights with its card, completely or not at all; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     known = {
         "gate": gate.name,
@@ -302,7 +301,7 @@ def save_gate(gate: TrainedGate, folder: Path, model: Model, card: dict[str, Any
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """In half precision where that loses nothing, which halves the file."""
+    """A tensor in float16 where that is exact, which halves the file."""
     half = tensor.half()
     return half if torch.equal(half.to(tensor.dtype), tensor) else tensor
 
