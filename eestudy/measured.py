@@ -5,9 +5,11 @@ A result has the hash of the code that it depends on, so that a page can say whe
 
 import ast
 import hashlib
+import io
 import json
 import os
 import re
+import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -64,14 +66,19 @@ def code_hash(places: Iterable[str]) -> str:
     """Hash of `files_in` the places as they are now: their paths and contents, without docstrings."""
     digest = hashlib.sha256()
     for file in files_in(places):
-        content = without_docstrings(file.read_bytes()) if file.suffix == ".py" else file.read_bytes()
+        content = code_of(file.read_bytes()) if file.suffix == ".py" else file.read_bytes()
         digest.update(str(file.relative_to(PACKAGE.parent)).encode() + b"\0" + content)
     return digest.hexdigest()[:16]
 
 
-def without_docstrings(source: bytes) -> bytes:
-    """Python's source without the lines of its docstrings, so that a better docstring makes no result stale."""
+def code_of(source: bytes) -> bytes:
+    """Python's source without the lines of its docstrings, and without comments: they make no result stale."""
     lines = source.splitlines(keepends=True)
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start  # the column counts characters
+            before = lines[row - 1].decode()[:column].rstrip()
+            lines[row - 1] = f"{before}\n".encode() if before else b""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             value = node.body[0].value if isinstance(node.body[0], ast.Expr) else None

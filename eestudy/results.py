@@ -180,7 +180,12 @@ TEMPLATES.filters |= {f.__name__: f for f in (pct, num, ci, pct_ci, side)}
 def described(study: Study) -> dict[str, Any]:
     """Quality, the tasks that can be judged, and the traces of a study, for JSON."""
     traces = {name: {key: made.manifest.get(key) for key in OF_A_TRACE} for name, made in study.traces.items()}
-    return {"quality": study.quality, "sensible": study.sensible, "learnt": study.above_baseline, "traces": traces}
+    return {
+        "quality": study.quality,
+        "sensible": study.sensible,
+        "above_baseline": study.above_baseline,
+        "traces": traces,
+    }
 
 
 def as_dict(value: Any) -> dict[str, Any]:

@@ -34,8 +34,8 @@ NOT_OURS: dict[str, Any] = {"wording": "auto", "example_sequence": -1}  # of a s
 WHY_NOT = {
     "sensible": f"No task of this run has sensible text, so nothing can be concluded about exit layers: it takes "
     f"{MINIMUM_GROUPS} outputs of {SHORTEST} tokens, and at most {MOST_REPEATED:.0%} of tokens in repeated 8-grams.",
-    "masked": f"No task of this run counts, so nothing can be concluded about exit layers: of a model that reads, it "
-    f"takes {MINIMUM_GROUPS} texts of {SHORTEST} tokens, at most {MOST_REPEATED:.0%} of tokens in repeated 8-grams, "
+    "masked": f"No task of this run counts, so nothing can be concluded about exit layers: it takes, for a masked "
+    f"model, {MINIMUM_GROUPS} texts of {SHORTEST} tokens, at most {MOST_REPEATED:.0%} of tokens in repeated 8-grams, "
     "and a last layer that gives back most of the tokens.",
     "above_baseline": "The model is above the baseline of no task of this run, so nothing can be concluded.",
 }

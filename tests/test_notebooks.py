@@ -71,7 +71,7 @@ def test_runs_alone_and_writes_its_results(runs, name):
     assert written["model"] == "gpt2" and written["parameters"]["limit"] == 4
     assert {claim["id"] for claim in written["claims"]} == {claim.id for claim in claims() if claim.notebook == name}
     # Random weights know no task, so nothing is judged: what is concluded of a task that is known, tests/eestudy shows.
-    assert not any(written["learnt"].values())
+    assert not any(written["above_baseline"].values())
     assert all(claim["verdict"] in (UNTESTABLE, NOT_APPLICABLE) and claim["reason"] for claim in written["claims"])
 
 

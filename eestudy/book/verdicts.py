@@ -91,7 +91,8 @@ def tally(model: str, judged: list[Judged]) -> str:
     said = f"{len(first)} verdicts on {text(model)}, or on the models named beside them, are informative"
     said += f": {listed}." if listed else "."
     if decided:
-        said += f" {standing} of the {len(decided)} that are decided stand after Holm's correction"
+        some = "All" if standing == len(decided) > 1 else f"{standing} of the"
+        said += f" {some} {len(decided)} that are decided stand after Holm's correction"
         said += f" for all {len(corrected)} that were judged."
     left = Counter(row["verdict"] for _, row in judged if row["verdict"] not in JUDGED)
     others = Counter({"weigh less": len(able) - len(first)}) + left

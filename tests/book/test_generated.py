@@ -182,10 +182,12 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
     said = " ".join(page(report).get_text().split())
     assert "Goals that are met: 1 of 2. Measured on 2026-01-02 at commit 1234567 on made, 2 cores, 23.5" in said
     assert "is still the same" in said
-    code.write_text('"""What it is."""\n\na = 1')
+    code.write_text('"""What it is."""\n\na = 1\n')
     described = report | {"code": measured.code_hash(["eelib"])}
-    code.write_text('"""What it really is,\n\nin more lines."""\n\na = 1')
+    code.write_text('"""What it really is,\n\nin more lines."""\n\na = 1\n')
     assert "is still the same" in " ".join(page(described).get_text().split())  # a docstring is no code
+    code.write_text('"""What it is."""\n# α: why\n\na = 1  # what\n')
+    assert "is still the same" in " ".join(page(described).get_text().split())  # nor is a comment
     code.write_text('def a(): """What."""\n')
     of_one_line = measured.code_hash(["eelib"])
     code.write_text('def b(): """What."""\n')

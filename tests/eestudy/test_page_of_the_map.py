@@ -17,7 +17,11 @@ FLAT = {"layers": TALL, "rows": [1, 512], "call": [0.0, 0.0], "blocks": [float(T
 
 def race(weights, right, off, drafted=100):
     """Kept results in which `right` of 100 rounds of one draft are right, and forecasts are off by a share."""
-    own = {"kind": "lossless", "method": "block", "drafted": drafted, "accepted": right, "passes": 110}
+    counts = {"drafted": drafted, "accepted": right, "passes": 110}
+    own = {"kind": "lossless", "method": "block", "by_text": {name: [all_ // 10] * 10 for name, all_ in counts.items()}}
+    if right:  # texts that are all the same have no interval
+        own["by_text"]["accepted"][:2] = [right // 10 - 1, right // 10 + 1]
+    own |= counts
     own |= {"times_plain": 1.6, "seconds": [6.0, 6.2], "forecast": 1.6 * (1 + off)}
     rows = [own, {"kind": "plain", "method": "plain", "seconds": [10.0, 10.4]}]
     rows.append({"kind": "part", "method": "prompts alone", "seconds": [2.0, 2.2]})
@@ -58,7 +62,8 @@ def map_page(monkeypatch, planted_tasks, tmp_path):
 def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page):
     space, found, shown = map_page(lambda weights: race(weights, right, off))
     numbers = {name: value["estimate"] for name, value in found["overall"].items()}
-    assert numbers["block_right"] == pytest.approx(right) and numbers["error"] == pytest.approx(off)
+    assert numbers["block_right"] == pytest.approx(right / 100) and numbers["error"] == pytest.approx(off)
+    assert found["overall"]["block_right"]["low"] < right / 100 < found["overall"]["block_right"]["high"]
     assert numbers["layer_needed"] == pytest.approx(100 * least_when_flat(DRAFTED))
     own = space["study"].tokens.query("counted")
     assert numbers["layer_right"] == pytest.approx(100 * (own["position"] % 4 > 0).mean())
@@ -73,7 +78,7 @@ def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page
 
 def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
     space, found, shown = map_page(lambda weights: race(weights, 0, 0.0, drafted=0))
-    assert np.isnan(space["block_right"]) and "drafted nothing." in found["answer"]
+    assert not space["block_right"].known and "drafted nothing." in found["answer"]
     assert "Early exit saves no time" in found["answer"]
     assert "% of them are right." in found["answer"]
     assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
