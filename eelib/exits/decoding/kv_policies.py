@@ -1,10 +1,10 @@
 """What later tokens find at the layers that a token skipped.
 
 full       the true keys and values: all blocks run, and an exit only says which layer's token is emitted
-copy       those of the exit layer, copied upward (Elbayad et al. 2020; P's -d): one slot of each skipped layer is
-           written; needs keys of one shape at all layers
-project    what each skipped layer's own projections make of the exit state (CALM, Schuster et al. 2022; P's -c); this
-           costs the skipped blocks' first norms and projections, and one more call of the network
+copy       those of the exit layer, copied upward (P's -d; tried in CALM, Schuster et al. 2022, 3.3.1): one slot of each
+           skipped layer is written; needs keys of one shape at all layers
+project    what each skipped layer's own projections make of the exit state (CALM, after Elbayad et al. 2020; P's -c);
+           this costs the skipped blocks' first norms and projections, and one more call of the network
 deferred   the true ones, later: exited tokens are pending, any number of them, and the next token that goes deep takes
            them along (FREE; EE-LLM); those that are pending when the output ends never run
 verified   the same, and the last layer's answer is then compared with what was emitted; from the first difference on
