@@ -28,7 +28,7 @@ from recipes.quality import measure
 from recipes.texts import SEEN, WHOLE
 from recipes.training import Loss, Schedule, by_step, train
 
-FREE_EXIT = 3  # of 8 decoder blocks: as deep as FREE's exit 4 of 12 (M §2.1)
+FREE_EXIT = 3  # of 8 decoder blocks: about as deep as layer 4 (M §2.1) of 12 (M §3)
 DISTILLED = 0.5  # weight of FREE's distillation
 TASKS = pocket_llama.PHASES[-1].shares
 

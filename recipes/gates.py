@@ -159,10 +159,11 @@ def texts_of(name: str, corpora: Path | None, work: Path, rng: random.Random) ->
 class Fitting:
     """How a gate is fitted: AdamW, `batch` tokens a step, each at all its layers, for so many epochs.
 
-    The loss is cross-entropy with classes weighted to the same sum (CALM's; M's text says so, too). Of the `tokens`
-    that are decoded a fifth is held out, so 8,000 are learned from: 7 to 10 thousand are published, as are epochs and
-    rate. The size of a batch is ours. `normed`: on states after the final norm; published are the states themselves. On
-    the pocket models normed states learn more, and with them a rate of 1e-3 again; the published ones are the defaults.
+    The loss is cross-entropy with classes weighted to the same sum, as in CALM's code; CALM's paper (appendix D) does
+    not weight them, and M's text says only that its loss is CALM's. Of the `tokens` that are decoded a fifth is held
+    out, so 8,000 are learned from: 7 to 10 thousand are published, as are epochs and rate. The size of a batch is ours.
+    `normed`: on states after the final norm; published are the states themselves. On the pocket models normed states
+    learn more, and with them a rate of 1e-3 again; the published ones are the defaults.
     """
 
     tokens: int = 10_000

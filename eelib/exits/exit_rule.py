@@ -79,7 +79,7 @@ FIRST = ((1.0, 2.0), (2.0, 1.0))  # Beta distributions before any fit: of those 
 
 @dataclass
 class Estimated:
-    """FREE's threshold at its one shallow exit, fitted to tokens that went deep (Bae et al. 2023, section 3.3).
+    """FREE's threshold at its one shallow exit, fitted to tokens that went deep (Bae et al. 2023).
 
     For each token that ran all blocks it stores the score at the shallow exit, and whether the top-1 there was the last
     layer's. At the beginning of each sequence two Beta distributions are fitted to the scores by moments, f1 to tokens

@@ -3,7 +3,7 @@
 Translators are the tuned lens (Belrose et al. 2023, section 3): one affine map per layer before the head, trained so
 that inner layers predict what the last layer does. A draft block is a whole block of the model's own shape that drafts
 tokens: after one layer ("block"), or from the last features and the next token's embedding ("features", EAGLE's wiring:
-Li et al. 2024, section 4.1). It starts as a copy of one of the network's blocks, is read through the network's own
+Li et al. 2024, section 3.1). It starts as a copy of one of the network's blocks, is read through the network's own
 final norm, and its head is some rows of the network's own: those of the tokens that the model writes most.
 
 A file of either names its model and the hash of its weights. A folder with translators loads as a model of its own

@@ -117,7 +117,7 @@ def read_question(row: dict, _number: int) -> Item:
 
 
 def read_narrative(row: dict, _number: int) -> Item:
-    """The item of a NarrativeQA row: the summary is the context, as in P."""
+    """The item of a NarrativeQA row: the summary is the context; P does not say what its context is."""
     context, question = text_of(row, "document", "summary", "text"), text_of(row, "question", "text")
     answers = inside(row, "answers")
     if not isinstance(answers, (list, np.ndarray)):

@@ -1,10 +1,10 @@
 """KV policies: the keys and values that later tokens find at the layers that a token skipped.
 
 full       the true keys and values: all blocks run, and an exit only says which layer's token is emitted
-copy       copies of the exit layer's (Elbayad et al. 2020; P's -d): one slot of each skipped layer is written; needs
-           keys of one shape at all layers
-project    computed from the exit state by each skipped layer's own projections (CALM, Schuster et al. 2022; P's -c);
-           this costs the skipped blocks' first norms and projections, and one more call of the network
+copy       copies of the exit layer's (P's -d; tried in CALM, Schuster et al. 2022, 3.3.1): one slot of each skipped
+           layer is written; needs keys of one shape at all layers
+project    computed from the exit state by each skipped layer's own projections (CALM, after Elbayad et al. 2020; P's
+           -c); this costs the skipped blocks' first norms and projections, and one more call of the network
 deferred   the true ones, later: exited tokens are pending, any number of them, and run together with the next token
            that goes deep (FREE; EE-LLM); tokens that are pending when the output ends never run
 verified   as deferred, and the last layer's tokens are then compared with the emitted ones; from the first difference

@@ -17,7 +17,7 @@ NEAR_ONE = 2.0**-24
 class Confidence(Gate):
     """p1, the largest probability: exit where it is above the threshold.
 
-    P 3.2; DeeBERT (Xin et al. 2020); EE-LLM compares its logarithm.
+    P 3.2, after Liao et al. (2021); EE-LLM compares its logarithm.
     """
 
     name: ClassVar[str] = "confidence"
@@ -30,9 +30,10 @@ class Confidence(Gate):
 
 @dataclass(frozen=True)
 class Margin(Gate):
-    """p1 - p2, the softmax difference: exit where it is above the threshold (CALM, Schuster et al. 2022, 3.2).
+    """p1 - p2, the softmax difference: exit where it is above the threshold (CALM, Schuster et al. 2022, 3.5).
 
-    FREE's default threshold is 0.9 with exits from layer 4 on; M's text says the same, its scripts 0.7 from layer 1.
+    CALM's eq. 4 exits at the threshold, too. FREE's default threshold is 0.9 with exits from layer 4 on; M's text says
+    the same, its scripts 0.7 from layer 1.
     """
 
     name: ClassVar[str] = "softmax_difference"

@@ -32,7 +32,7 @@ WINDOW = 3  # states that the gate of three states looks at
 class Saturation(Gate):
     """Cosine of this layer's state and the one before: exit where it reaches the threshold; never at the first layer.
 
-    CALM (Schuster et al. 2022), 3.2. `as_published`: of states after the final norm, as M's code has it; else of the
+    CALM (Schuster et al. 2022), 3.5. `as_published`: of states after the final norm, as M's code has it; else of the
     states themselves.
     """
 
@@ -143,7 +143,7 @@ class TrainedGate(Gate):
     model_hash: str = field(default="", repr=False, compare=False)
     needs: ClassVar[tuple[str, ...]] = ("state", "readout", "head")
     reads_head: ClassVar[bool] = False
-    default: ClassVar[float] = 0.9  # M's text, section 7, for all of its measures and CALM's; CALM calibrates its own
+    default: ClassVar[float] = 0.9  # M's text, section 6, for CALM's measures; it names none for its own two networks
 
     @classmethod
     @abstractmethod
@@ -181,7 +181,10 @@ class TrainedGate(Gate):
 
 @dataclass(frozen=True)
 class StateClassifier(TrainedGate):
-    """softmax(W2 relu(W1 h_l))[exit], one network for all layers (CALM, 3.2; M's code). M begins at layer 4."""
+    """softmax(W2 relu(W1 h_l))[exit], one network for all layers, as in M's code. M begins at layer 4.
+
+    CALM's own classifier (Schuster et al. 2022, 3.5) is linear.
+    """
 
     name: ClassVar[str] = "classifier"
 
@@ -207,7 +210,8 @@ class ThreeStates(TrainedGate):
 
 @dataclass(frozen=True)
 class Lstm(TrainedGate):
-    """softmax(LSTM(h_1..h_l))[exit] (M, section 5): two LSTM layers of width d, as in M's text. M begins at layer 4.
+    """softmax(LSTM(h_1..h_l))[exit] (M, section 5): two LSTM layers, as in M's text, of width d, which M's text does not
+    name. M begins at layer 4.
 
     `as_published`: one LSTM layer of width 250, as in M's code. States are of the layers at which the gate is asked.
     """
