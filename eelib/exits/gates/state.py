@@ -212,7 +212,8 @@ class ThreeStates(TrainedGate):
 class Lstm(TrainedGate):
     """softmax(LSTM(h_1..h_l))[exit] (M, section 5): two LSTM layers, as in M's text, of width d. M begins at layer 4.
 
-    M's text names no width. `as_published`: one LSTM layer of width 250, as in M's code. States are of the layers at which the gate is asked.
+    M's text names no width. `as_published`: one LSTM layer of width 250, as in M's code. States are of the layers at
+    which the gate is asked.
     """
 
     as_published: bool = False
