@@ -74,7 +74,7 @@ def drafted(model: Model, texts: int) -> list[dict[str, Any]]:
         _, outputs, known = ours(model, draft, NEW_TOKENS, DRAFTED)(task, BATCH)
         margins = [first_difference(model, *three) for three in zip(prompts, expected, outputs) if three[1] != three[2]]
         row = {"draft": draft, "tokens": sum(map(len, outputs)), "texts": texts, "texts_equal": texts - len(margins)}
-        rows.append(row | {"drafted": known["drafted"], "accepted": known["accepted"], "margins": margins})
+        rows.append(row | {name: sum(known[name]) for name in ("drafted", "accepted")} | {"margins": margins})
         print(rows[-1], flush=True)
     return rows
 
