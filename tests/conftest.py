@@ -68,12 +68,6 @@ def made(model_of, tmp_path_factory):
 
 
 @pytest.fixture
-def planted_model(tmp_path):
-    """A tiny model of three layers, in a folder that a notebook can be given."""
-    return eelib.load_model(str(families.save("gpt2", tmp_path / "gpt2")), device="cpu")
-
-
-@pytest.fixture
 def planted_tasks(tmp_path):
     """Files of a task into English and of one out of it, with groups enough for a verdict."""
     names = ("tiny.de-en", "tiny.en-de")

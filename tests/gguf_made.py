@@ -15,17 +15,6 @@ TEMPLATE = (
     "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %} assistant: {% endif %}"
 )
-NAMES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
 
 
 def tiny_qwen2() -> hf.Qwen2ForCausalLM:
@@ -82,13 +71,9 @@ def write(
     writer.add_eos_token_id(tokens.index(END))
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(TEMPLATE)
-    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-    for layer in range(config.num_hidden_layers):
-        names |= {f"blk.{layer}.{ours}": f"model.layers.{layer}.{theirs}" for ours, theirs in NAMES.items()}
-    for ours, theirs in names.items():
-        for part in ("weight", "bias"):
-            if (key := f"{theirs}.{part}") in state:
-                add_tensor(writer, f"{ours}.{part}", state, key, kind)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
+    for key in list(state):
+        add_tensor(writer, names.get_name(key, (".weight", ".bias")), state, key, kind)
     if more:
         more(writer)
     writer.write_header_to_file()

@@ -17,27 +17,10 @@ def make(model, folder, task=TASK, **more):
     return eelib.trace(model, task, folder=folder, **options)
 
 
-class Made:
-    """A trace in memory, of `layers`, `tokens` (a frame) and `readouts` by name, which a subclass makes."""
+class Random:
+    """A random output for each prompt of a task, in memory; the last layers more often give the emitted token."""
 
     given = False
-
-    @property
-    def final_ids(self):
-        return self.tokens["token_id"].to_numpy()
-
-    def __getitem__(self, name):
-        return self.readouts[name]
-
-    def statistic_rows(self):
-        return ~self.tokens["is_eos"].to_numpy()
-
-    def exit_layer(self, definition):
-        return exit_layer(self["top1"], self.final_ids, definition)
-
-
-class Random(Made):
-    """A trace of a random output for each prompt of a task; the last layers more often give the emitted token."""
 
     def __init__(self, task, seed, layers, end):
         random = np.random.default_rng(seed)
@@ -57,3 +40,16 @@ class Random(Made):
         chance = random.random((3, *shape)).round(2).astype(np.float32)  # rounded: there are ties
         self.readouts = {"top1": top1, **dict(zip(("probability", "margin", "entropy"), chance))}
         self.readouts |= {name: np.zeros((*shape, 2)) for name in ("topk_ids", "topk_probability")}
+
+    @property
+    def final_ids(self):
+        return self.tokens["token_id"].to_numpy()
+
+    def __getitem__(self, name):
+        return self.readouts[name]
+
+    def statistic_rows(self):
+        return ~self.tokens["is_eos"].to_numpy()
+
+    def exit_layer(self, definition):
+        return exit_layer(self["top1"], self.final_ids, definition)

@@ -292,9 +292,7 @@ def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_c
     outputs = {"plain": expected, "trace": other, "tuned-lens": expected, "head": {}}
     assert trace_speed.compared(outputs, "trace") == {"top1_differences": 1, "ties": 1, "not_compared": 1}
     assert trace_speed.compared(outputs, "head") == {}
-    for way, met in (("trace", False), ("tuned-lens", True)):
-        row = CELL | {"way": "trace", "seconds": None} | trace_speed.compared(outputs, way)
-        assert missed(trace_speed.goals([row])) == ([] if met else [SAME])
+    assert trace_speed.compared(outputs, "tuned-lens")["top1_differences"] == 0
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ LENGTH = {
 
 
 @pytest.mark.parametrize("name", LENGTH)
-def test_length(name, planted_model, tmp_path):
+def test_length(name, model_of, folder_of, tmp_path):
     """References have one to eight words; each half of the outputs has groups enough for a verdict."""
     words = [[NOUNS[(i + j) % 10] for j in range(1 + i % 8)] for i in range(80)]
     file = tmp_path / "tiny.de-en.jsonl"
@@ -68,9 +68,9 @@ def test_length(name, planted_model, tmp_path):
         length = tokens.groupby("sequence")["position"].transform("max")  # the end token's place
         return exits(layer(tokens["position"].to_numpy(), length.to_numpy()), 3)
 
-    made = plant(planted_model, task, tmp_path / "runs", agrees, STEPS)
+    made = plant(model_of("gpt2"), task, tmp_path / "runs", agrees, STEPS)
     assert 40 <= (made.sequences["length"] <= MIDDLE).sum() <= 50
-    space = run_page("length", **asked(tmp_path, planted_model.name, str(file)) | {"model": str(tmp_path / "gpt2")})[0]
+    space = run_page("length", **asked(tmp_path, folder_of("gpt2"), str(file)))[0]
     found = result(space)
     assert verdicts(space) == dict(zip(("P-L1", "P-L2", "P-L3"), wanted))
     own, levels = space["own"], np.eye(48)
@@ -200,11 +200,11 @@ def site_columns(name, shown, final, vocabulary):
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_sublayers(name, planted_model, planted_tasks, tmp_path):
+def test_sublayers(name, model_of, folder_of, planted_tasks, tmp_path):
     """Every token settles at layer 2 of 3; in every seventh output stream and modules change places."""
     stream, module, wanted = SITES[name]
-    task, vocabulary = eelib.load_task(planted_tasks[0]), planted_model.vocab_size
-    made = plant(planted_model, task, tmp_path / "runs", lambda t: exits(np.full(len(t), 2), 3), STEPS, sites=OUTPUTS)
+    model, task = model_of("gpt2"), eelib.load_task(planted_tasks[0])
+    made = plant(model, task, tmp_path / "runs", lambda t: exits(np.full(len(t), 2), 3), STEPS, sites=OUTPUTS)
     final = made["topk_ids"][made.sites.rows, -1]
     others = made.sites.tokens["sequence"] % 7 == 0
 
@@ -214,11 +214,11 @@ def test_sublayers(name, planted_model, planted_tasks, tmp_path):
         streams, modules = ([b if other else a for other in others] for a, b in ((stream, module), (module, stream)))
         shown = {"attention": modules, "feed_forward": modules, "after_attention": streams}
         return block | {
-            k: v for site, at in shown.items() for k, v in site_columns(site, at, final, vocabulary).items()
+            k: v for site, at in shown.items() for k, v in site_columns(site, at, final, model.vocab_size).items()
         }
 
-    rewrite(planted_model, task, tmp_path / "runs", f"sites-{OUTPUTS}", change)
-    space = run_page("sublayers", **asked(tmp_path, tmp_path / planted_model.name, planted_tasks[0]))[0]
+    rewrite(model, task, tmp_path / "runs", f"sites-{OUTPUTS}", change)
+    space = run_page("sublayers", **asked(tmp_path, folder_of("gpt2"), planted_tasks[0]))[0]
     assert list(verdicts(space).values()) == ["holds" if one == "1" else "does not hold" for one in wanted]
     counts, ids = made.sites["topk_ids"].shape[1], space["ids"].tolist()  # in plain loops
     site, last = space["SITES"].index("attention"), space["SITES"].index("block")
@@ -328,17 +328,17 @@ AGREE = {"holds": (LATE, EARLY, EARLY), "does not hold": (EARLY, UNSTABLE, LATE)
 
 
 @pytest.mark.parametrize("verdict", AGREE)
-def test_architectures(verdict, planted_model, planted_tasks, tmp_path):
+def test_architectures(verdict, model_of, folder_of, planted_tasks, tmp_path):
     """Most tokens of an encoder-decoder, and most texts of a classifier, are settled early, or late."""
-    labels, own = labelled(tmp_path), tmp_path / planted_model.name
-    t5, bert = (eelib.load_model(families.save(name, tmp_path / name), device="cpu") for name in ("t5", "bert_labels"))
-    for model, name, agrees in zip((planted_model, t5, bert), (*planted_tasks[:1] * 2, labels), AGREE[verdict]):
+    labels, kinds = labelled(tmp_path), ("gpt2", "t5", "bert_labels")
+    for kind, name, agrees in zip(kinds, (*planted_tasks[:1] * 2, labels), AGREE[verdict]):
 
         def agreement(tokens):
             return np.where(tokens[["sequence"]] % 6, agrees, MIDDLE_LAYER)
 
-        plant(model, eelib.load_task(name), tmp_path / "runs", agreement, STEPS)
-    more = {"beside": f"{tmp_path / 't5'} on {planted_tasks[0]}; {tmp_path / 'bert_labels'} on {labels}"}
+        plant(model_of(kind), eelib.load_task(name), tmp_path / "runs", agreement, STEPS)
+    own, t5, bert = map(folder_of, kinds)
+    more = {"beside": f"{t5} on {planted_tasks[0]}; {bert} on {labels}"}
     more |= {"beside_limit": 0, "beside_new_tokens": STEPS, "timed_texts": 0}
     space = run_page("architectures", **asked(tmp_path, own, planted_tasks[0]), **more)[0]
     found = result(space)
@@ -376,9 +376,9 @@ def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
         ("{tmp_path}/other/gpt2 on translation/de-en", "parameter beside: .*/other/gpt2 has the name of .*/gpt2;"),
     ],
 )
-def test_models_beside_are_refused_before_anything_is_decoded(beside, part, planted_model, planted_tasks, tmp_path):
+def test_models_beside_are_refused_before_anything_is_decoded(beside, part, folder_of, planted_tasks, tmp_path):
     (tmp_path / "other/gpt2").mkdir(parents=True)
-    values = asked(tmp_path, tmp_path / planted_model.name, planted_tasks[0]) | {"runs_folder": str(tmp_path / "none")}
+    values = asked(tmp_path, folder_of("gpt2"), planted_tasks[0]) | {"runs_folder": str(tmp_path / "none")}
     with pytest.raises(ParameterError, match=part) as error:
         run_page("architectures", **values, beside=beside.format(tmp_path=tmp_path))
     assert "\n" not in str(error.value) and not (tmp_path / "none").exists()

@@ -56,14 +56,14 @@ def plant_pairs(model, task, folder, js, cosine, agrees):
 
 
 @pytest.mark.parametrize("verdict", JOINT)
-def test_joint_optimization(verdict, planted_model, planted_tasks, tmp_path):
+def test_joint_optimization(verdict, model_of, folder_of, planted_tasks, tmp_path):
     """After it, distributions nearer, states as they were, exits earlier; or further, more alike, and later."""
     after = eelib.load_model(str(families.save("gpt2", tmp_path / "after", seed=1)), device="cpu")
-    for model, state in zip((planted_model, after), JOINT[verdict]):
+    for model, state in zip((model_of("gpt2"), after), JOINT[verdict]):
         for name in planted_tasks:
             plant_pairs(model, eelib.load_task(name), tmp_path / "runs", *state)
-    models = {"model": str(tmp_path / "gpt2"), "after": str(tmp_path / "after"), "others": ""}
-    space, _ = run_page("joint_optimization", **asked(tmp_path, planted_model.name, ",".join(planted_tasks)) | models)
+    given = asked(tmp_path, folder_of("gpt2"), ",".join(planted_tasks)) | {"after": str(tmp_path / "after")}
+    space, _ = run_page("joint_optimization", **given, others="")
     assert verdicts(space) == dict.fromkeys(("P-J1", "P-J2", "P-J3"), verdict)
     assert result(space)["overall"]["lost"]["estimate"] == 0  # both write the references
 
@@ -257,14 +257,14 @@ def raced(weights):
 
 
 @pytest.mark.parametrize("name", SPEED)
-def test_speed(name, planted_model, tmp_path, monkeypatch):
+def test_speed(name, model_of, folder_of, tmp_path, monkeypatch):
     """Outputs and times of all ways are made up; the model decodes nothing but what its costs are measured by."""
     seconds, start, made_of, wanted = SPEED[name]
     words = [" ".join(NOUNS[(i + j) % 10] for j in range(3 + i % 5)) for i in range(40)]
     file = tmp_path / "tiny.de-en.jsonl"
     task = write_task(file, sentences(start + text for text in words))
     after = families.save("gpt2", tmp_path / "after", seed=1)
-    for model in (planted_model, eelib.load_model(str(after), device="cpu")):
+    for model in (model_of("gpt2"), eelib.load_model(str(after), device="cpu")):
         made = plant(model, task, tmp_path / "runs", lambda t: exits(np.full(len(t), 3), 3), STEPS)
     full = dict(zip(task.prompts, made.tokens.groupby("sequence")["token_id"].agg(list)))
 
@@ -282,9 +282,9 @@ def test_speed(name, planted_model, tmp_path, monkeypatch):
         return GenerateOutput(pd.DataFrame(rows), pd.DataFrame(outputs).assign(**counts), spent, "")
 
     monkeypatch.setattr("eestudy.decoding.run", run)
-    monkeypatch.setattr(kept_results, "measured", lambda name: raced(planted_model.hash))
+    monkeypatch.setattr(kept_results, "measured", lambda name: raced(model_of("gpt2").hash))
     more = {"after": str(after), "timed_gates": "", "draft_layer": 1, "draft_length": 1}
-    space = run_page("speed", **asked(tmp_path, tmp_path / "gpt2", str(file)) | more)[0]
+    space = run_page("speed", **asked(tmp_path, folder_of("gpt2"), str(file)) | more)[0]
     found, answer = {row["id"]: row for row in result(space)["claims"]}, result(space)["answer"]
     assert "gives 1.25 to 1.25 one text at a time, 1.25 to 1.25 in batches of 4." in answer
     assert "is 0.95 to 0.95 times as fast as with all layers of" in answer and "is 1.25 to 1.25 times as fast" in answer

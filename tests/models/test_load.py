@@ -7,24 +7,11 @@ from itertools import cycle
 import families
 import pytest
 import torch
+import transformers as hf
 from families import FAMILIES
 from oracle import assert_as_near, oracle_run
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import (
-    BartConfig,
-    BartForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
-    BertLMHeadModel,
-    LEDConfig,
-    LEDForConditionalGeneration,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForCausalLM,
-)
 
 import eelib
 from checks.tiny import build
@@ -91,10 +78,10 @@ def prepared(network, kind="causal"):
 
 
 def test_end_token_is_where_bart_classifies(one_line):
-    config = families.tiny(BartConfig, families.OF_BART)(vocab_size=300, pad_token_id=0, eos_token_id=1, bos_token_id=2)
-    config.num_labels = 3
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    config = families.tiny(hf.BartConfig, families.OF_BART, num_labels=3)(vocab_size=300, **ids)
     torch.manual_seed(0)
-    network = BartForSequenceClassification(config).eval()
+    network = hf.BartForSequenceClassification(config).eval()
     model = prepare(network, tokenizer_for("seq2seq"), "bart", "classifier")
     assert model.read_at([9, 8, 1, 7]) == 2 and "cross_attention" in model.components[0].sums
     one_line(ValueError, "end token", lambda: model.read_at([9, 8]))
@@ -186,7 +173,7 @@ def bent(dtype, share):
 def of_regression():
     config = families.CLASSIFIERS["bert_labels"][0].config(vocab_size=300)
     config.num_labels = 1
-    return BertForSequenceClassification(config).eval()
+    return hf.BertForSequenceClassification(config).eval()
 
 
 REFUSED = {
@@ -199,7 +186,7 @@ REFUSED = {
     "bent in bfloat16": (lambda: bent(torch.bfloat16, 3e-2), ("differs from the model's own logits",)),
     "a regression": (of_regression, ("regression",)),
     "reading to the right": (
-        lambda: BertLMHeadModel(BertConfig(**families.WIDE, vocab_size=304)).eval(),
+        lambda: hf.BertLMHeadModel(hf.BertConfig(**families.WIDE, vocab_size=304)).eval(),
         ("to the right",),
     ),
     "a decoder that reads to the right": (  # its configuration does not say that it is one
@@ -289,7 +276,7 @@ def test_padding_that_changes_states_is_noticed(monkeypatch):
 def test_positions_start_where_the_family_starts_them():
     """RoBERTa's decoder counts from the padding id on; what it counts itself and what it is given must agree."""
     sizes = {**families.WIDE, "max_position_embeddings": 64}
-    network = RobertaForCausalLM(RobertaConfig(**sizes, vocab_size=304, is_decoder=True, pad_token_id=0)).eval()
+    network = hf.RobertaForCausalLM(hf.RobertaConfig(**sizes, vocab_size=304, is_decoder=True, pad_token_id=0)).eval()
     model = prepared(network)
     assert model.offset == 1 and model.context_length == 63 and model.pads
     ids = torch.tensor([[9, 8, 7]])
@@ -314,7 +301,7 @@ def test_outputs_start_from_the_token_of_the_generation_config(name, tmp_path):
 
 def test_a_tokenizer_that_fails_is_named_in_one_line(model_of, one_line):
     """One without a token for words that it does not know; any error of a tokenizer's."""
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"known": 5})))
+    words = hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"known": 5})))
     model = replace(model_of("llama"), tokenizer=words)
     assert model.encode(["known"]) == [[5]]
     one_line(CheckpointError, ("llama: the tokenizer fails", "UNK"), lambda: model.encode(["unknown"]))
@@ -324,12 +311,12 @@ def test_the_window_is_the_shortest_that_a_configuration_has():
     """Of a decoder, too, that has its own, and of rotations, whichever layers they are of."""
     lengths = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 24, "attention_window": 8}
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-    led = families.tiny(LEDConfig, families.OF_BART)(vocab_size=304, **lengths, **ids)
-    model = prepared(LEDForConditionalGeneration(led).eval(), "seq2seq")
+    led = families.tiny(hf.LEDConfig, families.OF_BART)(vocab_size=304, **lengths, **ids)
+    model = prepared(hf.LEDForConditionalGeneration(led).eval(), "seq2seq")
     assert model.context_length == 24 and model.longest_prompt == 64
     rotations = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 7.0, 15.0]}
-    phi = families.tiny(Phi3Config, original_max_position_embeddings=20, rope_scaling=rotations)(vocab_size=304, **ids)
-    model = prepared(Phi3ForCausalLM(phi).eval())
+    phi = families.tiny(hf.Phi3Config, original_max_position_embeddings=20, rope_scaling=rotations)
+    model = prepared(hf.Phi3ForCausalLM(phi(vocab_size=304, **ids)).eval())
     assert model.context_length == 20 and model.longest_prompt == 19
     model.network.config.rope_parameters = {"full_attention": model.network.config.rope_parameters}
     assert model.context_length == 20

@@ -49,8 +49,8 @@ def sharded(folder, below=""):
 # Ways to spoil a folder: each gives a function of it
 
 
-def config(**values):
-    return lambda folder: change(folder / "config.json", **values)
+def config(file="config.json", **values):
+    return lambda folder: change(folder / file, **values)
 
 
 def holding(name, content):
@@ -66,10 +66,6 @@ def weights(spoil):
         save_file(spoil(load_file(folder / WEIGHTS)), folder / WEIGHTS, {"format": "pt"})
 
     return save
-
-
-def ends(file, value):
-    return lambda folder: change(folder / file, eos_token_id=value)
 
 
 def index(content):
@@ -147,7 +143,7 @@ DAMAGES = [
     (cut, "could not be loaded"),
     (without(WEIGHTS), "no weights"),
     (weights(lambda held: {k: v for k, v in held.items() if "layers.1.mlp.up_proj" not in k}), "up_proj"),
-    (lambda folder: change(folder / "config.json", intermediate_size=40), ("other shapes", "mlp")),
+    (config(intermediate_size=40), ("other shapes", "mlp")),
     (weights(coded), ("quantized weights, I8", "does not say")),
     (lambda folder: sorted(sharded(folder).glob("model-*.safetensors"))[1].unlink(), "lacks 1 of"),
     (holding(WEIGHTS, (2**60).to_bytes(8, "little") + b"{}"), "header too large"),
@@ -162,7 +158,7 @@ DAMAGES = [
     *((holding("tokenizer.json", text), "has no tokenizer") for text in (b"[]", b"{}")),
     (holding("tokenizer_config.json", b"[]"), "has no tokenizer"),
     (resized, ("280", "another model's")),
-    (lambda folder: change(folder / "tokenizer_config.json", model_max_length="many"), ("model_max_length", "many")),
+    (config("tokenizer_config.json", model_max_length="many"), ("model_max_length", "many")),
     # what has no end, or no measure
     *(
         (endless(name, kind), name.split("/")[-1])
@@ -177,7 +173,7 @@ DAMAGES = [
         for text in (b"[]", b"3", b'"text"', b"[" * 100_000, b"{", b'{"a": "\xff\xfe"}')
     ),
     *(
-        (ends(file, value), (file, "eos_token_id is"))
+        (config(file, eos_token_id=value), (file, "eos_token_id is"))
         for file in ("config.json", "generation_config.json")
         for value in ("</s>", ["</s>"], [1, None], True, {"id": 1})
     ),

@@ -16,14 +16,7 @@ from eelib.models.lens_adapters import DraftBlock
 from recipes import losses, pocket_bert, pocket_llama, pocket_t5
 from recipes.batches import Text
 from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
-from recipes.losses import (
-    calm_weights,
-    distillation_loss,
-    divergence,
-    exit_weights,
-    turning_weights,
-    uniform_weights,
-)
+from recipes.losses import distillation_loss, divergence, turning_weights, uniform_weights
 from recipes.own_outputs import OwnText
 from recipes.pocket_bert import MASK, WORDS, Row, label_loss, masked
 from recipes.pocket_llama import CONTEXT
@@ -192,9 +185,7 @@ def test_tables_and_heads_are_no_matrices(tiny):
     assert len(muon) == 3 * 6 + 1 and "bert.pooler.dense.weight" in muon
 
 
-def test_weights_of_layers():
-    """CALM's grow with depth; FREE has two exits; or some layers have a weight at some steps."""
-    assert calm_weights(3) == pytest.approx([1 / 6, 2 / 6, 3 / 6]) and exit_weights(4, [2]) == [0, 2 / 6, 0, 4 / 6]
+def test_some_layers_have_a_weight_at_some_steps():
     assert turning_weights(4, 6, 1) == [0.25] * 4 and turning_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
 
 

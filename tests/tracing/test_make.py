@@ -15,7 +15,7 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common import files
 from eelib.common.errors import StorageError
-from eelib.tracing import decode, plan, store
+from eelib.tracing import decode, plan
 from eelib.tracing import make as making
 
 
@@ -63,20 +63,6 @@ def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, mode
     monkeypatch.undo()
     (tmp_path / "file").touch()
     one_line(StorageError, "can't be made or written to", lambda: make(model_of("llama"), tmp_path / "file"))
-
-
-@pytest.mark.parametrize("damage", ["shard", "manifest", "identity"])
-def test_what_is_damaged_there_is_not(damage, made, model_of, monkeypatch, tmp_path, one_line):
-    whole = made("llama")
-    place = shutil.copytree(whole.folder, tmp_path / whole.folder.parent.name / whole.folder.name)
-    if damage == "shard":
-        (place / "tokens-00001.parquet").unlink()
-    elif damage == "manifest":
-        (place / "manifest.json").write_text("{}")
-    else:
-        store.save_manifest(place, store.load_manifest(place) | {"weights": "another"})
-    monkeypatch.setattr(files, "acquire", denied)
-    one_line(StorageError, "Permission denied", lambda: make(model_of("llama"), tmp_path))
 
 
 @pytest.mark.parametrize(
