@@ -133,12 +133,6 @@ def workers(folder: Path) -> list[psutil.Process]:
 # ---- the study
 
 
-def install_executor(folder: Path) -> None:
-    """Put Snakemake's executor for Slurm, and what it needs beside Snakemake, into a folder."""
-    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(folder)]
-    subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), *EXECUTOR], check=True)
-
-
 def make_project(folder: Path, **settings: Any) -> None:
     """A copy of this checkout's code with tiny models and a study; data are linked, results are its own."""
     for name in CODE:
@@ -204,7 +198,8 @@ def run(folder: Path) -> dict[str, Any]:
     """Everything in a folder; what came of it."""
     cluster, plain, slurm = folder / "cluster", folder / "plain", folder / "slurm"
     with one_node(slurm):
-        install_executor(folder / "executor")
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(folder / "executor")]
+        subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), *EXECUTOR], check=True)
         make_project(cluster, workers=WORKERS, hours=1)
         make_project(plain)
         found: dict[str, Any] = {"slurm": printed(slurm, "squeue", "--version").split()[-1]}

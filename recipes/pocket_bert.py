@@ -6,7 +6,7 @@ The classifiers are of SST-2, a task of GLUE, with a loss on the last layer alon
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -122,11 +122,6 @@ def batch_at(streams: tuple[Tensor, Tensor], step: int) -> Batch:
     return masked(torch.cat(ids), generator)
 
 
-def batches(start: int, streams: tuple[Tensor, Tensor]) -> Iterator[Batch]:
-    """Batches from step `start` on, without end."""
-    return (batch_at(streams, step) for step in count(start))
-
-
 def build(device: str = "cpu", **sizes: int) -> BertForMaskedLM:
     """The untrained model, bf16; `sizes` replace those of BertConfig.
 
@@ -215,7 +210,7 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     tokenizer = tokenizer_for(corpora, work)
     streams = tuple(stream_of(tokenizer, lines) for lines in (articles(corpora, "train"), novels(corpora)[0]))
     model = build(device)
-    stream = by_step(partial(batches, streams=streams))
+    stream = by_step(lambda start: (batch_at(streams, step) for step in count(start)))
     train(model, stream, lambda batch, _step: masked_loss(model, batch), SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
