@@ -1,6 +1,5 @@
 """The study of a notebook: a model, its tasks, one trace per task, and one frame of all their tokens."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +13,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError
-from eelib.common.files import data_folder, model_folder
+from eelib.common.files import data_folder, model_folder, read_json
 from eelib.common.values import check_name
 from eelib.models.checkpoint import not_loaded, path_of
 from eelib.models.model import Model, load_model
@@ -87,8 +86,7 @@ class Study:
     @property
     def card(self) -> dict[str, Any]:
         """The model's card, which describes its training; empty where it has none."""
-        card = Path(path_of(self.parameters.model)) / "card.json"
-        return json.loads(card.read_text(encoding="utf-8")) if card.is_file() else {}
+        return read_json(Path(path_of(self.parameters.model)) / "card.json")
 
     @property
     def layers(self) -> int:

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from eelib.common.files import write_atomically
 from eelib.common.machine import run_in_halves
 from eelib.models.model import Model
-from eelib.models.probe import block_states
 from eelib.tasks.metrics import repeated
-from eelib.tracing.decode import greedy_decode
+from eelib.tracing.decode import greedy_decode, state_at
 from recipes.texts import SEED, SHIFTS, first_words, is_held_out, novels, read_jsonl, spelled_out
 
 HELD_OUT = 10  # one source in so many is for reports alone, by the hash of its text
@@ -180,13 +179,10 @@ def outputs_of(model: Model, prompts: Prompts, numbers: range) -> list[OwnText]:
     return sorted((text for part in parts for text in part), key=lambda text: text.number)
 
 
-@torch.no_grad()
 def last_states(model: Model, rows: list[Tensor]) -> Tensor:
     """The last layer's states [texts, tokens, hidden_size] of texts, each padded on its right, which is not read."""
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=model.pad_id)
-    with block_states(model.blocks) as states:
-        model.network.base_model(input_ids=ids.to(model.device), use_cache=False)
-    return states[-1]
+    return state_at(model, model.layers, {"input_ids": ids.to(model.device), "use_cache": False})
 
 
 @torch.inference_mode()

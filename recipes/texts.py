@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eelib.common.files import data_folder, write_atomically
+from eelib.tasks.sources import read_rows
 from eelib.tasks.structured import structured_prompt
 from eelib.tasks.text_kinds import question_prompt, summarization_prompt, translation_prompt
 from recipes.orders import orders
@@ -50,9 +51,7 @@ class Example(NamedTuple):
 
 def read_jsonl(path: Path) -> list[dict]:
     """Rows of a JSON Lines file, gzipped or not."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return [row for _, row in read_rows(path)]
 
 
 def is_held_out(text: str, share: int) -> bool:
