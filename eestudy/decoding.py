@@ -28,7 +28,7 @@ TOKENS = [*WHERE, "position", "token_id", "emitted", "agrees", "agreed_before", 
 OUTPUTS = [*WHERE, "output", "full", "same", "length", "truncated", "passes", "drafted", "accepted"]
 OUTPUTS += ["token_ids", "exit_layers"]
 TIMED = ["model", "task", "setup", "batch_size", "batch", "group", "seconds", "tokens", "exit_layers"]
-TIMED += ["layers", "head_reads", "drafted", "accepted", "agrees", "of"]
+TIMED += ["layers", "drafted", "accepted", "agrees", "of"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Decoded(NamedTuple):
             at this place (-1 where its output is shorter), `agreed_before` whether all tokens before agree.
         outputs: a row for each output: OUTPUTS. `full` is full depth's output, `same` whether all tokens agree;
             `token_ids` and `exit_layers` are lists, of all of the output's tokens.
-        timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run by the end, reads of the head;
-            `agrees` of the `of` tokens of full depth agree. `group` is the first output's.
+        timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run by the end; `agrees` of the
+            `of` tokens of full depth agree. `group` is the first output's.
     """
 
     tokens: pd.DataFrame
@@ -150,8 +150,7 @@ def against_full_depth(
     lists = at.groupby(level="sequence").agg({"token_id": list, "exit_layer": list}).loc[batch]
     outputs["token_ids"], outputs["exit_layers"] = lists["token_id"].tolist(), lists["exit_layer"].tolist()
     outputs["same"] = outputs["sequence"].map(tokens.groupby("sequence")["agrees"].all())
-    sums = {"tokens": len(at), "head_reads": at["head_reads"].sum()}
-    sums |= {"exit_layers": at["exit_layer"].sum(), "layers": at["layers_run"].sum()}
+    sums = {"tokens": len(at), "exit_layers": at["exit_layer"].sum(), "layers": at["layers_run"].sum()}
     sums |= {name: outputs[name].sum() for name in ("drafted", "accepted")}
     return tokens, outputs, sums | {"agrees": tokens["agrees"].sum(), "of": len(full), "group": full["group"].iloc[0]}
 

@@ -7,7 +7,6 @@ templates. Words that JSON has a quotation mark before are such as pocket-llama'
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 from eelib.common.files import data_folder
 
@@ -16,14 +15,14 @@ NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten
 ENDS = "abcdefgh"  # the last letter of an identifier
 _ITEMS = (1, 1, 2, 2, 3)  # how many items an order has
 _IN_WORDS = 0.3  # share of the counts
-TESTED = 150
 
 
 def orders(split: str, count: int, seed: int = 0) -> Iterator[dict]:
     """Yield `count` rows of a split, `note` and `record`; the same for the same seed.
 
     A record has, in this order, `id` such as KX-4817-b, `name`, `items` of 1 to 3 things as the note writes them, each
-    with its count of 2 to 12, `city`, and whether it is `urgent`.
+    with its count of 2 to 12, `city`, and whether it is `urgent`. data/texts/structured/orders.jsonl has the rows of
+    orders("test", 150).
     """
     rng, templates = random.Random(f"orders {split} {seed}"), list[str]()
     for _ in range(count):
@@ -53,13 +52,3 @@ def _listed(rng: random.Random, items: list[dict]) -> str:
         f"{NUMBERS[item['count'] - 2] if rng.random() < _IN_WORDS else item['count']} {item['what']}" for item in items
     ]
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)
-
-
-def write(folder: Path) -> None:
-    """Write the test rows to `folder/orders.jsonl`."""
-    lines = [json.dumps(row) for row in orders("test", TESTED)]
-    (folder / "orders.jsonl").write_text("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    write(data_folder("texts", "structured"))

@@ -52,8 +52,8 @@ def of_results(pages: Pages) -> Pages:
 
 
 def tables(page: BeautifulSoup) -> list[Tag]:
-    """Tables that hold something, but for those that look after themselves."""
-    return page.select("main table:has(tr):not(.lens *, .ee-apart *)")
+    """Tables that hold something, but for those of the lens, which looks after itself."""
+    return page.select("main table:has(tr):not(.lens *)")
 
 
 def images(page: BeautifulSoup) -> list[Tag]:

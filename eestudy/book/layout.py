@@ -13,7 +13,6 @@ from bs4 import BeautifulSoup
 Tag = Any  # one of bs4, whose types say of each attribute and child that it may be something else
 Keep = Callable[[str, bytes], str]  # (name of a file of the page, its content) -> its address, seen from the page
 KINDS = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv"}  # what can be taken away, in this order
-APART = ":is(.lens, .ee-apart)"  # what looks after itself
 FITS = "ee-scoreboard"  # class of tables that fit every page, so that they need no box
 BOX = "pst-scrollable-table-container"  # the theme's, around tables of Markdown
 WORD = 24  # characters of a cell's single word that is never broken
@@ -30,7 +29,7 @@ def dressed(body: str, keep: Keep) -> str:
     Content of a notebook's `data:` addresses becomes files. Nothing that was text becomes markup.
     """
     soup = BeautifulSoup(body, "html.parser")
-    others = f":not({APART}, {APART} *)"
+    others = ":not(.lens, .lens *)"  # the lens looks after itself
     for image in soup.select(f"img{others}"):
         if not image.find_parent(["figure", "table"]):
             (image.find_parent("a") or image).wrap(soup.new_tag("figure"))

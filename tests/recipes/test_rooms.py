@@ -158,10 +158,9 @@ def test_interviews_ask_more_about_the_same_stories():
     assert sum(len(asked) for _, _, asked in found) > 60 * 4
 
 
-def test_shipped_texts_are_those_of_the_generators(told, tmp_path):
-    orders.write(tmp_path)
+def test_shipped_texts_are_those_of_the_generators(told):
     shipped = data_folder("texts", "structured", "orders.jsonl").read_text()
-    assert (tmp_path / "orders.jsonl").read_text() == shipped and len(shipped.splitlines()) == orders.TESTED
+    assert shipped.splitlines() == [json.dumps(row) for row in orders.orders("test", 150)]
     shipped = data_folder("texts", "question_answering", "rooms.jsonl").read_text()
     assert shipped.splitlines() == [json.dumps(item) for item, *_ in told["test"]]
 
