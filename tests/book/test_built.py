@@ -119,8 +119,8 @@ def test_every_number_of_a_headline_is_in_a_figure_or_table_of_its_page(pages):
 
 def test_the_readme_says_what_the_study_found(pages):
     """Its three percentages, within two points: other processors may round tokens to others; the speeds of the race."""
-    readme = (ROOT / "README.md").read_text()
-    said = re.search(r"about (\d+)% of tokens.*about (\d+)% of the\s+layers.*about (\d+)%", readme, re.DOTALL)
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    said = re.search(r"about (\d+)% of tokens.*about (\d+)% of the layers.*about (\d+)%", readme)
     folder = ROOT / "results/smollm2-135m-instruct"
     found = {name: json.loads((folder / f"{name}.json").read_text())["overall"] for name in ("saturation", "gates")}
     values = [found["saturation"]["known"], found["gates"]["saved_tokens"], found["gates"]["bound"]]
