@@ -63,7 +63,7 @@ def files_in(places: Iterable[str]) -> list[Path]:
 
 
 def code_hash(places: Iterable[str]) -> str:
-    """Hash of `files_in` the places as they are now: their paths and contents, without docstrings."""
+    """Hash of `files_in` the places as they are now: their paths and contents, without docstrings and comments."""
     digest = hashlib.sha256()
     for file in files_in(places):
         content = code_of(file.read_bytes()) if file.suffix == ".py" else file.read_bytes()

@@ -166,7 +166,7 @@ def large_enough(samples: Sequence[Sample]) -> list[int]:
 def average(samples: Sequence[Sample], level: float = LEVEL) -> Interval:
     """The average of tasks' samples, with Student's limits around it.
 
-    The standard error is the draws', corrected by n / (n - 1) for n groups, or the jackknife's where that is larger.
+    The variance is the draws', times n / (n - 1) for n groups, or the jackknife's where that is larger.
     Skewed influences shift both limits towards the long tail (Hall 1992, as Johnson 1978).
     """
     known = [sample for sample in samples if math.isfinite(sample.estimate)]

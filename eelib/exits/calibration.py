@@ -1,10 +1,11 @@
 """Calibrate on one half of the groups, report on the other: a threshold by quality, agreement, or a bound on the risk.
 
-Learn-then-Test (Angelopoulos et al. 2021) bounds the risk by epsilon with probability 1 - delta over calibration sets;
-conformal risk control (Angelopoulos et al. 2022) bounds the mean risk over calibration sets by epsilon. The risk is the
-mean loss of a unit, within 0 and 1. Units have to be independent: sequences, or the groups that share a text. Both
-guarantees hold only for thresholds that were fixed without looking at the calibration data: a grid listed beforehand,
-or every value at which a curve changes (`curve` with `points` above the number of these values).
+Learn-then-Test (Angelopoulos et al. 2021) bounds the risk by epsilon with probability at least 1 - delta over
+calibration sets; conformal risk control (Angelopoulos et al. 2022) bounds the mean risk over calibration sets by
+epsilon. The risk is the mean loss of a unit, within 0 and 1. Units have to be independent: sequences, or the groups
+that share a text. Both guarantees hold only for thresholds that were fixed without looking at the calibration data: a
+grid listed beforehand, or every value at which a curve changes (`curve` with `points` above the number of these
+values).
 """
 
 import math

@@ -205,7 +205,7 @@ def calibrate(
     seed: int = 0,
     **parameters: Any,
 ) -> Policy:
-    """A policy whose outputs differ from full depth's for at most a share epsilon of units, with probability 1 - delta.
+    """A policy under which at most epsilon of the units differ from full depth's, with probability 1 - delta or more.
 
     Learn-then-Test per kind of task, on half of the units (texts, whichever tasks they are in). A third of the other
     half gives the thresholds to test; the risk is measured on the rest, so that no text is used twice. In a task, a

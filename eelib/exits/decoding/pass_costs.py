@@ -82,7 +82,7 @@ class PassCosts:
         return self.upto(new, shared + block, 0) + self.whole(rows) - self.upto(rows, shared, 0) + self.upto(rows, 0, 0)
 
     def beside(self, batch: "PassCosts") -> "PassCosts":
-        """A batch's costs, preceded by these of a single token, since a batch shrinks as its outputs end."""
+        """A batch's costs, preceded by those of a single token, since a batch shrinks as its outputs end."""
         parts = [
             tuple(np.maximum.accumulate([getattr(self, name)[0], *getattr(batch, name)]).tolist())
             for name in ("call", "blocks", "head")
