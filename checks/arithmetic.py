@@ -2,8 +2,8 @@
 
 Outputs that were decoded with our products are read once more with torch's, each in one pass: where torch's own best
 token is another one, the two are a near tie, and by how much is noted. Our products multiply as many rows at most as
-was found to pay when the model was loaded; the check fails where a batch has more. The same prompts, or the first
-`--drafted` of them, are decoded with each way to draft, whether it pays or not. All tokens have to be plain decoding's.
+was found to pay when the model was loaded; the check fails where a batch has more. The same prompts are decoded with
+each way to draft, whether it pays or not. All tokens have to be plain decoding's.
 """
 
 from typing import Any
@@ -127,14 +127,10 @@ def sample(models: tuple[Model, Model] | None = None) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = options(__doc__, "arithmetic")
-    parser.add_argument(
-        "--drafted", type=int, default=0, help="texts that are decoded with each draft (0: all that are)"
-    )
-    asked = parser.parse_args()
+    asked = options(__doc__, "arithmetic").parse_args()
     head = headed("arithmetic", "numba", depends=(*TRACES, "eelib/exits", "checks/products.py", "checks/race.py"))
     models = both()
     head["models"] = {MODEL: models[0].hash}
     found = other_tokens(*models, TOKENS)
-    found["drafts"] = drafted(models[0], asked.drafted or found["texts"])
+    found["drafts"] = drafted(models[0], found["texts"])
     finish(asked.output, head, goals(found), sample=sample(models), found=found)

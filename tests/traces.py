@@ -25,7 +25,7 @@ class Random:
     def __init__(self, task, seed, layers, end):
         random = np.random.default_rng(seed)
         self.layers, self.task_name, self.folder = layers, task.name, ""
-        self.manifest = {"weights": "w", "task_hash": task.hash, "files": {}}
+        self.manifest = {"weights": "w", "task_hash": task.hash, "files": {}, "settings": {"dtype": "float32"}}
         lengths = random.integers(3, 9, len(task))
         sequence = np.repeat(np.arange(len(task)), lengths)
         position = np.concatenate([np.arange(length) for length in lengths])

@@ -9,10 +9,6 @@ class CheckpointError(InputError):
     """A checkpoint can't be loaded, or its layers can't be read. Another library's error is its `__cause__`."""
 
 
-class NotEstimable(ValueError):
-    """A statistic can't be estimated: too few data, or data that do not vary; one line."""
-
-
 class SelfCheckError(RuntimeError):
     """A check that this project makes of its own results failed. No input is at fault, and no code catches it."""
 

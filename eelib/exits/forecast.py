@@ -69,7 +69,7 @@ def prompt_seconds(model: Model, task: Task, batch_size: int = 1) -> float:
 def step_seconds(
     costs: PassCosts,
     exits: np.ndarray,
-    keys: str = "copy",
+    kv_policy: str = "copy",
     asked: Sequence[int] = (),
     reads: Sequence[float] | float = 1.0,
     batch: int = 1,
@@ -78,12 +78,12 @@ def step_seconds(
 
     All rows run as deep as the deepest. At each layer in `asked` the gate reads a share of the head, `reads`: one
     number, or one for each layer 1..L. An exit where the gate reads nothing, and one at layer L, reads the head once.
-    Under the KV policy (`keys`) "deferred", exited tokens run with the next token that needs them.
+    Under the KV policy "deferred", exited tokens run with the next token that needs them.
     """
     at = np.arange(1, costs.layers + 1)
     runs, ends = ((exits[:, None] >= at).mean(axis=0), (exits[:, None] == at).mean(axis=0))
     some = 1 - (1 - runs) ** batch  # the chance that any of the rows runs each block
-    tokens = batch / np.maximum(some, 1e-9) if keys == "deferred" else np.full(costs.layers, float(batch))
+    tokens = batch / np.maximum(some, 1e-9) if kv_policy == "deferred" else np.full(costs.layers, float(batch))
     call = costs.upto(batch, 0, 0)
     blocks = some @ [costs.upto(rows, 1, 0) - costs.upto(rows, 0, 0) for rows in tokens.round().astype(int).tolist()]
     share = np.broadcast_to(np.asarray(reads, float), costs.layers)
@@ -96,20 +96,20 @@ def step_seconds(
 def seconds(
     costs: PassCosts,
     plans: Sequence[Planned],
-    keys: str,
+    kv_policy: str,
     asked: Sequence[int] = (),
     reads: Sequence[float] | float = 1.0,
     prompt: float = 0.0,
     batch: int = 1,
     draft: int = DRAFT_LENGTH,
 ) -> float:
-    """Seconds to decode sequences in batches under the KV policy `keys`, in closed form; `prompt`: of one prompt.
+    """Seconds to decode sequences in batches under the KV policy `kv_policy`, in closed form; `prompt`: of one prompt.
 
     The tokens of a batch's rows exit independently, and its outputs count as equally long. The first token of each
     output comes with its prompt. A round of drafts (Leviathan et al. 2023) ends where a token would run all blocks, or
     after `draft` drafts, and each draft is right with the same chance. InputError: an unknown policy; no sequence.
     """
-    policy = kv_policy_named(keys)
+    policy = kv_policy_named(kv_policy)
     if not plans:
         raise InputError("a forecast needs at least one sequence")
     exits, agrees = (np.concatenate([getattr(plan, name)[1:] for plan in plans]) for name in ("exits", "agrees"))
@@ -117,7 +117,7 @@ def seconds(
     if not policy.stops or not len(exits):
         return prompts + steps * costs.whole(batch)
     if not policy.verifies or not early.any():
-        return prompts + steps * step_seconds(costs, exits, keys, asked, reads, batch)
+        return prompts + steps * step_seconds(costs, exits, kv_policy, asked, reads, batch)
     goes_on, right = early.mean() ** batch, agrees[early].mean()
     drafting, shared = step_seconds(costs, exits[early], "copy", asked, reads, batch), exits[early].mean()
     share = np.broadcast_to(np.asarray(reads, float), costs.layers)
@@ -139,7 +139,7 @@ class Forecast:
         costs: seconds of passes on this machine.
         plans: the exits of each sequence's tokens, teacher-forced.
         rule: which tokens exit.
-        keys: the KV policy.
+        kv_policy: its name.
         batch: sequences that are decoded together.
         draft: most drafts in a row.
         prompt: seconds of one prompt.
@@ -150,7 +150,7 @@ class Forecast:
     costs: PassCosts
     plans: Sequence[Planned] = field(repr=False)
     rule: ExitRule
-    keys: str
+    kv_policy: str
     batch: int = 1
     draft: int = DRAFT_LENGTH
     prompt: float = 0.0
@@ -164,7 +164,7 @@ class Forecast:
         layers, rows = self.costs.layers, self.rows
         asked = self.rule.asked(layers)
         reads = [rows_read(self.rule, layers, rows, layer) / rows for layer in range(1, layers + 1)]
-        early = seconds(self.costs, self.plans, self.keys, asked, reads, self.prompt, self.batch, self.draft)
+        early = seconds(self.costs, self.plans, self.kv_policy, asked, reads, self.prompt, self.batch, self.draft)
         return plain / early if early else 1.0  # outputs of one token, whose prompts cost nothing
 
     @property
@@ -195,7 +195,7 @@ class Forecast:
         """The speed-up in batches of one if only blocks and one read of the head per token took time."""
         costs = replace(self.costs, call=(0.0,) * len(self.costs.rows))
         plain = seconds(costs, self.plans, "full")
-        early = seconds(costs, self.plans, self.keys, reads=0.0, draft=self.draft)
+        early = seconds(costs, self.plans, self.kv_policy, reads=0.0, draft=self.draft)
         return plain / early if early else 1.0
 
     @cached_property
@@ -207,7 +207,7 @@ class Forecast:
             "calls": replace(self, costs=replace(self.costs, call=nothing)),
             "prompts": replace(self, prompt=0.0),
         }
-        if kv_policy_named(self.keys).verifies:
+        if kv_policy_named(self.kv_policy).verifies:
             right = [Planned(plan.exits, np.ones_like(plan.agrees)) for plan in self.plans]
             found["wrong drafts"] = replace(self, plans=right)
         if self.batch > 1:
@@ -226,11 +226,11 @@ class Forecast:
 
     def __str__(self) -> str:
         right = f"{self.agreement:.1%} of tokens are the last layer's"
-        if kv_policy_named(self.keys).verifies:
+        if kv_policy_named(self.kv_policy).verifies:
             drafts = np.concatenate([p.agrees[1:][p.exits[1:] < self.costs.layers] for p in self.plans])
             right = f"{drafts.mean():.1%} of drafts are right" if len(drafts) else "No token is drafted"
         return (
-            f"{self.of}{': ' if self.of else ''}{self.rule.gate.name}, keys {self.keys}, batch {self.batch}: "
+            f"{self.of}{': ' if self.of else ''}{self.rule.gate.name}, {self.kv_policy}, batch {self.batch}: "
             f"{self.speed_up:.2f} times plain decoding expected ({1000 * self.early:.2f} ms a token beside "
             f"{1000 * self.plain:.2f})\n{self.limit} {right}."
         )
@@ -325,7 +325,7 @@ def forecast(
         made = trace(model, some, max_new_tokens, folder, progress=False)
         make_scores(model, some, made, [rule], progress=False)
         plans = list(planned(rule, made).values())
-    length, keys = DRAFT_LENGTH if draft_length is None else draft_length, kv_policy_named(kv_policy, rule).name
+    length, kv_policy = DRAFT_LENGTH if draft_length is None else draft_length, kv_policy_named(kv_policy, rule).name
     costs, prompt = pass_costs(model, batch_size), prompt_seconds(model, some, batch_size)
     about = f"{model.name} on {some.name}"
-    return Forecast(costs, plans, rule, keys, batch_size, length, prompt, about, model.vocab_size)
+    return Forecast(costs, plans, rule, kv_policy, batch_size, length, prompt, about, model.vocab_size)

@@ -34,7 +34,7 @@ from eelib.tracing.trace import Trace
 EXACT = ("deferred", "full", "verified")  # under these, keys and values are true, so a trace shows which tokens differ
 POINTS = 50  # thresholds that are tested
 FORM = 4  # of the file
-RISK = ("estimate", "low", "high", "sequences")  # of a kind of task
+RISK = ("estimate", "low", "high", "units")  # of a kind of task
 OLD = {"exits": "exit_layers", "keys": "kv_policy", "first_tokens": "full_depth_tokens"}  # words of form 1
 
 
@@ -107,7 +107,7 @@ class Policy:
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each kind of task: kind, threshold (NaN: all layers run), certified, and of `risks` estimate, low,
-        high and sequences (NaN where nothing is certified).
+        high and units (NaN where nothing is certified).
         """
         none = dict.fromkeys(RISK, math.nan)
         rows = [
@@ -176,7 +176,7 @@ def check_fields(content: dict[str, Any]) -> None:
 
 def weights_of(gate: Gate) -> str:
     """The hash of a trained gate's weights; "" for other gates."""
-    return gate.weights if isinstance(gate, TrainedGate) else ""
+    return gate.weights_hash if isinstance(gate, TrainedGate) else ""
 
 
 def head_hash(model: Model) -> str:
@@ -303,7 +303,7 @@ def risk_of(losses: np.ndarray) -> dict[str, float]:
     count, lost = len(losses), float(losses.sum())
     low = float(beta.ppf(0.025, lost, count - lost + 1)) if lost else 0.0
     high = float(beta.ppf(0.975, lost + 1, count - lost)) if lost < count else 1.0
-    return {"estimate": lost / count, "low": low, "high": high, "sequences": float(count)}
+    return {"estimate": lost / count, "low": low, "high": high, "units": float(count)}
 
 
 def grid_of(rule: ExitRule, held_out: Sequence[np.ndarray]) -> list[float]:

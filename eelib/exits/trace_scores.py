@@ -111,10 +111,15 @@ def needs_states(rule: ExitRule) -> bool:
 def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule], progress: bool = True) -> None:
     """Score every token of a trace by the rules whose gates need states, and store the scores in the trace's folder.
 
-    One pass over the known outputs makes all missing scores. InputError where the trace is of another model or task.
+    One pass over the known outputs makes all missing scores. InputError where the trace is of another model, dtype or
+    task.
     """
     if (trace.manifest["weights"], trace.manifest["task_hash"]) != (model.hash, task.hash):
         raise InputError(f"the trace in {trace.folder} is not of {model.name} and {task.name}")
+    if (made_in := trace.manifest["settings"]["dtype"]) != model.dtype:
+        raise InputError(
+            f"the trace in {trace.folder} is in {made_in}; allowed is {model.dtype}, the dtype of the model"
+        )
     for rule in rules:
         rule.check(model.layers)
     rules = [rule for rule in rules if needs_states(rule)]

@@ -53,7 +53,8 @@ def spread_over_cores() -> Iterator[Spread]:
 
 # The product: float32 at full accuracy on CPUs that multiply bfloat16 faster, for weights that fit bfloat16
 
-_fits: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()  # of a head: found once
+# Of a head: where its weights lie and how often they were changed, and whether they fit, which is found once for both
+_fits: "WeakKeyDictionary[nn.Module, tuple[tuple[int, int], bool]]" = WeakKeyDictionary()
 _setting = Lock()  # torch's setting is one for all threads, so one changes it and puts it back at a time
 
 
@@ -104,9 +105,10 @@ def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -
         torch.addmm(part, low, weight, out=part)
 
     rounds = has_fast_bfloat16() and rounds_factors()
-    if rounds and head not in _fits:
-        _fits[head] = fits_bfloat16(weights)
-    if not has_fast_bfloat16() or (rounds and not _fits[head]):
+    at = weights.data_ptr(), weights._version
+    if rounds and _fits.get(head, ((0, 0), False))[0] != at:
+        _fits[head] = at, fits_bfloat16(weights)
+    if not has_fast_bfloat16() or (rounds and not _fits[head][1]):
         spread(plain, len(weights))
         return
     if rounds:

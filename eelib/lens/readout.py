@@ -129,8 +129,8 @@ def check_finite(values: Tensor, what: str = "states") -> None:
     if not bool(torch.isfinite(values).all()):
         bad = torch.isfinite(values).all(-1).all(0).tolist().index(False)
         raise InputError(
-            f"the {what} of layer {bad} of {values.shape[1] - 1} hold values that are not finite, so nothing was "
-            "written of this batch"
+            f"the {what} of layer {bad} of {values.shape[1] - 1} hold values that are not finite, so this batch was "
+            "not written"
         )
 
 

@@ -59,7 +59,9 @@ def lora_base(path: str | Path) -> str:
     if not isinstance(base, str) or not base or Path(base) == folder:
         raise CheckpointError(f"model {folder.name!r}: {CONFIG} does not name the model that it is of")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1 or not isinstance(alpha, (int, float)):
-        raise CheckpointError(f"model {folder.name!r}: {CONFIG} has r {rank!r} and lora_alpha {alpha!r}, no numbers")
+        raise CheckpointError(
+            f"model {folder.name!r}: {CONFIG} has r {rank!r} and lora_alpha {alpha!r}; allowed are numbers"
+        )
     return base
 
 

@@ -254,7 +254,7 @@ def packaged_folder(name: str) -> Path:
                 with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as place:
                     os.replace(make(name, model, Path(place)), folder)
     except OSError as error:
-        raise StorageError(f"model {name!r} can't be kept in {cache_folder()} ({first_line(error)})") from error
+        raise StorageError(f"model {name!r} can't be stored in {cache_folder()} ({first_line(error)})") from error
     return folder
 
 

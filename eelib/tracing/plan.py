@@ -194,7 +194,7 @@ def prompt_lengths(job: Job) -> list[int]:
                 known += sum(i not in unknown and i not in special for i in ids)
     if lost > known:
         raise InputError(
-            f"{job.task.name}: {job.model.name}'s tokenizer has no words for most of the text: "
+            f"{job.task.name}: {job.model.name}'s tokenizer does not know most of the text: "
             f"{lost:,} of {lost + known:,} tokens are its unknown one"
         )
     return lengths

@@ -159,6 +159,8 @@ def finish(folder: Path, verbose: bool) -> bool:
                 times["date"] = min((record["date"] for record in made.values()), default="unknown")
             write_atomically(folder / "times.json", json.dumps(times).encode())
             save_manifest(folder, manifest)
+            for index in made:  # at once, so that no other process counts its seconds again
+                record_file(folder, index).unlink(missing_ok=True)
         leftovers = () if in_hand(folder) else (*folder.glob("*.partial"), *folder.glob(f"{SHARD}*"))
         for file in leftovers:
             file.unlink(missing_ok=True)

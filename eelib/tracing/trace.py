@@ -85,7 +85,7 @@ class Trace:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in READOUTS:
-            raise KeyError(f"readout {name!r} is not kept; allowed: {', '.join(READOUTS)}")
+            raise KeyError(f"readout {name!r} is not known; allowed: {', '.join(READOUTS)}")
         if name not in self._readouts:
             found = from_top_k(name, self._stored) if name in FROM_TOP_K else self._stored(name)
             self._readouts[name] = found[self._order]
@@ -180,7 +180,7 @@ class Sites:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.READOUTS:
-            raise KeyError(f"site readout {name!r} is not kept; allowed: {', '.join(self.READOUTS)}")
+            raise KeyError(f"site readout {name!r} is not known; allowed: {', '.join(self.READOUTS)}")
         return from_top_k(name, self._stored) if name in FROM_TOP_K else self._stored(name)
 
     def _stored(self, name: str) -> np.ndarray:

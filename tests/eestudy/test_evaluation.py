@@ -59,7 +59,7 @@ def study(model_of):
     tasks = {"one": plain, "two": replace(plain, kind="question_answering")}
     same = {name: getattr(real, name) for name in ("tokenizer", "vocab_size", "unembed", "adapter", "labels")}
     blocks = [real.blocks[0]] * LAYERS
-    model = SimpleNamespace(**same, name="tiny", hash="w", layers=LAYERS, blocks=blocks, eos_ids={END})
+    model = SimpleNamespace(**same, name="tiny", hash="w", dtype="float32", layers=LAYERS, blocks=blocks, eos_ids={END})
     made = {name: traces.Random(task, seed, LAYERS, END) for seed, (name, task) in enumerate(tasks.items())}
     return SimpleStudy(model, tasks, made, Parameters({"seed": 3, "max_new_tokens": 8}))
 

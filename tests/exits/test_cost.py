@@ -124,7 +124,7 @@ def test_one_row_by_hand():
     listed = Forecast(COSTS, found.plans, ExitRule(gate_named("shortlist", k=5)), "copy", rows=50)
     assert listed.early == pytest.approx((3 * 2 + 7 * 10 + (1 + 1.1 + 1.2 + 1) * 52) / 4)  # the whole head once
     first, second = str(found).splitlines()
-    assert first.startswith("a on b: confidence, keys copy, batch 1: 0.") and "66.7% of tokens" in second
+    assert first.startswith("a on b: confidence, copy, batch 1: 0.") and "66.7% of tokens" in second
 
 
 def test_what_else_can_limit():
@@ -138,7 +138,7 @@ def test_what_else_can_limit():
     assert both.if_free["the other rows of a batch"] == Forecast(COSTS, mixed, RULE, "copy").speed_up
     none = Forecast(COSTS, [plan([])], RULE, "deferred", prompt=1.0)
     assert none.agreement == none.speed_up == 1 and none.mean_layers == L
-    assert str(replace(none, keys="verified")).endswith("No token is drafted.")
+    assert str(replace(none, kv_policy="verified")).endswith("No token is drafted.")
 
 
 # ---- the call
@@ -155,7 +155,7 @@ def test_exits_are_those_of_a_trace(gate, threshold, kv_policy, model_of, tmp_pa
     make_scores(model, task, trace, [rule], progress=False)
     exits, scores = decide(rule, trace)
     agrees = scores.emitted(exits).numpy() == trace.tokens["token_id"].to_numpy()
-    assert exits.min() < model.layers and (found.keys, found.rows) == (kv_policy or "verified", model.vocab_size)
+    assert exits.min() < model.layers and (found.kv_policy, found.rows) == (kv_policy or "verified", model.vocab_size)
     assert np.concatenate([one.exits for one in found.plans]).tolist() == exits.tolist()
     assert np.concatenate([one.agrees for one in found.plans]).tolist() == agrees.tolist()
     assert [len(one.exits) for one in found.plans] == trace.tokens.groupby("sequence").size().tolist()
@@ -199,7 +199,7 @@ def test_a_policy_in_place_of_a_gate(model_of, one_line):
         eelib.forecast(model, task=PROMPTS, max_new_tokens=5, **given)
         for given in ({"policy": made}, {"gate": rule, "kv_policy": "verified"})
     )
-    assert (found.rule, found.keys, found.draft) == (rule, "verified", by_hand.draft)
+    assert (found.rule, found.kv_policy, found.draft) == (rule, "verified", by_hand.draft)
     assert [one.exits.tolist() for one in found.plans] == [one.exits.tolist() for one in by_hand.plans]
     one_line(InputError, "no token of translation exit", lambda: eelib.forecast(model, policy=made))
 

@@ -211,7 +211,7 @@ def test_a_policy_of_a_gate_in_a_folder_is_read_back(setting, tmp_path):
     save_gate(gate, tmp_path, model, {})
     made = calibrate(*setting, "classifier", **HALF | {"epsilon": np.float32(0.5)}, folder=tmp_path)
     made.save(tmp_path / "policy.json")
-    assert Policy.load(tmp_path / "policy.json") == made and made.gate_hash == gate.weights
+    assert Policy.load(tmp_path / "policy.json") == made and made.gate_hash == gate.weights_hash
 
 
 def test_the_risk_is_of_outputs_that_differ(setting, policy):
@@ -308,7 +308,7 @@ def test_a_text_of_several_tasks_is_one_unit(setting, policy, tmp_path):
         task = Task.from_prompts(texts)
         made = eelib.trace(model, task, max_new_tokens=6, folder=tmp_path, progress=False)
         two = calibrate(model, {"a": tasks["made"], "b": task}, {"a": traces["made"], "b": made}, **HALF)
-        assert two.risks["prompts"]["sequences"] == pytest.approx(units)
+        assert two.risks["prompts"]["units"] == pytest.approx(units)
         assert two.calibrated_on["a"]["groups"] == two.calibrated_on["b"]["groups"] == 45
         if units == 30:
             assert two.thresholds == pytest.approx(policy.thresholds, rel=0.01)  # quantiles of twice the scores

@@ -167,11 +167,14 @@ def test_free_learns_sequence_by_sequence(made):
     assert rule == free_rule(middle)
 
 
-def test_what_has_no_scores_is_one_line(made, model_of, one_line):
+def test_what_has_no_scores_is_one_line(made, model_of, one_line, monkeypatch):
     rule, beyond = ExitRule(gate_named("state_saturation")), ExitRule(gate_named("confidence"), exit_layers=(99,))
     one_line(InputError, ["state_saturation", "make_scores"], lambda: scores(rule, made("llama")))
     one_line(InputError, "is not of", lambda: make_scores(model_of("gpt2"), traces.TASK, made("llama"), [rule]))
     one_line(InputError, "layers 1 to", lambda: scores(beyond, made("llama")))
+    model, trace = model_of("llama"), made("llama")
+    monkeypatch.setattr(type(model), "dtype", "bfloat16")
+    one_line(InputError, ["float32", "bfloat16"], lambda: make_scores(model, traces.TASK, trace, [rule]))
 
 
 def test_given_texts_are_scored_in_place(model_of, tmp_path):

@@ -153,7 +153,7 @@ def test_a_tokenizer_that_knows_less_than_half_of_a_text_is_refused(folder_of, t
     model = eelib.load_model(str(folder), device="cpu")
     half, less = (eelib.Task.from_prompts(["dog dog", text]) for text in ("a hill", "on a hill"))
     assert make(model, tmp_path / "runs", half).sequences["length"].size == 2
-    parts = ("no words for most of the text", "3 of 5 tokens")
+    parts = ("does not know most of the text", "3 of 5 tokens")
     one_line(ValueError, parts, lambda: make(model, tmp_path / "refused", less))
     assert not (tmp_path / "refused").exists()
 

@@ -288,6 +288,20 @@ def test_who_else_is_at_work_loses_nothing(model_of, tmp_path):
     assert not list(store.claim_shards(place, manifest, [0, 1], True, False))
 
 
+def test_two_processes_that_finish_count_the_seconds_once(model_of, tmp_path):
+    """The second one ends while a lock of the first is there, so that no record was removed as a leftover."""
+    make_free_shards(model_of("llama"), traces.TASK, 4, tmp_path, batch_size=3)
+    (place,) = tmp_path.glob("*/*")
+    manifest = store.load_manifest(place)
+    store.save_manifest(place, manifest | {"finished": None})
+    parts = {"files": manifest["files"], "counts": manifest["counts"]["0"], "seconds": 1.0, "date": "2026-01-02"}
+    store.save_sealed(store.record_file(place, 0), parts | {"sequences": manifest["plan"][0]})
+    before = store.load_times(place)["seconds"]
+    with exclusive(place, ".shard-00000.lock"):
+        assert store.finish(place, False) and store.finish(place, False)
+    assert store.load_times(place)["seconds"] == pytest.approx(before + 1.0)
+
+
 def test_a_half_made_trace_of_another_plan_is_not_taken_for_this_one_s(model_of, alone, tmp_path):
     """Its manifest lost, a trace is planned anew; a shard that another process still made by the old plan is none."""
     model = model_of("llama")

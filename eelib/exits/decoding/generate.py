@@ -276,7 +276,7 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
     """InputError where gate, KV policy and model do not fit each other."""
     if rule is None:
         if kv.stops:
-            raise InputError(f"kv_policy={kv.name!r} needs a gate, or exit_layers=(layer,) at which every token leaves")
+            raise InputError(f"kv_policy={kv.name!r} needs a gate, or exit_layers=(layer,) at which every token exits")
         return
     if missing := sorted(set(rule.gate.needs) - set(NEEDS)):
         raise InputError(f"gate {rule.gate.name} needs {', '.join(missing)}, which is not there while decoding")
@@ -292,7 +292,7 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
         )
     if isinstance(rule.gate, FirstAgreeing) and (kv.defers or kv.name == "schedule"):
         raise InputError(
-            f"the oracle runs all blocks, so kv_policy={kv.name!r} says nothing; allowed: full, copy, project"
+            f"the oracle runs all blocks, so kv_policy={kv.name!r} does not apply; allowed: full, copy, project"
         )
     if kv.name == "schedule":
         check_schedule(model, rule, max_new_tokens)

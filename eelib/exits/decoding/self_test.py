@@ -35,6 +35,8 @@ def tested(model: Model) -> tuple[str, bool]:
     """(what is wrong, "" if nothing; whether all layers' keys and values have one shape)."""
     if model.cache not in ("growing", "full"):
         return "it keeps its keys in a cache of its own, or in none", False
+    if len({values.device for values in model.network.parameters()}) > 1:
+        return "its weights are on several devices; load it on one", False
     if len(set(model.blocks)) < model.layers:
         return "blocks share their weights", False
     if model.layers < 2:

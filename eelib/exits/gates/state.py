@@ -130,14 +130,14 @@ class TrainedGate(Gate):
 
     Attributes:
         model: name of the model that the gate was trained for.
-        weights: hash of the network's weights. Two gates are equal where model and weights are.
+        weights_hash: hash of the network's weights. Two gates are equal where model and weights are.
         network: gives the two logits.
         normed: whether the network takes states after the final norm; as published, it takes the states themselves.
         model_hash: hash of the model's weights, where it is known.
     """
 
     model: str
-    weights: str
+    weights_hash: str
     network: Network = field(repr=False, compare=False)
     normed: bool = False
     model_hash: str = field(default="", repr=False, compare=False)
@@ -154,7 +154,9 @@ class TrainedGate(Gate):
     def of(cls, network: Network, model: str, model_hash: str = "", **parameters: bool) -> Self:
         """The gate of a trained network, which is set to evaluation without gradients."""
         network.eval().requires_grad_(False)
-        return cls(model=model, weights=hash_of_weights(network), network=network, model_hash=model_hash, **parameters)
+        return cls(
+            model=model, weights_hash=hash_of_weights(network), network=network, model_hash=model_hash, **parameters
+        )
 
     @classmethod
     def from_parameters(cls, model: Model | None, /, **parameters: Any) -> Gate:
@@ -290,7 +292,7 @@ def save_gate(gate: TrainedGate, folder: Path, model: Model, card: dict[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     known = {
         "gate": gate.name,
-        "weights": gate.weights,
+        "weights": gate.weights_hash,
         "normed": gate.normed,
         "model": model.name,
         "model_hash": model.hash,

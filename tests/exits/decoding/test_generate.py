@@ -154,6 +154,11 @@ def test_prompts_and_models_that_do_not_fit(model_of, one_line, monkeypatch):
     monkeypatch.setattr(self_test, "TESTED", type(self_test.TESTED)())
     monkeypatch.setattr(model, "cache", "own")
     one_line(InputError, ["gpt2", "can't be stopped", "cache of its own"], lambda: eelib.generate(model, PROMPTS))
+    monkeypatch.undo()
+    monkeypatch.setattr(self_test, "TESTED", type(self_test.TESTED)())
+    spread = [torch.empty(0), torch.empty(0, device="meta")]  # as device="balanced" does with several GPUs
+    monkeypatch.setattr(model.network, "parameters", lambda: iter(spread))
+    one_line(InputError, ["gpt2", "on several devices"], lambda: eelib.generate(model, PROMPTS))
 
 
 @pytest.mark.parametrize("calls", [2, 12])
