@@ -140,6 +140,7 @@ class Drafting:
         self.spent, self.written, self.rows = 0.0, 0, 0  # of this round
         self.texts: dict[DecodedSequence, tuple[Ngrams, int]] = {}  # and how much of the sequence is in it
         self.kinds: dict[DecodedSequence, list[Kind]] = {}  # of this round's drafts
+        self.may_pay: dict[int, bool] = {}  # by the number of rows, whether right guesses save time
         self.chances: dict[DecodedSequence, float] = {}  # that all of this round's drafts are right
 
     def begin(self, sequences: list[DecodedSequence], prompts: list[list[int]]) -> None:
@@ -218,7 +219,7 @@ class Drafting:
 
     def guess(self, sequences: list[DecodedSequence], eos_ids: set[int]) -> None:
         """Draft the tokens that the text's n-grams give; as many of each sequence as save most time in all."""
-        if not self.from_text:
+        if not self.from_text or not (self.length or self.guesses_may_pay()):
             return
         found: dict[DecodedSequence, tuple[list[int], list[Kind], list[float]]] = {}
         for sequence in sequences:
@@ -246,6 +247,14 @@ class Drafting:
                     sequence.emit(draft, eos_ids, verified=False)
                     self.guessed.add(sequence)
             self.widen(sequence.drafts)
+
+    def guesses_may_pay(self) -> bool:
+        """Whether guesses would save time at this number of rows if all were right; in large batches none does."""
+        if self.rows not in self.may_pay:
+            saved = self.rows * self.value("text") / self.share  # the share is 1 at most
+            costs = (self.verifying(width) - self.verifying(0) for width in range(1, MOST + 1))
+            self.may_pay[self.rows] = any(saved * width > cost for width, cost in enumerate(costs, 1))
+        return self.may_pay[self.rows]
 
     def add(self, sequence: DecodedSequence, kind: Kind, chance: float) -> None:
         """Count a draft, which is right with this chance if those before it are."""
