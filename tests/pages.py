@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,18 +28,9 @@ def run_page(name: str, **parameters: Any) -> tuple[dict[str, Any], list[Any]]:
     given = "# Parameters\n" + "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
     sources.insert(at + 1, given)
     namespace["In"] = sources
-    with displayed(namespace) as shown:
-        for source in sources:
-            exec(compile(source, f"{name}.ipynb", "exec"), namespace)
-    return namespace, shown
-
-
-@contextmanager
-def displayed(namespace: dict[str, Any]) -> Iterator[list[Any]]:
-    """Inside, what is displayed is collected, and `check_parameters` reads this namespace."""
     shown: list[Any] = []
     plt.switch_backend("Agg")
-    shell = SimpleNamespace(user_ns=namespace)
+    shell = SimpleNamespace(user_ns=namespace)  # where `check_parameters` looks
     import eestudy.figures.style
     import eestudy.results
 
@@ -51,7 +40,9 @@ def displayed(namespace: dict[str, Any]) -> Iterator[list[Any]]:
         mock.patch.object(eestudy.results, "display", shown.append),
         mock.patch("IPython.get_ipython", return_value=shell),
     ):
-        yield shown
+        for source in sources:
+            exec(compile(source, f"{name}.ipynb", "exec"), namespace)
+    return namespace, shown
 
 
 def texts(shown: list[Any]) -> str:

@@ -1,10 +1,7 @@
 """What gates do on finished traces, and what outputs are worth, against plain loops and whole runs."""
 
 import math
-import tomllib
 from dataclasses import replace
-from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,8 +18,7 @@ import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates import gate as gate_file
-from eelib.exits.gates.gate import GROUP, gate_named
+from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import Lstm, StateClassifier, save_gate
 from eelib.exits.policy import Policy, calibrate
 from eelib.exits.trace_scores import Tokens, decide, scores
@@ -177,12 +173,6 @@ def test_a_fitted_gate_is_fitted_to_the_half_to_calibrate_on(study):
     assert fit("risk", shallow, shallow.statistic_rows(), TABLE).weights == ()
 
 
-def test_free_is_named_by_its_exit_and_loses_nothing_at_the_last(study):
-    found = evaluation.curves(study, ["free"]).groupby("threshold")[["tokens", "layers", "agreed", "cost"]].sum()
-    assert list(found.index) == [1, 2, 4, 5] and (found["agreed"].iloc[:3] < found["tokens"].iloc[:3]).all()
-    assert tuple(found.loc[5]) == pytest.approx(found.loc[5, "tokens"] * np.array([1, 5, 1, 1]))
-
-
 def test_gates_on_states_come_from_their_files_and_one_without_a_file_is_left_out(model_of, tmp_path, capsys):
     model = model_of("llama")
     trace = traces.make(model, tmp_path / "runs")
@@ -221,7 +211,6 @@ def test_what_can_not_be_had_is_one_line(study, capsys):
 
 # Fitted gates against scikit-learn; and how tokens exit by them, one decision at a time
 
-ROOT = Path(__file__).parents[2]
 TABLE = PieceTable(torch.arange(1000, dtype=torch.int64).remainder(5).add(1).to(torch.uint8))
 
 
@@ -254,22 +243,14 @@ def test_scores_are_scikit_learns_and_risk_is_calibrated_on_the_other_half(name,
     np.testing.assert_allclose(found, raw, atol=1e-3 if gate.steps else 1e-5)
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    """The entry points of eestudy, whatever is installed."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"][GROUP]
-    points = EntryPoints(EntryPoint(name, value, GROUP) for name, value in declared.items())
-    monkeypatch.setattr(gate_file, "entry_points", lambda group: points.select(group=group))
-
-
-def test_by_name_through_entry_points(installed, model_of):
+def test_by_name_through_entry_points(model_of):
     model = model_of("llama")
     fitted = gate_named("fitted", model, features="risk", weights=[[0.0] * 5] * 2, steps=[[0.0, 1.0], [0.1, 0.9]])
     assert isinstance(fitted, Fitted) and fitted.name == "risk" and fitted.steps == ((0.0, 1.0), (0.1, 0.9))
     assert torch.equal(fitted.pieces.classes, piece_table(model.tokenizer, model.vocab_size).classes)
 
 
-def test_bad_input_is_one_line(installed, model_of, one_line):
+def test_bad_input_is_one_line(model_of, one_line):
     model, given = model_of("llama"), {"features": "risk", "weights": []}
     one_line(InputError, "give the model with its name", lambda: gate_named("fitted", **given))
     one_line(InputError, ["no parameter 'table'", "weights"], lambda: gate_named("fitted", model, **given, table=1))
@@ -283,7 +264,7 @@ def test_bad_input_is_one_line(installed, model_of, one_line):
         one_line(InputError, "weights in 2 rows of 5", lambda: gate_named("fitted", model, **given))
 
 
-def test_a_policy_of_a_fitted_gate_is_read_back(installed, decoded, tmp_path):
+def test_a_policy_of_a_fitted_gate_is_read_back(decoded, tmp_path):
     given = {"features": "risk", "weights": [[0.0] * 5] * 2, "epsilon": 0.5, "delta": 0.5}
     made = calibrate(decoded.model, decoded.tasks, decoded.traces, "fitted", **given)
     made.save(tmp_path / "policy.json")

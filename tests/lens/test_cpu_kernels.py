@@ -23,21 +23,10 @@ WIDTHS = [1, 2, 9, 63, 64, 65, 200, 1000, 4099]
 def summarized(logits, wanted, k, known=None):
     """(top-k values, ids, normalizer, entropy, rank, rank of the known column) of rows [n, V]."""
     n = len(logits)
-    found = (
-        np.empty((n, k), np.float32),
-        np.empty((n, k), np.int32),
-        np.empty(n, np.float32),
-        np.empty(n, np.float32),
-        np.empty(n, np.int32),
-        np.empty(n, np.int32),
-    )
+    found = np.empty((n, k), np.float32), np.empty((n, k), np.int32), *np.empty((2, n), np.float32)
+    found += tuple(np.empty((2, n), np.int32))
     cpu_kernels.summarize(0, n, logits, wanted, wanted if known is None else known, *found)
     return found
-
-
-def near(found, plain, wanted):
-    """As near to float64 as torch's own float32."""
-    assert_as_near(torch.tensor(found), plain, wanted)
 
 
 def by_torch(logits, dtype):
@@ -59,8 +48,8 @@ def test_summary(width, scale):
     for columns, found in ((wanted, rank), (known, known_rank)):
         assert (found == (logits > np.take_along_axis(logits, columns[:, None], 1)).sum(1) + 1).all()
     plain, exact = (by_torch(logits, dtype) for dtype in (torch.float32, torch.float64))
-    near(normalizer, plain[0], exact[0])
-    near(entropy, plain[1], exact[1])
+    assert_as_near(torch.tensor(normalizer), plain[0], exact[0])
+    assert_as_near(torch.tensor(entropy), plain[1], exact[1])
 
 
 def test_masked_logits_have_no_share():
@@ -83,9 +72,8 @@ def test_divergence(width):
     cpu_kernels.diverge(0, 3, logits, normalizer, 4, found, apart)
     logs = [torch.tensor(logits).to(dtype).log_softmax(-1) for dtype in (torch.float32, torch.float64)]
     plain, wanted = (divergences(one, one[3::4].repeat_interleave(4, 0)) for one in logs)
-    near(found, plain[0], wanted[0])
-    near(apart, plain[1], wanted[1])
-    for values in (found, apart):
+    for values, as_torch, exact in zip((found, apart), plain, wanted):
+        assert_as_near(torch.tensor(values), as_torch, exact)
         assert abs(values[2]) < 2e-7 and (np.abs(values[3::4]) < 2e-7).all()
 
 

@@ -37,12 +37,6 @@ def quiet(model_of, tmp_path_factory):
     return make(model_of("llama"), tmp_path_factory.mktemp("quiet"))
 
 
-@pytest.fixture
-def copied(quiet, tmp_path):
-    """(folder to ask in, place) of a copy that may be damaged."""
-    return tmp_path, shutil.copytree(quiet.folder, tmp_path / quiet.folder.parent.name / quiet.folder.name)
-
-
 def in_child(call):
     """Run `call` in a forked process; its exit status."""
     child = FORK.Process(target=call)
@@ -83,7 +77,7 @@ def test_killed_at_every_step(model_of, tmp_path):
     assert content(make(model, chain, **few).folder) == quiet
 
 
-def test_after_an_interrupt_only_the_rest_is_made(model_of, tmp_path, monkeypatch):
+def test_after_an_interrupt_only_the_rest_is_made(model_of, tmp_path, monkeypatch, one_line):
     """In the second shard of three; another batch size does not cut a trace that has begun."""
     shards, plain, few = [], making.make_shard, {"sites": False, "pairs": False}
     whole = content(make(model_of("llama"), tmp_path / "whole", **few).folder)
@@ -97,6 +91,7 @@ def test_after_an_interrupt_only_the_rest_is_made(model_of, tmp_path, monkeypatc
     monkeypatch.setattr(making, "make_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(model_of("llama"), tmp_path / "runs", **few)
+    one_line(ValueError, "half made", lambda: Trace(only(tmp_path / "runs")))
     assert content(make(model_of("llama"), tmp_path / "runs", batch_size=1, **few).folder) == whole
     assert shards == [0, 1, 1, 2]
 
@@ -105,10 +100,6 @@ def flip(file):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-
-
-def halve(file):
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def one_row_more(file):
@@ -137,34 +128,25 @@ def leave_partial(file):
     "name, damage, read",
     [
         ("tokens-00001.parquet", flip, lambda t: t["entropy"]),
-        ("tokens-00001.parquet", halve, lambda t: t.tokens),
         ("tokens-00001.parquet", leave_partial, None),
         ("sequences-00000.parquet", os.unlink, lambda t: t.sequences),
         ("sites-2.parquet", flip, lambda t: t.sites),
-        ("pairs-2-4.parquet", halve, lambda t: t.pairs),
-        ("manifest.json", halve, None),
+        ("pairs-2-4.parquet", flip, lambda t: t.pairs),
         ("manifest.json", lose, None),
         ("manifest.json", one_row_more, None),
         ("manifest.json", of_another_model, None),
-        ("times.json", halve, None),
     ],
 )
-def test_damage_is_found_when_read_and_made_again(name, damage, read, copied, quiet, model_of, one_line):
+def test_damage_is_found_when_read_and_made_again(name, damage, read, quiet, model_of, one_line, tmp_path):
     """A trace that was finished, and then altered, is never read as if it were whole."""
-    folder, place = copied
+    place = shutil.copytree(quiet.folder, tmp_path / quiet.folder.parent.name / quiet.folder.name)
     trace = Trace(place)
     damage(place / name)
     if read:
         one_line(ValueError, (name, "altered", "eelib.trace"), lambda: read(trace))
     elif name == "manifest.json" and damage is not of_another_model:
         one_line(ValueError, "no manifest", lambda: Trace(place))
-    assert content(make(model_of("llama"), folder).folder) == content(quiet.folder)
-
-
-def test_half_made_traces_are_not_read(copied, one_line):
-    manifest = store.load_manifest(copied[1])
-    store.save_manifest(copied[1], {key: value for key, value in manifest.items() if key != "finished"})
-    one_line(ValueError, "half made", lambda: Trace(copied[1]))
+    assert content(make(model_of("llama"), tmp_path).folder) == content(quiet.folder)
 
 
 def test_times_that_were_altered_are_unknown(quiet, tmp_path):
@@ -172,10 +154,8 @@ def test_times_that_were_altered_are_unknown(quiet, tmp_path):
     assert quiet.manifest["seconds"] > 0 and quiet.manifest["date"] == time.strftime("%Y-%m-%d")
     for seconds, date in (
         (1.0, "2026-01-02\n```\n```{include} /etc/hosts\n```"),
-        (1.0, "2026-01-02\n"),
-        (1.0, ["2026-01-02"]),
-        (float("nan"), "2026-01-02"),
         ("<b>", "2026-01-02"),
+        (float("nan"), "2026-01-02"),
         (10**400, "2026-01-02"),
     ):
         (tmp_path / "times.json").write_text(json.dumps({"seconds": seconds, "date": date}))
@@ -263,7 +243,7 @@ def test_who_else_is_at_work_loses_nothing(model_of, tmp_path):
     """
     model, job = model_of("llama"), Job(model_of("llama"), traces.TASK, 4, tmp_path)
     make_free_shards(model, traces.TASK, 4, tmp_path, batch_size=3)
-    (place,) = tmp_path.glob("*/*")
+    place = only(tmp_path)
     manifest = store.load_manifest(place)
     first, second = ({"finished": None, "counts": {}, "files": {}}, {})  # before it was finished, and after
     for change in (first, second):
@@ -276,7 +256,7 @@ def test_who_else_is_at_work_loses_nothing(model_of, tmp_path):
                 "date": "2026-01-02",
             }
             store.save_sealed(store.record_file(place, index), record | {"sequences": sequences})
-        halve(place / "tokens-00000.parquet")
+        flip(place / "tokens-00000.parquet")
         claimed = store.claim_shards(place, store.load_manifest(place), [0], True, False)
         assert next(claimed) == 0
         (place / "tokens-00000.parquet.partial").write_bytes(b"half")
@@ -291,7 +271,7 @@ def test_who_else_is_at_work_loses_nothing(model_of, tmp_path):
 def test_two_processes_that_finish_count_the_seconds_once(model_of, tmp_path):
     """The second one ends while a lock of the first is there, so that no record was removed as a leftover."""
     make_free_shards(model_of("llama"), traces.TASK, 4, tmp_path, batch_size=3)
-    (place,) = tmp_path.glob("*/*")
+    place = only(tmp_path)
     manifest = store.load_manifest(place)
     store.save_manifest(place, manifest | {"finished": None})
     parts = {"files": manifest["files"], "counts": manifest["counts"]["0"], "seconds": 1.0, "date": "2026-01-02"}

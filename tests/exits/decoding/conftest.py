@@ -26,7 +26,7 @@ def costs(monkeypatch):
     return set_costs
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def many():
     """16 prompts."""
     return [*PROMPTS, *(f"{prompt} {extra}" for prompt in PROMPTS for extra in ("dog", "ist das über?")), "over"]
