@@ -154,6 +154,7 @@ def build(name: str, seed: int = 0) -> nn.Module:
     ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "eos_token_id", "bos_token_id")}
     config = family.config(vocab_size=len(tokenizer) + 4, **ids)
     network = CLASSES["classifier" if name in CLASSIFIERS else family.kind].from_config(config)
+    network.config._experts_implementation = "eager"  # the other ways of running experts have no float64
     randomize(network)
     return network.eval().requires_grad_(False)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
 import transformers as hf
 
@@ -48,7 +49,7 @@ def write(
     `more`: adds to what is written.
     """
     network, tokenizer = tiny_qwen2(), tokenizer_for("causal")
-    config, state, packing = network.config, network.state_dict(), gguf.GGMLQuantizationType[kind]
+    config, state = network.config, network.state_dict()
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_context_length(WINDOW)
     writer.add_embedding_length(config.hidden_size)
@@ -72,13 +73,7 @@ def write(
     writer.add_chat_template(TEMPLATE)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
     for key in list(state):
-        name, values = names.get_name(key, (".weight", ".bias")), state[key].numpy()
-        if values.ndim == 1:
-            writer.add_tensor(name, values)
-            continue
-        packed = gguf.quants.quantize(values, packing)
-        writer.add_tensor(name, packed, raw_dtype=packing)
-        state[key] = torch.from_numpy(gguf.quants.dequantize(packed, packing))
+        add_tensor(writer, names.get_name(key, (".weight", ".bias")), state, key, kind)
     if more:
         more(writer)
     writer.write_header_to_file()
@@ -87,3 +82,15 @@ def write(
     writer.close()
     network.load_state_dict(state)
     return network
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, state: dict, key: str, kind_name: str) -> None:
+    """Add one tensor, a matrix in a type of gguf; `state` gets the values that are then in the file."""
+    values = state[key].numpy().astype(np.float32)
+    if values.ndim == 1:
+        writer.add_tensor(name, values)
+        return
+    kind = gguf.GGMLQuantizationType[kind_name]
+    packed = gguf.quants.quantize(values, kind)
+    writer.add_tensor(name, packed, raw_dtype=kind)
+    state[key] = torch.from_numpy(gguf.quants.dequantize(packed, kind))

@@ -17,11 +17,11 @@ from eelib.common.files import data_folder
 from eestudy import measured
 from eestudy.book import front, pages
 from eestudy.book.extension import bibtex, commit_of
-from eestudy.book.front import front_figures
+from eestudy.book.front import front_figures, heading
 from eestudy.book.layout import data_of, dressed
 from eestudy.book.pages import PARTS_OF_STORE, engine, papers
 from eestudy.book.study_file import RESULTS, StudyFile
-from eestudy.book.verdicts import load_results, scoreboard
+from eestudy.book.verdicts import LOOKS, load_results, scoreboard
 from eestudy.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims, judging, tables
 from eestudy.markup.markdown import card_parts, fenced, table, text
 from eestudy.markup.text import harmless, visible
@@ -70,12 +70,22 @@ def test_the_scoreboard_has_a_row_for_each_claim_and_begins_with_informative_ver
     ids = [[row["id"] for row in one.select("tbody tr")] for one in shown]
     assert ids[:2] == [["P-S2", "P-S4", "P-S5"], ["P-S1"]]
     assert sorted(sum(ids, [])) == sorted(row.id for row in claims())
+    for one in shown:
+        headings = [cell.get_text() for cell in one.select("thead th[scope=col]")]
+        assert one.caption.get_text() and headings[0] == "Claim"
+        for row in one.select("tbody tr"):
+            assert row.th["scope"] == "row" and [cell["data-label"] for cell in row.select("td")] == headings[1:]
     said = page.get_text()
-    assert "are informative: 1 hold, 1 do not hold" in said and "1 of the 2 that are decided stand" in said
-    assert "0.70\u00a0[0.60,\u00a00.80]" in shown[1].get_text() and claim("P-S1").statistic in shown[1].get_text()
-    assert "too few" in shown[2].find(id="P-S3").get_text() and "not run" in shown[2].find(id="P-W1").get_text()
+    assert "3 verdicts on m, or on the models named beside them, are informative: 1 hold, 1 do not hold" in said
+    assert "1 of the 2 that are decided stand" in said and "1 not testable here" in said
+    assert said.index("## Details") < said.index("Verdicts that weigh less")
+    assert "0.70\u00a0[0.60,\u00a00.80]" in shown[1].get_text() and "1,234" in shown[1].get_text()
+    assert claim("P-S1").statistic in shown[1].get_text() and "too few" in shown[2].find(id="P-S3").get_text()
+    assert "not run" in shown[2].find(id="P-W1").get_text()
     taken_back = {row["id"] for row in page.select("tbody tr") if "does not stand" in row.get_text().lower()}
     assert taken_back == {"P-S1", "P-S2"}  # by Holm's correction: 0.02 and 0.04 of four
+    counts = [item.b.get_text() for item in page.select(".ee-tally li")]
+    assert counts == ["1", "1", "1"]  # of the informative ones
     study.models["other"] = {}  # whose rows have ids of their own
     ids = [row["id"] for row in board(study, ROWS)[0].select("table.ee-scoreboard tbody tr")]
     assert len(set(ids)) == len(ids) == 2 * len(claims()) and {"P-S1", "other-P-S1"} <= set(ids)
@@ -102,18 +112,29 @@ def test_the_scoreboard_s_tables_are_numbered_and_can_be_taken_away(study):
 
 
 def test_each_page_has_a_card_with_its_title_and_its_verdicts(study):
-    claims_of = [{"id": "P-T1", "verdict": HOLDS, "weights": ["ours"]}, {"id": "P-K1", "verdict": FAILS}]
+    """Whose icons differ, not their colours alone."""
+    claims_of = [{"id": "P-T1", "verdict": HOLDS, "weights": ["ours"]}]
+    claims_of += [{"id": f"P-K{n}", "verdict": FAILS, "models": of} for n, of in enumerate(("a → b", "a", "a, b"), 1)]
     results = {("m", "speed"): {"claims": claims_of, "answer": f"**{HOSTILE}**"}}
+    assert len({icon for verdict, (icon, _) in LOOKS.items() if verdict in (HOLDS, FAILS, UNDECIDED)}) == 3
     first, second = BeautifulSoup(front.questions(study, results), "lxml").select(".ee-cards > li")
-    assert first.a["href"] == "results/m/speed.html" and first.a.get_text() == "Speed?"
+    assert first.a["href"] == "results/m/speed.html" and first.a.get_text() == heading("speed") == "Speed?"
     ids = ("P-K1", "P-K2", "P-K3", "P-T1", "P-T2", "M-E2")
     assert [chip["href"] for chip in first.select(".ee-chip")] == [f"scoreboard.html#{name}" for name in ids]
     assert "✓ holds (ours)" in first.get_text() and "not run" in first.get_text()
+    words = [" ".join(chip.get_text().split()) for chip in first.select(".ee-chip")[:3]]
+    assert [word.partition(FAILS)[2] for word in words] == ["", " (on a)", " (on 2 other models)"]
     assert second.a.get_text() == "joint optimization"  # no title: its name
+    shown = BeautifulSoup(front.page_chips(study, results, "m", "speed"), "lxml")
+    assert shown.a["href"] == "../../scoreboard.html#P-K1" and "onerror" not in shown.get_text()
     assert "&lt;img" in front.front(study, results) and "<img" not in front.front(study, results)
 
 
-def test_a_damaged_result_is_named_in_one_line(study):
+def test_limits_and_results_are_those_of_the_study(study):
+    """Of the first model and its tasks; a damaged result is named in one line."""
+    said = front.limits(study)
+    assert "The main model is m." in said and "Its tasks are translation" in said and "at most 100 texts" in said
+    assert "P's main tasks" not in said
     place = RESULTS / "m" / "speed.json"
     place.parent.mkdir(parents=True)
     place.write_text('{"claims": [')
@@ -127,9 +148,11 @@ def test_the_page_on_the_papers_says_all_that_is_on_record():
         record = json.loads((data_folder("papers") / f"{name}.json").read_text(encoding="utf-8"))
         assert text(record["title"]) in page and all(page.count(f"- {text(note)}\n") == 1 for note in record["notes"])
     parts = {part.partition("\n")[0]: part for part in page.split("### ")[1:]}
-    assert len(parts) == len(tables()) and "Layers count from 1." in parts["P: Table 3"]
-    assert "does not say whether layers count from 0 or from 1." in parts["P: Table 2"]
-    assert "rows are cut off" in parts["P: Table 11"] and "are cut off" not in parts["P: Table 2"]
+    assert len(parts) == len(tables()) and {"P: Text", "M: Text"} <= set(parts)
+    assert "Layers count from 1." in parts["P: Table 3"]
+    assert "The paper does not say whether layers count from 0 or from 1." in parts["P: Table 2"]
+    assert "rows are cut off" in parts["P: Table 11"]
+    assert "are cut off" not in parts["P: Table 2"]
 
 
 GOALS = [
@@ -151,20 +174,26 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
         (tmp_path / "measured/crashes.json").write_text(json.dumps(report))
         return BeautifulSoup(MarkdownIt().enable("table").render(engine()["engine_crashes"]), "lxml")
 
-    (tmp_path / "project/eelib/a.py").write_text("a = 1")
+    code = tmp_path / "project/eelib/a.py"
+    code.write_text("a = 1")
     report = REPORT | {"depends": ["eelib"], "code": measured.code_hash(["eelib"])}
     cells = [[cell.get_text() for cell in row.select("td")] for row in page(report).select("tbody tr")]
     assert cells == [["kills", "301", "at least 300", "met"], [HOSTILE, "0.1235", "at most 0", "not met"]]
     said = " ".join(page(report).get_text().split())
-    assert "Goals that are met: 1 of 2. Measured on 2026-01-02" in said and "is still the same" in said
-    (tmp_path / "project/eelib/a.py").write_text("a = 2")
+    assert "Goals that are met: 1 of 2. Measured on 2026-01-02 at commit 1234567 on made, 2 cores, 23.5" in said
+    assert "is still the same" in said
+    code.write_text('"""What it is."""\n\na = 1\n')
+    described = report | {"code": measured.code_hash(["eelib"])}
+    code.write_text('"""What it really is,\n\nin more lines."""\n\na = 1\n')
+    assert "is still the same" in " ".join(page(described).get_text().split())  # a docstring is no code
+    code.write_text('"""What it is."""\n# α: why\n\na = 1  # what\n')
+    assert "is still the same" in " ".join(page(described).get_text().split())  # nor is a comment
+    code.write_text('def a(): """What."""\n')
+    of_one_line = measured.code_hash(["eelib"])
+    code.write_text('def b(): """What."""\n')
+    assert measured.code_hash(["eelib"]) != of_one_line
+    code.write_text("a = 2")
     assert all("has changed since" in page(one).get_text() for one in (report, REPORT))  # older results have no hash
-
-
-def test_docstrings_and_comments_are_no_code():
-    said = ('"""What."""\n\na = 1\n', '"""What,\n\nin lines."""\n\na = 1\n', '"""What."""\n# α: why\n\na = 1  # what\n')
-    assert len({measured.code_of(source.encode()) for source in said}) == 1
-    assert measured.code_of(b'def a(): """What."""\n') != measured.code_of(b'def b(): """What."""\n')
 
 
 def test_every_section_has_its_check_and_every_kept_result_of_a_check_its_section():
@@ -229,7 +258,9 @@ def test_tables_of_models_and_of_runs_say_the_default_and_each_version(study):
     "write, value, shown",
     [
         (text, 0.61234, "0.612"),
+        (text, 12345, "12,345"),
         (text, None, "–"),
+        (text, [1, "a"], "1, a"),
         (text, "a|b\n*c* $d$ &lt;", r"a\|b \*c\* \$d\$ \&lt;"),
         (text, "see https://example.org/a_b.", "see <https://example.org/a_b>."),
         (visible, " the", "␣the"),
@@ -237,6 +268,7 @@ def test_tables_of_models_and_of_runs_say_the_default_and_each_version(study):
         (visible, "\u202edoc\x1b[31m", "U+202EdocU+001B[31m"),
         (visible, "שלום 👩\u200d👧 e\u0301 <b>$x$", "שלום␣👩\u200d👧␣e\u0301␣<b>$x$"),
         (harmless, "a b\n\u202edoc\x1b[31m\u0000", "a b\nU+202EdocU+001B[31mU+0000"),
+        (harmless, "שלום 👩\u200d👧", "שלום 👩\u200d👧"),
     ],
 )
 def test_values_and_texts_are_made_fit_to_be_looked_at(write, value, shown):

@@ -1,4 +1,4 @@
-"""A book whose every text means harm, in a real browser: nothing runs, breaks out, or is fetched.
+"""A book whose every text means harm, as files and in a real browser: nothing runs, breaks out, or is fetched.
 
 The texts are in a vocabulary, in prompts and in the names of tasks, which notebooks show; and in results, cards
 and checks that somebody altered, which the generated pages show. Labels need no page:
@@ -7,6 +7,7 @@ those that are not their task's are refused.
 
 import contextlib
 import json
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from urllib.parse import quote
 import pytest
 import transformers as hf
 import yaml
+from bs4 import BeautifulSoup
 from chromium import Browser, needs_browser
 from pages import papermill, program
 from tokenizers import AddedToken
@@ -70,7 +72,7 @@ FENCE = ":::{raw} html <script>canary(18)</script>"  # where a line begins
 KEPT = {"id", "verdict", "way"}
 MOST = 6  # of a list of more than a hundred
 SHOWING = (*(f"results/llama/{name}" for name in PAGES), "intro", "scoreboard", "runs", "cards", "engine")
-pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def save_model(folder: Path) -> str:
@@ -177,6 +179,22 @@ def harm(browser: Browser) -> dict:
     return {name: value for name, value in found.items() if value or name == "shown"}
 
 
+@pytest.mark.parametrize("page", SHOWING)
+def test_no_text_becomes_markup(book, page):
+    """In the file as it is, before any script; it is built, and looked at, without a browser, too."""
+    html = BeautifulSoup((book / f"{page}.html").read_text(encoding="utf-8"), "lxml")
+    assert html.article.get_text().count("canary") > 3
+    for tag in html.find_all(True):
+        handlers = [value for name, value in tag.attrs.items() if name.startswith("on")]
+        fetched = [tag.get("src", ""), tag.get("href", "") if tag.name == "link" else ""]
+        assert not any("canary" in str(value) for value in handlers), tag
+        assert not any("elsewhere" in place for place in fetched), tag
+        assert not any(re.match(r"\s*(javascript|data):", tag.get(name, "")) for name in ("href", "src")), tag
+        assert tag.name not in ("iframe", "object", "embed", "base"), tag
+        assert tag.name not in ("script", "style") or not re.match(r"\s*(canary|@import)", tag.get_text()), tag
+
+
+@needs_browser
 def test_nothing_runs_on_any_page(book, browser):
     shown = {}
     for page in SHOWING:
@@ -187,7 +205,8 @@ def test_nothing_runs_on_any_page(book, browser):
     assert all(count > 3 for count in shown.values()), shown
 
 
-@pytest.mark.parametrize("word", ["canary", HOSTILE[0]])
+@needs_browser
+@pytest.mark.parametrize("word", ["canary", "onerror", "<img src=x onerror=canary(1)>", "turned"])
 def test_nothing_runs_in_search(book, browser, word):
     browser.open(f"search.html?q={quote(word)}")
     assert browser.until("document.querySelector('#search-results li') !== null", 60)

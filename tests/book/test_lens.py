@@ -158,13 +158,21 @@ def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_facto
 def test_the_page_says_everything_before_any_click(site, window):
     """The stored example's grid, details, exits and output, from eelib, with no weights loaded."""
     window.open(f"{site}/lens.html")
-    stored, rows = window.run("Lens.stored.examples[0]"), "[...document.querySelectorAll('.lens tbody tr')]"
-    grid = window.run(f"{rows}.map(row => row.querySelectorAll('[data-layer]').length)")
+    stored = window.run("Lens.stored.examples[0]")
+    grid = window.run(
+        "[...document.querySelectorAll('.lens tbody tr')].map(r => r.querySelectorAll('[data-layer]').length)"
+    )
     assert grid == [13] * len(stored["tokens"])
+    assert window.run("document.querySelectorAll('[data-lens=details] li').length") == 10
     assert window.run("document.querySelectorAll('.lens-exit').length") == len(stored["tokens"])
+    assert len(text_of(window, "full")) > 5 and "blocks need not run" in text_of(window, "summary")
     assert text_of(window, "reference") == eelib.load_task("translation/de-en").references[0][0]
     window.run('document.querySelector(\'td[data-index="1"][data-layer="3"]\').focus()')
     assert "Token 2" in text_of(window, "details") and "after block 3" in text_of(window, "details")
+    for key, token, place in (("ArrowDown", 3, "block 3"), ("End", 3, "block 12"), ("Home", 3, "embeddings")):
+        pressed = f"new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}})"
+        window.run(f"document.activeElement.dispatchEvent({pressed})")
+        assert f"Token {token}" in text_of(window, "details") and place in text_of(window, "details")
     before = text_of(window, "summary")
     window.run("""(() => { const slider = document.querySelector('[data-lens=threshold]');
         slider.value = 0.1; slider.dispatchEvent(new Event('input')); })()""")
@@ -201,11 +209,10 @@ def test_what_is_typed_is_read_and_is_never_markup_and_early_exit_shows_what_did
     assert loaded.run("document.querySelectorAll('.lens-not-run').length") == 0 and not loaded.errors
 
 
-@pytest.mark.parametrize(
-    "sentence, line",
-    [(" \n ", "Type a sentence"), ("Hund " * 600, "too long"), ("a" * 200_000, "too long")],
-    ids=["none", "long", "word"],
-)
+LONG = [(text, "too long") for text in ("Hund " * 600, "Hund " * 60_000, "a" * 200_000)]
+
+
+@pytest.mark.parametrize("sentence, line", [(" \n ", "Type a sentence"), *LONG], ids=["none", "long", "longer", "word"])
 def test_a_sentence_that_can_t_be_read_gets_one_line(sentence, line, loaded):
     before = text_of(loaded, "full")
     submit(loaded, sentence)

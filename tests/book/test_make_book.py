@@ -10,7 +10,6 @@ from pathlib import Path
 import nbformat
 import pytest
 from book_checks import up_to_date
-from pages import program
 
 import eelib
 from eelib.common.errors import InputError
@@ -262,26 +261,29 @@ def test_an_unknown_model_is_refused_in_a_line(name, part, study, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_snakefile_runs_workers_first_and_asks_a_cluster_for_what_models_name(study, folder_of):
-    """A model without settings of its own gets the profile's."""
+@pytest.mark.parametrize("cluster", ["", "slurm"])
+def test_the_snakefile_runs_workers_first(cluster, study, folder_of):
     for name in ("eelib", "eestudy", "_config.yml"):
         (study / name).symlink_to(ROOT / name)
     (study / "book").mkdir()
     source = (ROOT / "Snakefile").read_text()
     (study / "Snakefile").write_text(re.sub(r" +message:\n.*\n", "", source))  # it stands in place of the resources
     content = json.loads((study / "study.yml").read_text())
-    content["models"] |= {str(folder_of("gpt2")): {}}
+    content["models"] |= {str(folder_of("gpt2")): {}}  # without settings of its own
     (study / "study.yml").write_text(json.dumps(content))
-    command = ["snakemake", "-n", "--cores", "2", "results", "--config", "cluster=slurm"]
-    command += ["--default-resources", "runtime=77", "slurm_partition=ours"]
-    done = program(study, sys.executable, "-m", *command)
+    command = [sys.executable, "-m", "snakemake", "-n", "--cores", "2", "results", "--config", f"cluster={cluster}"]
+    command += ["--default-resources", "runtime=77", "slurm_partition=ours"] if cluster else []
+    environment = os.environ | {"PYTHONPATH": str(study)}
+    done = subprocess.run(command, cwd=study, capture_output=True, text=True, env=environment)
     shown, name = done.stdout + done.stderr, folder_of("llama").name
     assert done.returncode == 0, shown
     rules = [part for part in re.split(r"\nrule |\nJob stats", shown) if "output: book/results" in part]
     others = [rule for rule in rules if f"book/results/{folder_of('gpt2').name}/" in rule]
     rules = [rule for rule in rules if rule not in others]
     assert len(rules) == len(others) == 2
-    assert all("runtime=77" in rule and "slurm_partition=ours" in rule for rule in others), others[0]
+    assert not cluster or all("runtime=77" in rule and "slurm_partition=ours" in rule for rule in others), others[0]
     assert all(f"logs/{name}/traces-{number}.made" in rule for rule in rules for number in (0, 1))
-    asked = ("mem_mb=16384", "gres=gpu:2", "runtime=180", "slurm_partition=long")  # 80 GB are the GPU's
+    assert "mem_mb=16384" in rules[0] and "81920" not in shown
+    asked = ("gres=gpu:2", "runtime=180", "slurm_partition=long") if cluster else (" gpu=2",)
     assert all(each in rules[0] for each in asked), rules[0]
+    assert (" gpu=2" in rules[0]) == (not cluster)

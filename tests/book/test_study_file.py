@@ -5,6 +5,8 @@ pages depend.
 import json
 import os
 import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,12 +14,14 @@ import pytest
 
 from eelib.common.errors import InputError
 from eestudy.book.study_file import StudyFile
+from eestudy.claims import claims
 
 ROOT = Path(__file__).parents[2]
 WORKER = "eestudy/book/worker.py"
 GOOD = "models: {a: {}}\nnotebooks: {n: {}}\n"
 BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
     ("", "it is None; allowed is a mapping with notebooks and models"),
+    ("[models, notebooks]", "it is ['models', 'notebooks']; allowed is a mapping"),
     ("models: {a: {}}", "it has no notebooks"),
     ("models: {}\nnotebooks: {n: {}}", "models is {}; allowed is a mapping of at least one model"),
     ("models: {a: {enabled: false}}\nnotebooks: {n: {}}", "no model"),
@@ -28,6 +32,7 @@ BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
     ("first: [m]\n" + GOOD, "first is ['m']; allowed is a list of some of n"),
     ("first: [[n]]\n" + GOOD, "first[0] is ['n']; allowed is a text"),
     ("parameters: {limit: [1]}\n" + GOOD, "parameters.limit is [1]; allowed is a text, a number, true or false"),
+    ("parameters: {limit: 2026-01-01}\n" + GOOD, "parameters.limit is datetime.date"),
     ("parameters: {'a b': 1}\n" + GOOD, "whose names are of letters, digits and _"),
     ("parameters: {results_folder: /etc}\n" + GOOD, "none of model, runs_folder, results_folder"),
     ("models: {x/a: {memory: 3}}\nnotebooks: {n: {}}", "memory"),
@@ -36,6 +41,7 @@ BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
         for setting, given, part in (
             ("memory_gb", "much", "'much'; allowed is a whole number, at least 1"),
             ("memory_gb", ".inf", "inf;"),
+            ("workers", "-1", "-1; allowed is a whole number, at least 0"),
             ("partition", "'a b'", "'a b'; allowed is a name of letters"),
             ("enabled", "1", "1; allowed is true or false"),
             ("gpu", "0x7fffffffffff", "140737488355327; allowed is a whole number, at least 0, at most 100,000"),
@@ -57,6 +63,7 @@ BAD: list[tuple[str, str]] = [  # and a part of the line that it gets
         (f"parameters: {{{given}}}\n{GOOD.replace('n:', 'typed:')}", f"notebook typed: {part}")
         for given, part in (
             ("chat: yes", "chat is True; it must be of type str, so write it in quotes"),
+            ("chat: 7", "chat is 7; it must be of type str, so write it in quotes"),
             ("limit: 7.0", "limit is 7.0; it must be of type int"),
             ("limit: true", "limit is True; it must be of type int"),
         )
@@ -95,13 +102,24 @@ def test_a_study_that_is_none_is_refused_in_one_line_and_in_seconds(text, part, 
     assert time.process_time() - began < 3
 
 
-def test_a_study_file_or_a_notebook_that_can_not_be_read(one_line):
+def test_a_study_file_that_can_not_be_read_and_a_wrong_one_before_anything_large_is_imported(one_line):
+    """As `make book` does it, before Snakemake is started."""
     Path("latin.yml").write_bytes(b"models: {\xff: {}}")
     os.mkfifo("pipe.yml")
     for name in ("latin.yml", "pipe.yml", "none.yml", "notebooks"):
         one_line(InputError, name, lambda name=name: StudyFile.load(name))
     Path("notebooks/n.ipynb").write_text("limit: int = 1")
     one_line(InputError, "notebooks/n.ipynb: its parameters can't be read (", lambda: load(GOOD))
+    Path("study.yml").write_text("threads: 0\n" + GOOD)
+    code = (
+        "import runpy, sys; sys.argv[1:] = ['study.yml']\n"
+        "try: runpy.run_module('eestudy.book', run_name='__main__')\n"
+        "finally: print(sorted({'torch', 'numba', 'pandas', 'snakemake', 'transformers'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "[]\n"
+    assert done.stderr == "study.yml: threads is 0; allowed is a whole number, at least 1, at most 100,000\n"
 
 
 def test_parameters_of_a_notebook_win_over_those_of_its_model_and_these_over_the_shared():
@@ -145,6 +163,13 @@ def test_what_workers_make_is_what_the_notebooks_ask_for():
     assert {WORKER, "eelib/tracing/store.py"} <= set(study.worker_sources("model"))
 
 
+@pytest.mark.parametrize("settings, found", [("", 4), ("memory_gb: 9", 9), ("memory_gb: 80, gpu: 1", 16)])
+def test_memory_of_a_gpu_is_not_that_of_the_host(settings, found):
+    assert load(f"models: {{a: {{{settings}}}}}\nnotebooks: {{n: {{}}}}").host_memory("a") == found
+    more = f"{settings}, host_memory_gb: 40".removeprefix(", ")
+    assert load(f"models: {{a: {{{more}}}}}\nnotebooks: {{n: {{}}}}").host_memory("a") == 40
+
+
 def test_a_page_depends_on_the_weights_of_every_shipped_model_that_it_names(monkeypatch):
     monkeypatch.setenv("EELIB_DATA", "data")
     for name in ("main", "main-block", "main-2", "beside", "beside-2", "beside-features", "other"):
@@ -172,9 +197,13 @@ def test_a_page_depends_on_the_local_files_that_parameters_name_hidden_ones_asid
 
 
 def test_the_study_of_this_project(monkeypatch):
-    """A page depends on kept figures that its code reads."""
+    """It decodes as many sequences as claims need; a page depends on kept figures that its code reads."""
     monkeypatch.chdir(ROOT)
     study, model = StudyFile.load("study.yml"), "smollm2-135m-instruct"
+    source = json.loads(Path("notebooks/speed.ipynb").read_text())["cells"][1]["source"]
+    default = next(int(line.split("=")[1].split("#")[0]) for line in source if line.startswith("sequences: int"))
+    asked = study.parameters(model, "speed").get("sequences", default)
+    assert asked >= max(claim.minimum_sequences for claim in claims() if claim.notebook == "speed")
     for page in study.notebook_sources(model, "length"), study.worker_sources(model):
         assert {"eelib/tracing/store.py", "eestudy/study.py"} <= set(page)
         assert {file for file in page if file.startswith(("eestudy/book/", "eestudy/browser/"))} <= {WORKER}

@@ -80,6 +80,32 @@ def test_folders_and_locks_that_can_not_be(precious, tmp_path, monkeypatch, one_
     refused(tmp_path / "other", "Input/output")
 
 
+def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
+    """Who waited for a folder that was removed in the end makes and locks a new one."""
+    place, entered, go = tmp_path / "runs/model/task", FORK.Event(), FORK.Event()
+
+    def refused():
+        with files.exclusive(place):
+            entered.set()
+            go.wait(60)
+
+    first = FORK.Process(target=refused)
+    first.start()
+    entered.wait(60)
+
+    def second():
+        with files.exclusive(place):
+            files.write_atomically(place / "made", b"x")
+
+    waiting = FORK.Process(target=second)
+    waiting.start()
+    time.sleep(0.3)
+    go.set()
+    first.join(60)
+    waiting.join(60)
+    assert (first.exitcode, waiting.exitcode) == (0, 0) and (place / "made").read_bytes() == b"x"
+
+
 @pytest.mark.parametrize(
     "content, found",
     [(b'{"a": 1}', {"a": 1}), (b"", {}), (b'{"a"', {}), (b"\x00\xff", {}), (b"[1]", {}), (None, {})],
@@ -96,7 +122,8 @@ def test_compiled_code_is_kept_where_there_is_a_place_and_runs_without_one():
     assert done.stdout == "2\n", done.stderr
 
 
-BAD_NAMES = ["", ".", "..", "a/b", "a b", "a\n", "$(touch x)", "<b>", "é", "a\0", 7, "a\u202eb", ".hidden"]
+BAD_NAMES = ["", ".", "..", "a/b", "a b", "a\n", "$(touch x)", "`x`", "a;b", "'", '"', "{model}", "<b>", "a\\b", "é"]
+BAD_NAMES += ["a\0", 7, "a\u202eb", "*", ".hidden", "..."]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -123,14 +150,14 @@ def system(request, monkeypatch):
     return request.param
 
 
-def held_by_another(folder, seconds=60.0):
-    """A process that holds a folder's lock for a while."""
+def held_by_another(folder):
+    """A process that holds a folder's lock for a minute."""
     taken = FORK.Event()
 
     def hold():
         with files.exclusive(folder):
             taken.set()
-            time.sleep(seconds)
+            time.sleep(60)
 
     child = FORK.Process(target=hold)
     child.start()
@@ -143,26 +170,28 @@ def is_free(folder):
         return held
 
 
-def test_one_holder_at_a_time_until_it_is_killed_and_nothing_is_left(system, tmp_path, capsys):
+def test_one_holder_at_a_time_and_nothing_is_left(system, tmp_path, capsys):
     child = held_by_another(tmp_path / "a")
-    time.sleep(4 if system == "leases" else 0)  # longer than a holder may be silent
-    assert not is_free(tmp_path / "a") and is_free(tmp_path / "b") and not capsys.readouterr().out
-    threading.Timer(0.5, child.kill).start()
-    began = time.monotonic()
+    try:
+        time.sleep(4 if system == "leases" else 0)  # longer than a holder may be silent
+        assert not is_free(tmp_path / "a") and is_free(tmp_path / "b") and not capsys.readouterr().out
+    finally:
+        child.kill()
+        child.join()
     with files.exclusive(tmp_path / "a") as held:
-        assert held and time.monotonic() - began < 30
-    assert "waiting" in capsys.readouterr().out
-    child.join()
+        assert held
     assert not list(tmp_path.iterdir())
 
 
-def test_the_lock_of_a_refused_task_guards_nothing(tmp_path):
-    """Who waited for a folder that was removed in the end makes and locks a new one."""
-    child = held_by_another(tmp_path / "runs/model/task", 0.5)
-    with files.exclusive(tmp_path / "runs/model/task"):
-        files.write_atomically(tmp_path / "runs/model/task/made", b"x")
-    child.join(60)
-    assert child.exitcode == 0 and (tmp_path / "runs/model/task/made").read_bytes() == b"x"
+@pytest.mark.parametrize("verbose", [True, False])
+def test_the_lock_of_a_killed_holder_is_taken_over(system, verbose, tmp_path, capsys):
+    child = held_by_another(tmp_path / "a")
+    threading.Timer(0.5, child.kill).start()
+    began = time.monotonic()
+    with files.exclusive(tmp_path / "a", verbose=verbose) as held:
+        assert held and time.monotonic() - began < 30
+    assert ("waiting" in capsys.readouterr().out) is verbose
+    child.join()
 
 
 def test_a_holder_on_another_machine_that_is_silent_loses_its_lease(tmp_path, monkeypatch):

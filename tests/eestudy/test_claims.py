@@ -30,6 +30,26 @@ def test_every_number_has_source_units_and_base(table):
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
 
 
+def test_tables_agree_where_the_papers_do():
+    by_pair = papers.published("P-table-7").groupby("model")[["comet_a", "avg"]].mean()
+    totals = papers.published("P-table-2").query("task == 'WMT22'").set_index("model")
+    assert (by_pair - totals[["comet_a", "avg"]]).abs().max().max() < 0.01
+    first, after = papers.published("P-table-4"), papers.published("P-table-9")
+    assert (first.perc == after.perc_before).all()
+    assert list(first.row[first.avg != after.avg_before]) == ["BERT, RTE"]
+    shares = papers.published("P-table-1").set_index("layers_early")
+    assert (shares[["WMT22", "CNN_DM", "NarrativeQA"]].diff().iloc[1:] < 0).all(axis=None)
+    table, text = papers.published("M-table-1"), papers.published("M-text").set_index("key").value
+    assert table.easy[0] + table.easy[1] == pytest.approx(23) == pytest.approx(table.difficult[0] + table.difficult[1])
+    assert text["first similar state, difficult"] == table.difficult[0]
+    for row in papers.published("M-figure-1").itertuples():
+        assert text[f"tokens unchanged after layer {row.layer}, weighted objective"] == row.unchanged
+    curves = papers.published("M-figure-2").pivot(index="index", columns="objective", values="probability")
+    assert curves.shape == (11, 3) and curves.notna().all(axis=None)
+    assert curves["weighted"].is_monotonic_increasing and curves["plain"].is_monotonic_increasing
+    assert curves["distilled"].idxmax() == 10 and curves["distilled"][2] > curves["distilled"][3:7].max()
+
+
 def test_as_depth_shows_an_unknown_base_under_both():
     assert papers.as_depth(31, 0) == (32,) and papers.as_depth(40, 1) == (40,)
     assert papers.as_depth(2.5, "unknown") == (2.5, 3.5)
@@ -91,9 +111,12 @@ JUDGED = [  # a claim, an interval, options, the verdict, and a part of "reason|
     ("P-S1", span(0.4, 0.5), {}, papers.FAILS, "none of the interval"),
     ("P-S1", span(0.5, 0.6), {}, papers.UNDECIDED, "only part of the interval"),
     ("P-L1", span(-2, -1), {}, papers.HOLDS, "is below 0"),
+    ("P-L1", span(0, 0), {}, papers.FAILS, ""),
+    ("P-L1", span(-1, 1), {}, papers.UNDECIDED, ""),
     ("P-W2", span(0.11, 0.13), MET, papers.HOLDS, "is within 0.12 ± 0.02||informative"),
     ("P-W2", span(0.15, 0.2), MET, papers.FAILS, ""),
     ("P-W2", span(0.01, 0.05), MET, papers.FAILS, ""),
+    ("P-W2", span(0.13, 0.15), MET, papers.UNDECIDED, ""),
     ("P-W2", span(0.01, 0.5), MET, papers.UNDECIDED, ""),
     ("P-J2", span(0.01, 0.03), MET, papers.HOLDS, f"|{papers.CHANGED}|"),
     ("P-J2", span(-0.01, 0.01), MET, papers.HOLDS, "||"),
@@ -110,9 +133,11 @@ JUDGED = [  # a claim, an interval, options, the verdict, and a part of "reason|
     ("P-S1", NOTHING, {"earlier": REST}, papers.UNTESTABLE, f"judged|earlier wording: undecided, {REST}|"),
     ("P-S1", HELD._replace(groups=5), {"earlier": REST}, papers.UNTESTABLE, f"|earlier wording: undecided, {REST}|"),
     ("P-S1", span(0.55, 0.65, tasks=2), {}, papers.HOLDS, "||few tasks"),
+    ("P-S1", HELD, {"without": {"a": HELD}}, papers.HOLDS, "||informative"),
     ("P-S1", REST, {"without": {"a": HELD}}, papers.UNDECIDED, "||informative"),
     ("P-S1", HELD, {"without": {"a": HELD, "b/c": REST}}, papers.HOLDS, "|without b/c undecided|few tasks"),
     ("P-S2", LOW, {"roundings": [LOW, LOW]}, papers.FAILS, ""),
+    ("P-S2", HIGH, {"roundings": [HIGH, HIGH]}, papers.HOLDS, ""),
     ("P-S2", LOW, {"roundings": [LOW, HIGH]}, papers.UNDECIDED, "the two layers"),
 ]
 
@@ -126,6 +151,12 @@ def test_a_verdict_takes_the_whole_interval_and_says_why(claim_id, interval, opt
     assert row["verdict"] == verdict and (row["estimate"] is not None) == interval.known
     shown = papers.verdict_table([found])["Verdict"][0]
     assert shown.startswith(verdict) and found.note in shown and (found.judged or found.reason in shown)
+
+
+def test_weights_of_the_run_join_those_of_the_record():
+    ours = papers.judge("P-S5", HELD).weighing(papers.REVERSED).weighing(papers.CHANCE, False)
+    assert ours.weights == (papers.OURS, papers.REVERSED) and ours.to_dict()["weights"] == list(ours.weights)
+    assert papers.judge("P-S1", NOTHING).weighing(papers.FEW_TASKS).weights == (papers.INFORMATIVE,)
 
 
 def test_bad_input_is_named():
@@ -166,10 +197,13 @@ def test_p_value_says_at_which_level_the_interval_would_reach_the_bound():
     error = 0.05 / 2.0227
     above = papers.p_value(papers.claim("P-S1"), Interval(0.5 + 2 * error, 0.45 + 2 * error, 0.6, 40))
     assert above == pytest.approx(0.0525, abs=2e-4)
+    just = papers.p_value(papers.claim("P-S1"), Interval(0.55, 0.5, 0.7, 40))
+    assert just == pytest.approx(0.05)
     assert papers.p_value(papers.claim("P-S1"), Interval(0.45, 0.3, 0.5, 40)) == pytest.approx(0.05)
     tolerance = papers.claim("P-J2")
     assert papers.p_value(tolerance, Interval(0.0, -0.05, 0.05, 40)) == pytest.approx(0.05)
     assert papers.p_value(tolerance, Interval(0.04, 0.03, 0.05, 40)) == pytest.approx(0.05)
+    assert papers.p_value(tolerance, Interval(0.08, 0.05, 0.11, 40)) == pytest.approx(0.05)
     assert papers.p_value(tolerance, Interval(0.06, 0.03, 0.09, 40)) > 0.05
     alike = interval(pd.DataFrame({"value": [1.0] * 30, "group": range(30)}), "value", kind="mean")
     assert math.isnan(papers.p_value(papers.claim("P-S1"), alike)) and papers.judge("P-S1", alike).p is None

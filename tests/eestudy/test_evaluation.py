@@ -173,6 +173,12 @@ def test_a_fitted_gate_is_fitted_to_the_half_to_calibrate_on(study):
     assert fit("risk", shallow, shallow.statistic_rows(), TABLE).weights == ()
 
 
+def test_free_is_named_by_its_exit_and_loses_nothing_at_the_last(study):
+    found = evaluation.curves(study, ["free"]).groupby("threshold")[["tokens", "layers", "agreed", "cost"]].sum()
+    assert list(found.index) == [1, 2, 4, 5] and (found["agreed"].iloc[:3] < found["tokens"].iloc[:3]).all()
+    assert tuple(found.loc[5]) == pytest.approx(found.loc[5, "tokens"] * np.array([1, 5, 1, 1]))
+
+
 def test_gates_on_states_come_from_their_files_and_one_without_a_file_is_left_out(model_of, tmp_path, capsys):
     model = model_of("llama")
     trace = traces.make(model, tmp_path / "runs")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import transformers as hf
 from pages import NOTEBOOKS, result, run_page, texts, verdicts
-from planted import NOUNS, STEPS, asked, deep_model, exits, pairs, plant, rewrite, sentences, varied, write, write_task
+from planted import NOUNS, STEPS, asked, deep_model, exits, pairs, plant, rewrite, sentences, varied, write_task
 
 import eelib
 from eestudy.parameters import ParameterError
@@ -31,7 +31,9 @@ def test_saturation(verdict, planted_tasks, tmp_path):
     rows = [
         {"context": f"Room {i}.", "question": "What?", "answers": row["references"]} for i, row in enumerate(pairs(64))
     ]
-    tasks += [str(write(tmp_path / f"asked{n}.jsonl", rows)) for n in range(4)]
+    for name in ("asked0", "asked1", "asked2", "asked3"):
+        tasks.append(str(tmp_path / f"{name}.jsonl"))
+        write_task(tmp_path / f"{name}.jsonl", rows)
     for name, layer in zip(tasks, SATURATION[verdict], strict=True):
         plant(model, eelib.load_task(name), tmp_path / "runs", lambda t: exits(varied(t, layer), 3), STEPS)
     space = run_page("saturation", **asked(tmp_path, tmp_path / "wide", ",".join(tasks)))[0]
@@ -326,6 +328,13 @@ def labelled(folder):
     rows = [{"premise": f"Dog {i} ran", "hypothesis": "a dog", "label": min(i % 4, 2)} for i in range(36)]
     write_task(folder / "tiny.mnli.jsonl", rows)
     return str(folder / "tiny.mnli.jsonl")
+
+
+def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
+    values = asked(tmp_path, folder_of("bert_labels"), labelled(tmp_path))
+    space = run_page("architectures", **values, beside="", repeats=1)[0]
+    times = space["times"]
+    assert len(times) == 36 and not times["other label"].any() and (times["full"] > 0).all()
 
 
 @pytest.mark.parametrize("notebook", ["saturation", "sublayers", "production", "gates"])

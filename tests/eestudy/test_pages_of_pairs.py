@@ -126,6 +126,11 @@ def test_monotonicity(name, objectives):
     assert [row["verdict"] for row in found.values()] == [WORDS.get(word, word) for word in wanted.split()]
     assert [row["models"] for row in found.values()] == ["weighted"] * 3 + ["distilled", "weighted"]
     assert ("close to true by construction" in found["M-M4"]["weights"]) == (found["M-M4"]["verdict"] == "holds")
+    own = space["own"]
+    usual = own[own["settled"] == plain]
+    assert not own["falls"].any() and own["rule_stops"].all() and (own["rule_saved"] == 0.5).all()
+    assert np.allclose(own["above_saved"], 4 / 6)
+    assert (usual["rule_lost"] == (plain > 3)).all() and 0.95 < len(usual) / len(own) < 1
     more = float(weighted <= 4) - float(plain <= 4)  # at two thirds of six layers
     assert space["changes"]["two_thirds"].estimate == pytest.approx(more, abs=0.05)
 

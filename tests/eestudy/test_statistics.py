@@ -100,12 +100,14 @@ def test_a_task_with_few_groups_on_a_side_is_left_out_unless_all_have_few(kind):
 
 
 def test_per_gives_each_combination_in_order_of_appearance():
-    names = [("b", 2), ("a", 2), ("b", 1), ("a", 1)]
-    frame = pd.concat([sample(seed=at).assign(task=task, layer=layer) for at, (task, layer) in enumerate(names)])
+    frame = pd.concat([sample(seed=seed).assign(task=task, layer=layer) for seed, task, layer in
+                       ((1, "b", 2), (2, "a", 2), (3, "b", 1), (4, "a", 1))])  # fmt: skip
     found = interval(frame, "value", "mean", per=["task", "layer"])
     assert list(found.columns) == ["task", "layer", "estimate", "low", "high", "groups"]
-    assert found[["task", "layer"]].values.tolist() == [list(one) for one in names]
-    assert found.loc[3, "low"] == interval(sample(seed=3), "value", "mean").low
+    assert found[["task", "layer"]].values.tolist() == [["b", 2], ["a", 2], ["b", 1], ["a", 1]]
+    assert found.loc[3, "low"] == interval(sample(seed=4), "value", "mean").low
+    layers = interval(frame, "value", "mean", per="layer").set_index("layer")
+    assert layers.loc[1, "high"] == interval(frame[frame["layer"] == 1], "value", "mean").high
     assert interval(frame, "value", "mean", by="side", per="task")["task"].tolist() == ["b", "a"]
     assert interval(frame[:0], "value", "mean", per="task").empty
 
@@ -210,6 +212,11 @@ def test_groups_that_are_all_the_same_and_no_rows_at_all():
         largest_gap(tenths.assign(kind="a"), "value", "kind"),
     )  # fmt: skip
     assert [one.known for one in nothing] == [False] * 7 and str(NOTHING) == "–"
+    empty = tenths.assign(x=1.0, kind="a", side=True)[:0]
+    assert not slope(empty, "value", "x", "kind").known and not largest_gap(empty, "value", "kind").known
+    assert not statistics.slope_difference(empty, "value", "x", "side").known
+    assert not statistics.rank_variance(empty, "value", "kind", "group").known
+    assert statistics.resplit(empty, "x", ["value"])["estimate"].isna().all()
     one = largest_gap(framed([1.0, 2.0, 4.0], ["a", "b", "c"], kind=[1, 1, 2]), "value", "kind")
     assert one.estimate == 2.5 and not one.bounded  # the second kind has one group
 
@@ -288,14 +295,16 @@ def test_holm_steps_down():
     assert holm([0.9, 0.8]) == pytest.approx([1, 1])
 
 
-def test_where_an_interval_lies_and_how_it_is_written():
+def test_where_an_interval_lies():
     assert difference(Interval(4, 1, 7, 40), Interval(1, -3, 5, 30))[:4] == pytest.approx((3, -2, 8, 30))
     share = Interval(0.6125, 0.5801, 0.6449, 40)
     assert share.scaled(-1)[:3] == (-0.6125, -0.6449, -0.5801) and share.mapped(lambda x: 1 - x).low == 1 - 0.6449
     sides = [share.side("above", "below", "neither", of=bound) for bound in (0.5, 0.6, 0.7)]
     assert sides == ["above", "neither", "below"]
     assert NOTHING.side("above", "below", "neither") == "neither" and not NOTHING.scaled(100).known
-    # an end that is next to nothing is zero, and another is not
+
+
+def test_an_end_that_is_next_to_nothing_is_written_as_zero_and_another_is_not():
     assert [str(Interval(*ends, 3)) for ends in ((4, 9e-9, 63), (0.7, -12, -1e-7), (0.3, 7e-5, 3.1))] == [
         "4\xa0[0,\xa063]",
         "0.7\xa0[-12.0,\xa00.0]",
@@ -313,7 +322,12 @@ BAD = [
     (lambda: interval(ROW.assign(value="x"), "value", "mean"), "value must be numbers"),
     (lambda: interval(ROW.assign(group=["a", None]), "value", "mean"), "each row must name its task and its group"),
     (lambda: interval(ROW, "value", "mean", by="value"), "value must be True or False in each row"),
+    (lambda: interval(ROW, "value", "mean", per="layer"), "there is no column layer; there are value, group, side"),
     (lambda: interval_of(ROW[["value", "group"]].replace(0.5, math.inf), len), "the sums have 1 values that are not"),
+    (
+        lambda: statistics.slope_difference(ROW.assign(task="a"), "value", "value", "half"),
+        "there is no column half; there",
+    ),
     (lambda: statistics.resplit(ROW, "value", ["value"], 0.6), "share 0.6 is not allowed; it must be above 0 and at"),
     (lambda: holm([0.5, 1.5]), "p-values must lie between 0 and 1"),
 ]

@@ -137,7 +137,7 @@ def test_what_else_can_limit():
     both = Forecast(COSTS, mixed, RULE, "copy", batch=2)
     assert both.if_free["the other rows of a batch"] == Forecast(COSTS, mixed, RULE, "copy").speed_up
     none = Forecast(COSTS, [plan([])], RULE, "deferred", prompt=1.0)
-    assert none.agreement == none.speed_up == none.bound == 1 and none.mean_layers == L
+    assert none.agreement == none.speed_up == 1 and none.mean_layers == L
     assert str(replace(none, kv_policy="verified")).endswith("No token is drafted.")
 
 
@@ -167,6 +167,11 @@ def test_a_threshold_that_is_fitted_stays_as_it_was(model_of):
     rule = ExitRule(gate_named("confidence"), Estimated(0.6), exit_layers=(1,))
     found = eelib.forecast(model_of("gpt2"), rule, "deferred", task=PROMPTS, max_new_tokens=6)
     assert rule.threshold == found.rule.threshold == Estimated(0.6)
+
+
+def test_outputs_of_one_token_gain_nothing(model_of):
+    found = eelib.forecast(model_of("gpt2"), "confidence", "deferred", task=PROMPTS, max_new_tokens=1)
+    assert found.speed_up == found.bound == 1.0 and "1.00 times plain decoding expected" in str(found)
 
 
 @pytest.mark.parametrize("family, draft", [("t5", "layer:1"), ("gpt2", "prompt")])
@@ -202,6 +207,7 @@ def test_a_policy_in_place_of_a_gate(model_of, one_line):
 @pytest.mark.parametrize(
     "family, given, message",
     [
+        ("gpt2", {"gate": "no_such"}, "gate 'no_such' is not known"),
         ("gpt2", {"batch_size": 0}, "batch_size 0 is not allowed"),
         ("gpt2", {"max_new_tokens": 0}, "max_new_tokens 0 is not allowed"),
         ("gpt2", {"gate": None, "kv_policy": "full"}, "needs a gate, or exit_layers"),

@@ -100,18 +100,30 @@ def test_shortlist_lists_once_and_rescores():
     assert found == [(NO_EXIT, -1), (pytest.approx(2 * second - 1), 2), (pytest.approx(2 * third - 1), 0)]
 
 
+def test_monotone_as_published_reads_the_head_once():
+    """The logits that it compares give the token, too."""
+    gate = gate_named("monotone", as_published=True)
+    output = LayerOutput(1, LAYERS, torch.zeros(1, dtype=torch.long), {}, torch.tensor([[0.1, 0.3]]), Doubling())
+    gate.score(output, gate_state := gate.start(1))
+    assert gate.token(output, gate_state).tolist() == [1]
+
+
 # Where a rule lets a token exit
 
 
-def test_where_a_rule_lets_exit():
-    """None below the least layer, nor among the first tokens; equal scores exit by inclusive gates only."""
+def test_where_a_gate_is_asked_and_lets_exit():
+    """A stateful one below the least layer, too, where no token exits; none outside its exit layers. Equal scores exit
+    by inclusive gates only.
+    """
     equal = torch.tensor([2.0]), torch.zeros(1, dtype=torch.long)
     assert ExitRule(gate_named("patience"), 2).exits(3, *equal).tolist() == [True]
     assert ExitRule(gate_named("confidence"), 2).exits(3, *equal).tolist() == [False]
     rule = ExitRule(gate_named("patience"), 0, minimum_layer=3)
-    assert not rule.exits(2, torch.tensor([9.0]), torch.zeros(1)).any()
+    assert rule.asked(5) == [1, 2, 3, 4] and not rule.exits(2, torch.tensor([9.0]), torch.zeros(1)).any()
     confidence = gate_named("confidence")
+    assert ExitRule(confidence, minimum_layer=3).asked(5) == [3, 4]
     rule = ExitRule(confidence, 0.5, exit_layers=(2, 4), full_depth_tokens=2)
+    assert rule.asked(5) == [2, 4]
     assert rule.exits(2, torch.full((4,), 0.9), torch.arange(4)).tolist() == [False, False, True, True]
     assert ExitRule(confidence).threshold.at(torch.zeros(1)) == torch.tensor(0.9)  # its default
     any_score, one = ExitRule(gate_named("state_saturation"), -math.inf), torch.zeros(1)
@@ -126,9 +138,10 @@ def test_bad_gates_rules_and_thresholds_are_one_line(one_line):
     gate = gate_named("confidence")
     one_line(InputError, ["gate 'hunch'", "patience", "lstm"], lambda: gate_named("hunch"))
     one_line(InputError, ["no parameter 'temperature'", "least"], lambda: gate_named("schedule", temperature=1))
+    one_line(InputError, ["no parameter", "none"], lambda: gate_named("confidence", tau=1))
     one_line(InputError, "k 1 is not allowed", lambda: gate_named("shortlist", k=1))
     one_line(InputError, "1 <= least <= most", lambda: gate_named("schedule", least=4, most=2))
-    for wrong in ("4", 1.5, True):
+    for wrong in ("4", [1], 1.5, None, True):
         one_line(InputError, [f"most {wrong!r}", "a whole number"], lambda: gate_named("schedule", most=wrong))
     one_line(InputError, ["as_published 'no'", "True or False"], lambda: gate_named("entropy", as_published="no"))
     for wrong in ((3, 2), (), ("a",), (True,), "2"):
@@ -244,8 +257,9 @@ def test_networks_look_at_what_was_published():
             other = states.clone()
             other[:, -back] += 1
             assert torch.equal(network(other)[:, -1], network(states)[:, -1]) == (back > sees[name])
-    published, ours = untrained("lstm as published").network.lstm, untrained("lstm").network.lstm
-    assert (published.num_layers, published.hidden_size, ours.num_layers, ours.hidden_size) == (1, 250, 2, SIZE)
+    for name, shape in (("lstm", (2, SIZE)), ("lstm as published", (1, 250))):
+        network = untrained(name).network
+        assert (network.lstm.num_layers, network.lstm.hidden_size) == shape
 
 
 def test_states_after_the_norm_where_it_was_trained_on_them(states):
@@ -300,6 +314,7 @@ def test_what_is_written_is_read(name, parameters, saved, model_of, tmp_path, mo
     [
         ("llama", "softmax", {}, ["'softmax' is not known", "classifier, three_states, lstm"]),
         ("llama", "lstm", {"width": 3}, ["lstm has no parameter 'width'", "as_published"]),
+        ("llama", "lstm", {"as_published": "no"}, ["as_published 'no'", "True or False"]),
         ("llama", "lstm", {}, ["gate lstm of llama is not in", "python -m recipes gates --model llama"]),
         ("gpt2", "classifier", {}, ["gate classifier of gpt2", "for other weights (llama", "gates --model gpt2"]),
     ],

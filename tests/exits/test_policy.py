@@ -21,6 +21,7 @@ from eelib.exits.calibration import (
     by_agreement,
     conformal_risk_control,
     learn_then_test,
+    losses_of,
     p_values,
     smallest_for_control,
     smallest_for_test,
@@ -80,22 +81,28 @@ def test_conformal_risk_control_by_hand():
     assert conformal_risk_control(rising, VALUES, 0.1).threshold == 0.4
 
 
-def test_p_values_by_hand():
+def test_p_values_of_shares_hold_by_hand_and_are_never_below_the_exact_ones_of_the_same_mean():
     n, epsilon = 60, 0.1
     hoeffding = math.exp(-n * (0.02 * math.log(0.2) + 0.98 * math.log(0.98 / 0.9)))
     bentkus = math.e * binom.cdf(2, n, epsilon)
     assert p_values(np.full((n, 1), 0.02), epsilon) == pytest.approx([min(hoeffding, bentkus)])
-    assert p_values(ones(n, 1, 3, 9, 59), epsilon) == pytest.approx(binom.cdf([1, 3, 9, 59], n, epsilon))
+    binary = ones(n, 1, 3, 9, 59)
+    halves = binary.copy()
+    halves[[0, -1]] = 0.5  # the same sums, as shares
+    assert (p_values(halves, epsilon) >= p_values(binary, epsilon)).all()
+    assert p_values(binary, epsilon) == pytest.approx(binom.cdf([1, 3, 9, 59], n, epsilon))
     assert p_values(np.full((n, 1), 0.5), epsilon) == [1.0]
 
 
-def test_agreement_of_a_curve():
+def test_agreement_and_losses_of_a_curve():
     trace, rule = Made(), ExitRule(gate_named("confidence"))
     one = curve(rule, trace.scores(rule), trace)
     for share in (0.8, 1.0):
         found = by_agreement(one, share)
         assert one.agreement[found.at :].min() >= share > one.agreement[found.at - 1] and found.n == 12
         assert found.threshold == one.values[found.at]
+    assert losses_of(one).tolist() == (one.agreed < one.tokens[:, None]).astype(int).tolist()
+    assert losses_of(one)[:, -1].sum() == 0  # at the highest threshold all layers run
 
 
 @pytest.mark.parametrize(
@@ -109,11 +116,20 @@ def test_agreement_of_a_curve():
         (["must rise"], lambda: conformal_risk_control(ones(9, 0, 0), [2.0, 1.0], 0.1)),
         (["must rise"], lambda: learn_then_test(ones(60, 0, 0), [math.nan, 1.0], 0.05, 0.1)),
         (["must be numbers"], lambda: learn_then_test([[0, 1], [0]], [1.0, 2.0], 0.1, 0.1)),
+        (["must be numbers"], lambda: conformal_risk_control(ones(9, 0), ["a"], 0.1)),
+        (["epsilon 'x'"], lambda: conformal_risk_control(ones(9, 0), [1.0], "x")),
         (["way 'Bonferroni'", "bonferroni"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 0.1, way="Bonferroni")),
     ],
 )
 def test_bad_losses_and_bounds_are_one_line(parts, call, one_line):
     one_line(InputError, parts, call)
+
+
+def test_where_nothing_can_be_certified_the_reason_says_so():
+    few, bad = learn_then_test(ones(30, 0), [1.0], 0.05, 0.1), conformal_risk_control(ones(99, 9, 5), [0.1, 0.2], 0.05)
+    assert (few.threshold, few.certified, bad.threshold) == (None, "nothing", None)
+    assert few.reason == "30 units can't certify a risk of 0.05 at delta 0.1: at least 45 are needed, without a loss"
+    assert bad.reason.startswith("no threshold has a risk of at most 0.05: at the highest, 99 units lose")
 
 
 # ---- halves
@@ -222,7 +238,11 @@ def test_where_nothing_is_certified_all_layers_run(setting):
 
 
 BAD_GATES = [
+    ({"gate": "mine"}, "gate 'mine' is not known"),
+    ({"gate": "schedule", "gate_parameters": {"least": "4"}}, "least '4' is not allowed; it must be a whole number"),
     ({"gate": "entropy", "gate_parameters": {"name": "x"}}, "no parameter 'name'"),
+    ({"gate": "entropy", "gate_parameters": {"model": "x"}}, "no parameter 'model'"),
+    ({"gate": "shortlist", "gate_parameters": {"layer": 99}}, "shortlist: layer 99"),
     ({"gate": "schedule", "gate_parameters": {"most": 99}}, "most 99; allowed are layers 1 to"),
     ({"gate": "schedule", "gate_parameters": {"longest": 10**30}}, "longest of 1 to"),
     ({"gate": "lstm", "gate_parameters": {"folder": 3}}, "folder 3 of gate lstm"),
@@ -245,7 +265,7 @@ def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folde
         one_line(InputError, message, lambda: eelib.generate(model, task, **asked))
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"form": 4, "model": "x"}', 10**5 * "["])
+@pytest.mark.parametrize("content", ["", "[]", '{"form": 1}', '{"form": 4, "model": "x"}', 10**5 * "["])
 def test_a_file_that_is_no_policy(tmp_path, content, one_line):
     (tmp_path / "policy.json").write_text(content)
     one_line(InputError, "is no policy that can be read", lambda: Policy.load(tmp_path / "policy.json"))
@@ -255,13 +275,18 @@ def test_a_file_that_is_no_policy(tmp_path, content, one_line):
     "name, value",
     [
         ("thresholds", {"prompts": "0.9"}),
+        ("thresholds", [0.9]),
         ("kv_policy", "copy"),  # under which nobody has measured the certified risk
         ("exit_layers", [2, 1]),
         ("minimum_layer", "1"),
+        ("full_depth_tokens", -1),
         ("gate_parameters", []),
+        ("epsilon", "0.1"),
         ("epsilon", 7.0),
+        ("delta", -3),
         ("thresholds", {"prompts": 10**400}),
         ("certified", {}),
+        ("risks", {"prompts": 5}),
         ("risks", {"prompts": {"share": 5}}),
         ("max_new_tokens", {"prompts": 0}),
         ("gate", None),
@@ -297,6 +322,8 @@ def test_what_can_not_be_calibrated_is_one_line(setting, one_line, tmp_path):
     one_line(InputError, "has no score in these traces", lambda: calibrate(*setting, **no_layer))
     one_line(InputError, "no trace to calibrate on", lambda: calibrate(setting[0], {}, {}))
     one_line(InputError, ["trace 'made'", "there are: b"], lambda: calibrate(model, {"b": tasks["made"]}, traces))
+    one_line(InputError, "seed 'x'", lambda: calibrate(*setting, seed="x"))
+    one_line(InputError, "no parameter 'name'", lambda: calibrate(*setting, name="x"))
     one_line(InputError, "of given texts", lambda: calibrate(model, tasks, {"made": given}))
 
 
@@ -312,7 +339,11 @@ def test_the_evidence_by_hand():
     for loss in (1, 0, 0, 1):
         alarm.see(loss)
     assert alarm.evidence == pytest.approx(np.mean([b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) for b in worse]))
-    assert (alarm.seen, alarm.lost, alarm.at) == (4, 2, None)
+    alarm.see(0.4)
+    stakes = [(b - 0.1) / 0.09 for b in worse]
+    parts = [b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) * (1 + s * 0.3) for b, s in zip(worse, stakes)]
+    assert alarm.evidence == pytest.approx(np.mean(parts))
+    assert (alarm.seen, alarm.lost, alarm.at) == (5, 2.4, None)
     alarm = DriftAlarm(0.05, 0.01)  # it goes off at 1 / alpha, and stays on
     on = [alarm.see(0.1) for _ in range(30)] + [alarm.see(0) for _ in range(200)]
     stakes = [(b - 0.05) / 0.0475 for b in bets(0.05)]
@@ -345,8 +376,12 @@ def test_bad_alarms_and_services_are_one_line(model_of, folder_of, one_line):
     model = model_of("llama")
     coarse = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
     one_line(InputError, "risk 0", lambda: DriftAlarm(0.0))
+    one_line(InputError, "alpha 1", lambda: DriftAlarm(0.1, 1.0))
     one_line(InputError, "loss 2", lambda: DriftAlarm(0.1).see(2))
     one_line(InputError, "share 2", lambda: service_of(model, 0.5, share=2))
     one_line(InputError, ["bfloat16", "share=0"], lambda: service_of(coarse, 0.5))
     assert service_of(coarse, 0.5, share=0).early
+    one_line(InputError, "list of at least one string", lambda: service_of(model, 0.5).generate("Hello"))
     one_line(InputError, "no policy=", lambda: service_of(model, 0.5).generate(PROMPTS, policy="policy.json"))
+    other = policy_of(model, {"prompts": 0.5})
+    one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), other, DriftAlarm(0.1)))

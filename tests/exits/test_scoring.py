@@ -209,6 +209,7 @@ def plain(rule, layers, values, positions):
 
 
 CURVES = [
+    ExitRule(gate_named("confidence")),
     ExitRule(gate_named("confidence"), minimum_layer=3),
     ExitRule(gate_named("confidence"), exit_layers=(2, 5), full_depth_tokens=2),
     ExitRule(gate_named("softmax_difference"), Decaying(0.5, longest=7)),

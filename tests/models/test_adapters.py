@@ -156,8 +156,8 @@ def test_the_shipped_translators_are_nearer_to_the_last_layer_than_the_bare_head
 
 @pytest.fixture
 def adapters(folder_of, tmp_path):
-    """Random adapters of a tiny decoder whose head shares the embeddings."""
-    base, folder = folder_of("gemma2"), tmp_path / "tuned"
+    """Random adapters of a tiny decoder."""
+    base, folder = folder_of("llama"), tmp_path / "tuned"
     torch.manual_seed(0)
     options = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False)
     tuned = get_peft_model(hf.AutoModelForCausalLM.from_pretrained(base), options)
@@ -190,6 +190,17 @@ def test_they_load_as_the_model_that_peft_runs(short, adapters, tmp_path):
     assert again.tokenizer.chat_template == found.tokenizer.chat_template and again.hash != found.hash
 
 
+def test_a_replaced_weight_that_the_head_shares_is_refused(folder_of, adapters, one_line):
+    """PEFT replaces the embeddings alone, and its head has the base's."""
+    base = folder_of("gemma2")
+    plain = hf.AutoModelForCausalLM.from_pretrained(base)
+    options = LoraConfig(r=3, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    tuned = get_peft_model(plain, options)
+    tuned.peft_config["default"].base_model_name_or_path = str(base)
+    tuned.save_pretrained(adapters[1])
+    one_line(CheckpointError, ("embed_tokens", "shares"), lambda: eelib.load_model(str(adapters[1])))
+
+
 def settings(**changed):
     return lambda folder: (folder / CONFIG).write_text(json.dumps(json.loads((folder / CONFIG).read_text()) | changed))
 
@@ -208,13 +219,8 @@ def without(part):
     return lambda tensors: {key: value for key, value in tensors.items() if part not in key}
 
 
-SHARED = "base_model.model.model.embed_tokens.weight"  # PEFT would replace it and leave the head as it is
 WRONG = [
     (weights(lambda held: held | {"base_model.model.model.nothing.weight": torch.ones(2)}), "fits no weight"),
-    (
-        weights(lambda held: held | {SHARED: torch.ones(len(tokenizer_for("causal")) + 4, 32)}),
-        ("embed_tokens", "shares"),
-    ),
     (weights(without("q_proj.lora_B")), "fits no weight of"),
     (weights(without("q_proj.lora_A")), "lora_B.weight' fits no weight"),
     (weights(lambda held: {key: value * torch.nan for key, value in held.items()}), f"{WEIGHTS} holds values that are"),
@@ -225,10 +231,11 @@ WRONG = [
     (settings(base_model_name_or_path=None), "does not name"),
     (settings(base_model_name_or_path="no-such-model"), "no-such-model"),
     (settings(r=0), "r 0"),
+    (settings(r=True), "r True"),
     (settings(r=8), "fits no weight"),
     (settings(alora_invocation_tokens=[5]), "alora_invocation_tokens"),
     (settings(layer_replication=[[0, 2], [0, 1]]), "layer_replication"),
-    (settings(init_lora_weights="pissa_niter_4"), ("pissa_niter_4", "changes the base")),
+    *((settings(init_lora_weights=way), (repr(way), "changes the base")) for way in ("pissa_niter_4", "olora")),
 ]
 
 

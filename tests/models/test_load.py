@@ -54,15 +54,20 @@ def test_states_sub_layers_and_logits_are_the_familys_own(name, model_of, plain_
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*zip([*FAMILIES, *families.CLASSIFIERS], cycle(["bfloat16", "float16"]))])
-def test_half_precision_is_as_near_as_the_same_written_out(name, dtype, oracle_of, folder_of):
-    half = eelib.load_model(str(folder_of(name)), dtype=dtype, device="cpu")
+def test_half_precision_is_as_near_as_the_same_written_out(name, dtype, model_of, oracle_of, folder_of):
+    half, whole = eelib.load_model(str(folder_of(name)), dtype=dtype, device="cpu"), model_of(name)
     family = FAMILIES.get(name) or families.CLASSIFIERS[name][0]
     states = torch.randn(9, half.hidden_size).to(half.network.dtype)
     with torch.no_grad():
         plain = family.unembed(half.network, states)
         exact = family.unembed(oracle_of(name), states.double())
         assert_as_near(half.unembed(states).to(states.dtype), plain, exact, name)
-    assert half.dtype == dtype
+    assert half.dtype == dtype and half.unembed.softcap == whole.unembed.softcap
+    assert (half.unembed.bias is None) == (whole.unembed.bias is None)
+    if name in ("llama", "gpt2", "bert"):  # the same sub-layers are found
+        for own, wanted in zip(half.components, whole.components, strict=True):
+            assert set(own.sums) == set(wanted.sums)
+            assert (own.after is None, own.post_norm is None) == (wanted.after is None, wanted.post_norm is None)
 
 
 # Networks of odd kinds
@@ -151,44 +156,52 @@ def without_names():
     return network
 
 
-def bent():
-    """A network that does something unknown to its logits."""
-    network = families.build("llama")
+def bent(dtype, share):
+    """A network that does something unknown to its logits; in float64 a little of it is enough."""
+    network = families.build("llama").to(dtype)
     plain = network.forward
 
     def forward(**inputs):
         output = plain(**inputs)
-        output.logits = output.logits + 1e-3 * output.logits**2
+        output.logits = output.logits + share * output.logits**2
         return output
 
     network.forward = forward
     return network
 
 
-def reads_to_the_right():
-    return hf.BertLMHeadModel(hf.BertConfig(**families.WIDE, vocab_size=304)).eval()
-
-
 def of_regression():
-    return hf.BertForSequenceClassification(hf.BertConfig(**families.WIDE, vocab_size=300, num_labels=1)).eval()
+    config = families.CLASSIFIERS["bert_labels"][0].config(vocab_size=300)
+    config.num_labels = 1
+    return hf.BertForSequenceClassification(config).eval()
 
 
-REFUSED = [
-    ("causal", lambda: not_finite("model.layers.1"), ("model.layers.1", "not finite")),
-    ("causal", lambda: not_finite("lm_head"), ("logits", "not finite")),
-    ("causal", by_luck, "middle layer"),
-    ("causal", without_names, "output embeddings"),
-    ("causal", bent, "differs from the model's own logits"),
-    ("causal", reads_to_the_right, "to the right"),
-    ("classifier", of_regression, "regression"),
-    # its configuration does not say that its decoder is one, so it reads to the right
-    ("seq2seq", lambda: build("seq2seq", "encoder-decoder"), "to the right"),
-]
+REFUSED = {
+    "a block that is not finite": (lambda: not_finite("model.layers.1"), ("model.layers.1", "not finite")),
+    "logits that are not finite": (lambda: not_finite("lm_head"), ("logits", "not finite")),
+    "a head that fits by luck": (by_luck, ("middle layer",)),
+    "no head": (without_names, ("output embeddings",)),
+    "bent in float64": (lambda: bent(torch.float64, 1e-4), ("differs from the model's own logits",)),
+    "bent in float32": (lambda: bent(torch.float32, 1e-3), ("differs from the model's own logits",)),
+    "bent in bfloat16": (lambda: bent(torch.bfloat16, 3e-2), ("differs from the model's own logits",)),
+    "a regression": (of_regression, ("regression",)),
+    "reading to the right": (
+        lambda: hf.BertLMHeadModel(hf.BertConfig(**families.WIDE, vocab_size=304)).eval(),
+        ("to the right",),
+    ),
+    "a decoder that reads to the right": (  # its configuration does not say that it is one
+        lambda: build("seq2seq", "encoder-decoder"),
+        ("to the right",),
+    ),
+}
 
 
-@pytest.mark.parametrize("kind, make, parts", REFUSED)
-def test_what_can_not_be_read_out_is_refused_in_one_line(kind, make, parts, one_line):
-    one_line(CheckpointError, parts, lambda: prepared(make(), kind))
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_can_not_be_read_out_is_refused_in_one_line(case, one_line):
+    make, parts = REFUSED[case]
+    kind = {"a regression": "classifier", "a decoder that reads to the right": "seq2seq"}.get(case, "causal")
+    network = make()
+    one_line(CheckpointError, ("odd", *parts), lambda: prepared(network, kind))
 
 
 @pytest.mark.parametrize("where", ["model.find_components", "model.prove_head", "model_kinds.find_head"])
@@ -228,7 +241,7 @@ def test_a_folder_has_its_own_name_however_it_is_written(folder_of, model_of, tm
     (tmp_path / "linked").symlink_to(folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder.parent))
-    for given in (folder, ".", "inner/..", f"{folder}/", "~/llama"):
+    for given in (folder, ".", "inner/..", f"{folder}/", "../llama", f"{folder}/inner/..", "~/llama"):
         model = eelib.load_model(given, device="cpu")
         assert (model.name, model.hash) == ("llama", model_of("llama").hash)
     assert eelib.load_model(str(tmp_path / "linked"), device="cpu").name == "linked"  # a link is a name of its own
@@ -331,7 +344,7 @@ def test_what_a_network_refuses_is_left_out(argument, monkeypatch):
         prepared(llama(monkeypatch, refusing))
 
 
-@pytest.mark.parametrize("method", ["padded_inputs", "step_inputs", "new_cache", "in the cache"])
+@pytest.mark.parametrize("method", ["pad", "padded_inputs", "step_inputs", "cached", "new_cache", "in the cache"])
 def test_an_error_of_our_own_is_not_taken_for_a_networks_answer(method, monkeypatch):
     """Nor is one in our cache, which the network calls: the line that fails is ours."""
 

@@ -61,11 +61,14 @@ def test_it_is_downloaded_once_and_says_so(wheel, capsys):
 
 
 def test_a_copy_is_known_by_its_own_files(wheel, tmp_path):
-    """They may have been changed."""
+    """They may have been changed. A description that is damaged says nothing."""
     made = packaged.packaged_folder("tiny")
     copy = shutil.copytree(made, tmp_path / "copy")
     assert weights_hash(made) == packaged.hash_of(packaged.PACKAGED["tiny"]) != weights_hash(copy)
     assert packaged.describe(made)["title"] == "Tiny, 8-bit" and packaged.describe(copy) == {}
+    for damaged in ("{", "[1]", '{"title": 7}'):
+        (made / packaged.DESCRIPTION).write_text(damaged)
+        assert packaged.describe(made) == {}
 
 
 def test_what_a_killed_process_left_goes_with_the_next_call(wheel, tmp_path):
@@ -180,12 +183,15 @@ def put(what, at, after=""):
 
 COUNT, TENSOR = "qwen2.block_count", "token_embd.weight"
 DAMAGES = {
+    "empty": lambda content: b"",
+    "cut in the header": lambda content: content[:2000],
     "cut in the weights": lambda content: content[:-64],
     "another magic": put(b"GGML", 0),
     "2**60 tensors": put(HUGE, 8),
     "neither tensors nor layers": lambda content: put(bytes(4), 4, COUNT)(put(bytes(8), 8)(content)),
     "2**31 layers": put((2**31 - 1).to_bytes(4, "little"), 4, COUNT),
     "fewer layers than tensors": put((2).to_bytes(4, "little"), 4, COUNT),
+    "a tensor of 2**60 rows": put(HUGE, 12, TENSOR),
     "a tensor without rows": put(bytes(8), 12, TENSOR),
     "unknown type of weights": put((250).to_bytes(4, "little"), 20, TENSOR),
 }

@@ -98,24 +98,28 @@ def test_labels_that_are_all_alike_are_refused(one_line):
 def own_texts(tmp_path, monkeypatch):
     """A task file of our own, and short outputs."""
     monkeypatch.setattr(gates, "LONGEST", 6)
+    file = tmp_path / "de-en.jsonl"
     rows = [{"source": f"{word} {i}", "references": ["a"]} for i in range(12) for word in ("Hund", "the dog")]
-    return write(tmp_path / "de-en.jsonl", rows)
+    return write(file, rows)
 
 
 def command(folder, texts, out, *more):
     main(["gates", "--model", str(folder), "--tasks", str(texts), "--out", str(out), *more])
 
 
-def test_one_command_trains_gates(folder_of, model_of, own_texts, tmp_path, capsys):
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_one_command_trains_gates_for_any_model(family, folder_of, model_of, own_texts, tmp_path, capsys):
     kinds = "classifier,lstm-as-published"
-    command(folder_of("t5"), own_texts, tmp_path / "out", "--tokens", "100", "--gates", kinds)
+    command(folder_of(family), own_texts, tmp_path / "out", "--tokens", "100", "--gates", kinds)
     assert "balanced accuracy" in capsys.readouterr().out
     for name, more in (("classifier", {}), ("lstm", {"as_published": True})):
-        gate = trained_gate(model_of("t5"), name, tmp_path / "out", **more)
+        gate = trained_gate(model_of(family), name, tmp_path / "out", **more)
         assert gate.name == name and not gate.normed
     card = card_of(tmp_path / "out" / "classifier.safetensors")
-    assert card["recipe"]["tokens"] == 100 and len(card["loss by epoch"]) == card["recipe"]["epochs"] == 5
-    assert card["model_hash"] == model_of("t5").hash and card["texts"] == str(own_texts)
+    own = {"tokens": 100, "epochs": 5, "rate": Fitting().rate, "batch": 32, "normed": False, "seed": 20}
+    assert card["recipe"] == own
+    assert card["model_hash"] == model_of(family).hash and card["texts"] == str(own_texts)
+    assert len(card["loss by epoch"]) == 5 and card["held out"]["tokens"] > 0 and card["date"]
 
 
 @pytest.mark.parametrize(

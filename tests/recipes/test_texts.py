@@ -1,8 +1,10 @@
 """The training texts: nothing held out or shipped in any; their parts, their tokens, their batches."""
 
+import json
 import random
 import re
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from recipes.batches import (
     Phase,
     by_phases,
     encoded,
+    from_step,
     order_of,
     packed,
     train_tokenizer,
@@ -84,8 +87,10 @@ def test_no_shipped_text_is_trained_on(corpora, tmp_path, monkeypatch):
 
 
 def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stories):
-    notes = {e.prompt for epoch in range(3) for e in PARTS["orders"](corpora, tmp_path, epoch)}
-    assert notes and not notes & set(load_task("structured/orders").prompts)
+    """Each ends in the record of its own note, as JSON."""
+    found = [e for epoch in range(3) for e in PARTS["orders"](corpora, tmp_path, epoch)]
+    assert found and not {e.prompt for e in found} & set(load_task("structured/orders").prompts)
+    assert all(e.prompt.split("### Input:")[1].count(json.loads(e.target)["id"]) == 1 for e in found)
 
 
 def read(tokenizer, text, wanted):
@@ -102,6 +107,7 @@ def test_targets_are_marked_and_end_and_what_is_too_long_is_left_out(tokenizer):
     (shorter,), (shortest,) = (encoded([asks], tokenizer, len(whole.ids) - less) for less in (1, 10))
     assert read(tokenizer, shorter, True) == f" one{end} two{end}"
     assert read(tokenizer, shortest, True) == f" one{end} b{end}"
+    assert encoded([asks], tokenizer, 3) == []
     (plain,) = encoded([Example("", "word " * 50)], tokenizer, 20)
     assert len(plain.ids) == 20 and plain.wanted.all() and tokenizer.eos_token_id not in plain.ids
     assert encoded([Example("long " * 30, " a", (("\nQ:\n", " b"),))], tokenizer, 20) == []  # not its question alone
@@ -122,7 +128,7 @@ def test_any_step_is_found_again_in_the_shares_of_its_phase():
     """The stream from a step on is the rest of the stream from 0, whatever parts and epochs lie before."""
     order = order_of([Phase(100, {"a": 0.7, "b": 0.3}), Phase(50, {"b": 1, "c": 1})])
     assert Counter(order[:100]) == {"a": 70, "b": 30} and Counter(order[100:]) == {"b": 25, "c": 25}
-    assert len(order_of([Phase(7, {"a": 1, "b": 1, "c": 1})])) == 7
+    assert order[:70] != ["a"] * 70 and len(order_of([Phase(7, {"a": 1, "b": 1, "c": 1})])) == 7
     epochs = []
 
     def plan_of(part, epoch):
@@ -131,13 +137,16 @@ def test_any_step_is_found_again_in_the_shares_of_its_phase():
 
     batches = by_phases([Phase(30, {"a": 0.5, "b": 0.5}), Phase(10, {"b": 1})], plan_of, seen=2)
     whole = list(batches(0))
-    assert len(whole) == 40 and min(epochs) == 2 < max(epochs)
+    assert len(whole) == 40 and min(epochs) == 2
     for start in (1, 17, 31, 39):
         assert list(batches(start)) == whole[start:]
+    firsts = list(islice(from_step(0, lambda epoch: plan_of("a", epoch + 2)), 15))
+    assert [batch for part, batch in whole if part == "a"] == firsts
 
 
 def test_prompts_are_numbered_and_sources_are_on_one_side(corpora):
-    training, again, held = Prompts(corpora), Prompts(corpora), Prompts(corpora, held_out=True)
+    training, held = Prompts(corpora), Prompts(corpora, held_out=True)
+    again = Prompts(corpora)
     texts = [training.text(number) for number in range(60)]
     assert texts == [again.text(number) for number in range(60)] and len(set(texts)) > 50
     assert {training.task_of(number) for number in range(20)} == set(training.sources)

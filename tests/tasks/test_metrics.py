@@ -164,9 +164,10 @@ def test_scores_are_scikit_learns(name, pairs):
         assert task.above_baseline(task.quality([labels[i] for i in truth]))
 
 
-def test_the_majority_baseline_of_picked_rows_by_hand(one_line):
-    """Picking rows counts anew; what is no label has no score."""
+def test_majority_baselines_by_hand(one_line):
+    """Of eight pairs five are equivalent; picking rows counts anew; what is no label has no score."""
     task = labelled("mrpc", [1] * 5 + [0] * 3)
+    assert task.baseline == {"F1": pytest.approx(100 * 10 / 13), "accuracy": pytest.approx(62.5)}
     assert task.pick([4, 5, 6, 7]).baseline == {"F1": pytest.approx(40.0), "accuracy": pytest.approx(75.0)}
     assert task.pick([]).baseline == task.baseline
     for output in ("good", "LABEL_2", "", "entailment"):
@@ -196,11 +197,13 @@ def changed(**changes):
         (KNOWN, Failure(False, False), True, 1.0),
         (json.dumps(dict(reversed(ORDER.items())), indent=2), Failure(False, False), True, 1.0),
         (KNOWN[:-1], Failure(True, True, "JSON"), False, 0.0),
+        ("", Failure(True, True, "JSON"), False, 0.0),
         ("[" * 10**6, Failure(True, True, "JSON"), False, 0.0),
         ("null", Failure(True, True, "JSON"), False, 0.0),
         ('"KX-4817-b"', Failure(True, True), False, 0.0),
         (changed(id="KX-4817-c"), Failure(False, True), False, 10 / 12),
         (changed(id="KX-4817-b\n"), Failure(True, True, "id"), False, 10 / 12),
+        (changed(id=["KX-4817-b"]), Failure(True, True, "id"), False, 10 / 12),
         (changed(id=None), Failure(True, True), False, 10 / 11),
         (changed(name=""), Failure(True, False, "name"), False, 10 / 12),
         (changed(more=1), Failure(True, False), False, 12 / 13),

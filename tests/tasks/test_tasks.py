@@ -144,12 +144,14 @@ BRACES = "{note} {text} {"  # in a text they are no fields
     "name, row, fields",
     [
         ("a", QUESTION | {"context": BRACES}, {"context": BRACES, "question": "What has Ann?"}),
+        ("a", {"article": BRACES, "highlights": "x"}, {"text": BRACES}),
         (
             "a.de-en",
             PAIR | {"source": BRACES},
             {"source": BRACES, "source_language": "German", "target_language": "English"},
         ),
         ("a", {"id": "1", "instruction": "Name {two} birds."}, {"instruction": "Name {two} birds."}),
+        ("a", {"id": "1", "opening": "One day,"}, {"opening": "One day,"}),
     ],
 )
 def test_wordings(name, row, fields, tmp_path, one_line):
@@ -243,8 +245,12 @@ BAD = {  # name of the file: rows, and what is said of them
         ([PAIR, PAIR | {"references": "The dog."}], "line 2: field references is not a list"),
         ([{"translation": {"de": "Ja.", "en": "Yes."}}, {"translation": {"de": "Ja."}}], "translation.en is missing"),
         ([{"verse": "no task has this"}], "fields verse fit no task"),
+        ([{"text": "ok"}, {"text": " "}], "line 2: field text is empty"),
+        ([QUESTION, QUESTION | {"answers": "a kite"}], "line 2: field answers is not a list"),
+        ([QUESTION, QUESTION | {"question": None}], "line 2: field question is not a string"),
         ([NARRATIVE[0], NARRATIVE[1] | {"answers": ["so"]}], "line 2: field answers.text is missing"),
         ([{"note": "A note.", "record": {"id": "4817"}}], "line 1: field record"),
+        ([NEWS[0], {"article": "A story."}], "line 2: field highlights is missing"),
         ([], "no rows"),
     ],
     "bad": [([PAIR], ("direction", "de"))],
@@ -257,6 +263,7 @@ BAD = {  # name of the file: rows, and what is said of them
             ([REVIEW, REVIEW | {"label": label}], f"line 2: field label is {label!r}")
             for label in ("good", 2, True, 1.0)
         ),
+        ([REVIEW, MRPC], "line 2: field sentence is missing"),
         ([{"x": 1}], ("fit no task", "sentence + label")),
     ],
     "mrpc": [
@@ -264,7 +271,7 @@ BAD = {  # name of the file: rows, and what is said of them
         ([MRPC, {key: MRPC[key] for key in MRPC if key != "sentence2"}], "line 2: field sentence2 is missing"),
     ],
     # carte ends in rte, but is no word of its own
-    **{name: [([MRPC], (repr(name), "must end in cola, mrpc"))] for name in ("carte", "sst2-more")},
+    **{name: [([MRPC], (repr(name), "must end in cola, mrpc"))] for name in ("mine", "carte", "sst2-more")},
 }
 
 
@@ -311,6 +318,7 @@ def test_plain_texts(tmp_path, one_line):
         ("squad", "rajpurkar/squad None validation", SQUAD, ("Passage 1 tells.", "Who 2?"), ["Ann", "Ann Lee"]),
         ("narrativeqa", "deepmind/narrativeqa None test", NARRATIVE, ("Story 1.", "Why 2?"), ["because", "so"]),
         ("cnn_dailymail", "abisee/cnn_dailymail 3.0.0 validation", NEWS, ("Long story 2.",), ["Short 2."]),
+        ("glue/sst2", "nyu-mll/glue sst2 validation", labelled("sst2"), ("sentence 2.",), ["negative"]),
         ("glue/mnli", "nyu-mll/glue mnli validation_matched", labelled("mnli"), ("premise 2.",), ["contradiction"]),
     ],
 )

@@ -8,6 +8,7 @@ from families import FAMILIES, GENERATING
 from oracle import assert_as_near, cut, oracle_run, plain_greedy, two_ends
 
 from checks.tiny_texts import PROMPTS, WINDOW
+from eelib.common.errors import CheckpointError
 from eelib.tracing.decode import greedy_decode, state_at, states_of
 
 STEPS = 9
@@ -61,6 +62,10 @@ def test_without_a_cache_outputs_are_the_same(name, model_of, monkeypatch):
     cached = greedy_decode(model, prompts, STEPS)
     monkeypatch.setattr(model, "cache", "none")
     assert greedy_decode(model, prompts, STEPS) == cached
+
+
+def test_a_model_that_reads_in_place_writes_nothing(model_of, one_line):
+    one_line(CheckpointError, "writes no tokens", lambda: greedy_decode(model_of("bert"), [[5, 6]], 2))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "t5", "marian", "bert_labels"])

@@ -69,14 +69,17 @@ def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, mode
     "options, part",
     [
         ({"max_new_tokens": 0}, "max_new_tokens 0"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens 2.0"),
         ({"batch_size": 0}, "batch_size 0"),
         ({"sites": "yes"}, "sites 'yes'"),
+        ({"pairs": 0.5}, "pairs 0.5"),
         ({"task": "translation/de-en"}, "eelib.load_task"),
         ({"task": eelib.Task.from_prompts(["word " * 200])}, "each prompt does not fit llama's window"),
         ({"task": eelib.Task.from_prompts(["a"], chat=True)}, "chat template"),
         ({"sites": 1, "model": "blind"}, "no sub-layers"),
         ({"given": "yes"}, "given 'yes'"),
         ({"given": True, "model": "t5"}, ("decoder-only", "seq2seq")),
+        ({"given": True, "model": "bert_labels"}, ("decoder-only", "classifier")),
         ({"given": True, "task": eelib.Task.from_prompts(["The hill"], chat=True)}, "chat=False"),
         ({"given": True, "task": eelib.Task.from_prompts(["a", "b"])}, "each text has a single token"),
     ],
@@ -153,6 +156,16 @@ def test_a_tokenizer_that_knows_less_than_half_of_a_text_is_refused(folder_of, t
     parts = ("does not know most of the text", "3 of 5 tokens")
     one_line(ValueError, parts, lambda: make(model, tmp_path / "refused", less))
     assert not (tmp_path / "refused").exists()
+
+
+ROW = 50_000 * 32 * 4 * (2 * 3 + 16)  # bytes: tokens, hidden size, float32, caches and activations of three blocks
+
+
+def test_batch_size_from_free_memory(model_of, monkeypatch):
+    """A power of two whose rows fill half of it, one at least, a shard at most."""
+    for memory, size in ((1 << 40, 32), (2 * ROW * 20, 16), (2 * ROW * 16, 16), (2 * ROW * 16 - 1, 8), (1 << 20, 1)):
+        monkeypatch.setattr(plan, "free_memory", lambda _device, memory=memory: memory)
+        assert plan.batch_that_fits(model_of("llama"), 50_000) == size
 
 
 def test_a_prompt_s_number_is_that_in_the_task(model_of, tmp_path, monkeypatch, one_line):

@@ -133,14 +133,19 @@ def test_causal_classifier_reads_a_pair_at_its_end(tmp_path):
 
 
 def test_models_and_tasks_that_do_not_fit(classifier_of, model_of, tmp_path, one_line):
-    bert, retyped, mixed = classifier_of(), classifier_of(), ("entailment", "neutral", "LABEL_0")
+    bert, mixed = classifier_of(), ("entailment", "neutral", "LABEL_0")
+    retyped = classifier_of()
     retyped.network.config.type_vocab_size = 1
     two, three = load_task("classification/rte", 4), pairs_task()
+    with pytest.raises(ValueError) as caught:  # other names would not help
+        eelib.trace(bert, two, folder=tmp_path / "runs", progress=False)
+    assert "LABEL_0" not in str(caught.value)
     for model, task, parts in (
         (model_of("llama"), three, ("glue/mnli needs a sequence classifier", "llama")),
         (bert, load_task("translation/de-en", 2), ("gives labels, not text", "free prompts")),
         (bert, two, ("3 labels (Entailment, NEUTRAL, contradiction)", "rte has 2 (entailment, not_entailment)")),
         (classifier_of(mixed), three, (*mixed, "entailment, neutral, contradiction")),
+        (classifier_of(("LABEL_1", "LABEL_2", "LABEL_3")), three, "LABEL_1, LABEL_2, LABEL_3"),
         (retyped, three, ("types up to 1", "knows 1")),
         (bert, replace(three, chat=True), ("pairs", "chat=False")),
     ):
@@ -162,11 +167,15 @@ def sentencepiece_like() -> hf.PreTrainedTokenizerFast:
     return hf.PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
+@cache
 def tokenizer_of(name: str):
-    """A tokenizer of each kind of decoder: bytes; words with a mark for their space, and bytes; word pieces."""
-    if name == "sentencepiece-like":
-        return sentencepiece_like()
-    return tokenizer_for(name) if name == "causal" else hf.AutoTokenizer.from_pretrained(path_of(name))
+    """A tokenizer of each kind of decoder: bytes; words with a mark for their space; these and bytes; word pieces."""
+    if name in ("causal", "seq2seq", "masked"):
+        return tokenizer_for(name)
+    return sentencepiece_like() if name == "sentencepiece-like" else hf.AutoTokenizer.from_pretrained(path_of(name))
+
+
+TOKENIZERS = ("causal", "seq2seq", "masked", "sentencepiece-like", "pocket-llama", "pocket-t5", "pocket-bert")
 
 
 def quadratic(tokenizer, ids):
@@ -179,9 +188,7 @@ def quadratic(tokenizer, ids):
     return ends
 
 
-@pytest.mark.parametrize(
-    "name, window", [("causal", 1), ("sentencepiece-like", 1), ("pocket-llama", 2), ("pocket-bert", 1)]
-)
+@pytest.mark.parametrize("name, window", [*zip(TOKENIZERS, [1, 2, 5, 1, 2, 5, 1])])
 def test_windows_change_nothing(name, window, monkeypatch):
     """Whatever is generated, broken characters too: texts tile the output, and end as from decoding each beginning."""
     tokenizer = tokenizer_of(name)

@@ -194,9 +194,10 @@ def test_a_model_that_is_of_another_type_later(draft, folder_of, many, one_line)
 # What is drafted
 
 
-def test_drafts_of_8_bits_are_those_of_a_copy(model_of, many, eos):
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_drafts_of_8_bits_are_those_of_a_copy(name, model_of, many, eos):
     """Which shares all tensors of the model and leaves its products as they were; most of its drafts are right."""
-    model = model_of("llama")
+    model = model_of(name)
     eos(model, {model.vocab_size + 1})
     prompts = model.tokenizer(many)["input_ids"]
     before = greedy_decode(model, prompts, STEPS)
@@ -283,7 +284,7 @@ def test_a_block_of_other_weights_is_refused(model_of, blocks, tmp_path, monkeyp
 # What pays
 
 
-@pytest.mark.parametrize("draft", ["prompt", "layer:1", "block"])
+@pytest.mark.parametrize("draft", ["prompt", "layer:1", "block", "features"])
 def test_drafts_end_where_they_cost_more_than_they_save(draft, model_of, many, costs, monkeypatch, capsys):
     """And where they pay, they go on: the only difference is what a further token of a pass costs.
 
@@ -303,6 +304,15 @@ def test_drafts_end_where_they_cost_more_than_they_save(draft, model_of, many, c
         assert drafts or draft == "prompt" or made.ended.endswith("so it ends here")
         assert made.ended in capsys.readouterr().out
     assert read == [draft] * trained
+
+
+@pytest.mark.parametrize("more, looks", [(5.0, False), (0.0, True)])
+def test_the_text_is_searched_only_where_right_guesses_would_save_time(more, looks, model_of, many, costs, monkeypatch):
+    found, guess = [], Ngrams.guess
+    monkeypatch.setattr(Ngrams, "guess", lambda *given: found.append(given) or guess(*given))
+    costs(more)
+    generate(model_of("llama"), many, draft="prompt", batch_size=4, max_new_tokens=STEPS)
+    assert bool(found) == looks
 
 
 def test_rows_at_the_end_of_their_outputs_do_not_end_drafting_for_all(model_of):

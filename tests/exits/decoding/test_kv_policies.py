@@ -18,16 +18,21 @@ from eelib.tracing.decode import greedy_decode, states_of
 
 STEPS = 9
 SOME = 4  # tokens times blocks that a smaller call has to save
+NO_TOKEN = ExitRule(gate_named("confidence"), 2.0)  # exits
 
 
 @pytest.mark.parametrize("name", CORE)
-def test_without_a_gate_it_is_plain_decoding(name, model_of, many):
+def test_without_exits_all_policies_are_plain_decoding(name, model_of, many):
     model = model_of(name)
     expected = greedy_decode(model, model.tokenizer(many)["input_ids"], STEPS)
     made = generate(model, many, batch_size=5, max_new_tokens=STEPS)
     assert by_sequence(made) == expected
     assert (made.tokens[["exit_layer", "layers_run"]] == model.layers).all(axis=None)
     assert (made.tokens["head_reads"] == 1).all()
+    for kv_policy in ("copy", "project", "deferred", "verified"):
+        made = generate(model, PROMPTS, NO_TOKEN, kv_policy=kv_policy, batch_size=3, max_new_tokens=STEPS)
+        assert by_sequence(made) == expected[: len(PROMPTS)]
+        assert (made.tokens["exit_layer"] == model.layers).all()
 
 
 def from_scratch(model, hand, prompt):
