@@ -63,7 +63,7 @@ def files_in(places: Iterable[str]) -> list[Path]:
 
 
 def code_hash(places: Iterable[str]) -> str:
-    """Hash of `files_in` the places as they are now: their paths and contents, without docstrings and comments."""
+    """Hash of `files_in` the places as they are now: their paths and contents, of Python's files `code_of` alone."""
     digest = hashlib.sha256()
     for file in files_in(places):
         content = code_of(file.read_bytes()) if file.suffix == ".py" else file.read_bytes()
@@ -72,7 +72,7 @@ def code_hash(places: Iterable[str]) -> str:
 
 
 def code_of(source: bytes) -> bytes:
-    """Python's source without the lines of its docstrings, and without comments: they make no result stale."""
+    """Python's source without docstrings, comments and messages of errors: none of them changes what was measured."""
     lines = source.splitlines(keepends=True)
     for token in tokenize.tokenize(io.BytesIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -80,7 +80,10 @@ def code_of(source: bytes) -> bytes:
             before = lines[row - 1].decode()[:column].rstrip()
             lines[row - 1] = f"{before}\n".encode() if before else b""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            kind = f"raise {ast.unparse(node.exc.func)}\n".encode()
+            lines[node.lineno - 1 : node.end_lineno] = [kind] + [b""] * ((node.end_lineno or 0) - node.lineno)
+        elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             value = node.body[0].value if isinstance(node.body[0], ast.Expr) else None
             own_lines = value is not None and not lines[value.lineno - 1][: value.col_offset].strip()
             if own_lines and isinstance(value, ast.Constant) and isinstance(value.value, str):

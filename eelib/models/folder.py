@@ -48,7 +48,7 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
         check_ends(read_object(folder / "generation_config.json", name), "generation_config.json", name)
     check_ends(config, "config.json", name)
     if "transformers_weights" in config:
-        raise CheckpointError(f"model {name!r}: config.json names weight files; allowed in {INDEX} only")
+        raise CheckpointError(f"model {name!r}: config.json has transformers_weights; allowed is {INDEX} to name files")
     if (folder / INDEX).exists():
         shards = shards_of(folder, name)
         missing = [shard for shard in shards if not (folder / shard).is_file()]

@@ -60,7 +60,8 @@ def lora_base(path: str | Path) -> str:
         raise CheckpointError(f"model {folder.name!r}: {CONFIG} does not name the model that it is of")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1 or not isinstance(alpha, (int, float)):
         raise CheckpointError(
-            f"model {folder.name!r}: {CONFIG} has r {rank!r} and lora_alpha {alpha!r}; allowed are numbers"
+            f"model {folder.name!r}: {CONFIG} has r {rank!r} and lora_alpha {alpha!r}; r must be a whole number, "
+            "at least 1, and lora_alpha a number"
         )
     return base
 

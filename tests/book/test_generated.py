@@ -188,6 +188,12 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
     assert "is still the same" in " ".join(page(described).get_text().split())  # a docstring is no code
     code.write_text('"""What it is."""\n# α: why\n\na = 1  # what\n')
     assert "is still the same" in " ".join(page(described).get_text().split())  # nor is a comment
+    code.write_text("def a():\n    raise A(\n        f'{1}'\n    )\n")
+    of_a_message = measured.code_hash(["eelib"])
+    code.write_text("def a():\n    raise A('another')\n")
+    assert len(measured.code_of(code.read_bytes()).splitlines()) == 2 and measured.code_hash(["eelib"]) == of_a_message
+    code.write_text("def a():\n    raise B('another')\n")
+    assert measured.code_hash(["eelib"]) != of_a_message
     code.write_text('def a(): """What."""\n')
     of_one_line = measured.code_hash(["eelib"])
     code.write_text('def b(): """What."""\n')

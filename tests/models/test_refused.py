@@ -193,7 +193,7 @@ DAMAGES = [
     (config(vocab_size=2**33), "numbers, its weights hold"),
     (config(architectures=["LlamaForQuestionAnswering"]), "LlamaForQuestionAnswering"),
     (config(**OWN), "trust_remote_code"),
-    (config(transformers_weights="a"), "names weight files"),
+    (config(transformers_weights="a"), "has transformers_weights"),
     (config(quantization_config={"quant_method": "awq", "bits": 4}), "gptqmodel"),
     (
         config(quantization_config={"quant_method": "seven-bit"}),
