@@ -28,6 +28,7 @@ from eelib.models.checkpoint import (
 )
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.folder import ENCODER_WINDOW, WINDOWS, weights_hash
+from eelib.models.fused_blocks import use_fused_blocks
 from eelib.models.head import Head, one_end, prove_head
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, Translators, base_of, origin_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
@@ -279,7 +280,7 @@ def load_model(
         trust_remote_code: whether code of the checkpoint's own may run.
         fast_products: on a CPU in float32 or bfloat16, linear layers use our own products of few rows if these take
             less time than torch's, which is measured at loading; weights that are bfloat16 numbers are then stored a
-            second time. Attention does not copy keys and values that heads share.
+            second time. Attention does not copy keys and values that heads share; blocks of Llama's form are fused.
 
     Raises:
         InputError: one line. A name that is empty, or whose last part is not of letters, digits and _ . + - only.
@@ -327,6 +328,7 @@ def load_model(
     model.title = title or model.name
     if fast_products:  # after all that is proven: a fault of theirs is found by comparing them with torch's alone
         use_fast_products(model.network)
+        use_fused_blocks(model.network)
         use_grouped_attention(model.network)
     if model.remark:
         print(f"{name}: {model.remark}")

@@ -40,21 +40,21 @@ ONE_CALL = Lock()  # numba's simplest threads serve one caller at a time
 CHOSEN = local()  # `cores`: how many of its threads numba was last made to use here
 
 
-def typed_dots(_typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, j: Any, y: Any) -> Any:
+def typed_dots(
+    _typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, outputs: Any, size: Any, kind: Any, j: Any, y: Any
+) -> Any:
     """y[i + r, j + c] = x[i + r] . w[j + c] for r < rows and c < columns, which are literals.
 
-    x and y are addresses of float32, rows without gaps. w is an array of float32, or, as `packed` makes them, of uint16
-    (upper halves of float32) or int8.
+    x [rows, size], w [outputs, size] and y [rows, outputs] are addresses. x and y hold float32. w holds numbers of the
+    type of `kind`: float32, or, as `packed` makes them, uint16 (upper halves of float32) or int8.
     """
 
     def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
-        _, _, x, i, w, j, y = given
+        _, _, x, i, w, outputs, size, _, j, y = given
         number, bits, index = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-        lanes, kind = ir.VectorType(number, LANES), signature.args[4].dtype
-        part = number if kind == types.float32 else ir.IntType(kind.bitwidth)
-        array = context.make_array(signature.args[4])(context, build, w)
-        outputs, size = (build.extract_value(array.shape, axis) for axis in (0, 1))
+        lanes, part = ir.VectorType(number, LANES), number if kind == types.float32 else ir.IntType(kind.bitwidth)
         x, y = (build.inttoptr(address, number.as_pointer()) for address in (x, y))
+        w = build.inttoptr(w, part.as_pointer())
         at = [build.add(i, index(row)) for row in range(rows.literal_value)]
         across = [build.add(j, index(column)) for column in range(columns.literal_value)]
 
@@ -64,11 +64,11 @@ def typed_dots(_typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, j:
 
         def weights(c: int, k: Any) -> Any:
             if kind == types.float32:
-                return load(array.data, across[c], k, number, 4)
+                return load(w, across[c], k, number, 4)
             at = k  # of a group, the lanes lie one after the other
             if len(across) > 1:
                 at = build.add(build.mul(k, index(WIDE)), index(c * LANES))
-            packed = load(array.data, j, at, part, kind.bitwidth // 8)
+            packed = load(w, j, at, part, kind.bitwidth // 8)
             if kind == types.int8:
                 return build.sitofp(build.sext(packed, ir.VectorType(bits, LANES)), lanes)
             wide = build.zext(packed, ir.VectorType(bits, LANES))
@@ -96,42 +96,77 @@ def typed_dots(_typing: Any, rows: Any, columns: Any, x: Any, i: Any, w: Any, j:
                 build.store(build.extract_element(value, bits(0)), place)
         return context.get_dummy_value()
 
-    return types.void(rows, columns, types.intp, types.intp, w, types.intp, types.intp), generate
+    whole = types.intp
+    return types.void(rows, columns, whole, whole, whole, whole, whole, kind, whole, whole), generate
 
 
 dots: Any = intrinsic(prefer_literal=True)(typed_dots)
 
 
 @compiled(nogil=True)
-def some_products(x: int, rows: int, w: np.ndarray, y: int, first: int, last: int) -> None:
-    """Columns first..last of y [rows, n] = x [rows, k] w [n, k]^T, for k a multiple of LANES, `first` of WIDE."""
-    whole, even, near = rows // TILE * TILE, first + (last - first) // WIDE * WIDE, w.shape[1] <= NEAR
+def some_products(x: int, rows: int, w: int, outputs: int, size: int, kind: Any, y: int, first: int, last: int) -> None:
+    """Columns first..last of y [rows, outputs] = x [rows, size] w [outputs, size]^T, all given as addresses.
+
+    `size` is a multiple of LANES, `first` of WIDE; `kind` is a number of w's type.
+    """
+    whole, even, near = rows // TILE * TILE, first + (last - first) // WIDE * WIDE, size <= NEAR
     for begin in range(first, even, BLOCK):
         end = min(begin + BLOCK, even)
         for i in range(0, whole, TILE if near else 2):
             for j in range(begin, end, WIDE):
                 if near:
-                    dots(TILE, WIDE, x, i, w, j, y)
+                    dots(TILE, WIDE, x, i, w, outputs, size, kind, j, y)
                 else:
-                    dots(2, WIDE, x, i, w, j, y)
+                    dots(2, WIDE, x, i, w, outputs, size, kind, j, y)
         for j in range(begin, end, WIDE):
             if rows - whole == 1:
-                dots(1, WIDE, x, whole, w, j, y)
+                dots(1, WIDE, x, whole, w, outputs, size, kind, j, y)
             elif rows - whole == 2:
-                dots(2, WIDE, x, whole, w, j, y)
+                dots(2, WIDE, x, whole, w, outputs, size, kind, j, y)
             elif rows - whole == 3:
-                dots(3, WIDE, x, whole, w, j, y)
+                dots(3, WIDE, x, whole, w, outputs, size, kind, j, y)
     for j in range(even, last):
         for i in range(rows):
-            dots(1, 1, x, i, w, j, y)
+            dots(1, 1, x, i, w, outputs, size, kind, j, y)
 
 
 @compiled(nogil=True, parallel=True)
-def products(x: int, rows: int, w: np.ndarray, y: int, cores: int) -> None:
-    """All columns of `some_products`, on `cores` cores."""
+def shared_products(x: int, rows: int, layers: np.ndarray, kind: Any, y: int, cores: int) -> None:
+    """`products` on several cores, each with its share of every matrix."""
     for core in numba.prange(cores):
-        groups, last = len(w) // WIDE, len(w) if core + 1 == cores else len(w) // WIDE * (core + 1) // cores * WIDE
-        some_products(x, rows, w, y, groups * core // cores * WIDE, last)
+        out = y
+        for i in range(len(layers)):
+            w, n, size = layers[i, 0], layers[i, 1], layers[i, 2]
+            groups, last = n // WIDE, n if core + 1 == cores else n // WIDE * (core + 1) // cores * WIDE
+            some_products(x, rows, w, n, size, kind, out, groups * core // cores * WIDE, last)
+            out += 4 * rows * n
+
+
+@compiled(nogil=True)
+def products(x: int, rows: int, layers: np.ndarray, kind: Any, y: int, cores: int) -> None:
+    """Products of x [rows, size] with several matrices, one after the other from the address y on.
+
+    Each row of `layers` describes a matrix [n, size]: its address, n and size.
+    """
+    if cores > 1:
+        shared_products(x, rows, layers, kind, y, cores)
+    else:
+        for i in range(len(layers)):
+            some_products(x, rows, layers[i, 0], layers[i, 1], layers[i, 2], kind, y, 0, layers[i, 1])
+            y += 4 * rows * layers[i, 1]
+
+
+def on_all_cores(kernel: Callable[..., None], *args: Any) -> None:
+    """Call compiled code, whose last argument is the number of cores, with as many as torch uses."""
+    cores = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    if cores == 1:
+        kernel(*args, 1)
+        return
+    with ONE_CALL:
+        if getattr(CHOSEN, "cores", 0) != cores:  # to ask numba takes as long as a small product
+            numba.set_num_threads(cores)
+            CHOSEN.cores = cores
+        kernel(*args, cores)
 
 
 def fits_bfloat16(weight: Tensor) -> bool:
@@ -149,22 +184,37 @@ def packed(numbers: np.ndarray) -> np.ndarray:
     return np.concatenate([groups.reshape(whole, k), numbers[whole:]])
 
 
+class Weights:
+    """The numbers of a linear layer [n, size] as the compiled code reads them.
+
+    Attributes:
+        about: [1, 3], their address, n and size.
+        kind: a number of their type.
+    """
+
+    def __init__(self, numbers: np.ndarray):
+        self.numbers, self.kind = numbers, numbers.dtype.type(0)
+        self.about = np.array([[numbers.ctypes.data, *numbers.shape]], np.int64)
+
+
 class FewRows:
     """The forward of one linear layer: products of up to `limit` rows are ours, all others torch's.
 
     torch's are also used where gradients are enabled, and for good once the layer's weights have changed.
     """
 
+    scales: Tensor | None = None
+
     def __init__(self, layer: nn.Linear, limit: int):
         self.layer, self.size, self.limit = weakref.ref(layer), layer.in_features, limit  # no circle of references
         self.weight, self.version, self.dtype = layer.weight, layer.weight._version, layer.weight.dtype
-        short = self.dtype is torch.bfloat16
-        self.whole = layer.weight.detach().view(torch.uint16 if short else torch.float32).numpy()
+        own = torch.uint16 if self.dtype is torch.bfloat16 else torch.float32
+        self.whole = layer.weight.detach().view(own).numpy()
         self.address, self.places = layer.weight.data_ptr(), (self.whole[0, :LANES], self.whole[-1, -LANES:])
         self.numbers = [place.tobytes() for place in self.places]
-        self.w = self.whole
-        if fits_bfloat16(layer.weight):
-            self.w = packed(layer.weight.detach().bfloat16().view(torch.uint16).numpy())
+        fits = fits_bfloat16(layer.weight)
+        short = layer.weight.detach().bfloat16().view(torch.uint16).numpy() if fits else None
+        self.weights = Weights(self.whole if short is None else packed(short))
 
     def __reduce__(self) -> tuple:
         """A copy of the layer gets torch's forward, since changes of the copy's weights are not seen here."""
@@ -174,58 +224,55 @@ class FewRows:
         """Products [..., n] of input [..., k]."""
         layer, size = self.layer(), self.size
         assert layer is not None
+        if not self.is_of(layer):
+            vars(layer).pop("forward", None)
+            return layer.forward(input)
+        if not (0 < input.numel() <= self.limit * size and input.shape[-1] == size and is_plain(input, self.dtype)):
+            return nn.Linear.forward(layer, input)
+        y = multiply(input, self.weights)
+        return (y if layer.bias is None else y.add_(layer.bias)).to(self.dtype)
+
+    def is_of(self, layer: nn.Linear) -> bool:
+        """Whether the layer's weights are those whose numbers this holds."""
         weight = layer._parameters.get("weight")
-        if not (
+        return (
             weight is self.weight
             and weight._version == self.version
             and weight.data_ptr() == self.address
             # peft adds to weights through .data, which counts no version
             and [place.tobytes() for place in self.places] == self.numbers
-        ):
-            vars(layer).pop("forward", None)
-            return layer.forward(input)
-        if not (
-            0 < input.numel() <= self.limit * size
-            and type(input) is Tensor
-            and input.dtype is self.dtype
-            and input.is_cpu
-            and input.shape[-1] == size
-            and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
-        ):
-            return nn.Linear.forward(layer, input)
-        y = multiply(input, self.w)
-        return (y if layer.bias is None else y.add_(layer.bias)).to(self.dtype)
+        )
 
 
 class Int8Products:
     """The forward of a linear layer on the CPU whose weights are rounded to 8 bits, with one scale for each output."""
 
+    limit = NO_LIMIT
+
     def __init__(self, layer: nn.Linear):
         weight = layer.weight.detach()
         self.scales = weight.abs().amax(dim=1).clamp_min(1e-30) / 127
-        self.w = packed((weight / self.scales[:, None]).round().to(torch.int8).numpy())
+        self.weights = Weights(packed((weight / self.scales[:, None]).round().to(torch.int8).numpy()))
         self.bias = layer.bias
 
     def __call__(self, input: Tensor) -> Tensor:
         """Products [..., n] of input [..., k], float32."""
-        y = multiply(input, self.w).mul_(self.scales)
+        y = multiply(input, self.weights).mul_(self.scales)
         return y if self.bias is None else y.add_(self.bias)
 
 
-def multiply(input: Tensor, w: np.ndarray) -> Tensor:
-    """Products [..., n], float32, of input [..., k] and w [n, k], on as many cores as torch uses."""
+def is_plain(input: Tensor, dtype: torch.dtype) -> bool:
+    """Whether an input is a tensor of a dtype on the CPU, and nothing asks for gradients, autocast or torch.compile."""
+    own = type(input) is Tensor and input.dtype is dtype and input.is_cpu
+    return own and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+
+
+def multiply(input: Tensor, weights: Weights) -> Tensor:
+    """Products [..., n], float32, of input [..., size] and weights [n, size]."""
     x = input.float().contiguous()
-    y = x.new_empty(*x.shape[:-1], len(w))
+    y = x.new_empty(*x.shape[:-1], len(weights.numbers))
     rows = x.numel() // x.shape[-1]
-    cores = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-    if cores == 1:
-        some_products(x.data_ptr(), rows, w, y.data_ptr(), 0, len(w))
-        return y
-    with ONE_CALL:
-        if getattr(CHOSEN, "cores", 0) != cores:  # to ask numba takes as long as a small product
-            numba.set_num_threads(cores)
-            CHOSEN.cores = cores
-        products(x.data_ptr(), rows, w, y.data_ptr(), cores)
+    on_all_cores(products, x.data_ptr(), rows, weights.about, weights.kind, y.data_ptr())
     return y
 
 

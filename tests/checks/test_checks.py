@@ -136,8 +136,8 @@ def test_a_check_that_takes_too_long_or_dies_has_failed(planted, monkeypatch):
 # ---- traces: their arithmetic, given texts, files
 
 
-def test_tokens_of_other_products_and_of_drafts_are_counted(model_of):
-    model = model_of("llama")
+def test_tokens_of_other_products_and_of_drafts_are_counted(folder_of):
+    model = eelib.load_model(str(folder_of("llama")), device="cpu", fast_products=False)
     found = arithmetic.other_tokens(model, model, 100)
     assert found["tokens"] > 0 and found["margins"] == [] and found["rows_limit"] == 0  # all products were torch's
     model = copy.deepcopy(model)

@@ -31,9 +31,9 @@ def calls(monkeypatch):
     monkeypatch.setattr(products, "LEAST", 0)
     monkeypatch.setattr(products, "NO_LIMIT", 40)
 
-    def noted(x, w):
+    def noted(x, weights):
         found.append(x.numel() // x.shape[-1])
-        return plain(x, w)
+        return plain(x, weights)
 
     monkeypatch.setattr(products, "multiply", noted)
     return found
@@ -170,7 +170,11 @@ def test_a_copy_has_its_own_weights_and_torchs_products(duplicate, calls):
 def test_a_wrong_product_is_no_result(monkeypatch):
     monkeypatch.setattr(products, "LEAST", 0)
     plain = products.multiply
-    monkeypatch.setattr(products, "multiply", lambda x, w: plain(x, w[::-1].copy()))
+
+    def of_rows_backwards(x, weights):
+        return plain(x, products.Weights(weights.numbers[::-1].copy()))
+
+    monkeypatch.setattr(products, "multiply", of_rows_backwards)
     with pytest.raises(SelfCheckError, match="not torch's"):
         products.use_fast_products(layer(8, 16))
 
@@ -190,7 +194,9 @@ def test_nothing_is_changed_in_a_small_network_or_without_a_gain(monkeypatch, fo
 
 @pytest.mark.parametrize("name", CORE)
 def test_logits_of_families(name, folder_of, calls, plain_of, oracle_of):
-    """Also under hooks, and with the head's weights tied to the embeddings."""
+    """Also under hooks, and with the head's weights tied to the embeddings. Of a block's products, some are called as a
+    part of the block.
+    """
     model = eelib.load_model(str(folder_of(name)), device="cpu")
     linear = [module for module in model.network.modules() if type(module) is nn.Linear]
     assert linear and all(isinstance(vars(module)["forward"], products.FewRows) for module in linear)

@@ -20,6 +20,7 @@ from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
 from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
 from eelib.exits.decoding.pass_costs import PassCosts, expected_speed_up, pass_costs
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
+from eelib.models.fused_blocks import use_fused_blocks
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, visible
 from eelib.models.model import Model
 from eelib.models.probe import in_turn
@@ -88,6 +89,7 @@ class LayerDrafts(GateRunner, ModelDrafts):
         if block:
             self.block_runs, self.expected = 1, block.accepted
             use_fast_products(block, like=model.network)
+            use_fused_blocks(block)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         return costs.upto(rows, self.layer + self.block_runs, self.head.share if self.head else 1.0)
@@ -130,6 +132,7 @@ class FeatureDrafts(ModelDrafts):
         self.model, self.block, self.layer = model, block, model.layers
         self.head, self.expected = draft_head(model, block), block.accepted
         use_fast_products(block, like=model.network)
+        use_fused_blocks(block)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         return costs.upto(rows, 1, self.head.share)
@@ -225,6 +228,7 @@ def int8_model(model: Model) -> Model:
             network, blocks, unembed = deepcopy((model.network, model.blocks, model.unembed), shared)
         if not use_int8_products(network):
             raise refused
+        use_fused_blocks(network)
         copied = replace(model, network=network, blocks=blocks, unembed=unembed, components=[])
         own = f"{model.hash}-int8" if model.hash else ""
         INT8_MODELS[model.network] = replace(copied, hash=own, translators=None)

@@ -1,0 +1,207 @@
+"""Fused blocks give the states of the blocks that they stand for, as near to float64, whatever was changed since."""
+
+import copy
+
+import pytest
+import torch
+import transformers as hf
+from families import WIDE, in_pairs
+from oracle import assert_as_near
+from torch import nn
+
+from checks.tiny import randomize
+from eelib.models import fused_blocks, products
+from eelib.models.attention import use_grouped_attention
+from eelib.models.fused_blocks import FusedBlock, use_fused_blocks
+from eelib.models.kv_cache import growing_cache
+
+HEADS = WIDE | dict(vocab_size=50, num_key_value_heads=2)
+FORMS = {
+    "llama": hf.LlamaConfig(**HEADS),
+    "llama with biases": hf.LlamaConfig(**HEADS, attention_bias=True, mlp_bias=True),
+    "qwen2": hf.Qwen2Config(**HEADS),
+    "mistral": hf.MistralConfig(**HEADS, head_dim=16, sliding_window=3),
+}
+OTHERS = {
+    "norms of queries": hf.Qwen3Config(**HEADS, head_dim=8),
+    "norms around 1": hf.GemmaConfig(**HEADS, head_dim=8),
+    "scaled residuals": hf.GraniteConfig(**HEADS, residual_multiplier=0.6),
+    "angles of half a head": hf.StableLmConfig(**HEADS),
+    "blocks in parallel": hf.GPTNeoXConfig(**WIDE, vocab_size=50),
+}
+TEXT, STEPS = [[7, 3, 9, 30, 2, 8, 1], [4, 4, 11, 0, 23, 6, 5]], [3, 1, 2, 1]  # tokens, and how many of them a call has
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    for limit, value in (("SMALLEST", 0), ("LEAST", 0), ("GAIN", float("inf"))):
+        monkeypatch.setattr(products, limit, value)
+
+
+@pytest.fixture
+def cores(request):
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+def network_of(config, fits=True):
+    """A network of the form; `fits`: its matrices hold numbers of bfloat16."""
+    torch.manual_seed(0)
+    network = hf.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        randomize(network)
+        for layer in network.modules():
+            if fits and isinstance(layer, nn.Linear):
+                layer.weight.copy_(layer.weight.bfloat16())
+    return network.requires_grad_(False)
+
+
+def fused(network):
+    """A copy of the network whose blocks are fused."""
+    made = copy.deepcopy(network)
+    products.use_fast_products(made)
+    assert use_fused_blocks(made) == len(made.model.layers)
+    use_grouped_attention(made)
+    return made
+
+
+@torch.no_grad()
+def run(network, padded=True):
+    """The logits of TEXT, in calls of a few tokens each, the first row without its first token."""
+    cache, found, at = growing_cache(network.config), [], 0
+    mask = torch.ones(2, len(TEXT[0]), dtype=torch.long)
+    mask[0, 0] = not padded
+    for count in STEPS:
+        ids = torch.tensor(TEXT)[:, at : at + count]
+        at += count
+        places = (mask[:, :at].cumsum(1) - 1).clamp(min=0)[:, -count:]
+        call = dict(attention_mask=mask[:, :at], position_ids=places, past_key_values=cache)
+        found.append(network(ids, **call).logits)
+    return torch.cat(found, dim=1)[padded:]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of the blocks' compiled calls."""
+    found, plain = [], fused_blocks.on_all_cores
+    monkeypatch.setattr(
+        fused_blocks, "on_all_cores", lambda kernel, *args: found.append(kernel.__name__) or plain(kernel, *args)
+    )
+    return found
+
+
+@pytest.mark.parametrize("form, fits, cores", in_pairs(list(FORMS), [True, False], [1, 2]), indirect=["cores"])
+def test_logits_are_as_near_as_the_networks(form, fits, cores, calls):
+    network = network_of(FORMS[form], fits)
+    made, exact = fused(network), copy.deepcopy(network).double()
+    calls.clear()
+    for padded in (True, False):
+        assert_as_near(run(made, padded), run(network, padded), run(exact, padded))
+    assert len(calls) == 2 * len(STEPS) * 3 * len(made.model.layers)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_of_8_bits_are_rounded_once(form, calls):
+    network = network_of(FORMS[form])
+    made = copy.deepcopy(network)
+    products.use_int8_products(made)
+    expected = run(made)
+    assert use_fused_blocks(made) == len(made.model.layers)
+    calls.clear()
+    torch.testing.assert_close(run(made), expected, rtol=1e-5, atol=1e-5)
+    assert calls
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_blocks_stay_as_they_are(form):
+    network = network_of(OTHERS[form])
+    products.use_fast_products(network)
+    assert use_fused_blocks(network) == 0
+    assert not any(isinstance(vars(module).get("forward"), FusedBlock) for module in network.modules())
+
+
+def replaced(block):
+    block.mlp.up_proj = nn.Linear(32, 48, bias=False).requires_grad_(False)
+
+
+CHANGES = {
+    "a weight, in place": lambda block: block.self_attn.k_proj.weight.mul_(2.0),
+    "a weight, through .data": lambda block: block.mlp.down_proj.weight.data.add_(1.0),
+    "a weight's data": lambda block: setattr(block.mlp.gate_proj.weight, "data", block.mlp.gate_proj.weight + 1.0),
+    "a bias": lambda block: block.self_attn.q_proj.bias.add_(1.0),
+    "a norm's data": lambda block: setattr(block.input_layernorm.weight, "data", block.input_layernorm.weight + 1.0),
+    "a norm": lambda block: setattr(block.post_attention_layernorm, "weight", nn.Parameter(torch.full((32,), 0.5))),
+    "a layer": replaced,
+    "a forward": lambda block: vars(block.mlp).update(forward=lambda x: 0.5 * x),
+    "a hook": lambda block: block.mlp.act_fn.register_forward_hook(lambda _module, _args, output: 0.5 * output),
+    "a hook before": lambda block: block.self_attn.register_forward_pre_hook(
+        lambda _module, _args, named: ((), {**named, "hidden_states": 0.5 * named["hidden_states"]}), with_kwargs=True
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen(change, calls):
+    network = network_of(FORMS["llama with biases"])
+    made = fused(network)
+    before = run(made)
+    for each in (network, made):
+        torch.manual_seed(1)
+        with torch.no_grad():
+            CHANGES[change](each.model.layers[1])
+    calls.clear()
+    after = run(made)
+    torch.testing.assert_close(after, run(network), rtol=1e-4, atol=1e-4)
+    assert not calls and (after - before).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_a_change_between_two_calls_with_the_same_angles_is_seen(calls):
+    made = fused(network_of(FORMS["llama"]))
+    block, states, ids = made.model.layers[1], torch.randn(1, 4, 32), torch.arange(4)[None]
+    given = dict(position_embeddings=made.model.rotary_emb(states, ids))
+    calls.clear()
+    before = block(states, **given)
+    assert len(calls) == 3
+    block.mlp.down_proj.weight.mul_(2.0)
+    expected = type(block).forward(block, states, **given)
+    assert torch.equal(block(states, **given), expected) and not torch.allclose(expected, before, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows, named", [(fused_blocks.MOST + 1, {}), (2, {"output_attentions": False})])
+def test_many_rows_and_unknown_arguments_are_for_torch(rows, named, calls):
+    made = fused(network_of(FORMS["llama"]))
+    block, states = made.model.layers[0], torch.randn(rows, 1, 32)
+    calls.clear()
+    with torch.no_grad():
+        block(states, position_embeddings=made.model.rotary_emb(states, torch.zeros(1, 1)), **named)
+    assert not calls
+
+
+def test_gradients_training_other_dtypes_and_copies_are_for_torch(calls):
+    network = network_of(FORMS["llama"])
+    made = fused(network)
+    ids = torch.tensor(TEXT)
+    calls.clear()
+    states = made.get_input_embeddings()(ids).requires_grad_()
+    made(inputs_embeds=states).logits.square().sum().backward()
+    assert bool(states.grad.abs().sum() > 0)
+    with torch.no_grad():
+        other = copy.deepcopy(made)
+        other.model.layers[0].mlp.up_proj.weight.zero_()
+        torch.testing.assert_close(run(made.train()), run(network), rtol=1e-4, atol=1e-4)
+        assert not calls and not torch.allclose(run(other), run(made.eval()), atol=1e-3)
+        assert len(calls) == len(STEPS) * 3 * len(made.model.layers)
+        assert made.bfloat16()(ids).logits.dtype == torch.bfloat16
+
+
+def test_a_wrong_kernel_is_not_used(monkeypatch):
+    """Both ways are compared before a block is fused."""
+    network = network_of(FORMS["llama"])
+    products.use_fast_products(network)
+    rotate = fused_blocks.attention_inputs
+    monkeypatch.setattr(
+        fused_blocks, "attention_inputs", lambda *args: rotate(*args[:-4], args[-3], args[-4], *args[-2:])
+    )
+    assert use_fused_blocks(network) == 0
