@@ -1,8 +1,8 @@
 """Blocks of Llama's form on a CPU: the norms, products and rotations of one block in three calls of compiled code.
 
-A pass over a few tokens reads each weight once, and between the products torch starts about fifty small operations for
-each block. Here they are parts of the products' calls; only attention, the cache and the activation stay torch's. A
-block is replaced if it has Llama's parts, by name, and gives the same states both ways.
+A pass over a few tokens reads each weight once, and beside the products torch starts about seventy small operations for
+each block, views included. Here they are parts of the products' calls; only attention, the cache and the activation
+stay torch's. A block is replaced if it has Llama's parts, by name, and gives the same states both ways.
 """
 
 import weakref
@@ -60,18 +60,6 @@ def same_numbers(starts: np.ndarray, numbers: np.ndarray) -> bool:
 
 
 @compiled(nogil=True)
-def norm_rows(x: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray) -> None:
-    """out = the RMS norm of x [rows, size]."""
-    for i in range(len(x)):
-        total = 0.0
-        for k in range(x.shape[1]):
-            total += x[i, k] * x[i, k]
-        factor = np.float32(1.0 / np.sqrt(total / x.shape[1] + eps))
-        for k in range(x.shape[1]):
-            out[i, k] = weight[k] * (x[i, k] * factor)
-
-
-@compiled(nogil=True)
 def rotate(heads: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
     """Rotate each head of `heads` [rows, n * size] in place, by angles with cosines and sines [rows, size]."""
     size = cos.shape[1]
@@ -105,6 +93,24 @@ def linear(x: int, rows: int, layers: np.ndarray, kind: Any, y: int, cores: int)
 
 
 @compiled(nogil=True)
+def normed(
+    x: int, rows: int, norm: int, eps: float, layers: np.ndarray, kind: Any, room: int, y: int, cores: int
+) -> None:
+    """`linear` of the RMS norms of x [rows, size], for which there is `room`."""
+    size = layers[0, 2]
+    states, out = carray(pointer(x), (rows, size)), carray(pointer(room), (rows, size))
+    weight = carray(pointer(norm), (size,))
+    for i in range(rows):
+        total = 0.0
+        for k in range(size):
+            total += states[i, k] * states[i, k]
+        factor = np.float32(1.0 / np.sqrt(total / size + eps))
+        for k in range(size):
+            out[i, k] = weight[k] * (states[i, k] * factor)
+    linear(room, rows, layers, kind, y, cores)
+
+
+@compiled(nogil=True)
 def attention_inputs(
     x: int,
     rows: int,
@@ -120,11 +126,7 @@ def attention_inputs(
     cores: int,
 ) -> None:
     """Queries, keys and values of states x [rows, size], one after the other from y on; `room`: for their norms."""
-    size = layers[0, 2]
-    norm_rows(
-        carray(pointer(x), (rows, size)), carray(pointer(norm), (size,)), eps, carray(pointer(room), (rows, size))
-    )
-    linear(room, rows, layers, kind, y, cores)
+    normed(x, rows, norm, eps, layers, kind, room, y, cores)
     cosines, sines = carray(pointer(cos), (rows, head)), carray(pointer(sin), (rows, head))
     for layer in range(2):
         n = layers[layer, 1]
@@ -153,9 +155,7 @@ def mlp_inputs(
     for i in range(rows):
         for k in range(size):
             after[i, k] += before[i, k]
-    near = carray(pointer(room), (rows, size))
-    norm_rows(after, carray(pointer(norm), (size,)), eps, near)
-    linear(room, rows, layers, kind, y + 4 * rows * size, cores)
+    normed(y, rows, norm, eps, layers, kind, room, y + 4 * rows * size, cores)
 
 
 class FusedNetwork:
@@ -164,8 +164,8 @@ class FusedNetwork:
     """
 
     def __init__(self) -> None:
-        self.blocks: list[FusedBlock] = []
-        self.last: tuple[Tensor | None, tuple[Tensor, ...], int] = None, (), 0  # angles, as given and as used; block
+        self.attentions: list[nn.Module] = []  # of the blocks, which would make a circle of references
+        self.last: tuple[Tensor | None, tuple[Tensor, ...], int] = None, (), 0  # angles, given and used; block's number
         self.modules: list[tuple[dict, object]] = []  # attributes, with the forward among them
         self.children: list[tuple[dict, dict]] = []  # as they are, and as they were
         self.hooks: list[dict] = []
@@ -175,7 +175,7 @@ class FusedNetwork:
     def add(self, fused: "FusedBlock", block: Any) -> None:
         """Let the block use its fused forward."""
         vars(block)["forward"] = fused
-        self.blocks.append(fused)
+        self.attentions.append(block.self_attn)
         parts = [block.self_attn, block.mlp]
         self.children += [(part._modules, dict(part._modules)) for part in (block, *parts)]
         inner = [*block.children(), *(child for part in parts for child in part.children())]
@@ -200,17 +200,18 @@ class FusedNetwork:
                 live[name] is own and own._version == version and own.data_ptr() == address
                 for live, name, own, version, address in self.parameters
             )
-            and not any(fused.attention.training for fused in self.blocks)
+            and not any(attention.training for attention in self.attentions)
             and same_numbers(self.starts, self.numbers)
         )
 
     def angles(self, given: tuple[Tensor, Tensor], fused: "FusedBlock", rows: int, new: int) -> tuple[Tensor, ...]:
         """Cosines and sines [rows, new, size] of a pass; none where the blocks have to run their own forward."""
         key, found, before = self.last
-        if given[0] is not key or fused.number <= before:
+        number = fused.attention.layer_idx
+        if given[0] is not key or number <= before:
             fits = given[0].shape[1:] == (new, fused.head) and self.unchanged()
             found = tuple(part.float().expand(rows, -1, -1).contiguous() for part in given) if fits else ()
-        self.last = given[0], found, fused.number
+        self.last = given[0], found, number
         return found if found and found[0].shape[:2] == (rows, new) else ()
 
 
@@ -241,7 +242,7 @@ class FusedBlock:
             raise TypeError("other numbers")
         about = np.concatenate([self.about(layer, way) for layer, way in zip(layers, self.ways)])
         self.qkv, self.out, self.gate_up, self.down = about[:3], about[3:4], about[4:6], about[6:]
-        self.head, self.scaling, self.number = self.attention.head_dim, self.attention.scaling, self.attention.layer_idx
+        self.head, self.scaling = self.attention.head_dim, self.attention.scaling
         self.act, self.widths, self.size = mlp.act_fn, about[:, 1].tolist(), int(about[0, 2])
         self.limit = min(MOST, *(way.limit for way in self.ways))
 
@@ -278,7 +279,7 @@ class FusedBlock:
             for part in first.split([count * width for width in self.widths[:3]])
         )
         if (cache := named.get("past_key_values")) is not None:
-            k, v = cache.update(k, v, self.number)
+            k, v = cache.update(k, v, self.attention.layer_idx)
         seen = attend(self.attention, q, k, v, named.get("attention_mask"), scaling=self.scaling)[0].contiguous()
         second = x.new_empty(count * (size + 2 * inner))
         into, read = second.data_ptr(), seen.data_ptr()
@@ -305,7 +306,7 @@ def use_fused_blocks(network: nn.Module) -> int:
                 fused = FusedBlock(block, found)
                 if agrees(block, fused):
                     found.add(fused, block)
-    return len(found.blocks)
+    return len(found.attentions)
 
 
 def agrees(block: nn.Module, fused: FusedBlock) -> bool:

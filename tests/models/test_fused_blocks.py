@@ -1,6 +1,8 @@
 """Fused blocks give the states of the blocks that they stand for, as near to float64, whatever was changed since."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -194,6 +196,19 @@ def test_gradients_training_other_dtypes_and_copies_are_for_torch(calls):
         assert not calls and not torch.allclose(run(other), run(made.eval()), atol=1e-3)
         assert len(calls) == len(STEPS) * 3 * len(made.model.layers)
         assert made.bfloat16()(ids).logits.dtype == torch.bfloat16
+
+
+def test_a_network_is_freed_at_once():
+    """It is in no circle of references, whose memory would be free only some time later."""
+    made = fused(network_of(FORMS["llama"]))
+    run(made)
+    weight = weakref.ref(made.model.layers[0].self_attn.q_proj)
+    gc.disable()
+    try:
+        del made
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 def test_a_wrong_kernel_is_not_used(monkeypatch):
