@@ -1,7 +1,9 @@
 """Checks of values from callers and files: whole numbers in range, names, texts, the fields of a row."""
 
+import json
 import re
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +46,14 @@ def check_text(name: str, text: object) -> None:
         raise InputError(f"{name} holds a NUL")
     if half := next((c for c in text if "\ud800" <= c <= "\udfff"), ""):
         raise InputError(f"{name} holds half a character (the surrogate U+{ord(half):X} alone)")
+
+
+def parsed(text: str) -> Any:
+    """A text's JSON as a Python object; None where it can't be parsed."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def inside(row: dict, *path: str) -> object:

@@ -32,10 +32,6 @@ class Constant:
         """The threshold of tokens at `positions` int [n], 0 for the first: float32 [n], or [] for all as here."""
         return torch.tensor(float(self.value), device=positions.device)
 
-    def value_for(self, scores: Tensor, positions: Tensor) -> Tensor:
-        """The `value` at which the threshold equals each score: the scores themselves."""
-        return scores
-
 
 @dataclass(frozen=True)
 class Decaying:
@@ -62,11 +58,6 @@ class Decaying:
         """One threshold per token, in [0, 1]."""
         fall = torch.exp(-self.tau * positions.float() / self.longest)
         return (0.9 * self.value + 0.1 * fall * (self.value if self.as_published else 1.0)).clamp(0.0, 1.0)
-
-    def value_for(self, scores: Tensor, positions: Tensor) -> Tensor:
-        """The `value` at which the threshold at `positions` equals `scores`, all [n]; it may lie outside [0, 1]."""
-        fall = torch.exp(-self.tau * positions.double() / self.longest)
-        return scores / (0.9 + 0.1 * fall) if self.as_published else (scores - 0.1 * fall) / 0.9
 
 
 GRID = np.linspace(0.3, 0.9, 10)  # FREE's candidates
@@ -96,6 +87,9 @@ class Estimated:
     scores: list[float] = field(default_factory=list)
     agreed: list[bool] = field(default_factory=list)
     fits: int = 0
+
+    def __post_init__(self) -> None:
+        Constant(self.value)  # InputError for what is no number
 
     def at(self, positions: Tensor) -> Tensor:
         """The threshold of this sequence, []."""

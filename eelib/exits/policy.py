@@ -51,7 +51,7 @@ class Policy:
         calibrated_on: {task: {"task_hash", "groups": the number of units (texts)}}.
         certified: {kind of task: the bound that holds for its threshold, or why there is no threshold}.
         risks: {kind of task: share of units whose outputs differ from full depth's, on texts that did not calibrate:
-            estimate, low, high, sequences}.
+            estimate, low, high, units}.
         max_new_tokens: {kind of task: longest output for which the threshold holds; longer ones differ more often}.
         epsilon: the share of units that may differ.
         delta: the probability that more do.
@@ -109,13 +109,12 @@ class Policy:
         """A row for each kind of task: kind, threshold (NaN: all layers run), certified, and of `risks` estimate, low,
         high and units (NaN where nothing is certified).
         """
-        none = dict.fromkeys(RISK, math.nan)
         rows = [
             {"kind": kind, "threshold": math.nan if value is None else value, "certified": self.certified[kind]}
-            | (self.risks.get(kind) or none)
+            | self.risks.get(kind, {})
             for kind, value in self.thresholds.items()
         ]
-        return pd.DataFrame(rows, columns=["kind", "threshold", "certified", *none])
+        return pd.DataFrame(rows, columns=["kind", "threshold", "certified", *RISK])
 
     def save(self, path: Path | str) -> None:
         content = {"form": FORM} | asdict(self)
@@ -156,14 +155,11 @@ def check_fields(content: dict[str, Any]) -> None:
     check_exit_layers(content["exit_layers"])
     check_whole("minimum_layer", content["minimum_layer"], 1)
     check_whole("full_depth_tokens", content["full_depth_tokens"], 0)
-    shares = {name: content[name] for name in ("epsilon", "delta")}
-    for name, value in (
-        {f"threshold of {kind}": value for kind, value in content["thresholds"].items()} | shares
-    ).items():
-        if not is_number(value) and (value is not None or name in shares):
-            raise ValueError(f"{name} {value!r} is not allowed; it must be a number")
-    for name, value in shares.items():
-        check_level(name, value)
+    for name in ("epsilon", "delta"):
+        check_level(name, content[name])
+    for kind, value in content["thresholds"].items():
+        if value is not None and not is_number(value):
+            raise ValueError(f"threshold of {kind} {value!r} is not allowed; it must be a number")
     for name in ("certified", "max_new_tokens"):
         if set(content[name]) != set(content["thresholds"]):
             raise ValueError(f"{name} is not of the same kinds of task as the thresholds")
@@ -238,7 +234,7 @@ def calibrate(
             raise InputError(f"trace {name!r} is of given texts; a policy is calibrated on outputs that were decoded")
     rule = ExitRule(gate_named(gate, model, **parameters), None, exit_layers, minimum_layer, full_depth_tokens)
     rule.check(model.layers)
-    units = {name: dict(zip(task.groups, task.units or task.groups)) for name, task in tasks.items()}
+    units = units_of(tasks)
     of_rows = {name: made.tokens["group"].map(units[name]) for name, made in traces.items()}
     halves = split({name: set(of_rows[name]) for name in traces}, share, seed)
     others = split({name: half.report for name, half in halves.items()}, 1 / 3, seed)
@@ -286,6 +282,26 @@ def calibrate(
         delta=delta,
         date=time.strftime("%Y-%m-%d"),
     )
+
+
+def units_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, str]]:
+    """By task, {group: the name of its unit}: that of `Task.units`, or the first name among items that share a source.
+
+    A source that is translated into two languages has a name for each, and is still one text. Questions about a passage
+    are of its unit, whatever they ask.
+    """
+    rows = [
+        (name, group, unit, unit if unit == group else source)
+        for name, task in tasks.items()
+        for group, unit, source in zip(task.groups, task.units or task.groups, task.sources)
+    ]
+    items = pd.DataFrame(rows, columns=["task", "group", "name", "text"])
+    unit, before = items["name"], None
+    while not unit.equals(before):
+        before = unit
+        for shared in ("text", "name"):
+            unit = unit.groupby(items[shared]).transform("min")
+    return {name: dict(zip(items.loc[own, "group"], unit[own])) for name, own in items.groupby("task").groups.items()}
 
 
 def losses_by_unit(curves: Mapping[str, Curve], units: Mapping[str, Mapping[str, str]]) -> np.ndarray:

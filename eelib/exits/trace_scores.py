@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from eelib.common.errors import InputError
 from eelib.common.files import exclusive
-from eelib.exits.exit_rule import Constant, Decaying, Estimated, ExitRule
+from eelib.exits.exit_rule import Constant, Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -157,8 +157,8 @@ def with_states(model: Model, tokens: Tokens, rows: Tensor, states: Tensor, laye
     """The output of the tokens `rows` with their states [n, L+1, hidden_size], on the states' device."""
     known, device = tokens.output(layer, rows), states.device
     readout = {name: values.to(device) for name, values in known.readout.items()}
-    given = (readout, states[:, layer], model.unembed, tokens.before[rows].to(device))
-    return LayerOutput(layer, model.layers, known.positions.to(device), *given)
+    positions, before = known.positions.to(device), tokens.before[rows].to(device)
+    return LayerOutput(layer, model.layers, positions, readout, states[:, layer], model.unembed, before)
 
 
 def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
@@ -232,6 +232,10 @@ def decide(rule: ExitRule, trace: Trace) -> tuple[Tensor, Scores]:
         if isinstance(rule.threshold, Estimated):
             return estimated_exits(rule, found, tokens, torch.tensor(trace.tokens["sequence"].to_numpy())), found
         return exits_of(rule, found, tokens.positions), found
+    if isinstance(rule.threshold, Estimated):
+        raise InputError(
+            f"gate {rule.gate.name} looks at earlier exits; allowed for it is a threshold that is a number"
+        )
     if needs_states(rule):
         raise InputError(f"gate {rule.gate.name} looks at states and at earlier exits, which no trace has together")
     exits = torch.zeros_like(tokens.final)
@@ -272,7 +276,6 @@ class Curve:
     token.
     """
 
-    name: str
     values: np.ndarray
     groups: Sequence[str]
     tokens: np.ndarray
@@ -291,12 +294,12 @@ class Curve:
 
 
 def rule_at(rule: ExitRule, value: float) -> ExitRule:
-    """The same rule with another value of its threshold. InputError for a threshold that is fitted while decoding."""
-    if not isinstance(rule.threshold, (Constant, Decaying)):
+    """The same rule with another threshold. InputError for a threshold that changes while decoding."""
+    if not isinstance(rule.threshold, Constant):
         raise InputError(
-            f"{rule.gate.name}: a {type(rule.threshold).__name__} threshold is fitted while decoding and has no curve"
+            f"{rule.gate.name}: a {type(rule.threshold).__name__} threshold changes while decoding and has no curve"
         )
-    return replace(rule, threshold=replace(rule.threshold, value=float(value)))
+    return replace(rule, threshold=Constant(float(value)))
 
 
 def curve(
@@ -308,11 +311,11 @@ def curve(
     points: int = POINTS,
     ends: bool = False,
 ) -> Curve:
-    """The curve of a rule with a constant or decaying threshold, from its scores over a trace.
+    """The curve of a rule with a constant threshold, from its scores over a trace.
 
     Counted are the trace's statistic rows among `rows` (bool [tokens]; None: all); with `ends`, end tokens, too.
-    `values` of the threshold, rising; None: all at which a counted token's exit layer changes (for a decaying one, a
-    value between each two of these), thinned to `points` values in even steps of mean layers.
+    `values` of the threshold, rising; None: all at which a counted token's exit layer changes, thinned to `points`
+    values in even steps of mean layers.
     """
     rule.check(trace.layers)
     counted = counted_rows(trace, rows, ends)
@@ -320,7 +323,7 @@ def curve(
     tokens = found.tokens[counted]
     highest = running_maxima(rule, found.score[counted], positions)
     if values is None:
-        values = turning_values(rule, highest, positions, points)
+        values = turning_values(rule, highest, points)
     if not len(values) or np.isnan(values).any() or list(values) != sorted(values):
         raise InputError(
             f"{rule.gate.name}: the values of a curve's threshold must rise, and there must be at least one"
@@ -335,7 +338,7 @@ def curve(
         agreed.append(np.bincount(codes, right[row, layer - 1], size))
     of_groups = np.bincount(codes, minlength=size)
     sums = of_groups, np.stack(exited, 1), np.stack(agreed, 1)
-    return Curve(rule.gate.name, np.array(values, float), list(groups), *sums)
+    return Curve(np.array(values, float), list(groups), *sums)
 
 
 def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> np.ndarray:
@@ -347,7 +350,7 @@ def counted_rows(trace: Trace, rows: np.ndarray | None, ends: bool = False) -> n
     return counted
 
 
-def turning_values(rule: ExitRule, highest: Tensor, positions: Tensor, points: int) -> list[float]:
+def turning_values(rule: ExitRule, highest: Tensor, points: int) -> list[float]:
     """Values of the threshold, rising, one for each set of exit layers that it can give, thinned to `points`."""
     count, width = highest.shape
     before = torch.cat([torch.full((count, 1), NO_EXIT), highest[:, :-1]], dim=1)
@@ -355,16 +358,9 @@ def turning_values(rule: ExitRule, highest: Tensor, positions: Tensor, points: i
     layer = torch.arange(1, width + 1).expand_as(risen).where(risen, torch.tensor(width + 1))
     after = torch.cat([layer[:, 1:], torch.full((count, 1), width + 1)], dim=1)
     gained = (after.flip(1).cummin(dim=1).values.flip(1) - layer)[risen].numpy()  # layers more once this one is closed
-    at = positions[:, None].expand_as(risen)[risen]
-    changes = rule_at(rule, 0.0).threshold.value_for(highest[risen].double(), at).numpy()  # type: ignore[union-attr]
-    between = isinstance(rule.threshold, Decaying)
-    if between:
-        gained, changes = gained[(changes >= 0) & (changes <= 1)], changes[(changes >= 0) & (changes <= 1)]
-    changes, which = np.unique(changes, return_inverse=True)
+    changes, which = np.unique(highest[risen].double().numpy(), return_inverse=True)
     layers = np.concatenate([[0], np.bincount(which, gained, len(changes)).cumsum()])  # above the least
     chosen = np.unique(np.searchsorted(layers, np.linspace(0, layers[-1], max(2, points))))
-    if between:  # a rounding away from any change
-        return ((np.append(0.0, changes) + np.append(changes, 1.0)) / 2)[chosen].tolist()
     if rule.gate.inclusive:  # at j the changes from j on pass
         return np.append(changes, np.inf)[chosen].tolist()
     return np.concatenate([[-np.inf], changes[:-1], [np.inf]] if len(changes) else [[np.inf]])[chosen].tolist()

@@ -2,7 +2,6 @@
 
 import copy
 import gzip
-import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from eelib.common.errors import InputError
-from eelib.common.values import first_line
+from eelib.common.values import first_line, parsed
 from eelib.tasks.classification import GLUE
 
 WMT22 = ("de-en", "de-fr", "en-de", "en-ja", "en-ru", "en-zh", "fr-de", "ja-en", "ru-en", "zh-en")  # P, Table 7
@@ -41,18 +40,15 @@ def lines_of(path: Path) -> Iterator[tuple[str, str]]:
 
 def read_rows(path: Path) -> list[Row]:
     """Rows of a JSON Lines file, or of a plain text (.txt), with their places; the errors of `lines_of`."""
-    return paragraphs(path) if path.suffix == ".txt" else [(at, parsed(at, line)) for at, line in lines_of(path)]
-
-
-def parsed(at: str, line: str) -> dict:
-    """The object that a line holds. InputError where it holds none."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
-        raise InputError(f"{at}: not a JSON object")
-    return row
+    if path.suffix == ".txt":
+        return paragraphs(path)
+    rows: list[Row] = []
+    for at, line in lines_of(path):
+        row = parsed(line)
+        if not isinstance(row, dict):
+            raise InputError(f"{at}: not a JSON object")
+        rows.append((at, row))
+    return rows
 
 
 def paragraphs(path: Path) -> list[Row]:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eelib.common.errors import InputError
-from eelib.common.values import inside, text_of
+from eelib.common.values import inside, parsed, text_of
 from eelib.tasks.kind import Item, TaskKind, filled
 from eelib.tasks.metrics import ItemStats, mean_of
 
@@ -77,14 +77,6 @@ def problem_of(record: Any) -> JsonSchemaValueException | None:
     except JsonSchemaValueException as problem:
         return problem
     return None
-
-
-def parsed(output: str) -> Any:
-    """The output's JSON as a Python object; None where it can't be parsed."""
-    try:
-        return json.loads(output)
-    except (ValueError, RecursionError):
-        return None
 
 
 def failures(outputs: list[str], references: list[list[str]]) -> list[Failure]:

@@ -95,7 +95,7 @@ class Task:
             name,
             "prompts",
             list(prompts),
-            references or [[] for _ in prompts],
+            [list(known) for known in references or []] or [[] for _ in prompts],
             list(prompts),
             [str(i) for i in range(len(prompts))],
             chat=chat,

@@ -157,8 +157,8 @@ def make_shard(job: Job, sequences: list[int], index: int) -> None:
         "tokens": tokens | {name: readout[name].numpy() for name in STORED},
         "sequences": rows,
     }
-    for part in store.PARTS:
-        add_file(job.folder, record, f"{part}-{index:05d}", to_bytes(frames[part]))
+    for part, frame in frames.items():
+        add_file(job.folder, record, f"{part}-{index:05d}", to_bytes(frame))
     record |= {"seconds": round(time.monotonic() - began, 2), "date": time.strftime("%Y-%m-%d")}
     store.save_sealed(store.record_file(job.folder, index), record)
 

@@ -28,8 +28,6 @@ class Trace:
     for a smaller vocabulary. Another name is a KeyError.
     """
 
-    READOUTS = READOUTS
-
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         manifest = load_manifest(self.folder)

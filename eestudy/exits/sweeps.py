@@ -59,7 +59,7 @@ class Sweep:
         At the last value all exits agree with full depth.
         """
         counted = counted_rows(self.trace, rows)
-        return turning_values(self.rule, self.highest[counted], self.positions[counted], points)
+        return turning_values(self.rule, self.highest[counted], points)
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
         """Exit layers 1..L of all n tokens at each value, int64 [n]."""

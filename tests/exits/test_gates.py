@@ -157,6 +157,7 @@ def test_bad_gates_rules_and_thresholds_are_one_line(one_line):
     for given in ({"value": 1.5}, {"value": "a"}, *halfway):
         one_line(InputError, "decaying threshold", lambda: Decaying(**given))
     one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate, Estimated()))
+    one_line(InputError, "threshold 'a'", lambda: Estimated("a"))
 
 
 # Thresholds that change

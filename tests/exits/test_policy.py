@@ -304,6 +304,9 @@ def test_a_malformed_field_is_named(policy, tmp_path, one_line, name, value):
 def test_a_text_of_several_tasks_is_one_unit(setting, policy, tmp_path):
     """In whatever order it stands there; other texts are other units, though their rows have the same numbers."""
     model, tasks, traces = setting
+    other = replace(tasks["made"], units=[f"in another language: {unit}" for unit in tasks["made"].units])
+    two = calibrate(model, {"a": tasks["made"], "b": other}, {"a": traces["made"], "b": traces["made"]}, **HALF)
+    assert two.risks == policy.risks  # the same sources
     for texts, units in ((TEXTS[::-1], 30), ([f"{text}!" for text in TEXTS], 60)):
         task = Task.from_prompts(texts)
         made = eelib.trace(model, task, max_new_tokens=6, folder=tmp_path, progress=False)

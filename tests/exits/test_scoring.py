@@ -16,7 +16,7 @@ from eelib.exits.decoding import loop
 from eelib.exits.decoding.gate_runner import FULL_DEPTH_TOKENS
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.loop import Decoder
-from eelib.exits.exit_rule import Decaying, Estimated, ExitRule
+from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, gate_named, own_gates
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.trace_scores import Tokens, curve, decide, exits_of, make_scores, rule_at, scores
@@ -172,6 +172,8 @@ def test_what_has_no_scores_is_one_line(made, model_of, one_line, monkeypatch):
     one_line(InputError, ["state_saturation", "make_scores"], lambda: scores(rule, made("llama")))
     one_line(InputError, "is not of", lambda: make_scores(model_of("gpt2"), traces.TASK, made("llama"), [rule]))
     one_line(InputError, "layers 1 to", lambda: scores(beyond, made("llama")))
+    aware = ExitRule(rule_of("position_aware", model_of("llama")).gate, Estimated(), exit_layers=(2,))
+    one_line(InputError, ["position_aware", "earlier exits"], lambda: decide(aware, made("llama")))
     model, trace = model_of("llama"), made("llama")
     monkeypatch.setattr(type(model), "dtype", "bfloat16")
     one_line(InputError, ["float32", "bfloat16"], lambda: make_scores(model, traces.TASK, trace, [rule]))
@@ -212,8 +214,6 @@ CURVES = [
     ExitRule(gate_named("confidence")),
     ExitRule(gate_named("confidence"), minimum_layer=3),
     ExitRule(gate_named("confidence"), exit_layers=(2, 5), full_depth_tokens=2),
-    ExitRule(gate_named("softmax_difference"), Decaying(0.5, longest=7)),
-    ExitRule(gate_named("softmax_difference"), Decaying(0.5, longest=7, as_published=True), minimum_layer=2),
     ExitRule(gate_named("patience"), minimum_layer=2),
     ExitRule(gate_named("fixed")),
 ]
@@ -226,7 +226,7 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
     whole = curve(rule, found, made, points=10**6)
     counted, tokens = made.statistic_rows(), made.tokens
     positions = torch.tensor(tokens["position"].to_numpy())
-    final, decaying = torch.tensor(tokens["token_id"].to_numpy()), isinstance(rule.threshold, Decaying)
+    final = torch.tensor(tokens["token_id"].to_numpy())
     for at, value in enumerate(whole.values):
         exits = torch.tensor(plain(rule_at(rule, value), LAYERS, found.score, positions))
         right = (found.emitted(exits) == final).numpy()
@@ -238,11 +238,9 @@ def test_a_curve_has_every_way_to_part_the_tokens_and_the_sums_of_a_plain_loop(r
         assert whole.mean_layers[at] == pytest.approx(exits.numpy()[counted].mean())
         assert whole.agreement[at] == pytest.approx(right[counted].mean())
     assert (np.diff(whole.mean_layers) > 0).all() and (np.diff(whole.values) > 0).all()
-    if not decaying:
-        assert whole.mean_layers[-1] == LAYERS and whole.agreement[-1] == 1.0
+    assert whole.mean_layers[-1] == LAYERS and whole.agreement[-1] == 1.0
     seen = set(whole.mean_layers.round(9))
-    finest = np.linspace(0, 1, 801) if decaying else np.linspace(-0.1, 6.1, 801)
-    for value in finest:  # no threshold parts the tokens in another way
+    for value in np.linspace(-0.1, 6.1, 801):  # no threshold parts the tokens in another way
         layers = exits_of(rule_at(rule, value), found, positions).numpy()[counted].mean()
         assert round(layers, 9) in seen, value
     thin = curve(rule, found, made, points=5)

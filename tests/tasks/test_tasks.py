@@ -124,6 +124,7 @@ def test_free_prompts(one_line):
     assert task.worded("Say {text}.").prompts == ["Say one.", "Say two."]
     one_line(ValueError, ("'short'", "{text}"), lambda: task.worded("short"))
     assert Task.from_prompts(["one"], references=[["a b c d"]]).quality(["a b c d"])["chrF"] == pytest.approx(100)
+    assert Task.from_prompts(["one", "two"], references=(("a",), ("b",))).pick([1]).references == [["b"]]
     for prompts, more, part in (
         (["ok", " "], {}, "prompt 1"),
         (["a\ud800"], {}, "U+D800"),
