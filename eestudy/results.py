@@ -153,7 +153,10 @@ def ci(value: Interval) -> Shown:
 
 def pct_ci(value: Interval) -> Shown:
     """A share with its interval, in percent."""
-    return Shown(str(value.scaled(100)).replace("[", "\\[") + ("%" if value.known else ""))
+    written = str(value.scaled(100)).replace("[", "\\[")
+    if value.known and not value.bounded:  # a note stands in place of the interval
+        return Shown(written.replace(" (", "% (", 1))
+    return Shown(f"{written}%" if value.known else written)
 
 
 def side(value: Interval, above: str, below: str, neither: str, of: float = 0.0) -> Shown:

@@ -279,7 +279,7 @@ def test_speed(name, model_of, folder_of, tmp_path, monkeypatch):
     more = {"after": str(after), "timed_gates": "", "draft_layer": 1, "draft_length": 1}
     space = run_page("speed", **asked(tmp_path, folder_of("gpt2"), str(file)) | more)[0]
     found, answer = {row["id"]: row for row in result(space)["claims"]}, result(space)["answer"]
-    assert "gives 1.25 one text at a time, 1.25 in batches of 4." in answer
+    assert "is 1.25 times as fast one text at a time, 1.25 in batches of 4." in answer
     assert "is 0.95 times as fast as with all layers of" in answer and "is 1.25 times as fast" in answer
     assert "all repeats are slower on 1 of the 1 tasks, and faster on 0. Decoding made 7 drafts in" in answer
     assert "100 tokens and then ended drafting. Of 2 [goals of the race](../../engine.html), 1 is missed." in answer

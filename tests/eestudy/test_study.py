@@ -1,6 +1,7 @@
 """What notebooks share: a bad parameter is one clear line, and results are whole."""
 
 import json
+import math
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,8 +17,8 @@ from eelib.tracing.decode import encode
 from eestudy.figures.grids import example, explorer
 from eestudy.markup.markdown import text
 from eestudy.parameters import ParameterError, Parameters, check_parameters
-from eestudy.resampling import Interval
-from eestudy.results import Results
+from eestudy.resampling import NOTHING, Interval
+from eestudy.results import Results, pct_ci
 from eestudy.study import Study, pair_of, pairs_beside, prompted, studies_beside, study_named
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name
@@ -145,6 +146,7 @@ def test_study_and_results(parameters, tmp_path):
     results.say("{{ share|num(1) }} {{ digits }}", digits=3)
     assert {key: value["estimate"] for key, value in results.numbers.items()}["digits"] == 3
     assert set(results.numbers) == {"share", "name", "why", "digits"}  # a list is no number
+    assert pct_ci(Interval(1.0, math.nan, math.nan, 9)) == "100% (not enough groups)" and pct_ci(NOTHING) == "–"
     results.save()
     saved = json.loads((tmp_path / "results/gpt2/saturation.json").read_text(), parse_constant=pytest.fail)
     assert saved["overall"]["share"] == {"estimate": 0.5, "low": 0.25, "high": 0.75, "sequences": 9}
